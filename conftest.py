@@ -1,4 +1,6 @@
-"""For the tests of every package: texts that are refreshed, and the same randomness in every run and in every order."""
+"""For the tests of every package: texts that are refreshed, and the same randomness in
+every run and in every order.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,32 @@ import torch
 
 from core.tests.support import warm
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start: one thread each, beside other workers
+# of processes that tests start: one thread each, beside other workers
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
-gc.set_threshold(20_000, 20, 50)  # an export makes many objects; by default collecting them takes 5 % longer
+# an export makes many objects; by default collecting them takes 5 % longer
+gc.set_threshold(20_000, 20, 50)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--refresh-golden", action="store_true", help="write golden texts instead of comparing with them")
-    parser.addoption("--refresh-docs", action="store_true", help="write what the blocks of the guides print into them")
+    parser.addoption(
+        "--refresh-golden",
+        action="store_true",
+        help="write golden texts instead of comparing with them",
+    )
+    parser.addoption(
+        "--refresh-docs",
+        action="store_true",
+        help="write what the blocks of the guides print into them",
+    )
 
 
-@pytest.hookimpl(tryfirst=True)  # before hypothesis reads --hypothesis-profile, which is stronger
+# before hypothesis reads --hypothesis-profile, which is stronger
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """The default suite draws the same examples each time: what fails in it is the change's. Slow sweeps draw anew."""
+    """The default suite draws the same examples each time: what fails in it is the
+    change's. Slow sweeps draw anew.
+    """
     warm.open_session()  # in the process that starts the workers, so that they share it
     if config.getoption("markexpr") != "slow":
         hypothesis.settings.load_profile("ci")
@@ -44,14 +59,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _seed(node: pytest.Item | pytest.Collector) -> None:
-    """What a test draws does not depend on those that ran before it, or on the worker that it runs in."""
+    """What a test draws does not depend on those that ran before it, or on the worker
+    that it runs in.
+    """
     seed = zlib.crc32(node.nodeid.encode())
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Exempt the modules of torch and the tests from garbage collection: they stay to the end. Saves 8 %."""
+    """Exempt the modules of torch and the tests from garbage collection: they stay to
+    the end. Saves 8 %.
+    """
     gc.freeze()
 
 
@@ -74,6 +93,8 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             file.write_text(text, "utf-8")
         if not file.exists():
             pytest.fail(f"there is no {file}: write it with pytest --refresh-golden")
-        assert text == file.read_text("utf-8"), f"if the change is wanted: pytest --refresh-golden ({file})"
+        assert text == file.read_text("utf-8"), (
+            f"if the change is wanted: pytest --refresh-golden ({file})"
+        )
 
     return compare

@@ -1,9 +1,11 @@
-"""The short ones: what a call, a listing and a call through torch.compile cost; and the page of all figures.
+"""The short ones: what a call, a listing and a call through torch.compile cost; and the
+page of all figures.
 
     python -m benchmarks [--publish]      run the short ones; with --publish keep their figures, and write the pages
     python -m benchmarks page [--check]   write RESULTS.md and what pages quote, or say which are stale
 
-The other scripts take longer, or need tools of others: each says at its beginning how it is run.
+The other scripts take longer, or need tools of others: each says at its beginning how
+it is run.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ SHORT = ("calling.py", "torch_compile.py", "partitioning.py", "listing.py")
 
 def main() -> int:
     """Run what is asked for; returns 1 if a script fails or a page is stale."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", nargs="?", choices=["page"])
     parser.add_argument("--publish", action="store_true")
     parser.add_argument("--check", action="store_true")
@@ -33,7 +37,10 @@ def main() -> int:
     if given.check:
         stale = page.stale()
         for path in stale:
-            print(f"{path.relative_to(page.HERE.parent)} is stale: run python -m benchmarks page")
+            print(
+                f"{path.relative_to(page.HERE.parent)} is stale: run python -m"
+                " benchmarks page"
+            )
         return bool(stale)
     page.write()
     return 0
@@ -42,8 +49,16 @@ def main() -> int:
 def _ran(name: str, publish: bool) -> bool:
     """Whether a script ran, with its tables printed under its name."""
     script = Path(__file__).with_name(name)
-    print(f"## {script.read_text('utf-8').splitlines()[0].strip(chr(34))} ({name})\n", flush=True)
-    return subprocess.run([sys.executable, str(script), *(["--publish"] if publish else [])]).returncode == 0
+    print(
+        f"## {script.read_text('utf-8').splitlines()[0].strip(chr(34))} ({name})\n",
+        flush=True,
+    )
+    return (
+        subprocess.run(
+            [sys.executable, str(script), *(["--publish"] if publish else [])]
+        ).returncode
+        == 0
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""Sixty architectures of transformers through TOSA, small and with random weights: whole, partly, and why.
+"""Sixty architectures of transformers through TOSA, small and with random weights:
+whole, partly, and why.
 
     delegraph matrix benchmarks/architectures.toml --store STORE --exit-zero
     python benchmarks/architectures.py STORE [--publish]
 
-The first command lowers them, compares with eager, and goes on where it was ended; the second makes the table of the
-rows in STORE. The list was written before any of them was tried. Text goes in as int64 tokens, for encoders with an
-int64 mask that hides the last; DeBERTa computes with its mask, which is bool here. Two layers, a hidden size of 32
-(other sizes where an architecture asks for them). An architecture is whole if it is one delegate and what is left on
-the host is casts of its inputs and outputs. Needs `transformers==5.23.0`.
+The first command lowers them, compares with eager, and goes on where it was ended; the
+second makes the table of the rows in STORE. The list was written before any of them was
+tried. Text goes in as int64 tokens, for encoders with an int64 mask that hides the
+last; DeBERTa computes with its mask, which is bool here. Two layers, a hidden size of
+32 (other sizes where an architecture asks for them). An architecture is whole if it is
+one delegate and what is left on the host is casts of its inputs and outputs. Needs
+`transformers==5.23.0`.
 """
 
 from __future__ import annotations
@@ -34,40 +37,79 @@ BOXES = torch.tensor([[[3, 5, 20, 25]] * 12])
 IMAGE = torch.randn(1, 3, 32, 32, generator=_RANDOM)
 LARGER_IMAGE = torch.randn(1, 3, 64, 64, generator=_RANDOM)
 SOUND = torch.randn(1, 800, generator=_RANDOM)
-TOKENS, MASKED = {"input_ids": IDS}, {"input_ids": IDS, "attention_mask": MASK}
+TOKENS = {"input_ids": IDS}
+MASKED = {"input_ids": IDS, "attention_mask": MASK}
 TRUTHS = {"input_ids": IDS, "attention_mask": MASK.bool()}
 BOTH_SIDES = MASKED | {"decoder_input_ids": IDS[:, :5]}
 CASTS = {"aten.to.dtype", "aten.to.device", "aten._to_copy.default"}
 
 VOCABULARY = {"vocab_size": 99, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-BLOCKS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+BLOCKS = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+}
 TEXT = VOCABULARY | BLOCKS | {"max_position_embeddings": 64}
 GROUPED = TEXT | {"num_key_value_heads": 2}
 HEADS = GROUPED | {"head_dim": 8}
 GPT = VOCABULARY | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-SIDES = VOCABULARY | {"d_model": 32, "max_position_embeddings": 64, "decoder_start_token_id": 1}
+SIDES = VOCABULARY | {
+    "d_model": 32,
+    "max_position_embeddings": 64,
+    "decoder_start_token_id": 1,
+}
 SIDES |= {f"{side}_{name}": n for side in ("encoder", "decoder")
           for name, n in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 64))}  # fmt: skip
 VISION = BLOCKS | {"image_size": 32, "patch_size": 8}
-HEARD = TEXT | {"conv_dim": [16, 16], "conv_stride": [5, 2], "conv_kernel": [10, 3], "num_conv_pos_embeddings": 16}
+HEARD = TEXT | {
+    "conv_dim": [16, 16],
+    "conv_stride": [5, 2],
+    "conv_kernel": [10, 3],
+    "num_conv_pos_embeddings": 16,
+}
 HEARD |= {"num_conv_pos_embedding_groups": 4, "feat_extract_norm": "layer"}
 CHOOSING = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
-DEEPSEEK = TEXT | CHOOSING | {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
+DEEPSEEK = (
+    TEXT
+    | CHOOSING
+    | {
+        "n_routed_experts": 4,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    }
+)
 DEEPSEEK |= {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16}
 DEEPSEEK |= {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
-BACKBONE = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
+BACKBONE = {
+    "model_type": "resnet",
+    "embedding_size": 8,
+    "hidden_sizes": [8, 16],
+    "depths": [1, 1],
+}
 BACKBONE |= {"layer_type": "basic", "out_features": ["stage2"]}
 
 
-def _encoder(name: str, sizes: dict[str, Any], inputs: Inputs = MASKED, model: str = "Model") -> Entry:
+def _encoder(
+    name: str, sizes: dict[str, Any], inputs: Inputs = MASKED, model: str = "Model"
+) -> Entry:
     return f"{name}{model}", f"{name}Config", sizes, inputs, {}
 
 
 def _decoder(name: str, sizes: dict[str, Any], config: str | None = None) -> Entry:
-    return f"{name}ForCausalLM", f"{config or name}Config", sizes, TOKENS, {"use_cache": False}
+    return (
+        f"{name}ForCausalLM",
+        f"{config or name}Config",
+        sizes,
+        TOKENS,
+        {"use_cache": False},
+    )
 
 
-def _sides(name: str, sizes: dict[str, Any], model: str = "ForConditionalGeneration") -> Entry:
+def _sides(
+    name: str, sizes: dict[str, Any], model: str = "ForConditionalGeneration"
+) -> Entry:
     return f"{name}{model}", f"{name}Config", sizes, BOTH_SIDES, {"use_cache": False}
 
 
@@ -153,18 +195,28 @@ ARCHITECTURES: dict[str, Entry] = {
     "AST": _encoder("AST", BLOCKS | {"patch_size": 8, "frequency_stride": 8, "time_stride": 8, "max_length": 32,
                                      "num_mel_bins": 16}, {"input_values": torch.randn(1, 32, 16)}),
 }  # fmt: skip
-"""Name -> class of the model, class of its configuration, sizes, inputs, and more arguments of the call."""
+"""Name -> class of the model, class of its configuration, sizes, inputs, and more
+arguments of the call.
+"""
 
 
 class First(nn.Module):
     """A model that takes its inputs by position and returns its first output."""
 
-    def __init__(self, model: nn.Module, names: tuple[str, ...], options: dict[str, Any]) -> None:
+    def __init__(
+        self, model: nn.Module, names: tuple[str, ...], options: dict[str, Any]
+    ) -> None:
         super().__init__()
-        self.model, self.names, self.options = model, names, options
+        self.model = model
+        self.names = names
+        self.options = options
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        return self.model(**dict(zip(self.names, inputs, strict=True)), **self.options, return_dict=False)[0]
+        return self.model(
+            **dict(zip(self.names, inputs, strict=True)),
+            **self.options,
+            return_dict=False,
+        )[0]
 
 
 def built(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
@@ -211,9 +263,21 @@ def main() -> None:
     rows = [_row(name, found[name], tables) for name in ARCHITECTURES if name in found]
     whole = sum(row[2] == "whole" for row in rows)
     given.remark = given.remark or f"{whole} of {len(rows)} are whole"
-    columns = ("architecture", "class", "in TOSA", "operators", "delegates", "on the host", "error", "why")
+    columns = (
+        "architecture",
+        "class",
+        "in TOSA",
+        "operators",
+        "delegates",
+        "on the host",
+        "error",
+        "why",
+    )
     publishing.report(
-        given, "architectures", ["torch", "transformers", "delegraph-tosa"], publishing.Table(columns, rows)
+        given,
+        "architectures",
+        ["torch", "transformers", "delegraph-tosa"],
+        publishing.Table(columns, rows),
     )
 
 
@@ -221,12 +285,29 @@ def _row(name: str, row: dict[str, Any], tables: Any) -> list[str]:
     """The row of an architecture; ``row`` is what the matrix kept."""
     left = [cause for cause in row["causes"] if cause["operator"] not in CASTS]
     is_whole = row["delegates"] == 1 and not left
-    state = "failed" if row["error"] or row["not_run"] else "whole" if is_whole else "partly"
-    why = tables.why(row) or "; ".join(f"{cause['operator']}: {cause['reason']}" for cause in left[:2])
+    state = (
+        "failed"
+        if row["error"] or row["not_run"]
+        else "whole"
+        if is_whole
+        else "partly"
+    )
+    why = tables.why(row) or "; ".join(
+        f"{cause['operator']}: {cause['reason']}" for cause in left[:2]
+    )
     worst = tables.worst_error(row)
     host = str((row["operators"] or 0) - (row["delegated"] or 0))
     error = "" if worst is None else f"{worst:.0e}"
-    return [name, ARCHITECTURES[name][0], state, str(row["operators"]), str(row["delegates"]), host, error, why[:160]]
+    return [
+        name,
+        ARCHITECTURES[name][0],
+        state,
+        str(row["operators"]),
+        str(row["delegates"]),
+        host,
+        error,
+        why[:160],
+    ]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""What a cache saves of 24 partitions whose compiler takes a minute for each: warm, with a changed weight, all equal.
+"""What a cache saves of 24 partitions whose compiler takes a minute for each: warm,
+with a changed weight, all equal.
 
     python benchmarks/caching_blocks.py [--seconds 60]
 
-Each row is a process of its own. 24 linear layers, with an operator of the host between them; all 24 compile at the
-same time, in threads that wait. Seconds of wall time and of CPU time of ``delegraph.lower`` of a program that was
-exported before.
+Each row is a process of its own. 24 linear layers, with an operator of the host between
+them; all 24 compile at the same time, in threads that wait. Seconds of wall time and of
+CPU time of ``delegraph.lower`` of a program that was exported before.
 """
 
 from __future__ import annotations
@@ -76,18 +77,28 @@ def measure(kind: str, folder: str, seconds: float) -> dict[str, Any]:
     delegraph.lower(small, backends=[chosen], registry=registry)
     LongBackend.seconds = seconds
     with ThreadPoolExecutor(LAYERS) as executor:
-        wall, cpu = time.perf_counter(), time.process_time()
-        made = delegraph.lower(program, backends=[chosen], registry=registry, compiler=Compiler(folder, executor))
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        wall = time.perf_counter()
+        cpu = time.process_time()
+        made = delegraph.lower(
+            program,
+            backends=[chosen],
+            registry=registry,
+            compiler=Compiler(folder, executor),
+        )
+        wall = time.perf_counter() - wall
+        cpu = time.process_time() - cpu
     how = Counter(
-        "equal to another" if d.compiled.startswith("equal") else str(d.compiled) for d in made.report.delegates
+        "equal to another" if d.compiled.startswith("equal") else str(d.compiled)
+        for d in made.report.delegates
     )
     return {"how": dict(how), "wall": wall, "cpu": cpu}
 
 
 def main() -> None:
     parser = publishing.parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="what a compile takes")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="what a compile takes"
+    )
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.row:
@@ -96,11 +107,23 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name, kind in ROWS:
-            command = [sys.executable, __file__, "--seconds", str(args.seconds), "--row", kind, folder]
+            command = [
+                sys.executable,
+                __file__,
+                "--seconds",
+                str(args.seconds),
+                "--row",
+                kind,
+                folder,
+            ]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             told = json.loads(done.stdout.splitlines()[-1])
             how = ", ".join(f"{n} {what}" for what, n in told["how"].items())
-            rows.append(publishing.told([name, how, f"{told['wall']:.2f}", f"{told['cpu']:.2f}"]))
+            rows.append(
+                publishing.told(
+                    [name, how, f"{told['wall']:.2f}", f"{told['cpu']:.2f}"]
+                )
+            )
     table = publishing.Table(["what", "blobs", "lowered, s", "CPU time, s"], rows)
     publishing.report(args, "caching_blocks", ["torch", "delegraph"], table)
 

@@ -1,11 +1,14 @@
-"""What constants make of files: bytes of delegraph's files beside ExecuTorch's, and beside the weights.
+"""What constants make of files: bytes of delegraph's files beside ExecuTorch's, and
+beside the weights.
 
     python benchmarks/constants.py [MODEL ...]
 
-Run it with an interpreter that has `executorch==1.5.1`, `transformers` and delegraph's plugins. Models that make masks,
-positions and biases of numbers, with random weights: encoders of SAM, DINOv2 and Whisper in small configurations of
-transformers, and one attention of 64 channels at 512 positions with several masks. From one exported program: the
-`.pte` with operators of the host alone, with XNNPACK, and with TOSA delegates, and the `.tosa` file.
+Run it with an interpreter that has `executorch==1.5.1`, `transformers` and delegraph's
+plugins. Models that make masks, positions and biases of numbers, with random weights:
+encoders of SAM, DINOv2 and Whisper in small configurations of transformers, and one
+attention of 64 channels at 512 positions with several masks. From one exported program:
+the `.pte` with operators of the host alone, with XNNPACK, and with TOSA delegates, and
+the `.tosa` file.
 """
 
 from __future__ import annotations
@@ -39,12 +42,24 @@ class First(nn.Module):
 
 
 def sam() -> nn.Module:
-    """Windows of 7 beside global attention, biases by relative position; 4.2 MB of weights."""
+    """Windows of 7 beside global attention, biases by relative position; 4.2 MB of
+    weights.
+    """
     from transformers import SamVisionConfig
     from transformers.models.sam.modeling_sam import SamVisionEncoder
 
-    shape = {"image_size": 256, "patch_size": 16, "window_size": 7, "output_channels": 64}
-    size = {"hidden_size": 132, "num_hidden_layers": 4, "num_attention_heads": 6, "mlp_dim": 528}
+    shape = {
+        "image_size": 256,
+        "patch_size": 16,
+        "window_size": 7,
+        "output_channels": 64,
+    }
+    size = {
+        "hidden_size": 132,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "mlp_dim": 528,
+    }
     config = SamVisionConfig(**shape, **size, global_attn_indexes=[1, 3])
     return First(SamVisionEncoder(config))
 
@@ -53,7 +68,13 @@ def dinov2() -> nn.Module:
     """257 positions, 12 heads; 8.5 MB of weights."""
     from transformers import Dinov2Config, Dinov2Model
 
-    config = Dinov2Config(hidden_size=204, num_hidden_layers=4, num_attention_heads=12, image_size=224, patch_size=14)
+    config = Dinov2Config(
+        hidden_size=204,
+        num_hidden_layers=4,
+        num_attention_heads=12,
+        image_size=224,
+        patch_size=14,
+    )
     return First(Dinov2Model(config))
 
 
@@ -62,21 +83,35 @@ def whisper() -> nn.Module:
     from transformers import WhisperConfig
     from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-    size = {"d_model": 180, "encoder_layers": 4, "encoder_attention_heads": 6, "encoder_ffn_dim": 720}
+    size = {
+        "d_model": 180,
+        "encoder_layers": 4,
+        "encoder_attention_heads": 6,
+        "encoder_ffn_dim": 720,
+    }
     return First(WhisperEncoder(WhisperConfig(**size, num_mel_bins=80)))
 
 
 class Attention(nn.Module):
     """Four heads of 16 at 512 positions, with a mask that ``mask`` makes."""
 
-    def __init__(self, mask: Callable[[int], torch.Tensor | None], causal: bool = False) -> None:
+    def __init__(
+        self, mask: Callable[[int], torch.Tensor | None], causal: bool = False
+    ) -> None:
         super().__init__()
-        self.mask, self.causal = mask, causal
-        self.project, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+        self.mask = mask
+        self.causal = causal
+        self.project = nn.Linear(64, 192)
+        self.out = nn.Linear(64, 64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (part.unflatten(-1, (4, 16)).transpose(1, 2) for part in self.project(x).chunk(3, -1))
-        y = F.scaled_dot_product_attention(q, k, v, self.mask(x.shape[1]), is_causal=self.causal)
+        q, k, v = (
+            part.unflatten(-1, (4, 16)).transpose(1, 2)
+            for part in self.project(x).chunk(3, -1)
+        )
+        y = F.scaled_dot_product_attention(
+            q, k, v, self.mask(x.shape[1]), is_causal=self.causal
+        )
         result: torch.Tensor = self.out(y.transpose(1, 2).flatten(-2))
         return result
 
@@ -119,22 +154,37 @@ def main() -> None:
     rows = []
     for name in given.models or MODELS:
         torch.manual_seed(0)
-        module, inputs = MODELS[name](), (torch.randn(INPUTS.get(name, (1, 512, 64))),)
+        module = MODELS[name]()
+        inputs = (torch.randn(INPUTS.get(name, (1, 512, 64))),)
         _scatter(module)
         with torch.no_grad():
             exported = torch.export.export(module.eval(), inputs)
         weights = sum(t.nbytes for t in {*module.parameters(), *module.buffers()})
         cells = [weights]
-        for backend, theirs in (([], _theirs(exported)), (["xnnpack"], _theirs_xnnpack(exported))):
+        for backend, theirs in (
+            ([], _theirs(exported)),
+            (["xnnpack"], _theirs_xnnpack(exported)),
+        ):
             ours = _ours(exported, backend, ".pte")
             cells += [ours, theirs, f"{ours / theirs:.3f}"]
         cells += [_ours(exported, ["tosa"], suffix) for suffix in (".pte", ".tosa")]
-        rows.append(publishing.told([name, *(c if isinstance(c, str) else f"{c:,}" for c in cells)]))
-    publishing.report(given, "constants", ["torch", "executorch", "transformers"], publishing.Table(COLUMNS, rows))
+        rows.append(
+            publishing.told(
+                [name, *(c if isinstance(c, str) else f"{c:,}" for c in cells)]
+            )
+        )
+    publishing.report(
+        given,
+        "constants",
+        ["torch", "executorch", "transformers"],
+        publishing.Table(COLUMNS, rows),
+    )
 
 
 def _scatter(module: nn.Module) -> None:
-    """Move each weight a little: those that start alike, such as biases of zeros, a file would hold once."""
+    """Move each weight a little: those that start alike, such as biases of zeros, a
+    file would hold once.
+    """
     with torch.no_grad():
         for weight in module.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.02)
@@ -155,10 +205,16 @@ def _theirs(exported: Any) -> int:
 
 
 def _theirs_xnnpack(exported: Any) -> int:
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
+        XnnpackPartitioner,
+    )
     from executorch.exir import to_edge_transform_and_lower
 
-    return len(to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()]).to_executorch().buffer)
+    return len(
+        to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
+        .to_executorch()
+        .buffer
+    )
 
 
 if __name__ == "__main__":

@@ -1,16 +1,22 @@
-"""Program files that are damaged on purpose, through load, inspect and run: what ends the process, raises, or grows.
+"""Program files that are damaged on purpose, through load, inspect and run: what ends
+the process, raises, or grows.
 
-    python benchmarks/damaged_files.py [--count 40000] [--seed 1] [--runtime executorch] [--keep FOLDER]
+    python benchmarks/damaged_files.py [--count 40000] [--seed 1] [--runtime executorch]
+        [--keep FOLDER]
 
-Run it with an interpreter that has delegraph's plugins, delegraph-devkit and `executorch==1.5.1`. The files to damage
-are those of the executorch plugin's tests, ExecuTorch's own among them, one for each operator of PyTorch's samples that
-a program file holds, and a few large ones. Half of the damage is to bytes; the other half is to what they mean: a field
-of a table gets another value, an instruction another kernel, a value another kind, and the file is written anew.
+Run it with an interpreter that has delegraph's plugins, delegraph-devkit and
+`executorch==1.5.1`. The files to damage are those of the executorch plugin's tests,
+ExecuTorch's own among them, one for each operator of PyTorch's samples that a program
+file holds, and a few large ones. Half of the damage is to bytes; the other half is to
+what they mean: a field of a table gets another value, an instruction another kernel, a
+value another kind, and the file is written anew.
 
-Each case runs in a child process with a limit on its memory and its time. *dead* are cases that ended the process,
-*native* those that did so inside of ExecuTorch's library, *foreign* those that raised something other than a
-DelegraphError, *grown* those that took more memory than 16 times the file, what it states, and SLACK. ``--runtime
-executorch`` loads and runs the files in ExecuTorch's own runtime instead. ``--keep`` gets the files of all of these.
+Each case runs in a child process with a limit on its memory and its time. *dead* are
+cases that ended the process,
+*native* those that did so inside of ExecuTorch's library, *foreign* those that raised
+something other than a DelegraphError, *grown* those that took more memory than 16 times
+the file, what it states, and SLACK. ``--runtime executorch`` loads and runs the files
+in ExecuTorch's own runtime instead. ``--keep`` gets the files of all of these.
 """
 
 from __future__ import annotations
@@ -39,7 +45,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1] / "plugins" / "executorch_backend"))
 
 SLACK = 48 << 20
-"""Bytes that a case may take beside what its file accounts for: modules that are imported late, and caches of torch."""
+"""Bytes that a case may take beside what its file accounts for: modules that are
+imported late, and caches of torch.
+"""
 MEMORY = 64 << 20
 """Bytes of planned memory that a program may have in the cases."""
 ITERATIONS = 200
@@ -60,13 +68,19 @@ class Seed(NamedTuple):
 
 def main() -> None:
     """Damage and try the files; print what happened."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=40_000)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runtime", choices=["executorch"])
     parser.add_argument("--keep", type=Path)
-    parser.add_argument("--seeds", type=Path, help="folder that keeps the files to damage from run to run")
+    parser.add_argument(
+        "--seeds",
+        type=Path,
+        help="folder that keeps the files to damage from run to run",
+    )
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     import torch
@@ -74,10 +88,14 @@ def main() -> None:
     torch.set_num_threads(1)
     seeds = collect_seeds(arguments.seeds)
     _warm_up(seeds, arguments)
-    print(f"{len(seeds)} files to damage, {sum(len(s.content) for s in seeds):,} bytes", flush=True)
+    print(
+        f"{len(seeds)} files to damage, {sum(len(s.content) for s in seeds):,} bytes",
+        flush=True,
+    )
     outcomes: Counter[str] = Counter()
     faults: dict[str, list[int]] = {}
-    start, peak = time.time(), (0, -1)
+    start = time.time()
+    peak = (0, -1)
     for outcome in run_cases(seeds, arguments):
         for kind in outcome["kinds"]:
             outcomes[kind] += 1
@@ -87,25 +105,32 @@ def main() -> None:
             first = fault not in faults
             faults.setdefault(fault, []).append(outcome["number"])
             if first:
-                print(f"case {outcome['number']} ({outcome['seed']}): {fault}", flush=True)
+                print(
+                    f"case {outcome['number']} ({outcome['seed']}): {fault}", flush=True
+                )
             if arguments.keep:
                 arguments.keep.mkdir(parents=True, exist_ok=True)
                 content = case(seeds, arguments.seed, outcome["number"])[1]
                 (arguments.keep / f"{outcome['number']}.pte").write_bytes(content)
     print(f"{arguments.count} cases in {time.time() - start:.0f} s")
     print(", ".join(f"{count} {kind}" for kind, count in sorted(outcomes.items())))
-    print(f"most memory: {peak[0]:,} bytes beyond what the file accounts for, in case {peak[1]}")
+    print(
+        f"most memory: {peak[0]:,} bytes beyond what the file accounts for, in case"
+        f" {peak[1]}"
+    )
     for fault, numbers in sorted(faults.items(), key=lambda item: -len(item[1])):
         print(f"{len(numbers):5} x {fault}; cases {', '.join(map(str, numbers[:5]))}")
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------
 
 
 def collect_seeds(folder: Path | None) -> list[Seed]:
     """The files to damage; those that take a while to make are kept in ``folder``."""
     if folder is not None and folder.is_dir():
-        return [Seed(path.stem, path.read_bytes()) for path in sorted(folder.glob("*.pte"))]
+        return [
+            Seed(path.stem, path.read_bytes()) for path in sorted(folder.glob("*.pte"))
+        ]
     seeds = list(_make_seeds())
     if folder is not None:
         folder.mkdir(parents=True)
@@ -123,9 +148,17 @@ def _make_seeds() -> Iterator[Seed]:
     from tests.support.cases import DYNAMIC, STATIC
     from tests.support.fixtures import FIXTURES, FOLDER
 
-    def emitted(name: str, module: Any, call: Any, shapes: Any = None, backends: Sequence[str] = ()) -> Iterator[Seed]:
+    def emitted(
+        name: str,
+        module: Any,
+        call: Any,
+        shapes: Any = None,
+        backends: Sequence[str] = (),
+    ) -> Iterator[Seed]:
         try:
-            lowered = delegraph.lower(module, call, dynamic_shapes=shapes, backends=list(backends))
+            lowered = delegraph.lower(
+                module, call, dynamic_shapes=shapes, backends=list(backends)
+            )
             content = emit_program(lowered).file.join()
         except (DelegraphError, RuntimeError, ValueError) as e:
             print(f"no file of {name}: {str(e)[:100]}", file=sys.stderr)
@@ -137,30 +170,60 @@ def _make_seeds() -> Iterator[Seed]:
     for name, (module, calls) in STATIC.items():
         yield from emitted(name, module.eval(), calls[0])
     for name, (module, shapes) in DYNAMIC.items():
-        yield from emitted(f"dynamic {name}", module.eval(), (torch.ones(3, 4),), shapes)
+        yield from emitted(
+            f"dynamic {name}", module.eval(), (torch.ones(3, 4),), shapes
+        )
     for name in ("convolution", "mlp", "branch"):
         for backend in ("tosa", "xnnpack"):
-            yield from emitted(f"{name} on {backend}", STATIC[name][0].eval(), STATIC[name][1][0], None, [backend])
+            yield from emitted(
+                f"{name} on {backend}",
+                STATIC[name][0].eval(),
+                STATIC[name][1][0],
+                None,
+                [backend],
+            )
     for info in opinfo._table():
-        program = opinfo._program(info, torch.float32, 0) if torch.float32 in info.supported_dtypes("cpu") else None
+        program = (
+            opinfo._program(info, torch.float32, 0)
+            if torch.float32 in info.supported_dtypes("cpu")
+            else None
+        )
         if program is not None:
             yield from emitted(f"operator {info.formatted_name}", *program.make(1))
     yield from _large_seeds()
 
 
 def _large_seeds() -> Iterator[Seed]:
-    """Files with thousands of values and instructions, without what delegraph's own files say of delegates."""
+    """Files with thousands of values and instructions, without what delegraph's own
+    files say of delegates.
+    """
     from delegraph_executorch.program import tables as t
     from delegraph_executorch.serialize.file import Segment, program_file
 
-    def file(name: str, values: Sequence[Any], calls: Sequence[Any], operators: Sequence[Any], size: int) -> Seed:
+    def file(
+        name: str,
+        values: Sequence[Any],
+        calls: Sequence[Any],
+        operators: Sequence[Any],
+        size: int,
+    ) -> Seed:
         chain = t.Chain((0,), (1,), tuple(map(t.Instruction, calls)))
         blob = t.BackendDelegateDataReference(t.BlobLocation.SEGMENT, 0)
         plan = t.ExecutionPlan(
-            "forward", t.ContainerMetadata(), tuple(map(t.EValue, values)), (0,), (1,), (chain,), tuple(operators)
+            "forward",
+            t.ContainerMetadata(),
+            tuple(map(t.EValue, values)),
+            (0,),
+            (1,),
+            (chain,),
+            tuple(operators),
         )
-        plan = dataclasses.replace(plan, delegates=(t.BackendDelegate("nobody", blob),), memory_sizes=(0, size))
-        program = t.Program(plans=(plan,), constant_segment=t.SubsegmentOffsets(0, (0,)))
+        plan = dataclasses.replace(
+            plan, delegates=(t.BackendDelegate("nobody", blob),), memory_sizes=(0, size)
+        )
+        program = t.Program(
+            plans=(plan,), constant_segment=t.SubsegmentOffsets(0, (0,))
+        )
         return Seed(name, program_file(program, [Segment(b"blob")]).join())
 
     def tensor(k: int) -> Any:
@@ -171,7 +234,9 @@ def _large_seeds() -> Iterator[Seed]:
     relu = [t.Operator("aten::relu", "out")]
     chain = [t.KernelCall(0, (k, k + 1, k + 1)) for k in range(count - 1)]
     yield file("large chain", tensors, chain, relu, 16 * count)
-    yield file("large overlap", [tensor(k % 7) for k in range(count)], chain, relu, 16 * 7)
+    yield file(
+        "large overlap", [tensor(k % 7) for k in range(count)], chain, relu, 16 * 7
+    )
     delegates = [t.DelegateCall(0, (k, k + 1)) for k in range(count - 1)]
     yield file("large delegates", tensors, delegates, relu, 16 * count)
     jumps = [t.JumpFalseCall(count, k + 2) if k % 2 else c for k, c in enumerate(chain)]
@@ -182,14 +247,69 @@ def _large_seeds() -> Iterator[Seed]:
     yield file("large lists", listed, calls, cat, 16 * count)
     integers = [tensor(0), tensor(1), *(t.Int(k) for k in range(count))]
     add = [t.Operator("executorch_prim::add", "Scalar")]
-    yield file("large integers", integers, [t.KernelCall(0, (k, k, k)) for k in range(2, count)], add, 32)
+    yield file(
+        "large integers",
+        integers,
+        [t.KernelCall(0, (k, k, k)) for k in range(2, count)],
+        add,
+        32,
+    )
 
 
-# --- damage -----------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------
 
-_INTERESTING = (0, 0, 1, 1, 2, 3, 4, 5, 7, 8, 16, 32, 64, 127, 128, 255, 256, -1, -1, -2, -3, -128, 1 << 15, 1 << 16)
-_HUGE = (1 << 20, 1 << 24, (1 << 31) - 1, -(1 << 31), 1 << 31, 1 << 32, 1 << 40, (1 << 63) - 1, -(1 << 63), 1 << 62)
-_TEXTS = ("", "floor", "trunc", "none", "tanh", "sum", "out", "forward", "\0", "x" * 300, '{"tuple": []}', "é")
+_INTERESTING = (
+    0,
+    0,
+    1,
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    16,
+    32,
+    64,
+    127,
+    128,
+    255,
+    256,
+    -1,
+    -1,
+    -2,
+    -3,
+    -128,
+    1 << 15,
+    1 << 16,
+)
+_HUGE = (
+    1 << 20,
+    1 << 24,
+    (1 << 31) - 1,
+    -(1 << 31),
+    1 << 31,
+    1 << 32,
+    1 << 40,
+    (1 << 63) - 1,
+    -(1 << 63),
+    1 << 62,
+)
+_TEXTS = (
+    "",
+    "floor",
+    "trunc",
+    "none",
+    "tanh",
+    "sum",
+    "out",
+    "forward",
+    "\0",
+    "x" * 300,
+    '{"tuple": []}',
+    "é",
+)
 
 
 def case(seeds: Sequence[Seed], seed: int, number: int) -> tuple[Seed, bytes]:
@@ -202,17 +322,23 @@ def case(seeds: Sequence[Seed], seed: int, number: int) -> tuple[Seed, bytes]:
 
 
 def damage_bytes(data: bytes, source: random.Random) -> bytes:
-    """Flip, replace or cut: single bytes, and words with values that are likely to hurt."""
+    """Flip, replace or cut: single bytes, and words with values that are likely to
+    hurt.
+    """
     made = bytearray(data)
     for _ in range(source.choice([1, 1, 1, 2, 8])):
-        place = source.randrange(min(len(made), source.choice([1 << 10, 1 << 13, len(made)])))
+        place = source.randrange(
+            min(len(made), source.choice([1 << 10, 1 << 13, len(made)]))
+        )
         kind = source.randrange(4)
         if kind == 0:
             made[place] = source.randrange(256)
         elif kind == 1:
             made[place] ^= 1 << source.randrange(8)
         elif kind == 2 and place + 4 <= len(made):
-            word = source.choice([0, 1, 0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, source.randrange(1 << 16)])
+            word = source.choice(
+                [0, 1, 0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, source.randrange(1 << 16)]
+            )
             struct.pack_into("<I", made, place, word)
         elif source.random() < 0.1:
             del made[place:]
@@ -236,14 +362,30 @@ def damage_tables(data: bytes, source: random.Random) -> bytes:
 
 def _damage(table: Any, source: random.Random) -> Any:
     """A table with one field, its own or that of a table below it, changed."""
-    from delegraph_executorch.program.schema import Either, Numbers, Scalar, Sub, Tables, fields_of
+    from delegraph_executorch.program.schema import (
+        Either,
+        Numbers,
+        Scalar,
+        Sub,
+        Tables,
+        fields_of,
+    )
 
     fields = fields_of(type(table))
     if not fields:
         return table
-    deep = [f for f in fields if isinstance(f.kind, (Sub, Tables, Either)) and getattr(table, f.name)]
-    field = source.choice(deep) if deep and source.random() < 0.85 else source.choice(fields)
-    value, kind = getattr(table, field.name), field.kind
+    deep = [
+        f
+        for f in fields
+        if isinstance(f.kind, (Sub, Tables, Either)) and getattr(table, f.name)
+    ]
+    field = (
+        source.choice(deep)
+        if deep and source.random() < 0.85
+        else source.choice(fields)
+    )
+    value = getattr(table, field.name)
+    kind = field.kind
     if isinstance(kind, Scalar):
         made = _damage_number(value, kind.form, source)
     elif isinstance(kind, Numbers):
@@ -251,7 +393,9 @@ def _damage(table: Any, source: random.Random) -> Any:
     elif isinstance(kind, Tables):
         made = _damage_list(value, kind.cls, source)
     elif isinstance(kind, Sub):
-        made = None if value is None or source.random() < 0.1 else _damage(value, source)
+        made = (
+            None if value is None or source.random() < 0.1 else _damage(value, source)
+        )
     elif isinstance(kind, Either):
         made = _damage_union(value, kind.members, source)
     else:
@@ -263,10 +407,14 @@ def _damage_number(value: Any, form: str, source: random.Random) -> Any:
     if form == "?":
         return not value
     if form == "d":
-        return source.choice([0.0, -0.0, 1.5, -1.0, 1e308, float("inf"), float("nan"), 1e-320, 2.0**63])
+        return source.choice(
+            [0.0, -0.0, 1.5, -1.0, 1e308, float("inf"), float("nan"), 1e-320, 2.0**63]
+        )
     bits = 8 * struct.calcsize("<" + form)
     near = value + source.choice([-1, 1, 2, -2, 8])
-    wanted = source.choice([near, source.choice(_INTERESTING), source.choice(_HUGE), source.randrange(40)])
+    wanted = source.choice(
+        [near, source.choice(_INTERESTING), source.choice(_HUGE), source.randrange(40)]
+    )
     wanted &= (1 << bits) - 1
     return wanted - (1 << bits) if form.islower() and wanted >> (bits - 1) else wanted
 
@@ -324,26 +472,43 @@ def _damage_text(value: str, table: str, field: str, source: random.Random) -> s
         return name if field == "name" else overload
     if value and source.random() < 0.5:
         where = source.randrange(len(value))
-        return value[:where] + source.choice(["", "-1", "9" * 20, "[", "null", "\\"]) + value[where + 1 :]
+        return (
+            value[:where]
+            + source.choice(["", "-1", "9" * 20, "[", "null", "\\"])
+            + value[where + 1 :]
+        )
     return source.choice(_TEXTS)
 
 
-# --- cases ------------------------------------------------------------------------------------------------------------
+# --- cases ----------------------------------------------------------------------------
 
 
-def run_cases(seeds: Sequence[Seed], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The outcome of each case, from child processes that are replaced when one is ended."""
-    number, end = arguments.first, arguments.first + arguments.count
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+def run_cases(
+    seeds: Sequence[Seed], arguments: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """The outcome of each case, from child processes that are replaced when one is
+    ended.
+    """
+    number = arguments.first
+    end = arguments.first + arguments.count
+    with tempfile.TemporaryDirectory(
+        dir="/dev/shm" if os.path.isdir("/dev/shm") else None
+    ) as folder:
         while number < end:
             stop = min(end, number + BATCH)
-            for outcome in _child(lambda say, a=number, b=stop: _serve(seeds, arguments, a, b, Path(folder), say)):
+            for outcome in _child(
+                lambda say, a=number, b=stop: _serve(
+                    seeds, arguments, a, b, Path(folder), say
+                )
+            ):
                 yield outcome
                 number = outcome["number"] + 1
 
 
 def _warm_up(seeds: Sequence[Seed], arguments: argparse.Namespace) -> None:
-    """Import what cases need, once for all children; no code of ExecuTorch runs, whose threads a child would miss."""
+    """Import what cases need, once for all children; no code of ExecuTorch runs, whose
+    threads a child would miss.
+    """
     import delegraph
 
     for backend in ("tosa", "XnnpackBackend"):
@@ -354,19 +519,33 @@ def _warm_up(seeds: Sequence[Seed], arguments: argparse.Namespace) -> None:
             path = Path(folder) / "seed.pte"
             for seed in chosen[:: len(chosen) // 20]:
                 path.write_bytes(seed.content)
-                Case(1, seed.name, path, seed.content, arguments, lambda said: None).run()
+                Case(
+                    1, seed.name, path, seed.content, arguments, lambda said: None
+                ).run()
 
 
-def _child(work: Callable[[Callable[[dict[str, Any]], None]], None]) -> Iterator[dict[str, Any]]:
-    """What a child process says, a line a time; where it is ended, an outcome for what it was doing."""
+def _child(
+    work: Callable[[Callable[[dict[str, Any]], None]], None],
+) -> Iterator[dict[str, Any]]:
+    """What a child process says, a line a time; where it is ended, an outcome for what
+    it was doing.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
         try:
-            work(lambda said: os.write(writing, json.dumps(said).encode() + b"\n") and None)
+            work(
+                lambda said: (
+                    os.write(writing, json.dumps(said).encode() + b"\n") and None
+                )
+            )
         except BaseException as e:
-            os.write(writing, json.dumps({"failed": "".join(traceback.format_exception(e))}).encode() + b"\n")
+            os.write(
+                writing,
+                json.dumps({"failed": "".join(traceback.format_exception(e))}).encode()
+                + b"\n",
+            )
             os._exit(3)
         os._exit(0)
     os.close(writing)
@@ -403,10 +582,23 @@ def _child(work: Callable[[Callable[[dict[str, Any]], None]], None]) -> Iterator
         )
         kind = "native" if doing.get("native") else "dead"
         fault = f"{kind}: {how} in {doing['stage']}"
-        yield {"number": doing["number"], "seed": doing["seed"], "kinds": [kind], "faults": [fault], "grown": 0}
+        yield {
+            "number": doing["number"],
+            "seed": doing["seed"],
+            "kinds": [kind],
+            "faults": [fault],
+            "grown": 0,
+        }
 
 
-def _serve(seeds: Sequence[Seed], arguments: argparse.Namespace, first: int, stop: int, folder: Path, say: Any) -> None:
+def _serve(
+    seeds: Sequence[Seed],
+    arguments: argparse.Namespace,
+    first: int,
+    stop: int,
+    folder: Path,
+    say: Any,
+) -> None:
     """Try the cases from ``first`` to ``stop``."""
     limit = _status("VmSize") + ADDRESSES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -419,7 +611,9 @@ def _serve(seeds: Sequence[Seed], arguments: argparse.Namespace, first: int, sto
     for number in range(first, stop):
         chosen, content = case(seeds, arguments.seed, number)
         path.write_bytes(content)
-        say({"number": number, "seed": chosen.name, "stage": "reading", "native": False})
+        say(
+            {"number": number, "seed": chosen.name, "stage": "reading", "native": False}
+        )
         say(Case(number, chosen.name, path, content, arguments, say).run())
 
 
@@ -427,9 +621,19 @@ class Case:
     """One damaged file, and what happens with it."""
 
     def __init__(
-        self, number: int, seed: str, path: Path, content: bytes, arguments: argparse.Namespace, say: Any
+        self,
+        number: int,
+        seed: str,
+        path: Path,
+        content: bytes,
+        arguments: argparse.Namespace,
+        say: Any,
     ) -> None:
-        self.number, self.seed, self.path, self.content, self.say = number, seed, path, content, say
+        self.number = number
+        self.seed = seed
+        self.path = path
+        self.content = content
+        self.say = say
         self.runtime = arguments.runtime
         self.kinds: Counter[str] = Counter()
         self.faults: list[str] = []
@@ -445,18 +649,42 @@ class Case:
         _allow_seconds()
         file_format = FileFormat(self.path, default_registry())
         inputs = self.stage("sample", lambda: file_format.sample(self.path, 0)) or []
-        loaded = self.stage("load", lambda: self.load(file_format), native=self.runtime is not None)
+        loaded = self.stage(
+            "load", lambda: self.load(file_format), native=self.runtime is not None
+        )
         if self.runtime is None:
-            self.stage("inspect", lambda: str(i := file_format.inspect(self.path)) and json.dumps(i.to_json()))
-            self.stage("summary", lambda: summary_text(file_format.summarize(self.path)))
+            self.stage(
+                "inspect",
+                lambda: (
+                    str(i := file_format.inspect(self.path)) and json.dumps(i.to_json())
+                ),
+            )
+            self.stage(
+                "summary", lambda: summary_text(file_format.summarize(self.path))
+            )
             self.stage("page", lambda: file_format.page(self.path))
             self.stage("verify", self.verify)
         for method in (loaded or {}).values():
-            self.stage("run", lambda m=method: self.call(m, inputs), native=self.runtime is not None)
-            self.stage("run again", lambda m=method: self.call(m, inputs), native=self.runtime is not None)
+            self.stage(
+                "run",
+                lambda m=method: self.call(m, inputs),
+                native=self.runtime is not None,
+            )
+            self.stage(
+                "run again",
+                lambda m=method: self.call(m, inputs),
+                native=self.runtime is not None,
+            )
         if self.number % 20 == 0 and self.runtime is None:
             self.command("inspect", "--summary", str(self.path))
-            self.command("run", "--max-memory", str(MEMORY), "--max-iterations", str(ITERATIONS), str(self.path))
+            self.command(
+                "run",
+                "--max-memory",
+                str(MEMORY),
+                "--max-iterations",
+                str(ITERATIONS),
+                str(self.path),
+            )
         kinds = [f"{stage}:{how}" for stage, how in self.kinds]
         kinds += sorted({fault.partition(":")[0] for fault in self.faults})
         return {
@@ -470,9 +698,13 @@ class Case:
     def load(self, file_format: Any) -> Any:
         if self.runtime is not None:
             return file_format.load_in(self.runtime, self.path)
-        return file_format.kind.read(self.path, self.load_delegate, max_memory=MEMORY, max_iterations=ITERATIONS)
+        return file_format.kind.read(
+            self.path, self.load_delegate, max_memory=MEMORY, max_iterations=ITERATIONS
+        )
 
-    def load_delegate(self, backend: str, blob: bytes, specs: Any = (), data: Any = None) -> Any:
+    def load_delegate(
+        self, backend: str, blob: bytes, specs: Any = (), data: Any = None
+    ) -> Any:
         import delegraph
 
         native = backend == "XnnpackBackend"
@@ -492,7 +724,12 @@ class Case:
     def call(self, method: Any, inputs: Sequence[Any]) -> None:
         import torch
 
-        method(*(torch.from_numpy(i) if i.shape or i.dtype.kind == "f" else i.item() for i in inputs))
+        method(
+            *(
+                torch.from_numpy(i) if i.shape or i.dtype.kind == "f" else i.item()
+                for i in inputs
+            )
+        )
 
     def verify(self) -> None:
         from delegraph_executorch.format import _checked
@@ -507,7 +744,8 @@ class Case:
         from delegraph.cli import main as command
 
         def run() -> None:
-            errors, before = io.StringIO(), sys.stderr
+            errors = io.StringIO()
+            before = sys.stderr
             sys.stderr = errors
             try:
                 command(list(words))
@@ -516,18 +754,27 @@ class Case:
             said = errors.getvalue()
             for code in ("[internal]", "[plugin-failed]", "[contract-violation]"):
                 if code in said:
-                    self.faults.append(f"foreign: command {words[0]}: {said.partition(chr(10))[0][:150]}")
+                    self.faults.append(
+                        f"foreign: command {words[0]}:"
+                        f" {said.partition(chr(10))[0][:150]}"
+                    )
 
         self.stage(f"command {words[0]}", run)
 
     def stage(self, name: str, work: Callable[[], Any], native: bool = False) -> Any:
         """The result of a step, or None where it is refused."""
-        from delegraph.errors import ContractViolation, DelegraphError, InternalError, PluginFailed
+        from delegraph.errors import (
+            ContractViolation,
+            DelegraphError,
+            InternalError,
+            PluginFailed,
+        )
 
         self.say({"stage": name, "native": native})
         _reset_peak()
         before = _status("VmRSS")
-        result, how = None, "fine"
+        result = None
+        how = "fine"
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -571,8 +818,12 @@ def _stated(content: bytes) -> int:
     except DelegraphError:
         return 0
     plans = [plan for plan in file.program.plans if sum(plan.memory_sizes) <= MEMORY]
-    tensors = [e.value for plan in plans for e in plan.values if isinstance(e.value, Tensor)]
-    return 2 * sum(sum(plan.memory_sizes) for plan in plans) + 2 * sum(map(nbytes, tensors))
+    tensors = [
+        e.value for plan in plans for e in plan.values if isinstance(e.value, Tensor)
+    ]
+    return 2 * sum(sum(plan.memory_sizes) for plan in plans) + 2 * sum(
+        map(nbytes, tensors)
+    )
 
 
 def _status(field: str) -> int:
@@ -585,7 +836,9 @@ def _status(field: str) -> int:
 
 
 def _allow_seconds() -> None:
-    """Have the system end this process after ``SECONDS`` of computing more: other work may keep it waiting for long."""
+    """Have the system end this process after ``SECONDS`` of computing more: other work
+    may keep it waiting for long.
+    """
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = int(used.ru_utime + used.ru_stime) + SECONDS
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))

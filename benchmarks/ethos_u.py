@@ -1,15 +1,20 @@
-"""Quantized networks on Ethos-U NPUs, as Vela estimates them: cycles, SRAM and accuracy, beside ExecuTorch's.
+"""Quantized networks on Ethos-U NPUs, as Vela estimates them: cycles, SRAM and
+accuracy, beside ExecuTorch's.
 
-    python benchmarks/ethos_u.py [NAME ...] --vela VELA [--executorch PYTHON] [--into FOLDER]
+    python benchmarks/ethos_u.py [NAME ...] --vela VELA [--executorch PYTHON] [--into
+        FOLDER]
 
-Every network is quantized to int8 by its side's own quantizer (`delegraph.quantize`, `EthosUQuantizer`) from the same
-eight random batches, and lowered for the accelerator, float borders left to the host. ``--vela`` compiles the TOSA
-files of both sides, with the system configuration and memory mode that ExecuTorch takes for the accelerator.
-``--executorch`` names the interpreter of an environment with `executorch[ethos-u]`, `delegraph` and `delegraph-tosa`:
-its extra pins another Vela and other tosa-tools. SQNR: the quantized program against floats, on eight other batches,
-in eager. Left over: operators that the host computes, without quantize and dequantize at the borders; where a side
-leaves more than the other, their cycles are not of the same work. What is in FOLDER already is not made again, so a
-run that was interrupted goes on; remove the `* ours*` there to measure delegraph anew.
+Every network is quantized to int8 by its side's own quantizer (`delegraph.quantize`,
+`EthosUQuantizer`) from the same eight random batches, and lowered for the accelerator,
+float borders left to the host. ``--vela`` compiles the TOSA files of both sides, with
+the system configuration and memory mode that ExecuTorch takes for the accelerator.
+``--executorch`` names the interpreter of an environment with `executorch[ethos-u]`,
+`delegraph` and `delegraph-tosa`: its extra pins another Vela and other tosa-tools.
+SQNR: the quantized program against floats, on eight other batches, in eager. Left over:
+operators that the host computes, without quantize and dequantize at the borders; where
+a side leaves more than the other, their cycles are not of the same work. What is in
+FOLDER already is not made again, so a run that was interrupted goes on; remove the `*
+ours*` there to measure delegraph anew.
 """
 
 from __future__ import annotations
@@ -36,11 +41,23 @@ import mobilenet_v2
 import resnet
 import transformer
 
-from plugins.tosa_backend.tests.models.vision import InvertedResidual, YOLOHead, convolution
+from plugins.tosa_backend.tests.models.vision import (
+    InvertedResidual,
+    YOLOHead,
+    convolution,
+)
 
 warnings.simplefilter("ignore")
 COLUMNS = (
-    *("network", "accelerator", "cycles", "channels last", "ExecuTorch's cycles", "SRAM, kB", "its SRAM, kB"),
+    *(
+        "network",
+        "accelerator",
+        "cycles",
+        "channels last",
+        "ExecuTorch's cycles",
+        "SRAM, kB",
+        "its SRAM, kB",
+    ),
     *("SQNR, dB", "its SQNR, dB", "left over", "its left over"),
 )
 ACCELERATORS = {
@@ -49,13 +66,18 @@ ACCELERATORS = {
 }
 """Accelerator -> system configuration and memory mode."""
 BATCHES = 8
-SPECS = {"ethos-u85-256": "TOSA-1.0+INT+int16+u85", "ethos-u55-128": "TOSA-1.0+INT+int16+u55"}
+SPECS = {
+    "ethos-u85-256": "TOSA-1.0+INT+int16+u85",
+    "ethos-u55-128": "TOSA-1.0+INT+int16+u55",
+}
 """Accelerator -> the target that delegraph lowers for."""
 
 
 def mobilenet_v3_small() -> nn.Module:
     """https://arxiv.org/abs/1905.02244, table 2"""
-    relu, swish, gate = nn.ReLU, nn.Hardswish, nn.Hardsigmoid
+    relu = nn.ReLU
+    swish = nn.Hardswish
+    gate = nn.Hardsigmoid
     blocks = [
         (16, 16, 16, 3, 2, relu, 8), (16, 72, 24, 3, 2, relu, 0), (24, 88, 24, 3, 1, relu, 0),
         (24, 96, 40, 5, 2, swish, 24), (40, 240, 40, 5, 1, swish, 64), (40, 240, 40, 5, 1, swish, 64),
@@ -66,7 +88,13 @@ def mobilenet_v3_small() -> nn.Module:
         convolution(3, 16, stride=2, activation=swish),
         *(InvertedResidual(*block, gate) for block in blocks),
         convolution(96, 576, 1, activation=swish),
-        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(576, 1024), swish(), nn.Linear(1024, 1000)),
+        *(
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(576, 1024),
+            swish(),
+            nn.Linear(1024, 1000),
+        ),
     )
 
 
@@ -80,7 +108,18 @@ def efficientnet_b0() -> nn.Module:
     for inputs, outputs, expansion, kernel, stride, count in stages:
         for number in range(count):
             i, s = (outputs, 1) if number else (inputs, stride)
-            blocks.append(InvertedResidual(i, i * expansion, outputs, kernel, s, nn.SiLU, max(1, i // 4), nn.Sigmoid))
+            blocks.append(
+                InvertedResidual(
+                    i,
+                    i * expansion,
+                    outputs,
+                    kernel,
+                    s,
+                    nn.SiLU,
+                    max(1, i // 4),
+                    nn.Sigmoid,
+                )
+            )
     return nn.Sequential(
         convolution(3, 32, stride=2, activation=nn.SiLU),
         *blocks,
@@ -95,15 +134,21 @@ class UNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         widths = (16, 32, 64, 128)
-        self.down = nn.ModuleList(self.double(a, b) for a, b in zip((3, *widths), widths, strict=False))
-        self.raised = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, stride=2) for w in widths[-2::-1])
+        self.down = nn.ModuleList(
+            self.double(a, b) for a, b in zip((3, *widths), widths, strict=False)
+        )
+        self.raised = nn.ModuleList(
+            nn.ConvTranspose2d(2 * w, w, 2, stride=2) for w in widths[-2::-1]
+        )
         self.up = nn.ModuleList(self.double(2 * w, w) for w in widths[-2::-1])
         self.head = nn.Conv2d(widths[0], 4, 1)
 
     @staticmethod
     def double(inputs: int, outputs: int) -> nn.Module:
         """Two convolutions that keep the size."""
-        return nn.Sequential(convolution(inputs, outputs), convolution(outputs, outputs))
+        return nn.Sequential(
+            convolution(inputs, outputs), convolution(outputs, outputs)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         beside = []
@@ -116,15 +161,21 @@ class UNet(nn.Module):
 
 
 class YOLOMaps(YOLOHead):
-    """The maps of a YOLO head, without the boxes that ExecuTorch leaves to the host: [N,3,H,W] -> [N,37,anchors]"""
+    """The maps of a YOLO head, without the boxes that ExecuTorch leaves to the host:
+    [N,3,H,W] -> [N,37,anchors]
+    """
 
-    def decode(self, y: Tensor, boxes: nn.Module, classes: nn.Module, stride: int) -> Tensor:
+    def decode(
+        self, y: Tensor, boxes: nn.Module, classes: nn.Module, stride: int
+    ) -> Tensor:
         """y [N,C,H,W] -> [N,37,H*W]"""
         return torch.cat((boxes(y), classes(y)), 1).flatten(2)
 
 
 class DSCNN(nn.Module):
-    """The depthwise separable network of https://arxiv.org/abs/1711.07128 (S): [N,1,49,10] -> [N,12]"""
+    """The depthwise separable network of https://arxiv.org/abs/1711.07128 (S):
+    [N,1,49,10] -> [N,12]
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +183,8 @@ class DSCNN(nn.Module):
         layers = [first, nn.BatchNorm2d(64), nn.ReLU()]
         for _ in range(4):
             layers += [convolution(64, 64, groups=64), convolution(64, 64, 1)]
-        self.features, self.classifier = nn.Sequential(*layers), nn.Linear(64, 12)
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(64, 12)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(F.adaptive_avg_pool2d(self.features(x), 1).flatten(1))
@@ -143,19 +195,24 @@ class Recurrent(nn.Module):
 
     def __init__(self, cell: type[nn.Module], inputs: int, width: int) -> None:
         super().__init__()
-        self.cells, self.out = cell(inputs, width, batch_first=True), nn.Linear(width, 12)
+        self.cells = cell(inputs, width, batch_first=True)
+        self.out = nn.Linear(width, 12)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.cells(x)[0][:, -1])
 
 
 class Encoder(nn.Module):
-    """BERT-tiny behind its embeddings: [N,L,128] -> [N,L,128] (2 layers of 2 heads, https://arxiv.org/abs/1908.08962)"""
+    """BERT-tiny behind its embeddings: [N,L,128] -> [N,L,128] (2 layers of 2 heads,
+    https://arxiv.org/abs/1908.08962)
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(128)
-        self.layers = nn.Sequential(*(transformer.Layer(128, 2, norm_first=False) for _ in range(2)))
+        self.layers = nn.Sequential(
+            *(transformer.Layer(128, 2, norm_first=False) for _ in range(2))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(self.norm(x))
@@ -178,13 +235,18 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "KWS-GRU": (lambda: Recurrent(nn.GRU, 10, 64), lambda: torch.randn(1, 25, 10)),
     "BERT-tiny": (Encoder, lambda: torch.randn(1, 32, 128)),
     "ViT-tiny": (lambda: transformer.vit_b16(layers=12, width=192)[0], _image(224)),
-    "ViT-tiny, 2 layers": (lambda: transformer.vit_b16(layers=2, width=192)[0], _image(224)),
+    "ViT-tiny, 2 layers": (
+        lambda: transformer.vit_b16(layers=2, width=192)[0],
+        _image(224),
+    ),
 }
 """Name -> what builds the network, and what draws an input."""
 
 
 def network(name: str) -> tuple[nn.Module, list[tuple[Tensor]]]:
-    """The network in eval mode, its batch norms with the statistics of a batch, and twice BATCHES inputs."""
+    """The network in eval mode, its batch norms with the statistics of a batch, and
+    twice BATCHES inputs.
+    """
     build, draw = NETWORKS[name]
     torch.manual_seed(0)
     module = build()
@@ -204,7 +266,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NETWORKS))
     parser.add_argument("--vela", required=True)
     parser.add_argument("--executorch", metavar="PYTHON")
-    parser.add_argument("--into", type=Path, default=Path(tempfile.gettempdir()) / "delegraph-ethos-u")
+    parser.add_argument(
+        "--into", type=Path, default=Path(tempfile.gettempdir()) / "delegraph-ethos-u"
+    )
     parser.add_argument("--accelerators", nargs="*", default=list(ACCELERATORS))
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -217,17 +281,28 @@ def main() -> None:
     rows = []
     for name in options.names or NETWORKS:
         for accelerator in options.accelerators:
-            rows.append(publishing.told([name, accelerator, *_row(name, accelerator, options)]))
+            rows.append(
+                publishing.told([name, accelerator, *_row(name, accelerator, options)])
+            )
     packages = ["torch", "torchao", "delegraph-tosa", *publishing.of_vela(options.vela)]
-    publishing.report(options, "ethos_u", packages, publishing.Table(COLUMNS, rows, keys=2))
+    publishing.report(
+        options, "ethos_u", packages, publishing.Table(COLUMNS, rows, keys=2)
+    )
 
 
 def _row(name: str, accelerator: str, options: argparse.Namespace) -> list[str]:
-    """Figures of both sides in the order of COLUMNS; "-" for a side that was not asked, else why there are none."""
-    sides = {"ours": sys.executable} | ({"executorch": options.executorch} if options.executorch else {})
+    """Figures of both sides in the order of COLUMNS; "-" for a side that was not asked,
+    else why there are none.
+    """
+    sides = {"ours": sys.executable} | (
+        {"executorch": options.executorch} if options.executorch else {}
+    )
     for side, python in sides.items():
         _make(side, python, name, options)
-    found = {kind: _figures(kind, name, accelerator, options) for kind in ("ours", "last", "executorch")}
+    found = {
+        kind: _figures(kind, name, accelerator, options)
+        for kind in ("ours", "last", "executorch")
+    }
     ours, last, other = found.values()
     cells = [("cycles", kind) for kind in (ours, last, other)]
     cells += [(key, kind) for key in ("sram", "sqnr", "left") for kind in (ours, other)]
@@ -246,39 +321,88 @@ def _make(side: str, python: str, name: str, options: argparse.Namespace) -> Non
     made = options.into / f"{name} {side}.json"
     if not made.exists():
         arguments = ["--worker", side, name, "--vela", "", "--into", str(options.into)]
-        done = subprocess.run([python, "-W", "ignore", __file__, *arguments], capture_output=True, text=True)
+        done = subprocess.run(
+            [python, "-W", "ignore", __file__, *arguments],
+            capture_output=True,
+            text=True,
+        )
         (options.into / f"{name} {side}.txt").write_text(done.stdout + done.stderr)
         if done.returncode:
-            made.write_text(json.dumps({"failed": (done.stderr.strip().splitlines() or ["killed"])[-1][:80]}))
+            made.write_text(
+                json.dumps(
+                    {
+                        "failed": (done.stderr.strip().splitlines() or ["killed"])[-1][
+                            :80
+                        ]
+                    }
+                )
+            )
 
 
-def _figures(kind: str, name: str, accelerator: str, options: argparse.Namespace) -> dict[str, Any]:
-    """What is known of the files of a kind, which Vela compiles unless it has; {} of a side that was not asked."""
-    made = options.into / f"{name} {'executorch' if kind == 'executorch' else 'ours'}.json"
+def _figures(
+    kind: str, name: str, accelerator: str, options: argparse.Namespace
+) -> dict[str, Any]:
+    """What is known of the files of a kind, which Vela compiles unless it has; {} of a
+    side that was not asked.
+    """
+    made = (
+        options.into / f"{name} {'executorch' if kind == 'executorch' else 'ours'}.json"
+    )
     if not made.exists():
         return {}
     figures = json.loads(made.read_text())
     figures |= figures.pop(accelerator, {})
     compiled = options.into / f"{name} {kind} {accelerator}.json"
     if "failed" not in figures and not compiled.exists():
-        compiled.write_text(json.dumps(_compiled(options, f"{name} {kind}", accelerator)))
+        compiled.write_text(
+            json.dumps(_compiled(options, f"{name} {kind}", accelerator))
+        )
     return figures | (json.loads(compiled.read_text()) if compiled.exists() else {})
 
 
-def _compiled(options: argparse.Namespace, stem: str, accelerator: str) -> dict[str, Any]:
-    """Cycles and SRAM, as Vela has them, over all files of a network: their sum, and the largest."""
+def _compiled(
+    options: argparse.Namespace, stem: str, accelerator: str
+) -> dict[str, Any]:
+    """Cycles and SRAM, as Vela has them, over all files of a network: their sum, and
+    the largest.
+    """
     files = sorted((options.into / "files").glob(f"{stem} {accelerator} *.tosa"))
     total: dict[str, Any] = {"cycles": 0.0, "sram": 0.0} if files else {}
     system, memory = ACCELERATORS[accelerator]
-    settings = ["--config", "Arm/vela.ini", "--system-config", system, "--memory-mode", memory]
+    settings = [
+        "--config",
+        "Arm/vela.ini",
+        "--system-config",
+        system,
+        "--memory-mode",
+        memory,
+    ]
     folder = options.into / "vela"
     folder.mkdir(exist_ok=True)
     for path in files:
-        command = [options.vela, str(path), "--accelerator-config", accelerator, *settings, "--verbose-performance"]
-        done = subprocess.run([*command, "--output-dir", str(folder)], capture_output=True, text=True, env={})
+        command = [
+            options.vela,
+            str(path),
+            "--accelerator-config",
+            accelerator,
+            *settings,
+            "--verbose-performance",
+        ]
+        done = subprocess.run(
+            [*command, "--output-dir", str(folder)],
+            capture_output=True,
+            text=True,
+            env={},
+        )
         (folder / f"{path.stem}.txt").write_text(done.stdout + done.stderr)
         if done.returncode:
-            return {"failed": [line for line in (done.stdout + done.stderr).splitlines() if line.strip()][-1][:80]}
+            return {
+                "failed": [
+                    line
+                    for line in (done.stdout + done.stderr).splitlines()
+                    if line.strip()
+                ][-1][:80]
+            }
         (summary,) = folder.glob(f"{path.stem}_summary*.csv")
         with open(summary) as file:
             row = next(csv.DictReader(file))
@@ -302,18 +426,31 @@ def _ours(name: str, into: Path) -> None:
             if kind == "last" and not images:
                 continue
             options = {"tosa": {"spec": spec}}
-            lowered = delegraph.lower(program, backends=["tosa"], options=options, transforms=transforms)
+            lowered = delegraph.lower(
+                program, backends=["tosa"], options=options, transforms=transforms
+            )
             blobs = [bytes(delegate.processed_bytes) for delegate in lowered.delegates]
             _save(blobs, into, f"{name} {kind} {accelerator}")
             if kind == "ours":
-                left[accelerator] = {"left": _left_over(lowered.exported_program().graph)}
-    _note(into / f"{name} ours.json", program.module(check_guards=False), module, batches, left)
+                left[accelerator] = {
+                    "left": _left_over(lowered.exported_program().graph)
+                }
+    _note(
+        into / f"{name} ours.json",
+        program.module(check_guards=False),
+        module,
+        batches,
+        left,
+    )
 
 
 def _executorch(name: str, into: Path) -> None:
     """Write the TOSA files of ExecuTorch, and the SQNR."""
     from executorch.backends.arm.ethosu import EthosUCompileSpec
-    from executorch.backends.arm.quantizer import EthosUQuantizer, get_symmetric_quantization_config
+    from executorch.backends.arm.quantizer import (
+        EthosUQuantizer,
+        get_symmetric_quantization_config,
+    )
     from executorch.backends.arm.tosa.compile_spec import TosaCompileSpec
     from executorch.backends.arm.tosa.partitioner import TOSAPartitioner
     from executorch.backends.arm.tosa.specification import TosaSpecification
@@ -323,8 +460,13 @@ def _executorch(name: str, into: Path) -> None:
     module, batches = network(name)
     left = {}
     for accelerator in ACCELERATORS:
-        quantizer = EthosUQuantizer(EthosUCompileSpec(accelerator)).set_global(get_symmetric_quantization_config())
-        prepared = prepare_pt2e(torch.export.export(module, batches[0]).module(check_guards=False), quantizer)
+        quantizer = EthosUQuantizer(EthosUCompileSpec(accelerator)).set_global(
+            get_symmetric_quantization_config()
+        )
+        prepared = prepare_pt2e(
+            torch.export.export(module, batches[0]).module(check_guards=False),
+            quantizer,
+        )
         with torch.no_grad():
             for batch in batches[:BATCHES]:
                 prepared(*batch)
@@ -335,19 +477,30 @@ def _executorch(name: str, into: Path) -> None:
             program = torch.export.export(quantized, batches[0])
             dumped = target.dump_intermediate_artifacts_to(folder)
             try:
-                edge = to_edge_transform_and_lower(program, partitioner=[TOSAPartitioner(dumped)])
+                edge = to_edge_transform_and_lower(
+                    program, partitioner=[TOSAPartitioner(dumped)]
+                )
                 left[accelerator] = {"left": _left_over(edge.exported_program().graph)}
             except Exception as error:  # whatever it is, it is what its users see
-                left[accelerator] = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:80]}
+                left[accelerator] = {
+                    "failed": f"{type(error).__name__}: {error}".splitlines()[0][:80]
+                }
             blobs = [path.read_bytes() for path in sorted(Path(folder).glob("*.tosa"))]
         _save(blobs, into, f"{name} executorch {accelerator}")
     _note(into / f"{name} executorch.json", quantized, module, batches, left)
 
 
 def _left_over(graph: torch.fx.Graph) -> int:
-    """Calls of operators that no delegate computes, without quantize and dequantize, and the halves of a delegate."""
+    """Calls of operators that no delegate computes, without quantize and dequantize,
+    and the halves of a delegate.
+    """
     names = [str(node.target) for node in graph.nodes if node.op == "call_function"]
-    return sum(not any(word in name for word in ("quantize", "getitem", "executorch_call_delegate")) for name in names)
+    return sum(
+        not any(
+            word in name for word in ("quantize", "getitem", "executorch_call_delegate")
+        )
+        for name in names
+    )
 
 
 def _save(blobs: list[bytes], into: Path, stem: str) -> None:
@@ -356,10 +509,21 @@ def _save(blobs: list[bytes], into: Path, stem: str) -> None:
         (into / "files" / f"{stem} {number}.tosa").write_bytes(blob)
 
 
-def _note(path: Path, quantized: Any, module: nn.Module, batches: list[tuple[Tensor]], known: dict[str, Any]) -> None:
-    """Write the SQNR of ``quantized`` on the batches that calibration has not seen, and what is known besides."""
+def _note(
+    path: Path,
+    quantized: Any,
+    module: nn.Module,
+    batches: list[tuple[Tensor]],
+    known: dict[str, Any],
+) -> None:
+    """Write the SQNR of ``quantized`` on the batches that calibration has not seen, and
+    what is known besides.
+    """
     with torch.no_grad():
-        found, exact = (torch.stack([run(*b).double() for b in batches[BATCHES:]]) for run in (quantized, module))
+        found, exact = (
+            torch.stack([run(*b).double() for b in batches[BATCHES:]])
+            for run in (quantized, module)
+        )
     ratio = exact.square().sum() / (found - exact).square().sum()
     path.write_text(json.dumps({"sqnr": 10 * torch.log10(ratio).item(), **known}))
 

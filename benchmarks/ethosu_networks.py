@@ -1,11 +1,13 @@
-"""Quantized networks for Ethos-U55-128 and U85-256, with float and with integer borders: what Vela makes of them.
+"""Quantized networks for Ethos-U55-128 and U85-256, with float and with integer
+borders: what Vela makes of them.
 
     nice -n 15 python benchmarks/ethosu_networks.py --journal FILE [NAME ...]
 
-Each network is quantized with two random batches and lowered four times. The table says how many operators are in
-delegates, how many partitions Vela refused after they were made (none is wanted), and Vela's estimate of cycles. A
-run that was stopped goes on where it was, by what is in FILE (JSON, a line for each lowering); ``--table`` only prints
-that.
+Each network is quantized with two random batches and lowered four times. The table says
+how many operators are in delegates, how many partitions Vela refused after they were
+made (none is wanted), and Vela's estimate of cycles. A run that was stopped goes on
+where it was, by what is in FILE (JSON, a line for each lowering); ``--table`` only
+prints that.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class _Of(nn.Module):
 
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
-        self.function, self.first, self.last = function, nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+        self.function = function
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.last = nn.Conv2d(8, 4, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.function(self.first(x)))
@@ -77,7 +81,9 @@ def _built(name: str) -> tuple[nn.Module, list[Any]]:
         return network(name, 2)
     torch.manual_seed(0)
     if name in FUNCTIONS:
-        return _Of(FUNCTIONS[name]).eval(), [(torch.randn(1, 3, 32, 32),) for _ in range(2)]
+        return _Of(FUNCTIONS[name]).eval(), [
+            (torch.randn(1, 3, 32, 32),) for _ in range(2)
+        ]
     module, inputs = LARGE[name]()
     return module, [tuple(map(torch.randn_like, inputs)) for _ in range(2)]
 
@@ -86,9 +92,15 @@ def _row(program: Any, accelerator: str, integers: bool) -> dict[str, Any]:
     """What became of a program."""
     options = {"ethosu": {"accelerator": accelerator, "seconds": 300}}
     report = delegraph.lower(
-        program, backends=["ethosu"], options=options, transforms=[integer_borders] if integers else []
+        program,
+        backends=["ethosu"],
+        options=options,
+        transforms=[integer_borders] if integers else [],
     ).report
-    cycles = sum(int(delegate.figures.get("estimated cycles", 0)) for delegate in report.delegates)
+    cycles = sum(
+        int(delegate.figures.get("estimated cycles", 0))
+        for delegate in report.delegates
+    )
     return {
         "delegates": len(report.delegates),
         "delegated": report.delegated_operators,
@@ -107,10 +119,19 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    known = [json.loads(line) for line in options.journal.read_text().splitlines()] if options.journal.exists() else []
+    known = (
+        [json.loads(line) for line in options.journal.read_text().splitlines()]
+        if options.journal.exists()
+        else []
+    )
     done = {(row["name"], row["accelerator"], row["integers"]): row for row in known}
     for name in () if options.table else options.names or [*FUNCTIONS, *MANY, *LARGE]:
-        wanted = [(name, a, i) for a in ACCELERATORS for i in (False, True) if (name, a, i) not in done]
+        wanted = [
+            (name, a, i)
+            for a in ACCELERATORS
+            for i in (False, True)
+            if (name, a, i) not in done
+        ]
         program = None
         for key in wanted:
             row = dict(zip(("name", "accelerator", "integers"), key, strict=True))
@@ -126,9 +147,15 @@ def main() -> None:
     _report(options, done)
 
 
-def _report(options: argparse.Namespace, done: dict[tuple[str, str, bool], dict[str, Any]]) -> None:
+def _report(
+    options: argparse.Namespace, done: dict[tuple[str, str, bool], dict[str, Any]]
+) -> None:
     heads = ("operators on the NPU", "refused by Vela", "kcycles")
-    columns = ("network", "borders", *(f"{name}: {head}" for name in ("U55-128", "U85-256") for head in heads))
+    columns = (
+        "network",
+        "borders",
+        *(f"{name}: {head}" for name in ("U55-128", "U85-256") for head in heads),
+    )
     rows = []
     for name, integers in dict.fromkeys((key[0], key[2]) for key in done):
         row = [name, "integers" if integers else "floats"]
@@ -137,14 +164,20 @@ def _report(options: argparse.Namespace, done: dict[tuple[str, str, bool], dict[
             row += _cells(found) if found else ["", "", ""]
         rows.append(row)
     packages = ["torch", "torchao", "ethos-u-vela", "delegraph-ethosu"]
-    publishing.report(options, "ethosu_networks", packages, publishing.Table(columns, rows, keys=2))
+    publishing.report(
+        options, "ethosu_networks", packages, publishing.Table(columns, rows, keys=2)
+    )
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     if "error" in row:
         return [row["error"][:60], "", ""]
     total = row["delegated"] + row["host"]
-    return [f"{row['delegated']} of {total}", str(len(row["refused"])), str(row["kcycles"])]
+    return [
+        f"{row['delegated']} of {total}",
+        str(len(row["refused"])),
+        str(row["kcycles"]),
+    ]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""What it costs to run lowered networks on this host: `evaluate` of delegraph-tosa, eager PyTorch, the reference model.
+"""What it costs to run lowered networks on this host: `evaluate` of delegraph-tosa,
+eager PyTorch, the reference model.
 
     python benchmarks/evaluating.py [MODEL ...] [--repeats 5]
 
-Images of 224 x 224 pixels, one at a time. CPU milliseconds on one thread, medians of interleaved runs in one process;
-OMP_NUM_THREADS is set to 1 before numpy is loaded. The reference model, of the package tosa-tools, runs once. Against
-eager: the largest difference over the largest value.
+Images of 224 x 224 pixels, one at a time. CPU milliseconds on one thread, medians of
+interleaved runs in one process; OMP_NUM_THREADS is set to 1 before numpy is loaded. The
+reference model, of the package tosa-tools, runs once. Against eager: the largest
+difference over the largest value.
 """
 
 from __future__ import annotations
@@ -35,19 +37,43 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    header = ("model", "multiply-accumulates", "evaluate, ms", "eager, ms", "reference model, ms", "against eager")
-    table = publishing.Table(header, [_row(name, arguments.repeats) for name in arguments.models])
-    publishing.report(arguments, "evaluating", ["torch", "numpy", "delegraph-tosa", "tosa-tools"], table)
+    header = (
+        "model",
+        "multiply-accumulates",
+        "evaluate, ms",
+        "eager, ms",
+        "reference model, ms",
+        "against eager",
+    )
+    table = publishing.Table(
+        header, [_row(name, arguments.repeats) for name in arguments.models]
+    )
+    publishing.report(
+        arguments,
+        "evaluating",
+        ["torch", "numpy", "delegraph-tosa", "tosa-tools"],
+        table,
+    )
 
 
 def _row(name: str, repeats: int) -> list[str]:
     module, inputs = measuring.model(name)
-    file = delegraph.lower(module, inputs, backends=["tosa"], require_full=True).delegates[0].processed_bytes
-    graph, arrays = read(file), [x.numpy() for x in inputs]
-    steps: list[Callable[[], Any]] = [lambda: evaluate(graph, arrays), lambda: _eager(module, inputs)]
+    file = (
+        delegraph.lower(module, inputs, backends=["tosa"], require_full=True)
+        .delegates[0]
+        .processed_bytes
+    )
+    graph = read(file)
+    arrays = [x.numpy() for x in inputs]
+    steps: list[Callable[[], Any]] = [
+        lambda: evaluate(graph, arrays),
+        lambda: _eager(module, inputs),
+    ]
     ((ours,), wanted), _ = [[step() for step in steps] for _ in range(2)]
     runs = [[measuring.cpu_seconds(step)[1] for step in steps] for _ in range(repeats)]
-    _, reference = measuring.cpu_seconds(lambda: tosa_reference_model.run(file, arrays, tosa_level="EIGHTK"))
+    _, reference = measuring.cpu_seconds(
+        lambda: tosa_reference_model.run(file, arrays, tosa_level="EIGHTK")
+    )
     seconds = [*(median(run[k] for run in runs) for k in range(2)), reference]
     error = np.abs(ours - wanted).max() / np.abs(wanted).max()
     products = f"{figures(graph).multiply_accumulates / 1e6:.0f} million"

@@ -1,10 +1,12 @@
-"""What a partition as bytes costs: its form written, hashed and read, beside the lowering of the program it is of.
+"""What a partition as bytes costs: its form written, hashed and read, beside the
+lowering of the program it is of.
 
     python benchmarks/forms.py [--repeats 9]
 
-The models of examples/, lowered by tosa, each as one partition. Milliseconds of CPU time on one thread, medians; a
-lowering is of a program that was exported before. ``hashed`` is SHA-256 of all constants, ``read`` the program from its
-bytes apart from that; constants of 1 MB and more are used where they are.
+The models of examples/, lowered by tosa, each as one partition. Milliseconds of CPU
+time on one thread, medians; a lowering is of a program that was exported before.
+``hashed`` is SHA-256 of all constants, ``read`` the program from its bytes apart from
+that; constants of 1 MB and more are used where they are.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ class Noting:
     def __exit__(self, *raised: object) -> None:
         pass
 
-    def partition(self, partitioner: Partitioner, program: ExportedProgram) -> PartitionResult:
+    def partition(
+        self, partitioner: Partitioner, program: ExportedProgram
+    ) -> PartitionResult:
         return partitioner(program)
 
     def compile(self, requests: Sequence[Request]) -> list[Compiled]:
@@ -94,10 +98,21 @@ def measure(build: Callable[[], Any], repeats: int) -> list[str]:
         lambda: read(data, lambda digest, size: large[digest]),
     ]
     rows = [[milliseconds(column) for column in columns] for _ in range(repeats)]
-    lower, written, hashed, checked, back = (median(column) for column in zip(*rows, strict=True))
-    sizes = [f"{sum(m.size for m in form.memories) / 1e6:.0f} MB", f"{len(form.structure) / 1e3:.0f} kB"]
+    lower, written, hashed, checked, back = (
+        median(column) for column in zip(*rows, strict=True)
+    )
+    sizes = [
+        f"{sum(m.size for m in form.memories) / 1e6:.0f} MB",
+        f"{len(form.structure) / 1e3:.0f} kB",
+    ]
     share = (written + back - checked) / lower
-    figures = [f"{lower:.0f}", f"{written:.1f}", f"{back - checked:.1f}", f"{hashed - written:.0f}", f"{share:.0%}"]
+    figures = [
+        f"{lower:.0f}",
+        f"{written:.1f}",
+        f"{back - checked:.1f}",
+        f"{hashed - written:.0f}",
+        f"{share:.0%}",
+    ]
     return [*sizes, *figures]
 
 
@@ -113,7 +128,12 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     rows = [[name, *measure(build, given.repeats)] for name, build in MODELS.items()]
-    publishing.report(given, "forms", ["torch", "delegraph", "delegraph-tosa"], publishing.Table(COLUMNS, rows))
+    publishing.report(
+        given,
+        "forms",
+        ["torch", "delegraph", "delegraph-tosa"],
+        publishing.Table(COLUMNS, rows),
+    )
 
 
 if __name__ == "__main__":

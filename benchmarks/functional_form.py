@@ -1,4 +1,5 @@
-"""Seconds until programs are functional: delegraph_programs.normalize and torch's run_decompositions.
+"""Seconds until programs are functional: delegraph_programs.normalize and torch's
+run_decompositions.
 
     python benchmarks/functional_form.py
 
@@ -35,11 +36,15 @@ class Decoder(nn.Module):
 
     def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """Return the states of one step; ``x`` is [1, 1, width]."""
-        for k, (inputs, outputs) in enumerate(zip(self.inputs, self.outputs, strict=True)):
+        for k, (inputs, outputs) in enumerate(
+            zip(self.inputs, self.outputs, strict=True)
+        ):
             query, key, value = inputs(x).chunk(3, -1)
             self.keys[k].index_copy_(1, position, key)
             self.values[k].index_copy_(1, position, value)
-            found = nn.functional.scaled_dot_product_attention(query, self.keys[k], self.values[k])
+            found = nn.functional.scaled_dot_product_attention(
+                query, self.keys[k], self.values[k]
+            )
             x = x + outputs(found)
         return x
 
@@ -52,7 +57,10 @@ def _models() -> dict[str, tuple[nn.Module, tuple[Any, ...]]]:
     return {
         "MobileNetV2": mobilenet_v2(),
         "BERT": (bert, (torch.ones(1, 128, dtype=torch.int64),)),
-        "decoder with a cache": (Decoder(), (torch.randn(1, 1, 256), torch.tensor([3]))),
+        "decoder with a cache": (
+            Decoder(),
+            (torch.randn(1, 1, 256), torch.tensor([3])),
+        ),
     }
 
 
@@ -76,10 +84,14 @@ def main() -> None:
             program = torch.export.export(model.eval(), inputs)
         ours = _seconds(lambda program=program: normalize(program))
         theirs = _seconds(lambda program=program: program.run_decompositions({}))
-        rows.append([name, f"{1e3 * ours:.1f}", f"{1e3 * theirs:.0f}", f"{theirs / ours:.0f}"])
+        rows.append(
+            [name, f"{1e3 * ours:.1f}", f"{1e3 * theirs:.0f}", f"{theirs / ours:.0f}"]
+        )
     header = ("model", "normalize, ms", "run_decompositions, ms", "times")
     distributions = ["torch", "transformers", "delegraph-programs"]
-    publishing.report(arguments, "functional_form", distributions, publishing.Table(header, rows))
+    publishing.report(
+        arguments, "functional_form", distributions, publishing.Table(header, rows)
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Graphs of any size: exported programs that torch.fx builds, because torch.export would take minutes.
+"""Graphs of any size: exported programs that torch.fx builds, because torch.export
+would take minutes.
 
 Needs torch only, so that an environment without delegraph can use it too.
 """
@@ -63,9 +64,15 @@ def every(period: int) -> Callable[[int, random.Random], bool]:
     return lambda number, draw: number % period == period - 1
 
 
-def program(shape: str, nodes: int, refused: Callable[[int, random.Random], bool]) -> ExportedProgram:
-    """An exported program of one input with ``nodes`` calls of the shape; those that are ``refused`` call REFUSED."""
-    draw, graph, operands = random.Random(0), Graph(), SHAPES[shape]
+def program(
+    shape: str, nodes: int, refused: Callable[[int, random.Random], bool]
+) -> ExportedProgram:
+    """An exported program of one input with ``nodes`` calls of the shape; those that
+    are ``refused`` call REFUSED.
+    """
+    draw = random.Random(0)
+    graph = Graph()
+    operands = SHAPES[shape]
     values = [graph.placeholder("x")]
     for number in range(nodes):
         values.append(_call(graph, operands(values, draw), refused(number, draw)))
@@ -96,4 +103,6 @@ def _exported(graph: Graph) -> ExportedProgram:
     inputs = pytree.tree_flatten(((0,), {}))[1]
     outputs = pytree.tree_flatten((0,))[1]
     call = ModuleCallSignature([], [], inputs, outputs)
-    return ExportedProgram(torch.nn.Module(), graph, signature, {}, {}, [ModuleCallEntry("", call)])
+    return ExportedProgram(
+        torch.nn.Module(), graph, signature, {}, {}, [ModuleCallEntry("", call)]
+    )

@@ -1,20 +1,26 @@
-"""What a whole lowering costs as programs grow: time and memory of large graphs, many partitions, one large weight.
+"""What a whole lowering costs as programs grow: time and memory of large graphs, many
+partitions, one large weight.
 
-    python benchmarks/growth.py [graphs] [layers] [partitions] [weight] [--largest 32000] [--repeats 3]
+    python benchmarks/growth.py [graphs] [layers] [partitions] [weight] [--largest
+        32000] [--repeats 3]
                                 [--rival-python OTHER/bin/python]
 
-``graphs``: `delegraph.lower` of graphs that torch.fx builds, of 1,000 nodes and twice as many each time, with a backend
-that takes every operator but one, which is every tenth call, and compiles nothing. Each in a fresh process, after a
-small run: the median time of ``repeats`` runs, and the memory of the first, because later ones find what it left.
-``layers``: the decoder of examples/transformer.py with ever more layers, lowered by tosa; the least of ``repeats``.
-``partitions``: 1,000 nodes in a chain, every fourth refused, so 250 partitions; ExecuTorch, once, with a partitioner
-that tags the same groups. ``weight``: a linear layer of 8192 by 8192 floats, lowered whole and written to a file, by
-backends that give their blob as bytes, as a `Blob` and as named data, and by tosa.
+``graphs``: `delegraph.lower` of graphs that torch.fx builds, of 1,000 nodes and twice
+as many each time, with a backend that takes every operator but one, which is every
+tenth call, and compiles nothing. Each in a fresh process, after a small run: the median
+time of ``repeats`` runs, and the memory of the first, because later ones find what it
+left. ``layers``: the decoder of examples/transformer.py with ever more layers, lowered
+by tosa; the least of ``repeats``. ``partitions``: 1,000 nodes in a chain, every fourth
+refused, so 250 partitions; ExecuTorch, once, with a partitioner that tags the same
+groups. ``weight``: a linear layer of 8192 by 8192 floats, lowered whole and written to
+a file, by backends that give their blob as bytes, as a `Blob` and as named data, and by
+tosa.
 
-Time is CPU seconds on one thread, memory the peak resident set while the call runs minus what it was just before
-(Linux). ``exponent``: the slope of log(figure) over log(nodes) over all sizes, by least squares: 1 is linear.
-ExecuTorch needs an environment of its own (see rivals.py); without --rival-python or DELEGRAPH_RIVAL_PYTHON its rows
-are left out.
+Time is CPU seconds on one thread, memory the peak resident set while the call runs
+minus what it was just before (Linux). ``exponent``: the slope of log(figure) over
+log(nodes) over all sizes, by least squares: 1 is linear. ExecuTorch needs an
+environment of its own (see rivals.py); without --rival-python or DELEGRAPH_RIVAL_PYTHON
+its rows are left out.
 """
 
 from __future__ import annotations
@@ -43,34 +49,68 @@ def main() -> None:
     """Measure the parts that are named, or all, and print their tables."""
     parser = publishing.parser(__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--largest", type=int, default=32_000, help="nodes of the largest graph")
+    parser.add_argument(
+        "--largest", type=int, default=32_000, help="nodes of the largest graph"
+    )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rival-python", default=os.environ.get("DELEGRAPH_RIVAL_PYTHON"))
+    parser.add_argument(
+        "--rival-python", default=os.environ.get("DELEGRAPH_RIVAL_PYTHON")
+    )
     arguments = measuring.parse(parser, lambda kind, name: WORKERS[kind](name))
     tables = [TABLES[part](arguments) for part in arguments.parts or PARTS]
-    publishing.report(arguments, "growth", ["torch", "delegraph", "delegraph-tosa"], *tables)
+    publishing.report(
+        arguments, "growth", ["torch", "delegraph", "delegraph-tosa"], *tables
+    )
 
 
 def _graphs_table(given: argparse.Namespace) -> publishing.Table:
     sizes = graphs.sizes(given.largest)
-    runs = {(s, n): _runs("graphs", f"{s}:{n}", given.repeats) for s in graphs.SHAPES for n in sizes}
-    header = ("graph", *(f"{n:,} nodes" for n in sizes), "exponent", "partitions of the largest")
-    rows = [row for shape in graphs.SHAPES for row in _shape_rows(shape, [runs[shape, n] for n in sizes], sizes)]
+    runs = {
+        (s, n): _runs("graphs", f"{s}:{n}", given.repeats)
+        for s in graphs.SHAPES
+        for n in sizes
+    }
+    header = (
+        "graph",
+        *(f"{n:,} nodes" for n in sizes),
+        "exponent",
+        "partitions of the largest",
+    )
+    rows = [
+        row
+        for shape in graphs.SHAPES
+        for row in _shape_rows(shape, [runs[shape, n] for n in sizes], sizes)
+    ]
     return publishing.Table(header, rows, "graphs")
 
 
-def _shape_rows(shape: str, runs: list[list[dict[str, float]]], sizes: list[int]) -> Iterator[list[str]]:
+def _shape_rows(
+    shape: str, runs: list[list[dict[str, float]]], sizes: list[int]
+) -> Iterator[list[str]]:
     seconds = [median(run["seconds"] for run in size) for size in runs]
-    raised, partitions = [size[0]["raised"] for size in runs], f"{runs[-1][0]['partitions']:,.0f}"
-    yield [f"{shape}, s", *(f"{s:.3f}" for s in seconds), _exponent(sizes, seconds), partitions]
-    yield [f"{shape}, MB", *(f"{m / 1e6:.1f}" for m in raised), _exponent(sizes, raised), ""]
+    raised = [size[0]["raised"] for size in runs]
+    partitions = f"{runs[-1][0]['partitions']:,.0f}"
+    yield [
+        f"{shape}, s",
+        *(f"{s:.3f}" for s in seconds),
+        _exponent(sizes, seconds),
+        partitions,
+    ]
+    yield [
+        f"{shape}, MB",
+        *(f"{m / 1e6:.1f}" for m in raised),
+        _exponent(sizes, raised),
+        "",
+    ]
 
 
 def _exponent(sizes: Sequence[float], figures: Sequence[float]) -> str:
     return f"{measuring.exponent(sizes, figures):.2f}" if len(sizes) > 1 else "-"
 
 
-def _runs(kind: str, name: str, repeats: int, python: str | None = None) -> list[dict[str, float]]:
+def _runs(
+    kind: str, name: str, repeats: int, python: str | None = None
+) -> list[dict[str, float]]:
     worker = measuring.Worker(__file__, kind, name, *([python] if python else []))
     runs = [worker.run() for _ in range(repeats)]
     worker.close()
@@ -78,7 +118,10 @@ def _runs(kind: str, name: str, repeats: int, python: str | None = None) -> list
 
 
 def _layers_table(given: argparse.Namespace) -> publishing.Table:
-    seconds = [min(run["seconds"] for run in _runs("layers", str(n), given.repeats)) for n in LAYERS]
+    seconds = [
+        min(run["seconds"] for run in _runs("layers", str(n), given.repeats))
+        for n in LAYERS
+    ]
     header = ("decoder", *(f"{n} layers" for n in LAYERS), "exponent")
     row = ["tosa, s", *(f"{s:.3f}" for s in seconds), _exponent(LAYERS, seconds)]
     return publishing.Table(header, [row], "layers")
@@ -91,16 +134,24 @@ def _partitions_table(given: argparse.Namespace) -> publishing.Table:
     if given.rival_python:
         theirs = _runs("partitions-executorch", name, 1, given.rival_python)[0]
         rows += [
-            [f"ExecuTorch, `{step}`", f"{theirs[step]:.2f}", f"{theirs[step] / ours:.0f}"]
+            [
+                f"ExecuTorch, `{step}`",
+                f"{theirs[step]:.2f}",
+                f"{theirs[step] / ours:.0f}",
+            ]
             for step in ("to_edge", "to_backend")
         ]
-    return publishing.Table((f"{4 * GROUPS:,} nodes, {GROUPS} partitions", "s", "ratio"), rows, "partitions")
+    return publishing.Table(
+        (f"{4 * GROUPS:,} nodes, {GROUPS} partitions", "s", "ratio"), rows, "partitions"
+    )
 
 
 def _weight_table(given: argparse.Namespace) -> publishing.Table:
     found = {name: _runs("weight", name, 1)[0] for name in WEIGHTS}
     if given.rival_python:
-        found["ExecuTorch, bytes"] = _runs("weight-executorch", "bytes", 1, given.rival_python)[0]
+        found["ExecuTorch, bytes"] = _runs(
+            "weight-executorch", "bytes", 1, given.rival_python
+        )[0]
     rows = [
         [
             name,
@@ -109,7 +160,11 @@ def _weight_table(given: argparse.Namespace) -> publishing.Table:
         ]
         for name, run in found.items()
     ]
-    return publishing.Table(("blob", "weight, MB", "file, MB", "memory raised, MB", "of weight"), rows, "weight")
+    return publishing.Table(
+        ("blob", "weight, MB", "file, MB", "memory raised, MB", "of weight"),
+        rows,
+        "weight",
+    )
 
 
 # --- workers of delegraph
@@ -125,7 +180,11 @@ def _layers(name: str) -> measuring.Run:
     import torch
 
     def program(layers: int) -> Any:
-        return torch.export.export(*measuring.example("transformer.py").llama_8(layers=layers, width=128, length=32))
+        return torch.export.export(
+            *measuring.example("transformer.py").llama_8(
+                layers=layers, width=128, length=32
+            )
+        )
 
     _tosa(program(1))
     larger = program(int(name))
@@ -161,15 +220,23 @@ def _counted(program: Any) -> measuring.Run:
     _lowered(graphs.program("chain", 100, graphs.every(10)), _nothing)
 
     def run() -> dict[str, float]:
-        timed, raised = measuring.raised_memory(lambda: measuring.cpu_seconds(lambda: _lowered(program, _nothing)))
+        timed, raised = measuring.raised_memory(
+            lambda: measuring.cpu_seconds(lambda: _lowered(program, _nothing))
+        )
         lowered, seconds = timed
-        return {"seconds": seconds, "raised": raised, "partitions": len(lowered.delegates)}
+        return {
+            "seconds": seconds,
+            "raised": raised,
+            "partitions": len(lowered.delegates),
+        }
 
     return run
 
 
 def _lowered(program: Any, compiled: Callable[[Any], Any]) -> Any:
-    """``program`` lowered with a backend that takes all but the refused operator and gives what ``compiled`` makes."""
+    """``program`` lowered with a backend that takes all but the refused operator and
+    gives what ``compiled`` makes.
+    """
     import delegraph
     from delegraph.backend import BackendDetails
     from delegraph.discovery.registry import Registry
@@ -182,7 +249,9 @@ def _lowered(program: Any, compiled: Callable[[Any], Any]) -> Any:
 
     registry = Registry(discover=False)
     registry.register(Measured)
-    taken = CapabilityPartitioner(lambda n: "not taken" if n.target is graphs.REFUSED else None, "Measured")
+    taken = CapabilityPartitioner(
+        lambda n: "not taken" if n.target is graphs.REFUSED else None, "Measured"
+    )
     return delegraph.lower(program, backends=[taken], registry=registry)
 
 
@@ -202,7 +271,11 @@ def _weight(name: str) -> measuring.Run:
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, "model.tosa")
             _, raised = measuring.raised_memory(lambda: write(lower(program), file))
-            return {"raised": raised, "file": os.path.getsize(file), "weight": 4 * SIDE * SIDE}
+            return {
+                "raised": raised,
+                "file": os.path.getsize(file),
+                "weight": 4 * SIDE * SIDE,
+            }
 
     return run
 
@@ -210,7 +283,9 @@ def _weight(name: str) -> measuring.Run:
 def _linear(side: int) -> Any:
     import torch
 
-    return torch.export.export(torch.nn.Linear(side, side).eval(), (torch.ones(1, side),))
+    return torch.export.export(
+        torch.nn.Linear(side, side).eval(), (torch.ones(1, side),)
+    )
 
 
 def _in_bytes(program: Any) -> Any:
@@ -231,12 +306,16 @@ def _in_store(program: Any) -> Any:
     store = NamedDataStore()
     for key, tensor in program.state_dict.items():
         store.add_named_data(key, tensor)
-    return PreprocessResult(HEADER, data_store_output=store.get_named_data_store_output())
+    return PreprocessResult(
+        HEADER, data_store_output=store.get_named_data_store_output()
+    )
 
 
 def _weights(program: Any) -> list[memoryview]:
     """The tensors' own memory."""
-    return [memoryview(t.detach().numpy()).cast("B") for t in program.state_dict.values()]
+    return [
+        memoryview(t.detach().numpy()).cast("B") for t in program.state_dict.values()
+    ]
 
 
 class _Streamed:
@@ -290,7 +369,9 @@ def _partitions_executorch(name: str) -> measuring.Run:
 
     def run() -> dict[str, float]:
         manager, to_edge_seconds = measuring.cpu_seconds(lambda: to_edge(program))
-        lowered, seconds = measuring.cpu_seconds(lambda: manager.to_backend(_groups(_empty)))
+        lowered, seconds = measuring.cpu_seconds(
+            lambda: manager.to_backend(_groups(_empty))
+        )
         nodes = lowered.exported_program().graph.nodes
         _check_count(sum(n.op == "get_attr" for n in nodes), int(name))
         return {"to_edge": to_edge_seconds, "to_backend": seconds}
@@ -303,7 +384,9 @@ def _weight_executorch(name: str) -> measuring.Run:
 
     def write(program: Any, file: str) -> None:
         with open(file, "wb") as out:
-            to_edge(program).to_backend(_groups(_joined)).to_executorch().write_to_file(out)
+            to_edge(program).to_backend(_groups(_joined)).to_executorch().write_to_file(
+                out
+            )
 
     write(_linear(8), os.devnull)
     program = _linear(SIDE)
@@ -312,7 +395,11 @@ def _weight_executorch(name: str) -> measuring.Run:
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, "model.pte")
             _, raised = measuring.raised_memory(lambda: write(program, file))
-            return {"raised": raised, "file": os.path.getsize(file), "weight": 4 * SIDE * SIDE}
+            return {
+                "raised": raised,
+                "file": os.path.getsize(file),
+                "weight": 4 * SIDE * SIDE,
+            }
 
     return run
 
@@ -325,9 +412,12 @@ def _joined(program: Any) -> bytes:
     return b"".join([HEADER, *_weights(program)])
 
 
-@functools.cache  # ExecuTorch finds a backend among the living subclasses by name: there is to be one
+# ExecuTorch finds a backend among the living subclasses by name: there is to be one
+@functools.cache
 def _groups(compiled: Callable[[Any], bytes]) -> Any:
-    """A partitioner that tags what lies between refused calls, all weights included, for a backend of ``compiled``."""
+    """A partitioner that tags what lies between refused calls, all weights included,
+    for a backend of ``compiled``.
+    """
     from executorch.exir.backend.backend_details import (  # type: ignore[import-not-found]
         BackendDetails,
         PreprocessResult,
@@ -348,7 +438,8 @@ def _groups(compiled: Callable[[Any], bytes]) -> Any:
         backend = Measured  # kept alive
 
         def partition(self, exported_program: Any) -> Any:
-            number, tags = 0, {}
+            number = 0
+            tags = {}
             for node in exported_program.graph.nodes:
                 if node.op == "call_function" and "sin" in str(node.target):
                     number += 1

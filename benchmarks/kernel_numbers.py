@@ -1,11 +1,14 @@
-"""What kernels of ExecuTorch's runtime compute of values that float32 does not hold, beside eager.
+"""What kernels of ExecuTorch's runtime compute of values that float32 does not hold,
+beside eager.
 
     python benchmarks/kernel_numbers.py [--limits off] [WORD ...]
 
-Run it with an interpreter that has delegraph's plugins and `executorch==1.5.1`. Each call of ``CALLS`` is emitted for
-float64 (random numbers, to eleven digits; and the same times 1e200), int64 (beyond 2**53) and int32 (beyond 2**24), run
-and compared with eager; integers bit by bit. ``--limits off`` emits the kernels that ``kernels.limits`` refuses: what
-is wrong then is what the limits are for. Only calls with a word in their names, if there are any.
+Run it with an interpreter that has delegraph's plugins and `executorch==1.5.1`. Each
+call of ``CALLS`` is emitted for float64 (random numbers, to eleven digits; and the same
+times 1e200), int64 (beyond 2**53) and int32 (beyond 2**24), run and compared with
+eager; integers bit by bit. ``--limits off`` emits the kernels that ``kernels.limits``
+refuses: what is wrong then is what the limits are for. Only calls with a word in their
+names, if there are any.
 """
 
 from __future__ import annotations
@@ -30,9 +33,20 @@ Made = tuple[Callable[..., Any], tuple[Tensor, ...]]
 def unary(x: Tensor) -> dict[str, Made]:
     """Calls of one tensor [4, 6] of numbers of any size."""
     functions: dict[str, Callable[..., Any]] = {
-        **{name: getattr(torch, name) for name in "abs neg sign ceil floor round trunc reciprocal isnan isinf".split()},
-        **{name: getattr(torch, name) for name in "sqrt rsqrt log log2 log10 log1p".split()},
-        **{name: getattr(torch, name) for name in "asinh atan bitwise_not logical_not relu clone".split()},
+        **{
+            name: getattr(torch, name)
+            for name in (
+                "abs neg sign ceil floor round trunc reciprocal isnan isinf".split()
+            )
+        },
+        **{
+            name: getattr(torch, name)
+            for name in "sqrt rsqrt log log2 log10 log1p".split()
+        },
+        **{
+            name: getattr(torch, name)
+            for name in "asinh atan bitwise_not logical_not relu clone".split()
+        },
         "sum": torch.sum,
         "sum of rows": lambda v: v.sum(1),
         "sum of all dims": lambda v: v.sum((0, 1)),
@@ -72,8 +86,12 @@ def unary(x: Tensor) -> dict[str, Made]:
         "max_pool2d": lambda v: f.max_pool2d(v[None], 2),
         "adaptive_avg_pool2d": lambda v: f.adaptive_avg_pool2d(v[None], 3),
         "avg_pool1d": lambda v: f.avg_pool1d(v, 2),
-        "bilinear": lambda v: f.interpolate(v[None, None], scale_factor=2, mode="bilinear"),
-        "bilinear, antialias": lambda v: f.interpolate(v[None, None], (3, 3), mode="bilinear", antialias=True),
+        "bilinear": lambda v: f.interpolate(
+            v[None, None], scale_factor=2, mode="bilinear"
+        ),
+        "bilinear, antialias": lambda v: f.interpolate(
+            v[None, None], (3, 3), mode="bilinear", antialias=True
+        ),
         "nearest": lambda v: f.interpolate(v[None, None], scale_factor=2),
         "grid_sample": lambda v: f.grid_sample(
             v[None, None], torch.linspace(-1, 1, 18, dtype=v.dtype).view(1, 3, 3, 2)
@@ -139,17 +157,34 @@ def unary(x: Tensor) -> dict[str, Made]:
 
 def bounded(x: Tensor) -> dict[str, Made]:
     """Calls of numbers in [0.1, 0.9], for functions of floats that take no others."""
-    names = "acos asin acosh atanh cos cosh erf exp expm1 sin sinh tan tanh sigmoid exp2 logit special_erfcx lgamma"
-    functions = {name: getattr(torch, name, None) or getattr(torch.special, name[8:]) for name in names.split()}
+    names = (
+        "acos asin acosh atanh cos cosh erf exp expm1 sin sinh tan tanh sigmoid exp2"
+        " logit special_erfcx lgamma"
+    )
+    functions = {
+        name: getattr(torch, name, None) or getattr(torch.special, name[8:])
+        for name in names.split()
+    }
     functions["acosh"] = lambda v: torch.acosh(v + 1)
-    return {name: (function, (x.sigmoid() * 0.8 + 0.1,)) for name, function in functions.items()}
+    return {
+        name: (function, (x.sigmoid() * 0.8 + 0.1,))
+        for name, function in functions.items()
+    }
 
 
 def binary(x: Tensor, y: Tensor) -> dict[str, Made]:
     """Calls of two tensors [4, 6]."""
-    names = "add sub mul div maximum minimum fmax fmin atan2 hypot fmod remainder floor_divide pow eq ne lt le gt ge"
-    functions: dict[str, Callable[..., Any]] = {name: getattr(torch, name) for name in names.split()}
-    functions |= {name: getattr(torch, name) for name in "logical_and logical_xor bitwise_and bitwise_or".split()}
+    names = (
+        "add sub mul div maximum minimum fmax fmin atan2 hypot fmod remainder"
+        " floor_divide pow eq ne lt le gt ge"
+    )
+    functions: dict[str, Callable[..., Any]] = {
+        name: getattr(torch, name) for name in names.split()
+    }
+    functions |= {
+        name: getattr(torch, name)
+        for name in "logical_and logical_xor bitwise_and bitwise_or".split()
+    }
     row = torch.tensor([0, 2, 2, 1])
     functions |= {
         "mm": lambda a, b: a @ b.t(),
@@ -160,7 +195,9 @@ def binary(x: Tensor, y: Tensor) -> dict[str, Made]:
         "matvec": lambda a, b: a @ b[0],
         "conv1d": lambda a, b: f.conv1d(a[None], b[:, :, None][:, :4]),
         "conv2d": lambda a, b: f.conv2d(a[None, None], b[None, None, :2, :2]),
-        "conv_transpose": lambda a, b: f.conv_transpose2d(a[None, None], b[None, None, :2, :2]),
+        "conv_transpose": lambda a, b: f.conv_transpose2d(
+            a[None, None], b[None, None, :2, :2]
+        ),
         "div floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
         "div trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
         "where": lambda a, b: torch.where(a > b, a, b),
@@ -178,7 +215,9 @@ def binary(x: Tensor, y: Tensor) -> dict[str, Made]:
         "masked_scatter": lambda a, b: a.masked_scatter(a > 0, b),
         "searchsorted": lambda a, b: torch.searchsorted(a.sort(1)[0], b),
         "embedding": lambda a, b: f.embedding(row, a) + b,
-        "attention": lambda a, b: f.scaled_dot_product_attention(a[None], b[None], a[None]),
+        "attention": lambda a, b: f.scaled_dot_product_attention(
+            a[None], b[None], a[None]
+        ),
         "cross": lambda a, b: torch.linalg.cross(a[:, :3], b[:, :3]),
     }
     return {name: (function, (x, y)) for name, function in functions.items()}
@@ -200,36 +239,65 @@ def halves() -> dict[str, Made]:
         "conv1d": lambda v: f.conv1d(v[None], v[None, :, :2048]),
         "avg_pool2d": lambda v: f.avg_pool2d(v.view(1, 1, 64, 128), 64),
         "bmm": lambda v: v[None] @ v.t()[None],
-        "adaptive_avg_pool2d": lambda v: f.adaptive_avg_pool2d(v.view(1, 1, 64, 128), 1),
+        "adaptive_avg_pool2d": lambda v: f.adaptive_avg_pool2d(
+            v.view(1, 1, 64, 128), 1
+        ),
         "norm": lambda v: v.norm(),
-        "scatter_add": lambda v: torch.zeros_like(v[:, :1]).scatter_add(1, torch.zeros(2, 4096).long(), v),
-        "index_put": lambda v: torch.zeros_like(v[0, :1]).index_put((torch.zeros(4096).long(),), v[0], accumulate=True),
-        "batch_norm": lambda v: f.batch_norm(v.view(1, 2, 4096), None, None, training=True),
+        "scatter_add": (
+            lambda v: torch.zeros_like(v[:, :1]).scatter_add(
+                1, torch.zeros(2, 4096).long(), v
+            )
+        ),
+        "index_put": (
+            lambda v: torch.zeros_like(v[0, :1]).index_put(
+                (torch.zeros(4096).long(),), v[0], accumulate=True
+            )
+        ),
+        "batch_norm": lambda v: f.batch_norm(
+            v.view(1, 2, 4096), None, None, training=True
+        ),
         "cdist": lambda v: torch.cdist(v, v * 2),
     }
     torch.manual_seed(0)
     made = {}
     for dtype in (torch.float16, torch.bfloat16):
         x = (1 + torch.rand(2, 4096) / 4).to(dtype)
-        made |= {f"{str(dtype)[6:]}: {name}": (function, (x,)) for name, function in functions.items()}
+        made |= {
+            f"{str(dtype)[6:]}: {name}": (function, (x,))
+            for name, function in functions.items()
+        }
     return made
 
 
 def calls() -> dict[str, Made]:
     """All calls, by element type and name."""
     torch.manual_seed(0)
-    x, y = torch.randn(4, 6, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
-    whole, other = torch.randint(1, 900, (4, 6)) * torch.tensor([1, -1, 1]).repeat(2), torch.randint(1, 90, (4, 6))
+    x = torch.randn(4, 6, dtype=torch.float64)
+    y = torch.randn(4, 6, dtype=torch.float64)
+    whole = torch.randint(1, 900, (4, 6)) * torch.tensor([1, -1, 1]).repeat(2)
+    other = torch.randint(1, 90, (4, 6))
     sets: dict[str, dict[str, Made]] = {
         "float64": unary(x) | bounded(x) | binary(x, y),
         "float64 * 1e200": unary(x * 1e200) | binary(x * 1e200, y * 1e100),
-        "int64": unary(whole + whole.sign() * (2**53 + 1)) | binary(whole + whole.sign() * (2**53 + 1), other),
-        "int32": unary((whole + whole.sign() * (2**24 + 1)).int()) | binary((whole + 2**24 + 1).int(), other.int()),
+        "int64": (
+            unary(whole + whole.sign() * (2**53 + 1))
+            | binary(whole + whole.sign() * (2**53 + 1), other)
+        ),
+        "int32": (
+            unary((whole + whole.sign() * (2**24 + 1)).int())
+            | binary((whole + 2**24 + 1).int(), other.int())
+        ),
     }
-    return {f"{kind}: {name}": made for kind, of in sets.items() for name, made in of.items()} | halves()
+    return {
+        f"{kind}: {name}": made
+        for kind, of in sets.items()
+        for name, made in of.items()
+    } | halves()
 
 
-def outcome(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[str, str]:
+def outcome(
+    function: Callable[..., Any], inputs: tuple[Tensor, ...]
+) -> tuple[str, str]:
     """(kind, reason), with the kernels of the file where it is wrong."""
     import delegraph
     from delegraph.errors import DelegraphError
@@ -241,13 +309,21 @@ def outcome(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[s
     try:
         with torch.no_grad():
             wanted = pytree.tree_leaves(function(*(t.clone() for t in inputs)))
-            wide = pytree.tree_leaves(function(*(t.double() if t.itemsize == 2 else t for t in inputs)))
-        emitted = emit_program(delegraph.lower(torch.export.export(Function(function), inputs), backends=[]))
+            wide = pytree.tree_leaves(
+                function(*(t.double() if t.itemsize == 2 else t for t in inputs))
+            )
+        emitted = emit_program(
+            delegraph.lower(
+                torch.export.export(Function(function), inputs), backends=[]
+            )
+        )
     except DelegraphError as e:
         return "refused", e.message
     except Exception as e:  # eager's and torch.export's own, of many kinds
         return "not in eager", str(e)[:80]
-    kernels = " ".join(sorted({str(o) for plan in emitted.program.plans for o in plan.operators}))
+    kernels = " ".join(
+        sorted({str(o) for plan in emitted.program.plans for o in plan.operators})
+    )
     try:
         content = emitted.file.join()
         program = Runtime.get().load_program(content)
@@ -267,15 +343,31 @@ def outcome(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[s
 
 
 def _is_right(ours: Any, theirs: Any, exact: Any) -> bool:
-    if not isinstance(theirs, Tensor) or (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+    if not isinstance(theirs, Tensor) or (ours.dtype, ours.shape) != (
+        theirs.dtype,
+        theirs.shape,
+    ):
         return bool(ours == theirs) if not isinstance(theirs, Tensor) else False
     if not theirs.is_floating_point():
         return torch.equal(ours, theirs)
-    tolerance = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[theirs.dtype]
+    tolerance = {
+        torch.float64: 1e-11,
+        torch.float32: 1e-5,
+        torch.float16: 2e-3,
+        torch.bfloat16: 1.6e-2,
+    }[theirs.dtype]
     scale = theirs.double().nan_to_num(0, 0, 0).abs().max() if theirs.numel() else 0.0
-    near = torch.isclose(ours.double(), theirs.double(), rtol=tolerance, atol=tolerance * float(scale), equal_nan=True)
+    near = torch.isclose(
+        ours.double(),
+        theirs.double(),
+        rtol=tolerance,
+        atol=tolerance * float(scale),
+        equal_nan=True,
+    )
     errors = [(t.double() - exact.double()).abs() for t in (ours, theirs)]
-    return bool((near | (errors[0] <= errors[1]) if theirs.itemsize == 2 else near).all())
+    return bool(
+        (near | (errors[0] <= errors[1]) if theirs.itemsize == 2 else near).all()
+    )
 
 
 def main() -> None:
@@ -298,7 +390,10 @@ def main() -> None:
             counts[kind] = counts.get(kind, 0) + 1
             if kind in ("wrong", "failed", "refused"):
                 print(f"{kind}: {name}: {' '.join(why.split())[:230]}", flush=True)
-    row = [arguments.limits, *(str(counts.get(kind, 0)) for kind in ("right", "refused", "wrong", "failed"))]
+    row = [
+        arguments.limits,
+        *(str(counts.get(kind, 0)) for kind in ("right", "refused", "wrong", "failed")),
+    ]
     table = publishing.Table(("limits", "right", "refused", "wrong", "failed"), [row])
     publishing.report(arguments, "kernel_numbers", ["torch", "executorch"], table)
 

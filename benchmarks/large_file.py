@@ -1,10 +1,13 @@
-"""What `delegraph inspect` needs for a large `.tosa` file of random weights, beside the size of the file.
+"""What `delegraph inspect` needs for a large `.tosa` file of random weights, beside the
+size of the file.
 
     python benchmarks/large_file.py [--layers 40] [--folder FOLDER]
 
-40 linear layers of 4096 x 4096 are a file of 2.7 GB, and making it needs as much memory; it lies in FOLDER (the working
-directory if none is given) and is removed afterwards. Resident memory is read from /proc fifty times a second (Linux):
-of the command itself, and of the largest of the tools that `--verify` asks, each of which is a process of its own.
+40 linear layers of 4096 x 4096 are a file of 2.7 GB, and making it needs as much
+memory; it lies in FOLDER (the working directory if none is given) and is removed
+afterwards. Resident memory is read from /proc fifty times a second (Linux): of the
+command itself, and of the largest of the tools that `--verify` asks, each of which is a
+process of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ def main() -> None:
         rows = [_row(words, file) for words in COMMANDS]
         size = file.stat().st_size
     given.remark = given.remark or f"a file of {size / 1e9:.2f} GB"
-    table = publishing.Table(("command", "wall s", "memory, MB", "of a tool, MB", "exit code"), rows)
+    table = publishing.Table(
+        ("command", "wall s", "memory, MB", "of a tool, MB", "exit code"), rows
+    )
     publishing.report(given, "large_file", ["delegraph-tosa", "tosa-tools"], table)
 
 
@@ -45,14 +50,20 @@ def make(layers: int, file: str) -> None:
     import torch
 
     torch.manual_seed(0)
-    stack = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers))).eval()
-    delegraph.lower(stack, (torch.randn(1, WIDTH),), backends=["tosa"], require_full=True).save(file)
+    stack = torch.nn.Sequential(
+        *(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+    ).eval()
+    delegraph.lower(
+        stack, (torch.randn(1, WIDTH),), backends=["tosa"], require_full=True
+    ).save(file)
 
 
 def _row(words: list[str], file: Path) -> list[str]:
     start = time.perf_counter()
     command = [sys.executable, "-m", "delegraph", "inspect", file.name, *words]
-    process = subprocess.Popen(command, cwd=file.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, cwd=file.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     own = tools = 0.0
     while process.poll() is None:
         own = max(own, _resident(process.pid))
@@ -60,12 +71,23 @@ def _row(words: list[str], file: Path) -> list[str]:
         time.sleep(0.02)
     seconds = time.perf_counter() - start
     shown = f"`inspect FILE {' '.join(words)}".rstrip() + "`"
-    return [shown, f"{seconds:.1f}", f"{own / 1e6:,.0f}", f"{tools / 1e6:,.0f}", str(process.returncode)]
+    return [
+        shown,
+        f"{seconds:.1f}",
+        f"{own / 1e6:,.0f}",
+        f"{tools / 1e6:,.0f}",
+        str(process.returncode),
+    ]
 
 
 def _children(parent: int) -> list[int]:
     try:
-        return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+        return [
+            int(pid)
+            for pid in (
+                Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+            )
+        ]
     except OSError:  # it has ended
         return []
 

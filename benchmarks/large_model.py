@@ -1,20 +1,27 @@
-"""A decoder of Llama's kind with 7 billion bfloat16 parameters, exported, lowered and written in little memory.
+"""A decoder of Llama's kind with 7 billion bfloat16 parameters, exported, lowered and
+written in little memory.
 
-    python benchmarks/large_model.py [--layers 32] [--weights int4] [--folder FOLDER] [--keep]
+    python benchmarks/large_model.py [--layers 32] [--weights int4] [--folder FOLDER]
+        [--keep]
 
-The weights lie in one file in the format of `safetensors`, which is sparse: it takes no space, and all weights are
-zero. They are mapped as `safetensors` maps them, page by page as they are read. The module is made without memory and
-gets the mapped tensors; it is exported, lowered for TOSA-1.0+FP+INT+bf16 and written to a .tosa file, in a process of
-its own. FOLDER (the working directory if none is given) needs as much space as the file, which is removed afterwards.
+The weights lie in one file in the format of `safetensors`, which is sparse: it takes no
+space, and all weights are zero. They are mapped as `safetensors` maps them, page by
+page as they are read. The module is made without memory and gets the mapped tensors; it
+is exported, lowered for TOSA-1.0+FP+INT+bf16 and written to a .tosa file, in a process
+of its own. FOLDER (the working directory if none is given) needs as much space as the
+file, which is removed afterwards.
 
-Memory is read from /proc/self/status twenty times a second (Linux): "own" are anonymous pages, "mapped" those of files,
-weights among them. Mapped pages are copies of what the disk has, which Linux drops where memory is short. To show that
-nothing needs them longer, the worker asks for that (MADV_PAGEOUT) whenever it holds more than 512 MB of them.
-"weights read" is what is mapped at the end of a step: a step that reads the weights would map them.
+Memory is read from /proc/self/status twenty times a second (Linux): "own" are anonymous
+pages, "mapped" those of files, weights among them. Mapped pages are copies of what the
+disk has, which Linux drops where memory is short. To show that nothing needs them
+longer, the worker asks for that (MADV_PAGEOUT) whenever it holds more than 512 MB of
+them. "weights read" is what is mapped at the end of a step: a step that reads the
+weights would map them.
 
-With --weights int4, all matrices are torchao's `IntxUnpackedToInt8Tensor` in groups of 128, whose integers take a byte
-in memory and half a byte in the file, and the rest is float32; the target is TOSA-1.0+FP+INT. `lower` exports the
-model, since it takes the tensors of torchao as they are. It needs torchao.
+With --weights int4, all matrices are torchao's `IntxUnpackedToInt8Tensor` in groups of
+128, whose integers take a byte in memory and half a byte in the file, and the rest is
+float32; the target is TOSA-1.0+FP+INT. `lower` exports the model, since it takes the
+tensors of torchao as they are. It needs torchao.
 """
 
 from __future__ import annotations
@@ -51,18 +58,28 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--weights", default="bf16", choices=TARGETS)
     parser.add_argument("--folder", default=".")
-    parser.add_argument("--keep", action="store_true", help="leave the .tosa file in FOLDER")
-    given = measuring.parse(parser, lambda name, weights: lambda: _lower(name, Path(weights)))
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the .tosa file in FOLDER"
+    )
+    given = measuring.parse(
+        parser, lambda name, weights: lambda: _lower(name, Path(weights))
+    )
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         weights = Path(folder, "weights.safetensors")
         parameters = _write_sparse(given.layers, given.weights, weights)
-        found = measuring.once(__file__, f"{given.layers}:{given.weights}", str(weights))
+        found = measuring.once(
+            __file__, f"{given.layers}:{given.weights}", str(weights)
+        )
         if given.keep:
             os.replace(Path(folder, "model.tosa"), Path(given.folder, "model.tosa"))
     size = f"{found['operators']:.0f} operators, a file of {found['file'] / 1e9:.2f} GB"
     given.remark = given.remark or f"{parameters:,} parameters, {size}"
     rows = [
-        [step, f"{found[f'{step} s']:.1f}", *(f"{found[f'{step} {what}'] / 1e6:,.0f}" for what in COLUMNS)]
+        [
+            step,
+            f"{found[f'{step} s']:.1f}",
+            *(f"{found[f'{step} {what}'] / 1e6:,.0f}" for what in COLUMNS),
+        ]
         for step in STEPS
         if f"{step} s" in found
     ]
@@ -81,11 +98,17 @@ def _model(layers: int, weights: str) -> Any:
 
     decoder = measuring.example("transformer.py").Decoder
     with torch.device("meta"):
-        return decoder(layers=layers, **SIZES).to(torch.bfloat16 if weights == "bf16" else torch.float32).eval()
+        return (
+            decoder(layers=layers, **SIZES)
+            .to(torch.bfloat16 if weights == "bf16" else torch.float32)
+            .eval()
+        )
 
 
 def _stored(parameter: Any, weights: str) -> list[tuple[str, str, list[int], int]]:
-    """What is stored of a parameter: what it is, the type's name in the file, shape and bytes."""
+    """What is stored of a parameter: what it is, the type's name in the file, shape and
+    bytes.
+    """
     shape = list(parameter.shape)
     if weights == "bf16":
         return [("", "BF16", shape, 2 * parameter.numel())]
@@ -102,11 +125,17 @@ def _stored(parameter: Any, weights: str) -> list[tuple[str, str, list[int], int
 
 def _write_sparse(layers: int, weights: str, path: Path) -> int:
     """A file of zeros in the format of safetensors; the number of parameters."""
-    start, header, count = 0, {}, 0
+    start = 0
+    header = {}
+    count = 0
     for name, parameter in _model(layers, weights).named_parameters():
         count += parameter.numel()
         for part, dtype, shape, size in _stored(parameter, weights):
-            header[name + part] = {"dtype": dtype, "shape": shape, "data_offsets": [start, start + size]}
+            header[name + part] = {
+                "dtype": dtype,
+                "shape": shape,
+                "data_offsets": [start, start + size],
+            }
             start += -(-size // 4096) * 4096 if weights == "int4" else size
     text = json.dumps(header).encode()
     text += b" " * (-(len(text) + 8) % 4096)  # tensors begin at a page
@@ -132,7 +161,9 @@ def _lower(name: str, weights: Path) -> dict[str, float]:
             model_and_inputs = (torch.export.export(model, (ids,)),)
     options = {"tosa": {"spec": TARGETS[kind]}}
     with memory.measured("lower", out):
-        lowered = delegraph.lower(*model_and_inputs, backends=["tosa"], options=options, require_full=True)
+        lowered = delegraph.lower(
+            *model_and_inputs, backends=["tosa"], options=options, require_full=True
+        )
     file = weights.parent / "model.tosa"
     with memory.measured("write", out):
         lowered.save(file)
@@ -141,7 +172,9 @@ def _lower(name: str, weights: Path) -> dict[str, float]:
 
 
 def _map(model: Any, weights: Path) -> tuple[int, int]:
-    """Let the parameters be views of the mapped file; where that is in memory, and its size."""
+    """Let the parameters be views of the mapped file; where that is in memory, and its
+    size.
+    """
     import torch
 
     with open(weights, "rb") as file:
@@ -153,18 +186,31 @@ def _map(model: Any, weights: Path) -> tuple[int, int]:
     tensors = {}
     for name, entry in header.items():
         first, last = (8 + length + offset for offset in entry["data_offsets"])
-        tensors[name] = mapped[first:last].view(dtypes[entry["dtype"]]).view(entry["shape"])
+        tensors[name] = (
+            mapped[first:last].view(dtypes[entry["dtype"]]).view(entry["shape"])
+        )
     for name in tensors:
         if name.endswith((".scale", ".zero")):
             continue
-        tensor, name = tensors[name], name.removesuffix(".q")
+        tensor = tensors[name]
+        name = name.removesuffix(".q")
         if f"{name}.scale" in tensors:
-            tensor = _of_torchao(tensor, tensors[f"{name}.scale"], tensors[f"{name}.zero"])
+            tensor = _of_torchao(
+                tensor, tensors[f"{name}.scale"], tensors[f"{name}.zero"]
+            )
         owner, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, torch.nn.Parameter(tensor, requires_grad=False))
+        setattr(
+            model.get_submodule(owner),
+            attribute,
+            torch.nn.Parameter(tensor, requires_grad=False),
+        )
     for name, buffer in list(model.named_buffers()):
         owner, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(owner), attribute, torch.ones(buffer.shape, dtype=buffer.dtype))
+        setattr(
+            model.get_submodule(owner),
+            attribute,
+            torch.ones(buffer.shape, dtype=buffer.dtype),
+        )
     return mapped.data_ptr(), size
 
 
@@ -188,7 +234,9 @@ class _Memory:
 
     @contextmanager
     def measured(self, step: str, out: dict[str, float]) -> Iterator[None]:
-        """Note CPU seconds of ``step`` in ``out``, the peaks of resident memory, and what it left of the mapping."""
+        """Note CPU seconds of ``step`` in ``out``, the peaks of resident memory, and
+        what it left of the mapping.
+        """
         self._release()
         peaks = dict.fromkeys(("own", "mapped", "both"), 0.0)
         over = threading.Event()
@@ -204,8 +252,13 @@ class _Memory:
 
     def _sample(self, peaks: dict[str, float], over: threading.Event) -> None:
         while not over.wait(0.05):
-            own, mapped = _status("RssAnon"), _status("RssFile")
-            for name, value in (("own", own), ("mapped", mapped), ("both", own + mapped)):
+            own = _status("RssAnon")
+            mapped = _status("RssFile")
+            for name, value in (
+                ("own", own),
+                ("mapped", mapped),
+                ("both", own + mapped),
+            ):
                 peaks[name] = max(peaks[name], value)
             if mapped > MAPPED_AT_MOST:
                 self._release()
@@ -225,7 +278,11 @@ def _status(field: str) -> float:
 
 def _in_mapping(place: int) -> float:
     """Bytes of the mapping at ``place`` that are resident."""
-    entries = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
+    entries = re.split(
+        r"^(?=[0-9a-f]+-[0-9a-f]+ )",
+        Path("/proc/self/smaps").read_text(),
+        flags=re.MULTILINE,
+    )
     entry = next(e for e in entries if e.startswith(f"{place:x}-"))
     found = re.search(r"Rss:\s+(\d+) kB", entry)
     assert found is not None

@@ -1,17 +1,20 @@
-"""Latency and compile time of large models: OpenVINO through delegraph and by its own API, XNNPACK beside ExecuTorch's.
+"""Latency and compile time of large models: OpenVINO through delegraph and by its own
+API, XNNPACK beside ExecuTorch's.
 
-    python benchmarks/latency.py [openvino|xnnpack ...] [--model NAME ...] [--seconds 10]
+    python benchmarks/latency.py [openvino|xnnpack ...] [--model NAME ...] [--seconds
+        10]
 
-From one exported program of examples/. OpenVINO's own API: `openvino.convert_model`, `Core.compile_model` with float32,
-and `openvino.serialize`, since delegraph stores the IR as well. ExecuTorch's own: `to_edge_transform_and_lower` with
-`XnnpackPartitioner`, and `to_executorch`; both `.pte` files run in its runtime. Compiling is CPU seconds, in a process
-that has compiled another model; "engine" is what of delegraph's is spent in OpenVINO or ExecuTorch, "tracer" what is
-spent in torch's tracer of decompositions and its table of them, which both of the others run as well, over the whole
-program.
+From one exported program of examples/. OpenVINO's own API: `openvino.convert_model`,
+`Core.compile_model` with float32, and `openvino.serialize`, since delegraph stores the
+IR as well. ExecuTorch's own: `to_edge_transform_and_lower` with `XnnpackPartitioner`,
+and `to_executorch`; both `.pte` files run in its runtime. Compiling is CPU seconds, in
+a process that has compiled another model; "engine" is what of delegraph's is spent in
+OpenVINO or ExecuTorch, "tracer" what is spent in torch's tracer of decompositions and
+its table of them, which both of the others run as well, over the whole program.
 
-Then both are called in turns in one process, on one thread, in pairs: the ratio is the median of the pairs, with its
-interval of 95 % from their order; milliseconds are medians. "load" is how many processes wanted a processor, for each
-processor.
+Then both are called in turns in one process, on one thread, in pairs: the ratio is the
+median of the pairs, with its interval of 95 % from their order; milliseconds are
+medians. "load" is how many processes wanted a processor, for each processor.
 """
 
 from __future__ import annotations
@@ -37,7 +40,16 @@ from torch.utils import _pytree as pytree
 
 MODELS = ("MobileNetV2", "ResNet-50", "BERT-base", "ViT-B/16")
 HEADER = (
-    *("model", "engine", "lower, s", "in the engine", "in the tracer", "ours", "its own API, s", "compile ratio"),
+    *(
+        "model",
+        "engine",
+        "lower, s",
+        "in the engine",
+        "in the tracer",
+        "ours",
+        "its own API, s",
+        "compile ratio",
+    ),
     *("call, ms", "its own, ms", "call ratio", "95 %", "pairs", "load"),
 )
 ONE_THREAD = {"INFERENCE_NUM_THREADS": "1"}
@@ -50,20 +62,27 @@ def main() -> None:
     parser.add_argument("engines", nargs="*", metavar="ENGINE")
     parser.add_argument("--model", action="append", choices=MODELS)
     parser.add_argument("--seconds", type=float, default=10.0, help="of calls of each")
-    arguments = measuring.parse(parser, lambda engine, rest: lambda: _row(engine, *rest.split(":")))
+    arguments = measuring.parse(
+        parser, lambda engine, rest: lambda: _row(engine, *rest.split(":"))
+    )
     rows = []
     for engine in arguments.engines or ("openvino", "xnnpack"):
         for name in arguments.model or MODELS:
             row = measuring.once(__file__, engine, f"{name}:{arguments.seconds}")
             rows.append(publishing.told([name, engine, *row["cells"]]))  # type: ignore[misc]
     packages = ["torch", "openvino", "executorch"]
-    publishing.report(arguments, "latency", packages, publishing.Table(HEADER, rows, keys=2))
+    publishing.report(
+        arguments, "latency", packages, publishing.Table(HEADER, rows, keys=2)
+    )
 
 
 def _row(engine: str, name: str, seconds: str) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    ours, theirs = {"openvino": (_openvino, _own_openvino), "xnnpack": (_xnnpack, _own_xnnpack)}[engine]
+    ours, theirs = {
+        "openvino": (_openvino, _own_openvino),
+        "xnnpack": (_xnnpack, _own_xnnpack),
+    }[engine]
     with torch.no_grad():
         for model in ("throw-away", name):
             module, args = measuring.model(model)
@@ -74,18 +93,40 @@ def _row(engine: str, name: str, seconds: str) -> dict[str, Any]:
             own, own_total = measuring.cpu_seconds(partial(theirs, program, args))
         pairs = _pairs(call(), own(), float(seconds))
     low, middle, high = _median_with_interval([a / b for a, b in pairs])
-    figures = [total, spent["engine"], spent["tracer"], total - sum(spent.values()), own_total]
+    figures = [
+        total,
+        spent["engine"],
+        spent["tracer"],
+        total - sum(spent.values()),
+        own_total,
+    ]
     cells = [*(f"{figure:.2f}" for figure in figures), f"{total / own_total:.2f}"]
-    cells += [f"{1000 * statistics.median(pair[k] for pair in pairs):.2f}" for k in (0, 1)]
+    cells += [
+        f"{1000 * statistics.median(pair[k] for pair in pairs):.2f}" for k in (0, 1)
+    ]
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return {"cells": [*cells, f"{middle:.3f}", f"{low:.3f} to {high:.3f}", str(len(pairs)), f"{load:.1f}"]}
+    return {
+        "cells": [
+            *cells,
+            f"{middle:.3f}",
+            f"{low:.3f} to {high:.3f}",
+            str(len(pairs)),
+            f"{load:.1f}",
+        ]
+    }
 
 
-# --- what is compiled, as a function that returns the call ------------------------------------------------------------
+# --- what is compiled, as a function that returns the call ----------------------------
 
 
 def _openvino(program: Any, args: tuple[Any, ...]) -> Callable[[], Call]:
-    options = {"openvino": {"properties": ",".join(f"{key}={value}" for key, value in ONE_THREAD.items())}}
+    options = {
+        "openvino": {
+            "properties": ",".join(
+                f"{key}={value}" for key, value in ONE_THREAD.items()
+            )
+        }
+    }
     lowered = delegraph.lower(program, backends=["openvino"], options=options)
     return lambda: lambda: lowered(*args)
 
@@ -94,7 +135,9 @@ def _own_openvino(program: Any, args: tuple[Any, ...]) -> Callable[[], Call]:
     import openvino as ov
 
     model = ov.convert_model(program)
-    compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32", **ONE_THREAD})
+    compiled = ov.Core().compile_model(
+        model, "CPU", {"INFERENCE_PRECISION_HINT": "f32", **ONE_THREAD}
+    )
     with tempfile.TemporaryDirectory() as folder:
         ov.serialize(model, Path(folder, "model.xml"), Path(folder, "model.bin"))
 
@@ -120,7 +163,9 @@ def _xnnpack(program: Any, args: tuple[Any, ...]) -> Callable[[], Call]:
 
 
 def _own_xnnpack(program: Any, args: tuple[Any, ...]) -> Callable[[], Call]:
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
+        XnnpackPartitioner,
+    )
     from executorch.exir import to_edge_transform_and_lower
 
     edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
@@ -132,7 +177,8 @@ def _in_executorch(content: bytes, args: tuple[Any, ...]) -> Call:
     from executorch.runtime import Runtime
 
     program = Runtime.get().load_program(content)
-    method, flat = program.load_method("forward"), pytree.tree_leaves(args)
+    method = program.load_method("forward")
+    flat = pytree.tree_leaves(args)
     return lambda: (program, method.execute(flat))
 
 
@@ -153,30 +199,43 @@ PLACES = {
 
 
 def watched(spent: dict[str, float], engine: str) -> ExitStack:
-    """While it is entered, CPU seconds in the engine's functions and in torch's tracer are added to ``spent``."""
-    stack, inside = ExitStack(), list[str]()
+    """While it is entered, CPU seconds in the engine's functions and in torch's tracer
+    are added to ``spent``.
+    """
+    stack = ExitStack()
+    inside = list[str]()
 
     def watch(kind: str, module: str, path: str) -> None:
         owner = importlib.import_module(module)
         *parents, name = path.split(".")
         for parent in parents:
-            owner = getattr(owner, parent) if hasattr(owner, parent) else type(owner._frontend())
+            owner = (
+                getattr(owner, parent)
+                if hasattr(owner, parent)
+                else type(owner._frontend())
+            )
         before = vars(owner)[name]
         function = before.__func__ if isinstance(before, staticmethod) else before
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            start, is_outer = measuring.cpu_clock(), not inside
+            start = measuring.cpu_clock()
+            is_outer = not inside
             inside.append(kind)
             try:
                 result = function(*args, **kwargs)
-                if path == "compile_model":  # dropped by whoever compiles only to know that it works: in the engine
+                # dropped by whoever compiles only to know that it works: in the engine
+                if path == "compile_model":
                     result = None
                 return result
             finally:
                 inside.pop()
                 spent[kind] += (measuring.cpu_clock() - start) if is_outer else 0.0
 
-        setattr(owner, name, staticmethod(timed) if isinstance(before, staticmethod) else timed)
+        setattr(
+            owner,
+            name,
+            staticmethod(timed) if isinstance(before, staticmethod) else timed,
+        )
         stack.callback(setattr, owner, name, before)
 
     for place in PLACES[engine]:
@@ -186,11 +245,13 @@ def watched(spent: dict[str, float], engine: str) -> ExitStack:
     return stack
 
 
-# --- calls ------------------------------------------------------------------------------------------------------------
+# --- calls ----------------------------------------------------------------------------
 
 
 def _pairs(ours: Call, theirs: Call, seconds: float) -> list[tuple[float, float]]:
-    """Seconds of a call of each, in turns, and of every second pair the other one first."""
+    """Seconds of a call of each, in turns, and of every second pair the other one
+    first.
+    """
     pairs: list[tuple[float, float]] = []
     for call in (ours, theirs) * 3:
         call()
@@ -210,11 +271,18 @@ def _seconds(call: Call) -> float:
 
 
 def _median_with_interval(ratios: list[float]) -> tuple[float, float, float]:
-    """The median with the interval that covers that of the distribution with 95 %, from order statistics."""
+    """The median with the interval that covers that of the distribution with 95 %, from
+    order statistics.
+    """
     ordered = sorted(ratios)
     reach = 0.98 * len(ordered) ** 0.5
-    low, high = int(len(ordered) / 2 - reach), int(len(ordered) / 2 + reach)
-    return ordered[max(low, 0)], statistics.median(ordered), ordered[min(high, len(ordered) - 1)]
+    low = int(len(ordered) / 2 - reach)
+    high = int(len(ordered) / 2 + reach)
+    return (
+        ordered[max(low, 0)],
+        statistics.median(ordered),
+        ordered[min(high, len(ordered) - 1)],
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""Fifty models with random weights, for benchmarks/matrix.toml; most are small, so that all of them take an evening.
+"""Fifty models with random weights, for benchmarks/matrix.toml; most are small, so that
+all of them take an evening.
 
-    delegraph matrix benchmarks/matrix.toml --store STORE --executor process:2 --exit-zero
+    delegraph matrix benchmarks/matrix.toml --store STORE --executor process:2
+        --exit-zero
 
-They are those of benchmarks/engines.py (examples/, tests/fifteen, and the tests of delegraph-executorch and
-delegraph-tosa), with more of the last. Each is a function, called as its name with _ for what is no letter or digit.
-Models of tests import pytest: install requirements-dev.txt.
+They are those of benchmarks/engines.py (examples/, tests/fifteen, and the tests of
+delegraph-executorch and delegraph-tosa), with more of the last. Each is a function,
+called as its name with _ for what is no letter or digit. Models of tests import pytest:
+install requirements-dev.txt.
 """
 
 from __future__ import annotations
@@ -21,7 +24,15 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 import engines  # noqa: E402
 
 MORE_VISION = ("MobileNetV3", "EfficientNet", "U-Net")
-MORE_TRANSFORMERS = ("BERT masked", "DistilBERT masked", "RoBERTa", "GPT-2", "Llama masked", "Qwen2", "OPT masked")
+MORE_TRANSFORMERS = (
+    "BERT masked",
+    "DistilBERT masked",
+    "RoBERTa",
+    "GPT-2",
+    "Llama masked",
+    "Qwen2",
+    "OPT masked",
+)
 MORE_TRANSFORMERS += ("Whisper encoder", "ViT")
 
 
@@ -33,7 +44,10 @@ def xnnpack_quantizer() -> Any:
 def _all() -> dict[str, Callable[[], engines.Case]]:
     models = dict(engines._models())
     large = {name: models.pop(name) for name in engines.LARGE}
-    models |= {f"{n}, blocks": lambda n=n: (*engines._tosa("vision").built(n), {}) for n in MORE_VISION}
+    models |= {
+        f"{n}, blocks": lambda n=n: (*engines._tosa("vision").built(n), {})
+        for n in MORE_VISION
+    }
     models |= {n: lambda n=n: engines._transformer(n) for n in MORE_TRANSFORMERS}
     return models | large  # what takes minutes comes last
 
@@ -48,7 +62,10 @@ def _define(name: str, make: Callable[[], engines.Case]) -> None:
         warnings.simplefilter("ignore")
         module, args, kwargs = make()
         # quantizing takes a model's inputs by position
-        return {"model": engines._Positional(module.eval(), kwargs).eval(), "args": (*args, *kwargs.values())}
+        return {
+            "model": engines._Positional(module.eval(), kwargs).eval(),
+            "args": (*args, *kwargs.values()),
+        }
 
     globals()[function_of(name)] = types.FunctionType(
         build.__code__, globals(), function_of(name), None, build.__closure__
@@ -61,4 +78,7 @@ for _name, _make in _all().items():
 
 if __name__ == "__main__":  # the lines of matrix.toml
     for _name in NAMES:
-        print(f'    {{ model = "matrix_models.py:{function_of(_name)}", name = "{_name}" }},')
+        print(
+            f'    {{ model = "matrix_models.py:{function_of(_name)}", name ='
+            f' "{_name}" }},'
+        )

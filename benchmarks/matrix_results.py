@@ -1,10 +1,12 @@
-"""The rows of a matrix that are done, as the tables of RESULTS.md: by model, and what stays on the host.
+"""The rows of a matrix that are done, as the tables of RESULTS.md: by model, and what
+stays on the host.
 
     python benchmarks/matrix_results.py STORE [--all] [--some] [--publish]
 
-STORE is that of `delegraph matrix benchmarks/matrix.toml --store STORE`. Times are left out, since cells run beside
-each other. A model of which a cell is missing has no row, unless --all is given. With --some, models are added to those
-that are published; what stays on the host is of all models together, so that a part of them has no table of it.
+STORE is that of `delegraph matrix benchmarks/matrix.toml --store STORE`. Times are left
+out, since cells run beside each other. A model of which a cell is missing has no row,
+unless --all is given. With --some, models are added to those that are published; what
+stays on the host is of all models together, so that a part of them has no table of it.
 """
 
 from __future__ import annotations
@@ -35,10 +37,18 @@ def main() -> None:
     body = [line for line in body if given.all or found[line[0]] == whole]
     kept = [row for row in rows if given.all or found[row["name"]] == whole]
     left = [
-        [refusal.backend, refusal.operator, refusal.reason, str(refusal.count), refusal.some_models()]
+        [
+            refusal.backend,
+            refusal.operator,
+            refusal.reason,
+            str(refusal.count),
+            refusal.some_models(),
+        ]
         for refusal in refusals.refusals_of(kept)[:MOST]
     ]
-    given.remark = given.remark or f"{len(rows)} cells done, of which {len(kept)} are here"
+    given.remark = (
+        given.remark or f"{len(rows)} cells done, of which {len(kept)} are here"
+    )
     columns = ("backend", "operator", "reason", "count", "models")
     by_model = publishing.Table(heads, body, "models", keys=2)
     refused = publishing.Table(columns, left, "left on the host", keys=3)

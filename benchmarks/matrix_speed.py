@@ -1,11 +1,14 @@
-"""What two processes gain on the cells of a matrix, and what it costs to have them done.
+"""What two processes gain on the cells of a matrix, and what it costs to have them
+done.
 
     python benchmarks/matrix_speed.py [CELLS]
 
-CELLS copies of examples/two_partitions.py, which are as many cells that share nothing, on TOSA: by one process and by
-two, which have been started before. "In cells" is the CPU time of the cells' processes, "dispatch" that of the command
-and of the processes that fork, by it. What two processes gain is the wall time, and where the machine is busy with
-other things, the ratio of the CPU time of all cells to that of the worker that had most.
+CELLS copies of examples/two_partitions.py, which are as many cells that share nothing,
+on TOSA: by one process and by two, which have been started before. "In cells" is the
+CPU time of the cells' processes, "dispatch" that of the command and of the processes
+that fork, by it. What two processes gain is the wall time, and where the machine is
+busy with other things, the ratio of the CPU time of all cells to that of the worker
+that had most.
 """
 
 from __future__ import annotations
@@ -32,11 +35,27 @@ def main() -> None:
     count = given.cells
     rows = []
     with tempfile.TemporaryDirectory() as name:
-        figures = {text: _by(text, _cells(count, Path(name)), Path(name)) for text in ("serial", "process:2")}
+        figures = {
+            text: _by(text, _cells(count, Path(name)), Path(name))
+            for text in ("serial", "process:2")
+        }
     for text, told in figures.items():
-        shares = f"{told['wall']:.1f} s", f"{told['cells']:.1f} s", f"{told['dispatch'] / told['cells']:.1%}"
-        rows.append([text, *shares, f"{figures['serial']['wall'] / told['wall']:.2f}", f"{told['balance']:.2f}"])
-    table = publishing.Table(["executor", "wall", "in cells", "dispatch", "wall gain", "CPU gain"], rows)
+        shares = (
+            f"{told['wall']:.1f} s",
+            f"{told['cells']:.1f} s",
+            f"{told['dispatch'] / told['cells']:.1%}",
+        )
+        rows.append(
+            [
+                text,
+                *shares,
+                f"{figures['serial']['wall'] / told['wall']:.2f}",
+                f"{told['balance']:.2f}",
+            ]
+        )
+    table = publishing.Table(
+        ["executor", "wall", "in cells", "dispatch", "wall gain", "CPU gain"], rows
+    )
     publishing.report(given, "matrix_speed", ["torch", "delegraph-tosa"], table)
 
 
@@ -60,11 +79,18 @@ def _by(executor: str, listed: list[cells.Cell], folder: Path) -> dict[str, Any]
         for process in forking:
             process.await_ready()
             give_back(process, 1)
-        before, start = time.process_time() + sum(map(_seconds, forking)), time.perf_counter()
+        before = time.process_time() + sum(map(_seconds, forking))
+        start = time.perf_counter()
         rows = schedule.run_cells(listed, store, engine)
-        wall, after = time.perf_counter() - start, time.process_time() + sum(map(_seconds, forking))
+        wall = time.perf_counter() - start
+        after = time.process_time() + sum(map(_seconds, forking))
     spent = [row["measured"]["cpu_seconds"] for row in rows]
-    return {"wall": wall, "cells": sum(spent), "dispatch": after - before, "balance": _balance(spent, workers)}
+    return {
+        "wall": wall,
+        "cells": sum(spent),
+        "dispatch": after - before,
+        "balance": _balance(spent, workers),
+    }
 
 
 def _seconds(process: ForkingProcess) -> float:
@@ -74,7 +100,9 @@ def _seconds(process: ForkingProcess) -> float:
 
 
 def _balance(spent: list[float], workers: int) -> float:
-    """All CPU time by that of the busiest worker, if each takes the next cell when it is free."""
+    """All CPU time by that of the busiest worker, if each takes the next cell when it
+    is free.
+    """
     busy = [0.0] * workers
     for seconds in spent:
         busy[busy.index(min(busy))] += seconds

@@ -1,7 +1,9 @@
-"""How everything here is timed: CPU seconds on one thread, in processes of their own that the scripts talk to.
+"""How everything here is timed: CPU seconds on one thread, in processes of their own
+that the scripts talk to.
 
-A worker imports what it needs, lowers a throw-away model, and then makes one run for every line that it is sent; so two
-workers, one of them perhaps in another environment, can take turns. Needs torch and the standard library only.
+A worker imports what it needs, lowers a throw-away model, and then makes one run for
+every line that it is sent; so two workers, one of them perhaps in another environment,
+can take turns. Needs torch and the standard library only.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def model(name: str) -> tuple[Any, tuple[Any, ...]]:
-    """The module in eval mode and its inputs, from examples/; ``throw-away`` is one convolution."""
+    """The module in eval mode and its inputs, from examples/; ``throw-away`` is one
+    convolution.
+    """
     import torch
 
     if name == "throw-away":
@@ -56,7 +60,9 @@ def example(file: str) -> Any:
 
 
 def cpu_clock() -> float:
-    """CPU seconds of this process so far, and of the compilers that it ran and waited for."""
+    """CPU seconds of this process so far, and of the compilers that it ran and waited
+    for.
+    """
     times = os.times()
     return time.process_time() + times.children_user + times.children_system
 
@@ -69,10 +75,14 @@ def cpu_seconds(function: Callable[[], Result]) -> tuple[Result, float]:
 
 
 def raised_memory(function: Callable[[], Result]) -> tuple[Result, float]:
-    """The result, and the bytes by which the call raised this process's peak resident set above what it had (Linux)."""
+    """The result, and the bytes by which the call raised this process's peak resident
+    set above what it had (Linux).
+    """
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system, so that using it again shows
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM, the peak, starts again from now
+    # what is free goes back to the system, so that using it again shows
+    ctypes.CDLL(None).malloc_trim(0)
+    # VmHWM, the peak, starts again from now
+    Path("/proc/self/clear_refs").write_text("5")
     before = _resident("VmRSS")
     result = function()
     return result, _resident("VmHWM") - before
@@ -87,19 +97,31 @@ def _resident(field: str) -> float:
 
 def exponent(sizes: Sequence[float], figures: Sequence[float]) -> float:
     """The slope of log(figure) over log(size), by least squares: 1 is linear."""
-    xs, ys = [math.log(n) for n in sizes], [math.log(f) for f in figures]
-    x0, y0 = fmean(xs), fmean(ys)
-    return sum((x - x0) * (y - y0) for x, y in zip(xs, ys, strict=True)) / sum((x - x0) ** 2 for x in xs)
+    xs = [math.log(n) for n in sizes]
+    ys = [math.log(f) for f in figures]
+    x0 = fmean(xs)
+    y0 = fmean(ys)
+    return sum((x - x0) * (y - y0) for x, y in zip(xs, ys, strict=True)) / sum(
+        (x - x0) ** 2 for x in xs
+    )
 
 
 class Worker:
-    """A child process that runs ``script --worker KIND MODEL`` and answers each line with one measurement."""
+    """A child process that runs ``script --worker KIND MODEL`` and answers each line
+    with one measurement.
+    """
 
-    def __init__(self, script: str, kind: str, name: str, python: str = sys.executable) -> None:
+    def __init__(
+        self, script: str, kind: str, name: str, python: str = sys.executable
+    ) -> None:
         command = [python, "-W", "ignore", script, "--worker", kind, name]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
 
     def run(self) -> dict[str, float]:
@@ -119,8 +141,12 @@ class Worker:
         self._process.wait()
 
 
-def parse(parser: argparse.ArgumentParser, make_run: Callable[[str, str], Run]) -> argparse.Namespace:
-    """The arguments of a script. Its workers (``--worker KIND MODEL``) serve what ``make_run`` makes, and end here."""
+def parse(
+    parser: argparse.ArgumentParser, make_run: Callable[[str, str], Run]
+) -> argparse.Namespace:
+    """The arguments of a script. Its workers (``--worker KIND MODEL``) serve what
+    ``make_run`` makes, and end here.
+    """
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -130,7 +156,9 @@ def parse(parser: argparse.ArgumentParser, make_run: Callable[[str, str], Run]) 
 
 
 def _serve(make_run: Callable[[], Run]) -> None:
-    """The worker's side: prepare, then one measurement a line. What libraries print goes to stderr."""
+    """The worker's side: prepare, then one measurement a line. What libraries print
+    goes to stderr.
+    """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     import torch
@@ -142,7 +170,9 @@ def _serve(make_run: Callable[[], Run]) -> None:
         answers.flush()
 
 
-def once(script: str, kind: str, name: str, python: str = sys.executable) -> dict[str, float]:
+def once(
+    script: str, kind: str, name: str, python: str = sys.executable
+) -> dict[str, float]:
     """One measurement in a fresh process."""
     worker = Worker(script, kind, name, python)
     result = worker.run()

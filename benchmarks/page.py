@@ -1,4 +1,5 @@
-"""Write RESULTS.md and the figures that README and the guides quote, from templates/ and results/.
+"""Write RESULTS.md and the figures that README and the guides quote, from templates/
+and results/.
 
     python -m benchmarks page [--check]
 
@@ -16,8 +17,8 @@ TABLE is QUESTION or QUESTION/NAME. Choices, in place of the dots, are optional:
     where COLUMN = CELL                     rows with this cell
     columns COLUMN; COLUMN                  these columns of a table
 
-templates/results.md makes RESULTS.md. A page of the project has blocks between ``<!-- figures: NAME -->`` and
-``<!-- end of figures -->``, which templates/NAME.md makes.
+templates/results.md makes RESULTS.md. A page of the project has blocks between ``<!--
+figures: NAME -->`` and ``<!-- end of figures -->``, which templates/NAME.md makes.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ import publishing
 
 HERE = Path(__file__).parent
 PLACE = re.compile(r"\{\{(.+?)\}\}")
-BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n)(.*?)(<!-- end of figures -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(<!-- figures: ([\w-]+) -->\n)(.*?)(<!-- end of figures -->)", re.DOTALL
+)
 NUMBER = re.compile(r"-?[\d,]*\.?\d+(e[-+]?\d+)?")
 Rows = list[list[Any]]
 
 
 class Template:
-    """Fills templates with the published figures in ``results``; ``linked`` are the questions with a link."""
+    """Fills templates with the published figures in ``results``; ``linked`` are the
+    questions with a link.
+    """
 
     def __init__(self, results: Path = publishing.RESULTS) -> None:
         self._results = results
@@ -69,7 +74,9 @@ class Template:
             raise ValueError(f"{place}: {e!r}") from e
 
     def _published(self, question: str) -> dict[str, Any]:
-        published: dict[str, Any] = json.loads((self._results / f"{question}.json").read_text("utf-8"))
+        published: dict[str, Any] = json.loads(
+            (self._results / f"{question}.json").read_text("utf-8")
+        )
         return published
 
     def _find(self, name: str) -> dict[str, Any]:
@@ -134,7 +141,10 @@ def _chosen(table: dict[str, Any], choices: Sequence[str]) -> Rows:
         kind, _, value = choice.partition(" ")
         if kind == "only":
             wanted = value.split("; ")
-            names = {id(row): {row[1], " / ".join(row[1 : 1 + table["keys"]])} for row in rows}
+            names = {
+                id(row): {row[1], " / ".join(row[1 : 1 + table["keys"]])}
+                for row in rows
+            }
             missing = set(wanted) - set().union(*names.values())
             if missing:
                 raise LookupError(f"no rows {sorted(missing)}")
@@ -149,16 +159,29 @@ def _chosen(table: dict[str, Any], choices: Sequence[str]) -> Rows:
 
 
 def written(root: Path = HERE.parent) -> dict[Path, str]:
-    """Return each page with its text. Raises ValueError if RESULTS.md has no link to a published question."""
+    """Return each page with its text. Raises ValueError if RESULTS.md has no link to a
+    published question.
+    """
     folder = root / "benchmarks"
     template = Template(folder / "results")
-    pages = {folder / "RESULTS.md": template.fill((folder / "templates" / "results.md").read_text("utf-8"))}
-    missing = {path.stem for path in (folder / "results").glob("*.json")} - template.linked
+    pages = {
+        folder / "RESULTS.md": template.fill(
+            (folder / "templates" / "results.md").read_text("utf-8")
+        )
+    }
+    missing = {
+        path.stem for path in (folder / "results").glob("*.json")
+    } - template.linked
     if missing:
-        raise ValueError(f"templates/results.md has no {{{{data ...}}}} for {', '.join(sorted(missing))}")
+        raise ValueError(
+            "templates/results.md has no {{data ...}} for"
+            f" {', '.join(sorted(missing))}"
+        )
 
     def block(found: re.Match[str]) -> str:
-        filled = template.fill((folder / "templates" / f"{found[2]}.md").read_text("utf-8"))
+        filled = template.fill(
+            (folder / "templates" / f"{found[2]}.md").read_text("utf-8")
+        )
         return f"{found[1]}\n{filled}\n{found[4]}"
 
     for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
@@ -170,7 +193,11 @@ def written(root: Path = HERE.parent) -> dict[Path, str]:
 
 def stale(root: Path = HERE.parent) -> list[Path]:
     """Return the pages whose figures are not the published ones."""
-    return [path for path, text in written(root).items() if not path.exists() or path.read_text("utf-8") != text]
+    return [
+        path
+        for path, text in written(root).items()
+        if not path.exists() or path.read_text("utf-8") != text
+    ]
 
 
 def write() -> None:

@@ -2,10 +2,11 @@
 
     DELEGRAPH_CHROMIUM=/path/to/chromium python benchmarks/pages.py
 
-Programs for TOSA: one that it takes but for 700 operators in two stretches, one of which it takes nine operators in
-ten, and the same in two branches side by side. ``page`` is `Report.to_html` after its rows were built, in CPU seconds;
-``loaded`` is the time until the browser's load event, and ``moved`` that of scaling the picture once, each of wall time
-with whatever else the machine does.
+Programs for TOSA: one that it takes but for 700 operators in two stretches, one of
+which it takes nine operators in ten, and the same in two branches side by side.
+``page`` is `Report.to_html` after its rows were built, in CPU seconds; ``loaded`` is
+the time until the browser's load event, and ``moved`` that of scaling the picture once,
+each of wall time with whatever else the machine does.
 """
 
 from __future__ import annotations
@@ -31,12 +32,17 @@ class Chain(torch.nn.Module):
 
     def __init__(self, size: int, left: Rule, branches: int = 1) -> None:
         super().__init__()
-        self.size, self.left, self.branches = size, left, branches
+        self.size = size
+        self.left = left
+        self.branches = branches
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         ways = [x * k for k in range(self.branches)]
         for k in range(self.size // self.branches):
-            ways = [torch.special.bessel_j0(way) if self.left(k) else torch.relu(way) for way in ways]
+            ways = [
+                torch.special.bessel_j0(way) if self.left(k) else torch.relu(way)
+                for way in ways
+            ]
         return sum(ways)
 
 
@@ -59,7 +65,8 @@ def main() -> None:
         for name, module in PROGRAMS.items():
             program = torch.export.export(module, (torch.randn(4, 4),))
             report = delegraph.lower(program, backends=["tosa"]).report
-            delegates, start = len(report.delegates), time.process_time()
+            delegates = len(report.delegates)
+            start = time.process_time()
             page = report.to_html()
             drawn = time.process_time() - start
             file = Path(folder) / "page.html"
@@ -72,9 +79,18 @@ def main() -> None:
             tab.picture()
             moved = time.perf_counter() - start
             nodes = sum(n.op == "call_function" for n in program.graph.nodes)
-            figures = [f"{drawn:.2f}", f"{len(page.encode()) / 1000:,.0f}", f"{loaded:.2f}", f"{moved:.2f}"]
-            rows.append(publishing.told([name, f"{nodes:,}", f"{delegates:,}", *figures]))
-    table = publishing.Table(("program", "nodes", "delegates", "page s", "kB", "loaded s", "moved s"), rows)
+            figures = [
+                f"{drawn:.2f}",
+                f"{len(page.encode()) / 1000:,.0f}",
+                f"{loaded:.2f}",
+                f"{moved:.2f}",
+            ]
+            rows.append(
+                publishing.told([name, f"{nodes:,}", f"{delegates:,}", *figures])
+            )
+    table = publishing.Table(
+        ("program", "nodes", "delegates", "page s", "kB", "loaded s", "moved s"), rows
+    )
     publishing.report(given, "pages", ["torch"], table)
 
 

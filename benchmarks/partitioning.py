@@ -1,11 +1,14 @@
-"""How the time of CapabilityPartitioner grows with the graph, on graphs that torch.fx builds.
+"""How the time of CapabilityPartitioner grows with the graph, on graphs that torch.fx
+builds.
 
     python benchmarks/partitioning.py [--largest 32000] [--repeats 3]
 
-CPU seconds on one thread, the median of ``repeats``; graphs of 1,000 nodes and twice as many each time. ``exponent`` is
-the slope of log(seconds) over log(nodes), by least squares: 1 is linear. Garbage collection is suspended, as
-delegraph.lower does, because a full collection takes longer than most of these runs. One node in ten is of an
-operator that the backend refuses, at random places (seeded), but in the shape "all taken".
+CPU seconds on one thread, the median of ``repeats``; graphs of 1,000 nodes and twice as
+many each time. ``exponent`` is the slope of log(seconds) over log(nodes), by least
+squares: 1 is linear. Garbage collection is suspended, as delegraph.lower does, because
+a full collection takes longer than most of these runs. One node in ten is of an
+operator that the backend refuses, at random places (seeded), but in the shape "all
+taken".
 """
 
 from __future__ import annotations
@@ -31,13 +34,22 @@ ROWS = {
 def main() -> None:
     """Measure every shape at every size and print a table."""
     parser = publishing.parser(__doc__)
-    parser.add_argument("--largest", type=int, default=32_000, help="nodes of the largest graph")
+    parser.add_argument(
+        "--largest", type=int, default=32_000, help="nodes of the largest graph"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     sizes = graphs.sizes(arguments.largest)
-    header = ("graph", *(f"{n:,} nodes, s" for n in sizes), "exponent", "partitions of the largest")
-    table = publishing.Table(header, [_row(row, sizes, arguments.repeats) for row in ROWS])
+    header = (
+        "graph",
+        *(f"{n:,} nodes, s" for n in sizes),
+        "exponent",
+        "partitions of the largest",
+    )
+    table = publishing.Table(
+        header, [_row(row, sizes, arguments.repeats) for row in ROWS]
+    )
     publishing.report(arguments, "partitioning", ["torch", "delegraph"], table)
 
 
@@ -47,7 +59,12 @@ def _row(row: str, sizes: list[int], repeats: int) -> list[str]:
         runs = [_measure(*ROWS[row], nodes) for _ in range(repeats)]
         seconds.append(median(s for s, _ in runs))
         partitions = runs[0][1]
-    return [row, *(f"{s:.3f}" for s in seconds), f"{measuring.exponent(sizes, seconds):.2f}", f"{partitions:,}"]
+    return [
+        row,
+        *(f"{s:.3f}" for s in seconds),
+        f"{measuring.exponent(sizes, seconds):.2f}",
+        f"{partitions:,}",
+    ]
 
 
 def _measure(shape: str, share: float, nodes: int) -> tuple[float, int]:

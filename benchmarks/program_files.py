@@ -2,11 +2,13 @@
 
     python benchmarks/program_files.py [MODEL ...]
 
-Run it with an interpreter that has both (`pip install executorch==1.5.1` and delegraph's plugins). Everything stays on
-the host, so that both emit the same kernels. From one exported program: bytes of the file, planned memory, CPU seconds
-to emit it (delegraph: `save` to memory; ExecuTorch: `to_executorch` and its buffer, after `to_edge`, which is not
-counted), median of 3 runs that take turns, after a throw-away model. The largest error of delegraph's file in
-ExecuTorch's runtime, relative to the largest output, is over all calls of a model, state included.
+Run it with an interpreter that has both (`pip install executorch==1.5.1` and
+delegraph's plugins). Everything stays on the host, so that both emit the same kernels.
+From one exported program: bytes of the file, planned memory, CPU seconds to emit it
+(delegraph: `save` to memory; ExecuTorch: `to_executorch` and its buffer, after
+`to_edge`, which is not counted), median of 3 runs that take turns, after a throw-away
+model. The largest error of delegraph's file in ExecuTorch's runtime, relative to the
+largest output, is over all calls of a model, state included.
 """
 
 from __future__ import annotations
@@ -30,7 +32,15 @@ REPEATS = 3
 
 
 COLUMNS = (
-    *("model", "file, bytes", "ExecuTorch's file", "file ratio", "memory", "its memory", "memory ratio"),
+    *(
+        "model",
+        "file, bytes",
+        "ExecuTorch's file",
+        "file ratio",
+        "memory",
+        "its memory",
+        "memory ratio",
+    ),
     *("emit, s", "its emit, s", "emit ratio", "error"),
 )
 
@@ -50,17 +60,30 @@ def main() -> None:
     for name in given.models or MODELS:
         ours, theirs, error = _measure(MODELS[name]())
         pairs = zip(ours[:2], theirs[:2], strict=True)
-        cells = [cell for a, b in pairs for cell in (f"{a:,}", f"{b:,}", f"{a / b:.3f}")]
-        cells += [f"{ours[2]:.4f}", f"{theirs[2]:.3f}", f"{ours[2] / theirs[2]:.2f}", f"{error:.1e}"]
+        cells = [
+            cell for a, b in pairs for cell in (f"{a:,}", f"{b:,}", f"{a / b:.3f}")
+        ]
+        cells += [
+            f"{ours[2]:.4f}",
+            f"{theirs[2]:.3f}",
+            f"{ours[2] / theirs[2]:.2f}",
+            f"{error:.1e}",
+        ]
         rows.append(publishing.told([name, *cells]))
-    publishing.report(given, "program_files", ["torch", "executorch"], publishing.Table(COLUMNS, rows))
+    publishing.report(
+        given, "program_files", ["torch", "executorch"], publishing.Table(COLUMNS, rows)
+    )
 
 
-def _measure(model: Any) -> tuple[tuple[int, int, float], tuple[int, int, float], float]:
+def _measure(
+    model: Any,
+) -> tuple[tuple[int, int, float], tuple[int, int, float], float]:
     """(bytes, planned memory, seconds) of both, and the error."""
     torch.manual_seed(0)
     with torch.no_grad():
-        exported = torch.export.export(model.module, model.calls[0], dynamic_shapes=model.shapes)
+        exported = torch.export.export(
+            model.module, model.calls[0], dynamic_shapes=model.shapes
+        )
         runs = [(_ours(exported), _theirs(exported)) for _ in range(REPEATS)]
     ours, theirs = runs[0]
     error = _error(ours[3], model)
@@ -77,7 +100,12 @@ def _ours(exported: Any) -> tuple[int, int, float, bytes]:
     start = time.process_time()
     emitted = emit_program(lowered)
     content = emitted.file.join()
-    return len(content), sum(emitted.program.plans[0].memory_sizes), time.process_time() - start, content
+    return (
+        len(content),
+        sum(emitted.program.plans[0].memory_sizes),
+        time.process_time() - start,
+        content,
+    )
 
 
 def _theirs(exported: Any) -> tuple[int, int, float]:
@@ -89,19 +117,31 @@ def _theirs(exported: Any) -> tuple[int, int, float]:
     program = edge.to_executorch()
     content = program.buffer
     spent = time.process_time() - start
-    return len(content), sum(program.executorch_program.execution_plan[0].non_const_buffer_sizes), spent
+    return (
+        len(content),
+        sum(program.executorch_program.execution_plan[0].non_const_buffer_sizes),
+        spent,
+    )
 
 
 def _error(content: bytes, model: Any) -> float:
     from executorch.runtime import Runtime
 
     program = Runtime.get().load_program(content)
-    method, eager, largest = program.load_method("forward"), copy.deepcopy(model.module), 0.0
+    method = program.load_method("forward")
+    eager = copy.deepcopy(model.module)
+    largest = 0.0
     for call in model.calls:
         got = method.execute(pytree.tree_leaves(call))
         with torch.no_grad():
             wanted = pytree.tree_leaves(eager(*call))
-        largest = max(largest, *(float((g - w).abs().max() / w.abs().max()) for g, w in zip(got, wanted, strict=True)))
+        largest = max(
+            largest,
+            *(
+                float((g - w).abs().max() / w.abs().max())
+                for g, w in zip(got, wanted, strict=True)
+            ),
+        )
     return largest
 
 

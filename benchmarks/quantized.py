@@ -1,12 +1,15 @@
-"""Quantized networks as integer TOSA: operators, time, agreement with the Q/DQ graph, and cycles on an Ethos-U85-256.
+"""Quantized networks as integer TOSA: operators, time, agreement with the Q/DQ graph,
+and cycles on an Ethos-U85-256.
 
     python benchmarks/quantized.py [NAME ...] [--vela VELA] [--executorch]
 
-The networks are quantized by ExecuTorch's TOSAQuantizer (int8, weights per channel), on one random batch, and lowered
-for TOSA-1.0+INT. CPU time: the median of three, after a first one, beside a warm torch.export of the quantized module.
-"within a step" and "equal" are shares of the results, of five random inputs, against the Q/DQ graph in eager.
-``--vela`` names the program of ethos-u-vela, for the last two columns. ``--executorch`` adds a row for the file that
-ExecuTorch makes of the same Q/DQ graph; it takes minutes.
+The networks are quantized by ExecuTorch's TOSAQuantizer (int8, weights per channel), on
+one random batch, and lowered for TOSA-1.0+INT. CPU time: the median of three, after a
+first one, beside a warm torch.export of the quantized module. "within a step" and
+"equal" are shares of the results, of five random inputs, against the Q/DQ graph in
+eager. ``--vela`` names the program of ethos-u-vela, for the last two columns.
+``--executorch`` adds a row for the file that ExecuTorch makes of the same Q/DQ graph;
+it takes minutes.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ COLUMNS = (
 
 
 class KeywordSpotter(nn.Module):
-    """The depthwise separable network of https://arxiv.org/abs/1711.07128 (S): [N, 1, 49, 10] -> [N, 12]"""
+    """The depthwise separable network of https://arxiv.org/abs/1711.07128 (S): [N, 1,
+    49, 10] -> [N, 12]
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +59,9 @@ class KeywordSpotter(nn.Module):
 
     def _block(self) -> nn.Sequential:
         depthwise = nn.Conv2d(64, 64, 3, padding=1, groups=64, bias=False)
-        return nn.Sequential(self._layer(depthwise), self._layer(nn.Conv2d(64, 64, 1, bias=False)))
+        return nn.Sequential(
+            self._layer(depthwise), self._layer(nn.Conv2d(64, 64, 1, bias=False))
+        )
 
     def _layer(self, convolution: nn.Conv2d) -> nn.Sequential:
         return nn.Sequential(convolution, nn.BatchNorm2d(64), nn.ReLU())
@@ -96,17 +103,34 @@ def main() -> None:
         rows.append([name, *_ours(module, program, inputs, options.vela)])
         if options.executorch:
             rows.append([name, *_executorch(program, options.vela)])
-    packages = ["torch", "torchao", "executorch", "delegraph-tosa", *publishing.of_vela(options.vela)]
-    publishing.report(options, "quantized", packages, publishing.Table(COLUMNS, rows, keys=2))
+    packages = [
+        "torch",
+        "torchao",
+        "executorch",
+        "delegraph-tosa",
+        *publishing.of_vela(options.vela),
+    ]
+    publishing.report(
+        options, "quantized", packages, publishing.Table(COLUMNS, rows, keys=2)
+    )
 
 
-def quantized(module: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[nn.Module, tuple[torch.Tensor]]:
+def quantized(
+    module: nn.Module, inputs: tuple[torch.Tensor]
+) -> tuple[nn.Module, tuple[torch.Tensor]]:
     """The network with quantize and dequantize calls."""
-    from executorch.backends.arm.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+    from executorch.backends.arm.quantizer import (
+        TOSAQuantizer,
+        get_symmetric_quantization_config,
+    )
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-    quantizer = TOSAQuantizer(_compile_spec()).set_global(get_symmetric_quantization_config())
-    prepared = prepare_pt2e(torch.export.export(module, inputs).module(check_guards=False), quantizer)
+    quantizer = TOSAQuantizer(_compile_spec()).set_global(
+        get_symmetric_quantization_config()
+    )
+    prepared = prepare_pt2e(
+        torch.export.export(module, inputs).module(check_guards=False), quantizer
+    )
     with torch.no_grad():
         for _ in range(4):
             prepared(torch.randn_like(inputs[0]))
@@ -120,26 +144,48 @@ def _compile_spec() -> Any:
     return TosaCompileSpec(TosaSpecification.create_from_string(SPEC))
 
 
-def _ours(module: nn.Module, program: ExportedProgram, inputs: tuple[torch.Tensor], vela: str | None) -> list[str]:
-    export, lower = [], []
+def _ours(
+    module: nn.Module,
+    program: ExportedProgram,
+    inputs: tuple[torch.Tensor],
+    vela: str | None,
+) -> list[str]:
+    export = []
+    lower = []
     for _ in range(4):
         start = process_time()
         torch.export.export(module, inputs)
         middle = process_time()
-        lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": SPEC}})
+        lowered = delegraph.lower(
+            program, backends=["tosa"], options={"tosa": {"spec": SPEC}}
+        )
         export.append(middle - start)
         lower.append(process_time() - middle)
     assert len(lowered.delegates) == 1, str(lowered.report)
     within, equal = _agreement(lowered, program, inputs)
     counts = judged(bytes(lowered.delegates[0].processed_bytes), vela)
-    time, share = median(lower[1:]), median(lower[1:]) / median(export[1:])
-    return ["delegraph", f"{time:.2f}", f"{share:.2f}", *counts[:4], f"{within:.4f}", f"{equal:.4f}", *counts[4:]]
+    time = median(lower[1:])
+    share = median(lower[1:]) / median(export[1:])
+    return [
+        "delegraph",
+        f"{time:.2f}",
+        f"{share:.2f}",
+        *counts[:4],
+        f"{within:.4f}",
+        f"{equal:.4f}",
+        *counts[4:],
+    ]
 
 
-def _agreement(lowered: Any, program: ExportedProgram, inputs: tuple[torch.Tensor]) -> tuple[float, float]:
+def _agreement(
+    lowered: Any, program: ExportedProgram, inputs: tuple[torch.Tensor]
+) -> tuple[float, float]:
     """Shares of results that are at most one step away, and that are equal."""
-    scale: Any = [n for n in program.graph.nodes if "dequantize_per_tensor" in str(n.target)][-1].args[1]
-    eager, distances = program.module(check_guards=False), []
+    scale: Any = [
+        n for n in program.graph.nodes if "dequantize_per_tensor" in str(n.target)
+    ][-1].args[1]
+    eager = program.module(check_guards=False)
+    distances = []
     with torch.no_grad():
         for _ in range(5):
             given = torch.randn_like(inputs[0])
@@ -168,27 +214,59 @@ def judged(blob: bytes, vela: str | None) -> list[str]:
         path = Path(folder) / "network.tosa"
         path.write_bytes(blob)
         names = _operators(path)
-        counts = [str(sum(names.values())), *(str(names[name]) for name in ("RESCALE", "TRANSPOSE", "RESHAPE"))]
+        counts = [
+            str(sum(names.values())),
+            *(str(names[name]) for name in ("RESCALE", "TRANSPOSE", "RESHAPE")),
+        ]
         return [*counts, *(_compiled(vela, path) if vela else ("", ""))]
 
 
 def _operators(path: Path) -> Counter[str]:
-    """Operators of a file but for constants, as flatc of tosa-tools reads them: our reader refuses ExecuTorch's."""
+    """Operators of a file but for constants, as flatc of tosa-tools reads them: our
+    reader refuses ExecuTorch's.
+    """
     import tosa_reference_model
 
     tools = Path(tosa_reference_model.__file__).parents[1] / "bin"
-    arguments = ["--json", "--raw-binary", "--strict-json", "-o", str(path.parent), str(tools / "tosa.fbs"), "--"]
-    subprocess.run([str(tools / "flatc"), *arguments, str(path)], check=True, capture_output=True)
+    arguments = [
+        "--json",
+        "--raw-binary",
+        "--strict-json",
+        "-o",
+        str(path.parent),
+        str(tools / "tosa.fbs"),
+        "--",
+    ]
+    subprocess.run(
+        [str(tools / "flatc"), *arguments, str(path)], check=True, capture_output=True
+    )
     regions = json.loads(path.with_suffix(".json").read_text())["regions"]
-    names = [operator["op"] for region in regions for block in region["blocks"] for operator in block["operators"]]
+    names = [
+        operator["op"]
+        for region in regions
+        for block in region["blocks"]
+        for operator in block["operators"]
+    ]
     return Counter(name for name in names if not name.startswith("CONST"))
 
 
 def _compiled(vela: str, path: Path) -> tuple[str, str]:
     """What Vela says of the file."""
-    arguments = [str(path), "--accelerator-config", "ethos-u85-256", "--output-dir", str(path.parent)]
-    output = subprocess.run([vela, *arguments], check=True, capture_output=True, text=True, env={}).stdout
-    (share,) = [line.split("(")[1].rstrip(")") for line in output.splitlines() if line.startswith("NPU operators")]
+    arguments = [
+        str(path),
+        "--accelerator-config",
+        "ethos-u85-256",
+        "--output-dir",
+        str(path.parent),
+    ]
+    output = subprocess.run(
+        [vela, *arguments], check=True, capture_output=True, text=True, env={}
+    ).stdout
+    (share,) = [
+        line.split("(")[1].rstrip(")")
+        for line in output.splitlines()
+        if line.startswith("NPU operators")
+    ]
     (summary,) = path.parent.glob("*summary*.csv")
     with open(summary) as file:
         return share, f"{int(float(next(csv.DictReader(file))['cycles_total'])):,}"

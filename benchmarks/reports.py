@@ -1,12 +1,15 @@
-"""What looking at a lowering costs beside it, of programs of 2,000 nodes: report, diff, verification of all operators.
+"""What looking at a lowering costs beside it, of programs of 2,000 nodes: report, diff,
+verification of all operators.
 
     python benchmarks/reports.py
 
-Three programs: one that TOSA takes except for an operator in every thirtieth call, the same with a dynamic size, so
-that all is left to the host and the report asks the backend about static sizes, and one in int64, where it asks about
-int32. ``operators`` is `verify(per_operator=True)`. All that together is set against the lowering and two runs in
-eager: of a model, which is exported first, and of a program that is exported already. CPU seconds on one thread, of a
-run after one that is not counted; the rows of a report are built when it is first read, so their time is the text's.
+Three programs: one that TOSA takes except for an operator in every thirtieth call, the
+same with a dynamic size, so that all is left to the host and the report asks the
+backend about static sizes, and one in int64, where it asks about int32. ``operators``
+is `verify(per_operator=True)`. All that together is set against the lowering and two
+runs in eager: of a model, which is exported first, and of a program that is exported
+already. CPU seconds on one thread, of a run after one that is not counted; the rows of
+a report are built when it is first read, so their time is the text's.
 """
 
 from __future__ import annotations
@@ -34,12 +37,17 @@ class Layers(torch.nn.Module):
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(LAYERS))
         for parameter in self.parameters():
-            parameter.data *= 0.01  # or values grow from layer to layer until they are infinite
+            # or values grow from layer to layer until they are infinite
+            parameter.data *= 0.01
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for k, layer in enumerate(self.layers):
             x = torch.relu(layer(x)) + x
-            x = torch.linalg.inv_ex(x[:, :4, :4] + 100 * torch.eye(4))[0].sum() + x if k % 10 == 0 else x
+            x = (
+                torch.linalg.inv_ex(x[:, :4, :4] + 100 * torch.eye(4))[0].sum() + x
+                if k % 10 == 0
+                else x
+            )
         return x
 
 
@@ -71,13 +79,22 @@ def main() -> None:
     publishing.report(given, "reports", ["torch", "delegraph-tosa"], table)
 
 
-def _row(name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], shapes: Any) -> list[str]:
-    exported, program = timed(functools.partial(export, module, inputs, dynamic_shapes=shapes))
+def _row(
+    name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], shapes: Any
+) -> list[str]:
+    exported, program = timed(
+        functools.partial(export, module, inputs, dynamic_shapes=shapes)
+    )
     delegraph.lower(program, backends=["tosa"]).report.to_html()
-    layout._lay_out.cache_clear()  # a page places boxes that were not placed before, but for those of its own pictures
-    lower, lowered = timed(functools.partial(delegraph.lower, program, backends=["tosa"]))
+    # a page places boxes that were not placed before, but for those of its own pictures
+    layout._lay_out.cache_clear()
+    lower, lowered = timed(
+        functools.partial(delegraph.lower, program, backends=["tosa"])
+    )
     report = lowered.report
-    parts = [timed(read)[0] for read in (report.to_text, report.to_json, report.to_html)]
+    parts = [
+        timed(read)[0] for read in (report.to_text, report.to_json, report.to_html)
+    ]
     data = report.to_json()
     parts.append(timed(lambda: list(compare(data, data)))[0])
     module(*inputs)
@@ -85,13 +102,23 @@ def _row(name: str, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], s
     lowered.verify(*inputs, per_operator=True)
     parts.append(timed(lambda: lowered.verify(*inputs, per_operator=True))[0])
     nodes = sum(n.op == "call_function" for n in program.graph.nodes)
-    shares = [sum(parts) / (seconds + 2 * eager) for seconds in (exported + lower, lower)]
+    shares = [
+        sum(parts) / (seconds + 2 * eager) for seconds in (exported + lower, lower)
+    ]
     figures = [f"{p:.3f}" for p in (exported, lower, eager, *parts)]
-    return [name, f"{nodes:,}", str(len(report.causes)), *figures, *(f"{share:.0%}" for share in shares)]
+    return [
+        name,
+        f"{nodes:,}",
+        str(len(report.causes)),
+        *figures,
+        *(f"{share:.0%}" for share in shares),
+    ]
 
 
 def timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    """CPU seconds of a call, and its result. What those before left to collect is not its."""
+    """CPU seconds of a call, and its result. What those before left to collect is not
+    its.
+    """
     gc.collect()
     start = time.process_time()
     result = run()

@@ -1,9 +1,11 @@
-"""Cycles of quantized networks as TOSA 0.80 by Vela 4.2, beside the same as TOSA 1.0 by Vela 5.2.
+"""Cycles of quantized networks as TOSA 0.80 by Vela 4.2, beside the same as TOSA 1.0 by
+Vela 5.2.
 
     python benchmarks/tosa_0_80.py --vela-4-2 VELA --vela-5-2 VELA [NAME ...]
 
-"converted" is the file of 0.80 as ``delegraph_tosa.convert`` makes one of 1.0, by Vela 5.2: what is left of the
-difference lies between the compilers. Each Vela needs an environment of its own. Networks: those of quantized.py.
+"converted" is the file of 0.80 as ``delegraph_tosa.convert`` makes one of 1.0, by Vela
+5.2: what is left of the difference lies between the compilers. Each Vela needs an
+environment of its own. Networks: those of quantized.py.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ import publishing
 import torch
 from quantized import NETWORKS
 
-COLUMNS = ("network", "accelerator", "0.80, Vela 4.2", "1.0, Vela 5.2", "of it", "converted, Vela 5.2")
+COLUMNS = (
+    "network",
+    "accelerator",
+    "0.80, Vela 4.2",
+    "1.0, Vela 5.2",
+    "of it",
+    "converted, Vela 5.2",
+)
 NAMES = ("keyword spotter", "MobileNetV2", "ResNet-18")
 
 
@@ -39,10 +48,24 @@ def main() -> None:
         converted = delegraph_tosa.convert(old, "TOSA-1.0+INT").join()
         for accelerator in ("ethos-u85-256", "ethos-u55-128"):
             by_4_2 = _cycles(options.vela_4_2, old, accelerator)
-            by_5_2, again = (_cycles(options.vela_5_2, data, accelerator) for data in (new, converted))
-            rows.append([name, accelerator, f"{by_4_2:,}", f"{by_5_2:,}", f"{by_4_2 / by_5_2:.2f}", f"{again:,}"])
+            by_5_2, again = (
+                _cycles(options.vela_5_2, data, accelerator)
+                for data in (new, converted)
+            )
+            rows.append(
+                [
+                    name,
+                    accelerator,
+                    f"{by_4_2:,}",
+                    f"{by_5_2:,}",
+                    f"{by_4_2 / by_5_2:.2f}",
+                    f"{again:,}",
+                ]
+            )
     packages = ["torch", "delegraph-tosa", "ethos-u-vela 4.2.0 and 5.2.0"]
-    publishing.report(options, "tosa_0_80", packages, publishing.Table(COLUMNS, rows, keys=2))
+    publishing.report(
+        options, "tosa_0_80", packages, publishing.Table(COLUMNS, rows, keys=2)
+    )
 
 
 def _file(name: str, spec: str) -> bytes:
@@ -50,7 +73,9 @@ def _file(name: str, spec: str) -> bytes:
     torch.manual_seed(0)
     batches = [tuple(map(torch.randn_like, inputs)) for _ in range(4)]
     program = delegraph.quantize(module, batches, backend="tosa")
-    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}})
+    lowered = delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": spec}}
+    )
     (delegate,) = lowered.delegates
     return bytes(delegate.processed_bytes)
 
@@ -59,7 +84,14 @@ def _cycles(vela: str, data: bytes, accelerator: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "network.tosa")
         file.write_bytes(data)
-        command = [vela, str(file), "--accelerator-config", accelerator, "--output-dir", folder]
+        command = [
+            vela,
+            str(file),
+            "--accelerator-config",
+            accelerator,
+            "--output-dir",
+            folder,
+        ]
         subprocess.run(command, check=True, capture_output=True)
         (summary,) = Path(folder).glob("*summary*.csv")
         with open(summary) as table:

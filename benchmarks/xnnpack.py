@@ -2,15 +2,18 @@
 
     python benchmarks/xnnpack.py [MODEL ...] [--repeats 3] [--processes 3]
 
-Run it with an interpreter that has both (`pip install executorch==1.5.1` and delegraph's plugins). The models are those
-of the plugin's tests, and the full-size ones of examples/. From one exported program, to the bytes of the file:
-`delegraph.lower(program, backends=["xnnpack"])` and the plugin's writer, `to_edge_transform_and_lower` with
-`XnnpackPartitioner` and `to_executorch`. CPU seconds, median of the repeats, which take turns in one process, after a
-throw-away model, with Python's garbage collector off: else what collects ExecuTorch's objects is counted where it
-happens to run. Of ours it is told what ExecuTorch's partitioner, its `preprocess` and its conversion to edge dialect
-take, and torch's tracer of decompositions, which ExecuTorch runs as well; the rest is delegraph's own. Then both files
-run in ExecuTorch's own runtime, in turns, in processes of their own; milliseconds are the median of a process, and the
-ratio is the median over processes.
+Run it with an interpreter that has both (`pip install executorch==1.5.1` and
+delegraph's plugins). The models are those of the plugin's tests, and the full-size ones
+of examples/. From one exported program, to the bytes of the file:
+`delegraph.lower(program, backends=["xnnpack"])` and the plugin's writer,
+`to_edge_transform_and_lower` with `XnnpackPartitioner` and `to_executorch`. CPU
+seconds, median of the repeats, which take turns in one process, after a throw-away
+model, with Python's garbage collector off: else what collects ExecuTorch's objects is
+counted where it happens to run. Of ours it is told what ExecuTorch's partitioner, its
+`preprocess` and its conversion to edge dialect take, and torch's tracer of
+decompositions, which ExecuTorch runs as well; the rest is delegraph's own. Then both
+files run in ExecuTorch's own runtime, in turns, in processes of their own; milliseconds
+are the median of a process, and the ratio is the median over processes.
 """
 
 from __future__ import annotations
@@ -50,13 +53,36 @@ def main() -> None:
 
     _compile_both(MODELS["mlp"](), 1)
     names = arguments.models or [*MODELS, "MobileNetV2", "ResNet-18"]
-    rows = [publishing.told(_row(name, arguments.repeats, arguments.processes)) for name in names]
-    publishing.report(arguments, "xnnpack", ["torch", "executorch"], publishing.Table(HEADER, rows, "files"))
+    rows = [
+        publishing.told(_row(name, arguments.repeats, arguments.processes))
+        for name in names
+    ]
+    publishing.report(
+        arguments,
+        "xnnpack",
+        ["torch", "executorch"],
+        publishing.Table(HEADER, rows, "files"),
+    )
 
 
 HEADER = (
-    *("model", "on the host", "ExecuTorch's host", "delegates", "its delegates", "error"),
-    *("compile, s", "its compile, s", "compile ratio", "partitioner", "preprocess", "to edge", "torch's tracer"),
+    *(
+        "model",
+        "on the host",
+        "ExecuTorch's host",
+        "delegates",
+        "its delegates",
+        "error",
+    ),
+    *(
+        "compile, s",
+        "its compile, s",
+        "compile ratio",
+        "partitioner",
+        "preprocess",
+        "to edge",
+        "torch's tracer",
+    ),
     *("ours, of all", "run, ms", "its run, ms", "run ratio"),
 )
 
@@ -74,9 +100,22 @@ def _row(name: str, repeats: int, processes: int) -> list[str]:
         timed = [measuring.once(__file__, "run", folder) for _ in range(processes)]
     ratio = median(t["ours"] / t["theirs"] for t in timed)
     return [
-        *(name, *(str(runs[0][key]) for key in ("host", "delegates") for runs in (ours, theirs))),
+        *(
+            name,
+            *(
+                str(runs[0][key])
+                for key in ("host", "delegates")
+                for runs in (ours, theirs)
+            ),
+        ),
         *(f"{_error(model, ours[0]['content'], theirs[0]['content']):.0e}",),
-        *(f"{total:.2f}", f"{its:.2f}", f"{total / its:.2f}", *(f"{parts[part]:.2f}" for part in PARTS), f"{own:.1%}"),
+        *(
+            f"{total:.2f}",
+            f"{its:.2f}",
+            f"{total / its:.2f}",
+            *(f"{parts[part]:.2f}" for part in PARTS),
+            f"{own:.1%}",
+        ),
         *(f"{median(t[kind] for t in timed):.3f}" for kind in ("ours", "theirs")),
         f"{ratio:.2f}",
     ]
@@ -91,18 +130,25 @@ def _model(name: str) -> Any:
     return Model(module, [inputs])
 
 
-def _compile_both(model: Any, repeats: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _compile_both(
+    model: Any, repeats: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     import torch
 
     torch.set_num_threads(1)
-    ours, theirs = [], []
+    ours = []
+    theirs = []
     for _ in range(repeats):
         for compiled, kind in ((ours, _ours), (theirs, _theirs)):
             torch.manual_seed(0)
             with (
                 torch.no_grad()
-            ):  # ExecuTorch's passes run writes of buffers, which torch refuses on what needs gradients
-                program = torch.export.export(model.module, model.calls[0], dynamic_shapes=model.shapes)
+                # ExecuTorch's passes run writes of buffers, which torch refuses on what
+                # needs gradients
+            ):
+                program = torch.export.export(
+                    model.module, model.calls[0], dynamic_shapes=model.shapes
+                )
                 gc.collect()
                 gc.disable()
                 compiled.append(kind(program))
@@ -124,17 +170,28 @@ def _ours(program: Any) -> dict[str, Any]:
 
 
 def _theirs(program: Any) -> dict[str, Any]:
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
+        XnnpackPartitioner,
+    )
     from executorch.exir import to_edge_transform_and_lower
 
     start = time.process_time()
     edge = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
-    targets = [str(n.target) for n in edge.exported_program().graph.nodes if n.op == "call_function"]
+    targets = [
+        str(n.target)
+        for n in edge.exported_program().graph.nodes
+        if n.op == "call_function"
+    ]
     content = edge.to_executorch().buffer
     seconds = time.process_time() - start
     delegates = sum("call_delegate" in target for target in targets)
     host = len(targets) - delegates - sum("getitem" in target for target in targets)
-    return {"content": content, "seconds": seconds, "host": host, "delegates": delegates}
+    return {
+        "content": content,
+        "seconds": seconds,
+        "host": host,
+        "delegates": delegates,
+    }
 
 
 PARTS = ("partitioner", "preprocess", "to edge", "tracer")
@@ -142,7 +199,9 @@ PARTS = ("partitioner", "preprocess", "to edge", "tracer")
 
 @contextlib.contextmanager
 def _timed_parts() -> Iterator[dict[str, float]]:
-    """CPU seconds that go by in ExecuTorch's code, and in torch's tracer, while delegraph lowers."""
+    """CPU seconds that go by in ExecuTorch's code, and in torch's tracer, while
+    delegraph lowers.
+    """
     from delegraph_executorch.bridging import xnnpack
     from delegraph_programs.decompose import trace
     from executorch.exir.program import _program
@@ -161,9 +220,21 @@ def _timed_parts() -> Iterator[dict[str, float]]:
 
     make_fx = trace.make_fx
     places = [
-        (xnnpack.TheirPartitioner, "partition", timed("partitioner", xnnpack.TheirPartitioner.partition)),
-        (xnnpack.TheirBackend, "preprocess", staticmethod(timed("preprocess", xnnpack.TheirBackend.preprocess))),
-        (_program, "_generate_edge_program", timed("to edge", _program._generate_edge_program)),
+        (
+            xnnpack.TheirPartitioner,
+            "partition",
+            timed("partitioner", xnnpack.TheirPartitioner.partition),
+        ),
+        (
+            xnnpack.TheirBackend,
+            "preprocess",
+            staticmethod(timed("preprocess", xnnpack.TheirBackend.preprocess)),
+        ),
+        (
+            _program,
+            "_generate_edge_program",
+            timed("to edge", _program._generate_edge_program),
+        ),
         (trace, "make_fx", lambda *how: timed("tracer", make_fx(*how))),
     ]
     before = [vars(owner)[name] for owner, name, _ in places]
@@ -185,11 +256,19 @@ def _error(model: Any, *contents: bytes) -> float:
     largest = 0.0
     for content in contents:
         program = Runtime.get().load_program(content)
-        method, eager = program.load_method("forward"), copy.deepcopy(model.module)
+        method = program.load_method("forward")
+        eager = copy.deepcopy(model.module)
         for call in model.calls:
             with torch.no_grad():
-                pairs = zip(method.execute(pytree.tree_leaves(call)), pytree.tree_leaves(eager(*call)), strict=True)
-                largest = max(largest, *(float((g - w).abs().max() / w.abs().max()) for g, w in pairs))
+                pairs = zip(
+                    method.execute(pytree.tree_leaves(call)),
+                    pytree.tree_leaves(eager(*call)),
+                    strict=True,
+                )
+                largest = max(
+                    largest,
+                    *(float((g - w).abs().max() / w.abs().max()) for g, w in pairs),
+                )
     return largest
 
 
@@ -206,8 +285,13 @@ def _runner(folder: str) -> measuring.Run:
     from executorch.runtime import Runtime
 
     call = torch.load(Path(folder, "call.pt"))
-    programs = {kind: Runtime.get().load_program(Path(folder, f"{kind}.pte")) for kind in ("ours", "theirs")}
-    methods = {kind: program.load_method("forward") for kind, program in programs.items()}
+    programs = {
+        kind: Runtime.get().load_program(Path(folder, f"{kind}.pte"))
+        for kind in ("ours", "theirs")
+    }
+    methods = {
+        kind: program.load_method("forward") for kind, program in programs.items()
+    }
     for method in methods.values():
         method.execute(call)
 

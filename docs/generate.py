@@ -1,4 +1,6 @@
-"""Writes the pages here that are read off the code: python docs/generate.py. A test says if they are stale."""
+"""Writes the pages here that are read off the code: python docs/generate.py. A test
+says if they are stale.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ import delegraph_tosa.lowering.integer  # noqa: F401 - registers the rules for q
 from delegraph import errors
 from delegraph.report.facts import COUNT, Fact, Kind
 from delegraph.report.model import Report
-from delegraph.report.rows import Cause, DelegateRow, GivenBack, LineFigures, MethodRow, RefusalRow
+from delegraph.report.rows import (
+    Cause,
+    DelegateRow,
+    GivenBack,
+    LineFigures,
+    MethodRow,
+    RefusalRow,
+)
 from delegraph_tosa.ir.graph import Value
 from delegraph_tosa.ir.rulebook import OF_OPERATORS
 from delegraph_tosa.ir.rulebook import RULES as RULEBOOK
@@ -66,7 +75,10 @@ Taken with their subgraphs, if every call in those is taken; otherwise the subgr
 {control}
 """
 
-WITH_RULE = ["| operator | FP | INT | FP+INT | 1.1 | shapes | to know |", "|---|---|---|---|---|---|---|"]
+WITH_RULE = [
+    "| operator | FP | INT | FP+INT | 1.1 | shapes | to know |",
+    "|---|---|---|---|---|---|---|",
+]
 WITHOUT_RULE = ["| operator | FP | INT | FP+INT | 1.1 |", "|---|---|---|---|---|"]
 TARGETS = ("TOSA-1.0+FP", "TOSA-1.0+INT", "TOSA-1.0+FP+INT", "TOSA-1.1+FP+INT")
 
@@ -111,11 +123,14 @@ SUPPORT = VERDICTS / "support.json"
 """Which calls are taken, when tests/support/op_support.py last asked."""
 REASONS = 2
 """Footnotes of a cell at most."""
-SWEEP, BROKEN, UNOPPOSED = VERDICTS / "legality.json", VERDICTS / "breaking.json", VERDICTS / "unopposed.json"
+SWEEP = VERDICTS / "legality.json"
+BROKEN = VERDICTS / "breaking.json"
+UNOPPOSED = VERDICTS / "unopposed.json"
 """What the sweeps found when they last ran, and why we refuse more."""
 
 SHAPES = re.compile(r"([^;:]*?-> *\[[^\]]*\](?:, \[[^\]]*\])*)(.*)")
-"""The shapes with which a rule's docstring begins, and the rest of its first paragraph."""
+"""The shapes with which a rule's docstring begins, and the rest of its first paragraph.
+"""
 
 
 def main() -> None:
@@ -128,8 +143,18 @@ def errors_page() -> str:
     """Codes and classes of delegraph.errors."""
     codes = [f"| `{code}` | {meaning} |" for code, meaning in errors.CODES.items()]
     lines = [ERRORS, "## Codes", "", "| code | meaning |", "|---|---|", *codes, ""]
-    lines += ["Codes of plugins carry the plugin's name as prefix, as in `tosa/...`.", ""]
-    lines += ["## Classes", "", "| class | is also | when |", "|---|---|---|", *map(_class_row, _classes()), ""]
+    lines += [
+        "Codes of plugins carry the plugin's name as prefix, as in `tosa/...`.",
+        "",
+    ]
+    lines += [
+        "## Classes",
+        "",
+        "| class | is also | when |",
+        "|---|---|---|",
+        *map(_class_row, _classes()),
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -145,16 +170,33 @@ def _class_row(cls: type[Exception]) -> str:
 
 
 def support_page() -> str:
-    """What delegraph-tosa takes for which profile: operators with a rule by family, decomposed ones, and the others."""
-    record, notes = _asked(), Notes()
-    # without operators of others, such as transformers', which are there if something imported their package
-    own = {str(overload): rule for (overload, kind), rule in RULES.items() if kind is Value}
-    rules = {op: rule for op, rule in own.items() if op.startswith(("aten.", "quantized_decomposed."))}
+    """What delegraph-tosa takes for which profile: operators with a rule by family,
+    decomposed ones, and the others.
+    """
+    record = _asked()
+    notes = Notes()
+    # without operators of others, such as transformers', which are there if something
+    # imported their package
+    own = {
+        str(overload): rule for (overload, kind), rule in RULES.items() if kind is Value
+    }
+    rules = {
+        op: rule
+        for op, rule in own.items()
+        if op.startswith(("aten.", "quantized_decomposed."))
+    }
     sections: dict[str, list[str]] = {}
-    for family, name in sorted((rule.function.__module__.rpartition(".")[2], name) for name, rule in rules.items()):
-        sections.setdefault(family, []).append(_support_row(name, record, notes, rules[name]))
+    for family, name in sorted(
+        (rule.function.__module__.rpartition(".")[2], name)
+        for name, rule in rules.items()
+    ):
+        sections.setdefault(family, []).append(
+            _support_row(name, record, notes, rules[name])
+        )
     others = sorted(record.keys() - rules.keys())
-    decomposed = [name for name in others if any(record[name][target][""] for target in TARGETS)]
+    decomposed = [
+        name for name in others if any(record[name][target][""] for target in TARGETS)
+    ]
     host = [name for name in others if name not in decomposed]
     sections["decomposed"] = [_support_row(name, record, notes) for name in decomposed]
     sections["on the host"] = [_support_row(name, record, notes) for name in host]
@@ -164,7 +206,9 @@ def support_page() -> str:
     for heading, operators in sections.items():
         head = WITHOUT_RULE if heading in ("decomposed", "on the host") else WITH_RULE
         lines += [f"## {heading}", "", *head, *operators, ""]
-    return "\n".join([*lines, *(f"[^{number}]: {why}" for why, number in notes.items()), ""])
+    return "\n".join(
+        [*lines, *(f"[^{number}]: {why}" for why, number in notes.items()), ""]
+    )
 
 
 class Notes(dict[str, int]):
@@ -178,7 +222,9 @@ NO_RULE = "no TOSA lowering for this operator"
 PIECES = "no rule of its own, and not all that it is decomposed into is taken"
 
 Asked = dict[str, dict[str, Counter[str]]]
-"""Operator -> target -> why calls of it were refused, "" for those that were taken -> number of calls."""
+"""Operator -> target -> why calls of it were refused, "" for those that were taken ->
+number of calls.
+"""
 
 
 def _asked() -> Asked:
@@ -186,7 +232,8 @@ def _asked() -> Asked:
     ruled = {str(overload) for overload, _ in RULES}
     for group in json.loads(SUPPORT.read_text()).values():
         for name, entry in group.items():
-            if entry["rule"] == (name in ruled):  # otherwise it is from before the operator got its rule, or lost it
+            # otherwise it is from before the operator got its rule, or lost it
+            if entry["rule"] == (name in ruled):
                 for target in TARGETS:
                     found[name][target].update(entry[target])
     for name in found.keys() - ruled:
@@ -195,8 +242,13 @@ def _asked() -> Asked:
     return found
 
 
-def _support_row(name: str, record: Asked, notes: Notes, rule: Rule | None = None) -> str:
-    cells = [_support_cell(record[name][target], notes) if name in record else "-" for target in TARGETS]
+def _support_row(
+    name: str, record: Asked, notes: Notes, rule: Rule | None = None
+) -> str:
+    cells = [
+        _support_cell(record[name][target], notes) if name in record else "-"
+        for target in TARGETS
+    ]
     if rule is not None:
         text = _first_paragraph(rule.function)
         found = SHAPES.match(text)
@@ -206,7 +258,10 @@ def _support_row(name: str, record: Asked, notes: Notes, rule: Rule | None = Non
 
 def _support_cell(counted: Counter[str], notes: Notes) -> str:
     """yes, some or no, with the commonest reasons of refusal."""
-    reasons = sorted((why for why, calls in counted.items() if why and calls), key=lambda why: (-counted[why], why))
+    reasons = sorted(
+        (why for why, calls in counted.items() if why and calls),
+        key=lambda why: (-counted[why], why),
+    )
     marks = "".join(map(notes.mark, reasons[:REASONS]))
     if not reasons and not counted[""]:
         return "-"
@@ -214,38 +269,69 @@ def _support_cell(counted: Counter[str], notes: Notes) -> str:
 
 
 def legality_page() -> str:
-    """Every operator and its element types: who allows them, in TOSA 1.0 and in the 1.1 draft."""
+    """Every operator and its element types: who allows them, in TOSA 1.0 and in the 1.1
+    draft.
+    """
     swept = json.loads(SWEEP.read_text())
-    found = [f"- {d['label']} for {d['target']}: {d['ours'] or d['tosa-opt']}" for d in swept["differences"]]
+    found = [
+        f"- {d['label']} for {d['target']}: {d['ours'] or d['tosa-opt']}"
+        for d in swept["differences"]
+    ]
     lines = [LEGALITY.format(judged=swept["judged"], count=len(found)), *found]
     for name, row in sorted(rows((1, 1)).items()):
-        lines += ["", f"## {name}", "", "| element types | TOSA 1.0 | 1.1 draft |", "|---|---|---|"]
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            "| element types | TOSA 1.0 | 1.1 draft |",
+            "|---|---|---|",
+        ]
         of_1_0 = rows()[name].modes if name in rows() else ()
         lines += dict.fromkeys(_legality_row(mode, of_1_0) for mode in row.modes)
     return "\n".join([*lines, ""])
 
 
 def rules_page() -> str:
-    """The rules of TOSA that the validator knows, and what the reference tools say of graphs that break them."""
-    judged, alone = json.loads(BROKEN.read_text()), json.loads(UNOPPOSED.read_text())
+    """The rules of TOSA that the validator knows, and what the reference tools say of
+    graphs that break them.
+    """
+    judged = json.loads(BROKEN.read_text())
+    alone = json.loads(UNOPPOSED.read_text())
     headings = ", ".join(sorted(OF_OPERATORS))
-    counts = {name: sum(entry[name] for entry in judged.values()) for name in ("graphs", "files")}
+    counts = {
+        name: sum(entry[name] for entry in judged.values())
+        for name in ("graphs", "files")
+    }
     lines = [TOSA_RULES.format(count=len(RULEBOOK), headings=headings, **counts)]
-    lines += ["| rule | section | what it asks for | files | tosa-opt | reference model |", "|---|---|---|---|---|---|"]
+    lines += [
+        "| rule | section | what it asks for | files | tosa-opt | reference model |",
+        "|---|---|---|---|---|---|",
+    ]
     lines += [_rule_row(name, rule, judged[name]) for name, rule in RULEBOOK.items()]
-    rows = [f"| `{e['rule']}` | {', '.join(e['operators'])} | {e['words']} |" for e in alone]
+    rows = [
+        f"| `{e['rule']}` | {', '.join(e['operators'])} | {e['words']} |" for e in alone
+    ]
     return "\n".join([*lines, ALONE.rstrip("\n"), *rows, ""])
 
 
 def _rule_row(name: str, rule: TosaRule, judged: dict[str, int]) -> str:
-    figures = " | ".join(str(judged[who]) for who in ("files", "tosa-opt", "reference model"))
+    figures = " | ".join(
+        str(judged[who]) for who in ("files", "tosa-opt", "reference model")
+    )
     return f"| `{name}` | {rule.section} | {rule.meaning} | {figures} |"
 
 
 def _legality_row(mode: Mode, of_1_0: tuple[Mode, ...]) -> str:
-    types = ", ".join(f"{variable} {_type(dtype)}" for variable, dtype in mode.types.items())
-    before = [way for other in of_1_0 if other.types == mode.types for way in other.allowed_by]
-    ways = [{_all_values(name) for name in way} if "*" in types else way for way in mode.allowed_by]
+    types = ", ".join(
+        f"{variable} {_type(dtype)}" for variable, dtype in mode.types.items()
+    )
+    before = [
+        way for other in of_1_0 if other.types == mode.types for way in other.allowed_by
+    ]
+    ways = [
+        {_all_values(name) for name in way} if "*" in types else way
+        for way in mode.allowed_by
+    ]
     return f"| {types or 'any'} | {_ways(before)} | {_ways(ways)} |"
 
 
@@ -255,8 +341,14 @@ def _type(dtype: DType | None) -> str:
 
 
 def _all_values(name: str) -> str:
-    """The rows of block-scaled types differ in their values, each of which has an extension."""
-    return name if name == "EXT-MX-COMMON" or not name.startswith("EXT-MX-") else "`EXT-MX-*`"
+    """The rows of block-scaled types differ in their values, each of which has an
+    extension.
+    """
+    return (
+        name
+        if name == "EXT-MX-COMMON" or not name.startswith("EXT-MX-")
+        else "`EXT-MX-*`"
+    )
 
 
 def _ways(ways: Iterable[Set[str]]) -> str:
@@ -265,10 +357,14 @@ def _ways(ways: Iterable[Set[str]]) -> str:
 
 def _first_paragraph(documented: object) -> str:
     text = inspect.getdoc(documented) or ""
-    return " ".join(text.split("\n\n")[0].split()).replace("``", "`").replace("|", "\\|")
+    return (
+        " ".join(text.split("\n\n")[0].split()).replace("``", "`").replace("|", "\\|")
+    )
 
 
-PLACE_OF_CAUSE = Fact("cause", Kind({**COUNT.schema, "description": "Its place in `causes`."}))
+PLACE_OF_CAUSE = Fact(
+    "cause", Kind({**COUNT.schema, "description": "Its place in `causes`."})
+)
 """What a refusal has besides in a report, where causes have places."""
 REPORT_FORMS: dict[str, Sequence[Fact]] = {
     "report facts": Report.FACTS,
@@ -279,7 +375,9 @@ REPORT_FORMS: dict[str, Sequence[Fact]] = {
     "figures of lines": LineFigures.FACTS,
     "refusal": (*RefusalRow.FACTS, PLACE_OF_CAUSE),
 }
-"""Definitions of schema.json that follow from the facts of a report; their descriptions are written there."""
+"""Definitions of schema.json that follow from the facts of a report; their descriptions
+are written there.
+"""
 
 
 def schema_page() -> str:
@@ -288,9 +386,12 @@ def schema_page() -> str:
     for name, facts in REPORT_FORMS.items():
         form = {"type": "object", "properties": {f.name: f.kind.schema for f in facts}}
         form["required"] = [f.name for f in facts]
-        if name != "report facts":  # `report` and `written report` close it, each with what it has besides
+        # `report` and `written report` close it, each with what it has besides
+        if name != "report facts":
             form["additionalProperties"] = False
-        page["$defs"][name] = {k: v for k, v in page["$defs"].get(name, {}).items() if k == "description"} | form
+        page["$defs"][name] = {
+            k: v for k, v in page["$defs"].get(name, {}).items() if k == "description"
+        } | form
     return json.dumps(page, indent=2) + "\n"
 
 

@@ -1,12 +1,15 @@
-"""A researcher's comparison: a table of models and targets, and how much faster than eager PyTorch each target is.
+"""A researcher's comparison: a table of models and targets, and how much faster than
+eager PyTorch each target is.
 
     python examples/matrix_comparison.py STORE MATRIX.toml [--executor process:2 ...]
-    python examples/matrix_comparison.py STORE models/*.py --backends tosa openvino --quantize float int8
+    python examples/matrix_comparison.py STORE models/*.py --backends tosa openvino
+        --quantize float int8
 
-All words after STORE are those of `delegraph matrix`. STORE/table.md and STORE/table.csv are for the paper. Rows are
-plain JSON, one a line, so that any question about them is a few lines of Python: here, the geometric mean over models
-of a call in eager PyTorch divided by one of the lowered program, called in turns, of all models that every target runs
-and whose values agree.
+All words after STORE are those of `delegraph matrix`. STORE/table.md and
+STORE/table.csv are for the paper. Rows are plain JSON, one a line, so that any question
+about them is a few lines of Python: here, the geometric mean over models of a call in
+eager PyTorch divided by one of the lowered program, called in turns, of all models that
+every target runs and whose values agree.
 """
 
 from __future__ import annotations
@@ -24,11 +27,29 @@ from typing import Any
 def main(store: Path, *words: str) -> int:
     """Make the table, print the means, and return the exit code of the command."""
     store.mkdir(parents=True, exist_ok=True)
-    reports = [word for name in ("table.md", "table.csv") for word in ("--report", str(store / name))]
-    command = [sys.executable, "-m", "delegraph", "matrix", *words, "--store", str(store), "--exit-zero", *reports]
+    reports = [
+        word
+        for name in ("table.md", "table.csv")
+        for word in ("--report", str(store / name))
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "delegraph",
+        "matrix",
+        *words,
+        "--store",
+        str(store),
+        "--exit-zero",
+        *reports,
+    ]
     code = subprocess.run(command).returncode
     if code == 0:
-        rows = [json.loads(line) for line in (store / "rows.jsonl").read_text().splitlines() if line]
+        rows = [
+            json.loads(line)
+            for line in (store / "rows.jsonl").read_text().splitlines()
+            if line
+        ]
         for line in speeds(rows):
             print(line)
     return code
@@ -40,15 +61,24 @@ def speeds(rows: Iterable[dict[str, Any]]) -> Iterable[str]:
     for row in rows:
         timed = row["measured"].get("latency")
         target = found.setdefault((row["target"], row["quantize"]), {})
-        if timed and row["error"] is None and all(figures["agrees"] for figures in row["methods"].values()):
+        if (
+            timed
+            and row["error"] is None
+            and all(figures["agrees"] for figures in row["methods"].values())
+        ):
             eager = row["measured"]["eager"]["seconds"]
-            target[row["name"]] = statistics.median(eager) / statistics.median(timed["seconds"])
+            target[row["name"]] = statistics.median(eager) / statistics.median(
+                timed["seconds"]
+            )
     for kind in dict.fromkeys(kind for _, kind in found):
         own = {target: models for (target, of), models in found.items() if of == kind}
         common = set.intersection(*map(set, own.values()))
         for target, models in own.items() if common else ():
             mean = math.exp(statistics.fmean(math.log(models[name]) for name in common))
-            yield f"{target}, {kind}: {mean:.2f} times as fast as eager, geometric mean of {len(common)} models"
+            yield (
+                f"{target}, {kind}: {mean:.2f} times as fast as eager, geometric mean"
+                f" of {len(common)} models"
+            )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""MobileNetV2 (width 1.0, 224 x 224 pixels), written from the paper: https://arxiv.org/abs/1801.04381.
+"""MobileNetV2 (width 1.0, 224 x 224 pixels), written from the paper:
+https://arxiv.org/abs/1801.04381.
 
-    delegraph lower examples/mobilenet_v2.py --backend tosa -o mobilenet_v2.tosa --verify
+    delegraph lower examples/mobilenet_v2.py --backend tosa -o mobilenet_v2.tosa
+        --verify
 
-The weights, and the scales and shifts of batch norms, are random (seeded). Batch-norm statistics come from a batch:
-with their default values the signal of an untrained network shrinks to nothing on its way, and a comparison with eager
-would compare zeros.
+The weights, and the scales and shifts of batch norms, are random (seeded). Batch-norm
+statistics come from a batch: with their default values the signal of an untrained
+network shrinks to nothing on its way, and a comparison with eager would compare zeros.
 """
 
 from __future__ import annotations
@@ -42,7 +44,11 @@ class MobileNetV2(nn.Module):
         channels = 32
         for expansion, outputs, blocks, first_stride in STAGES:
             for block in range(blocks):
-                layers.append(InvertedResidual(channels, outputs, first_stride if block == 0 else 1, expansion))
+                layers.append(
+                    InvertedResidual(
+                        channels, outputs, first_stride if block == 0 else 1, expansion
+                    )
+                )
                 channels = outputs
         layers.append(convolution(channels, 1280, kernel=1))
         self.features = nn.Sequential(*layers)
@@ -55,14 +61,20 @@ class MobileNetV2(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """Widen, filter each channel on its own, narrow without activation; add the input where the shapes agree."""
+    """Widen, filter each channel on its own, narrow without activation; add the input
+    where the shapes agree.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int) -> None:
         super().__init__()
         wide = inputs * expansion
         widen = [convolution(inputs, wide, kernel=1)] if expansion != 1 else []
         filter_channels = convolution(wide, wide, kernel=3, stride=stride, groups=wide)
-        self.body = nn.Sequential(*widen, filter_channels, convolution(wide, outputs, kernel=1, activate=False))
+        self.body = nn.Sequential(
+            *widen,
+            filter_channels,
+            convolution(wide, outputs, kernel=1, activate=False),
+        )
         self.residual = stride == 1 and inputs == outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -70,17 +82,26 @@ class InvertedResidual(nn.Module):
 
 
 def convolution(
-    inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, activate: bool = True
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    stride: int = 1,
+    groups: int = 1,
+    activate: bool = True,
 ) -> nn.Sequential:
     """Convolution and batch norm, then ReLU6 in place unless ``activate`` is False."""
-    conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
+    conv = nn.Conv2d(
+        inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False
+    )
     activation = [nn.ReLU6(inplace=True)] if activate else []
     return nn.Sequential(conv, nn.BatchNorm2d(outputs), *activation)
 
 
 @torch.no_grad()
 def set_batch_norm(model: nn.Module, batch: torch.Tensor) -> None:
-    """Random scales and shifts, and the statistics of ``batch``, by one pass in training mode."""
+    """Random scales and shifts, and the statistics of ``batch``, by one pass in
+    training mode.
+    """
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.5)

@@ -1,10 +1,12 @@
-"""ResNet-18 and ResNet-50 (224 x 224 pixels), written from the paper: https://arxiv.org/abs/1512.03385.
+"""ResNet-18 and ResNet-50 (224 x 224 pixels), written from the paper:
+https://arxiv.org/abs/1512.03385.
 
     delegraph lower examples/resnet.py:resnet18 --backend tosa -o resnet18.tosa --verify
 
-In ResNet-50 the 3 x 3 convolution of a block has the stride, as is usual since. Weights are random (seeded) and
-batch-norm statistics come from a batch, as in mobilenet_v2.py. The scale that ends a block's body is small, as training
-makes it: with 1 everywhere every block amplifies rounding, and eager float32 itself is 1.7e-5 away from float64.
+In ResNet-50 the 3 x 3 convolution of a block has the stride, as is usual since. Weights
+are random (seeded) and batch-norm statistics come from a batch, as in mobilenet_v2.py.
+The scale that ends a block's body is small, as training makes it: with 1 everywhere
+every block amplifies rounding, and eager float32 itself is 1.7e-5 away from float64.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ def resnet50() -> tuple[nn.Module, tuple[torch.Tensor]]:
     return _prepared(Bottleneck, blocks=(3, 4, 6, 3))
 
 
-def _prepared(block: type[Basic | Bottleneck], blocks: tuple[int, ...]) -> tuple[nn.Module, tuple[torch.Tensor]]:
+def _prepared(
+    block: type[Basic | Bottleneck], blocks: tuple[int, ...]
+) -> tuple[nn.Module, tuple[torch.Tensor]]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = ResNet(block, blocks)
@@ -35,17 +39,28 @@ def _prepared(block: type[Basic | Bottleneck], blocks: tuple[int, ...]) -> tuple
 class ResNet(nn.Module):
     """[N, 3, 224, 224] -> [N, classes]"""
 
-    def __init__(self, block: type[Basic | Bottleneck], blocks: tuple[int, ...], classes: int = 1000) -> None:
+    def __init__(
+        self,
+        block: type[Basic | Bottleneck],
+        blocks: tuple[int, ...],
+        classes: int = 1000,
+    ) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            *convolution(3, 64, kernel=7, stride=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2, padding=1)
+            *convolution(3, 64, kernel=7, stride=2),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, stride=2, padding=1),
         )
         layers: list[nn.Module] = []
         channels = 64
         for stage, count in enumerate(blocks):
             width = 64 * 2**stage
             for position in range(count):
-                layers.append(block(channels, width, stride=2 if stage > 0 and position == 0 else 1))
+                layers.append(
+                    block(
+                        channels, width, stride=2 if stage > 0 and position == 0 else 1
+                    )
+                )
                 channels = width * block.widening
         self.body = nn.Sequential(*layers)
         self.classifier = nn.Linear(channels, classes)
@@ -98,20 +113,26 @@ class Bottleneck(nn.Module):
 
 
 def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """The input as it is, or brought to the block's output shape by a 1 x 1 convolution."""
+    """The input as it is, or brought to the block's output shape by a 1 x 1
+    convolution.
+    """
     if stride == 1 and inputs == outputs:
         return nn.Identity()
     return nn.Sequential(*convolution(inputs, outputs, kernel=1, stride=stride))
 
 
-def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+def convolution(
+    inputs: int, outputs: int, kernel: int, stride: int = 1
+) -> tuple[nn.Module, nn.Module]:
     """Convolution and batch norm."""
     conv = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
     return conv, nn.BatchNorm2d(outputs)
 
 
 def set_affine(model: nn.Module) -> None:
-    """Give every batch norm a scale around 1 and a small shift; the one that ends a body a scale from 0.1 to 0.4."""
+    """Give every batch norm a scale around 1 and a small shift; the one that ends a
+    body a scale from 0.1 to 0.4.
+    """
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.5)

@@ -1,9 +1,12 @@
-"""Three transformers in plain torch, structured as those of the `transformers` package: ViT-B/16, BERT-base, Llama.
+"""Three transformers in plain torch, structured as those of the `transformers` package:
+ViT-B/16, BERT-base, Llama.
 
-    delegraph lower examples/transformer.py:bert_base --backend tosa -o bert.tosa --verify
+    delegraph lower examples/transformer.py:bert_base --backend tosa -o bert.tosa
+        --verify
 
-ViT: https://arxiv.org/abs/2010.11929. BERT: https://arxiv.org/abs/1810.04805. Llama: https://arxiv.org/abs/2302.13971,
-with the grouped queries of https://arxiv.org/abs/2305.13245. Weights are random (seeded).
+ViT: https://arxiv.org/abs/2010.11929. BERT: https://arxiv.org/abs/1810.04805. Llama:
+https://arxiv.org/abs/2302.13971, with the grouped queries of
+https://arxiv.org/abs/2305.13245. Weights are random (seeded).
 """
 
 from __future__ import annotations
@@ -20,19 +23,34 @@ def vit_b16(layers: int = 12, width: int = 768) -> tuple[nn.Module, tuple[Tensor
         return VisionTransformer(layers, width).eval(), (torch.randn(1, 3, 224, 224),)
 
 
-def bert_base(layers: int = 12, width: int = 768, length: int = 128) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    """BERT-base in eval mode and its inputs: token ids and an attention mask, int64 of shape [1, length]."""
+def bert_base(
+    layers: int = 12, width: int = 768, length: int = 128
+) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """BERT-base in eval mode and its inputs: token ids and an attention mask, int64 of
+    shape [1, length].
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         mask = (torch.arange(length) < length - length // 4).long()[None]
         return Bert(layers, width).eval(), (torch.randint(0, 1000, (1, length)), mask)
 
 
-def llama_8(layers: int = 8, width: int = 512, length: int = 64) -> tuple[nn.Module, tuple[Tensor]]:
-    """A decoder of Llama's kind with 8 layers and its inputs: token ids, int64 of shape [1, length]."""
+def llama_8(
+    layers: int = 8, width: int = 512, length: int = 64
+) -> tuple[nn.Module, tuple[Tensor]]:
+    """A decoder of Llama's kind with 8 layers and its inputs: token ids, int64 of shape
+    [1, length].
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Decoder(words=8000, width=width, inner=width * 11 // 4, layers=layers, heads=8, groups=4)
+        model = Decoder(
+            words=8000,
+            width=width,
+            inner=width * 11 // 4,
+            layers=layers,
+            heads=8,
+            groups=4,
+        )
         return model.eval(), (torch.randint(0, 8000, (1, length)),)
 
 
@@ -42,10 +60,14 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(width, width) for _ in range(4)
+        )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        query, key, value = (split(part(x), self.heads) for part in (self.query, self.key, self.value))
+        query, key, value = (
+            split(part(x), self.heads) for part in (self.query, self.key, self.value)
+        )
         mixed = functional.scaled_dot_product_attention(query, key, value, mask)
         return self.out(mixed.transpose(1, 2).reshape(x.shape))
 
@@ -56,13 +78,17 @@ def split(x: Tensor, heads: int) -> Tensor:
 
 
 class Layer(nn.Module):
-    """Attention and a perceptron with shortcuts, normalized before (ViT) or after (BERT)."""
+    """Attention and a perceptron with shortcuts, normalized before (ViT) or after
+    (BERT).
+    """
 
     def __init__(self, width: int, heads: int, norm_first: bool) -> None:
         super().__init__()
-        self.norm_first, self.attention = norm_first, Attention(width, heads)
+        self.norm_first = norm_first
+        self.attention = Attention(width, heads)
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.widen = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if self.norm_first:
@@ -78,13 +104,18 @@ class Layer(nn.Module):
 class VisionTransformer(nn.Module):
     """[N, 3, 224, 224] -> [N, classes]"""
 
-    def __init__(self, layers: int, width: int, classes: int = 1000, patch: int = 16) -> None:
+    def __init__(
+        self, layers: int, width: int, classes: int = 1000, patch: int = 16
+    ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.token = nn.Parameter(torch.randn(1, 1, width))
         self.positions = nn.Parameter(torch.randn(1, 1 + (224 // patch) ** 2, width))
-        self.layers = nn.Sequential(*[Layer(width, width // 64, norm_first=True) for _ in range(layers)])
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+        self.layers = nn.Sequential(
+            *[Layer(width, width // 64, norm_first=True) for _ in range(layers)]
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.patches(image).flatten(2).transpose(1, 2)
@@ -93,18 +124,30 @@ class VisionTransformer(nn.Module):
 
 
 class Bert(nn.Module):
-    """Token ids and attention mask [N, L] -> hidden states [N, L, width] and the pooled first one [N, width]"""
+    """Token ids and attention mask [N, L] -> hidden states [N, L, width] and the pooled
+    first one [N, width]
+    """
 
-    def __init__(self, layers: int, width: int, words: int = 30522, positions: int = 512) -> None:
+    def __init__(
+        self, layers: int, width: int, words: int = 30522, positions: int = 512
+    ) -> None:
         super().__init__()
-        self.words, self.positions = nn.Embedding(words, width), nn.Embedding(positions, width)
-        self.types, self.norm = nn.Embedding(2, width), nn.LayerNorm(width)
-        self.layers = nn.ModuleList([Layer(width, width // 64, norm_first=False) for _ in range(layers)])
+        self.words = nn.Embedding(words, width)
+        self.positions = nn.Embedding(positions, width)
+        self.types = nn.Embedding(2, width)
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(
+            [Layer(width, width // 64, norm_first=False) for _ in range(layers)]
+        )
         self.pool = nn.Linear(width, width)
 
     def forward(self, ids: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
         places = torch.arange(ids.shape[1])[None]
-        x = self.norm(self.words(ids) + self.positions(places) + self.types(torch.zeros_like(places)))
+        x = self.norm(
+            self.words(ids)
+            + self.positions(places)
+            + self.types(torch.zeros_like(places))
+        )
         mask = attended.bool()[:, None, None, :]
         for layer in self.layers:
             x = layer(x, mask)
@@ -120,18 +163,27 @@ class RootMeanSquareNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+        return self.weight * (
+            wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+        ).to(x.dtype)
 
 
 class DecoderLayer(nn.Module):
-    """Causal attention with rotary positions and grouped queries, and a gated perceptron."""
+    """Causal attention with rotary positions and grouped queries, and a gated
+    perceptron.
+    """
 
     def __init__(self, width: int, inner: int, heads: int, groups: int) -> None:
         super().__init__()
-        self.heads, self.groups = heads, groups
-        self.norms = nn.ModuleList([RootMeanSquareNorm(width), RootMeanSquareNorm(width)])
+        self.heads = heads
+        self.groups = groups
+        self.norms = nn.ModuleList(
+            [RootMeanSquareNorm(width), RootMeanSquareNorm(width)]
+        )
         self.query, self.out = (nn.Linear(width, width, bias=False) for _ in range(2))
-        self.key, self.value = (nn.Linear(width, width // heads * groups, bias=False) for _ in range(2))
+        self.key, self.value = (
+            nn.Linear(width, width // heads * groups, bias=False) for _ in range(2)
+        )
         self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
         self.down = nn.Linear(inner, width, bias=False)
 
@@ -140,7 +192,9 @@ class DecoderLayer(nn.Module):
         query = rotate(split(self.query(y), self.heads), cos, sin)
         key = rotate(split(self.key(y), self.groups), cos, sin)
         value = split(self.value(y), self.groups)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=True
+        )
         x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
         y = self.norms[1](x)
         return x + self.down(functional.silu(self.gate(y)) * self.up(y))
@@ -155,19 +209,29 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Decoder(nn.Module):
     """Token ids [N, L] -> logits [N, L, words]"""
 
-    def __init__(self, words: int, width: int, inner: int, layers: int, heads: int, groups: int) -> None:
+    def __init__(
+        self, words: int, width: int, inner: int, layers: int, heads: int, groups: int
+    ) -> None:
         super().__init__()
-        self.words, self.norm = nn.Embedding(words, width), RootMeanSquareNorm(width)
-        self.layers = nn.ModuleList([DecoderLayer(width, inner, heads, groups) for _ in range(layers)])
+        self.words = nn.Embedding(words, width)
+        self.norm = RootMeanSquareNorm(width)
+        self.layers = nn.ModuleList(
+            [DecoderLayer(width, inner, heads, groups) for _ in range(layers)]
+        )
         self.head = nn.Linear(width, words, bias=False)
         size = width // heads
-        self.register_buffer("frequencies", 10_000.0 ** -(torch.arange(0, size, 2) / size), persistent=False)
+        self.register_buffer(
+            "frequencies",
+            10_000.0 ** -(torch.arange(0, size, 2) / size),
+            persistent=False,
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.words(ids)
         angles = torch.arange(ids.shape[1]).float()[:, None] * self.frequencies
         angles = torch.cat((angles, angles), -1)
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        cos = angles.cos().to(x.dtype)
+        sin = angles.sin().to(x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin)
         return self.head(self.norm(x))

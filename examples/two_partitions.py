@@ -1,9 +1,11 @@
-"""A network with an operator in its middle that TOSA does not have: two delegates, and the host between them.
+"""A network with an operator in its middle that TOSA does not have: two delegates, and
+the host between them.
 
     delegraph lower examples/two_partitions.py --backend tosa --verify
 
-It classifies by the covariance of its features. The Cholesky factor of that matrix is the host's; what comes before and
-after it goes to the backend. The report names the operator, the reason and the line below that calls it.
+It classifies by the covariance of its features. The Cholesky factor of that matrix is
+the host's; what comes before and after it goes to the backend. The report names the
+operator, the reason and the line below that calls it.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class CovarianceClassifier(nn.Module):
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         features = self.features(image).flatten(2)
         centred = features - features.mean(dim=2, keepdim=True)
-        covariance = centred @ centred.transpose(1, 2) / features.shape[2] + self.regulariser
+        covariance = (
+            centred @ centred.transpose(1, 2) / features.shape[2] + self.regulariser
+        )
         factor, _ = torch.linalg.cholesky_ex(covariance)
         return self.classifier(factor.flatten(1))

@@ -1,4 +1,6 @@
-"""RESULTS.md and README have the figures that were published, and each script can publish its own."""
+"""RESULTS.md and README have the figures that were published, and each script can
+publish its own.
+"""
 
 import argparse
 import importlib
@@ -11,7 +13,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks"
-NO_TABLES = {"__main__.py", "graphs.py", "measuring.py", "page.py", "publishing.py", "matrix_models.py"}
+NO_TABLES = {
+    "__main__.py",
+    "graphs.py",
+    "measuring.py",
+    "page.py",
+    "publishing.py",
+    "matrix_models.py",
+}
 NO_TABLES |= {"damaged_files.py"}  # what it prints is what it found, case by case
 sys.path.insert(0, str(FOLDER))
 page, publishing = (importlib.import_module(name) for name in ("page", "publishing"))
@@ -32,13 +41,19 @@ def test_the_pages_have_the_figures_that_are_published():
 
 
 def test_readme_has_its_blocks():
-    assert [found[2] for found in page.BLOCK.finditer((ROOT / "README.md").read_text())] == ["some-models", "compares"]
+    assert [
+        found[2] for found in page.BLOCK.finditer((ROOT / "README.md").read_text())
+    ] == ["some-models", "compares"]
 
 
-@pytest.mark.parametrize("path", sorted((FOLDER / "results").glob("*.json")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted((FOLDER / "results").glob("*.json")), ids=lambda p: p.stem
+)
 def test_what_is_published_can_be_read(path):
     published = json.loads(path.read_text())
-    assert {row[0] for table in published["tables"] for row in table["rows"]} == {*range(len(published["runs"]))}
+    assert {row[0] for table in published["tables"] for row in table["rows"]} == {
+        *range(len(published["runs"]))
+    }
     for table in published["tables"]:
         assert len({*table["columns"]}) == len(table["columns"])
         assert {len(row) - 1 for row in table["rows"]} <= {len(table["columns"])}
@@ -62,7 +77,9 @@ def test_each_script_publishes_what_it_prints(path):
 
 def published(*rows, whole=False, before=None, run=RUN, columns=("model", "us")):
     table = publishing.Table(columns, rows)
-    return publishing.merged(before or {"runs": [], "tables": []}, run, [table], whole=whole)
+    return publishing.merged(
+        before or {"runs": [], "tables": []}, run, [table], whole=whole
+    )
 
 
 def test_a_row_is_of_the_newest_run_that_has_it():
@@ -79,21 +96,33 @@ def test_a_run_without_rows_is_forgotten():
 
 
 def test_a_whole_table_has_the_rows_of_one_run():
-    again = published(["b", "3"], before=published(["a", "1"], ["b", "2"]), run=LATER, whole=True)
+    again = published(
+        ["b", "3"], before=published(["a", "1"], ["b", "2"]), run=LATER, whole=True
+    )
     assert again == published(["b", "3"], run=LATER)
 
 
 def test_rows_of_other_columns_are_not_mixed():
     with pytest.raises(ValueError, match="other columns"):
         published(["b", "3"], before=published(["a", "1"]), columns=("model", "ms"))
-    assert published(["a", "3"], before=published(["a", "1"]), columns=("model", "ms"))["runs"] == [RUN]
+    assert published(["a", "3"], before=published(["a", "1"]), columns=("model", "ms"))[
+        "runs"
+    ] == [RUN]
     with pytest.raises(ValueError, match="two columns"):
         published(["a", "1"], columns=("us", "us"))
 
 
 def test_a_table_leaves_the_others_of_its_question():
-    other = publishing.merged(published(["a", "1"]), LATER, [publishing.Table(["m"], [["z"]], "other")], whole=True)
-    assert [(t["name"], t["rows"]) for t in other["tables"]] == [("", [[0, "a", "1"]]), ("other", [[1, "z"]])]
+    other = publishing.merged(
+        published(["a", "1"]),
+        LATER,
+        [publishing.Table(["m"], [["z"]], "other")],
+        whole=True,
+    )
+    assert [(t["name"], t["rows"]) for t in other["tables"]] == [
+        ("", [[0, "a", "1"]]),
+        ("other", [[1, "z"]]),
+    ]
 
 
 def test_a_file_is_written_whole(tmp_path):
@@ -117,8 +146,14 @@ def test_a_command_names_no_folder_of_a_machine_and_no_publishing():
         "busy",
         "U-Net, small",
     ]
-    assert publishing.command(words) == "python benchmarks/b.py --vela vela --to=y 'U-Net, small'"
-    assert publishing.command(["b.py", "--publish-whole", "--remark=busy"]) == "python benchmarks/b.py"
+    assert (
+        publishing.command(words)
+        == "python benchmarks/b.py --vela vela --to=y 'U-Net, small'"
+    )
+    assert (
+        publishing.command(["b.py", "--publish-whole", "--remark=busy"])
+        == "python benchmarks/b.py"
+    )
 
 
 def test_a_script_publishes_when_it_is_asked_to(tmp_path, monkeypatch, capsys):
@@ -128,9 +163,18 @@ def test_a_script_publishes_when_it_is_asked_to(tmp_path, monkeypatch, capsys):
     publishing.report(publishing.parser(None).parse_args([]), "q", ["python 3"], table)
     assert "| a | 1 |" in capsys.readouterr().out
     assert not [*tmp_path.iterdir()]
-    publishing.report(publishing.parser(None).parse_args(["--publish", "--remark", "r"]), "q", ["python 3"], table)
+    publishing.report(
+        publishing.parser(None).parse_args(["--publish", "--remark", "r"]),
+        "q",
+        ["python 3"],
+        table,
+    )
     [run] = json.loads((tmp_path / "q.json").read_text())["runs"]
-    assert (run["command"], run["versions"], run["remark"]) == ("python benchmarks/b.py", ["python 3"], "r")
+    assert (run["command"], run["versions"], run["remark"]) == (
+        "python benchmarks/b.py",
+        ["python 3"],
+        "r",
+    )
     assert isinstance(publishing.parser("about"), argparse.ArgumentParser)
 
 
@@ -138,7 +182,10 @@ def test_a_script_publishes_when_it_is_asked_to(tmp_path, monkeypatch, capsys):
 def filled(tmp_path):
     rows = [["a", "x", "1,234.5 s"], ["a", "y", "2"], ["b", "x", "-"]]
     table = publishing.Table(["model", "type", "us"], rows, keys=2)
-    publishing.write(tmp_path / "q.json", publishing.merged({"runs": [], "tables": []}, RUN, [table], whole=False))
+    publishing.write(
+        tmp_path / "q.json",
+        publishing.merged({"runs": [], "tables": []}, RUN, [table], whole=False),
+    )
     return page.Template(tmp_path).fill
 
 
@@ -153,8 +200,14 @@ def filled(tmp_path):
         ("range q | us | .1f", "2.0 to 1234.5"),
         ("range q | us | .0f | where type = y", "2"),
         ("data q", "[q](results/q.json), 2026-11-22"),
-        ("table q | only b; a / y", "| model | type | us |\n|---|---:|---:|\n| b | x | - |\n| a | y | 2 |"),
-        ("table q | where type = y | columns us; model", "| us | model |\n|---|---:|\n| 2 | a |"),
+        (
+            "table q | only b; a / y",
+            "| model | type | us |\n|---|---:|---:|\n| b | x | - |\n| a | y | 2 |",
+        ),
+        (
+            "table q | where type = y | columns us; model",
+            "| us | model |\n|---|---:|\n| 2 | a |",
+        ),
     ],
 )
 def test_places_are_filled(filled, place, text):
@@ -184,8 +237,12 @@ def test_a_place_that_asks_for_what_is_not_there_is_named(filled, place, why):
 
 def test_a_link_has_the_day_of_the_newest_run(tmp_path):
     before = published(["a", "1"], ["b", "2"])
-    publishing.write(tmp_path / "q.json", published(["b", "3"], before=before, run=LATER))
-    assert page.Template(tmp_path).fill("{{data q}}") == "[q](results/q.json), 2026-11-25"
+    publishing.write(
+        tmp_path / "q.json", published(["b", "3"], before=before, run=LATER)
+    )
+    assert (
+        page.Template(tmp_path).fill("{{data q}}") == "[q](results/q.json), 2026-11-25"
+    )
 
 
 def test_stale_pages_and_questions_without_link_are_found(tmp_path):
@@ -196,7 +253,10 @@ def test_stale_pages_and_questions_without_link_are_found(tmp_path):
     (templates / "results.md").write_text("{{data q}}\n")
     (templates / "quote.md").write_text("It takes {{cell q | a | us}} us.\n")
     readme = tmp_path / "README.md"
-    readme.write_text("Text.\n<!-- figures: quote -->\nIt takes 2 us.\n<!-- end of figures -->\nMore.\n")
+    readme.write_text(
+        "Text.\n<!-- figures: quote -->\nIt takes 2 us.\n<!-- end of figures"
+        " -->\nMore.\n"
+    )
     assert {p.name for p in page.stale(tmp_path)} == {"RESULTS.md", "README.md"}
     for path, text in page.written(tmp_path).items():
         path.write_text(text)
@@ -213,6 +273,11 @@ def test_the_matrix_of_architectures_has_all_of_them():
         architectures = importlib.import_module("architectures")
     finally:
         sys.path.remove(str(FOLDER))
-    listed = re.findall(r"architectures.py:(\w+)\", name = \"(.+?)\"", (FOLDER / "architectures.toml").read_text())
-    assert listed == [(architectures.function_of(name), name) for name in architectures.ARCHITECTURES]
+    listed = re.findall(
+        r"architectures.py:(\w+)\", name = \"(.+?)\"",
+        (FOLDER / "architectures.toml").read_text(),
+    )
+    assert listed == [
+        (architectures.function_of(name), name) for name in architectures.ARCHITECTURES
+    ]
     assert all(callable(getattr(architectures, function)) for function, _ in listed)

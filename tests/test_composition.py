@@ -1,4 +1,6 @@
-"""A backend on top of TOSA: what a vendor's compiler for TOSA files gets is what TOSA itself would get."""
+"""A backend on top of TOSA: what a vendor's compiler for TOSA files gets is what TOSA
+itself would get.
+"""
 
 import delegraph
 import pytest
@@ -22,9 +24,14 @@ aten = torch.ops.aten
 class Layer(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.first, self.second, self.heads = nn.LayerNorm(width), nn.LayerNorm(width), heads
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(width, width) for _ in range(4)
+        )
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.first = nn.LayerNorm(width)
+        self.second = nn.LayerNorm(width)
+        self.heads = heads
 
     def forward(self, x, mask):
         def split(y):
@@ -38,18 +45,26 @@ class Layer(nn.Module):
 
 
 class Bert(nn.Module):
-    """Embeddings, a mask, two layers and a pooler, as in BERT; embeddings and int64 stay with the host."""
+    """Embeddings, a mask, two layers and a pooler, as in BERT; embeddings and int64
+    stay with the host.
+    """
 
     def __init__(self, width=16):
         super().__init__()
-        self.words, self.positions = nn.Embedding(20, width), nn.Embedding(8, width)
-        self.norm, self.pool = nn.LayerNorm(width), nn.Linear(width, width)
+        self.words = nn.Embedding(20, width)
+        self.positions = nn.Embedding(8, width)
+        self.norm = nn.LayerNorm(width)
+        self.pool = nn.Linear(width, width)
         self.layers = nn.ModuleList(Layer(width, 2) for _ in range(2))
         self.register_buffer("numbers", torch.arange(8)[None])
 
     def forward(self, tokens, attended):
-        mask = attended[:, None, None, :].to(torch.bool).expand(-1, 1, tokens.shape[1], -1)
-        x = self.norm(self.words(tokens) + self.positions(self.numbers[:, : tokens.shape[1]]))
+        mask = (
+            attended[:, None, None, :].to(torch.bool).expand(-1, 1, tokens.shape[1], -1)
+        )
+        x = self.norm(
+            self.words(tokens) + self.positions(self.numbers[:, : tokens.shape[1]])
+        )
         for layer in self.layers:
             x = layer(x, mask)
         return x, torch.tanh(self.pool(x[:, 0]))
@@ -61,13 +76,17 @@ class OwnBackend(BackendDetails):
     @staticmethod
     def preprocess(edge_program, compile_specs):
         assert compile_specs[-1] == SPEED
-        return delegraph.get_backend("tosa").preprocess(edge_program, list(compile_specs[:-1]))
+        return delegraph.get_backend("tosa").preprocess(
+            edge_program, list(compile_specs[:-1])
+        )
 
 
 class OwnRuntime(delegraph.get_runtime("tosa")):
     @staticmethod
     def load(processed_bytes, compile_specs, named_data):
-        return delegraph.get_runtime("tosa").load(processed_bytes, compile_specs[:-1], named_data)
+        return delegraph.get_runtime("tosa").load(
+            processed_bytes, compile_specs[:-1], named_data
+        )
 
 
 SPEED = CompileSpec("own_speed", b"9")
@@ -76,17 +95,23 @@ SPEED = CompileSpec("own_speed", b"9")
 @pytest.fixture(scope="module")
 def bert():
     torch.manual_seed(0)
-    return torch.export.export(Bert().eval(), (torch.randint(20, (1, 6)), torch.ones(1, 6, dtype=torch.int64)))
+    return torch.export.export(
+        Bert().eval(), (torch.randint(20, (1, 6)), torch.ones(1, 6, dtype=torch.int64))
+    )
 
 
 def own(inner):
     made = WrappingPartitioner(inner, OwnBackend.__name__, [SPEED])
-    return delegraph.register(OwnBackend, partitioner=made, runtime=OwnRuntime, name="own")
+    return delegraph.register(
+        OwnBackend, partitioner=made, runtime=OwnRuntime, name="own"
+    )
 
 
 def blobs(lowered):
     payload = get_delegated_payload(lowered.exported_program().graph_module)
-    return [(module, specs, bytes(blob)) for module, (_, specs, blob) in payload.items()]
+    return [
+        (module, specs, bytes(blob)) for module, (_, specs, blob) in payload.items()
+    ]
 
 
 def test_a_wrapped_partitioner_gives_a_transformer_the_same_partitions(bert):
@@ -95,13 +120,19 @@ def test_a_wrapped_partitioner_gives_a_transformer_the_same_partitions(bert):
         wrapped = delegraph.lower(bert, backends=["own"])
         assert wrapped.verify(*bert.example_inputs[0]).relative_error < 1e-5
     assert len(alone.delegates) == 1
-    assert [(m, b) for m, _, b in blobs(wrapped)] == [(m, b) for m, _, b in blobs(alone)]
-    assert [list(s) for _, s, _ in blobs(wrapped)] == [[*s, SPEED] for _, s, _ in blobs(alone)]
+    assert [(m, b) for m, _, b in blobs(wrapped)] == [
+        (m, b) for m, _, b in blobs(alone)
+    ]
+    assert [list(s) for _, s, _ in blobs(wrapped)] == [
+        [*s, SPEED] for _, s, _ in blobs(alone)
+    ]
     assert {d.backend_id for d in wrapped.delegates} == {"OwnBackend"}
 
 
 def test_a_wrapper_may_be_wrapped(bert):
-    twice = WrappingPartitioner(delegraph.get_partitioner("tosa", spec="TOSA-1.0+FP"), "MiddleBackend", [])
+    twice = WrappingPartitioner(
+        delegraph.get_partitioner("tosa", spec="TOSA-1.0+FP"), "MiddleBackend", []
+    )
     with own(twice):
         assert len(delegraph.lower(bert, backends=["own"]).delegates) == 1
 
@@ -109,7 +140,10 @@ def test_a_wrapper_may_be_wrapped(bert):
 def test_checks_that_a_user_adds_reach_the_inner_partitioner(bert):
     with own(delegraph.get_partitioner("tosa")):
         partitioner = delegraph.get_partitioner("own")
-        partitioner.additional_checks = [*partitioner.additional_checks, DontPartition(aten.gelu.default)]
+        partitioner.additional_checks = [
+            *partitioner.additional_checks,
+            DontPartition(aten.gelu.default),
+        ]
         lowered = delegraph.lower(bert, backends=[partitioner])
     assert len(lowered.delegates) == 3
     assert lowered.report.host["forward"]["aten.gelu.default"] == 2
@@ -119,8 +153,13 @@ class KeepsLinear(Partitioner):
     """Only tags: takes the calls of linear, which it wants whole."""
 
     def partition(self, exported_program):
-        taken = [n for n in exported_program.graph.nodes if n.target is aten.linear.default]
-        tags = {f"linear_{k}": DelegationSpec("TOSABackend", self.spec["specs"]) for k in range(len(taken))}
+        taken = [
+            n for n in exported_program.graph.nodes if n.target is aten.linear.default
+        ]
+        tags = {
+            f"linear_{k}": DelegationSpec("TOSABackend", self.spec["specs"])
+            for k in range(len(taken))
+        }
         for tag, node in zip(tags, taken, strict=True):
             node.meta["delegation_tag"] = tag
         tag_constant_data(exported_program)
@@ -134,18 +173,28 @@ def test_operators_that_a_tagging_partitioner_wants_whole_stay_whole(bert):
     specs = delegraph.get_partitioner("tosa").delegation_spec.compile_specs
     with own(KeepsLinear({"specs": specs})):
         lowered = delegraph.lower(bert, backends=["own"])
-    assert [d.operators for d in lowered.report.delegates] == [{"aten.linear.default": 1}] * 13
-    assert delegraph.get_partitioner("tosa").spec == WrappingPartitioner(delegraph.get_partitioner("tosa"), "A").spec
+    assert [d.operators for d in lowered.report.delegates] == [
+        {"aten.linear.default": 1}
+    ] * 13
+    assert (
+        delegraph.get_partitioner("tosa").spec
+        == WrappingPartitioner(delegraph.get_partitioner("tosa"), "A").spec
+    )
 
 
 def test_what_is_no_partitioner_is_refused():
-    with pytest.raises(OptionError, match=r"wraps a partitioner, not 'tosa'.*\n.*get_partitioner"):
+    with pytest.raises(
+        OptionError, match=r"wraps a partitioner, not 'tosa'.*\n.*get_partitioner"
+    ):
         WrappingPartitioner("tosa", "OwnBackend")
 
 
 def test_the_runtime_of_a_backend_is_found_by_its_names():
     assert delegraph.get_runtime("tosa") is delegraph.get_runtime("TOSABackend")
-    with delegraph.register(OwnBackend, name="own"), pytest.raises(delegraph.NoRuntime, match="'own'"):
+    with (
+        delegraph.register(OwnBackend, name="own"),
+        pytest.raises(delegraph.NoRuntime, match="'own'"),
+    ):
         delegraph.get_runtime("own")
     with pytest.raises(delegraph.BackendNotFound):
         delegraph.get_runtime("nobodys")

@@ -1,4 +1,6 @@
-"""Control flow whose bodies run on TOSA: branches with their weights, loops, both backends in one body."""
+"""Control flow whose bodies run on TOSA: branches with their weights, loops, both
+backends in one body.
+"""
 
 import delegraph
 import pytest
@@ -7,20 +9,28 @@ from delegraph_programs import all_nodes
 from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, tracing branches
+# torch's own, tracing branches
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 torch.set_num_threads(1)
 CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 
 
 class EarlyExit(nn.Module):
-    """A classifier that answers from its first features if they are sure, and computes more of them if not."""
+    """A classifier that answers from its first features if they are sure, and computes
+    more of them if not.
+    """
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
-        self.more = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
-        self.quick, self.slow = nn.Linear(8, 5), nn.Linear(8, 5)
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+        )
+        self.more = nn.Sequential(
+            nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+        )
+        self.quick = nn.Linear(8, 5)
+        self.slow = nn.Linear(8, 5)
 
     def forward(self, x):
         features = self.stem(x)
@@ -44,7 +54,11 @@ class Refine(nn.Module):
 
     def forward(self, x):
         start = (torch.tensor(0), x)
-        return while_loop(lambda i, y: i < 4, lambda i, y: (i + 1, torch.tanh(self.step(y)) * 0.5 + x), start)[1]
+        return while_loop(
+            lambda i, y: i < 4,
+            lambda i, y: (i + 1, torch.tanh(self.step(y)) * 0.5 + x),
+            start,
+        )[1]
 
 
 @pytest.mark.parametrize("scale", [-1.0, 4.0], ids=["long branch", "short branch"])
@@ -57,14 +71,19 @@ def test_branches_with_convolutions(scale):
     lowered = delegraph.lower(model, (x,), backends=["tosa"])
     assert lowered.report.host["forward"].keys() <= {"cond", "aten.gt.Scalar"}
     left = {name.rpartition(".")[2] for name in lowered.exported_program().state_dict}
-    assert left == {"num_batches_tracked"}, "the delegates own what is computed with, in branches too"
+    assert left == {"num_batches_tracked"}, (
+        "the delegates own what is computed with, in branches too"
+    )
     assert lowered.verify(x).relative_error < 1e-5
 
 
 def test_a_loop_runs_its_body_on_the_delegate():
-    model, x = Refine().eval(), torch.randn(2, 6)
+    model = Refine().eval()
+    x = torch.randn(2, 6)
     lowered = delegraph.lower(model, (x,), backends=["tosa"])
-    assert [d.name for d in lowered.delegates] == ["while_loop_body_graph_0.lowered_module_0"]
+    assert [d.name for d in lowered.delegates] == [
+        "while_loop_body_graph_0.lowered_module_0"
+    ]
     assert lowered.verify(x).relative_error < 1e-5
 
 
@@ -73,20 +92,34 @@ def test_two_backends_in_one_body():
 
     class Both(nn.Module):
         def forward(self, x):
-            return torch.cond(x.sum() > 0, lambda x: torch.relu(x).sin(), lambda x: torch.sort(x)[0], (x,))
+            return torch.cond(
+                x.sum() > 0,
+                lambda x: torch.relu(x).sin(),
+                lambda x: torch.sort(x)[0],
+                (x,),
+            )
 
-    model, x = Both().eval(), torch.randn(4, 4)
+    model = Both().eval()
+    x = torch.randn(4, 4)
     lowered = delegraph.lower(model, (x,), backends=["compiler-demo", "tosa"])
-    inside = [d.backend_id for d in lowered.delegates if d.name.startswith("true_graph_0.")]
+    inside = [
+        d.backend_id for d in lowered.delegates if d.name.startswith("true_graph_0.")
+    ]
     assert inside == ["BackendWithCompilerDemo", "TOSABackend"]
-    calls = [n for n in all_nodes(lowered.exported_program().graph_module) if n.target is CALL_DELEGATE]
+    calls = [
+        n
+        for n in all_nodes(lowered.exported_program().graph_module)
+        if n.target is CALL_DELEGATE
+    ]
     assert len(calls) == len(lowered.delegates)
     for each in (x.abs(), -x.abs()):
         assert lowered.verify(each).relative_error < 1e-5
 
 
 def test_the_report_pages_show_bodies(tmp_path):
-    lowered = delegraph.lower(EarlyExit().eval(), (torch.randn(1, 3, 16, 16),), backends=["tosa"])
+    lowered = delegraph.lower(
+        EarlyExit().eval(), (torch.randn(1, 3, 16, 16),), backends=["tosa"]
+    )
     page = lowered.report.to_html()
     assert "true_graph_0" in page and "false_graph_0" in page
     names = {row["name"] for row in lowered.report.to_json()["delegates"]}

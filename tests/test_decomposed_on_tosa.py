@@ -1,4 +1,6 @@
-"""Composite operators lower whole: some have a rule of their own, of the others the pieces have rules."""
+"""Composite operators lower whole: some have a rule of their own, of the others the
+pieces have rules.
+"""
 
 import delegraph
 import pytest
@@ -32,7 +34,8 @@ class Model(nn.Module):
     def __init__(self, function):
         super().__init__()
         torch.manual_seed(0)
-        self.function, self.w = function, nn.Parameter(torch.randn(8))
+        self.function = function
+        self.w = nn.Parameter(torch.randn(8))
 
     def forward(self, x):
         return self.function(x, self.w)
@@ -41,12 +44,21 @@ class Model(nn.Module):
 @pytest.mark.parametrize("name", LOWERED)
 def test_decomposed_operators_lower_whole(name):
     x = torch.randn(2, 4, 4, 8)
-    program = delegraph.lower(Model(LOWERED[name]).eval(), (x,), backends=["tosa"], require_full=True)
+    program = delegraph.lower(
+        Model(LOWERED[name]).eval(), (x,), backends=["tosa"], require_full=True
+    )
     assert len(program.delegates) == 1
     assert program.verify(x).relative_error < 1e-5
 
 
 def test_what_cannot_be_decomposed_is_refused_in_words():
     x = torch.randn(2, 4, 4, 8)
-    text = str(delegraph.lower(Model(lambda x, w: F.mish(x).lgamma()).eval(), (x,), backends=["tosa"]).report)
-    assert "1 x aten.lgamma.default  tosa: no TOSA lowering" in text and "test_decomposed_on_tosa.py" in text
+    text = str(
+        delegraph.lower(
+            Model(lambda x, w: F.mish(x).lgamma()).eval(), (x,), backends=["tosa"]
+        ).report
+    )
+    assert (
+        "1 x aten.lgamma.default  tosa: no TOSA lowering" in text
+        and "test_decomposed_on_tosa.py" in text
+    )

@@ -1,6 +1,8 @@
-"""The documents are true: generated pages are current, links lead somewhere, and what the guides show runs.
+"""The documents are true: generated pages are current, links lead somewhere, and what
+the guides show runs.
 
-A guide is executed from top to bottom in an empty folder. What is done with a fenced block, its first line says:
+A guide is executed from top to bottom in an empty folder. What is done with a fenced
+block, its first line says:
 
     python            runs; all such blocks of a page share one namespace
     python file=PATH  becomes a file
@@ -12,8 +14,9 @@ A guide is executed from top to bottom in an empty folder. What is done with a f
     sh ci             stands in .ci/run as it is
     text              is what the block before it prints, errors included; ... stands for what differs from run to run
 
-``pytest --refresh-docs tests/test_docs.py`` writes what is printed into the blocks of text that say something else, and
-keeps the ... of lines that still fit; with ``-m slow``, those behind blocks of ``sh slow``.
+``pytest --refresh-docs tests/test_docs.py`` writes what is printed into the blocks of
+text that say something else, and keeps the ... of lines that still fit; with ``-m
+slow``, those behind blocks of ``sh slow``.
 """
 
 import contextlib
@@ -45,7 +48,14 @@ pytest_plugins = ("pytester",)
 ROOT = Path(__file__).parent.parent
 PAGES = [
     p
-    for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "programs/*.md", "core/*.md", "plugins/*/*.md")
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "benchmarks/*.md",
+        "programs/*.md",
+        "core/*.md",
+        "plugins/*/*.md",
+    )
     for p in ROOT.glob(pattern)
 ]
 DISTRIBUTIONS = [
@@ -83,18 +93,38 @@ GUIDES += [f"{distribution}/README.md" for distribution in DISTRIBUTIONS]
 TUTORIALS = [str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("docs/tutorials/*.md"))]
 TUTORIALS += [str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("docs/examples/*.md"))]
 GUIDES += TUTORIALS
-COMMANDS = ("delegraph", "python3?", "pip", "pytest", "cd", "cat", r"eval .\$\(delegraph completion bash\)")
+COMMANDS = (
+    "delegraph",
+    "python3?",
+    "pip",
+    "pytest",
+    "cd",
+    "cat",
+    r"eval .\$\(delegraph completion bash\)",
+)
 """What a shell block may call."""
 FIRST = "## A first backend in ten minutes\n"
-"""The section whose commands test_scaffold_end_to_end.py runs; what comes after it goes on with its package."""
+"""The section whose commands test_scaffold_end_to_end.py runs; what comes after it goes
+on with its package.
+"""
 EXAMINED = {"docs/user-guide.md": "tosa,demo", "docs/backend-authors.md": "my-npu"}
 """The plugins that a page's ``delegraph doctor`` examines."""
-BEFORE = {"docs/backend-authors.md": ("delegraph new-backend my-npu", "pip install -q -e ./my-npu")}
-KINDS = re.compile(r"python|python compiled|python (file|in)=\S+|(toml|cpp) in=\S+|diff|sh|sh slow|sh ci|text")
+BEFORE = {
+    "docs/backend-authors.md": (
+        "delegraph new-backend my-npu",
+        "pip install -q -e ./my-npu",
+    )
+}
+KINDS = re.compile(
+    r"python|python compiled|python (file|in)=\S+|(toml|cpp) in=\S+|diff|sh|sh slow|sh"
+    r" ci|text"
+)
 
 
 class Block(NamedTuple):
-    """A fenced block: its first line without the fence, its text, and the number of the text's first line."""
+    """A fenced block: its first line without the fence, its text, and the number of the
+    text's first line.
+    """
 
     kind: str
     text: str
@@ -104,15 +134,21 @@ class Block(NamedTuple):
 def blocks(page):
     """The fenced blocks of a page, in order."""
     text = (ROOT / page).read_text()
-    found = re.finditer(r"^```(?P<kind>.+)\n(?P<text>(?s:.*?))^```$", text, flags=re.MULTILINE)
-    return [Block(m["kind"], m["text"], text.count("\n", 0, m.start()) + 2) for m in found]
+    found = re.finditer(
+        r"^```(?P<kind>.+)\n(?P<text>(?s:.*?))^```$", text, flags=re.MULTILINE
+    )
+    return [
+        Block(m["kind"], m["text"], text.count("\n", 0, m.start()) + 2) for m in found
+    ]
 
 
-# --- generated pages, links, facts ------------------------------------------------------------------------------------
+# --- generated pages, links, facts ----------------------------------------------------
 
 
 def generator():
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    spec = importlib.util.spec_from_file_location(
+        "generate", ROOT / "docs" / "generate.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -120,17 +156,25 @@ def generator():
 
 @pytest.mark.parametrize("name", ["errors.md", "op-support.md", "schema.json"])
 def test_a_generated_page_is_current(name):
-    assert (ROOT / "docs" / name).read_text() == generator().PAGES[name](), "run python docs/generate.py"
+    assert (ROOT / "docs" / name).read_text() == generator().PAGES[name](), (
+        "run python docs/generate.py"
+    )
 
 
-def test_what_was_found_before_an_operator_had_a_rule_is_not_on_the_page(tmp_path, monkeypatch):
+def test_what_was_found_before_an_operator_had_a_rule_is_not_on_the_page(
+    tmp_path, monkeypatch
+):
     pages = generator()
     record = json.loads(pages.SUPPORT.read_text())
     refused = {"rule": False} | {target: {pages.NO_RULE: 9} for target in pages.TARGETS}
     record["functions"]["aten.relu.default"] = refused
     (tmp_path / "support.json").write_text(json.dumps(record))
     monkeypatch.setattr(pages, "SUPPORT", tmp_path / "support.json")
-    [row] = [line for line in pages.support_page().splitlines() if line.startswith("| `aten.relu.default`")]
+    [row] = [
+        line
+        for line in pages.support_page().splitlines()
+        if line.startswith("| `aten.relu.default`")
+    ]
     assert row.startswith("| `aten.relu.default` | yes |")
 
 
@@ -154,52 +198,88 @@ def _anchor(heading):
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("document", ["LICENSE", "NOTICE"])
 def test_each_distribution_carries_the_licence(distribution, document):
-    assert (ROOT / distribution / document).read_bytes() == (ROOT / document).read_bytes()
+    assert (ROOT / distribution / document).read_bytes() == (
+        ROOT / document
+    ).read_bytes()
 
 
 def test_the_distributions_share_one_version():
     projects = [ROOT / d / "pyproject.toml" for d in DISTRIBUTIONS]
-    assert len({re.search(r'^version = "(.+)"$', p.read_text(), flags=re.MULTILINE)[1] for p in projects}) == 1
+    assert (
+        len(
+            {
+                re.search(r'^version = "(.+)"$', p.read_text(), flags=re.MULTILINE)[1]
+                for p in projects
+            }
+        )
+        == 1
+    )
 
 
 def test_the_guide_for_authors_shows_all_fields_of_the_declarations():
-    shown = dict(re.findall(r"`(\w+Spec)\(([\w, ]+)\)`", (ROOT / "docs" / "backend-authors.md").read_text()))
-    wanted = {spec.__name__: ", ".join(f.name for f in fields(spec)) for spec in plugin.DECLARATION_OF.values()}
+    shown = dict(
+        re.findall(
+            r"`(\w+Spec)\(([\w, ]+)\)`",
+            (ROOT / "docs" / "backend-authors.md").read_text(),
+        )
+    )
+    wanted = {
+        spec.__name__: ", ".join(f.name for f in fields(spec))
+        for spec in plugin.DECLARATION_OF.values()
+    }
     assert {name: shown.get(name) for name in wanted} == wanted
 
 
 def test_the_guide_for_authors_lists_the_checks_of_the_kit():
-    listed = re.findall(r"^\| `(\w+)` \| (.+) \|$", (ROOT / "docs" / "backend-authors.md").read_text(), re.MULTILINE)
+    listed = re.findall(
+        r"^\| `(\w+)` \| (.+) \|$",
+        (ROOT / "docs" / "backend-authors.md").read_text(),
+        re.MULTILINE,
+    )
     checks = [(c.name, c.purpose.replace("``", "`")) for c in testing.CHECKS.values()]
     assert [row for row in listed if row[0] in testing.CHECKS] == checks
 
 
 def test_the_user_guide_says_what_to_do_about_every_error():
-    _, _, section = (ROOT / "docs" / "user-guide.md").read_text().partition("## Troubleshooting\n")
+    _, _, section = (
+        (ROOT / "docs" / "user-guide.md").read_text().partition("## Troubleshooting\n")
+    )
     rows = re.findall(r"^\| (`.+?) \|", section, flags=re.MULTILINE)
-    assert sorted(code for row in rows for code in re.findall(r"`([\w-]+)`", row)) == sorted(errors.CODES)
+    assert sorted(
+        code for row in rows for code in re.findall(r"`([\w-]+)`", row)
+    ) == sorted(errors.CODES)
 
 
-# --- the guides -------------------------------------------------------------------------------------------------------
+# --- the guides -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", GUIDES)
 def test_every_code_block_of_a_guide_is_of_a_kind_that_is_tested(page):
     assert [b for b in blocks(page) if not KINDS.fullmatch(b.kind)] == []
-    outside = re.sub(r"^```.+?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    outside = re.sub(
+        r"^```.+?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL
+    )
     assert "```" not in outside
-    outside = re.sub(rf"^{FIRST}.+?^(?=## )", "", outside, flags=re.MULTILINE | re.DOTALL)
-    assert re.findall(r"\n\n    .+", outside) == [], "an indented block, which nothing would test"
+    outside = re.sub(
+        rf"^{FIRST}.+?^(?=## )", "", outside, flags=re.MULTILINE | re.DOTALL
+    )
+    assert re.findall(r"\n\n    .+", outside) == [], (
+        "an indented block, which nothing would test"
+    )
 
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("page", GUIDES)
-def test_what_a_guide_shows_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, refreshing):
+def test_what_a_guide_shows_runs_and_prints_what_it_says(
+    page, tmp_path, monkeypatch, refreshing
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.path_importer_cache, ".", raising=False)  # it looks into the folder of the page before
+    # it looks into the folder of the page before
+    monkeypatch.delitem(sys.path_importer_cache, ".", raising=False)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    torch.compiler.reset()  # sizes that differ from those of the page before would be dynamic
+    # sizes that differ from those of the page before would be dynamic
+    torch.compiler.reset()
     guide = Guide(page, layered(tmp_path / ".environment"), tmp_path, refreshing)
     for command in BEFORE.get(page, ()):
         guide.command(command)
@@ -210,12 +290,18 @@ def test_what_a_guide_shows_runs_and_prints_what_it_says(page, tmp_path, monkeyp
 @pytest.mark.parametrize("page", GUIDES)
 def test_continuous_integration_runs_what_a_guide_says_it_runs(page):
     script = (ROOT / ".ci" / "run").read_text()
-    assert [b.text for b in blocks(page) if b.kind == "sh ci" and f"\n{b.text.strip()}\n" not in script] == []
+    assert [
+        b.text
+        for b in blocks(page)
+        if b.kind == "sh ci" and f"\n{b.text.strip()}\n" not in script
+    ] == []
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("page", [p for p in TUTORIALS if any(b.kind == "sh slow" for b in blocks(p))])
+@pytest.mark.parametrize(
+    "page", [p for p in TUTORIALS if any(b.kind == "sh slow" for b in blocks(p))]
+)
 def test_a_tutorial_runs_with_the_commands_that_take_long(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -227,7 +313,12 @@ def test_a_tutorial_runs_with_the_commands_that_take_long(page, tmp_path, monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", [p for p in GUIDES if p not in TUTORIALS and any(b.kind == "sh slow" for b in blocks(p))]
+    "page",
+    [
+        p
+        for p in GUIDES
+        if p not in TUTORIALS and any(b.kind == "sh slow" for b in blocks(p))
+    ],
 )
 def test_the_blocks_that_set_up_environments_run(page, tmp_path, refreshing):
     checkout = copied(tmp_path)
@@ -242,14 +333,26 @@ def test_the_blocks_that_set_up_environments_run(page, tmp_path, refreshing):
 
 @pytest.mark.slow
 def test_the_first_section_for_authors_runs_as_a_new_user_would_run_it(tmp_path):
-    checkout, folder = copied(tmp_path), tmp_path / "new"
+    checkout = copied(tmp_path)
+    folder = tmp_path / "new"
     folder.mkdir()
-    section = (ROOT / "docs" / "backend-authors.md").read_text().partition(FIRST)[2].partition("\n## ")[0]
-    commands = re.search(r"^((?:    \S.*\n)+)", section, flags=re.MULTILINE)[1].replace("~/delegraph", str(checkout))
+    section = (
+        (ROOT / "docs" / "backend-authors.md")
+        .read_text()
+        .partition(FIRST)[2]
+        .partition("\n## ")[0]
+    )
+    commands = re.search(r"^((?:    \S.*\n)+)", section, flags=re.MULTILINE)[1].replace(
+        "~/delegraph", str(checkout)
+    )
     shell = ["bash", "-e", "-c", commands]
-    shown = subprocess.run(shell, cwd=folder, env=bare(tmp_path), capture_output=True, text=True)
+    shown = subprocess.run(
+        shell, cwd=folder, env=bare(tmp_path), capture_output=True, text=True
+    )
     assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert [w.name for w in (folder / "my-npu" / "dist").glob("*.whl")] == ["my_npu-0.1.0-py3-none-any.whl"]
+    assert [w.name for w in (folder / "my-npu" / "dist").glob("*.whl")] == [
+        "my_npu-0.1.0-py3-none-any.whl"
+    ]
 
 
 def copied(folder):
@@ -260,17 +363,34 @@ def copied(folder):
 
 def bare(folder):
     """The variables of an environment with nothing but Python, and with network."""
-    kept = {k: v for k, v in os.environ.items() if k in ("HOME", "LANG") or k.startswith("PIP")}
-    path = os.pathsep.join([os.path.dirname(os.path.realpath(sys.executable)), os.defpath])
-    return {**kept, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PATH": path, "FOLDER": str(folder / "folder")}
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if k in ("HOME", "LANG") or k.startswith("PIP")
+    }
+    path = os.pathsep.join(
+        [os.path.dirname(os.path.realpath(sys.executable)), os.defpath]
+    )
+    return {
+        **kept,
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PATH": path,
+        "FOLDER": str(folder / "folder"),
+    }
 
 
 class Guide:
-    """A page on its way from top to bottom: what its Python has defined, its shell's folder, what was printed last."""
+    """A page on its way from top to bottom: what its Python has defined, its shell's
+    folder, what was printed last.
+    """
 
     def __init__(self, page, environment, folder, refreshing=None):
-        self.page, self.environment, self.folder, self.refreshing = page, environment, folder, refreshing
-        self.names, self.printed = {"__name__": "__main__"}, None
+        self.page = page
+        self.environment = environment
+        self.folder = folder
+        self.refreshing = refreshing
+        self.names = {"__name__": "__main__"}
+        self.printed = None
 
     def run(self, block):
         """Do with a block what its kind says."""
@@ -292,7 +412,12 @@ class Guide:
 
     def _python(self, block, _):
         name = f"{self.page}:{block.line}"
-        linecache.cache[name] = (len(block.text), None, block.text.splitlines(keepends=True), name)
+        linecache.cache[name] = (
+            len(block.text),
+            None,
+            block.text.splitlines(keepends=True),
+            name,
+        )
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(block.text, name, "exec", dont_inherit=True), self.names)
         self.printed = printed.getvalue()
@@ -307,54 +432,82 @@ class Guide:
 
     def _excerpt(self, block, path):
         given = path if path.exists() else ROOT / path.relative_to(self.folder)
-        assert block.text in given.read_text(), f"{self.page}:{block.line}: {path} has other lines"
+        assert block.text in given.read_text(), (
+            f"{self.page}:{block.line}: {path} has other lines"
+        )
 
     def _diff(self, block, _):
         apply = ["git", "apply", "-p0", "-"]
-        shown = subprocess.run(apply, input=block.text, cwd=self.folder, capture_output=True, text=True)
+        shown = subprocess.run(
+            apply, input=block.text, cwd=self.folder, capture_output=True, text=True
+        )
         assert shown.returncode == 0, f"{self.page}:{block.line}: {shown.stderr}"
 
     def _elsewhere(self, block, _):
         self.printed = None
 
     def _shell(self, block, _):
-        """Each line has to end well, unless a comment behind it says with which exit code it ends."""
+        """Each line has to end well, unless a comment behind it says with which exit
+        code it ends.
+        """
         self.printed = ""
         for line in re.sub(r" *\\\n *", " ", block.text).splitlines():
             command, _, comment = line.partition("  #")
             if command.strip():
-                self.command(command, int((re.search(r"exit code (\d)", comment) or [0, 0])[1]))
+                self.command(
+                    command, int((re.search(r"exit code (\d)", comment) or [0, 0])[1])
+                )
 
     def command(self, line, code=0):
-        """Run one line of shell, which has to end with ``code``, and take over the folder that it ends in."""
+        """Run one line of shell, which has to end with ``code``, and take over the
+        folder that it ends in.
+        """
         allowed = "|".join(COMMANDS)
-        assert re.match(rf"(\w+=\S+ )*({allowed})(?!\w)", line.strip()), f"{self.page} calls {line.strip()!r}"
-        if line.strip() == "delegraph doctor":  # it imports torch for each plugin: here for the one that counts
+        assert re.match(rf"(\w+=\S+ )*({allowed})(?!\w)", line.strip()), (
+            f"{self.page} calls {line.strip()!r}"
+        )
+        # it imports torch for each plugin: here for the one that counts
+        if line.strip() == "delegraph doctor":
             line = f"DELEGRAPH_PLUGINS={EXAMINED[self.page]} {line}"
         script = f"{line}\nended=$?\npwd >{self.environment['FOLDER']}\nexit $ended"
         shown = subprocess.run(
-            ["bash", "-c", script], cwd=self.folder, env=self.environment, capture_output=True, text=True
+            ["bash", "-c", script],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
         )
-        assert shown.returncode == code, f"{self.page}: {line}\n{shown.stdout}{shown.stderr}"
+        assert shown.returncode == code, (
+            f"{self.page}: {line}\n{shown.stdout}{shown.stderr}"
+        )
         self.folder = Path(Path(self.environment["FOLDER"]).read_text().strip())
-        self.printed = (self.printed or "") + shown.stdout + (shown.stderr if code else "")
+        self.printed = (
+            (self.printed or "") + shown.stdout + (shown.stderr if code else "")
+        )
 
     def _text(self, block, _):
         if self.printed is None:
             return
         if says(block.text, self.printed):
             return
-        wrong = f"{self.page}:{block.line} says\n{block.text}and what is printed is\n{self.printed}"
-        assert self.refreshing is not None, f"{wrong}if the change is wanted: pytest --refresh-docs tests/test_docs.py"
+        wrong = (
+            f"{self.page}:{block.line} says\n{block.text}and what is printed"
+            f" is\n{self.printed}"
+        )
+        assert self.refreshing is not None, (
+            f"{wrong}if the change is wanted: pytest --refresh-docs tests/test_docs.py"
+        )
         self.refreshing[self.page, block] = refreshed(block.text, self.printed)
 
 
-# --- refreshing what they show ----------------------------------------------------------------------------------------
+# --- refreshing what they show --------------------------------------------------------
 
 
 @pytest.fixture
 def refreshing(request):
-    """New texts of blocks, (page, block) -> text, to be written when the test ends; None without --refresh-docs."""
+    """New texts of blocks, (page, block) -> text, to be written when the test ends;
+    None without --refresh-docs.
+    """
     if not request.config.getoption("refresh_docs"):
         yield None
         return
@@ -368,32 +521,43 @@ def refreshing(request):
 
 def says(text, printed):
     """Whether ``text``, in which ... stands for anything, is what was printed."""
-    return doctest.OutputChecker().check_output(text, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    return doctest.OutputChecker().check_output(
+        text, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    )
 
 
 def refreshed(text, printed):
-    """What was printed, with the ... of ``text`` where lines, and words of changed lines, are as they were."""
+    """What was printed, with the ... of ``text`` where lines, and words of changed
+    lines, are as they were.
+    """
 
     def line(old, new):
         words = (re.findall(r"\s*\S+", one) for one in (old, new))
         return "".join(merged(*words, lambda old, new: new))
 
-    new = "\n".join([*merged(text.splitlines(), printed.rstrip().splitlines(), line), ""])
+    new = "\n".join(
+        [*merged(text.splitlines(), printed.rstrip().splitlines(), line), ""]
+    )
     return new if says(new, printed) else printed.rstrip() + "\n"
 
 
 def merged(old, new, change):
     """``new``, in which what ``old`` says too is as it is there.
 
-    Between two such, entries take the place of others, ``change(old, new)``, if they are as many; around a ... that
-    stands alone, as many as there were before and after it.
+    Between two such, entries take the place of others, ``change(old, new)``, if they
+    are as many; around a ... that stands alone, as many as there were before and after
+    it.
     """
-    result, i, j = [], 0, 0
+    result = []
+    i = 0
+    j = 0
     for a, b in [*in_common(old, new), (len(old), len(new))]:
-        before, after = old[i:a], new[j:b]
+        before = old[i:a]
+        after = new[j:b]
         dots = [k for k, one in enumerate(before) if one.strip() == "..."]
         if dots:
-            first, last = dots[0], len(before) - 1 - dots[-1]
+            first = dots[0]
+            last = len(before) - 1 - dots[-1]
             if first + last > len(after):
                 first = last = 0
             end = len(after) - last
@@ -403,12 +567,15 @@ def merged(old, new, change):
         else:
             result += map(change, before, after) if len(before) == len(after) else after
         result += old[a : a + 1]
-        i, j = a + 1, b + 1
+        i = a + 1
+        j = b + 1
     return result
 
 
 def in_common(old, new):
-    """The longest list of places, in both ascending, where ``old`` says what stands in ``new``."""
+    """The longest list of places, in both ascending, where ``old`` says what stands in
+    ``new``.
+    """
     best = {(a, b): [] for a in range(len(old) + 1) for b in range(len(new) + 1)}
     for a in reversed(range(len(old))):
         for b in reversed(range(len(new))):
@@ -430,19 +597,31 @@ wrote model.tosa (13... bytes)
     ("change", "wanted"),
     [
         (("9 of 9", "10 of 10"), SAID.replace("9 of 9", "10 of 10")),
-        (("time: export", "seconds: lower"), SAID.replace("time: export", "seconds: lower")),
+        (
+            ("time: export", "seconds: lower"),
+            SAID.replace("time: export", "seconds: lower"),
+        ),
         (("one\ntwo\n", "one\ntwo\nthree\n"), SAID),
         (("wrote", "and\nwrote"), SAID.replace("wrote", "and\nwrote")),
-        (("9 of 9 operators delegated\n", ""), SAID.replace("9 of 9 operators delegated\n", "")),
+        (
+            ("9 of 9 operators delegated\n", ""),
+            SAID.replace("9 of 9 operators delegated\n", ""),
+        ),
         (
             ("wrote model", "wrote another"),
-            SAID.replace("wrote model.tosa (13... bytes)", "wrote another.tosa (13... bytes)"),
+            SAID.replace(
+                "wrote model.tosa (13... bytes)", "wrote another.tosa (13... bytes)"
+            ),
         ),
     ],
 )
 def test_a_refreshed_block_keeps_what_differs_from_run_to_run(change, wanted):
     printed = re.sub(r"^\.\.\.$", "one\ntwo", SAID, flags=re.MULTILINE)
-    printed = printed.replace("export ...", "export 2").replace("compile ...", "compile 3").replace("...", "2")
+    printed = (
+        printed.replace("export ...", "export 2")
+        .replace("compile ...", "compile 3")
+        .replace("...", "2")
+    )
     assert says(SAID, printed)
     new = printed.replace(*change)
     assert new != printed and refreshed(SAID, new) == wanted
@@ -491,24 +670,51 @@ thirteen {}
 
 
 def layered(folder):
-    """The variables of an environment that has what this one has; what is installed goes to ``folder``."""
+    """The variables of an environment that has what this one has; what is installed
+    goes to ``folder``.
+    """
     venv.create(folder, with_pip=False)
     [packages] = folder.glob("lib/*/site-packages")
-    below = [p for p in [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *site.getsitepackages()] if p]
-    (packages / "below.pth").write_text(f"import site; list(map(site.addsitedir, {below!r}))\n")
+    below = [
+        p
+        for p in [
+            *os.environ.get("PYTHONPATH", "").split(os.pathsep),
+            *site.getsitepackages(),
+        ]
+        if p
+    ]
+    (packages / "below.pth").write_text(
+        f"import site; list(map(site.addsitedir, {below!r}))\n"
+    )
     for name in ("delegraph", "pip", "pytest"):
         command = folder / "bin" / name
         python = f"{folder}/bin/python -m {name}"
-        if name != "pip":  # which imports no torch, and asks Python what environment it is in
+        # which imports no torch, and asks Python what environment it is in
+        if name != "pip":
             start = (
-                f"import runpy, site, sys; site.addsitedir({str(packages)!r}); sys.executable = '{folder}/bin/python'"
+                f"import runpy, site, sys; site.addsitedir({str(packages)!r});"
+                f" sys.executable = '{folder}/bin/python'"
             )
-            start = f"{start}; runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+            start = (
+                f"{start}; runpy.run_module({name!r}, run_name='__main__',"
+                " alter_sys=True)"
+            )
             python = f"{warm_python()} -c {shlex.quote(start)}"
         command.write_text(f'#!/bin/sh\nexec {python} "$@"\n')
         command.chmod(0o755)
-    others = ("DELEGRAPH", "PYTEST", "PYTHON", "PIP", "COLUMNS")  # pages show what goes to a pipe, of any width
+    # pages show what goes to a pipe, of any width
+    others = ("DELEGRAPH", "PYTEST", "PYTHON", "PIP", "COLUMNS")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     path = os.pathsep.join([str(folder / "bin"), kept.get("PATH", os.defpath)])
-    pip = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    return {**kept, **pip, "PATH": path, "OMP_NUM_THREADS": "1", "FOLDER": str(folder / "folder")}
+    pip = {
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+    return {
+        **kept,
+        **pip,
+        "PATH": path,
+        "OMP_NUM_THREADS": "1",
+        "FOLDER": str(folder / "folder"),
+    }

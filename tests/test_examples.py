@@ -40,17 +40,28 @@ def test_a_network_does_not_shrink_its_signal(name):
 
 def test_an_example_is_the_same_each_time_and_leaves_the_random_state_alone():
     torch.manual_seed(7)
-    (first, inputs), (second, same_inputs) = example("resnet.py:resnet18"), example("resnet.py:resnet18")
+    (first, inputs), (second, same_inputs) = (
+        example("resnet.py:resnet18"),
+        example("resnet.py:resnet18"),
+    )
     drawn = torch.rand(1)
     torch.manual_seed(7)
     assert torch.equal(drawn, torch.rand(1))
     assert torch.equal(*inputs, *same_inputs)
-    assert all(torch.equal(v, second.state_dict()[k]) for k, v in first.state_dict().items())
+    assert all(
+        torch.equal(v, second.state_dict()[k]) for k, v in first.state_dict().items()
+    )
 
 
 def run(*command):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([warm_python(), *command], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [warm_python(), *command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -72,14 +83,23 @@ def test_a_transformer_is_one_delegate(name):
     module, inputs = example(f"transformer.py:{name}", layers=1, width=128)
     lowered = delegraph.lower(torch.export.export(module, inputs), backends=["tosa"])
     assert len(lowered.delegates) == 1
-    assert {row.operator for row in lowered.report.refusals} <= {"aten.to.dtype"}  # of BERT's mask, which is int64
+    # of BERT's mask, which is int64
+    assert {row.operator for row in lowered.report.refusals} <= {"aten.to.dtype"}
     assert lowered.verify(*inputs).relative_error < 1e-5
 
 
 def test_backends_can_be_compared():
     model = ("examples/two_partitions.py:two_partitions",)
-    output = run("-m", "delegraph", "compare", *model, "--backend", "tosa", "--backend", "demo")
+    output = run(
+        "-m", "delegraph", "compare", *model, "--backend", "tosa", "--backend", "demo"
+    )
     rows = {line.split("  ")[0]: line for line in output.splitlines()}
-    assert rows["tosa"].split()[1:5] == ["92%", "of", "13", "2"] == rows["tosa + demo"].split()[3:7]
+    assert (
+        rows["tosa"].split()[1:5]
+        == ["92%", "of", "13", "2"]
+        == rows["tosa + demo"].split()[3:7]
+    )
     assert rows["demo"].split()[1:5] == ["15%", "of", "13", "1"]
-    assert any(line.startswith("only tosa takes: 2 x aten.flatten.using_ints") for line in rows)
+    assert any(
+        line.startswith("only tosa takes: 2 x aten.flatten.using_ints") for line in rows
+    )

@@ -1,7 +1,8 @@
-"""Fifteen models through the command line; what a report says to change of one makes it a single file.
+"""Fifteen models through the command line; what a report says to change of one makes it
+a single file.
 
-``fifteen/`` has them as their authors write them, and for each that is not one delegate, ``NAME_changed`` with the one
-change that the hint names.
+``fifteen/`` has them as their authors write them, and for each that is not one
+delegate, ``NAME_changed`` with the one change that the hint names.
 """
 
 import importlib.util
@@ -16,31 +17,52 @@ from delegraph_tosa.spec import TosaSpec
 
 from core.tests.support.warm import warm_python
 
-HERE, ROOT = Path(__file__).parent / "fifteen", Path(__file__).parents[1]
+HERE = Path(__file__).parent / "fifteen"
+ROOT = Path(__file__).parents[1]
 SCHEMA = json.loads((ROOT / "docs/schema.json").read_text("utf-8"))
-TOOLS = importlib.util.spec_from_file_location("t", ROOT / "plugins/tosa_backend/tests/support/reference_tools.py")
+TOOLS = importlib.util.spec_from_file_location(
+    "t", ROOT / "plugins/tosa_backend/tests/support/reference_tools.py"
+)
 reference_tools = importlib.util.module_from_spec(TOOLS)
 TOOLS.loader.exec_module(reference_tools)
 
 WHOLE = ["images.py:efficientnet", "images.py:vit"]
-WHOLE += [f"sequences.py:{name}" for name in ("whisper", "keyword_spotter", "clip_text")]
+WHOLE += [
+    f"sequences.py:{name}" for name in ("whisper", "keyword_spotter", "clip_text")
+]
 """One delegate as they are."""
 
-STATIC, SHAPE = "export with static sizes (without these dynamic_shapes)", "TOSA-1.1+FP+INT+shape"
+STATIC = "export with static sizes (without these dynamic_shapes)"
+SHAPE = "TOSA-1.1+FP+INT+shape"
 DYNAMIC = ["images.py:mobilenet_v2", "images.py:unet", "sequences.py:gpt2"]
 """What computes with sizes has a second way: another target."""
 
 CAUSES = {
     "images.py:mobilenet_v2": ("self.features(x)", STATIC),
-    "images.py:resnet": ("image.permute", "let it be int32 before it comes into the model"),
+    "images.py:resnet": (
+        "image.permute",
+        "let it be int32 before it comes into the model",
+    ),
     "images.py:unet": ("self.down(x)", STATIC),
     "images.py:yolo": ("boxes[found], scores[found]", "the best by torch.topk"),
-    "images.py:diffusion": ("torch.randn_like(x)", "pass the random numbers to the model as an input"),
-    "sequences.py:bert": ("1 - attention_mask", '"int32_inputs": ["attention_mask=0..32767"]'),
+    "images.py:diffusion": (
+        "torch.randn_like(x)",
+        "pass the random numbers to the model as an input",
+    ),
+    "sequences.py:bert": (
+        "1 - attention_mask",
+        '"int32_inputs": ["attention_mask=0..32767"]',
+    ),
     "sequences.py:gpt2": ("torch.cat((past[0], key), 2)", STATIC),
-    "sequences.py:llama": ("attention_mask[0].cumsum(-1)", '"int32_inputs": ["attention_mask=0..32767"]'),
+    "sequences.py:llama": (
+        "attention_mask[0].cumsum(-1)",
+        '"int32_inputs": ["attention_mask=0..32767"]',
+    ),
     "sequences.py:dlrm": ("kind % 30", "let ids be int32 from the start"),
-    "sequences.py:time_series": ("wide = x.to(self.dtype)", "let it be torch.float32: without casts to torch.float64"),
+    "sequences.py:time_series": (
+        "wide = x.to(self.dtype)",
+        "let it be torch.float32: without casts to torch.float64",
+    ),
 }
 """Model -> the code at which the one cause begins, and what to do about it."""
 
@@ -59,20 +81,51 @@ def unchanged(model):
 
 
 def each(models):
-    return [m if unchanged(m) in QUICK else pytest.param(m, marks=pytest.mark.slow) for m in models]
+    return [
+        m if unchanged(m) in QUICK else pytest.param(m, marks=pytest.mark.slow)
+        for m in models
+    ]
 
 
 def matrix(store, models, *options):
     """One command for all: its exit code, and model -> its row with its report."""
-    command = [warm_python(), "-m", "delegraph", "matrix", *models, "--backends", "tosa", "--json", *options]
-    command += ["--require-full", "--max-delegates", "1", "--files", ".tosa", "--runs", "0", "--store", str(store)]
+    command = [
+        warm_python(),
+        "-m",
+        "delegraph",
+        "matrix",
+        *models,
+        "--backends",
+        "tosa",
+        "--json",
+        *options,
+    ]
+    command += [
+        "--require-full",
+        "--max-delegates",
+        "1",
+        "--files",
+        ".tosa",
+        "--runs",
+        "0",
+        "--store",
+        str(store),
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        command, cwd=HERE, env=environment, capture_output=True, text=True, timeout=900
+    )
     assert done.stdout, done.stderr
     found = json.loads(done.stdout)
     jsonschema.validate(found, SCHEMA)
-    reports = [json.loads((store / row["measured"]["report"]).read_text()) for row in found["rows"]]
-    return done.returncode, {row["model"]: row | {"report": r} for row, r in zip(found["rows"], reports, strict=True)}
+    reports = [
+        json.loads((store / row["measured"]["report"]).read_text())
+        for row in found["rows"]
+    ]
+    return done.returncode, {
+        row["model"]: row | {"report": r}
+        for row, r in zip(found["rows"], reports, strict=True)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +138,11 @@ def models(request):
     """Those that this run is about."""
     every = [*WHOLE, *CAUSES, *(f"{name}_changed" for name in CAUSES)]
     assert len(WHOLE) + len(CAUSES) == 15
-    here = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    here = [
+        item
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    ]
     asked = {item.callspec.params["model"] for item in here}
     return [m for m in every if m in (asked or every)]
 
@@ -95,26 +152,42 @@ def rows(models, store):
     """Model -> its row; the .tosa files of what is one delegate are in the store."""
     code, found = matrix(store, models)
     failed = [row["error"] for row in found.values() if row["error"] is not None]
-    assert code == bool(failed) and len(failed) == len(CAUSES.keys() & {*models}), failed
+    assert code == bool(failed) and len(failed) == len(CAUSES.keys() & {*models}), (
+        failed
+    )
     return found
 
 
-@pytest.mark.parametrize("model", each([*WHOLE, *(f"{name}_changed" for name in CAUSES)]))
+@pytest.mark.parametrize(
+    "model", each([*WHOLE, *(f"{name}_changed" for name in CAUSES)])
+)
 def test_a_single_file(rows, store, model):
     report = rows[model]["report"]
-    assert rows[model]["error"] is None and not report["causes"] and not report["host_operators"]
-    assert len(report["delegates"]) == 1 and rows[model]["methods"]["forward"]["relative_error"] < 1e-5
+    assert (
+        rows[model]["error"] is None
+        and not report["causes"]
+        and not report["host_operators"]
+    )
+    assert (
+        len(report["delegates"]) == 1
+        and rows[model]["methods"]["forward"]["relative_error"] < 1e-5
+    )
     (file,) = rows[model]["files"]
     if model == "sequences.py:llama_changed":
         assert "it writes keys, which the host keeps" in file["error"]
         return
-    reference_tools.judge((store / file["path"]).read_bytes(), TosaSpec.parse("TOSA-1.0+FP+INT"))
+    reference_tools.judge(
+        (store / file["path"]).read_bytes(), TosaSpec.parse("TOSA-1.0+FP+INT")
+    )
 
 
 @pytest.mark.parametrize("model", each(CAUSES))
 def test_the_report_names_the_one_change(rows, store, model):
     row, (code, hint) = rows[model], CAUSES[model]
-    assert row["error"]["code"] == "not-fully-delegated" and row["gates"]["require-full"] is False
+    assert (
+        row["error"]["code"] == "not-fully-delegated"
+        and row["gates"]["require-full"] is False
+    )
     (cause,) = row["report"]["causes"]
     assert cause["count"] == row["report"]["host_operators"] > 0
     assert hint in cause["hint"] and code in cause["source"]["code"]
@@ -125,7 +198,10 @@ def test_the_report_names_the_one_change(rows, store, model):
 
 @pytest.mark.slow
 def test_dynamic_sizes_for_the_target_that_the_hint_names(rows, tmp_path):
-    assert all(f"spec={SHAPE}" in rows[model]["report"]["causes"][0]["hint"] for model in DYNAMIC)
+    assert all(
+        f"spec={SHAPE}" in rows[model]["report"]["causes"][0]["hint"]
+        for model in DYNAMIC
+    )
     code, found = matrix(tmp_path, DYNAMIC, "--option", f"tosa.spec={SHAPE}")
     assert code == 0, found
     assert [row["delegates"] for row in found.values()] == [1, 1, 1]

@@ -1,4 +1,6 @@
-"""``--refresh-golden``: golden texts are compared, and written only when that is asked for."""
+"""``--refresh-golden``: golden texts are compared, and written only when that is asked
+for.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The floors of the core, what plugins import, and that docs/architecture.md tells the truth about where things are."""
+"""The floors of the core, what plugins import, and that docs/architecture.md tells the
+truth about where things are.
+"""
 
 import os
 import re
@@ -10,7 +12,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SOURCES = [ROOT / "programs/src", ROOT / "core/src", *sorted(ROOT.glob("plugins/*/src"))]
+SOURCES = [
+    ROOT / "programs/src",
+    ROOT / "core/src",
+    *sorted(ROOT.glob("plugins/*/src")),
+]
 PAGE = (ROOT / "docs/architecture.md").read_text()
 CONTRACT = (
     "backend",
@@ -27,39 +33,64 @@ CONTRACT = (
 
 def lint(*sources):
     """import-linter's verdict on these sources, and what it printed."""
-    command = [Path(sys.executable).with_name("lint-imports"), "--config", ROOT / "pyproject.toml", "--no-cache"]
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sources)), "COLUMNS": "200"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=ROOT)
+    command = [
+        Path(sys.executable).with_name("lint-imports"),
+        "--config",
+        ROOT / "pyproject.toml",
+        "--no-cache",
+    ]
+    environ = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, sources)),
+        "COLUMNS": "200",
+    }
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, cwd=ROOT
+    )
     return done.returncode, done.stdout + done.stderr
 
 
 def test_floors_circles_and_contract():
     code, printed = lint(*SOURCES)
     assert code == 0, printed
-    contracts = (ROOT / "pyproject.toml").read_text().count("[[tool.importlinter.contracts]]")
+    contracts = (
+        (ROOT / "pyproject.toml").read_text().count("[[tool.importlinter.contracts]]")
+    )
     assert f"{contracts} kept, 0 broken" in printed
 
 
 def test_the_contract_for_tosa_lists_all_that_is_not_public():
     source = ROOT / "plugins/tosa_backend/src/delegraph_tosa"
-    modules = {path.stem for path in (*source.glob("[a-z]*.py"), *source.glob("[a-z]*/"))} - {
+    modules = {
+        path.stem for path in (*source.glob("[a-z]*.py"), *source.glob("[a-z]*/"))
+    } - {
         "borders",
         "plugin",
         "quantizer",
     }
-    assert set(re.findall(r'"delegraph_tosa\.(\w+)",', _contract("composing"))) == modules
+    assert (
+        set(re.findall(r'"delegraph_tosa\.(\w+)",', _contract("composing"))) == modules
+    )
 
 
 def test_the_contract_of_the_core_lists_all_modules_behind_public_names():
     core = ROOT / "core/src/delegraph"
     packages = ("command", "delegates", "engine", "host")
-    behind = {f"{p}.{m.stem}" for p in packages for m in (core / p).iterdir() if not m.name.startswith("__")}
+    behind = {
+        f"{p}.{m.stem}"
+        for p in packages
+        for m in (core / p).iterdir()
+        if not m.name.startswith("__")
+    }
     assert set(re.findall(r'"delegraph\.(\w+\.\w+)",', _contract("contract"))) == behind
 
 
 def _contract(name):
     """The lines of a contract in pyproject.toml."""
-    return next(part for part in (ROOT / "pyproject.toml").read_text().split("[[") if f'id = "{name}"' in part)
+    return next(
+        part
+        for part in (ROOT / "pyproject.toml").read_text().split("[[")
+        if f'id = "{name}"' in part
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,21 +114,35 @@ def _contract(name):
         (
             "delegraph_tosa/lowering/builder/emitter.py",
             "from ..geometry import layout",
-            "delegraph_tosa.lowering.builder.emitter -> delegraph_tosa.lowering.geometry",
+            (
+                "delegraph_tosa.lowering.builder.emitter ->"
+                " delegraph_tosa.lowering.geometry"
+            ),
         ),
         (
             "delegraph_devkit/contract.py",
             "from delegraph_tosa.ir import graph",
             "delegraph_devkit is not allowed to import delegraph_tosa.ir",
         ),
-        ("delegraph_tosa/text/literals.py", "import torch", "delegraph_tosa.text.literals -> torch"),
-        ("delegraph_tosa/ir/graph.py", "from ..text import printing", "delegraph_tosa.ir.graph -> delegraph_tosa.text"),
+        (
+            "delegraph_tosa/text/literals.py",
+            "import torch",
+            "delegraph_tosa.text.literals -> torch",
+        ),
+        (
+            "delegraph_tosa/ir/graph.py",
+            "from ..text import printing",
+            "delegraph_tosa.ir.graph -> delegraph_tosa.text",
+        ),
     ],
 )
 def test_a_forbidden_import_is_found(file, line, said, tmp_path):
     for source in SOURCES:
         shutil.copytree(
-            source, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+            source,
+            tmp_path,
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
         )
     with open(tmp_path / file, "a") as module:
         module.write(f"\n{line}\n")
@@ -112,13 +157,18 @@ def test_the_contract_is_flat_and_says_what_is_public():
     assert modules == {*CONTRACT, "__init__", "__main__", "api", "lowered_program"}
     assert len(modules - {"__init__", "__main__"}) <= 14
     packages = (core / "partitioner/__init__.py", *core.glob("io/[a-z]*.py"))
-    packages += tuple(core / name / "__init__.py" for name in ("command", "delegates", "engine", "host"))
+    packages += tuple(
+        core / name / "__init__.py"
+        for name in ("command", "delegates", "engine", "host")
+    )
     for module in (*(core / f"{name}.py" for name in CONTRACT), *packages):
         assert re.search(r"^__all__ = ", module.read_text(), re.MULTILINE), module
 
 
 def named_paths():
-    """Paths in the page: from the root, in the core, or beside the one that was named before in the same row."""
+    """Paths in the page: from the root, in the core, or beside the one that was named
+    before in the same row.
+    """
     for line in PAGE.splitlines():
         folder = None
         for name in re.findall(r"`([\w./-]+)`", line):
@@ -127,13 +177,23 @@ def named_paths():
             places = [ROOT, ROOT / "core/src/delegraph", *([folder] if folder else [])]
             yield line, name, places
             existing = next((p / name for p in places if (p / name).exists()), None)
-            folder = folder if existing is None else existing if existing.is_dir() else existing.parent
+            folder = (
+                folder
+                if existing is None
+                else existing
+                if existing.is_dir()
+                else existing.parent
+            )
 
 
 def test_every_path_in_the_architecture_page_exists():
     paths = list(named_paths())
     assert len(paths) > 50
-    assert [(name, line) for line, name, places in paths if not any((p / name).exists() for p in places)] == []
+    assert [
+        (name, line)
+        for line, name, places in paths
+        if not any((p / name).exists() for p in places)
+    ] == []
 
 
 def test_lowering_imports_nothing_that_only_reads_results():
@@ -143,5 +203,7 @@ delegraph.lower(torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),), backends=[])
 heavy = ("delegraph_analysis.", "delegraph_quantize.", "torchao")
 print([m for m in sys.modules if m.startswith(heavy) and not m.endswith(".plugin")])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n"

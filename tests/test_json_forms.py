@@ -1,4 +1,6 @@
-"""docs/schema.json is what is really printed: it has each form that the sources name, and commands print of these."""
+"""docs/schema.json is what is really printed: it has each form that the sources name,
+and commands print of these.
+"""
 
 import contextlib
 import io
@@ -33,7 +35,8 @@ def small():
 def validate(found, definition):
     """Raise ValidationError unless ``found`` is of a form."""
     form = {**SCHEMA, "anyOf": [{"$ref": f"#/$defs/{definition}"}]}
-    jsonschema.Draft202012Validator(form).validate(found)  # `jsonschema.validate` checks the schema each time, too
+    # `jsonschema.validate` checks the schema each time, too
+    jsonschema.Draft202012Validator(form).validate(found)
 
 
 def printed(*words, code=0):
@@ -51,11 +54,25 @@ def files(tmp_path_factory):
     (folder / "m.py").write_text(MODEL)
     model = f"{folder / 'm.py'}:small"
     for suffix in (".tosa", ".pte"):
-        found = printed("lower", model, "--backend=tosa", "-o", folder / f"m{suffix}", "--report", folder / "a.json")
+        found = printed(
+            "lower",
+            model,
+            "--backend=tosa",
+            "-o",
+            folder / f"m{suffix}",
+            "--report",
+            folder / "a.json",
+        )
         validate(found, "lower")
     kept = f"--cache={folder / 'kept'}"
     found = printed(
-        "lower", f"{folder / 'm.py'}:net", "--backend=tosa", "--verify-operators", kept, "--report", folder / "b.json"
+        "lower",
+        f"{folder / 'm.py'}:net",
+        "--backend=tosa",
+        "--verify-operators",
+        kept,
+        "--report",
+        folder / "b.json",
     )
     validate(found, "lower")
     return folder
@@ -65,11 +82,19 @@ def test_every_form_is_described():
     sources = [
         p
         for folder in ("programs/src", "core/src", "plugins")
-        for p in (ROOT / folder).rglob("src/**/*.py" if folder == "plugins" else "**/*.py")
+        for p in (ROOT / folder).rglob(
+            "src/**/*.py" if folder == "plugins" else "**/*.py"
+        )
     ]
-    named = {name for p in sources for name in re.findall(r'"(delegraph\.[a-z-]+/\d+)"', p.read_text("utf-8"))}
+    named = {
+        name
+        for p in sources
+        for name in re.findall(r'"(delegraph\.[a-z-]+/\d+)"', p.read_text("utf-8"))
+    }
     described = {
-        d["properties"]["schema"]["const"] for d in SCHEMA["$defs"].values() if "schema" in d.get("properties", {})
+        d["properties"]["schema"]["const"]
+        for d in SCHEMA["$defs"].values()
+        if "schema" in d.get("properties", {})
     }
     assert named == described
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
@@ -106,14 +131,24 @@ def test_what_is_printed_is_of_its_form(name, files, monkeypatch):
 
 
 def test_sizes_of_one_model_in_a_file(files):
-    """What the file holds, and what is printed of it; a padding of -inf is no number in JSON."""
+    """What the file holds, and what is printed of it; a padding of -inf is no number in
+    JSON.
+    """
     sizes = [(torch.ones(2, n),) for n in (3, 5)]
-    made = lower_buckets(torch.nn.ReLU().eval(), sizes, padding=-float("inf"), backends=["tosa"])
+    made = lower_buckets(
+        torch.nn.ReLU().eval(), sizes, padding=-float("inf"), backends=["tosa"]
+    )
     made.save(files / "sizes.pte")
     found = printed("inspect", files / "sizes.pte")
     validate(found, "inspect .pte")
-    assert found["buckets"]["padding"] == "-inf" and len(found["buckets"]["inputs"]) == 2
-    held = default_registry().get_format("sizes.pte").named_data(files / "sizes.pte")["delegraph.buckets"]
+    assert (
+        found["buckets"]["padding"] == "-inf" and len(found["buckets"]["inputs"]) == 2
+    )
+    held = (
+        default_registry()
+        .get_format("sizes.pte")
+        .named_data(files / "sizes.pte")["delegraph.buckets"]
+    )
     validate(json.loads(bytes(held), parse_constant=pytest.fail), "buckets")
 
 

@@ -1,4 +1,6 @@
-"""The bars of convolutional networks: one delegate, accepted and computed by tools that nobody here wrote."""
+"""The bars of convolutional networks: one delegate, accepted and computed by tools that
+nobody here wrote.
+"""
 
 import hashlib
 import importlib.util
@@ -50,12 +52,20 @@ def build(name):
 def lowered(name, **options):
     torch.set_num_threads(1)
     module, inputs = build(name)
-    program = delegraph.lower(module, inputs, options={"tosa": {"spec": "TOSA-1.0+FP", **options}}, require_full=True)
+    program = delegraph.lower(
+        module,
+        inputs,
+        options={"tosa": {"spec": "TOSA-1.0+FP", **options}},
+        require_full=True,
+    )
     return module, inputs, program
 
 
 def relative_error(got, wanted):
-    return np.abs(got.astype(np.float64) - wanted.astype(np.float64)).max() / np.abs(wanted).max()
+    return (
+        np.abs(got.astype(np.float64) - wanted.astype(np.float64)).max()
+        / np.abs(wanted).max()
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -67,14 +77,19 @@ def test_one_delegate_that_agrees_with_eager(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_strict_validator_accepts(name):
-    reference_tools.check_strictly(lowered(name)[2].delegates[0].processed_bytes, profiles="pro_fp")
+    reference_tools.check_strictly(
+        lowered(name)[2].delegates[0].processed_bytes, profiles="pro_fp"
+    )
 
 
 LARGE = ("resnet18", "resnet50")
 """7 and 20 s in the reference model."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in MODELS],
+)
 def test_the_reference_model_agrees_with_eager(name):
     module, inputs, program = lowered(name)
     arrays = [x.numpy() for x in inputs]
@@ -86,21 +101,40 @@ def test_the_reference_model_agrees_with_eager(name):
 
 
 @pytest.mark.parametrize("after", range(len(PASSES) + 1))
-def test_every_operator_of_mobilenet_names_a_line_of_the_model(after, mobilenet_partition):
+def test_every_operator_of_mobilenet_names_a_line_of_the_model(
+    after, mobilenet_partition
+):
     graph = lower_program(mobilenet_partition, Tosa(SPEC))
     for run in PASSES[:after]:
         graph = run(graph, SPEC)
-    lost = [op.name for op in graph.operators if "examples/mobilenet_v2.py:" not in str(op.source)]
+    lost = [
+        op.name
+        for op in graph.operators
+        if "examples/mobilenet_v2.py:" not in str(op.source)
+    ]
     assert graph.operators and not lost
 
 
-def test_the_debug_handles_of_mobilenet_cover_every_call_that_became_an_operator(mobilenet_partition):
-    calls = [node for node in mobilenet_partition.graph.nodes if node.op == "call_function"]
+def test_the_debug_handles_of_mobilenet_cover_every_call_that_became_an_operator(
+    mobilenet_partition,
+):
+    calls = [
+        node for node in mobilenet_partition.graph.nodes if node.op == "call_function"
+    ]
     specs = Options(SPEC).compile_specs()
-    handles = set(chain.from_iterable(TOSABackend.preprocess(mobilenet_partition, specs).debug_handle_map.values()))
+    handles = set(
+        chain.from_iterable(
+            TOSABackend.preprocess(mobilenet_partition, specs).debug_handle_map.values()
+        )
+    )
     assert handles <= {node.meta["debug_handle"] for node in calls}
-    without = {str(node.target) for node in calls if node.meta["debug_handle"] not in handles}
-    assert without <= {"aten.dropout.default", "aten.flatten.using_ints"}, "which do nothing, or are undone"
+    without = {
+        str(node.target) for node in calls if node.meta["debug_handle"] not in handles
+    }
+    assert without <= {
+        "aten.dropout.default",
+        "aten.flatten.using_ints",
+    }, "which do nothing, or are undone"
 
 
 @pytest.fixture(scope="module")
@@ -115,14 +149,16 @@ def test_mobilenet_is_small():
 
 
 def test_figures_of_mobilenet():
-    """300 million multiply-accumulates, as the paper says, and the module's 3,504,872 parameters less the scales of its
-    norms, which are folded into the weights; the zero point that all convolutions share is one more.
+    """300 million multiply-accumulates, as the paper says, and the module's 3,504,872
+    parameters less the scales of its norms, which are folded into the weights; the zero
+    point that all convolutions share is one more.
     """
     found = figures(read(lowered("mobilenet_v2")[2].delegates[0].processed_bytes))
     assert found.multiply_accumulates == 300_774_272
     assert found.parameters == 3_504_872 - 17_056 + 1
     assert found.computed_bytes.keys() == {"fp32"}
-    assert found.largest_live_bytes == 2 * 4 * 96 * 112 * 112  # around the clamp behind the first wide convolution
+    # around the clamp behind the first wide convolution
+    assert found.largest_live_bytes == 2 * 4 * 96 * 112 * 112
 
 
 DIGEST = """
@@ -138,11 +174,17 @@ print(hashlib.sha256(blob).hexdigest())
 def _digesting(code, seed):
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     return subprocess.Popen(
-        [warm_python(seed), "-c", code], env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [warm_python(seed), "-c", code],
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
     )
 
 
-@pytest.mark.parametrize("name", ["resnet18", pytest.param("mobilenet_v2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["resnet18", pytest.param("mobilenet_v2", marks=pytest.mark.slow)]
+)
 def test_equal_bytes_in_two_processes(name):
     file, function = MODELS[name]
     code = DIGEST.format(module=Path(file).stem, function=function)
@@ -158,7 +200,10 @@ def test_relu_keeps_inf_and_nan():
     module = nn.ReLU().eval()
     program = delegraph.lower(module, (x,), backends=["tosa"], require_full=True)
     wanted = module(x).numpy()
-    for got in (program(x).numpy(), reference_tools.run(program.delegates[0].processed_bytes, [x.numpy()])[0]):
+    for got in (
+        program(x).numpy(),
+        reference_tools.run(program.delegates[0].processed_bytes, [x.numpy()])[0],
+    ):
         np.testing.assert_array_equal(got, wanted)
 
 

@@ -18,20 +18,49 @@ from core.tests.support.warm import warm_python
 
 ROOT = Path(__file__).parent.parent
 DISTRIBUTIONS = (
-    *("core", "plugins/analysis", "plugins/demo_backend", "plugins/devkit", "plugins/dynamo"),
-    *("plugins/engines", "plugins/ethosu_backend", "plugins/executorch_backend", "plugins/iree_backend"),
-    *("plugins/openvino_backend", "programs", "plugins/quantize", "plugins/tosa_backend"),
-    *("plugins/transformers", "plugins/vgf_backend", "plugins/vision", "plugins/workers"),
+    *(
+        "core",
+        "plugins/analysis",
+        "plugins/demo_backend",
+        "plugins/devkit",
+        "plugins/dynamo",
+    ),
+    *(
+        "plugins/engines",
+        "plugins/ethosu_backend",
+        "plugins/executorch_backend",
+        "plugins/iree_backend",
+    ),
+    *(
+        "plugins/openvino_backend",
+        "programs",
+        "plugins/quantize",
+        "plugins/tosa_backend",
+    ),
+    *(
+        "plugins/transformers",
+        "plugins/vgf_backend",
+        "plugins/vision",
+        "plugins/workers",
+    ),
 )
 """In the order of their names."""
-TEMPLATES = re.compile("delegraph_devkit/scaffold/(tosa_)?(device_)?template/tests/")  # tests of what it makes
+# tests of what it makes
+TEMPLATES = re.compile("delegraph_devkit/scaffold/(tosa_)?(device_)?template/tests/")
 
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheels")
     sources = [str(ROOT / d) for d in DISTRIBUTIONS]
-    pip("wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(folder), *sources)
+    pip(
+        "wheel",
+        "--no-build-isolation",
+        "--no-deps",
+        "--wheel-dir",
+        str(folder),
+        *sources,
+    )
     return sorted(folder.glob("*.whl"))
 
 
@@ -39,7 +68,16 @@ def wheels(tmp_path_factory):
 def sdists(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sdists")
     for d in DISTRIBUTIONS:
-        command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(folder), str(ROOT / d)]
+        command = [
+            sys.executable,
+            "-m",
+            "build",
+            "--sdist",
+            "--no-isolation",
+            "--outdir",
+            str(folder),
+            str(ROOT / d),
+        ]
         subprocess.run(command, check=True, capture_output=True, text=True)
     return sorted(folder.glob("*.tar.gz"))
 
@@ -47,24 +85,45 @@ def sdists(tmp_path_factory):
 @pytest.fixture(scope="module")
 def installed(wheels, tmp_path_factory):
     folder = tmp_path_factory.mktemp("installed")
-    pip("install", "--no-deps", "--no-index", "--no-compile", "--target", str(folder), *map(str, wheels))
+    pip(
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+        "--target",
+        str(folder),
+        *map(str, wheels),
+    )
     return folder
 
 
 def pip(*arguments):
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "-q",
+        *arguments,
+    ]
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 def delegraph(installed, *arguments):
-    """The command, with the wheels in front of what the environment has, and from a folder that has nothing."""
+    """The command, with the wheels in front of what the environment has, and from a
+    folder that has nothing.
+    """
     return run_python(installed, "-m", "delegraph", *arguments)
 
 
 def run_python(installed, *arguments):
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")} | {"PYTHONPATH": str(installed)}
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")} | {
+        "PYTHONPATH": str(installed)
+    }
     command = [warm_python(), *arguments]
-    return subprocess.run(command, env=environ, cwd=installed.parent, capture_output=True, text=True)
+    return subprocess.run(
+        command, env=environ, cwd=installed.parent, capture_output=True, text=True
+    )
 
 
 IMPORTING = """
@@ -106,7 +165,9 @@ def test_the_wheels_are_pure_and_typed(wheels):
         assert wheel.name.endswith("-py3-none-any.whl")
         files = zipfile.ZipFile(wheel).namelist()
         assert f"{package}/py.typed" in files
-        assert not [f for f in files if "tests/" in TEMPLATES.sub("", f) or f.endswith(".pyc")]
+        assert not [
+            f for f in files if "tests/" in TEMPLATES.sub("", f) or f.endswith(".pyc")
+        ]
         assert {f.split("/")[0].split("-")[0] for f in files} == {package}
 
 
@@ -116,10 +177,16 @@ def contents(archive):
         wheel = zipfile.ZipFile(archive)
         return {name: wheel.read(name) for name in wheel.namelist()}
     with tarfile.open(archive) as sdist:
-        return {m.name.partition("/")[2]: sdist.extractfile(m).read() for m in sdist.getmembers() if m.isfile()}
+        return {
+            m.name.partition("/")[2]: sdist.extractfile(m).read()
+            for m in sdist.getmembers()
+            if m.isfile()
+        }
 
 
-@pytest.mark.parametrize("kind", ["wheels", pytest.param("sdists", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["wheels", pytest.param("sdists", marks=pytest.mark.slow)]
+)
 def test_an_index_and_a_lawyer_find_what_they_look_for(kind, request):
     archives = request.getfixturevalue(kind)
     assert len(archives) == len(DISTRIBUTIONS)
@@ -128,34 +195,61 @@ def test_an_index_and_a_lawyer_find_what_they_look_for(kind, request):
         [name] = [f for f in files if f.endswith(("dist-info/METADATA", "PKG-INFO"))]
         metadata = email.message_from_bytes(files[name])
         assert metadata["Description-Content-Type"] == "text/markdown"
-        assert metadata.get_payload(decode=True).decode() == (ROOT / folder / "README.md").read_text()
-        assert (metadata["Author"], metadata["License-Expression"]) == ("The delegraph authors", "BSD-3-Clause")
+        assert (
+            metadata.get_payload(decode=True).decode()
+            == (ROOT / folder / "README.md").read_text()
+        )
+        assert (metadata["Author"], metadata["License-Expression"]) == (
+            "The delegraph authors",
+            "BSD-3-Clause",
+        )
         assert "pytorch" in metadata["Keywords"].split(",")
-        assert {"Typing :: Typed", "Operating System :: POSIX :: Linux"} <= set(metadata.get_all("Classifier"))
+        assert {"Typing :: Typed", "Operating System :: POSIX :: Linux"} <= set(
+            metadata.get_all("Classifier")
+        )
         assert metadata.get_all("License-File") == ["LICENSE", "NOTICE"]
         for document in ("LICENSE", "NOTICE"):
-            [packed] = [f for f in files if f.endswith(f"licenses/{document}") or f == document]
+            [packed] = [
+                f for f in files if f.endswith(f"licenses/{document}") or f == document
+            ]
             assert files[packed] == (ROOT / document).read_bytes()
 
 
 @pytest.mark.slow
 def test_an_sdist_has_every_file_that_its_tests_and_its_package_have(sdists):
-    """Also those that .gitignore names by their suffix, such as the program files that tests read."""
+    """Also those that .gitignore names by their suffix, such as the program files that
+    tests read.
+    """
     for archive, folder in zip(sdists, DISTRIBUTIONS, strict=True):
         parts = (ROOT / folder / part for part in ("src", "tests"))
-        there = {p.relative_to(ROOT / folder) for part in parts for p in part.rglob("*") if p.is_file()}
-        kept = {p.as_posix() for p in there if not any(d.startswith((".", "__pycache__")) for d in p.parent.parts)}
+        there = {
+            p.relative_to(ROOT / folder)
+            for part in parts
+            for p in part.rglob("*")
+            if p.is_file()
+        }
+        kept = {
+            p.as_posix()
+            for p in there
+            if not any(d.startswith((".", "__pycache__")) for d in p.parent.parts)
+        }
         assert kept - contents(archive).keys() == set()
 
 
 def test_the_releases_of_torch_that_are_allowed_are_those_that_the_suite_ran_with():
-    [declared] = re.findall(r'"(torch[<>=]+.+?)"', (ROOT / "core" / "pyproject.toml").read_text())
+    [declared] = re.findall(
+        r'"(torch[<>=]+.+?)"', (ROOT / "core" / "pyproject.toml").read_text()
+    )
     page = (ROOT / "docs" / "compatibility.md").read_text()
     tried = re.findall(r"^\| ([\d.]+) \|", page, flags=re.MULTILINE)
     assert f"`{declared}`" in page
-    assert [Requirement(declared).specifier.contains(release) for release in tried] == [True] * len(tried)
+    assert [Requirement(declared).specifier.contains(release) for release in tried] == [
+        True
+    ] * len(tried)
     first, last = re.findall(r"\d+\.(\d+)", declared)
-    assert [int(release.split(".")[1]) for release in tried] == [*range(int(first), int(last))]
+    assert [int(release.split(".")[1]) for release in tried] == [
+        *range(int(first), int(last))
+    ]
 
 
 def test_whatever_builds_an_environment_names_its_torch():
@@ -168,10 +262,23 @@ def test_whatever_builds_an_environment_names_its_torch():
         *ROOT.glob("core/*.md"),
         ROOT / ".ci" / "run",
     ]
-    lines = [line for page in pages for line in page.read_text().splitlines() if "pip install" in line]
-    bringing = [line for line in lines if re.search(r"pip install\b.*( delegraph| [^ ]*/core)\b(?!-)", line)]
+    lines = [
+        line
+        for page in pages
+        for line in page.read_text().splitlines()
+        if "pip install" in line
+    ]
+    bringing = [
+        line
+        for line in lines
+        if re.search(r"pip install\b.*( delegraph| [^ ]*/core)\b(?!-)", line)
+    ]
     assert len(bringing) == 17
-    assert [line for line in bringing if not re.search(r"pip install (-q )?torch==2\.13\.0 ", line)] == []
+    assert [
+        line
+        for line in bringing
+        if not re.search(r"pip install (-q )?torch==2\.13\.0 ", line)
+    ] == []
 
 
 def test_both_plugins_are_listed_from_the_wheels(installed):
@@ -188,7 +295,10 @@ def test_both_plugins_are_listed_from_the_wheels(installed):
         "ethosu": ["ethosu"],
         "openvino": ["openvino"],
     }
-    bridged = {name: "ok" if all(map(find_spec, needs)) else "unavailable" for name, needs in wanted.items()}
+    bridged = {
+        name: "ok" if all(map(find_spec, needs)) else "unavailable"
+        for name, needs in wanted.items()
+    }
     assert {n: b["status"] for n, b in found.items()} == usable | bridged
     for name, row in ((name, found[name]) for name in usable):
         package = f"delegraph_{name.removeprefix('compiler-')}"
@@ -196,7 +306,9 @@ def test_both_plugins_are_listed_from_the_wheels(installed):
 
 
 def test_everything_that_the_wheels_declare_can_be_imported(installed):
-    """As ``doctor`` does, but in one process for all of them: each would import torch anew."""
+    """As ``doctor`` does, but in one process for all of them: each would import torch
+    anew.
+    """
     shown = run_python(installed, "-c", IMPORTING)
     assert shown.returncode == 0, shown.stderr
     rows = json.loads(shown.stdout.splitlines()[-1])
@@ -213,8 +325,19 @@ def test_the_package_knows_its_version(installed):
 
 
 def test_the_wheel_can_write_a_new_backend(installed, tmp_path):
-    shown = delegraph(installed, "new-backend", "my-npu", str(tmp_path / "my-npu"), "--json")
+    shown = delegraph(
+        installed, "new-backend", "my-npu", str(tmp_path / "my-npu"), "--json"
+    )
     assert shown.returncode == 0, shown.stderr
-    written = {str(p.relative_to(tmp_path / "my-npu")) for p in (tmp_path / "my-npu").rglob("*") if p.is_file()}
+    written = {
+        str(p.relative_to(tmp_path / "my-npu"))
+        for p in (tmp_path / "my-npu").rglob("*")
+        if p.is_file()
+    }
     assert written == set(json.loads(shown.stdout)["files"])
-    assert {".gitignore", "pyproject.toml", "src/my_npu/py.typed", "tests/test_contract.py"} < written
+    assert {
+        ".gitignore",
+        "pyproject.toml",
+        "src/my_npu/py.typed",
+        "tests/test_contract.py",
+    } < written

@@ -1,6 +1,8 @@
-"""Without what only POSIX has: a model is lowered, saved, read and verified, and commands run as on Windows.
+"""Without what only POSIX has: a model is lowered, saved, read and verified, and
+commands run as on Windows.
 
-The names that Windows lacks are taken away in a process. That shows what a missing name breaks; it is not Windows.
+The names that Windows lacks are taken away in a process. That shows what a missing name
+breaks; it is not Windows.
 """
 
 import subprocess
@@ -53,10 +55,18 @@ except DelegraphError as error:
 
 
 def without_posix(code, folder):
-    """What ``code`` prints where these names are missing. The last lines of an error are in the failure."""
-    # imported before: the standard library has looked for them by then, as that of Windows knows not to
+    """What ``code`` prints where these names are missing. The last lines of an error
+    are in the failure.
+    """
+    # imported before: the standard library has looked for them by then, as that of
+    # Windows knows not to
     begin = "import subprocess, tempfile, multiprocessing, torch, socket\n"
-    done = subprocess.run([warm_python(), "-c", begin + HIDING + code], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [warm_python(), "-c", begin + HIDING + code],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -65,11 +75,15 @@ def without_posix(code, folder):
 @pytest.mark.skipif("not hasattr(__import__('os'), 'fork')")
 def test_lowering_files_cache_and_commands(tmp_path):
     printed = without_posix(USING, tmp_path)
-    assert printed.splitlines()[-1] == "['again.tosa', 'cache', 'model.pt2', 'model.tosa', 'report.html']"
+    assert (
+        printed.splitlines()[-1]
+        == "['again.tosa', 'cache', 'model.pt2', 'model.tosa', 'report.html']"
+    )
 
 
 @pytest.mark.skipif("not hasattr(__import__('os'), 'fork')")
 def test_what_needs_forks_says_so(tmp_path):
-    assert "the checks run in forks, which this system does not have\n  hint: Linux" in without_posix(
-        NEEDING_FORKS, tmp_path
+    assert (
+        "the checks run in forks, which this system does not have\n  hint: Linux"
+        in without_posix(NEEDING_FORKS, tmp_path)
     )

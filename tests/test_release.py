@@ -18,14 +18,19 @@ PROJECTS = [
 
 
 def release(*arguments):
-    done = subprocess.run([sys.executable, RELEASE, *map(str, arguments)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, RELEASE, *map(str, arguments)], capture_output=True, text=True
+    )
     return done.returncode, done.stdout + done.stderr
 
 
 def test_all_distributions_have_one_version_and_can_get_another(tmp_path):
     code, version = release("version")
     assert code == 0 and version.strip() == "0.1.0"
-    versioned = (ROOT / "programs/src/delegraph_programs/__init__.py", ROOT / "core/src/delegraph/__init__.py")
+    versioned = (
+        ROOT / "programs/src/delegraph_programs/__init__.py",
+        ROOT / "core/src/delegraph/__init__.py",
+    )
     copies = [*PROJECTS, RELEASE, ROOT / "CITATION.cff", *versioned]
     for file in copies:
         copy = tmp_path / file.relative_to(ROOT)
@@ -34,20 +39,34 @@ def test_all_distributions_have_one_version_and_can_get_another(tmp_path):
     tool = [sys.executable, tmp_path / "tools/release.py", "version"]
     said = subprocess.run([*tool, "0.2.0rc1"], capture_output=True, text=True)
     assert (said.returncode, said.stdout) == (0, "0.2.0rc1\n")
-    assert not [f for f in copies if f.name != "release.py" and "0.1.0" in _versions(tmp_path / f.relative_to(ROOT))]
+    assert not [
+        f
+        for f in copies
+        if f.name != "release.py"
+        and "0.1.0" in _versions(tmp_path / f.relative_to(ROOT))
+    ]
     assert subprocess.run([*tool, "v0.2"], capture_output=True).returncode == 1
 
 
 def _versions(file):
     """What is pinned, or said to be the version, in a file."""
-    return re.findall(r'(?:version = |version: |__version__ = |==)"?([\w.]+)', file.read_text())
+    return re.findall(
+        r'(?:version = |version: |__version__ = |==)"?([\w.]+)', file.read_text()
+    )
 
 
 def test_every_distribution_says_where_it_comes_from():
-    urls = {p: re.findall(r"\[project\.urls\]\n((?:\w+ = .+\n)+)", p.read_text()) for p in PROJECTS}
+    urls = {
+        p: re.findall(r"\[project\.urls\]\n((?:\w+ = .+\n)+)", p.read_text())
+        for p in PROJECTS
+    }
     assert len(set(map(tuple, urls.values()))) == 1
     assert all(len(found) == 1 and found[0].count("\n") == 5 for found in urls.values())
-    assert all(f'"Programming Language :: Python :: 3.{k}"' in p.read_text() for p in PROJECTS for k in range(11, 15))
+    assert all(
+        f'"Programming Language :: Python :: 3.{k}"' in p.read_text()
+        for p in PROJECTS
+        for k in range(11, 15)
+    )
 
 
 def test_workflows_name_their_actions_by_commit_and_give_no_rights_away():
@@ -56,7 +75,10 @@ def test_workflows_name_their_actions_by_commit_and_give_no_rights_away():
     for file in files:
         text = file.read_text()
         used = re.findall(r"uses: (\S+)", text)
-        assert used and [u for u in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", u)] == []
+        assert (
+            used
+            and [u for u in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", u)] == []
+        )
         assert "\npermissions: {}\n" in text
         for script in re.findall(r"(?:python |run: )((?:tools|\.ci)/[\w.]+)", text):
             assert (ROOT / script).exists(), script
@@ -76,8 +98,13 @@ def test_archives_are_the_same_each_time(tmp_path):
     code, said = release("build", tmp_path, "--twice")
     assert code == 0 and said.endswith("both builds are equal\n"), said
     wheels = [*tmp_path.glob("*.whl")]
-    assert len(wheels) == len(PROJECTS) and len([*tmp_path.glob("*.tar.gz")]) == len(PROJECTS)
-    assert all(any(n.endswith("licenses/LICENSE") for n in zipfile.ZipFile(w).namelist()) for w in wheels)
+    assert len(wheels) == len(PROJECTS) and len([*tmp_path.glob("*.tar.gz")]) == len(
+        PROJECTS
+    )
+    assert all(
+        any(n.endswith("licenses/LICENSE") for n in zipfile.ZipFile(w).namelist())
+        for w in wheels
+    )
 
 
 @pytest.mark.slow

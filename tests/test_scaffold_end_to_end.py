@@ -1,4 +1,6 @@
-"""The guide's first backend: the commands of docs/backend-authors.md, run on what ``delegraph new-backend`` writes."""
+"""The guide's first backend: the commands of docs/backend-authors.md, run on what
+``delegraph new-backend`` writes.
+"""
 
 import json
 import os
@@ -14,7 +16,11 @@ from core.tests.support.warm import warm_python, with_warm_kit
 
 NAME = "my-npu"
 PAGE = Path(__file__).parent.parent / "docs" / "backend-authors.md"
-GUIDE = PAGE.read_text().partition("## A first backend in ten minutes\n")[2].partition("\n## ")[0]
+GUIDE = (
+    PAGE.read_text()
+    .partition("## A first backend in ten minutes\n")[2]
+    .partition("\n## ")[0]
+)
 LINES = re.findall(r"^    (\S.*)$", GUIDE, re.MULTILINE)
 COMMANDS = [line for line in LINES if not line.startswith('"')]
 
@@ -27,10 +33,14 @@ def guide(beginning):
 
 def run(site, module, *arguments, folder):
     """``python -m module`` in ``folder`` with ``site`` on the path; what it printed."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))}
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))
+    }
     environment |= {**with_warm_kit(), **({"PYTHONPATH": str(site)} if site else {})}
     command = [warm_python(), "-m", module, *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -45,11 +55,20 @@ def work(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(work, tmp_path_factory):
-    """A folder for the path with the package's wheel, built and installed without network."""
+    """A folder for the path with the package's wheel, built and installed without
+    network.
+    """
     site = tmp_path_factory.mktemp("site")
     run(None, *guide("python -m build"), "--wheel", "--no-isolation", folder=work)
     [wheel] = (work / NAME / "dist").iterdir()
-    pip = ("pip", "--disable-pip-version-check", "-q", "install", "--no-deps", "--no-index")
+    pip = (
+        "pip",
+        "--disable-pip-version-check",
+        "-q",
+        "install",
+        "--no-deps",
+        "--no-index",
+    )
     run(None, *pip, "--target", str(site), str(wheel), folder=work)
     return site
 
@@ -59,11 +78,17 @@ def test_it_takes_few_commands():
 
 
 def test_it_is_listed(installed, work):
-    listed = json.loads(run(installed, *guide("delegraph backends"), "--json", folder=work))["backends"]
+    listed = json.loads(
+        run(installed, *guide("delegraph backends"), "--json", folder=work)
+    )["backends"]
     [row] = [b for b in listed if b["name"] == NAME]
     assert row["status"] == "ok"
     assert row["location"] == str(installed / "my_npu" / "plugin.py")
-    assert (row["backend_id"], row["partitioners"], row["has_runtime"]) == ("MyNpuBackend", [NAME], True)
+    assert (row["backend_id"], row["partitioners"], row["has_runtime"]) == (
+        "MyNpuBackend",
+        [NAME],
+        True,
+    )
 
 
 def test_it_lowers_its_example(installed, work):
@@ -75,8 +100,12 @@ def test_it_lowers_its_example(installed, work):
 
 @pytest.mark.slow  # a minute; the checks that take no time are among its own tests
 def test_it_passes_the_conformance_kit(installed, work):
-    shown = json.loads(run(installed, *guide("delegraph check"), "--quick", "--json", folder=work))
-    assert {c["name"]: c["status"] for c in shown["checks"] if c["status"] != "passed"} == {
+    shown = json.loads(
+        run(installed, *guide("delegraph check"), "--quick", "--json", folder=work)
+    )
+    assert {
+        c["name"]: c["status"] for c in shown["checks"] if c["status"] != "passed"
+    } == {
         "observed_values": "skipped",
         "profiled_times": "skipped",
         "compatibility_answered": "skipped",
@@ -98,10 +127,16 @@ def test_an_operator_is_added_in_two_lines(installed, work, tmp_path):
     instruction, case = (line for line in LINES if line.startswith('"'))
     shutil.copytree(work / NAME, tmp_path / NAME)
     site = shutil.copytree(installed, tmp_path / "site")
-    added_after('"relu": aten.relu.default,', instruction, site / "my_npu" / "instructions.py")
-    added_after('"relu": torch.relu,', case, tmp_path / NAME / "tests" / "test_numerics.py")
+    added_after(
+        '"relu": aten.relu.default,', instruction, site / "my_npu" / "instructions.py"
+    )
+    added_after(
+        '"relu": torch.relu,', case, tmp_path / NAME / "tests" / "test_numerics.py"
+    )
     command = next(c for c in COMMANDS if c.endswith("-k sigmoid"))
-    assert "1 passed" in run(site, *shlex.split(command)[2:], "-p", "no:cacheprovider", folder=tmp_path)
+    assert "1 passed" in run(
+        site, *shlex.split(command)[2:], "-p", "no:cacheprovider", folder=tmp_path
+    )
 
 
 def added_after(line, new, file):
@@ -119,4 +154,6 @@ def test_it_is_clean(work):
 @pytest.mark.slow  # mypy reads torch's types for a quarter of a minute
 def test_its_types_are_right(work, tmp_path):
     folder = work / NAME
-    assert "no issues found in 10 source files" in run(None, "mypy", "--cache-dir", str(tmp_path), folder=folder)
+    assert "no issues found in 10 source files" in run(
+        None, "mypy", "--cache-dir", str(tmp_path), folder=folder
+    )

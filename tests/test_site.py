@@ -1,4 +1,6 @@
-"""The site: guides are there in pages, links lead somewhere, and public names and commands have their places."""
+"""The site: guides are there in pages, links lead somewhere, and public names and
+commands have their places.
+"""
 
 import ast
 import importlib
@@ -38,7 +40,11 @@ def places(nav):
     """All pages of a navigation."""
     if isinstance(nav, str):
         return [nav]
-    return [place for entry in (nav.values() if isinstance(nav, dict) else nav) for place in places(entry)]
+    return [
+        place
+        for entry in (nav.values() if isinstance(nav, dict) else nav)
+        for place in places(entry)
+    ]
 
 
 def test_every_link_leads_to_a_page_or_a_file(site):
@@ -52,13 +58,24 @@ def test_every_page_is_in_the_navigation_once(site):
 def test_a_guide_is_cut_into_pages_without_a_loss(site, hooks):
     for source, (folder, _) in hooks.GUIDES.items():
         pages = [
-            page.text for place, page in site.pages.items() if place.startswith(f"{folder}/") and page.source == source
+            page.text
+            for place, page in site.pages.items()
+            if place.startswith(f"{folder}/") and page.source == source
         ]
         whole = hooks._page((ROOT / source).read_text(), source).text
-        assert len(pages) == 1 + len([h for _, level, h in hooks.headings(whole) if level == 2])
+        assert len(pages) == 1 + len(
+            [h for _, level, h in hooks.headings(whole) if level == 2]
+        )
         blocks = re.findall(r"^```.*?^```$", whole, re.MULTILINE | re.DOTALL)
-        assert [b for page in pages for b in re.findall(r"^```.*?^```$", page, re.MULTILINE | re.DOTALL)] == blocks
-        assert all(page.startswith("# ") and page.count("\n# ") <= page.count("```") for page in pages)
+        assert [
+            b
+            for page in pages
+            for b in re.findall(r"^```.*?^```$", page, re.MULTILINE | re.DOTALL)
+        ] == blocks
+        assert all(
+            page.startswith("# ") and page.count("\n# ") <= page.count("```")
+            for page in pages
+        )
 
 
 def test_the_reference_has_the_public_names_and_no_other(site, hooks):
@@ -66,38 +83,68 @@ def test_the_reference_has_the_public_names_and_no_other(site, hooks):
     listed = hooks.modules()
     assert all(f"`{name}`" in page for name in hooks.FLAT)
     for module, folder in listed.items():
-        directives = re.findall(r"^::: (\S+)$", site.pages[f"reference/python/{module}.md"].text, re.MULTILINE)
-        assert directives == [f"{module}.{name}" for name in hooks.public_names(module, folder)] != []
+        directives = re.findall(
+            r"^::: (\S+)$",
+            site.pages[f"reference/python/{module}.md"].text,
+            re.MULTILINE,
+        )
+        assert (
+            directives
+            == [f"{module}.{name}" for name in hooks.public_names(module, folder)]
+            != []
+        )
 
 
 def code_of(hooks, page):
     """The blocks of a guide that run, without what they print."""
-    found = re.findall(r"^```(\S+).*\n((?s:.*?))^```$", (ROOT / page).read_text(), re.MULTILINE)
+    found = re.findall(
+        r"^```(\S+).*\n((?s:.*?))^```$", (ROOT / page).read_text(), re.MULTILINE
+    )
     return "\n".join(body for kind, body in found if kind != "text")
 
 
 def named(page):
-    """The dotted names that the Python of a guide imports, or reaches by attributes of what it has imported."""
-    blocks = re.findall(r"^```python(?! (?:in|compiled)).*\n((?s:.*?))^```$", (ROOT / page).read_text(), re.MULTILINE)
+    """The dotted names that the Python of a guide imports, or reaches by attributes of
+    what it has imported.
+    """
+    blocks = re.findall(
+        r"^```python(?! (?:in|compiled)).*\n((?s:.*?))^```$",
+        (ROOT / page).read_text(),
+        re.MULTILINE,
+    )
     trees = [ast.parse(block) for block in blocks]
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    imports = {}  # name on the page -> all that it is there, since a later block may import another of that name
+    # name on the page -> all that it is there, since a later block may import another
+    # of that name
+    imports = {}
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
-                imports.setdefault(alias.asname or alias.name, set()).add(f"{node.module}.{alias.name}")
+                imports.setdefault(alias.asname or alias.name, set()).add(
+                    f"{node.module}.{alias.name}"
+                )
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 name = alias.name if alias.asname else alias.name.partition(".")[0]
                 imports.setdefault(alias.asname or name, set()).add(name)
-    chains = [ast.unparse(node).split(".", 1) for node in nodes if isinstance(node, ast.Attribute)]
-    reached = {f"{there}.{rest}" for first, rest in chains for there in imports.get(first, ())}
+    chains = [
+        ast.unparse(node).split(".", 1)
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+    ]
+    reached = {
+        f"{there}.{rest}" for first, rest in chains for there in imports.get(first, ())
+    }
     return reached.union(*imports.values())
 
 
 def test_every_public_name_has_an_example(hooks):
     """What a guide shows by one of its names counts for all of its names."""
-    names = [f"{m}.{n}" for m, folder in hooks.modules().items() for n in hooks.public_names(m, folder)]
+    names = [
+        f"{m}.{n}"
+        for m, folder in hooks.modules().items()
+        for n in hooks.public_names(m, folder)
+    ]
     shown = {name for page in GUIDES for name in named(page)} & {*names}
 
     def value(name):
@@ -105,27 +152,48 @@ def test_every_public_name_has_an_example(hooks):
         return getattr(importlib.import_module(module), attribute)
 
     seen = {id(value(name)) for name in shown if callable(value(name))}
-    assert [name for name in names if name not in shown and id(value(name)) not in seen] == []
+    assert [
+        name for name in names if name not in shown and id(value(name)) not in seen
+    ] == []
 
 
-def test_examples_are_on_the_page_of_their_module_and_every_command_has_one(site, hooks):
+def test_examples_are_on_the_page_of_their_module_and_every_command_has_one(
+    site, hooks
+):
     examples = hooks._examples()
     assert {*examples} <= {*hooks.modules(), "Commands"}
     for title, text in examples.items():
-        place = "reference/commands.md" if title == "Commands" else f"reference/python/{title}.md"
+        place = (
+            "reference/commands.md"
+            if title == "Commands"
+            else f"reference/python/{title}.md"
+        )
         assert site.pages[place].text.endswith(text) and "```" in text
     code = "\n".join(code_of(hooks, page) for page in GUIDES)
-    shown = {*re.findall(r"\bdelegraph ([\w-]+)", code)} | {"completion"}  # eval "$(delegraph completion bash)"
-    commands = {*re.findall(r"^## delegraph (\S+)$", site.pages["reference/commands.md"].text, re.MULTILINE)}
+    # eval "$(delegraph completion bash)"
+    shown = {*re.findall(r"\bdelegraph ([\w-]+)", code)} | {"completion"}
+    commands = {
+        *re.findall(
+            r"^## delegraph (\S+)$",
+            site.pages["reference/commands.md"].text,
+            re.MULTILINE,
+        )
+    }
     assert commands - shown == set()
 
 
 def test_every_command_has_its_help_there(site):
-    shown = re.findall(r"^## delegraph (\S+)$", site.pages["reference/commands.md"].text, re.MULTILINE)
+    shown = re.findall(
+        r"^## delegraph (\S+)$", site.pages["reference/commands.md"].text, re.MULTILINE
+    )
     ours = {
-        spec.name for spec, record in Registry().declared(CommandSpec) if record.distribution.startswith("delegraph")
+        spec.name
+        for spec, record in Registry().declared(CommandSpec)
+        if record.distribution.startswith("delegraph")
     }
-    assert ours <= {*shown} and {"lower", "backends", "doctor", "completion"} <= {*shown}
+    assert ours <= {*shown} and {"lower", "backends", "doctor", "completion"} <= {
+        *shown
+    }
 
 
 def test_every_tutorial_is_offered_as_a_notebook_of_its_own_blocks(site, hooks):
@@ -136,20 +204,44 @@ def test_every_tutorial_is_offered_as_a_notebook_of_its_own_blocks(site, hooks):
         notebook = json.loads(site.notebooks[f"tutorials/{name}.ipynb"])
         page = (ROOT / f"docs/tutorials/{name}.md").read_text()
         shown = "".join("".join([*cell["source"], "\n"]) for cell in notebook["cells"])
-        printed = [o["text"] for cell in notebook["cells"] for o in cell.get("outputs", [])]
-        for kind, body in re.findall(r"^```(\S+).*\n((?s:.*?))^```$", page, re.MULTILINE):
-            assert body in shown or body.splitlines(keepends=True) in printed, (name, kind)
+        printed = [
+            o["text"] for cell in notebook["cells"] for o in cell.get("outputs", [])
+        ]
+        for kind, body in re.findall(
+            r"^```(\S+).*\n((?s:.*?))^```$", page, re.MULTILINE
+        ):
+            assert body in shown or body.splitlines(keepends=True) in printed, (
+                name,
+                kind,
+            )
         assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
-        assert re.findall(r"\]\((?!https:)", re.sub(r"```.*?```|`[^`]*`", "", _prose(notebook), flags=re.DOTALL)) == []
+        assert (
+            re.findall(
+                r"\]\((?!https:)",
+                re.sub(r"```.*?```|`[^`]*`", "", _prose(notebook), flags=re.DOTALL),
+            )
+            == []
+        )
 
 
 def _prose(notebook):
-    return "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    return "\n".join(
+        "".join(cell["source"])
+        for cell in notebook["cells"]
+        if cell["cell_type"] == "markdown"
+    )
 
 
 def test_a_notebook_of_each_kind_of_block(hooks):
-    blocks = (("python file=a.py", "x = 1"), ("sh", "ls"), ("text", "a.py"), ("toml in=a", "k = 1"))
-    text = "\n".join(["# Title", *(f"\n```{kind}\n{body}\n```" for kind, body in blocks), "end"])
+    blocks = (
+        ("python file=a.py", "x = 1"),
+        ("sh", "ls"),
+        ("text", "a.py"),
+        ("toml in=a", "k = 1"),
+    )
+    text = "\n".join(
+        ["# Title", *(f"\n```{kind}\n{body}\n```" for kind, body in blocks), "end"]
+    )
     cells = hooks.notebook(text)["cells"]
     assert [(c["cell_type"], "".join(c["source"])) for c in cells] == [
         ("markdown", "# Title"),
@@ -158,29 +250,50 @@ def test_a_notebook_of_each_kind_of_block(hooks):
         ("markdown", "```toml\nk = 1\n```"),
         ("markdown", "end"),
     ]
-    assert cells[2]["outputs"] == [{"output_type": "stream", "name": "stdout", "text": ["a.py\n"]}]
+    assert cells[2]["outputs"] == [
+        {"output_type": "stream", "name": "stdout", "text": ["a.py\n"]}
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("nbclient") is None, reason="pip install nbclient ipykernel")
-@pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "docs/tutorials").glob("*.md")))
+@pytest.mark.skipif(
+    find_spec("nbclient") is None, reason="pip install nbclient ipykernel"
+)
+@pytest.mark.parametrize(
+    "name", sorted(p.stem for p in (ROOT / "docs/tutorials").glob("*.md"))
+)
 def test_a_notebook_runs_in_jupyter(name, site, tmp_path, monkeypatch):
     import nbformat
     from nbclient import NotebookClient
 
-    for variable, value in layered(tmp_path / "environment").items():  # what a cell installs goes there
+    # what a cell installs goes there
+    for variable, value in layered(tmp_path / "environment").items():
         monkeypatch.setenv(variable, value)
     notebook = nbformat.reads(site.notebooks[f"tutorials/{name}.ipynb"], as_version=4)
     nbformat.validate(notebook)
     folder = tmp_path / "work"
     folder.mkdir()
-    NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(
+        notebook, timeout=900, resources={"metadata": {"path": str(folder)}}
+    ).execute()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("mkdocs") is None, reason="pip install -r docs/requirements.txt")
+@pytest.mark.skipif(
+    find_spec("mkdocs") is None, reason="pip install -r docs/requirements.txt"
+)
 def test_it_builds_without_a_warning(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "-q",
+        "-d",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "WARNING -" not in done.stderr, done.stderr
-    assert (tmp_path / "search/search_index.js").exists()  # what search reads where there is no server
+    # what search reads where there is no server
+    assert (tmp_path / "search/search_index.js").exists()

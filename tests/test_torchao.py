@@ -1,4 +1,6 @@
-"""Models whose weights torchao's ``quantize_`` made tensor subclasses, lowered as they are."""
+"""Models whose weights torchao's ``quantize_`` made tensor subclasses, lowered as they
+are.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,17 @@ WEIGHTS = 2 * 256 * 512
 class Net(nn.Module):
     def __init__(self, width=256, inner=512):
         super().__init__()
-        self.first, self.second = nn.Linear(width, inner), nn.Linear(inner, width, bias=False)
+        self.first = nn.Linear(width, inner)
+        self.second = nn.Linear(inner, width, bias=False)
 
     def forward(self, x):
         return self.second(nn.functional.silu(self.first(x)))
 
 
 def quantized(kind, net=None):
-    """A network with quantized weights, by the configuration of torchao that people use for it."""
+    """A network with quantized weights, by the configuration of torchao that people use
+    for it.
+    """
     from torchao.quantization import (
         Int8DynamicActivationIntxWeightConfig,
         Int8WeightOnlyConfig,
@@ -34,8 +39,12 @@ def quantized(kind, net=None):
     grouped = PerGroup(32)
     configuration = {
         "int8": lambda: Int8WeightOnlyConfig(),
-        "int4": lambda: IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=grouped),
-        "8da4w": lambda: Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=grouped),
+        "int4": lambda: IntxWeightOnlyConfig(
+            weight_dtype=torch.int4, granularity=grouped
+        ),
+        "8da4w": lambda: Int8DynamicActivationIntxWeightConfig(
+            weight_dtype=torch.int4, weight_granularity=grouped
+        ),
     }[kind]
     torch.manual_seed(0)
     net = (net or Net()).eval()
@@ -44,34 +53,45 @@ def quantized(kind, net=None):
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "tolerance"), [("int8", 1.05, 1e-5), ("int4", 0.69, 1e-5), ("8da4w", 0.74, 0.02)]
+    ("kind", "size", "tolerance"),
+    [("int8", 1.05, 1e-5), ("int4", 0.69, 1e-5), ("8da4w", 0.74, 0.02)],
 )
 def test_weights_stay_integers_in_tosa(kind, size, tolerance, tmp_path):
-    """int4: half a byte for each weight; a group of 32 has a scale of four bytes and a zero point of one."""
-    net, x = quantized(kind), torch.randn(3, 256)
+    """int4: half a byte for each weight; a group of 32 has a scale of four bytes and a
+    zero point of one.
+    """
+    net = quantized(kind)
+    x = torch.randn(3, 256)
     lowered = delegraph.lower(net, (x,), backends=["tosa"], require_full=True)
     assert torch.allclose(lowered(x), net(x), atol=tolerance)
     lowered.save(tmp_path / "m.tosa")
-    assert (tmp_path / "m.tosa").stat().st_size < size * WEIGHTS, "a byte for each weight, and what scales take"
+    assert (tmp_path / "m.tosa").stat().st_size < size * WEIGHTS, (
+        "a byte for each weight, and what scales take"
+    )
     assert torch.equal(delegraph.load(tmp_path / "m.tosa")(x)[0], lowered(x))
 
 
 @pytest.mark.parametrize(("kind", "size"), [("int8", 1.1), ("int4", 0.7)])
 def test_small_weights_are_not_folded_to_floats(kind, size, tmp_path):
-    net, x = quantized(kind, Net(64, 32)), torch.randn(3, 64)
+    net = quantized(kind, Net(64, 32))
+    x = torch.randn(3, 64)
     lowered = delegraph.lower(net, (x,), backends=["tosa"], require_full=True)
     assert torch.allclose(lowered(x), net(x), atol=1e-5)
     lowered.save(tmp_path / "m.tosa")
     summary = delegraph.load(tmp_path / "m.tosa").summary
-    assert summary.constant_bytes < size * 2 * 64 * 32 + 1000, "what is left are a bias and numbers"
+    assert summary.constant_bytes < size * 2 * 64 * 32 + 1000, (
+        "what is left are a bias and numbers"
+    )
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "tolerance"), [("int8", 1.05, 1e-5), ("int4", 1.3, 1e-5), ("8da4w", 0.7, 0.02)]
+    ("kind", "size", "tolerance"),
+    [("int8", 1.05, 1e-5), ("int4", 1.3, 1e-5), ("8da4w", 0.7, 0.02)],
 )
 def test_weights_stay_integers_beside_xnnpack(kind, size, tolerance, tmp_path):
     pytest.importorskip("executorch")
-    net, x = quantized(kind), torch.randn(3, 256)
+    net = quantized(kind)
+    x = torch.randn(3, 256)
     lowered = delegraph.lower(net, (x,), backends=["xnnpack"])
     assert torch.allclose(lowered(x), net(x), atol=tolerance)
     lowered.save(tmp_path / "m.pte")
@@ -80,31 +100,47 @@ def test_weights_stay_integers_beside_xnnpack(kind, size, tolerance, tmp_path):
     assert torch.allclose(stock(x), net(x), atol=tolerance)
     if kind != "8da4w":
         refusals = {refusal.reason for refusal in lowered.report.refusals}
-        assert any("XNNPACK does not convert torch.int8 to torch.float32" in reason for reason in refusals)
+        assert any(
+            "XNNPACK does not convert torch.int8 to torch.float32" in reason
+            for reason in refusals
+        )
 
 
 class Cached(nn.Module):
-    """Attention over a cache that is written in place, as decoders have it, with a layer on what it returns."""
+    """Attention over a cache that is written in place, as decoders have it, with a
+    layer on what it returns.
+    """
 
     def __init__(self):
         super().__init__()
-        self.inner, self.outer = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+        self.inner = nn.Linear(64, 64, bias=False)
+        self.outer = nn.Linear(64, 64, bias=False)
 
     def forward(self, x, cache, position):
         cache = cache.clone()
         cache.index_copy_(2, position, self.inner(x).view(1, 1, 2, 32).transpose(1, 2))
-        query, keys = x.view(1, 1, 2, 32).transpose(1, 2), cache.expand(1, 2, 5, 32)
+        query = x.view(1, 1, 2, 32).transpose(1, 2)
+        keys = cache.expand(1, 2, 5, 32)
         seen = (query @ keys.mT).softmax(-1) @ keys
         return self.outer(seen.transpose(1, 2).reshape(1, 1, 64) * 1.0), cache
 
 
 def test_a_layer_behind_a_write_in_place_is_still_a_layer_of_quantized_values():
     pytest.importorskip("executorch")
-    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, PerGroup, quantize_
+    from torchao.quantization import (
+        Int8DynamicActivationIntxWeightConfig,
+        PerGroup,
+        quantize_,
+    )
 
     torch.manual_seed(0)
     net = Cached().eval()
-    quantize_(net, Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4, weight_granularity=PerGroup(32)))
+    quantize_(
+        net,
+        Int8DynamicActivationIntxWeightConfig(
+            weight_dtype=torch.int4, weight_granularity=PerGroup(32)
+        ),
+    )
     inputs = (torch.randn(1, 1, 64), torch.randn(1, 2, 5, 32), torch.tensor([3]))
     lowered = delegraph.lower(net, inputs, backends=["xnnpack"])
     for ours, eager in zip(lowered(*inputs), net(*inputs), strict=True):
@@ -130,22 +166,32 @@ def test_a_table_of_embeddings_stays_integers(tmp_path):
 
 
 def test_the_users_program_keeps_its_parameters_and_two_layers_share_one():
-    net, x = quantized("int8"), torch.randn(2, 256)
+    net = quantized("int8")
+    x = torch.randn(2, 256)
     net.second = nn.Sequential(nn.Linear(512, 256), net.first, nn.Linear(512, 256))
     net.eval()
     program = torch.export.export(net, (x,))
     names = list(program.state_dict)
     lowered = delegraph.lower(program, backends=[])
     assert torch.allclose(lowered(x), net(x), atol=1e-5)
-    assert list(program.state_dict) == names and type(net.first.weight).__name__ == "Int8Tensor"
-    assert not any("access_subclass" in str(n.target) for n in lowered.exported_program("forward").graph.nodes)
+    assert (
+        list(program.state_dict) == names
+        and type(net.first.weight).__name__ == "Int8Tensor"
+    )
+    assert not any(
+        "access_subclass" in str(n.target)
+        for n in lowered.exported_program("forward").graph.nodes
+    )
 
 
 def test_a_subclass_that_only_dispatches_is_refused_with_the_line_that_unwraps_it():
-    from torch._functorch._aot_autograd.subclass_parametrization import unwrap_tensor_subclass_parameters
+    from torch._functorch._aot_autograd.subclass_parametrization import (
+        unwrap_tensor_subclass_parameters,
+    )
     from torch.testing._internal.two_tensor import TwoTensor
 
-    net, x = nn.Sequential(nn.Linear(4, 4)).eval(), torch.randn(1, 4)
+    net = nn.Sequential(nn.Linear(4, 4)).eval()
+    x = torch.randn(1, 4)
     net[0].weight = nn.Parameter(TwoTensor(torch.randn(4, 4), torch.randn(4, 4)))
     with pytest.raises(delegraph.errors.InputError) as refused:
         delegraph.lower(net, (x,), backends=[])

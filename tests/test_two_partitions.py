@@ -1,4 +1,6 @@
-"""TOSA partitions around host operators, methods that share weights, random programs with random support."""
+"""TOSA partitions around host operators, methods that share weights, random programs
+with random support.
+"""
 
 import json
 
@@ -21,7 +23,8 @@ class Sorted(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+        self.a = nn.Conv2d(3, 4, 3, padding=1)
+        self.b = nn.Conv2d(4, 2, 1)
 
     def forward(self, x):
         y = torch.relu(self.a(x))
@@ -31,7 +34,8 @@ class Sorted(nn.Module):
 
 def test_two_partitions_around_a_host_operator(monkeypatch):
     monkeypatch.delitem(RULES, (torch.ops.aten.sort.default, Value))
-    module, x = Sorted().eval(), torch.randn(2, 3, 8, 8)
+    module = Sorted().eval()
+    x = torch.randn(2, 3, 8, 8)
     program = delegraph.lower(module, (x,), backends=["tosa"])
     assert [d.backend_id for d in program.delegates] == ["TOSABackend"] * 2
     assert program.report.host == {"forward": {"aten.sort.default": 1}}
@@ -55,24 +59,40 @@ class Two(nn.Module):
 
 
 def test_two_methods_that_share_weights():
-    module, x = Two().eval(), torch.randn(3, 8)
+    module = Two().eval()
+    x = torch.randn(3, 8)
     other = Two().eval()
     other.shared = module.shared
     other.forward = other.other
-    program = delegraph.lower({"forward": module, "other": other}, {"forward": (x,), "other": (x,)}, backends=["tosa"])
+    program = delegraph.lower(
+        {"forward": module, "other": other},
+        {"forward": (x,), "other": (x,)},
+        backends=["tosa"],
+    )
     assert [d.method for d in program.delegates] == ["forward", "other"]
     for method in program.methods:
         assert program.verify(x, method=method).relative_error < 1e-5
-    held = [d.module.original_module.state_dict["shared.weight"].data_ptr() for d in program.delegates]
+    held = [
+        d.module.original_module.state_dict["shared.weight"].data_ptr()
+        for d in program.delegates
+    ]
     assert held == [module.shared.weight.data_ptr()] * 2
 
 
 def test_debug_files_of_methods_stand_side_by_side(tmp_path):
-    module, x = Two().eval(), torch.randn(3, 8)
+    module = Two().eval()
+    x = torch.randn(3, 8)
     options = {"tosa": {"debug_artifact_path": str(tmp_path)}}
-    delegraph.lower({"forward": module, "other": module}, {"forward": (x,), "other": (x,)}, options=options)
+    delegraph.lower(
+        {"forward": module, "other": module},
+        {"forward": (x,), "other": (x,)},
+        options=options,
+    )
     names = sorted(p.name for p in tmp_path.iterdir())
-    assert names == ["output_TOSABackend_0_TOSA-1.0+FP+INT.tosa", "output_other_TOSABackend_0_TOSA-1.0+FP+INT.tosa"]
+    assert names == [
+        "output_TOSABackend_0_TOSA-1.0+FP+INT.tosa",
+        "output_other_TOSABackend_0_TOSA-1.0+FP+INT.tosa",
+    ]
 
 
 class Masked(TOSAPartitioner):
@@ -81,14 +101,30 @@ class Masked(TOSAPartitioner):
     def __init__(self, mask):
         super().__init__()
         ask = self.support.why_not
-        self.support.why_not = lambda n: "masked" if mask >> (n.meta["debug_handle"] % 31) & 1 else ask(n)
+        self.support.why_not = lambda n: (
+            "masked" if mask >> (n.meta["debug_handle"] % 31) & 1 else ask(n)
+        )
 
 
-STEPS = ["relu", "add", "conv", "split", "mean", "view", "scale", "sort", "softmax", "cat", "relu_"]
+STEPS = [
+    "relu",
+    "add",
+    "conv",
+    "split",
+    "mean",
+    "view",
+    "scale",
+    "sort",
+    "softmax",
+    "cat",
+    "relu_",
+]
 
 
 class Random(nn.Module):
-    """Applies ``steps`` to a pool of [1, 4, 6, 6] values; every step gives one of that shape again."""
+    """Applies ``steps`` to a pool of [1, 4, 6, 6] values; every step gives one of that
+    shape again.
+    """
 
     def __init__(self, steps):
         super().__init__()
@@ -137,11 +173,16 @@ class Random(nn.Module):
         return [torch.cat([a, b], 1)[:, ::2]]
 
 
-steps = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=9)
+steps = st.lists(
+    st.tuples(st.sampled_from(STEPS), st.integers(0, 7), st.integers(0, 7)),
+    min_size=1,
+    max_size=9,
+)
 
 
 def check(steps, mask):
-    module, x = Random(steps).eval(), torch.randn(1, 4, 6, 6)
+    module = Random(steps).eval()
+    x = torch.randn(1, 4, 6, 6)
     program = delegraph.lower(module, (x,), backends=[Masked(mask)])
     assert program.verify(x).relative_error < 1e-5
 

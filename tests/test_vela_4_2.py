@@ -1,4 +1,5 @@
-"""Vela 4.2, which reads TOSA 0.80, takes our integer files of convolutional networks whole.
+"""Vela 4.2, which reads TOSA 0.80, takes our integer files of convolutional networks
+whole.
 
 It and later versions exclude each other, so it needs an environment of its own:
 
@@ -20,7 +21,9 @@ NETWORKS = ("keyword spotter", "MobileNetV2", "ResNet-18")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(VELA is None, reason="DELEGRAPH_VELA_4_2 names no program of ethos-u-vela 4.2.0")
+@pytest.mark.skipif(
+    VELA is None, reason="DELEGRAPH_VELA_4_2 names no program of ethos-u-vela 4.2.0"
+)
 @pytest.mark.parametrize("accelerator", ["ethos-u85-256", "ethos-u55-128"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_integer_files_are_compiled_whole(name, accelerator, tmp_path, monkeypatch):
@@ -30,11 +33,20 @@ def test_integer_files_are_compiled_whole(name, accelerator, tmp_path, monkeypat
     module, inputs = BUILDERS[name]()
     batches = [tuple(map(torch.randn_like, inputs)) for _ in range(2)]
     program = delegraph.quantize(module, batches, backend="tosa")
-    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": "TOSA-0.80+BI"}})
+    lowered = delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": "TOSA-0.80+BI"}}
+    )
     (delegate,) = lowered.delegates
     file = tmp_path / "network.tosa"
     file.write_bytes(bytes(delegate.processed_bytes))
-    command = [VELA, str(file), "--accelerator-config", accelerator, "--output-dir", str(tmp_path)]
+    command = [
+        VELA,
+        str(file),
+        "--accelerator-config",
+        accelerator,
+        "--output-dir",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-1000:]
     assert "CPU operators = 0 (0.0%)" in done.stdout

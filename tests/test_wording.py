@@ -1,4 +1,6 @@
-"""What users read (reasons, notes, hints, errors) says nothing of how torch or delegraph are made inside."""
+"""What users read (reasons, notes, hints, errors) says nothing of how torch or
+delegraph are made inside.
+"""
 
 from __future__ import annotations
 
@@ -17,41 +19,76 @@ SOURCES = [
     *sorted(ROOT.glob("plugins/*/src/**/*.py")),
 ]
 INSIDE = re.compile(
-    r"fake ?tensor|fake ?mode|shape_?env|\bguards?\b|\bSym(Int|Float|Bool|Node)\b|\bproxy\b|\bsympy\b|\bdry run\b"
-    r"|\bmeta tensor|\btorch\.(fx|_(?!check)\w+)|\b_(?-i:[A-Z])\w+|\bdelegraph(_tosa)?\.(engine|lowering|ir|passes)\b",
+    r"fake ?tensor|fake"
+    r" ?mode|shape_?env|\bguards?\b|\bSym(Int|Float|Bool|Node)\b|\bproxy\b|\bsympy\b|\bdry"
+    r" run\b"
+    r"|\bmeta"
+    r" tensor|\btorch\.(fx|_(?!check)\w+)|\b_(?-i:[A-Z])\w+|\bdelegraph(_tosa)?\.(engine|lowering|ir|passes)\b",
     re.IGNORECASE,
 )
-"""Of what torch calls private, users write ``torch._check``, and read operators' names (``aten._softmax``)."""
+"""Of what torch calls private, users write ``torch._check``, and read operators' names
+(``aten._softmax``).
+"""
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of the string literals with several words, but for docstrings and code that is written."""
+    """Line and text of the string literals with several words, but for docstrings and
+    code that is written.
+    """
     nodes = [*ast.walk(ast.parse(path.read_text()))]
-    docstrings = {n.value for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)}
+    docstrings = {
+        n.value
+        for n in nodes
+        if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)
+    }
     for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
-            if re.search(r"[a-z]{2,} [a-z]", node.value) and "import " not in node.value:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node not in docstrings
+        ):
+            if (
+                re.search(r"[a-z]{2,} [a-z]", node.value)
+                and "import " not in node.value
+            ):
                 yield node.lineno, node.value
 
 
 def test_no_text_names_what_is_inside():
-    found = [f"{p.relative_to(ROOT)}:{line}: {text}" for p in SOURCES for line, text in texts(p) if INSIDE.search(text)]
+    found = [
+        f"{p.relative_to(ROOT)}:{line}: {text}"
+        for p in SOURCES
+        for line, text in texts(p)
+        if INSIDE.search(text)
+    ]
     assert not found
 
 
 def reasons(kept: object) -> Iterator[str]:
-    """The keys of nested dictionaries: files, operators, targets, and at the end the reasons."""
+    """The keys of nested dictionaries: files, operators, targets, and at the end the
+    reasons.
+    """
     if isinstance(kept, dict):
         for key, value in kept.items():
             yield key
             yield from reasons(value)
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("plugins/*/tests/support/verdicts/*.json")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path",
+    sorted(ROOT.glob("plugins/*/tests/support/verdicts/*.json")),
+    ids=lambda p: p.stem,
+)
 def test_no_recorded_reason_names_what_is_inside(path):
-    assert not [reason for reason in reasons(json.loads(path.read_text())) if INSIDE.search(reason)]
+    assert not [
+        reason
+        for reason in reasons(json.loads(path.read_text()))
+        if INSIDE.search(reason)
+    ]
 
 
 def test_the_check_finds_what_it_looks_for():
     assert INSIDE.search("tracing gave _ShapeEnvGuardError: Guard attempted")
-    assert not INSIDE.search("aten._softmax.default takes float32 only; input_1 is int32")
+    assert not INSIDE.search(
+        "aten._softmax.default takes float32 only; input_1 is int32"
+    )

@@ -1,4 +1,6 @@
-"""A backend whose blob names the program that it was given and whose runtime runs exactly that; plugins on disk."""
+"""A backend whose blob names the program that it was given and whose runtime runs
+exactly that; plugins on disk.
+"""
 
 from __future__ import annotations
 
@@ -55,26 +57,40 @@ def echo_registry():
 
 
 class Site:
-    """A folder on the path with distributions that are made of a light module and its metadata."""
+    """A folder on the path with distributions that are made of a light module and its
+    metadata.
+    """
 
     def __init__(self, folder):
         self.folder = folder
         folder.mkdir(exist_ok=True)
 
-    def plugin(self, distribution, source, version="1.0", module=None, name=None, value=None):
+    def plugin(
+        self, distribution, source, version="1.0", module=None, name=None, value=None
+    ):
         module = module or distribution.replace("-", "_")
         (self.folder / f"{module}.py").write_text(textwrap.dedent(source))
-        self.metadata(distribution, f"{name or distribution} = {value or module}", version)
+        self.metadata(
+            distribution, f"{name or distribution} = {value or module}", version
+        )
 
     def metadata(self, distribution, entry, version="1.0"):
         info = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        )
         (info / "entry_points.txt").write_text(f"[delegraph]\n{entry}\n")
 
     def backend(self, distribution, name, **fields):
-        """A distribution with one backend that works; ``fields`` are of its BackendSpec, ``formats`` are suffixes."""
-        self.plugin(distribution, backend_source(distribution.replace("-", "_"), name, **fields), name=name)
+        """A distribution with one backend that works; ``fields`` are of its
+        BackendSpec, ``formats`` are suffixes.
+        """
+        self.plugin(
+            distribution,
+            backend_source(distribution.replace("-", "_"), name, **fields),
+            name=name,
+        )
 
 
 def backend_source(module, name, formats=(), **fields):
@@ -105,7 +121,9 @@ def delegraph_formats():
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """An empty installation folder at the front of the path; what is imported from it is forgotten afterwards."""
+    """An empty installation folder at the front of the path; what is imported from it
+    is forgotten afterwards.
+    """
     made = Site(tmp_path / "site")
     monkeypatch.syspath_prepend(str(made.folder))
     for variable in ("DELEGRAPH_PLUGINS", "DELEGRAPH_DISABLE_PLUGINS"):

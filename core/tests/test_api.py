@@ -1,4 +1,6 @@
-"""``delegraph.lower`` with a backend that runs what it was given: structure, values, contract, errors."""
+"""``delegraph.lower`` with a backend that runs what it was given: structure, values,
+contract, errors.
+"""
 
 import copy
 import gc
@@ -12,7 +14,12 @@ import torch
 from delegraph import errors
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
+from delegraph.partitioner import (
+    CapabilityPartitioner,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+)
 from delegraph.partitioner.capability import Predicate
 from delegraph.report.collect import host_calls
 from hypothesis import given, settings
@@ -26,7 +33,9 @@ aten = torch.ops.aten
 
 
 def echo(refuse=lambda node: False, **options):
-    return CapabilityPartitioner(lambda n: "refused here" if refuse(n) else None, "EchoBackend", **options)
+    return CapabilityPartitioner(
+        lambda n: "refused here" if refuse(n) else None, "EchoBackend", **options
+    )
 
 
 class Middle(nn.Module):
@@ -35,7 +44,8 @@ class Middle(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.a = nn.Linear(4, 4)
+        self.b = nn.Linear(4, 2)
 
     def forward(self, x):
         y = self.a(x).relu()
@@ -70,9 +80,14 @@ class BuiltinNames(nn.Module):
 
 
 def test_inputs_keep_names_that_python_has_too(registry):
-    module, inputs = BuiltinNames().eval(), (torch.ones(3), torch.arange(3.0), torch.ones(3))
+    module = BuiltinNames().eval()
+    inputs = (torch.ones(3), torch.arange(3.0), torch.ones(3))
     lowered = api.lower(module, inputs, backends=[echo(is_sort)], registry=registry)
-    assert [p.name for p in lowered.exported_program().graph.nodes][:3] == ["input", "input_1", "abs"]
+    assert [p.name for p in lowered.exported_program().graph.nodes][:3] == [
+        "input",
+        "input_1",
+        "abs",
+    ]
     assert lowered.verify(*inputs).relative_error == 0
     passed = [torch.ones(3) for _ in inputs]
     lowered(*passed)
@@ -80,28 +95,49 @@ def test_inputs_keep_names_that_python_has_too(registry):
 
 
 def test_two_partitions_around_a_host_operator(registry):
-    module, x = Middle().eval(), torch.randn(3, 4)
+    module = Middle().eval()
+    x = torch.randn(3, 4)
     lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
-    assert [d.name for d in lowered.delegates] == ["lowered_module_0", "lowered_module_1"]
+    assert [d.name for d in lowered.delegates] == [
+        "lowered_module_0",
+        "lowered_module_1",
+    ]
     assert lowered.report.host == {"forward": {"aten.sort.default": 1}}
     torch.testing.assert_close(lowered(x), module(x), rtol=0, atol=0)
     assert lowered.verify(x).relative_error == 0
     program = lowered.exported_program()
     assert program.state_dict == {}, "weights went with their delegates"
-    calls = [n for n in program.graph.nodes if n.target is torch.ops.higher_order.executorch_call_delegate]
+    calls = [
+        n
+        for n in program.graph.nodes
+        if n.target is torch.ops.higher_order.executorch_call_delegate
+    ]
     assert len(calls) == 2 and all("debug_handle" in n.meta for n in calls)
     torch.testing.assert_close(program.module(check_guards=False)(x), module(x))
 
 
 def test_delegates_share_weights_by_reference(registry):
     module = Middle().eval()
-    lowered = api.lower(module, (torch.randn(3, 4),), backends=[echo(is_sort)], registry=registry)
-    held = {k: v for d in lowered.delegates for k, v in d.module.original_module.state_dict.items()}
-    assert {k: v.data_ptr() for k, v in held.items()} == {k: v.data_ptr() for k, v in module.state_dict().items()}
+    lowered = api.lower(
+        module, (torch.randn(3, 4),), backends=[echo(is_sort)], registry=registry
+    )
+    held = {
+        k: v
+        for d in lowered.delegates
+        for k, v in d.module.original_module.state_dict.items()
+    }
+    assert {k: v.data_ptr() for k, v in held.items()} == {
+        k: v.data_ptr() for k, v in module.state_dict().items()
+    }
 
 
 def test_report_says_who_and_why(registry):
-    lowered = api.lower(Middle().eval(), (torch.randn(3, 4),), backends=[echo(is_sort)], registry=registry)
+    lowered = api.lower(
+        Middle().eval(),
+        (torch.randn(3, 4),),
+        backends=[echo(is_sort)],
+        registry=registry,
+    )
     text = str(lowered.report)
     assert "1 x aten.sort.default  CapabilityPartitioner: refused here" in text
     assert "in forward: s = torch.sort(y)[0]" in text
@@ -112,14 +148,21 @@ def test_report_says_who_and_why(registry):
 
 def test_require_full_lists_what_is_left(registry):
     with pytest.raises(errors.NotFullyDelegated) as e:
-        api.lower(Middle().eval(), (torch.randn(3, 4),), backends=[echo(is_sort)], require_full=True, registry=registry)
+        api.lower(
+            Middle().eval(),
+            (torch.randn(3, 4),),
+            backends=[echo(is_sort)],
+            require_full=True,
+            registry=registry,
+        )
     assert e.value.code == "not-fully-delegated"
     for part in ("aten.sort.default", "refused here", "test_api.py", "torch.sort(y)"):
         assert part in str(e.value)
 
 
 def test_host_only(registry):
-    module, x = Middle().eval(), torch.randn(3, 4)
+    module = Middle().eval()
+    x = torch.randn(3, 4)
     lowered = api.lower(module, (x,), backends=[], registry=registry)
     assert lowered.delegates == [] and lowered.report.delegated_operators == 0
     assert "left to the host: 4 operators; no backend was asked" in str(lowered.report)
@@ -128,13 +171,22 @@ def test_host_only(registry):
 
 def test_the_only_backend_is_the_default_and_the_report_says_so():
     registry = Registry(discover=False)
-    registry.register(EchoBackend, partitioner=echo(is_sort), runtime=EchoRuntime, name="first")
+    registry.register(
+        EchoBackend, partitioner=echo(is_sort), runtime=EchoRuntime, name="first"
+    )
     given = Middle().eval(), torch.randn(3, 4)
     lowered = api.lower(*given, registry=registry)
-    assert lowered.report.notes == ["no backend was named; first is the only one"] and len(lowered.delegates) == 2
+    assert (
+        lowered.report.notes == ["no backend was named; first is the only one"]
+        and len(lowered.delegates) == 2
+    )
     assert api.lower(*given, backends=["first"], registry=registry).report.notes == []
     registry.register(
-        OtherEcho, partitioner=CapabilityPartitioner(lambda n: "no" if is_sort(n) else None, "OtherEcho"), name="second"
+        OtherEcho,
+        partitioner=CapabilityPartitioner(
+            lambda n: "no" if is_sort(n) else None, "OtherEcho"
+        ),
+        name="second",
     )
     with pytest.raises(errors.OptionError, match="there are several: first, second"):
         api.lower(*given, registry=registry)
@@ -156,29 +208,42 @@ def test_inputs_may_have_other_strides_than_the_examples(registry):
 
 
 def test_two_methods_share_weights(registry):
-    module, x = Middle().eval(), torch.randn(3, 4)
+    module = Middle().eval()
+    x = torch.randn(3, 4)
     whole = torch.export.export(module, (x,))
-    lowered = api.lower({"forward": module, "again": whole}, {"forward": (x,)}, backends=[echo()], registry=registry)
+    lowered = api.lower(
+        {"forward": module, "again": whole},
+        {"forward": (x,)},
+        backends=[echo()],
+        registry=registry,
+    )
     assert lowered.methods == ["forward", "again"]
     torch.testing.assert_close(lowered.method("again")(x), module(x))
     torch.testing.assert_close(lowered(x), module(x))
     assert lowered.verify(x, method="again").relative_error == 0
-    pointers = [{k: v.data_ptr() for k, v in d.module.original_module.state_dict.items()} for d in lowered.delegates]
+    pointers = [
+        {k: v.data_ptr() for k, v in d.module.original_module.state_dict.items()}
+        for d in lowered.delegates
+    ]
     assert pointers[0] == pointers[1]
     with pytest.raises(errors.InputError, match="no method 'nothing'"):
         lowered.method("nothing")
 
 
 def test_second_partitioner_sees_what_the_first_left(registry):
-    module, x = Middle().eval(), torch.randn(3, 4)
+    module = Middle().eval()
+    x = torch.randn(3, 4)
     first = echo(lambda n: n.target is not aten.linear.default)
-    lowered = api.lower(module, (x,), backends=[first, echo(is_sort)], registry=registry)
+    lowered = api.lower(
+        module, (x,), backends=[first, echo(is_sort)], registry=registry
+    )
     assert lowered.report.host_operators == 1 and len(lowered.delegates) == 3
     torch.testing.assert_close(lowered(x), module(x))
 
 
 def test_state_is_kept_between_calls_and_not_shared(registry):
-    module, x = Cache().eval(), torch.ones(3)
+    module = Cache().eval()
+    x = torch.ones(3)
     reference = copy.deepcopy(module)
     lowered = api.lower(module, (x,), backends=[echo()], registry=registry)
     for _ in range(3):
@@ -195,7 +260,11 @@ class Casting(Partitioner):
             if node.op == "call_function" or node.name.startswith("p_"):
                 node.meta["delegation_tag"] = "t0"
         types = {"ids": torch.int32}
-        return PartitionResult(exported_program, {"t0": DelegationSpec("EchoBackend")}, boundary_types=types)
+        return PartitionResult(
+            exported_program,
+            {"t0": DelegationSpec("EchoBackend")},
+            boundary_types=types,
+        )
 
 
 class Tokens(nn.Module):
@@ -208,13 +277,20 @@ class Tokens(nn.Module):
 
 
 def test_boundary_types_are_cast_outside(registry):
-    module, ids = Tokens().eval(), torch.tensor([1, 2, 3])
+    module = Tokens().eval()
+    ids = torch.tensor([1, 2, 3])
     lowered = api.lower(module, (ids,), backends=[Casting()], registry=registry)
     assert [str(a) for a in lowered.delegates[0].inputs] == ["ids: int32[3]"]
     torch.testing.assert_close(lowered(ids), module(ids))
     assert lowered.report.host_operators == 0
-    calls = [n for n in lowered.delegates[0].module.original_module.graph.nodes if n.op == "call_function"]
-    assert all("debug_handle" in n.meta for n in calls), "also the cast, for backends that map every call"
+    calls = [
+        n
+        for n in lowered.delegates[0].module.original_module.graph.nodes
+        if n.op == "call_function"
+    ]
+    assert all("debug_handle" in n.meta for n in calls), (
+        "also the cast, for backends that map every call"
+    )
 
 
 class Bad(Partitioner):
@@ -226,7 +302,9 @@ class Bad(Partitioner):
         return [aten.linear.default], None
 
     def partition(self, exported_program):
-        return self.act(exported_program) or PartitionResult(exported_program, {"t": DelegationSpec("EchoBackend")})
+        return self.act(exported_program) or PartitionResult(
+            exported_program, {"t": DelegationSpec("EchoBackend")}
+        )
 
 
 def tag(program, wanted):
@@ -236,7 +314,9 @@ def tag(program, wanted):
 
 
 def rewrite(program):
-    next(n for n in program.graph.nodes if n.target is aten.relu.default).target = aten.sin.default
+    next(
+        n for n in program.graph.nodes if n.target is aten.relu.default
+    ).target = aten.sin.default
 
 
 def change_literal(program):
@@ -247,32 +327,48 @@ def change_literal(program):
 CONTRACT = {
     "changed the graph": rewrite,
     "changed the graph; it may only": change_literal,
-    "output node output should not be tagged": lambda p: tag(p, lambda n: n.op == "output"),
+    "output node output should not be tagged": lambda p: tag(
+        p, lambda n: n.op == "output"
+    ),
     "should not be tagged: x": lambda p: tag(p, lambda n: n.name == "x"),
     "depend on themselves: partition t -> .*sort.* -> partition t": lambda p: tag(
         p, lambda n: n.target in (aten.linear.default, aten.relu.default)
     ),
-    "unpacks sort and is to have its tag": lambda p: tag(p, lambda n: n.name.startswith("getitem")),
+    "unpacks sort and is to have its tag": lambda p: tag(
+        p, lambda n: n.name.startswith("getitem")
+    ),
     "partition_tags": lambda p: PartitionResult(p, None),
     "returned another program": lambda p: PartitionResult(copy.deepcopy(p), {}),
     "returned int": lambda p: 3,
-    "'u' of relu is not in partition_tags": lambda p: next(
-        n for n in p.graph.nodes if n.target is aten.relu.default
-    ).meta.update(delegation_tag="u"),
+    "'u' of relu is not in partition_tags": (
+        lambda p: next(
+            n for n in p.graph.nodes if n.target is aten.relu.default
+        ).meta.update(delegation_tag="u")
+    ),
 }
 
 
 @pytest.mark.parametrize("message", CONTRACT)
 def test_partitioner_contract(message, registry):
     with pytest.raises(errors.ContractViolation, match=message):
-        api.lower(Middle().eval(), (torch.randn(3, 4),), backends=[Bad(CONTRACT[message])], registry=registry)
+        api.lower(
+            Middle().eval(),
+            (torch.randn(3, 4),),
+            backends=[Bad(CONTRACT[message])],
+            registry=registry,
+        )
 
 
 def test_untagged_constants_arrive_at_run_time(registry):
-    module, x = Middle().eval(), torch.randn(3, 4)
+    module = Middle().eval()
+    x = torch.randn(3, 4)
     only_linear = Bad(lambda p: tag(p, lambda n: n.name == "linear"))
     lowered = api.lower(module, (x,), backends=[only_linear], registry=registry)
-    assert [a.name for a in lowered.delegates[0].inputs] == ["x", "p_a_weight", "p_a_bias"]
+    assert [a.name for a in lowered.delegates[0].inputs] == [
+        "x",
+        "p_a_weight",
+        "p_a_bias",
+    ]
     torch.testing.assert_close(lowered(x), module(x))
 
 
@@ -291,19 +387,32 @@ class SharedConstant(nn.Module):
 
 
 def test_a_constant_that_the_host_needs_too_is_in_both_places(registry, no_folding):
-    module, x = SharedConstant().eval(), torch.randn(3, 4)
+    module = SharedConstant().eval()
+    x = torch.randn(3, 4)
     lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
     torch.testing.assert_close(lowered(x), module(x))
     first, *others = lowered.delegates
-    assert {str(n.target) for n in first.nodes} >= {"aten.exp.default", "aten.mul.Tensor"}
+    assert {str(n.target) for n in first.nodes} >= {
+        "aten.exp.default",
+        "aten.mul.Tensor",
+    }
     assert [a.name for a in first.outputs] == ["add", "add_1"] and not others[1:]
-    assert lowered.report.host["forward"] == {"aten.exp.default": 1, "aten.mul.Tensor": 1, "aten.sort.default": 2}
+    assert lowered.report.host["forward"] == {
+        "aten.exp.default": 1,
+        "aten.mul.Tensor": 1,
+        "aten.sort.default": 2,
+    }
     why = {r.operator: r.reason for r in lowered.report.refusals}
-    assert why["aten.exp.default"] == "the host needs this constant too and computes it itself"
+    assert (
+        why["aten.exp.default"]
+        == "the host needs this constant too and computes it itself"
+    )
 
 
 def test_pieces_of_a_constant_go_together(registry, no_folding):
-    """One piece of the split is needed in two partitions and on the host, the other in one partition only."""
+    """One piece of the split is needed in two partitions and on the host, the other in
+    one partition only.
+    """
 
     class Split(nn.Module):
         def __init__(self):
@@ -314,10 +423,14 @@ def test_pieces_of_a_constant_go_together(registry, no_folding):
             sine, cosine = self.w.exp().split(4, 1)
             return torch.sort(x * sine + cosine)[0] * sine, torch.sort(sine)[0]
 
-    module, x = Split().eval(), torch.randn(3, 4)
+    module = Split().eval()
+    x = torch.randn(3, 4)
     lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
     torch.testing.assert_close(lowered(x), module(x))
-    assert len(lowered.delegates) == 2 and lowered.report.host["forward"]["aten.sort.default"] == 2
+    assert (
+        len(lowered.delegates) == 2
+        and lowered.report.host["forward"]["aten.sort.default"] == 2
+    )
 
 
 def test_a_constant_that_only_the_host_needs_is_delegated(registry, no_folding):
@@ -329,14 +442,17 @@ def test_a_constant_that_only_the_host_needs_is_delegated(registry, no_folding):
         def forward(self, x):
             return torch.sort(self.w.exp())[0] + x, self.w * 2
 
-    module, x = Only().eval(), torch.randn(3, 4)
+    module = Only().eval()
+    x = torch.randn(3, 4)
     lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
     torch.testing.assert_close(lowered(x), module(x))
     assert lowered.report.host["forward"] == {"aten.sort.default": 1}
 
 
 def test_what_is_known_of_a_computed_value_comes_after_it(registry):
-    """The zeros are the same whatever the sort returns, but they cannot be made in the partition that it needs."""
+    """The zeros are the same whatever the sort returns, but they cannot be made in the
+    partition that it needs.
+    """
 
     class Known(Predicate):
         def is_constant(self, node):
@@ -346,8 +462,11 @@ def test_what_is_known_of_a_computed_value_comes_after_it(registry):
         def forward(self, x):
             return torch.zeros_like(torch.sort(x + 1)[0]) + x
 
-    module, x = Zeros().eval(), torch.randn(3, 4)
-    partitioner = CapabilityPartitioner(Known(lambda n: "refused here" if is_sort(n) else None), "EchoBackend")
+    module = Zeros().eval()
+    x = torch.randn(3, 4)
+    partitioner = CapabilityPartitioner(
+        Known(lambda n: "refused here" if is_sort(n) else None), "EchoBackend"
+    )
     lowered = api.lower(module, (x,), backends=[partitioner], registry=registry)
     torch.testing.assert_close(lowered(x), module(x))
     assert len(lowered.delegates) == 2
@@ -368,38 +487,60 @@ def test_no_copy_refuses_to_share(registry):
         def forward(self, x):
             return (x + self.w) * self.w
 
-    with pytest.raises(errors.ContractViolation, match="p_w is tagged with t but has user mul"):
-        api.lower(Shared().eval(), (torch.randn(3),), backends=[Bad(share)], registry=registry)
+    with pytest.raises(
+        errors.ContractViolation, match="p_w is tagged with t but has user mul"
+    ):
+        api.lower(
+            Shared().eval(), (torch.randn(3),), backends=[Bad(share)], registry=registry
+        )
 
 
 def backend_that(preprocess, **members):
-    return type("OddBackend", (BackendDetails,), {"preprocess": staticmethod(preprocess), **members})
+    return type(
+        "OddBackend",
+        (BackendDetails,),
+        {"preprocess": staticmethod(preprocess), **members},
+    )
 
 
 def lower_with(backend):
     registry = Registry(discover=False)
     registry.register(backend)
-    partitioner = CapabilityPartitioner(lambda n: None, "OddBackend", [CompileSpec("k", b"v")])
-    return api.lower(Middle().eval(), (torch.randn(3, 4),), backends=[partitioner], registry=registry)
+    partitioner = CapabilityPartitioner(
+        lambda n: None, "OddBackend", [CompileSpec("k", b"v")]
+    )
+    return api.lower(
+        Middle().eval(), (torch.randn(3, 4),), backends=[partitioner], registry=registry
+    )
 
 
 def test_backend_results_are_checked():
     with pytest.raises(errors.ContractViolation, match="a PreprocessResult with bytes"):
         lower_with(backend_that(lambda program, specs: b"blob"))
-    few = backend_that(lambda p, s: None, preprocess_multimethod=classmethod(lambda cls, p, s: {"forward": []}))
-    with pytest.raises(errors.ContractViolation, match="returned {'forward': 0} results"):
+    few = backend_that(
+        lambda p, s: None,
+        preprocess_multimethod=classmethod(lambda cls, p, s: {"forward": []}),
+    )
+    with pytest.raises(
+        errors.ContractViolation, match="returned {'forward': 0} results"
+    ):
         lower_with(few)
 
 
 def test_backend_may_rewrite_its_program_but_not_the_weights():
     def swaps(program, specs):
         for node in program.graph.nodes:
-            node.target = aten.sin.default if node.target is aten.relu.default else node.target
+            node.target = (
+                aten.sin.default if node.target is aten.relu.default else node.target
+            )
         return PreprocessResult(b"blob")
 
     lowered = lower_with(backend_that(swaps))
-    x, module = torch.randn(3, 4), Middle().eval()
-    torch.testing.assert_close(lowered.exported_program().module(check_guards=False)(x), module(x))
+    x = torch.randn(3, 4)
+    module = Middle().eval()
+    torch.testing.assert_close(
+        lowered.exported_program().module(check_guards=False)(x), module(x)
+    )
 
     def writes(program, specs):
         next(iter(program.state_dict.values())).data.zero_()
@@ -446,11 +587,18 @@ def returns_another_type(program):
     {
         drops: "its inputs are ['x', 'y'], and ['x'] in",
         swaps: "its inputs are ['x', 'y'], and ['y', 'x'] in",
-        returns_less: "its outputs are ['float32[3]', 'float32[3]'], and ['float32[3]'] in",
-        returns_another_type: "its outputs are ['float32[3]', 'float32[3]'], and ['float64[3]', 'float32[3]'] in",
+        returns_less: (
+            "its outputs are ['float32[3]', 'float32[3]'], and ['float32[3]'] in"
+        ),
+        returns_another_type: (
+            "its outputs are ['float32[3]', 'float32[3]'], and ['float64[3]',"
+            " 'float32[3]'] in"
+        ),
     }.items(),
 )
-def test_a_backend_that_changes_how_its_part_is_called_is_refused_with_both_lists(change, lists):
+def test_a_backend_that_changes_how_its_part_is_called_is_refused_with_both_lists(
+    change, lists
+):
     def compiles(program, specs):
         change(program)
         return PreprocessResult(b"blob")
@@ -459,7 +607,12 @@ def test_a_backend_that_changes_how_its_part_is_called_is_refused_with_both_list
     registry.register(backend_that(compiles))
     partitioner = CapabilityPartitioner(lambda n: None, "OddBackend")
     with pytest.raises(errors.ContractViolation) as error:
-        api.lower(TwoInputs().eval(), (torch.ones(3), torch.ones(3)), backends=[partitioner], registry=registry)
+        api.lower(
+            TwoInputs().eval(),
+            (torch.ones(3), torch.ones(3)),
+            backends=[partitioner],
+            registry=registry,
+        )
     assert lists in str(error.value) and "OddBackend.preprocess" in str(error.value)
 
 
@@ -474,7 +627,9 @@ def test_garbage_collection_comes_back_after_an_error_of_a_backend():
 
 
 def shaped(change):
-    """Middle with a symbolic first size, on a runtime that returns ``change`` of the right results."""
+    """Middle with a symbolic first size, on a runtime that returns ``change`` of the
+    right results.
+    """
 
     class Runtime(EchoRuntime):
         @staticmethod
@@ -507,7 +662,9 @@ def test_running_at_one_size_does_not_fix_a_symbolic_size():
     ids=["one missing", "no tuple", "another type", "another static size"],
 )
 def test_results_of_a_runtime_are_checked_as_far_as_they_are_known(change):
-    with pytest.raises(errors.ContractViolation, match="runtime of EchoBackend returned"):
+    with pytest.raises(
+        errors.ContractViolation, match="runtime of EchoBackend returned"
+    ):
         shaped(change)(torch.randn(3, 4))
 
 
@@ -518,11 +675,16 @@ def test_missing_runtime_is_an_error_unless_eager_was_asked_for():
     registry = Registry(discover=False)
     registry.register(backend_that(lambda p, s: PreprocessResult(b"blob")))
     partitioner = CapabilityPartitioner(lambda n: None, "OddBackend")
-    x, module = torch.randn(3, 4), Middle().eval()
-    eager = api.lower(module, (x,), backends=[partitioner], registry=registry).with_missing_runtime("eager")
+    x = torch.randn(3, 4)
+    module = Middle().eval()
+    eager = api.lower(
+        module, (x,), backends=[partitioner], registry=registry
+    ).with_missing_runtime("eager")
     torch.testing.assert_close(eager(x), module(x))
     assert any("eager" in note for note in eager.report.notes)
-    with pytest.raises(errors.OptionError, match="takes 'error' or 'eager', not 'host'"):
+    with pytest.raises(
+        errors.OptionError, match="takes 'error' or 'eager', not 'host'"
+    ):
         eager.with_missing_runtime("host")
     with pytest.raises(errors.NoRuntime):
         eager.with_missing_runtime("error")(x)
@@ -554,12 +716,32 @@ class Strides(nn.Module):
 
 
 BAD_PROGRAMS = {
-    "no_examples": (lambda: (Middle().eval(), None), "input-invalid", "example_inputs are needed"),
-    "training": (lambda: (nn.Dropout(), (torch.randn(3, 4),)), "training-mode", "training mode"),
-    "not_a_module": (lambda: (lambda x: x, (torch.randn(3),)), "input-invalid", "an nn.Module or an ExportedProgram"),
-    "class": (lambda: (Middle, (torch.randn(3, 4),)), "input-invalid", r"not the class Middle(.|\n)*make one of it"),
+    "no_examples": (
+        lambda: (Middle().eval(), None),
+        "input-invalid",
+        "example_inputs are needed",
+    ),
+    "training": (
+        lambda: (nn.Dropout(), (torch.randn(3, 4),)),
+        "training-mode",
+        "training mode",
+    ),
+    "not_a_module": (
+        lambda: (lambda x: x, (torch.randn(3),)),
+        "input-invalid",
+        "an nn.Module or an ExportedProgram",
+    ),
+    "class": (
+        lambda: (Middle, (torch.randn(3, 4),)),
+        "input-invalid",
+        r"not the class Middle(.|\n)*make one of it",
+    ),
     "number_as_examples": (lambda: (Middle().eval(), 3), "input-invalid", "is a tuple"),
-    "not_exportable": (lambda: (Breaks().eval(), (torch.randn(3),)), "export-failed", "could not export Breaks"),
+    "not_exportable": (
+        lambda: (Breaks().eval(), (torch.randn(3),)),
+        "export-failed",
+        "could not export Breaks",
+    ),
     "no_such_signature": (
         lambda: (Signatures().eval(), (torch.randn(3),)),
         "export-failed",
@@ -568,7 +750,10 @@ BAD_PROGRAMS = {
     "branches_that_differ": (
         lambda: (Strides().eval(), (torch.randn(3),)),
         "export-failed",
-        r"expected same storage_offset but got 1 and 0[^\n]*\n  at [^\n]*test_api.py[^\n]*torch.cond\(",
+        (
+            r"expected same storage_offset but got 1 and 0[^\n]*\n  at"
+            r" [^\n]*test_api.py[^\n]*torch.cond\("
+        ),
     ),
     "a_loop_that_changes_strides": (
         lambda: (Turning().eval(), (torch.randn(3, 3),)),
@@ -576,18 +761,32 @@ BAD_PROGRAMS = {
         r"same metadata but found: pair\[0\] differ in 'stride",
     ),
     "no_methods": (lambda: ({}, None), "input-invalid", "no method to lower"),
-    "numbered_method": (lambda: ({1: Middle().eval()}, None), "input-invalid", "name of a method is a string, not 1"),
+    "numbered_method": (
+        lambda: ({1: Middle().eval()}, None),
+        "input-invalid",
+        "name of a method is a string, not 1",
+    ),
     "one_tuple_for_several": (
         lambda: ({"a": Middle().eval()}, (torch.randn(3, 4),)),
         "input-invalid",
         "example_inputs of several methods is {method: value}, not tuple",
     ),
     "misspelt_method": (
-        lambda: ({"a": Middle().eval()}, {"a": (torch.randn(3, 4),), "aa": (torch.randn(3, 4),)}),
+        lambda: (
+            {"a": Middle().eval()},
+            {"a": (torch.randn(3, 4),), "aa": (torch.randn(3, 4),)},
+        ),
         "input-invalid",
-        "example_inputs has the method 'aa', which the program does not have\n  hint: its methods: a$",
+        (
+            "example_inputs has the method 'aa', which the program does not have\n "
+            " hint: its methods: a$"
+        ),
     ),
-    "missing_argument": (lambda: (Middle().eval(), ()), "export-failed", r"missing a required argument: 'x'$"),
+    "missing_argument": (
+        lambda: (Middle().eval(), ()),
+        "export-failed",
+        r"missing a required argument: 'x'$",
+    ),
 }
 
 
@@ -598,7 +797,8 @@ def test_bad_programs(case, registry, caplog):
     with pytest.raises(errors.DelegraphError, match=message) as e:
         api.lower(program, inputs, backends=[echo()], registry=registry)
     assert e.value.code == code
-    assert not [r for r in caplog.records if r.levelname != "DEBUG"]  # the error says it all
+    # the error says it all
+    assert not [r for r in caplog.records if r.levelname != "DEBUG"]
 
 
 @pytest.mark.parametrize(
@@ -607,22 +807,43 @@ def test_bad_programs(case, registry, caplog):
         ({"backends": "tosa"}, r"a list of names: backends=\['tosa'\]"),
         ({"backends": echo()}, r"a list of names: backends=\[<"),
         ({"backends": 3}, r"a list of names: backends=\[3\]"),
-        ({"backends": [CapabilityPartitioner]}, r"not <class '.*CapabilityPartitioner'>\n  hint: make one of it: Cap"),
+        (
+            {"backends": [CapabilityPartitioner]},
+            r"not <class '.*CapabilityPartitioner'>\n  hint: make one of it: Cap",
+        ),
         ({"backends": [None]}, "a backend is a name or a Partitioner, not None"),
-        ({"options": {"spec": "X"}}, r"options is {backend name: {option: value}}, not {'spec': 'X'}"),
-        ({"options": {"EchoBackend": {3: 4}}}, r"options is {backend name: {option: value}}, not"),
-        ({"options": "spec"}, r"options is {backend name: {option: value}}, not 'spec'"),
+        (
+            {"options": {"spec": "X"}},
+            r"options is {backend name: {option: value}}, not {'spec': 'X'}",
+        ),
+        (
+            {"options": {"EchoBackend": {3: 4}}},
+            r"options is {backend name: {option: value}}, not",
+        ),
+        (
+            {"options": "spec"},
+            r"options is {backend name: {option: value}}, not 'spec'",
+        ),
         ({"transforms": [3]}, r"transforms is a list of functions, not \[3\]"),
         ({"transforms": len}, r"transforms is a list of functions, not <built-in"),
     ],
 )
 def test_bad_choices(choices, message, registry):
     with pytest.raises(errors.OptionError, match=message):
-        api.lower(Middle().eval(), (torch.randn(3, 4),), **{"backends": [], "registry": registry, **choices})
+        api.lower(
+            Middle().eval(),
+            (torch.randn(3, 4),),
+            **{"backends": [], "registry": registry, **choices},
+        )
 
 
 def test_backends_may_come_from_a_generator(registry):
-    lowered = api.lower(Middle().eval(), (torch.randn(3, 4),), backends=(b for b in [echo()]), registry=registry)
+    lowered = api.lower(
+        Middle().eval(),
+        (torch.randn(3, 4),),
+        backends=(b for b in [echo()]),
+        registry=registry,
+    )
     assert lowered.delegates
 
 
@@ -630,29 +851,43 @@ BAD_CALLS = [
     (
         (torch.randn(2, 4),),
         {},
-        r"input x is to be torch.float32 of shape \[3, 4\]; it is torch.float32 of shape \[2, 4\]",
+        (
+            r"input x is to be torch.float32 of shape \[3, 4\]; it is torch.float32 of"
+            r" shape \[2, 4\]"
+        ),
     ),
     ((torch.randn(3, 4).double(),), {}, "it is torch.float64"),
     ((3,), {}, "it is 3"),
     ((), {}, r"the program takes \(x\); it was given \(\): x not given"),
-    ((torch.randn(3, 4), 2, "a"), {}, r"the program takes \(x\); it was given \(Tensor, int, str\)$"),
+    (
+        (torch.randn(3, 4), 2, "a"),
+        {},
+        r"the program takes \(x\); it was given \(Tensor, int, str\)$",
+    ),
     (
         (torch.randn(3, 4),),
         {"y": 1},
-        r"unknown keyword argument 'y'; the program takes \(x\); it was given \(Tensor, y=int\)",
+        (
+            r"unknown keyword argument 'y'; the program takes \(x\); it was given"
+            r" \(Tensor, y=int\)"
+        ),
     ),
 ]
 
 
 @pytest.mark.parametrize("args, kwargs, message", BAD_CALLS)
 def test_bad_calls(args, kwargs, message, registry):
-    lowered = api.lower(Middle().eval(), (torch.randn(3, 4),), backends=[echo()], registry=registry)
+    lowered = api.lower(
+        Middle().eval(), (torch.randn(3, 4),), backends=[echo()], registry=registry
+    )
     with pytest.raises(errors.InputError, match=message):
         lowered(*args, **kwargs)
 
 
 def test_lowered_programs_cannot_be_saved_by_torch(registry, tmp_path):
-    lowered = api.lower(Middle().eval(), (torch.randn(3, 4),), backends=[echo()], registry=registry)
+    lowered = api.lower(
+        Middle().eval(), (torch.randn(3, 4),), backends=[echo()], registry=registry
+    )
     with pytest.raises(Exception, match="module_name"):
         torch.export.save(lowered.exported_program(), tmp_path / "p.pt2")
 
@@ -660,39 +895,70 @@ def test_lowered_programs_cannot_be_saved_by_torch(registry, tmp_path):
 def test_transforms_run_on_the_normalized_program(registry):
     def relu_to_sin(program):
         for node in program.graph.nodes:
-            node.target = aten.sin.default if node.target is aten.relu.default else node.target
+            node.target = (
+                aten.sin.default if node.target is aten.relu.default else node.target
+            )
         return program
 
-    module, x = Middle().eval(), torch.randn(3, 4)
-    lowered = api.lower(module, (x,), backends=[echo()], transforms=[relu_to_sin], registry=registry)
+    module = Middle().eval()
+    x = torch.randn(3, 4)
+    lowered = api.lower(
+        module, (x,), backends=[echo()], transforms=[relu_to_sin], registry=registry
+    )
     torch.testing.assert_close(lowered(x)[1], module.a(x).sin())
-    with pytest.raises(errors.ContractViolation, match="transform <lambda> returned NoneType"):
-        api.lower(module, (x,), backends=[echo()], transforms=[lambda p: None], registry=registry)
+    with pytest.raises(
+        errors.ContractViolation, match="transform <lambda> returned NoneType"
+    ):
+        api.lower(
+            module,
+            (x,),
+            backends=[echo()],
+            transforms=[lambda p: None],
+            registry=registry,
+        )
 
 
 def test_a_transform_whose_program_is_invalid_is_named(registry):
     def call_python(program):
-        next(n for n in program.graph.nodes if n.target is aten.relu.default).target = abs
+        next(
+            n for n in program.graph.nodes if n.target is aten.relu.default
+        ).target = abs
         return program
 
-    torch_says = "transform call_python returned a program that torch does not take for valid: .*built-in function abs"
+    torch_says = (
+        "transform call_python returned a program that torch does not take for valid:"
+        " .*built-in function abs"
+    )
     with pytest.raises(errors.ContractViolation, match=torch_says):
-        api.lower(Middle().eval(), (torch.ones(3, 4),), backends=[echo()], transforms=[call_python], registry=registry)
+        api.lower(
+            Middle().eval(),
+            (torch.ones(3, 4),),
+            backends=[echo()],
+            transforms=[call_python],
+            registry=registry,
+        )
 
 
 @st.composite
 def programs(draw):
-    """Random programs with pairs, in-place calls, constants and views, as lists of steps on a pool of values."""
+    """Random programs with pairs, in-place calls, constants and views, as lists of
+    steps on a pool of values.
+    """
     names = ["sin", "add", "split", "relu_", "view", "weight", "constant", "mul_"]
     return draw(
-        st.lists(st.tuples(st.sampled_from(names), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=14)
+        st.lists(
+            st.tuples(st.sampled_from(names), st.integers(0, 9), st.integers(0, 9)),
+            min_size=1,
+            max_size=14,
+        )
     )
 
 
 class Random(nn.Module):
     def __init__(self, steps):
         super().__init__()
-        self.steps, self.w = steps, nn.Parameter(torch.arange(6.0).reshape(2, 3) / 6)
+        self.steps = steps
+        self.w = nn.Parameter(torch.arange(6.0).reshape(2, 3) / 6)
 
     def forward(self, x):
         pool = [x + 0]
@@ -720,17 +986,24 @@ class Random(nn.Module):
 @given(programs(), st.integers(0, 2**40))
 @settings(max_examples=25, deadline=None)
 def test_random_support_on_random_programs(echo_registry, steps, mask):
-    module, x = Random(steps).eval(), torch.randn(2, 3)
-    refuse = lambda n: bool(mask >> (n.meta["debug_handle"] % 41) & 1)  # noqa: E731
-    lowered = api.lower(module, (x.clone(),), backends=[echo(refuse)], registry=echo_registry)
+    module = Random(steps).eval()
+    x = torch.randn(2, 3)
+    refuse = lambda n: bool(mask >> (n.meta["debug_handle"] % 41) & 1)
+    lowered = api.lower(
+        module, (x.clone(),), backends=[echo(refuse)], registry=echo_registry
+    )
     torch.testing.assert_close(lowered(x.clone()), module(x.clone()), rtol=0, atol=0)
     calls = host_calls(lowered.exported_program().graph.nodes)
     left = {n.meta["debug_handle"] for n in calls if n.target is not operator.getitem}
-    assert all(mask >> (h % 41) & 1 for h in left), "an accepted call stayed on the host"
+    assert all(mask >> (h % 41) & 1 for h in left), (
+        "an accepted call stayed on the host"
+    )
 
 
 class Draws(nn.Module):
-    """The first draw waits for a delegate that waits for another host call; the second could begin at once."""
+    """The first draw waits for a delegate that waits for another host call; the second
+    could begin at once.
+    """
 
     def forward(self, x):
         first = torch.bernoulli(torch.sigmoid(torch.sort(x)[0] + 1))
@@ -741,22 +1014,35 @@ class Draws(nn.Module):
 def test_the_host_draws_random_numbers_in_eagers_order(kept, registry):
     """But for a partition with calls from before the first draw and after the last."""
     taken = (aten.add.Tensor, aten.sigmoid.default if kept else aten.mul.Tensor)
-    partitioner = CapabilityPartitioner(lambda n: None if n.target in taken else "unknown", "EchoBackend")
+    partitioner = CapabilityPartitioner(
+        lambda n: None if n.target in taken else "unknown", "EchoBackend"
+    )
     x = torch.arange(3.0)
     lowered = api.lower(Draws().eval(), (x,), backends=[partitioner], registry=registry)
     torch.manual_seed(7)
     wanted = Draws()(x)
     torch.manual_seed(7)
     assert torch.equal(lowered(x)[0], wanted[0]) is kept
-    said = "forward draws random numbers in another order than eager: a seed does not give those of eager"
+    said = (
+        "forward draws random numbers in another order than eager: a seed does not give"
+        " those of eager"
+    )
     assert lowered.report.notes == ([] if kept else [said])
 
 
 def test_a_delegate_that_draws_random_numbers_is_named_in_a_note(registry):
-    everything = CapabilityPartitioner(lambda n: None if "rand" in str(n.target) else "unknown", "EchoBackend")
-    lowered = api.lower(Draws().eval(), (torch.arange(3.0),), backends=[everything], registry=registry)
+    everything = CapabilityPartitioner(
+        lambda n: None if "rand" in str(n.target) else "unknown", "EchoBackend"
+    )
+    lowered = api.lower(
+        Draws().eval(), (torch.arange(3.0),), backends=[everything], registry=registry
+    )
     (note,) = lowered.report.notes
-    assert note == "lowered_module_0 of forward draws random numbers by itself: a seed does not give those of eager"
+    assert (
+        note
+        == "lowered_module_0 of forward draws random numbers by itself: a seed does not"
+        " give those of eager"
+    )
 
 
 @pytest.mark.parametrize(
@@ -775,12 +1061,20 @@ def test_what_could_draw_random_numbers_and_does_not_is_no_note(registry, quiet)
 
     everything = CapabilityPartitioner(lambda node: None, "EchoBackend")
     assert (
-        api.lower(Quiet().eval(), (torch.randn(1, 3, 4),), backends=[everything], registry=registry).report.notes == []
+        api.lower(
+            Quiet().eval(),
+            (torch.randn(1, 3, 4),),
+            backends=[everything],
+            registry=registry,
+        ).report.notes
+        == []
     )
 
 
 class Wrapped(torch.Tensor):
-    """A subclass that computes by a dispatch of its own, so that there may be no memory behind it."""
+    """A subclass that computes by a dispatch of its own, so that there may be no memory
+    behind it.
+    """
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
@@ -800,7 +1094,9 @@ class Wrapped(torch.Tensor):
 @pytest.mark.parametrize("backends", [[], ["EchoBackend"]])
 def test_inputs_that_are_no_plain_tensors_are_refused(registry, given, text, backends):
     chosen = [CapabilityPartitioner(lambda node: None, b) for b in backends]
-    lowered = api.lower(torch.nn.ReLU().eval(), (torch.eye(3),), backends=chosen, registry=registry)
+    lowered = api.lower(
+        torch.nn.ReLU().eval(), (torch.eye(3),), backends=chosen, registry=registry
+    )
     with pytest.raises(errors.InputError, match=text):
         lowered(given)
     assert torch.equal(lowered(torch.nn.Parameter(torch.eye(3))), torch.eye(3))
@@ -813,25 +1109,44 @@ def test_what_torch_drops_is_refused(registry):
             y.data = x * 2
             return y
 
-    with pytest.raises(errors.InputError, match=r"^add\.data is assigned; torch.export drops that") as raised:
+    with pytest.raises(
+        errors.InputError, match=r"^add\.data is assigned; torch.export drops that"
+    ) as raised:
         api.lower(Assigned().eval(), torch.ones(3), backends=[], registry=registry)
-    assert raised.value.source.code == "y.data = x * 2" and "x.copy_(other)" in raised.value.hint
+    assert (
+        raised.value.source.code == "y.data = x * 2"
+        and "x.copy_(other)" in raised.value.hint
+    )
 
 
 def test_a_backend_is_named_once(registry):
-    with pytest.raises(errors.OptionError, match=r"(?s)^backends names 'tosa' twice.*get_partitioner"):
-        api.lower(Middle().eval(), torch.randn(3, 4), backends=["tosa", "tosa"], registry=registry)
+    with pytest.raises(
+        errors.OptionError, match=r"(?s)^backends names 'tosa' twice.*get_partitioner"
+    ):
+        api.lower(
+            Middle().eval(),
+            torch.randn(3, 4),
+            backends=["tosa", "tosa"],
+            registry=registry,
+        )
 
 
 def test_example_inputs_in_any_plain_form_and_what_a_notebook_shows(registry):
     x = torch.randn(3, 4)
-    given = [api.lower(Middle().eval(), inputs, backends=[echo()], registry=registry) for inputs in (x, [x], (x,))]
+    given = [
+        api.lower(Middle().eval(), inputs, backends=[echo()], registry=registry)
+        for inputs in (x, [x], (x,))
+    ]
     assert len({str(lowered.exported_program().graph) for lowered in given}) == 1
     lowered = given[0]
     assert repr(lowered) == f"<LoweredProgram forward: {lowered.report.summary()}>"
-    assert repr(lowered.report) == f"<Report: {lowered.report.summary()}>" and "\n" not in repr(lowered.verify(x))
+    assert repr(
+        lowered.report
+    ) == f"<Report: {lowered.report.summary()}>" and "\n" not in repr(lowered.verify(x))
     shown = lowered._repr_html_()
-    assert shown.startswith(f"<pre>{lowered.report.summary()}\n") and shown.endswith("</pre>")
+    assert shown.startswith(f"<pre>{lowered.report.summary()}\n") and shown.endswith(
+        "</pre>"
+    )
     assert lowered.verify(x)._repr_html_().startswith("<pre>compared with eager")
 
 

@@ -1,4 +1,6 @@
-"""The classes that backend authors use: BackendDetails, DelegationSpec, DelegateMappingBuilder."""
+"""The classes that backend authors use: BackendDetails, DelegationSpec,
+DelegateMappingBuilder.
+"""
 
 import copy
 import pickle
@@ -20,7 +22,9 @@ from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partiti
 
 
 def test_concrete_backend_needs_preprocess():
-    with pytest.raises(ContractViolation, match="backend Half does not define preprocess"):
+    with pytest.raises(
+        ContractViolation, match="backend Half does not define preprocess"
+    ):
         type("Half", (BackendDetails,), {})
 
 
@@ -46,7 +50,9 @@ class Counting(BackendDetails):
 
 
 def test_default_multimethod_keeps_order():
-    results = Counting.preprocess_multimethod({"a": [1, 2], "b": [3]}, {"a": [[], ["s"]], "b": [[]]})
+    results = Counting.preprocess_multimethod(
+        {"a": [1, 2], "b": [3]}, {"a": [[], ["s"]], "b": [[]]}
+    )
     assert {m: [r.processed_bytes for r in rs] for m, rs in results.items()} == {
         "a": [b"1[]", b"2['s']"],
         "b": [b"3[]"],
@@ -55,7 +61,10 @@ def test_default_multimethod_keeps_order():
 
 @pytest.mark.parametrize("specs", [{}, {"a": [[]]}, {"a": [[], [], []]}])
 def test_default_multimethod_counts_specs(specs):
-    with pytest.raises(ContractViolation, match="method 'a' has 2 partitions and . lists of compile specs"):
+    with pytest.raises(
+        ContractViolation,
+        match="method 'a' has 2 partitions and . lists of compile specs",
+    ):
         Counting.preprocess_multimethod({"a": [1, 2]}, specs)
 
 
@@ -78,20 +87,32 @@ def test_generated_identifiers():
 @pytest.mark.parametrize("identifier", [22, "22"])
 def test_manual_identifiers(identifier):
     builder = DelegateMappingBuilder()
-    assert builder.insert_delegate_mapping_entry(handles=5, identifier=identifier) == identifier
+    assert (
+        builder.insert_delegate_mapping_entry(handles=5, identifier=identifier)
+        == identifier
+    )
     with pytest.raises(ContractViolation, match="used already"):
         builder.insert_delegate_mapping_entry(handles=6, identifier=identifier)
 
 
 def test_mapping_entries_are_checked():
-    generated, manual = DelegateMappingBuilder(generated_identifiers=True), DelegateMappingBuilder()
+    generated = DelegateMappingBuilder(generated_identifiers=True)
+    manual = DelegateMappingBuilder()
     bad = [
         (generated, {"handles": 1, "identifier": 3}, "generates its identifiers"),
         (manual, {"handles": 1}, "needs an identifier"),
         (manual, {"identifier": 1}, "nodes or handles"),
-        (manual, {"handles": 1, "nodes": nodes_with_handles(1), "identifier": 1}, "nodes or handles"),
+        (
+            manual,
+            {"handles": 1, "nodes": nodes_with_handles(1), "identifier": 1},
+            "nodes or handles",
+        ),
         (manual, {"handles": [None], "identifier": 1}, "at least one debug handle"),
-        (manual, {"nodes": nodes_with_handles(None), "identifier": 1}, "at least one debug handle"),
+        (
+            manual,
+            {"nodes": nodes_with_handles(None), "identifier": 1},
+            "at least one debug handle",
+        ),
     ]
     for builder, arguments, message in bad:
         with pytest.raises(ContractViolation, match=message):
@@ -113,19 +134,29 @@ def test_partitioner_spec_is_read_only():
 
 
 def test_delegation_spec_is_hashable_whatever_sequence_it_gets():
-    assert hash(DelegationSpec("B", [CompileSpec("k", b"v")])) == hash(DelegationSpec("B", (CompileSpec("k", b"v"),)))
+    assert hash(DelegationSpec("B", [CompileSpec("k", b"v")])) == hash(
+        DelegationSpec("B", (CompileSpec("k", b"v"),))
+    )
 
 
 def test_error_text_has_source_and_hint():
-    error = DelegraphError("unsupported", "no sine", source="model.py:3", hint="take cosine")
+    error = DelegraphError(
+        "unsupported", "no sine", source="model.py:3", hint="take cosine"
+    )
     assert str(error) == "no sine\n  at model.py:3\n  hint: take cosine"
 
 
 def test_a_delegation_spec_is_a_named_tuple():
     spec = DelegationSpec("B", [CompileSpec("k", b"v")])
     backend_id, specs = spec
-    assert (backend_id, specs) == (spec[0], spec[1]) == (spec.backend_id, spec.compile_specs)
-    assert spec._replace(backend_id="C") == DelegationSpec("C", specs) and isinstance(spec._replace(), DelegationSpec)
+    assert (
+        (backend_id, specs)
+        == (spec[0], spec[1])
+        == (spec.backend_id, spec.compile_specs)
+    )
+    assert spec._replace(backend_id="C") == DelegationSpec("C", specs) and isinstance(
+        spec._replace(), DelegationSpec
+    )
     assert pickle.loads(pickle.dumps(spec)) == copy.deepcopy(spec) == spec
 
 
@@ -146,28 +177,53 @@ def test_a_partition_says_which_method_and_tag_it_comes_from(registry):
             seen.append((meta["method"], meta["partition"]))
             return PreprocessResult(b"x")
 
-    takes_relu = CapabilityPartitioner(lambda node: None if "relu" in str(node.target) else "no", "Asking")
-    model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Tanh(), torch.nn.ReLU()).eval()
+    takes_relu = CapabilityPartitioner(
+        lambda node: None if "relu" in str(node.target) else "no", "Asking"
+    )
+    model = torch.nn.Sequential(
+        torch.nn.ReLU(), torch.nn.Tanh(), torch.nn.ReLU()
+    ).eval()
     with registry.register(Asking):
         methods = {"encode": model, "decode": torch.nn.ReLU().eval()}
         inputs = dict.fromkeys(methods, (torch.ones(2),))
-        lowered = delegraph.lower(methods, inputs, backends=[takes_relu], registry=registry)
-    assert sorted(seen) == [("decode", "Asking_0"), ("encode", "Asking_0"), ("encode", "Asking_1")]
+        lowered = delegraph.lower(
+            methods, inputs, backends=[takes_relu], registry=registry
+        )
+    assert sorted(seen) == [
+        ("decode", "Asking_0"),
+        ("encode", "Asking_0"),
+        ("encode", "Asking_1"),
+    ]
     assert [d.method for d in lowered.delegates] == ["encode", "encode", "decode"]
 
 
 def test_properties_are_words_and_numbers_of_names_that_are_known():
-    assert read_properties("o", " A=1, B = x.y-z ,,", {"A", "B"}) == {"A": "1", "B": "x.y-z"}
+    assert read_properties("o", " A=1, B = x.y-z ,,", {"A", "B"}) == {
+        "A": "1",
+        "B": "x.y-z",
+    }
     assert read_properties("o", "", {"A"}) == {}
-    for text, said in (("A", "has no '='"), ("C=1", "does not set 'C'"), ("A=../x", "does not set 'A'"), ("A=", "'A'")):
+    for text, said in (
+        ("A", "has no '='"),
+        ("C=1", "does not set 'C'"),
+        ("A=../x", "does not set 'A'"),
+        ("A=", "'A'"),
+    ):
         with pytest.raises(OptionError, match=said):
             read_properties("o", text, {"A"})
 
 
 def test_settings_go_into_compile_specs_and_back():
     specs = [*to_specs("acme_", {"flags": "-ä"}), CompileSpec("tosa_spec", b"x")]
-    assert from_specs(specs, "acme_", {"flags": "", "cpu": "any"}) == ({"flags": "-ä", "cpu": "any"}, specs[1:])
-    wrong = [[CompileSpec("acme_x", b"")], specs[:1] * 2, [CompileSpec("acme_cpu", b"\xff")]]
+    assert from_specs(specs, "acme_", {"flags": "", "cpu": "any"}) == (
+        {"flags": "-ä", "cpu": "any"},
+        specs[1:],
+    )
+    wrong = [
+        [CompileSpec("acme_x", b"")],
+        specs[:1] * 2,
+        [CompileSpec("acme_cpu", b"\xff")],
+    ]
     for given in wrong:
         with pytest.raises(OptionError):
             from_specs(given, "acme_", {"flags": "", "cpu": "any"})

@@ -1,4 +1,6 @@
-"""Program formats: a plugin's own saves, loads, inspects and runs; an error names the plugin or what to install."""
+"""Program formats: a plugin's own saves, loads, inspects and runs; an error names the
+plugin or what to install.
+"""
 
 import io
 import shutil
@@ -56,7 +58,8 @@ class TwoPartitions(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = torch.nn.Linear(4, 6), torch.nn.Linear(6, 2)
+        self.first = torch.nn.Linear(4, 6)
+        self.second = torch.nn.Linear(6, 2)
 
     def forward(self, x, *, flip):
         ordered = torch.sort(torch.relu(self.first(x)))[0]
@@ -79,13 +82,22 @@ def entry_points():
 
 def lowered_for(registry):
     torch.manual_seed(0)
-    model, x = TwoPartitions().eval(), torch.randn(3, 4)
+    model = TwoPartitions().eval()
+    x = torch.randn(3, 4)
     kwargs = {"flip": torch.ones(1)}
-    return model, x, delegraph.lower(model, (x,), example_kwargs=kwargs, backends=["self"], registry=registry)
+    return (
+        model,
+        x,
+        delegraph.lower(
+            model, (x,), example_kwargs=kwargs, backends=["self"], registry=registry
+        ),
+    )
 
 
 def test_a_program_of_two_partitions_runs_in_a_fresh_process(zipped, site, tmp_path):
-    """Delegates with compile specs and named data, host operators, keyword arguments, a dictionary of results."""
+    """Delegates with compile specs and named data, host operators, keyword arguments, a
+    dictionary of results.
+    """
     import numpy
 
     model, x, lowered = lowered_for(zipped)
@@ -94,7 +106,13 @@ def test_a_program_of_two_partitions_runs_in_a_fresh_process(zipped, site, tmp_p
     numpy.save(tmp_path / "x.npy", x.numpy())
     files = [str(tmp_path / name) for name in ("net.zipped", "x.npy", "y.npz")]
     path = {"PYTHONPATH": ":".join([str(site.folder), *filter(None, sys.path)])}
-    done = subprocess.run([warm_python(), "-c", FRESH, *files], env=path, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [warm_python(), "-c", FRESH, *files],
+        env=path,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     results = numpy.load(tmp_path / "y.npz")
     for name, wanted in model(x, flip=torch.ones(1)).items():
@@ -105,7 +123,9 @@ def test_options_are_the_formats_own(zipped, tmp_path):
     _, _, lowered = lowered_for(zipped)
     lowered.save(tmp_path / "small.zipped", compress=True)
     lowered.save(tmp_path / "large.zipped")
-    assert (tmp_path / "small.zipped").stat().st_size < (tmp_path / "large.zipped").stat().st_size
+    assert (tmp_path / "small.zipped").stat().st_size < (
+        tmp_path / "large.zipped"
+    ).stat().st_size
     with pytest.raises(errors.OptionError, match="no option 'fast'") as caught:
         lowered.save(tmp_path / "other.zipped", fast=True)
     assert "serialize of ZipFormat (zip-vendor 2.5)" in str(caught.value)
@@ -116,12 +136,15 @@ def test_a_damaged_file_names_the_plugin_that_refuses_it(zipped, tmp_path):
     (tmp_path / "net.zipped").write_bytes(b"no zip")
     with pytest.raises(errors.FormatError, match="is no zip") as caught:
         delegraph.load(tmp_path / "net.zipped", registry=zipped)
-    assert caught.value.raised_by == f"read of ZipFormat (zip-vendor 2.5), at {tmp_path / 'net.zipped'}"
+    assert (
+        caught.value.raised_by
+        == f"read of ZipFormat (zip-vendor 2.5), at {tmp_path / 'net.zipped'}"
+    )
     with pytest.raises(errors.InputError, match="No such file"):
         delegraph.load(tmp_path / "absent.zipped", registry=zipped)
 
 
-# --- what a program may hold that a format may not --------------------------------------------------------------------
+# --- what a program may hold that a format may not ------------------------------------
 
 
 class Plain(torch.nn.Module):
@@ -156,46 +179,71 @@ def stepping(registry, monkeypatch):
     """A registry with a format that has nothing of the host."""
     monkeypatch.syspath_prepend(str(ZIP.parent))
     monkeypatch.delitem(sys.modules, "steps_format", raising=False)
-    registry.register(offering(FormatSpec(".steps", "steps_format:StepsFormat")), name="steps")
+    registry.register(
+        offering(FormatSpec(".steps", "steps_format:StepsFormat")), name="steps"
+    )
     yield registry
     sys.modules.pop("steps_format", None)
 
 
 def echoed(model, *args, registry, **kwargs):
     def why_not(node):
-        return None if isinstance(node.meta["val"], torch.Tensor) else "it computes tensors only"
+        return (
+            None
+            if isinstance(node.meta["val"], torch.Tensor)
+            else "it computes tensors only"
+        )
 
     chosen = [CapabilityPartitioner(why_not, "EchoBackend")]
-    return delegraph.lower(model.eval(), args, backends=chosen, registry=registry, **kwargs)
+    return delegraph.lower(
+        model.eval(), args, backends=chosen, registry=registry, **kwargs
+    )
 
 
 def test_a_format_of_delegates_in_order_is_called_as_the_method_was(stepping, tmp_path):
-    x, scale = torch.randn(3, 4), torch.tensor(2.0)
+    x = torch.randn(3, 4)
+    scale = torch.tensor(2.0)
     path = tmp_path / "net.steps"
     echoed(Plain(), x, example_kwargs={"scale": scale}, registry=stepping).save(path)
     results = delegraph.load(path, registry=stepping)(x, scale=scale)
-    assert list(results) == ["y", "x"] and torch.equal(results["y"], torch.relu(x * scale))
+    assert list(results) == ["y", "x"] and torch.equal(
+        results["y"], torch.relu(x * scale)
+    )
     with pytest.raises(errors.InputError, match="scale"):
         delegraph.load(path, registry=stepping)(x)
-    for damaged in (path.read_bytes()[:-9], b"[]", path.read_bytes().replace(b'"blob": "', b'"blob": "zz')):
+    for damaged in (
+        path.read_bytes()[:-9],
+        b"[]",
+        path.read_bytes().replace(b'"blob": "', b'"blob": "zz'),
+    ):
         path.write_bytes(damaged)
-        with pytest.raises(errors.FormatError, match="no .steps file, or a damaged one"):
+        with pytest.raises(
+            errors.FormatError, match="no .steps file, or a damaged one"
+        ):
             delegraph.load(path, registry=stepping)
 
 
 @pytest.mark.parametrize(
     ("model", "why"),
-    [(Counting, "keeps no state, and forward writes seen"), (Holding, "no constants of the host"), (Sized, "sym_size")],
+    [
+        (Counting, "keeps no state, and forward writes seen"),
+        (Holding, "no constants of the host"),
+        (Sized, "sym_size"),
+    ],
 )
 def test_it_refuses_what_it_would_lose(model, why, stepping, tmp_path):
-    sizes = {"dynamic_shapes": {"x": {0: torch.export.Dim("rows", min=2, max=9)}}} if model is Sized else {}
+    sizes = (
+        {"dynamic_shapes": {"x": {0: torch.export.Dim("rows", min=2, max=9)}}}
+        if model is Sized
+        else {}
+    )
     lowered = echoed(model(), torch.randn(3, 4), registry=stepping, **sizes)
     with pytest.raises(errors.InputError, match=why):
         lowered.save(tmp_path / "net.steps")
     assert not (tmp_path / "net.steps").exists()
 
 
-# --- which format it is -----------------------------------------------------------------------------------------------
+# --- which format it is ---------------------------------------------------------------
 
 
 def offering(*specs):
@@ -218,50 +266,76 @@ def offering(*specs):
 def test_a_suffix_that_nobody_offers_says_what_to_install(name, hint):
     registry = Registry(discover=False)
     registry.register(offering(FormatSpec(".mine", "x:Y")))
-    with pytest.raises(errors.FormatNotFound, match=r"comes with delegraph-|\(file formats: \.mine\)") as caught:
+    with pytest.raises(
+        errors.FormatNotFound, match=r"comes with delegraph-|\(file formats: \.mine\)"
+    ) as caught:
         registry.get_format(name)
     assert (caught.value.code, caught.value.hint) == ("format-not-found", hint)
 
 
-def test_what_is_installed_and_broken_is_not_recommended_for_installation(site, monkeypatch):
+def test_what_is_installed_and_broken_is_not_recommended_for_installation(
+    site, monkeypatch
+):
     for name in [
         n for n in sys.modules if n.partition(".")[0] == "delegraph_executorch"
     ]:  # the real one, if it is there
         monkeypatch.delitem(sys.modules, name)
     site.plugin("delegraph-executorch", "raise ValueError('no luck')")
-    registry = Registry(entry_points=[e for e in entry_points() if e.value == "delegraph_executorch"])
-    with pytest.warns(errors.DelegraphWarning), pytest.raises(errors.PluginBroken, match="no luck"):
+    registry = Registry(
+        entry_points=[e for e in entry_points() if e.value == "delegraph_executorch"]
+    )
+    with (
+        pytest.warns(errors.DelegraphWarning),
+        pytest.raises(errors.PluginBroken, match="no luck"),
+    ):
         registry.get_format("net.pte")
 
 
 def test_two_plugins_with_one_suffix_are_a_conflict_that_names_both(site):
     for name in ("one", "two"):
         site.backend(f"vendor-{name}", f"npu{name}", formats=[".Npu"])
-    registry = Registry(entry_points=[e for e in entry_points() if e.name.startswith("npu")])
+    registry = Registry(
+        entry_points=[e for e in entry_points() if e.name.startswith("npu")]
+    )
     with pytest.raises(
-        errors.PluginConflict, match=r"2 plugins offer the file format \.(N|n)pu: vendor-one 1\.0 .* vendor-two"
+        errors.PluginConflict,
+        match=(
+            r"2 plugins offer the file format \.(N|n)pu: vendor-one 1\.0 .* vendor-two"
+        ),
     ):
         registry.get_format("a.npu")
 
 
 def test_the_longest_suffix_counts():
     registry = Registry(discover=False)
-    specs = [FormatSpec(".json", f"{__name__}:Outer"), FormatSpec(".npu.json", f"{__name__}:Inner")]
+    specs = [
+        FormatSpec(".json", f"{__name__}:Outer"),
+        FormatSpec(".npu.json", f"{__name__}:Inner"),
+    ]
     registry.register(offering(*specs))
-    assert (registry.get_format("a.npu.json"), registry.get_format("a.json")) == (Inner, Outer)
+    assert (registry.get_format("a.npu.json"), registry.get_format("a.json")) == (
+        Inner,
+        Outer,
+    )
 
 
 def test_the_formats_own_suffix_is_what_counts_and_what_errors_say(tmp_path):
     """Not what follows the last dot of a name, as it happens to be written."""
     registry = Registry(discover=False)
-    specs = [FormatSpec(".json", f"{__name__}:Outer"), FormatSpec(".Sum.json", f"{__name__}:Ran", runtimes=("sim",))]
+    specs = [
+        FormatSpec(".json", f"{__name__}:Outer"),
+        FormatSpec(".Sum.json", f"{__name__}:Ran", runtimes=("sim",)),
+    ]
     registry.register(offering(*specs))
     for name in ("a.Sum.json", "B.SUM.JSON", "c.d.sum.json"):
         (tmp_path / name).touch()
         file = FileFormat(tmp_path / name, registry)
         assert file.suffix == registry.suffix_for("sim") == ".Sum.json"
         assert file.load("sim").method("forward")() == 1
-        with pytest.raises(errors.OptionError, match=r"the format of \.Sum\.json files has no summarize"):
+        with pytest.raises(
+            errors.OptionError,
+            match=r"the format of \.Sum\.json files has no summarize",
+        ):
             file.summarize(tmp_path / name)
     (tmp_path / "A.JSON").touch()
     with pytest.raises(errors.NoRuntime, match=r"'sim' does not execute \.json files"):
@@ -285,9 +359,23 @@ class Inner(ProgramFormat):
 @pytest.mark.parametrize(
     ("spec", "error", "text"),
     [
-        (FormatSpec(".x", "a:B", requires=["no_such"], install_hint="pip install it"), errors.PluginUnavailable, "pip"),
-        (FormatSpec(".x", f"{__name__}:offering"), errors.PluginBroken, "no subclass of delegraph.formats.ProgramFor"),
-        (FormatSpec(".x", f"{__name__}:Absent"), errors.PluginBroken, "has no 'Absent'"),
+        (
+            FormatSpec(
+                ".x", "a:B", requires=["no_such"], install_hint="pip install it"
+            ),
+            errors.PluginUnavailable,
+            "pip",
+        ),
+        (
+            FormatSpec(".x", f"{__name__}:offering"),
+            errors.PluginBroken,
+            "no subclass of delegraph.formats.ProgramFor",
+        ),
+        (
+            FormatSpec(".x", f"{__name__}:Absent"),
+            errors.PluginBroken,
+            "has no 'Absent'",
+        ),
     ],
 )
 def test_a_format_that_cannot_be_used(spec, error, text):
@@ -299,10 +387,12 @@ def test_a_format_that_cannot_be_used(spec, error, text):
 
 def test_a_plugin_that_declares_a_suffix_twice_is_broken():
     with pytest.raises(Exception, match=r"declares file format \.x twice"):
-        Registry(discover=False).register(offering(FormatSpec(".x", "a:B"), FormatSpec(".X", "a:C")))
+        Registry(discover=False).register(
+            offering(FormatSpec(".x", "a:B"), FormatSpec(".X", "a:C"))
+        )
 
 
-# --- formats that misbehave -------------------------------------------------------------------------------------------
+# --- formats that misbehave -----------------------------------------------------------
 
 
 class FailingBlob:
@@ -337,32 +427,54 @@ def hostile(monkeypatch):
     registry = Registry(discover=False)
     registry.register(EchoBackend, runtime=EchoRuntime)
     registry.register(offering(FormatSpec(".hostile", f"{__name__}:Hostile")))
-    lowered = delegraph.lower(torch.nn.Identity().eval(), (torch.ones(2),), backends=[], registry=registry)
-    yield lambda **fields: [monkeypatch.setattr(Hostile, k, v) for k, v in fields.items()] and lowered
+    lowered = delegraph.lower(
+        torch.nn.Identity().eval(), (torch.ones(2),), backends=[], registry=registry
+    )
+    yield (
+        lambda **fields: (
+            [monkeypatch.setattr(Hostile, k, v) for k, v in fields.items()] and lowered
+        )
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "error", "text"),
     [
-        (ValueError("no luck"), errors.PluginFailed, "serialize of Hostile .*ValueError: no luck"),
+        (
+            ValueError("no luck"),
+            errors.PluginFailed,
+            "serialize of Hostile .*ValueError: no luck",
+        ),
         (SystemExit(3), errors.PluginFailed, "serialize of Hostile .*SystemExit"),
         ("text", errors.ContractViolation, "returned str, not bytes or a Blob"),
-        (FailingBlob(ValueError("no luck")), errors.PluginFailed, "write_to of Hostile .*ValueError: no luck"),
+        (
+            FailingBlob(ValueError("no luck")),
+            errors.PluginFailed,
+            "write_to of Hostile .*ValueError: no luck",
+        ),
         (FailingBlob(OSError(28, "disk full")), errors.WriteError, "disk full"),
     ],
 )
-def test_what_a_format_does_wrong_names_it_and_leaves_the_old_file(hostile, tmp_path, content, error, text):
+def test_what_a_format_does_wrong_names_it_and_leaves_the_old_file(
+    hostile, tmp_path, content, error, text
+):
     (tmp_path / "net.hostile").write_bytes(b"old")
     with pytest.raises(error, match=text):
         hostile(content=content).save(tmp_path / "net.hostile")
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"net.hostile": b"old"}
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {
+        "net.hostile": b"old"
+    }
 
 
 @pytest.mark.parametrize("methods", [None, {}, [1], {"forward": 3}])
 def test_what_a_format_reads_is_methods(hostile, tmp_path, methods):
     hostile(methods=methods).save(tmp_path / "net.hostile")
-    with pytest.raises(errors.ContractViolation, match=r"Hostile\.read returned .* not the methods"):
-        delegraph.load(tmp_path / "net.hostile", registry=hostile(methods=methods)._registry)
+    with pytest.raises(
+        errors.ContractViolation, match=r"Hostile\.read returned .* not the methods"
+    ):
+        delegraph.load(
+            tmp_path / "net.hostile", registry=hostile(methods=methods)._registry
+        )
 
 
 def test_a_loaded_method_that_fails_names_the_format(hostile, tmp_path):
@@ -370,13 +482,17 @@ def test_a_loaded_method_that_fails_names_the_format(hostile, tmp_path):
     lowered.save(tmp_path / "net.hostile")
     loaded = delegraph.load(tmp_path / "net.hostile", registry=lowered._registry)
     assert loaded(1) == 1 and loaded.method("other")(3) == 3
-    with pytest.raises(errors.PluginFailed, match="call of Hostile .*ZeroDivisionError"):
+    with pytest.raises(
+        errors.PluginFailed, match="call of Hostile .*ZeroDivisionError"
+    ):
         loaded(0)
-    with pytest.raises(errors.InputError, match=r"no method 'more'; methods: \['forward', 'other'\]"):
+    with pytest.raises(
+        errors.InputError, match=r"no method 'more'; methods: \['forward', 'other'\]"
+    ):
         loaded.method("more")
 
 
-# --- one delegate, and to_executorch ----------------------------------------------------------------------------------
+# --- one delegate, and to_executorch --------------------------------------------------
 
 
 class EchoFormat(DelegateFormat):
@@ -392,7 +508,10 @@ def echo(registry):
 def test_a_file_of_one_delegate_is_read_back(echo, tmp_path):
     x = torch.linspace(-1, 1, 5)
     lowered = delegraph.lower(
-        torch.nn.Tanh().eval(), (x,), backends=[CapabilityPartitioner(lambda node: None, "EchoBackend")], registry=echo
+        torch.nn.Tanh().eval(),
+        (x,),
+        backends=[CapabilityPartitioner(lambda node: None, "EchoBackend")],
+        registry=echo,
     )
     lowered.save(tmp_path / "net.echo")
     assert (tmp_path / "net.echo").read_bytes() == lowered.delegates[0].processed_bytes
@@ -409,20 +528,31 @@ class BesideBackend(BackendDetails):
     def preprocess(edge_program, compile_specs):
         store = NamedDataStore()
         store.add_named_data("beside/weights", b"weights")
-        return PreprocessResult(b"", data_store_output=store.get_named_data_store_output())
+        return PreprocessResult(
+            b"", data_store_output=store.get_named_data_store_output()
+        )
 
 
 class BesideFormat(DelegateFormat):
     backend_id = "BesideBackend"
 
 
-def test_a_file_of_one_delegate_does_not_lose_the_data_beside_the_blob(registry, tmp_path):
+def test_a_file_of_one_delegate_does_not_lose_the_data_beside_the_blob(
+    registry, tmp_path
+):
     registry.register(offering(FormatSpec(".beside", f"{__name__}:BesideFormat")))
     registry.register(
-        BesideBackend, partitioner=CapabilityPartitioner(lambda node: None, "BesideBackend"), name="beside"
+        BesideBackend,
+        partitioner=CapabilityPartitioner(lambda node: None, "BesideBackend"),
+        name="beside",
     )
-    lowered = delegraph.lower(torch.nn.Tanh().eval(), (torch.ones(5),), backends=["beside"], registry=registry)
-    with pytest.raises(errors.InputError, match="named data, such as 'beside/weights', which would be lost"):
+    lowered = delegraph.lower(
+        torch.nn.Tanh().eval(), (torch.ones(5),), backends=["beside"], registry=registry
+    )
+    with pytest.raises(
+        errors.InputError,
+        match="named data, such as 'beside/weights', which would be lost",
+    ):
         lowered.save(tmp_path / "net.beside")
     assert not (tmp_path / "net.beside").exists()
 
@@ -435,29 +565,56 @@ class KeepingFormat(ProgramFormat):
         cls.seen = [
             list(program.methods),
             dict(program.constant_methods),
-            [(d.method, d.name, d.backend_id, [str(i) for i in d.inputs]) for d in program.delegates],
+            [
+                (d.method, d.name, d.backend_id, [str(i) for i in d.inputs])
+                for d in program.delegates
+            ],
             program.host_operators,
             dict(options),
         ]
         return b"program"
 
 
-def test_to_executorch_writes_what_the_plugin_makes_of_it(registry, monkeypatch, tmp_path):
+def test_to_executorch_writes_what_the_plugin_makes_of_it(
+    registry, monkeypatch, tmp_path
+):
     registry.register(offering(FormatSpec(".pte", f"{__name__}:KeepingFormat")))
-    monkeypatch.setattr("delegraph_executorch.edge.manager.default_registry", lambda: registry)
-    program = torch.export.export(TwoPartitions(), (torch.ones(3, 4),), {"flip": torch.ones(1)})
+    monkeypatch.setattr(
+        "delegraph_executorch.edge.manager.default_registry", lambda: registry
+    )
+    program = torch.export.export(
+        TwoPartitions(), (torch.ones(3, 4),), {"flip": torch.ones(1)}
+    )
     edge = to_edge_transform_and_lower(
-        program, partitioner=CapabilityPartitioner(lambda node: None, "EchoBackend"), constant_methods={"size": 3}
+        program,
+        partitioner=CapabilityPartitioner(lambda node: None, "EchoBackend"),
+        constant_methods={"size": 3},
     )
     made = edge.to_executorch({"alignment": 16})
     file = io.BytesIO()
     made.write_to_file(file)
     made.save(tmp_path / "net.pte")
-    assert made.buffer is made.buffer  # runtimes read it in place for as long as they live
-    assert made.buffer == file.getvalue() == (tmp_path / "net.pte").read_bytes() == b"program"
-    with pytest.raises(errors.OptionError, match=r"to_executorch makes a \.pte file, and net\.pt is to be another"):
+    # runtimes read it in place for as long as they live
+    assert made.buffer is made.buffer
+    assert (
+        made.buffer
+        == file.getvalue()
+        == (tmp_path / "net.pte").read_bytes()
+        == b"program"
+    )
+    with pytest.raises(
+        errors.OptionError,
+        match=r"to_executorch makes a \.pte file, and net\.pt is to be another",
+    ):
         made.save(tmp_path / "net.pt")
     methods, constants, delegates, host, options = KeepingFormat.seen
-    assert (methods, constants, host, options) == (["forward"], {"size": 3}, 0, {"alignment": 16})
-    assert [d[:3] for d in delegates] == [("forward", "lowered_module_0", "EchoBackend")]
+    assert (methods, constants, host, options) == (
+        ["forward"],
+        {"size": 3},
+        0,
+        {"alignment": 16},
+    )
+    assert [d[:3] for d in delegates] == [
+        ("forward", "lowered_module_0", "EchoBackend")
+    ]
     assert to_edge(program).host_operators > 0 and not to_edge(program).delegates

@@ -25,7 +25,8 @@ class Pieces:
     """A Blob of some bytes; ``says`` is a length that it does not have."""
 
     def __init__(self, *pieces, says=None):
-        self.pieces, self.says = pieces, says
+        self.pieces = pieces
+        self.says = says
 
     def __len__(self):
         return sum(map(len, self.pieces)) if self.says is None else self.says
@@ -51,7 +52,9 @@ def test_named_data_added_again():
     store.add_named_data("a", b"x", alignment=4)
     store.add_named_data("a", b"x", alignment=6)
     assert store.get_named_data_store_output().pte_data["a"].alignment == 12
-    with pytest.raises(ContractViolation, match="'a' was added before with different data"):
+    with pytest.raises(
+        ContractViolation, match="'a' was added before with different data"
+    ):
         store.add_named_data("a", b"y")
     with pytest.raises(ContractViolation, match="'a' is in the program file already"):
         store.add_named_data("a", b"x", external_tag="weights.ptd")
@@ -60,7 +63,8 @@ def test_named_data_added_again():
 
 
 def test_named_data_merges():
-    one, two = NamedDataStore(), NamedDataStore()
+    one = NamedDataStore()
+    two = NamedDataStore()
     one.add_named_data("a", b"x", alignment=2)
     two.add_named_data("a", b"x", alignment=3)
     two.add_named_data("b", b"y", external_tag="f")
@@ -83,12 +87,27 @@ def test_an_alignment_that_is_refused_changes_nothing(alignment):
     ("arguments", "text"),
     [
         ({"key": 3, "data": b"x"}, "the key of named data is a str, not 3"),
-        ({"key": "a", "data": b"x", "external_tag": ""}, "goes to an external file by its name, not to ''"),
-        ({"key": "a", "data": b"x", "tensor_layout": (4,)}, r"has a TensorLayout or none, not \(4,\)"),
+        (
+            {"key": "a", "data": b"x", "external_tag": ""},
+            "goes to an external file by its name, not to ''",
+        ),
+        (
+            {"key": "a", "data": b"x", "tensor_layout": (4,)},
+            r"has a TensorLayout or none, not \(4,\)",
+        ),
         ({"key": "a", "data": torch.ones(2, device="meta")}, "on the meta device"),
-        ({"key": "a", "data": TwoTensor(torch.ones(2), torch.ones(2))}, "it is a TwoTensor"),
-        ({"key": "a", "data": Pieces}, "'a' is type; bytes or a tensor are wanted, or a Blob"),
-        ({"key": "a", "data": Pieces(b"x", says=2)}, r"Pieces.write_to wrote 1 bytes, and its len\(\) is 2"),
+        (
+            {"key": "a", "data": TwoTensor(torch.ones(2), torch.ones(2))},
+            "it is a TwoTensor",
+        ),
+        (
+            {"key": "a", "data": Pieces},
+            "'a' is type; bytes or a tensor are wanted, or a Blob",
+        ),
+        (
+            {"key": "a", "data": Pieces(b"x", says=2)},
+            r"Pieces.write_to wrote 1 bytes, and its len\(\) is 2",
+        ),
     ],
 )
 def test_named_data_of_the_wrong_kind_changes_nothing(arguments, text):
@@ -117,19 +136,24 @@ def test_external_files_never_overwrite_one_another():
     store.add_named_data("a", b"1234567890")
     store.add_named_data("b", b"other")
     before = copy.deepcopy(store.get_named_data_store_output())
-    with pytest.raises(NamedDataError, match=f"'b' would go to {taken}, which exists already"):
+    with pytest.raises(
+        NamedDataError, match=f"'b' would go to {taken}, which exists already"
+    ):
         store.externalize_pte_data(10, "f")
     assert store.get_named_data_store_output() == before
     store.add_named_data("first", b"x", external_tag=taken)
 
 
 def test_a_merge_takes_all_or_nothing():
-    one, two = NamedDataStore(), NamedDataStore()
+    one = NamedDataStore()
+    two = NamedDataStore()
     one.add_named_data("b", b"x", alignment=2)
     two.add_named_data("a", b"new")
     two.add_named_data("b", b"y")
     before = copy.deepcopy(one.get_named_data_store_output())
-    with pytest.raises(NamedDataError, match="'b' was added before with different data"):
+    with pytest.raises(
+        NamedDataError, match="'b' was added before with different data"
+    ):
         one.merge_named_data_store(two.get_named_data_store_output())
     assert one.get_named_data_store_output() == before
     one.add_named_data("a", b"another")
@@ -140,9 +164,18 @@ def test_a_merge_takes_all_or_nothing():
     [
         (NamedDataStore(), "a NamedDataStore is no NamedDataStoreOutput"),
         (None, "a NamedDataStoreOutput is wanted, not NoneType"),
-        (NamedDataStoreOutput([], {"a": DataEntry(0, 1)}), "'a' has the entry .+, and there are 0 buffers"),
-        (NamedDataStoreOutput([b""], {"a": DataEntry(0, 0)}), "'a' has the alignment 0"),
-        (NamedDataStoreOutput(["text"], {"a": DataEntry(0, 1)}), "'a' is str; bytes or a tensor are wanted"),
+        (
+            NamedDataStoreOutput([], {"a": DataEntry(0, 1)}),
+            "'a' has the entry .+, and there are 0 buffers",
+        ),
+        (
+            NamedDataStoreOutput([b""], {"a": DataEntry(0, 0)}),
+            "'a' has the alignment 0",
+        ),
+        (
+            NamedDataStoreOutput(["text"], {"a": DataEntry(0, 1)}),
+            "'a' is str; bytes or a tensor are wanted",
+        ),
     ],
 )
 def test_only_what_a_store_hands_out_is_merged(output, text):
@@ -150,8 +183,22 @@ def test_only_what_a_store_hands_out_is_merged(output, text):
         NamedDataStore().merge_named_data_store(output)
 
 
-@pytest.mark.parametrize("again", [b"some bytes", Pieces(b"some", b" bytes"), torch.tensor(list(b"some bytes")).byte()])
-@pytest.mark.parametrize("first", [b"some bytes", Pieces(b"some ", b"bytes"), torch.tensor(list(b"some bytes")).byte()])
+@pytest.mark.parametrize(
+    "again",
+    [
+        b"some bytes",
+        Pieces(b"some", b" bytes"),
+        torch.tensor(list(b"some bytes")).byte(),
+    ],
+)
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"some bytes",
+        Pieces(b"some ", b"bytes"),
+        torch.tensor(list(b"some bytes")).byte(),
+    ],
+)
 def test_named_data_is_compared_by_content_whatever_it_is(first, again):
     layout = TensorLayout(torch.uint8, (10,))
     store = NamedDataStore()
@@ -160,7 +207,9 @@ def test_named_data_is_compared_by_content_whatever_it_is(first, again):
     store.add_named_data("b", again)
     store.add_named_data("c", Pieces(b"some", b" bytez"))
     assert len(store.get_named_data_store_output().buffers) == 2
-    with pytest.raises(NamedDataError, match="'a' was added before with different data"):
+    with pytest.raises(
+        NamedDataError, match="'a' was added before with different data"
+    ):
         store.add_named_data("a", Pieces(b"some other"), tensor_layout=layout)
 
 
@@ -187,13 +236,19 @@ def test_a_tensor_is_named_data_by_reference_in_c_order(tensor):
     assert len(data) == len(bytes(data))
 
 
-@pytest.mark.parametrize("change", [lambda t: t.add_(1), lambda t: t.data.add_(1), lambda t: t.set_(torch.ones(5))])
+@pytest.mark.parametrize(
+    "change",
+    [lambda t: t.add_(1), lambda t: t.data.add_(1), lambda t: t.set_(torch.ones(5))],
+)
 def test_a_named_tensor_that_changed_is_refused_when_it_is_read(change):
     tensor = torch.arange(5.0)
     store = NamedDataStore()
     store.add_named_data("t", tensor)
     change(tensor)
-    with pytest.raises(ContractViolation, match=r"a tensor of shape \[5\] was changed after it was added"):
+    with pytest.raises(
+        ContractViolation,
+        match=r"a tensor of shape \[5\] was changed after it was added",
+    ):
         bytes(store.get_named_data_store_output().buffers[0])
 
 
@@ -205,7 +260,9 @@ class NamingBackend(BackendDetails):
         store = NamedDataStore()
         for name, tensor in edge_program.state_dict.items():
             store.add_named_data(name, tensor, alignment=16)
-        return PreprocessResult(b"", data_store_output=store.get_named_data_store_output())
+        return PreprocessResult(
+            b"", data_store_output=store.get_named_data_store_output()
+        )
 
 
 class Twice(nn.Module):
@@ -219,11 +276,17 @@ class Twice(nn.Module):
         return torch.sort(x * self.w)[0] + self.w
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak resident set from /proc")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="reads the peak resident set from /proc"
+)
 def test_a_weight_that_two_partitions_name_is_never_copied(tmp_path):
     megabyte = 1 << 20
-    program = torch.export.export(Twice(137 * megabyte // 4), (torch.ones(137 * megabyte // 4),))
-    who = CapabilityPartitioner(lambda n: "a sort" if "sort" in str(n.target) else None, "NamingBackend")
+    program = torch.export.export(
+        Twice(137 * megabyte // 4), (torch.ones(137 * megabyte // 4),)
+    )
+    who = CapabilityPartitioner(
+        lambda n: "a sort" if "sort" in str(n.target) else None, "NamingBackend"
+    )
 
     def run(program):
         with delegraph.register(NamingBackend, partitioner=who, name="naming"):
@@ -247,15 +310,29 @@ def peak_after_reset():
 
 def peak():
     """The most memory that this process had since the reset, in bytes."""
-    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
+    (line,) = (
+        x
+        for x in Path("/proc/self/status").read_text().splitlines()
+        if x.startswith("VmHWM")
+    )
     return int(line.split()[1]) * 1024
 
 
 def test_tensors_of_one_fingerprint_have_keys_of_their_own(monkeypatch):
-    monkeypatch.setattr("delegraph_programs.tensor_memory.fingerprint", lambda tensor: "f")
+    monkeypatch.setattr(
+        "delegraph_programs.tensor_memory.fingerprint", lambda tensor: "f"
+    )
     store = NamedDataStore()
-    keys = [store.add_by_content("w/", tensor) for tensor in (torch.ones(3), torch.zeros(3), torch.ones(3))]
-    assert keys[0] == keys[2] == "w/f" and keys[1].startswith("w/f") and keys[1] != "w/f"
-    assert [len(data) for data in store.get_named_data_store_output().buffers] == [12, 12]
+    keys = [
+        store.add_by_content("w/", tensor)
+        for tensor in (torch.ones(3), torch.zeros(3), torch.ones(3))
+    ]
+    assert (
+        keys[0] == keys[2] == "w/f" and keys[1].startswith("w/f") and keys[1] != "w/f"
+    )
+    assert [len(data) for data in store.get_named_data_store_output().buffers] == [
+        12,
+        12,
+    ]
     with pytest.raises(NamedDataError, match="meta"):
         store.add_by_content("w/", torch.ones(3, device="meta"))

@@ -1,4 +1,6 @@
-"""A user's script as mypy and pyright see it: right names and types are accepted, wrong ones found."""
+"""A user's script as mypy and pyright see it: right names and types are accepted, wrong
+ones found.
+"""
 
 import json
 import re
@@ -66,7 +68,9 @@ sizes.bucket_for(x)  # wrong
 [refusal.hints for refusal in list[delegraph.Refusal]()]  # wrong
 report.causes[0].hints  # wrong
 """
-WRONG = {k for k, line in enumerate(SCRIPT.splitlines(), start=1) if line.endswith("# wrong")}
+WRONG = {
+    k for k, line in enumerate(SCRIPT.splitlines(), start=1) if line.endswith("# wrong")
+}
 PYRIGHT = "pyright@1.1.414"
 
 
@@ -79,18 +83,48 @@ def script(tmp_path):
 
 @pytest.mark.slow
 def test_mypy_finds_what_is_wrong_in_a_script(script):
-    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", script.parent, script]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--follow-imports=silent",
+        "--cache-dir",
+        script.parent,
+        script,
+    ]
     out = subprocess.run(list(map(str, command)), capture_output=True, text=True).stdout
-    assert {int(line) for line in re.findall(r"script\.py:(\d+): error", out)} == WRONG, out
+    assert {
+        int(line) for line in re.findall(r"script\.py:(\d+): error", out)
+    } == WRONG, out
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("npx") is None, reason="pyright runs in node, which fetches it; there is no npx")
+@pytest.mark.skipif(
+    shutil.which("npx") is None,
+    reason="pyright runs in node, which fetches it; there is no npx",
+)
 def test_pyright_finds_what_is_wrong_in_a_script(script):
     sources = str(Path(delegraph.__file__).parents[1])
-    settings = {"extraPaths": [sources], "reportUnusedExpression": False, "reportMissingModuleSource": False}
+    settings = {
+        "extraPaths": [sources],
+        "reportUnusedExpression": False,
+        "reportMissingModuleSource": False,
+    }
     (script.parent / "pyrightconfig.json").write_text(json.dumps(settings))
-    command = ["npx", "--yes", PYRIGHT, "--outputjson", "--pythonpath", sys.executable, "--project", str(script.parent)]
-    out = subprocess.run(command, capture_output=True, text=True, cwd=script.parent).stdout
+    command = [
+        "npx",
+        "--yes",
+        PYRIGHT,
+        "--outputjson",
+        "--pythonpath",
+        sys.executable,
+        "--project",
+        str(script.parent),
+    ]
+    out = subprocess.run(
+        command, capture_output=True, text=True, cwd=script.parent
+    ).stdout
     rows = json.loads(out)["generalDiagnostics"]
-    assert {row["range"]["start"]["line"] + 1 for row in rows if row["severity"] == "error"} == WRONG, out
+    assert {
+        row["range"]["start"]["line"] + 1 for row in rows if row["severity"] == "error"
+    } == WRONG, out

@@ -12,12 +12,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("module", ["delegraph_programs", "delegraph_programs.errors", "delegraph.errors"])
+@pytest.mark.parametrize(
+    "module", ["delegraph_programs", "delegraph_programs.errors", "delegraph.errors"]
+)
 def test_importing_it_imports_no_torch(module):
     if find_spec(module.partition(".")[0]) is None:
         pytest.skip("delegraph is not installed")
     code = f"import sys, {module}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "False\n"
 
 
@@ -36,6 +40,12 @@ def test_neither_the_package_nor_its_tests_import_delegraph():
     for file in ROOT.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [node.module] if isinstance(node, ast.ImportFrom) else []
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else names
-            found += [name for name in names if name and name.partition(".")[0] == "delegraph"]
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else names
+            )
+            found += [
+                name for name in names if name and name.partition(".")[0] == "delegraph"
+            ]
     assert found == []

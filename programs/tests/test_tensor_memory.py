@@ -24,17 +24,47 @@ def test_elements_come_in_c_order(name):
 
 def test_a_fingerprint_tells_type_shape_and_elements_whatever_the_strides():
     large = torch.randn(200, 1024, generator=torch.Generator().manual_seed(0))
-    turned, halves = large.t().contiguous().t(), large.view(torch.float16)
-    assert fingerprint(large) == fingerprint(turned) == fingerprint(large.clone().requires_grad_())
+    turned = large.t().contiguous().t()
+    halves = large.view(torch.float16)
+    assert (
+        fingerprint(large)
+        == fingerprint(turned)
+        == fingerprint(large.clone().requires_grad_())
+    )
     one, two, signs, imaginary = (large.clone() for _ in range(4))
     one[100, 7] += 1e-3
     two[100, [5, 9]] = two[100, [9, 5]]
     signs[3, 5] *= -1
-    imaginary.view(-1, 2)[:, 1] *= -1  # the highest bits of words, which cancel out in a sum of an even number
+    # the highest bits of words, which cancel out in a sum of an even number
+    imaginary.view(-1, 2)[:, 1] *= -1
     last = torch.cat([large.reshape(-1)[:-1], torch.zeros(1)]).reshape(large.shape)
     swapped = torch.cat([large[100:], large[:100]])
-    others = [one, two, signs, imaginary, last, swapped, large.t(), large.reshape(-1), large.view(torch.int32), halves]
-    others += [torch.ones(3), torch.ones(3, 1), torch.ones(0, 3), torch.ones(3, 0), torch.tensor(3.0), large[1:, 1:]]
+    others = [
+        one,
+        two,
+        signs,
+        imaginary,
+        last,
+        swapped,
+        large.t(),
+        large.reshape(-1),
+        large.view(torch.int32),
+        halves,
+    ]
+    others += [
+        torch.ones(3),
+        torch.ones(3, 1),
+        torch.ones(0, 3),
+        torch.ones(3, 0),
+        torch.tensor(3.0),
+        large[1:, 1:],
+    ]
     assert len({fingerprint(tensor) for tensor in (large, *others)}) == 1 + len(others)
-    assert fingerprint(torch.arange(3.0)) == "6a4ad830086d78ca5160bb5aeda1ef3d678179f3494425f5a6a5f75c4a0a23cb"
-    assert fingerprint(torch.arange(2**16)) == "8485ed7eb68b298424e9f3893e03e645daef7c9e65dd114a761f8f237496c9c5"
+    assert (
+        fingerprint(torch.arange(3.0))
+        == "6a4ad830086d78ca5160bb5aeda1ef3d678179f3494425f5a6a5f75c4a0a23cb"
+    )
+    assert (
+        fingerprint(torch.arange(2**16))
+        == "8485ed7eb68b298424e9f3893e03e645daef7c9e65dd114a761f8f237496c9c5"
+    )

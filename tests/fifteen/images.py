@@ -1,4 +1,6 @@
-"""Networks on images, as a user would hand them to ``delegraph lower``; ``NAME_changed`` has what the hint says."""
+"""Networks on images, as a user would hand them to ``delegraph lower``;
+``NAME_changed`` has what the hint says.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,12 @@ from torch.export import Dim
 
 
 def convolution(inputs, outputs, kernel=3, stride=1, groups=1, activation=nn.ReLU6):
-    conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(outputs), *([activation()] if activation else []))
+    conv = nn.Conv2d(
+        inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False
+    )
+    return nn.Sequential(
+        conv, nn.BatchNorm2d(outputs), *([activation()] if activation else [])
+    )
 
 
 class Inverted(nn.Module):
@@ -19,12 +25,13 @@ class Inverted(nn.Module):
     def __init__(self, channels, activation=nn.ReLU6, squeeze=False):
         super().__init__()
         wide = 3 * channels
-        self.widen, self.filter = (
-            convolution(channels, wide, 1, activation=activation),
-            convolution(wide, wide, groups=wide, activation=activation),
+        self.widen = convolution(channels, wide, 1, activation=activation)
+        self.filter = convolution(wide, wide, groups=wide, activation=activation)
+        self.weigh = nn.Sequential(
+            nn.Conv2d(wide, 4, 1), nn.SiLU(), nn.Conv2d(4, wide, 1), nn.Sigmoid()
         )
-        self.weigh = nn.Sequential(nn.Conv2d(wide, 4, 1), nn.SiLU(), nn.Conv2d(4, wide, 1), nn.Sigmoid())
-        self.narrow, self.squeeze = convolution(wide, channels, 1, activation=None), squeeze
+        self.narrow = convolution(wide, channels, 1, activation=None)
+        self.squeeze = squeeze
 
     def forward(self, x):
         y = self.filter(self.widen(x))
@@ -45,8 +52,13 @@ class Classifier(nn.Module):
 
 def mobilenet_v2():
     """Any number of images at once."""
-    model, image = Classifier(Inverted(8), Inverted(8)).eval(), torch.randn(2, 3, 16, 16)
-    return {"model": model, "args": (image,), "dynamic_shapes": ({0: Dim("batch", max=32)},)}
+    model = Classifier(Inverted(8), Inverted(8)).eval()
+    image = torch.randn(2, 3, 16, 16)
+    return {
+        "model": model,
+        "args": (image,),
+        "dynamic_shapes": ({0: Dim("batch", max=32)},),
+    }
 
 
 def mobilenet_v2_changed():
@@ -55,7 +67,9 @@ def mobilenet_v2_changed():
 
 
 def efficientnet():
-    return Classifier(Inverted(8, nn.SiLU, squeeze=True)).eval(), (torch.randn(1, 3, 16, 16),)
+    return Classifier(Inverted(8, nn.SiLU, squeeze=True)).eval(), (
+        torch.randn(1, 3, 16, 16),
+    )
 
 
 class Residual(nn.Module):
@@ -84,7 +98,9 @@ class FromCamera(nn.Module):
 
 def resnet(dtype=torch.uint8):
     image = torch.randint(0, 256, (1, 16, 16, 3), dtype=dtype)
-    return FromCamera(Classifier(Residual(8), nn.MaxPool2d(2), Residual(8))).eval(), (image,)
+    return FromCamera(Classifier(Residual(8), nn.MaxPool2d(2), Residual(8))).eval(), (
+        image,
+    )
 
 
 def resnet_changed():
@@ -95,8 +111,10 @@ def resnet_changed():
 class UNet(nn.Module):
     def __init__(self):
         super().__init__()
-        self.down, self.bottom = convolution(3, 8), convolution(8, 16)
-        self.up, self.join = nn.ConvTranspose2d(16, 8, 2, 2), convolution(16, 8)
+        self.down = convolution(3, 8)
+        self.bottom = convolution(8, 16)
+        self.up = nn.ConvTranspose2d(16, 8, 2, 2)
+        self.join = convolution(16, 8)
         self.head = nn.Conv2d(8, 4, 1)
 
     def forward(self, x):
@@ -107,7 +125,8 @@ class UNet(nn.Module):
 
 def unet():
     """Images of any even size."""
-    height, width = 2 * Dim("half_height", min=4, max=64), 2 * Dim("half_width", min=4, max=64)
+    height = 2 * Dim("half_height", min=4, max=64)
+    width = 2 * Dim("half_width", min=4, max=64)
     return {**unet_changed(), "dynamic_shapes": ({2: height, 3: width},)}
 
 
@@ -117,22 +136,35 @@ def unet_changed():
 
 
 class YOLO(nn.Module):
-    """Boxes and classes at each place; those above a threshold go on to the NMS, which the host does."""
+    """Boxes and classes at each place; those above a threshold go on to the NMS, which
+    the host does.
+    """
 
     def __init__(self, best):
         super().__init__()
-        self.body = nn.Sequential(convolution(3, 8, stride=2, activation=nn.SiLU), convolution(8, 16, stride=2))
-        self.boxes, self.classes, self.best = nn.Conv2d(16, 4, 1), nn.Conv2d(16, 3, 1), best
+        self.body = nn.Sequential(
+            convolution(3, 8, stride=2, activation=nn.SiLU),
+            convolution(8, 16, stride=2),
+        )
+        self.boxes = nn.Conv2d(16, 4, 1)
+        self.classes = nn.Conv2d(16, 3, 1)
+        self.best = best
 
     def forward(self, x):
         y = self.body(x)
-        rows, columns = torch.meshgrid(torch.arange(y.shape[2]), torch.arange(y.shape[3]), indexing="ij")
+        rows, columns = torch.meshgrid(
+            torch.arange(y.shape[2]), torch.arange(y.shape[3]), indexing="ij"
+        )
         places = torch.stack((columns, rows, columns, rows)).flatten(1).T + 0.5
         boxes = (places + self.boxes(y).flatten(2).mT) * 4
         scores, classes = self.classes(y).flatten(2).mT.sigmoid().max(-1)
         if self.best:
             scores, chosen = scores.topk(self.best)
-            return boxes.gather(1, chosen[..., None].expand(-1, -1, 4)), scores, classes.gather(1, chosen)
+            return (
+                boxes.gather(1, chosen[..., None].expand(-1, -1, 4)),
+                scores,
+                classes.gather(1, chosen),
+            )
         found = scores > 0.5
         return boxes[found], scores[found], classes[found]
 
@@ -151,9 +183,12 @@ class ViT(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.patches, self.first = nn.Conv2d(3, 16, 4, 4), nn.Parameter(torch.randn(1, 1, 16))
+        self.patches = nn.Conv2d(3, 16, 4, 4)
+        self.first = nn.Parameter(torch.randn(1, 1, 16))
         self.places = nn.Parameter(torch.randn(1, 16, 3, 3))
-        self.body = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True, activation="gelu")
+        self.body = nn.TransformerEncoderLayer(
+            16, 2, 32, batch_first=True, norm_first=True, activation="gelu"
+        )
         self.head = nn.Linear(16, 10)
 
     def forward(self, x):
@@ -168,19 +203,26 @@ def vit():
 
 
 class Diffusion(nn.Module):
-    """A step of denoising: the time as sines, then as scale and shift; noise is added unless it is handed over."""
+    """A step of denoising: the time as sines, then as scale and shift; noise is added
+    unless it is handed over.
+    """
 
     def __init__(self):
         super().__init__()
-        self.time, self.take = nn.Sequential(nn.Linear(16, 16), nn.SiLU(), nn.Linear(16, 16)), nn.Conv2d(3, 8, 3, 1, 1)
-        self.norm, self.down = nn.GroupNorm(4, 8), nn.Conv2d(8, 8, 3, 2, 1)
-        self.look, self.give = nn.MultiheadAttention(8, 2, batch_first=True), nn.Conv2d(16, 3, 3, 1, 1)
+        self.time = nn.Sequential(nn.Linear(16, 16), nn.SiLU(), nn.Linear(16, 16))
+        self.take = nn.Conv2d(3, 8, 3, 1, 1)
+        self.norm = nn.GroupNorm(4, 8)
+        self.down = nn.Conv2d(8, 8, 3, 2, 1)
+        self.look = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.give = nn.Conv2d(16, 3, 3, 1, 1)
         self.register_buffer("noisiness", torch.linspace(0.1, 1, 50))
 
     def forward(self, x, time, noise=None):
         noise = torch.randn_like(x) if noise is None else noise
         angle = time[:, None].float() * torch.exp(-torch.arange(8) / 2)
-        scale, shift = self.time(torch.cat((angle.sin(), angle.cos()), -1))[:, :, None, None].chunk(2, 1)
+        scale, shift = self.time(torch.cat((angle.sin(), angle.cos()), -1))[
+            :, :, None, None
+        ].chunk(2, 1)
         beside = F.silu(self.norm(self.take(x)) * (1 + scale) + shift)
         y = self.down(beside)
         tokens = y.flatten(2).mT

@@ -1,4 +1,6 @@
-"""Networks on tokens, sound and rows, as a user would hand them to ``delegraph lower``; ``NAME_changed``: as hinted."""
+"""Networks on tokens, sound and rows, as a user would hand them to ``delegraph lower``;
+``NAME_changed``: as hinted.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim
 
-WORDS, WIDTH, HEADS, LENGTH = 40, 16, 2, 12
+WORDS = 40
+WIDTH = 16
+HEADS = 2
+LENGTH = 12
 
 
 class Block(nn.Module):
@@ -15,15 +20,27 @@ class Block(nn.Module):
 
     def __init__(self, norm=nn.LayerNorm):
         super().__init__()
-        self.norm, self.after = norm(WIDTH), norm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.norm = norm(WIDTH)
+        self.after = norm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
 
     def heads(self, x):
-        return self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4).unbind()
+        return (
+            self.qkv(self.norm(x))
+            .unflatten(-1, (3, HEADS, -1))
+            .permute(2, 0, 3, 1, 4)
+            .unbind()
+        )
 
     def rest(self, x, query, key, value, mask=None):
-        x = x + self.out(F.scaled_dot_product_attention(query, key, value, mask).transpose(1, 2).flatten(2))
+        x = x + self.out(
+            F.scaled_dot_product_attention(query, key, value, mask)
+            .transpose(1, 2)
+            .flatten(2)
+        )
         return x + self.down(F.gelu(self.up(self.after(x))))
 
     def forward(self, x, mask=None):
@@ -35,8 +52,11 @@ class BERT(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words, self.places, self.types = (nn.Embedding(n, WIDTH) for n in (WORDS, LENGTH, 2))
-        self.blocks, self.head = nn.ModuleList(Block() for _ in range(2)), nn.Linear(WIDTH, 3)
+        self.words, self.places, self.types = (
+            nn.Embedding(n, WIDTH) for n in (WORDS, LENGTH, 2)
+        )
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(WIDTH, 3)
 
     def forward(self, input_ids, attention_mask):
         places = self.places(torch.arange(input_ids.shape[1]))
@@ -48,9 +68,13 @@ class BERT(nn.Module):
 
 
 def bert(dtype=torch.int64):
-    ids, mask = torch.randint(1, WORDS, (2, 8)), torch.ones(2, 8, dtype=dtype)
+    ids = torch.randint(1, WORDS, (2, 8))
+    mask = torch.ones(2, 8, dtype=dtype)
     mask[1, 5:] = 0
-    return {"model": BERT().eval(), "kwargs": {"input_ids": ids, "attention_mask": mask}}
+    return {
+        "model": BERT().eval(),
+        "kwargs": {"input_ids": ids, "attention_mask": mask},
+    }
 
 
 def bert_changed():
@@ -63,32 +87,50 @@ class GPT2(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words, self.places, self.block = nn.Embedding(WORDS, WIDTH), nn.Embedding(64, WIDTH), Block()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.places = nn.Embedding(64, WIDTH)
+        self.block = Block()
 
     def forward(self, ids, position, past):
         x = self.words(ids) + self.places(position)
         query, key, value = self.block.heads(x)
-        key, value = torch.cat((past[0], key), 2), torch.cat((past[1], value), 2)
-        return F.linear(self.block.rest(x, query, key, value), self.words.weight), (key, value)
+        key = torch.cat((past[0], key), 2)
+        value = torch.cat((past[1], value), 2)
+        return F.linear(self.block.rest(x, query, key, value), self.words.weight), (
+            key,
+            value,
+        )
 
 
 def gpt2():
     length = Dim("length", min=2, max=63)
-    return {**gpt2_changed(), "dynamic_shapes": (None, None, ({2: length}, {2: length}))}
+    return {
+        **gpt2_changed(),
+        "dynamic_shapes": (None, None, ({2: length}, {2: length})),
+    }
 
 
 def gpt2_changed():
     """The cache has one length."""
-    past = torch.randn(1, HEADS, 5, WIDTH // HEADS), torch.randn(1, HEADS, 5, WIDTH // HEADS)
-    return {"model": GPT2().eval(), "args": (torch.tensor([[3]]), torch.tensor([[5]]), past)}
+    past = (
+        torch.randn(1, HEADS, 5, WIDTH // HEADS),
+        torch.randn(1, HEADS, 5, WIDTH // HEADS),
+    )
+    return {
+        "model": GPT2().eval(),
+        "args": (torch.tensor([[3]]), torch.tensor([[5]]), past),
+    }
 
 
 class Llama(nn.Module):
-    """Writes its caches, which are buffers, at the positions that the mask of the tokenizer counts."""
+    """Writes its caches, which are buffers, at the positions that the mask of the
+    tokenizer counts.
+    """
 
     def __init__(self):
         super().__init__()
-        self.words, self.block = nn.Embedding(WORDS, WIDTH), Block(nn.RMSNorm)
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.block = Block(nn.RMSNorm)
         for name in ("keys", "values"):
             self.register_buffer(name, torch.zeros(1, HEADS, LENGTH, WIDTH // HEADS))
         self.register_buffer("frequencies", 10.0 ** -torch.arange(0, 1, 0.25))
@@ -105,7 +147,10 @@ class Llama(nn.Module):
         self.keys.index_copy_(2, places, self.rotate(key, places))
         self.values.index_copy_(2, places, value)
         seen = torch.arange(LENGTH) <= places[:, None]
-        return self.block.rest(x, self.rotate(query, places), self.keys, self.values, seen) @ self.words.weight.T
+        return (
+            self.block.rest(x, self.rotate(query, places), self.keys, self.values, seen)
+            @ self.words.weight.T
+        )
 
 
 def llama(dtype=torch.int64):
@@ -124,8 +169,11 @@ class Whisper(nn.Module):
         super().__init__()
         self.register_buffer("window", torch.hann_window(32))
         self.register_buffer("mel", torch.rand(17, 8))
-        self.take, self.encode = nn.Conv1d(8, WIDTH, 3, 2, 1), Block()
-        self.words, self.read, self.look = nn.Embedding(WORDS, WIDTH), Block(), nn.MultiheadAttention(WIDTH, HEADS)
+        self.take = nn.Conv1d(8, WIDTH, 3, 2, 1)
+        self.encode = Block()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.read = Block()
+        self.look = nn.MultiheadAttention(WIDTH, HEADS)
 
     def forward(self, sound, tokens):
         sines = torch.stft(sound, 32, 16, window=self.window, return_complex=True)
@@ -146,11 +194,9 @@ class Spotter(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.filter, self.body, self.head = (
-            nn.Conv1d(8, 12, 3, 2, 1),
-            nn.GRU(12, 12, batch_first=True),
-            nn.Linear(12, 4),
-        )
+        self.filter = nn.Conv1d(8, 12, 3, 2, 1)
+        self.body = nn.GRU(12, 12, batch_first=True)
+        self.head = nn.Linear(12, 4)
 
     def forward(self, frames, state):
         y, state = self.body(F.relu(self.filter(frames.mT)).mT, state)
@@ -162,24 +208,35 @@ def keyword_spotter():
 
 
 class DLRM(nn.Module):
-    """Numbers and hashed ids of categories, folded into tables that are smaller, and all pairs of them."""
+    """Numbers and hashed ids of categories, folded into tables that are smaller, and
+    all pairs of them.
+    """
 
     def __init__(self):
         super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(30, 8, mode="sum") for _ in range(3))
-        self.bottom, self.top = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.Sequential(nn.Linear(14, 1), nn.Sigmoid())
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag(30, 8, mode="sum") for _ in range(3)
+        )
+        self.bottom = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+        self.top = nn.Sequential(nn.Linear(14, 1), nn.Sigmoid())
         self.register_buffer("pairs", torch.tril_indices(4, 4, -1))
 
     def forward(self, numbers, ids):
         x = self.bottom(numbers)
-        found = [table(kind % 30) for table, kind in zip(self.tables, ids.unbind(1), strict=True)]
+        found = [
+            table(kind % 30)
+            for table, kind in zip(self.tables, ids.unbind(1), strict=True)
+        ]
         y = torch.stack((x, *found), 1)
         products = (y @ y.mT)[:, self.pairs[0], self.pairs[1]]
         return self.top(torch.cat((x, products), 1))
 
 
 def dlrm(dtype=torch.int64):
-    return DLRM().eval(), (torch.randn(2, 4), torch.randint(0, 1000, (2, 3, 5), dtype=dtype))
+    return DLRM().eval(), (
+        torch.randn(2, 4),
+        torch.randint(0, 1000, (2, 3, 5), dtype=dtype),
+    )
 
 
 def dlrm_changed():
@@ -188,16 +245,21 @@ def dlrm_changed():
 
 
 class TimeSeries(nn.Module):
-    """Patches of a series, normalized by its own mean and deviation, which are computed in double."""
+    """Patches of a series, normalized by its own mean and deviation, which are computed
+    in double.
+    """
 
     def __init__(self, dtype):
         super().__init__()
-        self.take, self.block, self.dtype = nn.Linear(8, WIDTH), Block(), dtype
+        self.take = nn.Linear(8, WIDTH)
+        self.block = Block()
+        self.dtype = dtype
         self.head = nn.Linear(7 * WIDTH, 6)
 
     def forward(self, x):
         wide = x.to(self.dtype)
-        mean, std = wide.mean(1, keepdim=True), wide.std(1, keepdim=True, correction=0) + 1e-5
+        mean = wide.mean(1, keepdim=True)
+        std = wide.std(1, keepdim=True, correction=0) + 1e-5
         patches = ((wide - mean) / std).float().unfold(1, 8, 4)
         y = self.head(self.block(self.take(patches)).flatten(1))
         return (y * std + mean).float()
@@ -217,7 +279,9 @@ class CLIPText(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words, self.places, self.block = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH), Block()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.places = nn.Embedding(LENGTH, WIDTH)
+        self.block = Block()
         self.head = nn.Linear(WIDTH, 8, bias=False)
 
     def forward(self, tokens):

@@ -1,4 +1,6 @@
-"""Calibration data that show nothing get a warning; wrong calibration files and flags get one clear error."""
+"""Calibration data that show nothing get a warning; wrong calibration files and flags
+get one clear error.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from torch import Tensor, nn
 pytest.importorskip("torchao")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-NOISE = [torch.randn(2, 4, generator=torch.Generator().manual_seed(k)) for k in range(4)]
+NOISE = [
+    torch.randn(2, 4, generator=torch.Generator().manual_seed(k)) for k in range(4)
+]
 
 
 class Sum(nn.Module):
@@ -59,31 +63,63 @@ def warned(model: nn.Module, batches: Any, *, as_program: bool = False) -> list[
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         delegraph.quantize(program, batches, backend="tosa")
-    return [str(w.message) for w in caught if issubclass(w.category, delegraph.DelegraphWarning)]
+    return [
+        str(w.message)
+        for w in caught
+        if issubclass(w.category, delegraph.DelegraphWarning)
+    ]
 
 
 ZEROS = torch.zeros(2, 4)
 ROWS: dict[str, tuple[nn.Module, Any, list[str]]] = {
     "good data": (Sum(), [(x, -x) for x in NOISE], []),
     "one good batch": (Sum(), [(NOISE[0], NOISE[1])], []),
-    "all zeros": (Sum(), [(x, ZEROS) for x in NOISE], ["input offset is 0 in all 4 calibration batches"]),
-    "one batch of zeros": (Sum(), [(NOISE[0], ZEROS)], ["input offset is 0 in the calibration batch"]),
+    "all zeros": (
+        Sum(),
+        [(x, ZEROS) for x in NOISE],
+        ["input offset is 0 in all 4 calibration batches"],
+    ),
+    "one batch of zeros": (
+        Sum(),
+        [(NOISE[0], ZEROS)],
+        ["input offset is 0 in the calibration batch"],
+    ),
     "both constant": (
         Sum(),
         [(ZEROS, ZEROS + 2.5)] * 3,
         ["input x is 0 in all 3", "input offset is 2.5 in all 3"],
     ),
-    "zeros, then others": (Sum(), [(ZEROS, x) for x in NOISE[:1]] + [(x, x) for x in NOISE], []),
+    "zeros, then others": (
+        Sum(),
+        [(ZEROS, x) for x in NOISE[:1]] + [(x, x) for x in NOISE],
+        [],
+    ),
     "equal batches": (
         Sum(),
         [(NOISE[0], NOISE[1])] * 3,
         ["inputs x, offset are the same in all 3 calibration batches"],
     ),
-    "one input repeats": (Sum(), [(x, NOISE[0]) for x in NOISE], ["input offset is the same in all 4"]),
-    "by name": (Sum(), [{"x": x, "offset": ZEROS} for x in NOISE], ["input offset is 0 in all 4"]),
-    "equal integers": (Embedded(), [(torch.arange(4),)] * 2, ["input ids is the same in all 2"]),
+    "one input repeats": (
+        Sum(),
+        [(x, NOISE[0]) for x in NOISE],
+        ["input offset is the same in all 4"],
+    ),
+    "by name": (
+        Sum(),
+        [{"x": x, "offset": ZEROS} for x in NOISE],
+        ["input offset is 0 in all 4"],
+    ),
+    "equal integers": (
+        Embedded(),
+        [(torch.arange(4),)] * 2,
+        ["input ids is the same in all 2"],
+    ),
     "one batch of zero integers": (Embedded(), [(torch.zeros(4).long(),)], []),
-    "in a list": (InAList(), [([x, ZEROS],) for x in NOISE], ["input pair[1] is 0 in all 4"]),
+    "in a list": (
+        InAList(),
+        [([x, ZEROS],) for x in NOISE],
+        ["input pair[1] is 0 in all 4"],
+    ),
 }
 
 
@@ -120,7 +156,9 @@ def model():
 
 
 def quantize(folder: Path, data: Any, *more: str) -> int:
-    """Run ``delegraph quantize`` with an array, with bytes as the file, or without a file (None)."""
+    """Run ``delegraph quantize`` with an array, with bytes as the file, or without a
+    file (None).
+    """
     (folder / "model.py").write_text(MODEL)
     file = folder / "data.npz"
     if isinstance(data, bytes):
@@ -128,7 +166,15 @@ def quantize(folder: Path, data: Any, *more: str) -> int:
     elif data is not None:
         np.savez(file, **(data if isinstance(data, dict) else {"input": data}))
     output = folder / "model.pt2"
-    arguments = ["--backend", "tosa", "--calibration", str(file), "-o", str(output), *more]
+    arguments = [
+        "--backend",
+        "tosa",
+        "--calibration",
+        str(file),
+        "-o",
+        str(output),
+        *more,
+    ]
     return main(["quantize", f"{folder}/model.py:model", *arguments])
 
 
@@ -149,20 +195,44 @@ def test_the_command_notes_nothing_about_good_data(tmp_path: Path, capsys: Any) 
 
 MISTAKES: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "no file": (None, (), "there is no file"),
-    "another suffix": (VARIED, ("--calibration", "data.txt"), "--calibration takes an .npz file, not 'data.txt'"),
+    "another suffix": (
+        VARIED,
+        ("--calibration", "data.txt"),
+        "--calibration takes an .npz file, not 'data.txt'",
+    ),
     "no name": (VARIED, ("--calibration", ""), "--calibration takes an .npz file"),
     "no archive": (b"nonsense", (), "is no .npz file of numbers"),
     "an empty file": (b"", (), "is no .npz file of numbers"),
     "no arrays": ({}, (), "its arrays have different numbers of batches, or none"),
     "no batches": (VARIED[:0], (), "there are no calibration batches"),
-    "float64": (VARIED.astype(np.float64), (), "input 0 is float64, and the model's example is float32"),
-    "integers": (VARIED.astype(np.int32), (), "input 0 is int32, and the model's example is float32"),
+    "float64": (
+        VARIED.astype(np.float64),
+        (),
+        "input 0 is float64, and the model's example is float32",
+    ),
+    "integers": (
+        VARIED.astype(np.int32),
+        (),
+        "input 0 is int32, and the model's example is float32",
+    ),
     "no axis of batches": (VARIED[0], (), "a batch has inputs of the shapes"),
-    "another size": (np.ones((3, 2, 5), np.float32), (), "a batch has inputs of the shapes [[2, 5]]"),
-    "two arrays": ({"input": VARIED, "labels": VARIED}, (), "has the arrays input, labels"),
+    "another size": (
+        np.ones((3, 2, 5), np.float32),
+        (),
+        "a batch has inputs of the shapes [[2, 5]]",
+    ),
+    "two arrays": (
+        {"input": VARIED, "labels": VARIED},
+        (),
+        "has the arrays input, labels",
+    ),
     "texts": (np.array(["a", "b"]), (), "is no .npz file of numbers"),
     "NaN": (VARIED * np.nan, (), "NaN or infinite"),
-    "another backend": (VARIED, ("--backend", "nosuch"), "Backend nosuch was not found"),
+    "another backend": (
+        VARIED,
+        ("--backend", "nosuch"),
+        "Backend nosuch was not found",
+    ),
     "no backend": (VARIED, ("--backend", ""), "--backend"),
     "another output": (VARIED, ("-o", "model.tosa"), "-o takes a .pt2 file"),
     "a folder that is missing": (VARIED, ("-o", "nosuch/model.pt2"), "nosuch"),
@@ -170,7 +240,9 @@ MISTAKES: dict[str, tuple[Any, tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_get_one_clear_error(name: str, tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
+def test_mistakes_get_one_clear_error(
+    name: str, tmp_path: Path, capfd: Any, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     data, more, expected = MISTAKES[name]
     assert quantize(tmp_path, data, *more) != 0

@@ -1,4 +1,6 @@
-"""Lowered and loaded programs are called inside of what torch compiles; exporting such a call is an error."""
+"""Lowered and loaded programs are called inside of what torch compiles; exporting such
+a call is an error.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def program(request: Any, tmp_path: Any) -> Any:
     """The program of ``Inner`` in each form that can be called."""
     if request.param == "pte":
         pytest.importorskip("delegraph_executorch")
-        delegraph.lower(Inner(), (torch.ones(3),), backends=[]).save(tmp_path / "model.pte")
+        delegraph.lower(Inner(), (torch.ones(3),), backends=[]).save(
+            tmp_path / "model.pte"
+        )
         return delegraph.load(tmp_path / "model.pte")
     lowered = delegraph.lower(Inner(), (torch.ones(3),), backends=["tosa"])
     lowered.save(tmp_path / "model.tosa")
@@ -56,7 +60,9 @@ def program(request: Any, tmp_path: Any) -> Any:
     return forms[request.param] if request.param in forms else loaded.method("forward")
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow), "delegraph"])
+@pytest.mark.parametrize(
+    "backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow), "delegraph"]
+)
 def test_a_call_breaks_the_graph(program: Any, backend: str) -> None:
     if backend == "delegraph":
         pytest.importorskip("delegraph_dynamo")
@@ -71,18 +77,26 @@ def test_a_call_breaks_the_graph(program: Any, backend: str) -> None:
 
 def test_a_call_in_compiled_code_keeps_state() -> None:
     torch._dynamo.reset()
-    compiled = torch.compile(Outer(delegraph.lower(Counts(), (torch.ones(3),), backends=["tosa"])), backend="eager")
+    compiled = torch.compile(
+        Outer(delegraph.lower(Counts(), (torch.ones(3),), backends=["tosa"])),
+        backend="eager",
+    )
     assert [compiled(torch.zeros(3))[0].item() for _ in range(3)] == [1.0, 3.0, 5.0]
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_exporting_a_call_is_an_error_that_says_so(program: Any, strict: bool) -> None:
     torch._dynamo.reset()
-    reason = "cannot export a model that calls a lowered program|a lowered program runs outside of compiled code"
+    reason = (
+        "cannot export a model that calls a lowered program|a lowered program runs"
+        " outside of compiled code"
+    )
     with pytest.raises(Exception, match=reason):
         torch.export.export(Outer(program), (torch.ones(3),), strict=strict)
 
 
 def test_lowering_a_call_is_an_error_that_says_so(program: Any) -> None:
-    with pytest.raises(DelegraphError, match="cannot export a model that calls a lowered program"):
+    with pytest.raises(
+        DelegraphError, match="cannot export a model that calls a lowered program"
+    ):
         delegraph.lower(Outer(program), (torch.ones(3),), backends=[])

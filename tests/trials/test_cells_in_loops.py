@@ -1,4 +1,6 @@
-"""Cells of recurrent networks inside of loop bodies are quantized; TOSA computes what the quantized program does."""
+"""Cells of recurrent networks inside of loop bodies are quantized; TOSA computes what
+the quantized program does.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ pytest.importorskip("torchao")
 from delegraph_quantize import quantize
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torchao
-CELLS = {"LSTM": nn.LSTMCell, "GRU": nn.GRUCell, "RNN, tanh": nn.RNNCell, "RNN, relu": nn.RNNCell}
+CELLS = {
+    "LSTM": nn.LSTMCell,
+    "GRU": nn.GRUCell,
+    "RNN, tanh": nn.RNNCell,
+    "RNN, relu": nn.RNNCell,
+}
 SPEC = {"tosa": {"spec": "TOSA-1.0+FP+INT+controlflow"}}
 
 
@@ -66,7 +73,12 @@ def decibels(result: Tensor, wanted: Tensor) -> float:
 
 FAST = [(While, "GRU"), (Scan, "LSTM")]
 ROWS = [
-    pytest.param(kind, name, marks=[pytest.mark.slow] * ((kind, name) not in FAST), id=f"{kind.__name__}, {name}")
+    pytest.param(
+        kind,
+        name,
+        marks=[pytest.mark.slow] * ((kind, name) not in FAST),
+        id=f"{kind.__name__}, {name}",
+    )
     for kind in (While, Scan)
     for name in CELLS
 ]
@@ -78,11 +90,15 @@ def test_cells_in_bodies_are_quantized(kind: type[Loop], name: str) -> None:
     model = kind(name).eval()
     batches = [(torch.randn(3, 2, 4), torch.randn(2, 4).tanh()) for _ in range(8)]
     program = quantize(model, batches, backend="tosa")
-    bodies = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    bodies = [
+        m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)
+    ]
     names = [[str(node.target) for node in body.graph.nodes] for body in bodies]
     called = {target for targets in names for target in targets}
     assert called.isdisjoint(["aten.lstm_cell.default", "aten.gru_cell.default"])
-    assert called.isdisjoint(["aten.rnn_tanh_cell.default", "aten.rnn_relu_cell.default"])
+    assert called.isdisjoint(
+        ["aten.rnn_tanh_cell.default", "aten.rnn_relu_cell.default"]
+    )
     [inside] = [targets for targets in names if "aten.linear.default" in targets]
     assert sum("quantize_per_tensor" in target for target in inside) > 4
     inputs = batches[0]

@@ -1,4 +1,6 @@
-"""The command line: paths keep their meaning, streams stay open, settings fail one by one, and names that work."""
+"""The command line: paths keep their meaning, streams stay open, settings fail one by
+one, and names that work.
+"""
 
 import os
 import subprocess
@@ -29,7 +31,9 @@ PLACES = ("at_import", "in_function", "in_forward")
 
 
 def write_model(folder, place, line):
-    """A model file that runs ``line`` when it is imported, when its function is called, or in ``forward``."""
+    """A model file that runs ``line`` when it is imported, when its function is called,
+    or in ``forward``.
+    """
     lines = dict.fromkeys(PLACES, "pass") | {place: line}
     path = folder / "model.py"
     path.write_text(ELSEWHERE.format(**lines))
@@ -38,7 +42,9 @@ def write_model(folder, place, line):
 
 @pytest.fixture
 def there(tmp_path, monkeypatch):
-    """The working directory of the command; beside it is the folder to which models change."""
+    """The working directory of the command; beside it is the folder to which models
+    change.
+    """
     folder = tmp_path / "there"
     folder.mkdir()
     (tmp_path / "other").mkdir()
@@ -47,7 +53,17 @@ def there(tmp_path, monkeypatch):
 
 
 COMMANDS = {
-    "lower": ["lower", "model.py", "--backend", "tosa", "--verify", "-o", "net.tosa", "--report", "r.json"],
+    "lower": [
+        "lower",
+        "model.py",
+        "--backend",
+        "tosa",
+        "--verify",
+        "-o",
+        "net.tosa",
+        "--report",
+        "r.json",
+    ],
     "accuracy": ["accuracy", "model.py", "--backend", "tosa", "--report", "r.json"],
     "compare": ["compare", "model.py", "--backend", "tosa", "--report", "r.json"],
     "profile": ["profile", "model.py", "--backend", "tosa", "--report", "r.json"],
@@ -61,7 +77,9 @@ def test_files_are_written_where_the_command_was_started(name, place, there, cap
     words = COMMANDS[name]
     assert main(words) == 0, capsys.readouterr().err
     written = {"r.json", "net.tosa"} & set(words)
-    assert written <= set(os.listdir(there)) and os.listdir(there.parent / "other") == []
+    assert (
+        written <= set(os.listdir(there)) and os.listdir(there.parent / "other") == []
+    )
     assert os.getcwd() == str(there)
 
 
@@ -70,7 +88,9 @@ def test_inputs_are_read_where_the_command_was_started(there, capsys):
 
     write_model(there, "at_import", f"os.chdir({str(there.parent / 'other')!r})")
     np.savez("in.npz", x=np.zeros(2, np.float32))
-    assert main(["lower", "model.py", "--backend", "tosa", "--input", "in.npz"]) == 0, capsys.readouterr().err
+    assert main(["lower", "model.py", "--backend", "tosa", "--input", "in.npz"]) == 0, (
+        capsys.readouterr().err
+    )
 
 
 def test_quantized_programs_are_written_where_the_command_was_started(there, capsys):
@@ -79,7 +99,16 @@ def test_quantized_programs_are_written_where_the_command_was_started(there, cap
     pytest.importorskip("torchao")
     write_model(there, "in_function", f"os.chdir({str(there.parent / 'other')!r})")
     np.savez("data.npz", x=np.zeros((2, 2), np.float32))
-    words = ["quantize", "model.py", "--backend", "tosa", "--calibration", "data.npz", "-o", "q.pt2"]
+    words = [
+        "quantize",
+        "model.py",
+        "--backend",
+        "tosa",
+        "--calibration",
+        "data.npz",
+        "-o",
+        "q.pt2",
+    ]
     assert main(words) == 0, capsys.readouterr().err
     assert "q.pt2" in os.listdir(there)
 
@@ -96,7 +125,12 @@ SURVIVING = [
 
 
 def command(*words, folder):
-    return subprocess.run([sys.executable, "-m", "delegraph", *words], cwd=folder, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", "delegraph", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.mark.parametrize("line", CLOSING)
@@ -115,19 +149,27 @@ def test_a_closed_stream_is_an_error_in_a_process_of_its_own(there):
     assert '"code": "input-invalid"' in done.stdout
 
 
-@pytest.mark.parametrize("line", [SURVIVING[0], "sys.__stderr__.close()", "os.close(2)"])
+@pytest.mark.parametrize(
+    "line", [SURVIVING[0], "sys.__stderr__.close()", "os.close(2)"]
+)
 def test_errors_are_shown_whatever_becomes_of_the_streams(line, there):
-    write_model(there, "at_import", f"import sys; {line}; raise ValueError('this is why')")
+    write_model(
+        there, "at_import", f"import sys; {line}; raise ValueError('this is why')"
+    )
     done = command("lower", "model.py", "--host-only", folder=there)
     assert done.returncode == 1 and "this is why" in done.stderr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", [line for line in SURVIVING if line != "sys.__stderr__.close()"])
+@pytest.mark.parametrize(
+    "line", [line for line in SURVIVING if line != "sys.__stderr__.close()"]
+)
 def test_results_are_shown_whatever_becomes_of_the_streams(line, there):
     write_model(there, "at_import", f"import sys; {line}")
     done = command("lower", "model.py", "--host-only", folder=there)
-    assert done.returncode == 0 and "0 of 1 operator delegated" in done.stdout, done.stderr
+    assert done.returncode == 0 and "0 of 1 operator delegated" in done.stdout, (
+        done.stderr
+    )
 
 
 # --- settings
@@ -141,15 +183,22 @@ TABLES = [
 
 
 @pytest.mark.parametrize(("text", "named"), TABLES)
-def test_a_table_that_is_unknown_is_a_warning_and_the_others_are_used(text, named, tmp_path):
+def test_a_table_that_is_unknown_is_a_warning_and_the_others_are_used(
+    text, named, tmp_path
+):
     path = tmp_path / "delegraph.toml"
     order = (text, GOOD) if "[" not in text else (GOOD, text)
     with pytest.warns(DelegraphWarning) as found:
-        assert [s.name for s in config.read_settings("\n".join(order), path)] == ["good"]
+        assert [s.name for s in config.read_settings("\n".join(order), path)] == [
+            "good"
+        ]
     assert str(path) in str(found[0].message) and named in str(found[0].message)
 
 
-@pytest.mark.parametrize("table", ["python = 3", 'python = "relative"', 'python = "/usr/bin/python3"\nmore = 1'])
+@pytest.mark.parametrize(
+    "table",
+    ["python = 3", 'python = "relative"', 'python = "/usr/bin/python3"\nmore = 1'],
+)
 def test_a_table_that_is_wrong_names_the_file(table, tmp_path):
     path = tmp_path / "delegraph.toml"
     good, wrong = config.read_settings(f"{GOOD}\n[backends.wrong]\n{table}\n", path)
@@ -198,7 +247,9 @@ def test_settings_of_others_are_not_read(tmp_path, settings_at, monkeypatch):
 def test_settings_that_are_no_text_name_the_file(tmp_path, settings_at):
     path = tmp_path / "delegraph.toml"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(config.BadSettings, match=f"{path} cannot be read: it is not UTF-8 at byte 0"):
+    with pytest.raises(
+        config.BadSettings, match=f"{path} cannot be read: it is not UTF-8 at byte 0"
+    ):
         settings_at(path)
 
 
@@ -226,14 +277,18 @@ FIXED = [
 
 @pytest.mark.parametrize(("exported", "given", "fits"), FIXED)
 @pytest.mark.parametrize("form", ["memory", "file", "executorch"])
-def test_a_fixed_input_is_compared_with_what_was_exported(exported, given, fits, form, tmp_path):
+def test_a_fixed_input_is_compared_with_what_was_exported(
+    exported, given, fits, form, tmp_path
+):
     program = delegraph.lower(Scaled(), (X, exported), backends=[])
     wanted = Scaled()(X, exported)
     if form != "memory":
         if form == "executorch":
             pytest.importorskip("executorch")
         program.save(tmp_path / "net.pte")
-        program = delegraph.load(tmp_path / "net.pte", runtime=None if form == "file" else form)
+        program = delegraph.load(
+            tmp_path / "net.pte", runtime=None if form == "file" else form
+        )
     if fits:
         assert torch.equal(program(X, given), wanted)
     else:
@@ -245,13 +300,17 @@ def test_a_fixed_input_is_compared_with_what_was_exported(exported, given, fits,
 @pytest.mark.parametrize("form", ["memory", ".pte", ".tosa", "executorch"])
 @pytest.mark.filterwarnings("ignore")
 def test_a_nested_tensor_is_a_wrong_input(layout, form, tmp_path):
-    program = delegraph.lower(torch.nn.ReLU(), (X,), backends=[] if form != ".tosa" else ["tosa"])
+    program = delegraph.lower(
+        torch.nn.ReLU(), (X,), backends=[] if form != ".tosa" else ["tosa"]
+    )
     if form != "memory":
         path = tmp_path / f"net{'.pte' if form == 'executorch' else form}"
         if form == "executorch":
             pytest.importorskip("executorch")
         program.save(path)
-        program = delegraph.load(path, runtime="executorch" if form == "executorch" else None)
+        program = delegraph.load(
+            path, runtime="executorch" if form == "executorch" else None
+        )
     with pytest.raises(InputError, match="nested"):
         program(nested_tensor([torch.ones(2), torch.ones(3)], layout=layout))
 
@@ -259,8 +318,24 @@ def test_a_nested_tensor_is_a_wrong_input(layout, form, tmp_path):
 # --- names of a new backend
 
 
-@pytest.mark.parametrize("name", ["CON", "nul", "Com1", "lpt9", "None", "true", "class", "conftest", "pytest", "json"])
-def test_no_backend_is_called_like_a_device_keyword_or_module(name, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "CON",
+        "nul",
+        "Com1",
+        "lpt9",
+        "None",
+        "true",
+        "class",
+        "conftest",
+        "pytest",
+        "json",
+    ],
+)
+def test_no_backend_is_called_like_a_device_keyword_or_module(
+    name, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     assert scaffold.why_not(name)
     assert main(["new-backend", name]) == 2
@@ -274,7 +349,9 @@ def test_names_that_are_near_are_free(name):
 
 
 @pytest.mark.parametrize("name", ["con", "None", "src"])
-def test_a_backend_of_another_package_has_no_such_name_either(name, tmp_path, monkeypatch, capsys):
+def test_a_backend_of_another_package_has_no_such_name_either(
+    name, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     assert main(["new-backend", "my-npu", "--backend", name]) == 2
     assert f"no backend can be called {name!r}" in capsys.readouterr().err

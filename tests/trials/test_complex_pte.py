@@ -1,4 +1,6 @@
-"""Complex numbers inside of ``.pte`` files of the host, in both runtimes, against eager."""
+"""Complex numbers inside of ``.pte`` files of the host, in both runtimes, against
+eager.
+"""
 
 import delegraph
 import pytest
@@ -21,7 +23,9 @@ def of_spectrum(function):
 
     def call(x):
         result = function(torch.fft.rfft(x))
-        return torch.view_as_real(result.resolve_conj()) if result.is_complex() else result
+        return (
+            torch.view_as_real(result.resolve_conj()) if result.is_complex() else result
+        )
 
     return call
 
@@ -29,26 +33,43 @@ def of_spectrum(function):
 PROGRAMS = {
     "stft": (lambda x: torch.view_as_real(stft(x)), SIGNAL),
     "stft, magnitude": (lambda x: stft(x).abs(), SIGNAL),
-    "stft, power in decibels": (lambda x: (stft(x).abs() ** 2).clamp(min=1e-6).log10(), SIGNAL),
+    "stft, power in decibels": (
+        lambda x: (stft(x).abs() ** 2).clamp(min=1e-6).log10(),
+        SIGNAL,
+    ),
     "istft": (lambda x: torch.istft(stft(x), 8, 4, window=WINDOW), SIGNAL),
-    "istft of a masked spectrum": (lambda x: torch.istft(stft(x) * (stft(x).abs() > 0.5), 8, 4, window=WINDOW), SIGNAL),
+    "istft of a masked spectrum": (
+        lambda x: torch.istft(stft(x) * (stft(x).abs() > 0.5), 8, 4, window=WINDOW),
+        SIGNAL,
+    ),
     "rfft, real part": (lambda x: torch.fft.rfft(x).real, ROWS),
     "rfft, imaginary part": (lambda x: torch.fft.rfft(x, norm="ortho").imag, ROWS),
     "rfft along another axis": (lambda x: torch.fft.rfft(x, dim=0).abs(), ROWS),
     "fft of real numbers": (lambda x: torch.view_as_real(torch.fft.fft(x)), ROWS),
-    "fft of an odd number": (lambda x: torch.view_as_real(torch.fft.fft(x[:, :7])), ROWS),
+    "fft of an odd number": (
+        lambda x: torch.view_as_real(torch.fft.fft(x[:, :7])),
+        ROWS,
+    ),
     "fft of two": (lambda x: torch.view_as_real(torch.fft.fft(x)), PAIRS),
     "irfft": (lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2), ROWS),
     "view_as_complex, abs": (lambda x: torch.view_as_complex(x).abs(), PAIRS),
     "view_as_complex, angle": (lambda x: torch.view_as_complex(x).angle(), PAIRS),
     "complex": (lambda x: torch.view_as_real(torch.complex(x, x.flip(1))), ROWS),
-    "complex with NaN": (lambda x: torch.view_as_real(torch.complex(x, x * torch.nan)), ROWS),
+    "complex with NaN": (
+        lambda x: torch.view_as_real(torch.complex(x, x * torch.nan)),
+        ROWS,
+    ),
     "polar": (lambda x: torch.view_as_real(torch.polar(x, x)), ROWS),
     "rotary embedding": (
-        lambda x: torch.view_as_real(torch.view_as_complex(x) * torch.polar(torch.ones(16), torch.arange(16.0))),
+        lambda x: torch.view_as_real(
+            torch.view_as_complex(x) * torch.polar(torch.ones(16), torch.arange(16.0))
+        ),
         PAIRS,
     ),
-    "a complex constant": (of_spectrum(lambda c: c * torch.tensor([1 + 2j, 3j, 4, 5, 6])), ROWS),
+    "a complex constant": (
+        of_spectrum(lambda c: c * torch.tensor([1 + 2j, 3j, 4, 5, 6])),
+        ROWS,
+    ),
     "times a complex number": (of_spectrum(lambda c: c * (1 + 2j)), ROWS),
     "times real numbers": (of_spectrum(lambda c: c * c.real), ROWS),
     "times a row": (of_spectrum(lambda c: c * c[:1]), ROWS),
@@ -71,7 +92,10 @@ PROGRAMS = {
     "select": (of_spectrum(lambda c: c[2]), ROWS),
     "split": (of_spectrum(lambda c: c.split([2, 3], 1)[1]), ROWS),
     "index": (of_spectrum(lambda c: c[:, torch.tensor([0, 2])]), ROWS),
-    "index_select": (of_spectrum(lambda c: c.index_select(0, torch.tensor([1, 1]))), ROWS),
+    "index_select": (
+        of_spectrum(lambda c: c.index_select(0, torch.tensor([1, 1]))),
+        ROWS,
+    ),
     "gather": (of_spectrum(lambda c: c.gather(0, torch.zeros(1, 5).long())), ROWS),
     "flip": (of_spectrum(lambda c: c.flip(0)), ROWS),
     "roll": (of_spectrum(lambda c: c.roll(1, 1)), ROWS),
@@ -106,7 +130,9 @@ class Model(torch.nn.Module):
 def test_complex_numbers_in_a_pte_equal_eager(name, tmp_path):
     function, x = PROGRAMS[name]
     program = delegraph.lower(Model(function), (x,), backends=[])
-    save_and_expect_right(program, function, (x,), folder=tmp_path, rtol=1e-4, atol=1e-5)
+    save_and_expect_right(
+        program, function, (x,), folder=tmp_path, rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED)

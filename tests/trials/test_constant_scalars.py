@@ -1,4 +1,6 @@
-"""Numbers read off constant buffers are literals in the lowered program, and results equal eager PyTorch."""
+"""Numbers read off constant buffers are literals in the lowered program, and results
+equal eager PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def in_a_branch(x: Tensor, number: Tensor) -> Tensor:
 
 def in_nested_branches(x: Tensor, number: Tensor) -> Tensor:
     def inner(y: Tensor) -> Tensor:
-        return torch.cond(y.sum() > 0, lambda z: z + torch.ones(4), lambda z: z - 1, (y,))
+        return torch.cond(
+            y.sum() > 0, lambda z: z + torch.ones(4), lambda z: z - 1, (y,)
+        )
 
     return torch.cond(number > 1, inner, lambda y: y * 2, (x,))
 
@@ -58,8 +62,14 @@ def in_nested_branches(x: Tensor, number: Tensor) -> Tensor:
 PROGRAMS: dict[str, tuple[Any, Any]] = {
     "factor, int": (lambda x, n: x * n.item(), 3),
     "factor, float": (lambda x, n: x * n.item(), 0.1),
-    "factor, float16": (lambda x, n: x * n.item(), torch.tensor(0.1, dtype=torch.float16)),
-    "factor, float64": (lambda x, n: x + n.item(), torch.tensor(1 / 3, dtype=torch.float64)),
+    "factor, float16": (
+        lambda x, n: x * n.item(),
+        torch.tensor(0.1, dtype=torch.float16),
+    ),
+    "factor, float64": (
+        lambda x, n: x + n.item(),
+        torch.tensor(1 / 3, dtype=torch.float64),
+    ),
     "factor, uint8": (lambda x, n: x * n.item(), torch.tensor(200, dtype=torch.uint8)),
     "factor, one element of rank 2": (lambda x, n: x * n.item(), [[2.5]]),
     "factor, bool": (lambda x, n: x * n.item(), True),
@@ -78,13 +88,32 @@ PROGRAMS: dict[str, tuple[Any, Any]] = {
     "start of slice": (lambda x, n: x[size(n) :] * 2, 1),
     "narrow": (lambda x, n: x.narrow(0, 1, size(n, 3)) * 2, 2),
     "size of zero": (lambda x, n: torch.cat([x, x[: size(n)]]), 0),
-    "sum of sizes": (lambda x, n: x.new_zeros(size(n[0]) + size(n[1]), 4) + x[:1], [2, 1]),
-    "condition": (lambda x, n: torch.cond(n > 2, lambda y: y + 1, lambda y: y - 1, (x,)), 3),
-    "condition of a number": (lambda x, n: torch.cond(n.item() > 2, lambda y: y + 1, lambda y: y - 1, (x,)), 1),
-    "condition of a bool": (lambda x, n: torch.cond(n, lambda y: y + 1, lambda y: y - 1, (x,)), False),
+    "sum of sizes": (
+        lambda x, n: x.new_zeros(size(n[0]) + size(n[1]), 4) + x[:1],
+        [2, 1],
+    ),
+    "condition": (
+        lambda x, n: torch.cond(n > 2, lambda y: y + 1, lambda y: y - 1, (x,)),
+        3,
+    ),
+    "condition of a number": (
+        lambda x, n: torch.cond(n.item() > 2, lambda y: y + 1, lambda y: y - 1, (x,)),
+        1,
+    ),
+    "condition of a bool": (
+        lambda x, n: torch.cond(n, lambda y: y + 1, lambda y: y - 1, (x,)),
+        False,
+    ),
     "nested conditions": (in_nested_branches, 3),
 }
-TAKEN = ["factor, int", "factor, float", "bounds of clamp", "size", "end of slice", "condition"]
+TAKEN = [
+    "factor, int",
+    "factor, float",
+    "bounds of clamp",
+    "size",
+    "end of slice",
+    "condition",
+]
 INSIDE = {
     "in a branch": (in_a_branch, 2.0),
 }
@@ -115,7 +144,9 @@ def test_no_symbol_is_left(name: str) -> None:
     torch.testing.assert_close(lowered(X), model(X), equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["factor, float", "factor, bool", "size", "condition of a number"])
+@pytest.mark.parametrize(
+    "name", ["factor, float", "factor, bool", "size", "condition of a number"]
+)
 def test_programs_of_core_aten(name: str, tmp_path: Any) -> None:
     model, program = exported(name)
     torch.export.save(program.run_decompositions(), tmp_path / "a.pt2")
@@ -126,7 +157,15 @@ def test_programs_of_core_aten(name: str, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("backend", ["tosa", "openvino", "xnnpack", "iree"])
 @pytest.mark.parametrize(
-    "name", ["factor, int", "factor, float", "bounds of clamp", "size", "end of slice", "condition"]
+    "name",
+    [
+        "factor, int",
+        "factor, float",
+        "bounds of clamp",
+        "size",
+        "end of slice",
+        "condition",
+    ],
 )
 def test_each_backend_takes_all(name: str, backend: str, tmp_path: Any) -> None:
     model, program = exported(name)
@@ -153,7 +192,11 @@ def test_numbers_inside_of_branches(name: str, sign: int) -> None:
     lowered = delegraph.lower(program, backends=[])
     x = X.abs() * sign
     torch.testing.assert_close(lowered(x), model(x))
-    code = "".join(m.code for m in lowered.exported_program().graph_module.modules() if hasattr(m, "code"))
+    code = "".join(
+        m.code
+        for m in lowered.exported_program().graph_module.modules()
+        if hasattr(m, "code")
+    )
     assert "aten.item" not in code
 
 

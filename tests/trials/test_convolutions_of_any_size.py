@@ -1,4 +1,6 @@
-"""Convolutions with symbolic sizes: delegated to XNNPACK whole, and with a kernel in .pte files on the host."""
+"""Convolutions with symbolic sizes: delegated to XNNPACK whole, and with a kernel in
+.pte files on the host.
+"""
 
 import delegraph
 import pytest
@@ -13,7 +15,9 @@ pytest.importorskip("executorch")
 
 
 class Network(nn.Module):
-    """Convolutions with a pool between them, whose result is one pixel at the smallest size."""
+    """Convolutions with a pool between them, whose result is one pixel at the smallest
+    size.
+    """
 
     def __init__(self):
         super().__init__()
@@ -48,25 +52,90 @@ def length(least, axis=2):
 
 
 ROWS = {
-    "network of one pixel at least": (Network, (1, 1, 24, 24), twice(6, 64), [(1, 1, 14, 20), (1, 1, 12, 12)]),
-    "network of two pixels at least": (Network, (1, 1, 24, 24), twice(7, 64), [(1, 1, 14, 20), (1, 1, 14, 14)]),
-    "strided": (Strided, (1, 3, 96, 96), twice(32, 80), [(1, 3, 64, 64), (1, 3, 70, 80)]),
-    "one dimension": (lambda: nn.Conv1d(3, 4, 3), (1, 3, 12), length(3), [(1, 3, 3), (1, 3, 40)]),
-    "groups": (lambda: nn.Conv2d(4, 8, 3, groups=2), (1, 4, 9, 9), {2: Dim("h", min=3, max=20)}, [(1, 4, 3, 9)]),
-    "depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4), (1, 4, 9, 9), {3: Dim("w", min=3, max=20)}, [(1, 4, 9, 3)]),
+    "network of one pixel at least": (
+        Network,
+        (1, 1, 24, 24),
+        twice(6, 64),
+        [(1, 1, 14, 20), (1, 1, 12, 12)],
+    ),
+    "network of two pixels at least": (
+        Network,
+        (1, 1, 24, 24),
+        twice(7, 64),
+        [(1, 1, 14, 20), (1, 1, 14, 14)],
+    ),
+    "strided": (
+        Strided,
+        (1, 3, 96, 96),
+        twice(32, 80),
+        [(1, 3, 64, 64), (1, 3, 70, 80)],
+    ),
+    "one dimension": (
+        lambda: nn.Conv1d(3, 4, 3),
+        (1, 3, 12),
+        length(3),
+        [(1, 3, 3), (1, 3, 40)],
+    ),
+    "groups": (
+        lambda: nn.Conv2d(4, 8, 3, groups=2),
+        (1, 4, 9, 9),
+        {2: Dim("h", min=3, max=20)},
+        [(1, 4, 3, 9)],
+    ),
+    "depthwise": (
+        lambda: nn.Conv2d(4, 4, 3, groups=4),
+        (1, 4, 9, 9),
+        {3: Dim("w", min=3, max=20)},
+        [(1, 4, 9, 3)],
+    ),
     "transposed": (
         lambda: nn.ConvTranspose2d(3, 4, 3, stride=2, output_padding=1),
         (1, 3, 5, 5),
         {2: Dim("h", min=1, max=20)},
         [(1, 3, 1, 5), (1, 3, 20, 5)],
     ),
-    "transposed in one dimension": (lambda: nn.ConvTranspose1d(3, 4, 3), (1, 3, 5), length(1), [(1, 3, 1), (1, 3, 40)]),
-    "padding the same": (lambda: nn.Conv2d(3, 4, 3, padding="same"), (1, 3, 8, 8), twice(2, 20), [(1, 3, 4, 40)]),
-    "padding an odd number": (lambda: nn.Conv1d(3, 4, 4, padding="same"), (1, 3, 8), length(2), [(1, 3, 2), (1, 3, 9)]),
-    "padding nothing": (lambda: nn.Conv1d(3, 4, 3, padding="valid"), (1, 3, 8), length(3), [(1, 3, 3), (1, 3, 9)]),
-    "dilated": (lambda: nn.Conv1d(3, 4, 3, dilation=2, padding=1), (1, 3, 8), length(3), [(1, 3, 3), (1, 3, 9)]),
-    "without a bias": (lambda: nn.Conv1d(3, 4, 3, bias=False), (1, 3, 8), length(3), [(1, 3, 3), (1, 3, 9)]),
-    "without a batch": (lambda: nn.Conv1d(3, 4, 3), (3, 8), length(3, axis=1), [(3, 3), (3, 9)]),
+    "transposed in one dimension": (
+        lambda: nn.ConvTranspose1d(3, 4, 3),
+        (1, 3, 5),
+        length(1),
+        [(1, 3, 1), (1, 3, 40)],
+    ),
+    "padding the same": (
+        lambda: nn.Conv2d(3, 4, 3, padding="same"),
+        (1, 3, 8, 8),
+        twice(2, 20),
+        [(1, 3, 4, 40)],
+    ),
+    "padding an odd number": (
+        lambda: nn.Conv1d(3, 4, 4, padding="same"),
+        (1, 3, 8),
+        length(2),
+        [(1, 3, 2), (1, 3, 9)],
+    ),
+    "padding nothing": (
+        lambda: nn.Conv1d(3, 4, 3, padding="valid"),
+        (1, 3, 8),
+        length(3),
+        [(1, 3, 3), (1, 3, 9)],
+    ),
+    "dilated": (
+        lambda: nn.Conv1d(3, 4, 3, dilation=2, padding=1),
+        (1, 3, 8),
+        length(3),
+        [(1, 3, 3), (1, 3, 9)],
+    ),
+    "without a bias": (
+        lambda: nn.Conv1d(3, 4, 3, bias=False),
+        (1, 3, 8),
+        length(3),
+        [(1, 3, 3), (1, 3, 9)],
+    ),
+    "without a batch": (
+        lambda: nn.Conv1d(3, 4, 3),
+        (3, 8),
+        length(3, axis=1),
+        [(3, 3), (3, 9)],
+    ),
     "batches": (
         lambda: nn.Conv2d(3, 4, 3),
         (2, 3, 8, 8),
@@ -87,20 +156,29 @@ def test_convolutions_of_any_size(name, backends, tmp_path):
     module = make().eval()
     # as torch.export does it by itself, some results could not have one pixel
     exported = torch.export.export(
-        module, (torch.randn(shape),), dynamic_shapes=(sizes,), prefer_deferred_runtime_asserts_over_guards=True
+        module,
+        (torch.randn(shape),),
+        dynamic_shapes=(sizes,),
+        prefer_deferred_runtime_asserts_over_guards=True,
     )
     program = delegraph.lower(exported, backends=backends)
     if backends and name not in ON_THE_HOST:
         assert len(program.delegates) == 1 and program.report.host_operators == 0
     calls = [(torch.randn(one),) for one in (shape, *others)]
-    save_and_expect_right(program, module, *calls, folder=tmp_path, rtol=1e-4, atol=1e-4)
+    save_and_expect_right(
+        program, module, *calls, folder=tmp_path, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_a_network_that_delegraph_exports_is_delegated_whole(tmp_path):
     torch.manual_seed(0)
     module = Network().eval()
     x = torch.randn(1, 1, 24, 24)
-    program = delegraph.lower(module, (x,), backends=["xnnpack"], dynamic_shapes=(twice(6, 64),))
+    program = delegraph.lower(
+        module, (x,), backends=["xnnpack"], dynamic_shapes=(twice(6, 64),)
+    )
     assert len(program.delegates) == 1 and program.report.host_operators == 0
     small = torch.randn(1, 1, 12, 12)
-    save_and_expect_right(program, module, (small,), folder=tmp_path, rtol=1e-4, atol=1e-4)
+    save_and_expect_right(
+        program, module, (small,), folder=tmp_path, rtol=1e-4, atol=1e-4
+    )

@@ -1,4 +1,6 @@
-"""Every operator of torch's table with a first axis whose size is known at a call only, at the borders of its range."""
+"""Every operator of torch's table with a first axis whose size is known at a call only,
+at the borders of its range.
+"""
 
 import itertools
 import warnings
@@ -13,13 +15,28 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 SPEC = "TOSA-1.1+FP+INT+shape"
-OPTIONS = {"iree": {"spec": SPEC}, "tosa": {"spec": SPEC}, "openvino": {}, "xnnpack": {}}
+OPTIONS = {
+    "iree": {"spec": SPEC},
+    "tosa": {"spec": SPEC},
+    "openvino": {},
+    "xnnpack": {},
+}
 LEAST = 1
 MOST = 8
 BORDERS = (LEAST, LEAST + 1, (LEAST + MOST) // 2, MOST)
 PARTS = 40
 """The table is tried in so many tests for each backend."""
-SKIPPED = ("empty", "rand", "bernoulli", "multinomial", "normal", "dropout", "rrelu", "uniform", "exponential")
+SKIPPED = (
+    "empty",
+    "rand",
+    "bernoulli",
+    "multinomial",
+    "normal",
+    "dropout",
+    "rrelu",
+    "uniform",
+    "exponential",
+)
 """Parts of names of operators whose results are random."""
 KNOWN: dict[str, set[str]] = {
     "iree": set(),
@@ -31,13 +48,17 @@ KNOWN: dict[str, set[str]] = {
 
 
 def resized(tensor, count):
-    """Return a tensor whose first axis has ``count`` elements, taken from the tensor again and again."""
+    """Return a tensor whose first axis has ``count`` elements, taken from the tensor
+    again and again.
+    """
     return tensor[torch.arange(count) % tensor.shape[0]]
 
 
 def programs():
     """Yield (name, module, tensors) for one sample of floats of each operator."""
-    for program in itertools.takewhile(lambda p: ", float32, sample 0" in p.name, operator_programs()):
+    for program in itertools.takewhile(
+        lambda p: ", float32, sample 0" in p.name, operator_programs()
+    ):
         if any(part in program.name for part in SKIPPED):
             continue
         module, tensors = program.make(0)
@@ -47,10 +68,15 @@ def programs():
 
 
 def export(module, tensors, size):
-    """Return the program whose tensors of this first size have any size there; None if torch cannot export it."""
+    """Return the program whose tensors of this first size have any size there; None if
+    torch cannot export it.
+    """
     varying = [tensor.dim() > 0 and tensor.shape[0] == size for tensor in tensors]
     n = Dim("n", min=LEAST, max=MOST)
-    inputs = tuple(resized(t, 4) if varies else t for t, varies in zip(tensors, varying, strict=True))
+    inputs = tuple(
+        resized(t, 4) if varies else t
+        for t, varies in zip(tensors, varying, strict=True)
+    )
     sizes = (tuple({0: n} if varies else None for varies in varying),)
     try:
         with warnings.catch_warnings():
@@ -66,13 +92,18 @@ def difference(backend, module, tensors, size):
     if exported is None:
         return None
     try:
-        lowered = delegraph.lower(exported, backends=[backend], options={backend: OPTIONS[backend]})
+        lowered = delegraph.lower(
+            exported, backends=[backend], options={backend: OPTIONS[backend]}
+        )
     except DelegraphError as error:
         return f"lowering: {type(error).__name__}: {str(error)[:200]}"
     if not lowered.delegates:
         return None
     for count in BORDERS:
-        inputs = [resized(t, count) if varies else t for t, varies in zip(tensors, varying, strict=True)]
+        inputs = [
+            resized(t, count) if varies else t
+            for t, varies in zip(tensors, varying, strict=True)
+        ]
         try:
             wanted = module(*inputs)
         except Exception:  # eager refuses this size
@@ -81,9 +112,13 @@ def difference(backend, module, tensors, size):
             found = lowered(*inputs)
         except DelegraphError as error:
             return f"n = {count}: {type(error).__name__}: {str(error)[:200]}"
-        for ours, eager in zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True):
+        for ours, eager in zip(
+            pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True
+        ):
             try:
-                torch.testing.assert_close(ours, eager, rtol=1e-3, atol=1e-4, equal_nan=True)
+                torch.testing.assert_close(
+                    ours, eager, rtol=1e-3, atol=1e-4, equal_nan=True
+                )
             except AssertionError as error:
                 return f"n = {count}: {str(error)[:200]}"
     return None
@@ -99,5 +134,7 @@ def test_operators_with_dynamic_sizes_are_those_of_eager(backend, part):
             why = difference(backend, module, tensors, size)
             if why is not None:
                 differing[name] = why
-    unknown = {name: why for name, why in differing.items() if name not in KNOWN[backend]}
+    unknown = {
+        name: why for name, why in differing.items() if name not in KNOWN[backend]
+    }
     assert not unknown

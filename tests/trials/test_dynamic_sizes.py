@@ -1,4 +1,6 @@
-"""Programs with sizes that are known at a call only, called with the sizes at each border of their range."""
+"""Programs with sizes that are known at a call only, called with the sizes at each
+border of their range.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -42,18 +44,33 @@ SEQUENCE = (3, 6)
 PROGRAMS = {
     # elementwise operators whose operands all have the size
     "conv and where": (lambda m, x: leaky(m.conv(x)), [IMAGE]),
-    "conv and where of another layer": (lambda m, x: torch.where(m.conv(x) > 0, m.conv(x), m.other_conv(x)), [IMAGE]),
+    "conv and where of another layer": (
+        lambda m, x: torch.where(m.conv(x) > 0, m.conv(x), m.other_conv(x)),
+        [IMAGE],
+    ),
     "conv and prelu": (lambda m, x: m.prelu(m.conv(x)), [IMAGE]),
     "strided conv and prelu": (lambda m, x: m.prelu(m.strided(x)), [IMAGE]),
     "conv and elu": (lambda m, x: F.elu(m.conv(x)), [IMAGE]),
     "where of its mean": (lambda m, x: torch.where(x > x.mean(0), x, x * 0.1), [ROWS]),
-    "where of three inputs": (lambda m, x, y, z: torch.where(x > 0, y, z), [ROWS, ROWS, ROWS]),
-    "comparisons": (lambda m, x, y: (x == y, x > y, x >= y, (x > 0) & (y > 0), (x > 0) ^ (y > 0)), [ROWS, ROWS]),
-    "arithmetic": (lambda m, x, y: (x + y, x - y, x * y, x / (y.abs() + 1), torch.maximum(x, y)), [ROWS, ROWS]),
+    "where of three inputs": (
+        lambda m, x, y, z: torch.where(x > 0, y, z),
+        [ROWS, ROWS, ROWS],
+    ),
+    "comparisons": (
+        lambda m, x, y: (x == y, x > y, x >= y, (x > 0) & (y > 0), (x > 0) ^ (y > 0)),
+        [ROWS, ROWS],
+    ),
+    "arithmetic": (
+        lambda m, x, y: (x + y, x - y, x * y, x / (y.abs() + 1), torch.maximum(x, y)),
+        [ROWS, ROWS],
+    ),
     "outer product": (lambda m, x: x[:, None] * x[None], [ROWS]),
     # several results
     "two results": (lambda m, x: (m.conv(x), m.other_conv(x).mean((2, 3))), [IMAGE]),
-    "results of two layers": (lambda m, x: (m.linear(x), m.second_linear(m.linear(x).relu())), [ROWS]),
+    "results of two layers": (
+        lambda m, x: (m.linear(x), m.second_linear(m.linear(x).relu())),
+        [ROWS],
+    ),
     # shapes
     "stack at the end": (lambda m, x: torch.stack([x, x * 2], 2), [SEQUENCE]),
     "stack behind the size": (lambda m, x: torch.stack([x, x * 2], 1), [SEQUENCE]),
@@ -61,10 +78,18 @@ PROGRAMS = {
     "column as a list": (lambda m, x: m.linear(x)[..., :1].reshape(-1), [SEQUENCE]),
     "flat": (lambda m, x: x.reshape(-1) * 2, [SEQUENCE]),
     "flat but for the size": (lambda m, x: m.linear(x).flatten(1), [SEQUENCE]),
-    "heads": (lambda m, x: x.view(x.shape[0], 3, 2, 3).transpose(1, 2).reshape(x.shape[0], 2, -1), [SEQUENCE]),
+    "heads": (
+        lambda m, x: (
+            x.view(x.shape[0], 3, 2, 3).transpose(1, 2).reshape(x.shape[0], 2, -1)
+        ),
+        [SEQUENCE],
+    ),
     "concatenation along the size": (lambda m, x: torch.cat([x, x * 2]), [ROWS]),
     "concatenation beside the size": (lambda m, x: torch.cat([x, x * 2], 1), [ROWS]),
-    "zeros before": (lambda m, x: torch.cat([torch.zeros(x.shape[0], 2), x], 1), [ROWS]),
+    "zeros before": (
+        lambda m, x: torch.cat([torch.zeros(x.shape[0], 2), x], 1),
+        [ROWS],
+    ),
     "padding along the size": (lambda m, x: F.pad(x, (1, 2, 1, 0), value=2.5), [ROWS]),
     "last row": (lambda m, x: x[-1:], [ROWS]),
     "repeated": (lambda m, x: x.repeat(2, 3), [ROWS]),
@@ -76,7 +101,10 @@ PROGRAMS = {
     "rolled twice": (lambda m, x: x.roll(1, 0).roll(2, 1), [ROWS]),
     "halves exchanged": (lambda m, x: torch.fft.fftshift(x), [ROWS]),
     "halves exchanged back": (lambda m, x: torch.fft.ifftshift(x, (0, 1)), [SEQUENCE]),
-    "last rows but one column": (lambda m, x: torch.cat([x, x * 2])[x.shape[0] :, 1:], [ROWS]),
+    "last rows but one column": (
+        lambda m, x: torch.cat([x, x * 2])[x.shape[0] :, 1:],
+        [ROWS],
+    ),
     # reductions over the size
     "mean": (lambda m, x: x.mean(0), [ROWS]),
     "mean of all": (lambda m, x: x.mean(), [SEQUENCE]),
@@ -90,7 +118,9 @@ PROGRAMS = {
     "batched product": (lambda m, x, y: x @ y.mT, [SEQUENCE, SEQUENCE]),
     "attention": (lambda m, x: F.scaled_dot_product_attention(x, x, x), [SEQUENCE]),
     "causal attention of a sequence": (
-        lambda m, x: F.scaled_dot_product_attention(x[None], x[None], x[None], is_causal=True),
+        lambda m, x: F.scaled_dot_product_attention(
+            x[None], x[None], x[None], is_causal=True
+        ),
         [ROWS],
     ),
     "conv1d over the size": (lambda m, x: m.conv1d(x.T[None]), [ROWS]),
@@ -101,15 +131,26 @@ PROGRAMS = {
 FULL = {"iree", "tosa"}
 """Backends that take every program here whole."""
 ALSO_HERE = [
-    *("conv and where", "conv and prelu", "two results", "stack at the end", "column as a list", "mean"),
+    *(
+        "conv and where",
+        "conv and prelu",
+        "two results",
+        "stack at the end",
+        "column as a list",
+        "mean",
+    ),
     *("batched product", "attention", "flat but for the size"),
 ]
 CASES = [(name, "iree") for name in PROGRAMS]
-CASES += [(name, backend) for name in ALSO_HERE for backend in ("tosa", "openvino", "xnnpack")]
+CASES += [
+    (name, backend) for name in ALSO_HERE for backend in ("tosa", "openvino", "xnnpack")
+]
 
 
 def check(backend, name, low, high, options=None):
-    """Lower a program with sizes from ``low`` to ``high``, and compare it with eager at four of them."""
+    """Lower a program with sizes from ``low`` to ``high``, and compare it with eager at
+    four of them.
+    """
     function, shapes = PROGRAMS[name]
     program = Program(function).eval()
     size = Dim("n", min=low, max=high)
@@ -118,10 +159,16 @@ def check(backend, name, low, high, options=None):
     sizes = (tuple({0: size} for _ in shapes),)
     exported = torch.export.export(program, inputs, dynamic_shapes=sizes)
     options = {backend: {**OPTIONS.get(backend, {}), **(options or {})}}
-    lowered = delegraph.lower(exported, backends=[backend], options=options, require_full=backend in FULL)
+    lowered = delegraph.lower(
+        exported, backends=[backend], options=options, require_full=backend in FULL
+    )
     for count in (low, low + 1, middle, high):
         inputs = tuple(torch.randn(count, *shape) for shape in shapes)
-        torch.testing.assert_close(lowered(*inputs), program(*inputs), msg=lambda text: f"n = {count}: {text}")  # noqa: B023
+        torch.testing.assert_close(
+            lowered(*inputs),
+            program(*inputs),
+            msg=lambda text, count=count: f"n = {count}: {text}",
+        )
 
 
 @pytest.mark.parametrize("name, backend", CASES)
@@ -136,7 +183,9 @@ def test_further_results_are_those_of_eager_at_each_border(name, backend):
     check(backend, name, 1, 7)
 
 
-@pytest.mark.parametrize("name", ["two results", "conv and elu", "conv and where", "largest"])
+@pytest.mark.parametrize(
+    "name", ["two results", "conv and elu", "conv and where", "largest"]
+)
 def test_all_drivers_of_iree_compute_the_same(name):
     for driver in ("local-sync", "local-task"):
         check("iree", name, 1, 7, {"driver": driver})
@@ -153,9 +202,13 @@ def test_threads_call_one_module_with_different_sizes(driver, tmp_path):
     function, [shape] = PROGRAMS["two results"]
     program = Program(function).eval()
     sizes = (({0: Dim("n", min=1, max=7)},),)
-    exported = torch.export.export(program, (torch.randn(3, *shape),), dynamic_shapes=sizes)
+    exported = torch.export.export(
+        program, (torch.randn(3, *shape),), dynamic_shapes=sizes
+    )
     options = {"iree": {"spec": SPEC, "driver": driver}}
-    lowered = delegraph.lower(exported, backends=["iree"], options=options, require_full=True)
+    lowered = delegraph.lower(
+        exported, backends=["iree"], options=options, require_full=True
+    )
     lowered.save(tmp_path / "m.pte")
     callables = [lowered, delegraph.load(tmp_path / "m.pte")]
     inputs = [torch.randn(count, *shape) for count in (1, 2, 4, 7)]
@@ -164,7 +217,9 @@ def test_threads_call_one_module_with_different_sizes(driver, tmp_path):
 
     def call(number):
         place = number % len(inputs)
-        torch.testing.assert_close(callables[number % 3 % 2](inputs[place]), wanted[place])
+        torch.testing.assert_close(
+            callables[number % 3 % 2](inputs[place]), wanted[place]
+        )
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(call, range(60)))

@@ -1,4 +1,6 @@
-"""Example inputs that are one tensor: the program still takes as many inputs as ``forward``."""
+"""Example inputs that are one tensor: the program still takes as many inputs as
+``forward``.
+"""
 
 from __future__ import annotations
 
@@ -130,17 +132,27 @@ def fresh(inputs: Any) -> Any:
 
 
 @EACH
-@pytest.mark.parametrize("backend", [None, pytest.param("tosa", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend", [None, pytest.param("tosa", marks=pytest.mark.slow)]
+)
 def test_later_calls_take_different_tensors(case: Case, backend: str | None) -> None:
     model = case.model().eval()
     before = pytree.tree_map_only(torch.Tensor, torch.clone, (case.args, case.kwargs))
     backends = [] if backend is None else [backend]
-    lowered = delegraph.lower(model, case.args, example_kwargs=case.kwargs, backends=backends)
+    lowered = delegraph.lower(
+        model, case.args, example_kwargs=case.kwargs, backends=backends
+    )
     args, kwargs = fresh((case.args, case.kwargs))
     with torch.no_grad():
-        expected = model(*pytree.tree_map(torch.clone, args), **pytree.tree_map(torch.clone, kwargs))
+        expected = model(
+            *pytree.tree_map(torch.clone, args), **pytree.tree_map(torch.clone, kwargs)
+        )
     torch.testing.assert_close(lowered(*args, **kwargs), expected)
-    for value, old in zip(pytree.tree_leaves((case.args, case.kwargs)), pytree.tree_leaves(before), strict=True):
+    for value, old in zip(
+        pytree.tree_leaves((case.args, case.kwargs)),
+        pytree.tree_leaves(before),
+        strict=True,
+    ):
         assert torch.equal(value, old)
 
 
@@ -150,14 +162,21 @@ def test_export_keeps_inputs_apart(case: Case) -> None:
     program = delegraph.export(model, case.args, example_kwargs=case.kwargs)["forward"]
     args, kwargs = fresh((case.args, case.kwargs))
     with torch.no_grad():
-        expected = model(*pytree.tree_map(torch.clone, args), **pytree.tree_map(torch.clone, kwargs))
-    torch.testing.assert_close(program.module(check_guards=False)(*args, **kwargs), expected)
+        expected = model(
+            *pytree.tree_map(torch.clone, args), **pytree.tree_map(torch.clone, kwargs)
+        )
+    torch.testing.assert_close(
+        program.module(check_guards=False)(*args, **kwargs), expected
+    )
 
 
 def test_dynamic_sizes_of_a_pair() -> None:
     n = torch.export.Dim("n", min=2, max=8)
-    lowered = delegraph.lower(Siamese(), (X, X), dynamic_shapes=({0: n}, {0: n}), backends=["tosa"])
-    a, b = torch.randn(5), torch.randn(5)
+    lowered = delegraph.lower(
+        Siamese(), (X, X), dynamic_shapes=({0: n}, {0: n}), backends=["tosa"]
+    )
+    a = torch.randn(5)
+    b = torch.randn(5)
     torch.testing.assert_close(lowered(a, b), a - b * 2)
 
 
@@ -165,15 +184,22 @@ def test_dynamic_sizes_by_tensor() -> None:
     shapes = torch.export.ShapesCollection()
     shapes[X] = {0: torch.export.Dim("n", min=2, max=8)}
     lowered = delegraph.lower(Siamese(), (X, X), dynamic_shapes=shapes, backends=[])
-    a, b = torch.randn(5), torch.randn(5)
+    a = torch.randn(5)
+    b = torch.randn(5)
     torch.testing.assert_close(lowered(a, b), a - b * 2)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.name in ("twice", "dict", "variadic")], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "case",
+    [c for c in CASES if c.name in ("twice", "dict", "variadic")],
+    ids=lambda c: c.name,
+)
 @pytest.mark.parametrize("face", ["lower", "export"])
 def test_refuses_a_program_in_which_inputs_became_one(case: Case, face: str) -> None:
     program = torch.export.export(case.model(), case.args)
-    with pytest.raises(InputError, match="were the same tensor when the program was exported"):
+    with pytest.raises(
+        InputError, match="were the same tensor when the program was exported"
+    ):
         if face == "lower":
             delegraph.lower(program, backends=[])
         else:
@@ -182,7 +208,10 @@ def test_refuses_a_program_in_which_inputs_became_one(case: Case, face: str) -> 
 
 def test_refuses_a_program_whose_input_became_a_parameter() -> None:
     program = torch.export.export(STATE, (STATE.w,))
-    with pytest.raises(InputError, match="input x was w of the module itself when the program was exported"):
+    with pytest.raises(
+        InputError,
+        match="input x was w of the module itself when the program was exported",
+    ):
         delegraph.lower(program, backends=[])
 
 
@@ -196,13 +225,19 @@ def test_notes_an_unused_input_whose_example_equals_another() -> None:
     program = torch.export.export(Siamese(), (X, X))
     program.example_inputs = ((X, X.clone()), {})
     report = delegraph.lower(program, backends=[]).report
-    assert any("input a is not used, and its example equals that of b" in note for note in report.notes)
+    assert any(
+        "input a is not used, and its example equals that of b" in note
+        for note in report.notes
+    )
 
 
 def test_a_program_with_an_expanded_example_takes_other_elements() -> None:
     program = torch.export.export(Siamese(), (torch.ones(1).expand(3), X))
-    a, b = torch.randn(3), torch.randn(3)
-    torch.testing.assert_close(delegraph.lower(program, backends=["tosa"])(a, b), a - b * 2)
+    a = torch.randn(3)
+    b = torch.randn(3)
+    torch.testing.assert_close(
+        delegraph.lower(program, backends=["tosa"])(a, b), a - b * 2
+    )
 
 
 def test_takes_a_program_with_equal_examples() -> None:
@@ -228,7 +263,9 @@ def test_quantizing_keeps_inputs_apart() -> None:
             return self.layer(a) - self.layer(b * 2)
 
     model = Two().eval()
-    lowered = delegraph.lower(quantize(model, [(x, x), (y, y), (x, y)], backend="tosa"), backends=["tosa"])
+    lowered = delegraph.lower(
+        quantize(model, [(x, x), (y, y), (x, y)], backend="tosa"), backends=["tosa"]
+    )
     torch.testing.assert_close(lowered(x, y), model(x, y), atol=0.1, rtol=0.1)
 
 
@@ -243,9 +280,20 @@ def test_model_files_of_the_command_line_keep_inputs_apart(tmp_path: Any) -> Non
         "    x = torch.ones(3)\n"
         "    return Siamese(), (x, x)\n"
     )
-    command = [sys.executable, "-m", "delegraph", "lower", "model.py", "--backend", "tosa", "-o", "m.tosa"]
+    command = [
+        sys.executable,
+        "-m",
+        "delegraph",
+        "lower",
+        "model.py",
+        "--backend",
+        "tosa",
+        "-o",
+        "m.tosa",
+    ]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    a, b = torch.randn(3), torch.randn(3)
+    a = torch.randn(3)
+    b = torch.randn(3)
     torch.testing.assert_close(delegraph.load(tmp_path / "m.tosa")(a, b)[0], a - b * 2)
 
 
@@ -253,5 +301,6 @@ def test_compiled_modules_keep_inputs_apart() -> None:
     pytest.importorskip("delegraph_dynamo")
     compiled = torch.compile(Siamese(), backend="delegraph")
     assert torch.equal(compiled(X, X), X - X * 2)
-    a, b = torch.randn(3), torch.randn(3)
+    a = torch.randn(3)
+    b = torch.randn(3)
     torch.testing.assert_close(compiled(a, b), a - b * 2)

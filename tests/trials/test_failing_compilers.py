@@ -1,4 +1,6 @@
-"""Compilers and partitioners that raise: the smallest failing part is refused, and the rest stays delegated."""
+"""Compilers and partitioners that raise: the smallest failing part is refused, and the
+rest stays delegated.
+"""
 
 import logging
 from typing import ClassVar
@@ -26,7 +28,9 @@ def names_of(program):
 
 
 def failing_backend(name, fails):
-    """A backend that raises what ``fails(names of operators)`` returns, if that is an exception."""
+    """A backend that raises what ``fails(names of operators)`` returns, if that is an
+    exception.
+    """
 
     class Made(BackendDetails):
         seen: ClassVar = []
@@ -55,7 +59,11 @@ class ProgramRuntime(BackendRuntime):
 
 def fails_on(*operators, error=ValueError):
     """An exception if all of ``operators`` are in one program."""
-    return lambda names: error(f"no luck with {operators}") if all(o in names for o in operators) else None
+    return lambda names: (
+        error(f"no luck with {operators}")
+        if all(o in names for o in operators)
+        else None
+    )
 
 
 def lowered(module, inputs, *backends, why_not=lambda node: None, **more):
@@ -63,7 +71,9 @@ def lowered(module, inputs, *backends, why_not=lambda node: None, **more):
     for backend in backends:
         registry.register(backend, runtime=ProgramRuntime)
     partitioners = [CapabilityPartitioner(why_not, b.__name__) for b in backends]
-    return delegraph.lower(module.eval(), inputs, backends=partitioners, registry=registry, **more)
+    return delegraph.lower(
+        module.eval(), inputs, backends=partitioners, registry=registry, **more
+    )
 
 
 class Program(nn.Module):
@@ -86,7 +96,9 @@ def chain(x):
 
 
 def two_branches(x):
-    """The sine lies between two operators on one of two ways from the input to the result."""
+    """The sine lies between two operators on one of two ways from the input to the
+    result.
+    """
     left = x.tanh().sin().relu()
     right = x.sigmoid().exp()
     return left + right, right
@@ -111,22 +123,61 @@ class Constants(nn.Module):
 
 ROWS = [
     ("in the middle", Program(chain), (4,), ("sin",), {"aten.sin.default": 1}, 2),
-    ("first", Program(lambda x: x.sin().tanh().relu()), (4,), ("sin",), {"aten.sin.default": 1}, 1),
-    ("last", Program(lambda x: x.tanh().relu().sin()), (4,), ("sin",), {"aten.sin.default": 1}, 1),
+    (
+        "first",
+        Program(lambda x: x.sin().tanh().relu()),
+        (4,),
+        ("sin",),
+        {"aten.sin.default": 1},
+        1,
+    ),
+    (
+        "last",
+        Program(lambda x: x.tanh().relu().sin()),
+        (4,),
+        ("sin",),
+        {"aten.sin.default": 1},
+        1,
+    ),
     ("alone", Program(lambda x: x.sin()), (4,), ("sin",), {"aten.sin.default": 1}, 0),
-    ("twice", Program(lambda x: x.sin().tanh().sin().relu()), (4,), ("sin",), {"aten.sin.default": 2}, 2),
-    ("only together", Program(lambda x: x.sin().tanh().cos()), (4,), ("sin", "cos"), None, 2),
+    (
+        "twice",
+        Program(lambda x: x.sin().tanh().sin().relu()),
+        (4,),
+        ("sin",),
+        {"aten.sin.default": 2},
+        2,
+    ),
+    (
+        "only together",
+        Program(lambda x: x.sin().tanh().cos()),
+        (4,),
+        ("sin", "cos"),
+        None,
+        2,
+    ),
     ("two branches", Program(two_branches), (4,), ("sin",), {"aten.sin.default": 1}, 2),
     ("several results", Program(split), (2, 4), ("split_with_sizes",), None, None),
     ("constants", Constants(), (4,), ("sin",), {"aten.sin.default": 1}, 2),
-    ("without elements", Program(lambda x: x.tanh().sin().relu()), (0, 3), ("sin",), {"aten.sin.default": 1}, 2),
+    (
+        "without elements",
+        Program(lambda x: x.tanh().sin().relu()),
+        (0, 3),
+        ("sin",),
+        {"aten.sin.default": 1},
+        2,
+    ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("module", "shape", "operators", "refused", "delegates"), [r[1:] for r in ROWS], ids=[r[0] for r in ROWS]
+    ("module", "shape", "operators", "refused", "delegates"),
+    [r[1:] for r in ROWS],
+    ids=[r[0] for r in ROWS],
 )
-def test_the_smallest_failing_part_is_refused(module, shape, operators, refused, delegates):
+def test_the_smallest_failing_part_is_refused(
+    module, shape, operators, refused, delegates
+):
     x = torch.randn(shape)
     backend = failing_backend("FailingBackend", fails_on(*operators))
     program = lowered(module, (x,), backend)
@@ -170,7 +221,9 @@ def test_the_next_backend_gets_the_failing_part():
     second = failing_backend("SecondBackend", lambda names: None)
     program = lowered(Program(chain), (x,), first, second, require_full=True)
     assert second.seen == [["sin"]]
-    assert [row.backend for row in program.report.given_back] == ["CapabilityPartitioner"]
+    assert [row.backend for row in program.report.given_back] == [
+        "CapabilityPartitioner"
+    ]
     torch.testing.assert_close(program(x), chain(x))
 
 
@@ -183,7 +236,9 @@ class InvalidProgram(delegraph.errors.DelegraphError):
 
 def test_an_error_class_of_the_plugin_is_a_refusal_too():
     backend = failing_backend("OwnErrors", fails_on("sin", error=InvalidProgram))
-    program = lowered(Program(lambda x: x.cos().sin().relu()), (torch.rand(3),), backend)
+    program = lowered(
+        Program(lambda x: x.cos().sin().relu()), (torch.rand(3),), backend
+    )
     assert program.report.host_operators == 1
     assert "no luck with" in str(program.report)
 
@@ -195,7 +250,9 @@ def test_two_methods_lose_their_failing_parts():
     registry = Registry(discover=False)
     registry.register(backend, runtime=ProgramRuntime)
     partitioner = CapabilityPartitioner(lambda node: None, "FailingBackend")
-    program = delegraph.lower(modules, dict.fromkeys(modules, (x,)), backends=[partitioner], registry=registry)
+    program = delegraph.lower(
+        modules, dict.fromkeys(modules, (x,)), backends=[partitioner], registry=registry
+    )
     for method, module in modules.items():
         torch.testing.assert_close(program.method(method)(x), module(x))
     assert {row.method for row in program.report.given_back} == {"one", "two"}
@@ -208,14 +265,22 @@ def test_one_of_several_that_compile_jointly_fails():
     class JointBackend(base):
         @classmethod
         def preprocess_multimethod(cls, edge_programs, compile_specs):
-            return {m: [cls.preprocess(p, []) for p in listed] for m, listed in edge_programs.items()}
+            return {
+                m: [cls.preprocess(p, []) for p in listed]
+                for m, listed in edge_programs.items()
+            }
 
     x = torch.randn(4)
     registry = Registry(discover=False)
     registry.register(JointBackend, runtime=ProgramRuntime)
     partitioner = CapabilityPartitioner(lambda node: None, "JointBackend")
-    modules = {"one": Program(lambda x: x.tanh().sin().relu()), "two": Program(lambda x: x.tanh().relu())}
-    program = delegraph.lower(modules, dict.fromkeys(modules, (x,)), backends=[partitioner], registry=registry)
+    modules = {
+        "one": Program(lambda x: x.tanh().sin().relu()),
+        "two": Program(lambda x: x.tanh().relu()),
+    }
+    program = delegraph.lower(
+        modules, dict.fromkeys(modules, (x,)), backends=[partitioner], registry=registry
+    )
     assert sorted(d.method for d in program.delegates) == ["one", "one", "two"]
     for method, module in modules.items():
         torch.testing.assert_close(program.method(method)(x), module(x))
@@ -226,7 +291,9 @@ def test_the_rest_is_found_in_a_cache(tmp_path):
     backend = failing_backend("FailingBackend", fails_on("sin"))
     backend.fingerprint = classmethod(lambda cls, specs: "1")
     for _ in range(2):
-        program = lowered(Program(chain), (x,), backend, compiler=Compiler(str(tmp_path)))
+        program = lowered(
+            Program(chain), (x,), backend, compiler=Compiler(str(tmp_path))
+        )
         assert len(program.delegates) == 2
         torch.testing.assert_close(program(x), chain(x))
 
@@ -250,7 +317,11 @@ def test_the_traceback_is_logged(caplog):
         program = lowered(Program(lambda x: x.sin()), (torch.randn(4),), backend)
     [record] = [r for r in caplog.records if r.name == "delegraph.failures"]
     text = logging.Formatter().format(record)
-    assert "in preprocess" in text and "ValueError: no luck with" in text and "Traceback" in text
+    assert (
+        "in preprocess" in text
+        and "ValueError: no luck with" in text
+        and "Traceback" in text
+    )
     assert "delegraph.failures" in str(program.report)
 
 
@@ -273,7 +344,9 @@ class Tagging(Partitioner):
     def ops_to_not_decompose(self, exported_program):
         if self.place == "ops":
             raise IndexError("no luck")
-        return [torch.ops.aten.silu.default], lambda node: raising(IndexError("no luck"))
+        return [torch.ops.aten.silu.default], lambda node: raising(
+            IndexError("no luck")
+        )
 
 
 @pytest.mark.parametrize("place", ["partition", "ops", "filter"])
@@ -283,7 +356,10 @@ def test_a_partitioner_that_raises_refuses(place):
     second = failing_backend("SecondBackend", lambda names: None)
     registry = Registry(discover=False)
     registry.register(second, runtime=ProgramRuntime)
-    partitioners = [Tagging(place), CapabilityPartitioner(lambda node: None, "SecondBackend")]
+    partitioners = [
+        Tagging(place),
+        CapabilityPartitioner(lambda node: None, "SecondBackend"),
+    ]
     program = delegraph.lower(module, (x,), backends=partitioners, registry=registry)
     assert program.report.host_operators == 0
     torch.testing.assert_close(program(x), module(x))
@@ -291,7 +367,11 @@ def test_a_partitioner_that_raises_refuses(place):
 
 def test_a_support_check_that_raises_refuses_the_operator():
     def why_not(node):
-        return raising(KeyError("sin")) if node.target is torch.ops.aten.sin.default else None
+        return (
+            raising(KeyError("sin"))
+            if node.target is torch.ops.aten.sin.default
+            else None
+        )
 
     x = torch.randn(4)
     backend = failing_backend("CheckedBackend", lambda names: None)
@@ -322,7 +402,9 @@ class Dynamic(nn.Module):
         return self.conv(x.relu()).tanh()
 
 
-BATCH_AND_LENGTH = {"x": {0: Dim("batch", min=1, max=8), 2: Dim("length", min=4, max=64)}}
+BATCH_AND_LENGTH = {
+    "x": {0: Dim("batch", min=1, max=8), 2: Dim("length", min=4, max=64)}
+}
 XNNPACK_ROWS = [
     ("maximum without keepdim", Program(last_values), (2, 3, 4), None),
     ("complex numbers", Program(with_complex_numbers), (2, 8), None),
@@ -331,11 +413,17 @@ XNNPACK_ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("module", "shape", "sizes"), [r[1:] for r in XNNPACK_ROWS], ids=[r[0] for r in XNNPACK_ROWS])
+@pytest.mark.parametrize(
+    ("module", "shape", "sizes"),
+    [r[1:] for r in XNNPACK_ROWS],
+    ids=[r[0] for r in XNNPACK_ROWS],
+)
 def test_xnnpack_keeps_what_compiles(module, shape, sizes):
     pytest.importorskip("executorch")
     x = torch.randn(shape)
-    program = delegraph.lower(module.eval(), (x,), backends=["xnnpack"], dynamic_shapes=sizes)
+    program = delegraph.lower(
+        module.eval(), (x,), backends=["xnnpack"], dynamic_shapes=sizes
+    )
     assert program.delegates
     torch.testing.assert_close(program(x), module(x))
 
@@ -352,7 +440,9 @@ def test_xnnpack_leaves_int16_activations_to_the_host():
     prepared(*inputs)
     exported = torch.export.export(convert_pt2e(prepared), inputs)
     program = delegraph.lower(exported, backends=["xnnpack"])
-    torch.testing.assert_close(program(*inputs), exported.module()(*inputs), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        program(*inputs), exported.module()(*inputs), rtol=1e-3, atol=1e-3
+    )
 
 
 MODEL = """
@@ -367,11 +457,15 @@ def model():
 """
 
 
-@pytest.mark.parametrize("flags", [[], ["--debug"]], ids=["without --debug", "with --debug"])
+@pytest.mark.parametrize(
+    "flags", [[], ["--debug"]], ids=["without --debug", "with --debug"]
+)
 def test_the_command_line_shows_the_traceback_with_debug(flags, tmp_path, capfd):
     pytest.importorskip("executorch")
     (tmp_path / "net.py").write_text(MODEL)
-    code = main(["lower", f"{tmp_path / 'net.py'}:model", "--backend", "xnnpack", *flags])
+    code = main(
+        ["lower", f"{tmp_path / 'net.py'}:model", "--backend", "xnnpack", *flags]
+    )
     shown = capfd.readouterr()
     assert code == 0 and "amax.default only supports keep_dim == True" in shown.out
     assert ("Traceback" in shown.err) is bool(flags)

@@ -1,4 +1,6 @@
-"""Files of whole programs: they have the inputs and outputs of ``forward``, in its order, with its names."""
+"""Files of whole programs: they have the inputs and outputs of ``forward``, in its
+order, with its names.
+"""
 
 from __future__ import annotations
 
@@ -126,17 +128,30 @@ class Case:
 
 CASES = [
     Case(Subtract, (ONES, FIVES), names=("a", "b")),
-    Case(SubtractFive, (ONES, FIVES, ONES * 3, ONES * 7, ONES * 4), names=("a", "b", "c", "d", "e")),
+    Case(
+        SubtractFive,
+        (ONES, FIVES, ONES * 3, ONES * 7, ONES * 4),
+        names=("a", "b", "c", "d", "e"),
+    ),
     Case(Everything, (ONES,), names=("x",)),
     Case(ConstantFirst, (ONES,), names=("x",)),
     Case(Unused, (ONES, ROWS, FIVES), names=("a", "b", "c")),
     Case(LastUnused, (ONES, ROWS), names=("a", "b")),
-    Case(Keywords, (ONES,), {"shift": FIVES, "scale": ONES * 3}, names=("a", "scale", "shift")),
+    Case(
+        Keywords,
+        (ONES,),
+        {"shift": FIVES, "scale": ONES * 3},
+        names=("a", "scale", "shift"),
+    ),
     Case(Containers, ((ONES, FIVES), {"v": ROWS, "u": ROWS * 4})),
     Case(Indexes, (FIVES, INDEXES), names=("a", "index")),
     Case(UnusedIndex, (INDEXES, ONES), names=("index", "a")),
     Case(Booleans, (torch.tensor([True, False, True]), FIVES), names=("mask", "a")),
-    Case(Bytes, (FIVES, torch.tensor([0, 7, 255], dtype=torch.uint8)), names=("a", "bytes_")),
+    Case(
+        Bytes,
+        (FIVES, torch.tensor([0, 7, 255], dtype=torch.uint8)),
+        names=("a", "bytes_"),
+    ),
     Case(Reordered, (ONES, FIVES), names=("a", "b")),
     Case(Builtins, (ONES, FIVES), names=("input", "max")),
     Case(Views, (ROWS,), names=("a",)),
@@ -144,7 +159,14 @@ CASES = [
 EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 FEW = pytest.mark.parametrize(
     "case",
-    [case if case.model in (Subtract, Everything) else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+    [
+        (
+            case
+            if case.model in (Subtract, Everything)
+            else pytest.param(case, marks=pytest.mark.slow)
+        )
+        for case in CASES
+    ],
     ids=lambda case: case.name,
 )
 """Two of the cases; with ``-m slow`` all others."""
@@ -158,11 +180,15 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 def flat_inputs(case: Case) -> list[torch.Tensor]:
     """The inputs in the order of the parameters of ``forward``."""
-    return tensors((case.args, [case.kwargs[key] for key in case.names if key in case.kwargs]))
+    return tensors(
+        (case.args, [case.kwargs[key] for key in case.names if key in case.kwargs])
+    )
 
 
 def check_file(lowered: Any, case: Case, path: Any) -> None:
-    """Save the program, call the file with all inputs in order, and compare with eager PyTorch."""
+    """Save the program, call the file with all inputs in order, and compare with eager
+    PyTorch.
+    """
     lowered.save(path)
     expected = tensors(case.model()(*case.args, **case.kwargs))
     results = delegraph.load(path)(*flat_inputs(case))
@@ -177,12 +203,16 @@ def accept(path: Any) -> None:
     The reference model runs it on random inputs, which may be indices out of range.
     """
     for verdict in FileFormat(path, delegraph.default_registry()).verify(path):
-        assert verdict.accepted is not False or "OpGather" in verdict.detail, f"{verdict.judge}: {verdict.detail}"
+        assert verdict.accepted is not False or "OpGather" in verdict.detail, (
+            f"{verdict.judge}: {verdict.detail}"
+        )
 
 
 @EACH
 def test_tosa_file_has_the_signature_of_forward(case: Case, tmp_path: Any) -> None:
-    lowered = delegraph.lower(case.model(), case.args, example_kwargs=case.kwargs, backends=["tosa"])
+    lowered = delegraph.lower(
+        case.model(), case.args, example_kwargs=case.kwargs, backends=["tosa"]
+    )
     path = tmp_path / "model.tosa"
     check_file(lowered, case, path)
     accept(path)
@@ -208,36 +238,54 @@ def test_tosa_0_80_file_has_the_signature_of_forward(case: Case, tmp_path: Any) 
 @FEW
 def test_vmfb_file_has_the_signature_of_forward(case: Case, tmp_path: Any) -> None:
     pytest.importorskip("iree.compiler")
-    lowered = delegraph.lower(case.model(), case.args, example_kwargs=case.kwargs, backends=["iree"])
+    lowered = delegraph.lower(
+        case.model(), case.args, example_kwargs=case.kwargs, backends=["iree"]
+    )
     check_file(lowered, case, tmp_path / "model.vmfb")
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[4]], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [CASES[0], CASES[2], CASES[4]], ids=lambda case: case.name
+)
 def test_mlir_text_has_the_signature_of_forward(case: Case, tmp_path: Any) -> None:
     pytest.importorskip("delegraph_iree")
-    lowered = delegraph.lower(case.model(), case.args, example_kwargs=case.kwargs, backends=["tosa"])
+    lowered = delegraph.lower(
+        case.model(), case.args, example_kwargs=case.kwargs, backends=["tosa"]
+    )
     lowered.save(tmp_path / "model.mlir")
     text = (tmp_path / "model.mlir").read_text()
     expected = tensors(case.model()(*case.args, **case.kwargs))
-    sides = text.partition("function_type = (")[2].partition(", sym_name")[0].split(") -> (")
+    sides = (
+        text.partition("function_type = (")[2]
+        .partition(", sym_name")[0]
+        .split(") -> (")
+    )
     assert [side.count("tensor<") for side in sides] == [len(case.args), len(expected)]
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[2], CASES[4]], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [CASES[0], CASES[2], CASES[4]], ids=lambda case: case.name
+)
 def test_vgf_file_has_the_signature_of_forward(case: Case, tmp_path: Any) -> None:
     pytest.importorskip("model_converter")
     from delegraph_vgf.format import VgfFormat
 
-    lowered = delegraph.lower(case.model(), case.args, example_kwargs=case.kwargs, backends=["vgf"])
+    lowered = delegraph.lower(
+        case.model(), case.args, example_kwargs=case.kwargs, backends=["vgf"]
+    )
     lowered.save(tmp_path / "model.vgf")
     (method,) = VgfFormat.summarize(tmp_path / "model.vgf").methods
     assert len(method.inputs) == len(case.args)
     expected = tensors(case.model()(*case.args, **case.kwargs))
-    assert [tuple(tensor.shape) for tensor in method.outputs] == [tuple(wanted.shape) for wanted in expected]
+    assert [tuple(tensor.shape) for tensor in method.outputs] == [
+        tuple(wanted.shape) for wanted in expected
+    ]
 
 
 def test_inputs_of_a_tosa_file_are_given_by_name(tmp_path: Any) -> None:
-    delegraph.lower(Subtract(), (ONES, FIVES), backends=["tosa"]).save(tmp_path / "model.tosa")
+    delegraph.lower(Subtract(), (ONES, FIVES), backends=["tosa"]).save(
+        tmp_path / "model.tosa"
+    )
     (result,) = delegraph.load(tmp_path / "model.tosa")(b=FIVES, a=ONES)
     assert torch.equal(result, FIVES - ONES)
 
@@ -295,7 +343,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("model", "reason"), REFUSED)
-def test_refuses_a_signature_that_no_file_can_have(model: Any, reason: str, tmp_path: Any) -> None:
+def test_refuses_a_signature_that_no_file_can_have(
+    model: Any, reason: str, tmp_path: Any
+) -> None:
     lowered = delegraph.lower(model(), (ONES.clone(),), backends=["tosa"])
     with pytest.raises(InputError, match=reason):
         lowered.save(tmp_path / "model.tosa")
@@ -304,7 +354,9 @@ def test_refuses_a_signature_that_no_file_can_have(model: Any, reason: str, tmp_
 
 def test_a_file_keeps_a_buffer_as_a_variable(tmp_path: Any) -> None:
     options = {"tosa": {"spec": "TOSA-1.0+FP+variable"}}
-    delegraph.lower(Counts(), (ONES,), backends=["tosa"], options=options).save(tmp_path / "model.tosa")
+    delegraph.lower(Counts(), (ONES,), backends=["tosa"], options=options).save(
+        tmp_path / "model.tosa"
+    )
     loaded = delegraph.load(tmp_path / "model.tosa")
     for call in (1.0, 2.0):
         count, x = loaded(ONES)
@@ -318,9 +370,14 @@ def test_refuses_a_program_of_several_methods(tmp_path: Any) -> None:
             return x
 
     lowered = delegraph.lower(
-        {"forward": Subtract(), "same": Same()}, {"forward": (ONES, FIVES), "same": (ONES,)}, backends=["tosa"]
+        {"forward": Subtract(), "same": Same()},
+        {"forward": (ONES, FIVES), "same": (ONES,)},
+        backends=["tosa"],
     )
-    with pytest.raises(DelegraphError, match="the file holds one method; this program has forward, same"):
+    with pytest.raises(
+        DelegraphError,
+        match="the file holds one method; this program has forward, same",
+    ):
         lowered.save(tmp_path / "model.tosa")
 
 
@@ -329,7 +386,9 @@ def test_inputs_that_the_export_fixed_are_left_out(tmp_path: Any) -> None:
         def forward(self, a: Any, by: Any, b: Any = None, mask: Any = None) -> Any:
             return b - a * by
 
-    delegraph.lower(Scaled(), (ONES, 3, FIVES, None), backends=["tosa"]).save(tmp_path / "model.tosa")
+    delegraph.lower(Scaled(), (ONES, 3, FIVES, None), backends=["tosa"]).save(
+        tmp_path / "model.tosa"
+    )
     (result,) = delegraph.load(tmp_path / "model.tosa")(ONES, FIVES)
     assert torch.equal(result, FIVES - ONES * 3)
 

@@ -59,7 +59,9 @@ FLOATS = {
     "addcmul": Row(lambda m, x: torch.addcmul(m.linear(x), x, x), X),
     "lerp": Row(lambda m, x: torch.lerp(m.linear(x), x, 0.5), X),
     "softmax": Row(lambda m, x: m.linear(x).softmax(-1), X),
-    "channel shuffle": Row(lambda m, x: F.channel_shuffle(m.linear(x)[..., None, None], 2), X),
+    "channel shuffle": Row(
+        lambda m, x: F.channel_shuffle(m.linear(x)[..., None, None], 2), X
+    ),
     "hard shrink": Row(lambda m, x: F.softshrink(m.linear(x)), X),
 }
 
@@ -68,7 +70,12 @@ def lower(program: nn.Module, x: Tensor, spec: str = "", promised: str = "") -> 
     options: dict[str, Any] = {"spec": spec} if spec else {}
     if promised:
         options["int32_inputs"] = [promised]
-    return delegraph.lower(program.eval(), (x,), backends=["tosa"], options={"tosa": options} if options else {})
+    return delegraph.lower(
+        program.eval(),
+        (x,),
+        backends=["tosa"],
+        options={"tosa": options} if options else {},
+    )
 
 
 def delegated(report: Any) -> int:
@@ -119,6 +126,8 @@ def test_floats_for_integers_are_to_be_quantized(name):
     assert "no TOSA lowering" not in str(report)
     assert "quantize" in str(report)
     quantized = quantize(program, [(row.x,)], backend="tosa")
-    again = delegraph.lower(quantized, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+INT"}})
+    again = delegraph.lower(
+        quantized, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+INT"}}
+    )
     # the host quantizes the input and dequantizes the result
     assert again.report.host_operators <= 2

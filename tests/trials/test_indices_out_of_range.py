@@ -1,4 +1,6 @@
-"""Indices out of range: eager raises, and so does each backend, in the process and from a file."""
+"""Indices out of range: eager raises, and so does each backend, in the process and from
+a file.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def lower(backend: Backend, name: str) -> tuple[Program, Any]:
     program = Program(PROGRAMS[name].function)
     options = {backend.name: backend.options} if backend.options else {}
     example = (TABLE, torch.tensor([0, 1]))
-    return program, delegraph.lower(program, example, backends=[backend.name], options=options)
+    return program, delegraph.lower(
+        program, example, backends=[backend.name], options=options
+    )
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -90,7 +94,9 @@ def test_an_index_out_of_range_is_an_error(backend, name):
         indices = torch.tensor([1, wrong])
         with pytest.raises((IndexError, RuntimeError)):
             program(TABLE, indices)
-        with pytest.raises(InputError, match=rf"input i has an element {wrong};|GATHER: index {wrong} "):
+        with pytest.raises(
+            InputError, match=rf"input i has an element {wrong};|GATHER: index {wrong} "
+        ):
             lowered(TABLE, indices)
 
 
@@ -101,12 +107,18 @@ def test_a_tosa_file_refuses_indices_out_of_range(name, tmp_path):
     lowered.save(path)
     loaded = delegraph.load(path)
     right = torch.tensor([1, 0], dtype=torch.int32)
-    torch.testing.assert_close(loaded(TABLE, right)[0], program(TABLE, right.long()), check_dtype=False)
+    torch.testing.assert_close(
+        loaded(TABLE, right)[0], program(TABLE, right.long()), check_dtype=False
+    )
     for wrong in PROGRAMS[name].wrong:
         indices = torch.tensor([1, wrong], dtype=torch.int32)
-        with pytest.raises(InputError, match=rf"input i has an element {wrong};|GATHER: index {wrong} "):
+        with pytest.raises(
+            InputError, match=rf"input i has an element {wrong};|GATHER: index {wrong} "
+        ):
             loaded(TABLE, indices)
-        with pytest.raises(InputError, match=rf"input i has an element {wrong};|GATHER: index {wrong} "):
+        with pytest.raises(
+            InputError, match=rf"input i has an element {wrong};|GATHER: index {wrong} "
+        ):
             TosaFormat.run(path, [TABLE.numpy(), indices.numpy()])
     for seed in range(3):
         TosaFormat.run(path, TosaFormat.sample(path, seed))
@@ -120,7 +132,9 @@ def test_a_pte_file_refuses_indices_out_of_range(name, tmp_path):
     right = torch.tensor([1, 0])
     torch.testing.assert_close(loaded(TABLE, right), program(TABLE, right))
     for wrong in (*PROGRAMS[name].wrong, *HUGE):
-        with pytest.raises(InputError, match=rf"input i has an element {wrong};|GATHER: index {wrong} "):
+        with pytest.raises(
+            InputError, match=rf"input i has an element {wrong};|GATHER: index {wrong} "
+        ):
             loaded(TABLE, torch.tensor([1, wrong]))
 
 
@@ -142,9 +156,14 @@ COMPUTED = {
     "one_hot": (lambda x, i: F.one_hot(i * i, 4) + x[:2, :1], (2, 2**16)),
     "scatter": (lambda x, i: x.scatter(1, (i * i)[:, None], 1.0), (2, 2**16)),
     "a view": (lambda x, i: F.embedding((i * i)[None].reshape(-1), x), (2, 2**16)),
-    "two uses": (lambda x, i: F.embedding(i * i, x + 1) + F.embedding((i * i).flip(0), x), (2, 2**16)),
+    "two uses": (
+        lambda x, i: F.embedding(i * i, x + 1) + F.embedding((i * i).flip(0), x),
+        (2, 2**16),
+    ),
 }
-"""Indices that the host computes, whose squares are out of range; 2**16 squared is 0 modulo 2**32."""
+"""Indices that the host computes, whose squares are out of range; 2**16 squared is 0
+modulo 2**32.
+"""
 
 
 @pytest.mark.parametrize("name", COMPUTED)
@@ -168,7 +187,9 @@ def test_indices_that_the_host_computes_are_checked(name):
 def test_a_promised_range_is_checked(name):
     program = Program(PROGRAMS[name].function)
     options = {"tosa": {"int32_inputs": ["i"]}}
-    lowered = delegraph.lower(program, (TABLE, torch.tensor([0, 1])), backends=["tosa"], options=options)
+    lowered = delegraph.lower(
+        program, (TABLE, torch.tensor([0, 1])), backends=["tosa"], options=options
+    )
     for wrong in HUGE:
         with pytest.raises(InputError, match="input i has an element"):
             lowered(TABLE, torch.tensor([1, wrong]))

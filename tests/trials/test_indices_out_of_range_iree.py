@@ -59,7 +59,12 @@ def lower():
         if name not in made:
             torch.manual_seed(0)
             program = Program(PROGRAMS[name][0])
-            made[name] = program, delegraph.lower(program, (TABLE, ints(1, 2)), backends=["iree"], require_full=True)
+            made[name] = (
+                program,
+                delegraph.lower(
+                    program, (TABLE, ints(1, 2)), backends=["iree"], require_full=True
+                ),
+            )
         return made[name]
 
     return lowered
@@ -91,7 +96,17 @@ def test_the_command_line_refuses_the_input(lower, tmp_path):
     lower("index_select")[1].save(tmp_path / "m.vmfb")
     np.save(tmp_path / "x.npy", TABLE.numpy())
     np.save(tmp_path / "i.npy", np.array([1, 1 << 30], np.int32))
-    command = [sys.executable, "-m", "delegraph", "run", "m.vmfb", "--input", "x.npy", "--input", "i.npy"]
+    command = [
+        sys.executable,
+        "-m",
+        "delegraph",
+        "run",
+        "m.vmfb",
+        "--input",
+        "x.npy",
+        "--input",
+        "i.npy",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert "an index is out of range" in done.stderr
@@ -100,7 +115,12 @@ def test_the_command_line_refuses_the_input(lower, tmp_path):
 def test_irees_own_tool_refuses_the_call(lower, tmp_path):
     lower("index")[1].save(tmp_path / "m.vmfb")
     tool = Path(sysconfig.get_path("scripts"), "iree-run-module")
-    command = [str(tool), f"--module={tmp_path / 'm.vmfb'}", "--function=main", "--device=local-sync"]
+    command = [
+        str(tool),
+        f"--module={tmp_path / 'm.vmfb'}",
+        "--function=main",
+        "--device=local-sync",
+    ]
     command += ["--input=5x4xf32=1", "--input=2xi32=1,1000000"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
@@ -109,9 +129,13 @@ def test_irees_own_tool_refuses_the_call(lower, tmp_path):
 
 @pytest.mark.parametrize("place", [-1, 4, 11, 12, -(2**31)])
 def test_an_index_of_the_last_axis_stays_in_the_tensor(place):
-    """The module has one index for all axes, so an index beyond a row may name an element of another row."""
+    """The module has one index for all axes, so an index beyond a row may name an
+    element of another row.
+    """
     program = Program(lambda m, x, i: x.gather(1, i.long()[:, None]))
-    lowered = delegraph.lower(program, (TABLE, ints(1, 2)), backends=["iree"], require_full=True)
+    lowered = delegraph.lower(
+        program, (TABLE, ints(1, 2)), backends=["iree"], require_full=True
+    )
     try:
         result = lowered(TABLE, ints(1, place))
     except InputError:
@@ -123,9 +147,13 @@ def test_an_index_of_the_last_axis_stays_in_the_tensor(place):
 def test_the_range_follows_a_size_of_the_call(rows):
     sizes = ({0: torch.export.Dim("n", min=1)}, None)
     program = Program(lambda m, x, i: x[i])
-    exported = torch.export.export(program, (TABLE, ints(0, 0)), dynamic_shapes=(sizes,))
+    exported = torch.export.export(
+        program, (TABLE, ints(0, 0)), dynamic_shapes=(sizes,)
+    )
     options = {"iree": {"spec": "TOSA-1.1+FP+INT+shape"}}
-    lowered = delegraph.lower(exported, backends=["iree"], options=options, require_full=True)
+    lowered = delegraph.lower(
+        exported, backends=["iree"], options=options, require_full=True
+    )
     x = torch.randn(rows, 4)
     torch.testing.assert_close(lowered(x, ints(0, rows - 1)), x[[0, rows - 1]])
     with pytest.raises(InputError, match="an index is out of range"):

@@ -1,4 +1,6 @@
-"""``inspect`` shows what a device needs; ``compare`` gives a reason for each figure that it lacks."""
+"""``inspect`` shows what a device needs; ``compare`` gives a reason for each figure
+that it lacks.
+"""
 
 import re
 
@@ -27,7 +29,11 @@ def npu_file(tmp_path_factory):
     program = quantized_network()
     options = {"ethosu": {"accelerator": "ethos-u85-256"}}
     lowered = delegraph.lower(
-        program, backends=["ethosu"], options=options, transforms=[integer_borders], require_full=True
+        program,
+        backends=["ethosu"],
+        options=options,
+        transforms=[integer_borders],
+        require_full=True,
     )
     path = tmp_path_factory.mktemp("npu") / "model.pte"
     lowered.save(path)
@@ -58,5 +64,8 @@ def test_compare_explains_a_missing_file_and_missing_runs():
     compared = delegraph.compare(program, backends=["tosa"])
     (row,) = compared.candidates
     assert row.missing["a run"] == "the program has no example inputs"
-    assert "tosa has no 'first call, a run, from ... to, memory, largest error':" in str(compared)
+    assert (
+        "tosa has no 'first call, a run, from ... to, memory, largest error':"
+        in str(compared)
+    )
     assert row.file_bytes is not None or "as .pte" in row.missing

@@ -1,4 +1,6 @@
-"""The conformance kit calls the delegates of a runtime that declares ``thread_safe`` in several threads at once."""
+"""The conformance kit calls the delegates of a runtime that declares ``thread_safe`` in
+several threads at once.
+"""
 
 import delegraph_devkit as devkit
 import pytest
@@ -17,7 +19,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-@pytest.mark.parametrize("attempt", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))])
+@pytest.mark.parametrize(
+    "attempt", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))]
+)
 def test_a_runtime_that_is_not_safe_fails_each_time(name, attempt):
     found = devkit.run_check(CHECK, under_test(backends.BAD[CHECK.name][name]))
     assert found.status is Status.FAILED and WRONG[name] in found.message
@@ -35,5 +39,10 @@ def test_a_runtime_that_is_safe_passes():
 
 
 def test_a_runtime_that_does_not_declare_it_is_skipped():
-    found = devkit.run_check(CHECK, devkit.BackendUnderTest("compiler-demo", gate=0, randoms=0))
-    assert found.status is Status.SKIPPED and "does not declare thread_safe" in found.message
+    found = devkit.run_check(
+        CHECK, devkit.BackendUnderTest("compiler-demo", gate=0, randoms=0)
+    )
+    assert (
+        found.status is Status.SKIPPED
+        and "does not declare thread_safe" in found.message
+    )

@@ -1,4 +1,6 @@
-"""Texts of language models: caches that a file keeps, and wrong arguments of ``generate``."""
+"""Texts of language models: caches that a file keeps, and wrong arguments of
+``generate``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from delegraph.errors import InputError
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
 
-SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 SIZES |= {"vocab_size": 30, "max_position_embeddings": 32, "pad_token_id": 0}
 PROMPT = [7, 3, 11, 2]
 
@@ -21,13 +28,17 @@ def lower(keep_caches, prompt_length=4):
 
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
-    steps = generation_steps(model, prompt_length=prompt_length, cache_length=16, keep_caches=keep_caches)
+    steps = generation_steps(
+        model, prompt_length=prompt_length, cache_length=16, keep_caches=keep_caches
+    )
     return delegraph.lower(**steps, backends=[])
 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """The same model with caches as arguments, with caches in the program, and files of both."""
+    """The same model with caches as arguments, with caches in the program, and files of
+    both.
+    """
     folder = tmp_path_factory.mktemp("models")
     taken = lower(keep_caches=False)
     kept = lower(keep_caches=True)
@@ -38,8 +49,12 @@ def programs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("warm_up", [True, False])
-@pytest.mark.parametrize("texts", [[PROMPT], [[5], PROMPT], [PROMPT[:2], [9, 9], PROMPT], [PROMPT[:1] * 9]])
-def test_a_file_whose_methods_have_no_common_memory_is_refused(programs, texts, warm_up):
+@pytest.mark.parametrize(
+    "texts", [[PROMPT], [[5], PROMPT], [PROMPT[:2], [9, 9], PROMPT], [PROMPT[:1] * 9]]
+)
+def test_a_file_whose_methods_have_no_common_memory_is_refused(
+    programs, texts, warm_up
+):
     from delegraph_transformers import generate
 
     program = delegraph.load(programs["folder"] / "apart.pte")
@@ -52,7 +67,9 @@ def test_a_file_whose_methods_have_no_common_memory_is_refused(programs, texts, 
 
 @pytest.mark.parametrize("warm_up", [True, False])
 @pytest.mark.parametrize("prompt", [[5], PROMPT, PROMPT * 2, [*PROMPT, 1]])
-def test_a_file_whose_methods_share_memory_makes_the_same_tokens(programs, prompt, warm_up):
+def test_a_file_whose_methods_share_memory_makes_the_same_tokens(
+    programs, prompt, warm_up
+):
     from delegraph_transformers import generate
 
     wanted = generate(programs["taken"], prompt, 5).tokens
@@ -64,7 +81,12 @@ def test_a_file_whose_methods_share_memory_makes_the_same_tokens(programs, promp
 def test_the_command_refuses_a_file_without_common_memory(programs, capfd):
     from delegraph.cli import main
 
-    command = ["generate", str(programs["folder"] / "apart.pte"), "--prompt-tokens", *map(str, PROMPT)]
+    command = [
+        "generate",
+        str(programs["folder"] / "apart.pte"),
+        "--prompt-tokens",
+        *map(str, PROMPT),
+    ]
     assert main([*command, "--max-new-tokens", "3"]) == 1
     shown = capfd.readouterr()
     assert shown.out == "" and "share_mutable_buffers=True" in shown.err
@@ -80,7 +102,10 @@ WRONG = {
     "words": ({"prompt": [1, "a"]}, "entry 1 is 'a'"),
     "booleans": ({"prompt": [True]}, "entry 0 is True"),
     "nested": ({"prompt": [[1, 2]]}, "entry 0 is of type list"),
-    "a batch": ({"prompt": torch.ones(1, 3, dtype=torch.long)}, r"not an array of shape \[1, 3\]"),
+    "a batch": (
+        {"prompt": torch.ones(1, 3, dtype=torch.long)},
+        r"not an array of shape \[1, 3\]",
+    ),
     "scalar": ({"prompt": torch.tensor(3)}, r"prompt is a series of token numbers"),
     "float tensor": ({"prompt": torch.ones(2)}, "prompt is a series of token numbers"),
     "negative": ({"prompt": [1, -1]}, "no token -1"),
@@ -93,9 +118,18 @@ WRONG = {
     "stop beyond the vocabulary": ({"stop": [50256]}, "no token 50256"),
     "stop negative": ({"stop": [-1]}, "no token -1"),
     "count of text": ({"max_new_tokens": "3"}, "max_new_tokens is an integer, not '3'"),
-    "count is None": ({"max_new_tokens": None}, "max_new_tokens is an integer, not None"),
-    "count is a fraction": ({"max_new_tokens": 2.0}, "max_new_tokens is an integer, not 2.0"),
-    "count is a boolean": ({"max_new_tokens": True}, "max_new_tokens is an integer, not True"),
+    "count is None": (
+        {"max_new_tokens": None},
+        "max_new_tokens is an integer, not None",
+    ),
+    "count is a fraction": (
+        {"max_new_tokens": 2.0},
+        "max_new_tokens is an integer, not 2.0",
+    ),
+    "count is a boolean": (
+        {"max_new_tokens": True},
+        "max_new_tokens is an integer, not True",
+    ),
     "count of 0": ({"max_new_tokens": 0}, "at least 1 each"),
     "count below 0": ({"max_new_tokens": -2}, "at least 1 each"),
     "something for encode": ({"given": [1]}, "the program has no method encode"),
@@ -109,12 +143,16 @@ def test_wrong_arguments_are_input_errors(programs, form, arguments, message):
 
     program = programs["taken"]
     if form != "lowered":
-        program = delegraph.load(programs["folder"] / ("taken.pte" if form == "file" else "shared.pte"))
+        program = delegraph.load(
+            programs["folder"] / ("taken.pte" if form == "file" else "shared.pte")
+        )
     with pytest.raises(InputError, match=message):
         generate(program, **{"prompt": PROMPT, "max_new_tokens": 2, **arguments})
 
 
-@pytest.mark.parametrize("prompt", [PROMPT, tuple(PROMPT), range(3), torch.tensor(PROMPT), np.array(PROMPT)])
+@pytest.mark.parametrize(
+    "prompt", [PROMPT, tuple(PROMPT), range(3), torch.tensor(PROMPT), np.array(PROMPT)]
+)
 def test_prompts_are_series_of_any_kind(programs, prompt):
     from delegraph_transformers import generate
 
@@ -142,8 +180,17 @@ def test_wrong_texts_for_encode_are_input_errors(t5, given):
 def t5():
     from delegraph_transformers import generation_steps
 
-    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 30}
-    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    sizes = {
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+        "vocab_size": 30,
+    }
+    model = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**sizes, decoder_start_token_id=0)
+    ).eval()
     return delegraph.lower(**generation_steps(model, cache_length=16), backends=[])
 
 
@@ -172,7 +219,13 @@ FLAGS = {
 def test_senseless_flags_give_one_error(programs, flags, capfd):
     from delegraph.cli import main
 
-    command = ["generate", str(programs["folder"] / "taken.pte"), "--prompt-tokens", "7", *flags]
+    command = [
+        "generate",
+        str(programs["folder"] / "taken.pte"),
+        "--prompt-tokens",
+        "7",
+        *flags,
+    ]
     try:
         code = main(command)
     except SystemExit as end:  # argparse
@@ -186,8 +239,15 @@ def test_an_empty_prompt_of_text_is_an_error(programs, tmp_path, capfd):
     from delegraph.cli import main
 
     tokenizers = pytest.importorskip("tokenizers")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 1, "b": 2}, unk_token="a"))
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"a": 1, "b": 2}, unk_token="a")
+    )
     words.save(str(tmp_path / "tokenizer.json"))
-    command = ["generate", str(programs["folder"] / "taken.pte"), "--tokenizer", str(tmp_path / "tokenizer.json")]
+    command = [
+        "generate",
+        str(programs["folder"] / "taken.pte"),
+        "--tokenizer",
+        str(tmp_path / "tokenizer.json"),
+    ]
     assert main([*command, "--prompt", ""]) == 1
     assert "0 tokens are given" in capfd.readouterr().err

@@ -36,25 +36,50 @@ PROGRAMS = {
     "constant mask of float": (lambda q: attention(q, ADDED), (QUERY,)),
     "three axes": (attention, (QUERY[0], MASK)),
     "softmax": (lambda s: torch.softmax(s, -1), (ADDED,)),
-    "softmax over the first axis": (lambda s: torch.softmax(s, 0), (ADDED.T.contiguous(),)),
+    "softmax over the first axis": (
+        lambda s: torch.softmax(s, 0),
+        (ADDED.T.contiguous(),),
+    ),
     "log_softmax": (lambda s: torch.log_softmax(s, -1), (ADDED,)),
-    "masked_fill and softmax": (lambda s, m: torch.softmax(masked(s, m), -1), (SCORES, MASK)),
-    "masked_fill, softmax and nan_to_num": (lambda s, m: torch.softmax(masked(s, m), -1).nan_to_num(0), (SCORES, MASK)),
+    "masked_fill and softmax": (
+        lambda s, m: torch.softmax(masked(s, m), -1),
+        (SCORES, MASK),
+    ),
+    "masked_fill, softmax and nan_to_num": (
+        lambda s, m: torch.softmax(masked(s, m), -1).nan_to_num(0),
+        (SCORES, MASK),
+    ),
     "logsumexp": (lambda s: torch.logsumexp(s, -1), (ADDED,)),
     "largest element": (lambda s: s.amax(-1), (ADDED,)),
     "smallest element": (lambda s: (-s).amin(-1), (ADDED,)),
     "largest element and its place": (lambda s: s.max(-1), (ADDED,)),
-    "largest element of an axis inside": (lambda s: s.amax(1, keepdim=True), (ADDED.reshape(3, 3, 1),)),
+    "largest element of an axis inside": (
+        lambda s: s.amax(1, keepdim=True),
+        (ADDED.reshape(3, 3, 1),),
+    ),
     "pooling": (lambda s: F.max_pool2d(s[None, None], 2, 1, 1), (ADDED,)),
-    "pooling with unequal padding": (lambda s: F.max_pool2d(s[None, None], 2, 2, 1, ceil_mode=True), (ADDED,)),
+    "pooling with unequal padding": (
+        lambda s: F.max_pool2d(s[None, None], 2, 2, 1, ceil_mode=True),
+        (ADDED,),
+    ),
     "pooling of one axis": (lambda s: F.max_pool1d(s[None], 2, 1), (ADDED,)),
-    "adaptive pooling": (lambda s: F.adaptive_max_pool2d(s[None, None], 1), (torch.full((4, 4), float("-inf")),)),
+    "adaptive pooling": (
+        lambda s: F.adaptive_max_pool2d(s[None, None], 1),
+        (torch.full((4, 4), float("-inf")),),
+    ),
 }
 
 
-ATTENTION = ["mask of bool", "mask of float", "constant mask of bool", "masked_fill and softmax"]
+ATTENTION = [
+    "mask of bool",
+    "mask of float",
+    "constant mask of bool",
+    "masked_fill and softmax",
+]
 ROWS = [(name, "iree") for name in PROGRAMS]
-ROWS += [(name, backend) for name in ATTENTION for backend in ("tosa", "openvino", "xnnpack")]
+ROWS += [
+    (name, backend) for name in ATTENTION for backend in ("tosa", "openvino", "xnnpack")
+]
 
 
 @pytest.mark.parametrize("name, backend", ROWS)
@@ -68,5 +93,10 @@ def test_hidden_rows_are_those_of_eager(name, backend):
 @pytest.mark.parametrize("least", [torch.finfo(torch.float32).min, -1e30])
 def test_masks_of_finite_numbers_give_equal_weights(least):
     scores = torch.full((2, 3), least)
-    lowered = delegraph.lower(Program(lambda s: torch.softmax(s, -1)), (scores,), backends=["iree"], require_full=True)
+    lowered = delegraph.lower(
+        Program(lambda s: torch.softmax(s, -1)),
+        (scores,),
+        backends=["iree"],
+        require_full=True,
+    )
     torch.testing.assert_close(lowered(scores), torch.full((2, 3), 1 / 3))

@@ -1,4 +1,6 @@
-"""Methods without inputs, and buffers that several methods share, in this process and in both runtimes of `.pte`."""
+"""Methods without inputs, and buffers that several methods share, in this process and
+in both runtimes of `.pte`.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,20 @@ import pytest
 import torch
 from torch import nn
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # whatever ExecuTorch warns of at import
+# whatever ExecuTorch warns of at import
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 BACKENDS = [[], ["tosa"], ["xnnpack"], ["openvino"]]
 EACH_BACKEND = pytest.mark.parametrize(
     "backends",
-    [names if names in ([], ["tosa"]) else pytest.param(names, marks=pytest.mark.slow) for names in BACKENDS],
+    [
+        (
+            names
+            if names in ([], ["tosa"])
+            else pytest.param(names, marks=pytest.mark.slow)
+        )
+        for names in BACKENDS
+    ],
     ids=lambda names: names[0] if names else "host",
 )
 
@@ -68,7 +78,12 @@ def reset_and_get(holder: Any) -> Any:
 
 
 def constants(holder: Any) -> Any:
-    return torch.ones(3), torch.arange(4) * 2, torch.zeros(2, dtype=torch.bool), holder.weight * 2
+    return (
+        torch.ones(3),
+        torch.arange(4) * 2,
+        torch.zeros(2, dtype=torch.bool),
+        holder.weight * 2,
+    )
 
 
 def weights(holder: Any) -> Any:
@@ -79,7 +94,15 @@ def number(holder: Any) -> Any:
     return 5
 
 
-WITHOUT_INPUTS = [get_state, get_twice, reset, reset_and_get, constants, weights, number]
+WITHOUT_INPUTS = [
+    get_state,
+    get_twice,
+    reset,
+    reset_and_get,
+    constants,
+    weights,
+    number,
+]
 
 
 class NoArguments(nn.Module):
@@ -97,13 +120,17 @@ class NoArguments(nn.Module):
 def usable(backends: list[str]) -> None:
     """Skip the test if the backend is not installed."""
     for name in backends:
-        usable_names = [info.name for info in delegraph.default_registry().backends() if info.usable]
+        usable_names = [
+            info.name for info in delegraph.default_registry().backends() if info.usable
+        ]
         if name not in usable_names:
             pytest.skip(f"{name} is not installed")
 
 
 def runtimes(backends: list[str]) -> list[str | None]:
-    """The runtimes that execute a file of these backends: ExecuTorch's has no TOSA and no OpenVINO."""
+    """The runtimes that execute a file of these backends: ExecuTorch's has no TOSA and
+    no OpenVINO.
+    """
     pytest.importorskip("delegraph_executorch")
     stock: list[str | None] = []
     try:
@@ -116,8 +143,12 @@ def runtimes(backends: list[str]) -> list[str | None]:
 
 
 @EACH_BACKEND
-@pytest.mark.parametrize("function", WITHOUT_INPUTS, ids=lambda function: function.__name__)
-def test_method_without_inputs(function: Callable[..., Any], backends: list[str], tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    "function", WITHOUT_INPUTS, ids=lambda function: function.__name__
+)
+def test_method_without_inputs(
+    function: Callable[..., Any], backends: list[str], tmp_path: Any
+) -> None:
     usable(backends)
     expected = Method(Holder(), function)()
     lowered = delegraph.lower(Method(Holder(), function), (), backends=backends)
@@ -144,26 +175,47 @@ def test_forward_with_parameters_needs_examples() -> None:
 
 
 def test_verify_of_a_method_without_inputs() -> None:
-    assert delegraph.lower(Method(Holder(), get_twice), (), backends=["tosa"]).verify().agrees
+    assert (
+        delegraph.lower(Method(Holder(), get_twice), (), backends=["tosa"])
+        .verify()
+        .agrees
+    )
 
 
 def lowered_methods(backends: list[str], **more: Any) -> Any:
     """Methods of one state: one writes it, one resets it, and two read it."""
     holder = Holder()
-    functions = {"step": step, "peek": peek, "get_state": get_state, "reset": reset_and_get}
+    functions = {
+        "step": step,
+        "peek": peek,
+        "get_state": get_state,
+        "reset": reset_and_get,
+    }
     return delegraph.lower(
         {name: Method(holder, function) for name, function in functions.items()},
-        {"step": (torch.ones(3),), "peek": (torch.ones(3),), "get_state": (), "reset": ()},
+        {
+            "step": (torch.ones(3),),
+            "peek": (torch.ones(3),),
+            "get_state": (),
+            "reset": (),
+        },
         backends=backends,
         **more,
     )
 
 
 @EACH_BACKEND
-def test_methods_share_a_buffer_that_one_only_reads(backends: list[str], tmp_path: Any) -> None:
+def test_methods_share_a_buffer_that_one_only_reads(
+    backends: list[str], tmp_path: Any
+) -> None:
     usable(backends)
     lowered_methods(backends).save(tmp_path / "model.pte", share_mutable_buffers=True)
-    functions = {"step": step, "peek": peek, "get_state": get_state, "reset": reset_and_get}
+    functions = {
+        "step": step,
+        "peek": peek,
+        "get_state": get_state,
+        "reset": reset_and_get,
+    }
     calls: list[tuple[str, tuple[Any, ...]]] = [
         ("get_state", ()),
         ("step", (torch.ones(3),)),
@@ -183,7 +235,9 @@ def test_methods_share_a_buffer_that_one_only_reads(backends: list[str], tmp_pat
 
 
 @EACH_BACKEND
-def test_methods_of_one_buffer_have_their_own_without_sharing(backends: list[str], tmp_path: Any) -> None:
+def test_methods_of_one_buffer_have_their_own_without_sharing(
+    backends: list[str], tmp_path: Any
+) -> None:
     usable(backends)
     lowered = lowered_methods(backends)
     lowered.save(tmp_path / "model.pte")
@@ -195,9 +249,13 @@ def test_methods_of_one_buffer_have_their_own_without_sharing(backends: list[str
                 check(program.method("get_state")(), torch.arange(3.0))
 
 
-def test_a_shared_buffer_stays_outside_of_delegates_that_keep_state(tmp_path: Any) -> None:
+def test_a_shared_buffer_stays_outside_of_delegates_that_keep_state(
+    tmp_path: Any,
+) -> None:
     pytest.importorskip("delegraph_executorch")
-    lowered = lowered_methods(["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+INT+variable"}})
+    lowered = lowered_methods(
+        ["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+INT+variable"}}
+    )
     assert not any(delegate.module.state for delegate in lowered.delegates)
     lowered.save(tmp_path / "model.pte", share_mutable_buffers=True)
     loaded = delegraph.load(tmp_path / "model.pte")
@@ -225,7 +283,9 @@ def test_edge_programs_share_a_buffer_that_one_only_reads(tmp_path: Any) -> None
         "step": torch.export.export(Method(holder, step), (torch.ones(3),)),
         "peek": torch.export.export(Method(holder, peek), (torch.ones(3),)),
     }
-    manager = edge.to_edge_transform_and_lower(programs, partitioner=[delegraph.get_partitioner("tosa")])
+    manager = edge.to_edge_transform_and_lower(
+        programs, partitioner=[delegraph.get_partitioner("tosa")]
+    )
     manager.save(tmp_path / "model.pte", share_mutable_buffers=True)
     loaded = delegraph.load(tmp_path / "model.pte")
     loaded.method("step")(torch.ones(3))

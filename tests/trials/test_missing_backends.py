@@ -1,4 +1,6 @@
-"""Names that are not installed: the error names the distribution to install, and suggests only near names."""
+"""Names that are not installed: the error names the distribution to install, and
+suggests only near names.
+"""
 
 import json
 from importlib.metadata import distributions
@@ -20,7 +22,9 @@ from delegraph.plugin import (
     ReportSpec,
 )
 
-LISTED = json.loads(Path(own.__file__).with_name("our_distributions.json").read_text("utf-8"))
+LISTED = json.loads(
+    Path(own.__file__).with_name("our_distributions.json").read_text("utf-8")
+)
 BACKENDS = [
     (name, distribution)
     for distribution, described in LISTED.items()
@@ -39,7 +43,9 @@ def test_the_error_names_the_distribution_of_a_backend(name, distribution, regis
     for asked in (name, f"{distribution}/{name}"):
         with pytest.raises(BackendNotFound) as found:
             registry.spec(asked)
-        assert f"comes with {distribution}, which is not installed" in found.value.message
+        assert (
+            f"comes with {distribution}, which is not installed" in found.value.message
+        )
         assert f"pip install {distribution}" in found.value.hint.replace('"', "")
         assert "did you mean" not in str(found.value)
 
@@ -75,13 +81,19 @@ def test_a_near_name_that_is_not_installed_is_a_hint(registry):
     with pytest.raises(BackendNotFound) as found:
         registry.spec("xnpack")
     assert "did you mean" not in found.value.message
-    assert found.value.hint == "if you mean 'xnnpack': pip install \"delegraph-executorch[runtime]\""
+    assert (
+        found.value.hint
+        == "if you mean 'xnnpack': pip install \"delegraph-executorch[runtime]\""
+    )
 
 
 def test_without_backends_the_hint_lists_distributions(registry):
     with pytest.raises(BackendNotFound) as found:
         registry.default_backends({})
-    assert "delegraph-tosa" in found.value.hint and "delegraph-openvino" in found.value.hint
+    assert (
+        "delegraph-tosa" in found.value.hint
+        and "delegraph-openvino" in found.value.hint
+    )
 
 
 def test_a_runtime_of_files_names_its_distribution(registry):
@@ -90,7 +102,12 @@ def test_a_runtime_of_files_names_its_distribution(registry):
     assert "delegraph-executorch" in str(found.value)
 
 
-KINDS = {FormatSpec: "formats", ReportSpec: "reports", CommandSpec: "commands", ModelSpec: "models"}
+KINDS = {
+    FormatSpec: "formats",
+    ReportSpec: "reports",
+    CommandSpec: "commands",
+    ModelSpec: "models",
+}
 NAMES = [
     (kind, name, distribution)
     for kind, group in KINDS.items()
@@ -115,19 +132,35 @@ def test_a_file_names_the_distribution_of_its_format(registry, tmp_path):
 
 def test_the_list_is_what_our_distributions_declare():
     """A new declaration of one of our distributions has to be listed."""
-    ours = {d.metadata["Name"] for d in distributions() if (d.metadata["Name"] or "").startswith("delegraph-")}
+    ours = {
+        d.metadata["Name"]
+        for d in distributions()
+        if (d.metadata["Name"] or "").startswith("delegraph-")
+    }
     groups = {BackendSpec: "backends", **KINDS}
     for record in delegraph.default_registry().plugins():
-        if record.distribution not in ours or record.distribution == "delegraph-workers":
+        if (
+            record.distribution not in ours
+            or record.distribution == "delegraph-workers"
+        ):
             continue
         for spec in record.declarations:
             if type(spec) in groups:
-                assert spec.key in LISTED[record.distribution].get(groups[type(spec)], ()), spec
+                assert spec.key in LISTED[record.distribution].get(
+                    groups[type(spec)], ()
+                ), spec
             if isinstance(spec, BackendSpec):
-                assert LISTED[record.distribution]["backends"][spec.name] == spec.backend_id
+                assert (
+                    LISTED[record.distribution]["backends"][spec.name]
+                    == spec.backend_id
+                )
 
 
 def test_lower_names_the_distribution(registry):
-    with pytest.raises(BackendNotFound, match="delegraph-ethosu, which is not installed") as found:
-        delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["ethosu"], registry=registry)
+    with pytest.raises(
+        BackendNotFound, match="delegraph-ethosu, which is not installed"
+    ) as found:
+        delegraph.lower(
+            torch.nn.ReLU(), (torch.ones(2),), backends=["ethosu"], registry=registry
+        )
     assert found.value.hint == "pip install delegraph-ethosu"

@@ -1,4 +1,6 @@
-"""Files with delegates that are native code: load and run name them, and refuse them on request."""
+"""Files with delegates that are native code: load and run name them, and refuse them on
+request.
+"""
 
 import json
 import subprocess
@@ -19,7 +21,12 @@ NATIVE = {
     "xnnpack": ("XnnpackBackend", "a program for XNNPACK, which does not check it"),
 }
 FILES = [("iree", "m.vmfb"), *((backend, "m.pte") for backend in NATIVE)]
-HARMLESS = [("tosa", "m.tosa"), ("tosa", "m.pte"), ("compiler-demo", "m.pte"), (None, "m.pte")]
+HARMLESS = [
+    ("tosa", "m.tosa"),
+    ("tosa", "m.pte"),
+    ("compiler-demo", "m.pte"),
+    (None, "m.pte"),
+]
 
 
 def save(backend, path):
@@ -44,7 +51,10 @@ def test_load_names_native_code(backend, name, tmp_path):
 @pytest.mark.parametrize("backend, name", FILES)
 def test_load_refuses_native_code_on_request(backend, name, tmp_path):
     path = save(backend, tmp_path / name)
-    with pytest.raises(InputError, match=f"native code, which is not allowed: a delegate of {NATIVE[backend][0]}"):
+    with pytest.raises(
+        InputError,
+        match=f"native code, which is not allowed: a delegate of {NATIVE[backend][0]}",
+    ):
         delegraph.load(path, allow_native=False)
 
 
@@ -52,10 +62,14 @@ def test_load_refuses_native_code_on_request(backend, name, tmp_path):
 def test_load_takes_files_without_native_code(backend, name, tmp_path):
     loaded = delegraph.load(save(backend, tmp_path / name), allow_native=False)
     assert loaded.native_blobs == {}
-    torch.testing.assert_close(torch.as_tensor(loaded(X)[0]).reshape(-1)[:4], MODEL(X)[0])
+    torch.testing.assert_close(
+        torch.as_tensor(loaded(X)[0]).reshape(-1)[:4], MODEL(X)[0]
+    )
 
 
-@pytest.mark.parametrize("backend, name", [("xnnpack", "m.pte"), ("compiler-demo", "m.pte")])
+@pytest.mark.parametrize(
+    "backend, name", [("xnnpack", "m.pte"), ("compiler-demo", "m.pte")]
+)
 def test_delegates_of_a_whole_file_runtime_are_its_native_code(backend, name, tmp_path):
     path = save(backend, tmp_path / name)
     with pytest.raises(InputError, match="native code, which is not allowed"):
@@ -63,7 +77,9 @@ def test_delegates_of_a_whole_file_runtime_are_its_native_code(backend, name, tm
 
 
 def test_a_file_without_delegates_runs_in_each_runtime(tmp_path):
-    loaded = delegraph.load(save(None, tmp_path / "m.pte"), runtime="executorch", allow_native=False)
+    loaded = delegraph.load(
+        save(None, tmp_path / "m.pte"), runtime="executorch", allow_native=False
+    )
     torch.testing.assert_close(loaded(X), MODEL(X))
 
 
@@ -90,4 +106,7 @@ def test_a_plugin_declares_its_native_code():
     registry.register(BackendSpec("acme", "acme:Backend", "AcmeBackend", api=1))
     assert registry.native_code("acme") == ""
     assert registry.native_code("unknown") == ""
-    assert RuntimeSpec("acme", "acme:Runtime", native="machine code").native == "machine code"
+    assert (
+        RuntimeSpec("acme", "acme:Runtime", native="machine code").native
+        == "machine code"
+    )

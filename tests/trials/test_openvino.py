@@ -31,7 +31,9 @@ class Function(nn.Module):
         return self.function(self, *inputs)
 
 
-def lower(function: Callable, *inputs: Tensor, buffers: tuple = ()) -> delegraph.LoweredProgram:
+def lower(
+    function: Callable, *inputs: Tensor, buffers: tuple = ()
+) -> delegraph.LoweredProgram:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = Function(function, *buffers).eval()
@@ -39,16 +41,24 @@ def lower(function: Callable, *inputs: Tensor, buffers: tuple = ()) -> delegraph
 
 
 def operators_of(lowered: delegraph.LoweredProgram) -> set[str]:
-    return {node.target.__name__ for delegate in lowered.delegates for node in delegate.nodes}
+    return {
+        node.target.__name__
+        for delegate in lowered.delegates
+        for node in delegate.nodes
+    }
 
 
-# --- partitions that were lost ---------------------------------------------------------------------------------------
+# --- partitions that were lost --------------------------------------------------------
 
 RETURNED = {
     "value and copy": lambda m, x: (lambda y: (y, y.clone()))(x.sin()),
-    "copy of a copy": lambda m, x: (lambda y: (y.clone(), y.clone().clone(), y))(x.sin()),
+    "copy of a copy": lambda m, x: (lambda y: (y.clone(), y.clone().clone(), y))(
+        x.sin()
+    ),
     "copy of a view": lambda m, x: (lambda y: (y, y.t(), y.t().clone()))(x.sin()),
-    "detached copy": lambda m, x: (lambda y: (y, y.detach(), y.detach().clone()))(x * 2),
+    "detached copy": lambda m, x: (lambda y: (y, y.detach(), y.detach().clone()))(
+        x * 2
+    ),
     "input and copy": lambda m, x: (x, x.clone(), x.sin()),
 }
 
@@ -73,11 +83,15 @@ BFLOAT16 = {
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", BFLOAT16)
-def test_short_floats_meet_constants_of_their_type(name: str, dtype: torch.dtype) -> None:
+def test_short_floats_meet_constants_of_their_type(
+    name: str, dtype: torch.dtype
+) -> None:
     x = torch.randn(2, 3).to(dtype)
     lowered = lower(BFLOAT16[name], x)
     assert not lowered.report.given_back
-    torch.testing.assert_close(lowered(x), BFLOAT16[name](None, x), rtol=0.02, atol=0.01)
+    torch.testing.assert_close(
+        lowered(x), BFLOAT16[name](None, x), rtol=0.02, atol=0.01
+    )
 
 
 def ring(m, x):
@@ -106,7 +120,9 @@ def shift(m, x):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("function", [ring, average, history, shift])
-def test_a_history_of_a_buffer_is_delegated(function: Callable, dtype: torch.dtype) -> None:
+def test_a_history_of_a_buffer_is_delegated(
+    function: Callable, dtype: torch.dtype
+) -> None:
     zeros = torch.zeros(4, 3, dtype=dtype)
     lowered = lower(function, torch.ones(1, 3, dtype=dtype), buffers=(zeros.clone(),))
     module = Function(function, zeros.clone())
@@ -116,7 +132,7 @@ def test_a_history_of_a_buffer_is_delegated(function: Callable, dtype: torch.dty
         torch.testing.assert_close(lowered(x), module(x), rtol=0.02, atol=0.02)
 
 
-# --- integer weights -------------------------------------------------------------------------------------------------
+# --- integer weights ------------------------------------------------------------------
 
 
 def dequantized(m, kind: str, axis: int) -> Tensor:
@@ -124,7 +140,9 @@ def dequantized(m, kind: str, axis: int) -> Tensor:
         return quantized.dequantize_per_tensor(m.w0, 0.01, 0, -127, 127, torch.int8)
     if kind == "zero point":
         return quantized.dequantize_per_tensor(m.w0, 0.01, 3, -128, 127, torch.int8)
-    return quantized.dequantize_per_channel(m.w0, m.w1, m.w2, axis, -128, 127, torch.int8)
+    return quantized.dequantize_per_channel(
+        m.w0, m.w1, m.w2, axis, -128, 127, torch.int8
+    )
 
 
 LAYERS = {
@@ -132,12 +150,37 @@ LAYERS = {
     "product": (lambda x, w: x @ w, (64, 64), (2, 64), 1),
     "batched product": (lambda x, w: torch.bmm(x, w), (2, 64, 64), (2, 3, 64), 2),
     "convolution": (lambda x, w: F.conv2d(x, w), (32, 16, 3, 3), (1, 16, 8, 8), 0),
-    "convolution of a signal": (lambda x, w: F.conv1d(x, w), (64, 32, 3), (1, 32, 8), 0),
-    "grouped convolution": (lambda x, w: F.conv2d(x, w, groups=2), (32, 16, 3, 3), (1, 32, 8, 8), 0),
-    "transposed convolution": (lambda x, w: F.conv_transpose2d(x, w), (16, 32, 3, 3), (1, 16, 8, 8), 1),
-    "grouped transposed": (lambda x, w: F.conv_transpose2d(x, w, groups=2), (32, 16, 3, 3), (1, 32, 8, 8), 1),
+    "convolution of a signal": (
+        lambda x, w: F.conv1d(x, w),
+        (64, 32, 3),
+        (1, 32, 8),
+        0,
+    ),
+    "grouped convolution": (
+        lambda x, w: F.conv2d(x, w, groups=2),
+        (32, 16, 3, 3),
+        (1, 32, 8, 8),
+        0,
+    ),
+    "transposed convolution": (
+        lambda x, w: F.conv_transpose2d(x, w),
+        (16, 32, 3, 3),
+        (1, 16, 8, 8),
+        1,
+    ),
+    "grouped transposed": (
+        lambda x, w: F.conv_transpose2d(x, w, groups=2),
+        (32, 16, 3, 3),
+        (1, 32, 8, 8),
+        1,
+    ),
     "embedding": (lambda x, w: F.embedding(x.to(torch.int32), w), (128, 64), (1, 7), 1),
-    "tied": (lambda x, w: F.linear(F.embedding(x.to(torch.int32), w), w), (128, 64), (1, 7), 1),
+    "tied": (
+        lambda x, w: F.linear(F.embedding(x.to(torch.int32), w), w),
+        (128, 64),
+        (1, 7),
+        1,
+    ),
     "sum": (lambda x, w: x + w, (128, 64), (128, 64), 1),
     "joined": (lambda x, w: torch.cat([x, w]), (128, 64), (2, 64), 1),
 }
@@ -145,14 +188,22 @@ LAYERS = {
 
 @pytest.mark.parametrize("kind", ["one scale", "zero point", "by channel"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_integer_weights_are_stored_once_as_integers(name: str, kind: str, tmp_path: Path) -> None:
+def test_integer_weights_are_stored_once_as_integers(
+    name: str, kind: str, tmp_path: Path
+) -> None:
     layer, shape, given, axis = LAYERS[name]
     generator = torch.Generator().manual_seed(0)
     weight = torch.randint(-127, 128, shape, dtype=torch.int8, generator=generator)
     channels = shape[axis]
-    buffers = (weight, torch.linspace(0.005, 0.02, channels), torch.arange(channels) % 5 - 2)
+    buffers = (
+        weight,
+        torch.linspace(0.005, 0.02, channels),
+        torch.arange(channels) % 5 - 2,
+    )
     x = torch.rand(given, generator=generator)
-    lowered = lower(lambda m, x: layer(x, dequantized(m, kind, axis)), x, buffers=buffers)
+    lowered = lower(
+        lambda m, x: layer(x, dequantized(m, kind, axis)), x, buffers=buffers
+    )
     assert lowered.report.host_operators == 0
     # OpenVINO quantized the inputs of such layers as well, and was off by one percent
     assert lowered.verify(x).relative_error < 1e-5
@@ -161,23 +212,58 @@ def test_integer_weights_are_stored_once_as_integers(name: str, kind: str, tmp_p
     assert delegraph.load(tmp_path / "m.pte")(x).equal(lowered(x))
 
 
-def test_files_of_quantized_networks_are_smaller_than_those_of_floats(tmp_path: Path) -> None:
+def test_files_of_quantized_networks_are_smaller_than_those_of_floats(
+    tmp_path: Path,
+) -> None:
     torch.manual_seed(0)
-    layers = [nn.Linear(96, 96), nn.GELU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 96)]
+    layers = [
+        nn.Linear(96, 96),
+        nn.GELU(),
+        nn.Linear(96, 96),
+        nn.ReLU(),
+        nn.Linear(96, 96),
+    ]
     model = nn.Sequential(*layers).eval()
     batches = [(torch.randn(2, 96),) for _ in range(2)]
     program = delegraph.quantize(model, batches, backend="tosa")
-    delegraph.lower(model, batches[0], backends=["openvino"]).save(tmp_path / "float.pte")
+    delegraph.lower(model, batches[0], backends=["openvino"]).save(
+        tmp_path / "float.pte"
+    )
     delegraph.lower(program, backends=["openvino"]).save(tmp_path / "int8.pte")
-    assert (tmp_path / "int8.pte").stat().st_size < 0.45 * (tmp_path / "float.pte").stat().st_size
+    assert (tmp_path / "int8.pte").stat().st_size < 0.45 * (
+        tmp_path / "float.pte"
+    ).stat().st_size
 
 
-# --- special values --------------------------------------------------------------------------------------------------
+# --- special values -------------------------------------------------------------------
 
 NAN = float("nan")
 INF = float("inf")
 VALUES = torch.tensor(
-    [NAN, INF, -INF, -0.0, 0.0, 1e-30, -1e-10, 3e-6, -0.03, 0.5, -0.5, 1, -1, 1.5, -2.5, 7, -13, -20, -30, 20, 80, 1e10]
+    [
+        NAN,
+        INF,
+        -INF,
+        -0.0,
+        0.0,
+        1e-30,
+        -1e-10,
+        3e-6,
+        -0.03,
+        0.5,
+        -0.5,
+        1,
+        -1,
+        1.5,
+        -2.5,
+        7,
+        -13,
+        -20,
+        -30,
+        20,
+        80,
+        1e10,
+    ]
 )
 OTHERS = VALUES.roll(3)
 ON_ONE: dict[str, Callable] = {
@@ -235,17 +321,24 @@ NEAR = {"rtol": 2e-5, "atol": 0.0, "equal_nan": True}
 @pytest.mark.parametrize("name", ON_ONE)
 def test_special_values_are_those_of_eager(name: str) -> None:
     function = ON_ONE[name]
-    torch.testing.assert_close(lower(lambda m, x: function(x), VALUES)(VALUES), function(VALUES), **NEAR)
+    torch.testing.assert_close(
+        lower(lambda m, x: function(x), VALUES)(VALUES), function(VALUES), **NEAR
+    )
 
 
 @pytest.mark.parametrize("name", ON_TWO)
 def test_pairs_of_special_values_are_those_of_eager(name: str) -> None:
     function = ON_TWO[name]
     lowered = lower(lambda m, x, y: function(x, y), VALUES, OTHERS)
-    torch.testing.assert_close(lowered(VALUES, OTHERS), function(VALUES, OTHERS), **NEAR)
+    torch.testing.assert_close(
+        lowered(VALUES, OTHERS), function(VALUES, OTHERS), **NEAR
+    )
 
 
-DELEGATED = "exp expm1 log1p softplus logsigmoid mish elu selu celu erf clamp sign angle trunc greater finite bool"
+DELEGATED = (
+    "exp expm1 log1p softplus logsigmoid mish elu selu celu erf clamp sign angle trunc"
+    " greater finite bool"
+)
 
 
 @pytest.mark.parametrize("name", DELEGATED.split())
@@ -259,19 +352,27 @@ DIVISORS = torch.tensor([2, 2, -2, -2, 7, 7, 3, 5])
 
 
 @pytest.mark.parametrize("mode", ["trunc", "floor", None])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.int16, torch.uint8, torch.int8], ids=str)
-def test_quotients_beside_integers_are_those_of_eager(dtype: torch.dtype, mode: str | None) -> None:
+@pytest.mark.parametrize(
+    "dtype", [torch.int32, torch.int64, torch.int16, torch.uint8, torch.int8], ids=str
+)
+def test_quotients_beside_integers_are_those_of_eager(
+    dtype: torch.dtype, mode: str | None
+) -> None:
     integers = INTEGERS.to(dtype)
     divisors = DIVISORS.abs().to(dtype)
     floats = torch.linspace(-3, 1e12, 8)
 
     def divide(m, a, b, x):
         quotients = [(a, b), (a, 2), (a, 0.001), (x, b), (b, x), (1.0, b)]
-        return [torch.div(torch.as_tensor(p), q, rounding_mode=mode) for p, q in quotients]
+        return [
+            torch.div(torch.as_tensor(p), q, rounding_mode=mode) for p, q in quotients
+        ]
 
     lowered = lower(divide, integers, divisors, floats)
     got = lowered(integers, divisors, floats)
-    torch.testing.assert_close(got, divide(None, integers, divisors, floats), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        got, divide(None, integers, divisors, floats), rtol=1e-6, atol=0
+    )
 
 
 ADDED = {
@@ -285,12 +386,16 @@ ADDED = {
 
 @pytest.mark.parametrize("beta,alpha", [(0, 1), (0, 2), (1, 1), (0.5, 2)])
 @pytest.mark.parametrize("name", ADDED)
-def test_a_sum_ignores_nan_of_its_first_operand_where_beta_is_zero(name: str, beta: float, alpha: float) -> None:
+def test_a_sum_ignores_nan_of_its_first_operand_where_beta_is_zero(
+    name: str, beta: float, alpha: float
+) -> None:
     function, *shapes = ADDED[name]
     first, *others = [torch.rand(shape) for shape in shapes]
     inputs = (first * NAN if beta == 0 else first, *others)
     lowered = lower(lambda m, *given: function(*given, beta=beta, alpha=alpha), *inputs)
-    torch.testing.assert_close(lowered(*inputs), function(*inputs, beta=beta, alpha=alpha))
+    torch.testing.assert_close(
+        lowered(*inputs), function(*inputs, beta=beta, alpha=alpha)
+    )
 
 
 def test_a_sum_ignores_nan_of_its_product_where_alpha_is_zero() -> None:
@@ -303,7 +408,9 @@ def test_a_sum_ignores_nan_of_its_product_where_alpha_is_zero() -> None:
 @pytest.mark.parametrize("stride", [2, 3])
 @pytest.mark.parametrize("ceil_mode", [False, True])
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_average_pools_count_as_eager_does(rank: int, ceil_mode: bool, stride: int, size: int) -> None:
+def test_average_pools_count_as_eager_does(
+    rank: int, ceil_mode: bool, stride: int, size: int
+) -> None:
     pool = getattr(F, f"avg_pool{rank}d")
     x = torch.rand(1, 2, *[size] * rank) + 1
 
@@ -315,8 +422,12 @@ def test_average_pools_count_as_eager_does(rank: int, ceil_mode: bool, stride: i
 
 PLACES: dict[str, Callable] = {
     "rows": lambda x, y: torch.slice_scatter(x, y.sin(), 0, 1),
-    "every second column": lambda x, y: torch.slice_scatter(x, y.t()[:, :2].reshape(3, 2)[[0, 1, 2, 0]], 1, 0, 3, 2),
-    "a chain": lambda x, y: torch.select_scatter(torch.slice_scatter(x, y.sin(), 0, 1), y[0], 0, -4),
+    "every second column": lambda x, y: torch.slice_scatter(
+        x, y.t()[:, :2].reshape(3, 2)[[0, 1, 2, 0]], 1, 0, 3, 2
+    ),
+    "a chain": lambda x, y: torch.select_scatter(
+        torch.slice_scatter(x, y.sin(), 0, 1), y[0], 0, -4
+    ),
     "a column": lambda x, y: torch.select_scatter(x, x[:, 0] * 2, -1, -1),
 }
 
@@ -334,11 +445,18 @@ TRUTHS: dict[str, Callable] = {
     "any": lambda x: (x.any(), x.any(1), x.any(0, keepdim=True)),
     "all": lambda x: (x.all(), x.all(1)),
     "cast": lambda x: (x.bool(), torch.logical_not(x)),
-    "pairs": lambda x: (torch.logical_and(x, x.flip(0)), torch.logical_xor(x, x.flip(0))),
+    "pairs": lambda x: (
+        torch.logical_and(x, x.flip(0)),
+        torch.logical_xor(x, x.flip(0)),
+    ),
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.float32, torch.float16, torch.bool], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.int32, torch.int16, torch.float32, torch.float16, torch.bool],
+    ids=str,
+)
 @pytest.mark.parametrize("name", TRUTHS)
 def test_every_number_but_zero_is_true(name: str, dtype: torch.dtype) -> None:
     """OpenVINO cast integers by way of 8 bits, and took NaN for 0."""
@@ -355,7 +473,7 @@ def test_log1p_of_an_infinite_short_float_is_infinite() -> None:
     torch.testing.assert_close(lower(lambda m, x: x.log1p(), x)(x), x.log1p())
 
 
-# --- tensors without elements ----------------------------------------------------------------------------------------
+# --- tensors without elements ---------------------------------------------------------
 
 EMPTY = torch.zeros(0, 3)
 NO_PLACES = torch.zeros(0, dtype=torch.int32)
@@ -377,8 +495,12 @@ WITHOUT_ELEMENTS = {
 def test_calls_without_elements_run_on_the_host(name: str) -> None:
     function, inputs = WITHOUT_ELEMENTS[name]
     lowered = lower(function, *inputs, buffers=(EMPTY,))
-    assert any("has no elements" in refusal.reason for refusal in lowered.report.refusals)
-    torch.testing.assert_close(lowered(*inputs), Function(function, EMPTY)(*inputs), equal_nan=True)
+    assert any(
+        "has no elements" in refusal.reason for refusal in lowered.report.refusals
+    )
+    torch.testing.assert_close(
+        lowered(*inputs), Function(function, EMPTY)(*inputs), equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("name", ["select", "cross", "unfold"])
@@ -386,7 +508,9 @@ def test_dynamic_sizes_may_be_zero(name: str) -> None:
     function, _ = WITHOUT_ELEMENTS[name]
     rows = {0: torch.export.Dim("rows", min=0, max=8)}
     module = Function(function)
-    program = torch.export.export(module, (torch.ones(2, 3),), dynamic_shapes=((rows,),))
+    program = torch.export.export(
+        module, (torch.ones(2, 3),), dynamic_shapes=((rows,),)
+    )
     lowered = delegraph.lower(program, backends=["openvino"])
     assert not lowered.report.refusals
     for count in (0, 1, 4):
@@ -394,7 +518,7 @@ def test_dynamic_sizes_may_be_zero(name: str) -> None:
         torch.testing.assert_close(lowered(x), module(x))
 
 
-# --- indices out of range --------------------------------------------------------------------------------------------
+# --- indices out of range -------------------------------------------------------------
 
 TABLE = torch.arange(12.0).reshape(4, 3)
 INDEXED = {
@@ -419,5 +543,7 @@ def test_an_index_out_of_range_is_an_error(name: str) -> None:
     for wrong in wrongs:
         with pytest.raises((IndexError, RuntimeError)):
             function(None, TABLE, torch.tensor([1, wrong]))
-        with pytest.raises((InputError, IndexError, RuntimeError), match=r"out of (range|bounds)"):
+        with pytest.raises(
+            (InputError, IndexError, RuntimeError), match=r"out of (range|bounds)"
+        ):
             lowered(TABLE, torch.tensor([1, wrong]))

@@ -1,4 +1,6 @@
-"""Pools for TOSA, in floats and integers: each file loads in every reader of its kind, and computes what eager does."""
+"""Pools for TOSA, in floats and integers: each file loads in every reader of its kind,
+and computes what eager does.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,20 @@ from torch import Tensor, nn
 from plugins.tosa_backend.tests.support.reference_tools import judge, run
 
 POOLS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
-    "ceil-and-padding": (nn.AvgPool2d((2, 3), 2, padding=1, ceil_mode=True), (1, 1, 14, 14)),
+    "ceil-and-padding": (
+        nn.AvgPool2d((2, 3), 2, padding=1, ceil_mode=True),
+        (1, 1, 14, 14),
+    ),
     "padding": (nn.AvgPool2d(3, 2, padding=1), (1, 2, 9, 9)),
-    "padding-not-counted": (nn.AvgPool2d(3, 2, padding=1, count_include_pad=False), (1, 2, 14, 14)),
+    "padding-not-counted": (
+        nn.AvgPool2d(3, 2, padding=1, count_include_pad=False),
+        (1, 2, 14, 14),
+    ),
     "divisor": (nn.AvgPool2d((2, 3), 2, padding=1, divisor_override=5), (1, 1, 14, 14)),
-    "ceil-and-divisor": (nn.AvgPool2d(3, 2, ceil_mode=True, divisor_override=7), (1, 1, 14, 14)),
+    "ceil-and-divisor": (
+        nn.AvgPool2d(3, 2, ceil_mode=True, divisor_override=7),
+        (1, 1, 14, 14),
+    ),
     "volume": (nn.AvgPool3d(2, 2, padding=1, ceil_mode=True), (1, 1, 5, 7, 7)),
     "adaptive": (nn.AdaptiveAvgPool2d(5), (1, 2, 14, 14)),
     "adaptive-volume": (nn.AdaptiveAvgPool3d((2, 3, 3)), (1, 1, 5, 7, 7)),
@@ -46,17 +57,23 @@ def loaded(file: Path, x: Tensor) -> Tensor:
 
 
 def integers_of(pool: nn.Module, x: Tensor, bits: int) -> tuple[Any, Any]:
-    """The quantized program lowered for integers, with floats at its borders and without."""
+    """The quantized program lowered for integers, with floats at its borders and
+    without.
+    """
     precision = Precision(activations=torch.int8 if bits == 8 else torch.int16)
     program = quantize(pool.eval(), [(x,)], quantizer=TOSAQuantizer(precision))
     spec = "TOSA-1.0+INT" if bits == 8 else "TOSA-1.0+INT+int16"
     options = {"tosa": {"spec": spec}}
     whole = delegraph.lower(program, backends=["tosa"], options=options)
-    bare = delegraph.lower(program, backends=["tosa"], options=options, transforms=[integer_borders])
+    bare = delegraph.lower(
+        program, backends=["tosa"], options=options, transforms=[integer_borders]
+    )
     return whole, bare
 
 
-def check_integers(pool: nn.Module, shape: tuple[int, ...], folder: Any, bits: int = 8) -> None:
+def check_integers(
+    pool: nn.Module, shape: tuple[int, ...], folder: Any, bits: int = 8
+) -> None:
     """Compare integers with eager, and load their file in each reader."""
     x = image(shape)
     whole, bare = integers_of(pool, x, bits)
@@ -68,7 +85,9 @@ def check_integers(pool: nn.Module, shape: tuple[int, ...], folder: Any, bits: i
         return
     bare.save(file)
     dtype = torch.int8 if bits == 8 else torch.int16
-    given = torch.randint(-100, 100, shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    given = torch.randint(
+        -100, 100, shape, generator=torch.Generator().manual_seed(1)
+    ).to(dtype)
     ours = bare(given)
     torch.testing.assert_close(loaded(file, given), ours)
     spec = "TOSA-1.0+INT" if bits == 8 else "TOSA-1.0+INT+int16"
@@ -88,8 +107,15 @@ def test_vela_compiles_a_padded_average(tmp_path):
     pool, shape = POOLS["ceil-and-padding"]
     _, bare = integers_of(pool, image(shape), 8)
     bare.save(tmp_path / "pool.tosa")
-    command = [vela, str(tmp_path / "pool.tosa"), "--accelerator-config", "ethos-u85-256"]
-    done = subprocess.run([*command, "--output-dir", str(tmp_path)], capture_output=True, text=True)
+    command = [
+        vela,
+        str(tmp_path / "pool.tosa"),
+        "--accelerator-config",
+        "ethos-u85-256",
+    ]
+    done = subprocess.run(
+        [*command, "--output-dir", str(tmp_path)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -101,12 +127,22 @@ def test_float_pools_load_everywhere(name, tmp_path):
     file = tmp_path / "pool.tosa"
     lowered.save(file)
     judge(file.read_bytes(), TosaSpec.parse("TOSA-1.0+FP"))
-    for got in (lowered(x), loaded(file, x), torch.from_numpy(run(file.read_bytes(), [x.numpy()])[0])):
+    for got in (
+        lowered(x),
+        loaded(file, x),
+        torch.from_numpy(run(file.read_bytes(), [x.numpy()])[0]),
+    ):
         torch.testing.assert_close(got, pool(x), atol=1e-5, rtol=1e-5)
 
 
 SETTINGS = [
-    {"kernel_size": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil, **more}
+    {
+        "kernel_size": kernel,
+        "stride": stride,
+        "padding": padding,
+        "ceil_mode": ceil,
+        **more,
+    }
     for kernel, stride, padding, ceil, more in itertools.product(
         (2, 3, (2, 3)),
         (1, 2),

@@ -1,4 +1,6 @@
-"""Constants of `.pte` files in both runtimes: each memory is stored once, and tensors without elements load."""
+"""Constants of `.pte` files in both runtimes: each memory is stored once, and tensors
+without elements load.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ from torch.nn import functional as F
 
 from plugins.executorch_backend.tests.support.both_runtimes import expect_right_in_both
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # whatever ExecuTorch warns of at import
+# whatever ExecuTorch warns of at import
+pytestmark = pytest.mark.filterwarnings("ignore")
 pytest.importorskip("delegraph_executorch")
 
-ROWS, WIDTH = 500, 32
+ROWS = 500
+WIDTH = 32
 TOKENS = torch.tensor([[1, 2, 3]])
 
 
@@ -66,7 +70,9 @@ class ConvolutionOfView(Tied):
     def __init__(self) -> None:
         super().__init__()
         self.head = nn.Conv1d(WIDTH, ROWS, 1, bias=False)
-        self.head.weight = nn.Parameter(self.embedding.weight.detach().view(ROWS, WIDTH, 1))
+        self.head.weight = nn.Parameter(
+            self.embedding.weight.detach().view(ROWS, WIDTH, 1)
+        )
 
     def forward(self, tokens: Any) -> Any:
         return self.head(self.embedding(tokens).mT)
@@ -74,7 +80,9 @@ class ConvolutionOfView(Tied):
 
 class ViewInForward(Tied):
     def forward(self, tokens: Any) -> Any:
-        return F.conv1d(self.embedding(tokens).mT, self.embedding.weight.view(ROWS, WIDTH, 1))
+        return F.conv1d(
+            self.embedding(tokens).mT, self.embedding.weight.view(ROWS, WIDTH, 1)
+        )
 
 
 class HalfFloats(Product):
@@ -84,7 +92,9 @@ class HalfFloats(Product):
 
 
 class Int8(nn.Module):
-    """Weights of eight bits that the program dequantizes; the head has a view of those of the embedding."""
+    """Weights of eight bits that the program dequantizes; the head has a view of those
+    of the embedding.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,9 +119,17 @@ TIED = [
 ]
 
 
-@pytest.mark.parametrize("backends", [[], pytest.param(["xnnpack"], marks=pytest.mark.slow)], ids=["host", "xnnpack"])
-@pytest.mark.parametrize(("model", "bytes_each"), TIED, ids=lambda value: getattr(value, "__name__", ""))
-def test_tied_weight_is_stored_once(model: Any, bytes_each: int, backends: list[str], tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    "backends",
+    [[], pytest.param(["xnnpack"], marks=pytest.mark.slow)],
+    ids=["host", "xnnpack"],
+)
+@pytest.mark.parametrize(
+    ("model", "bytes_each"), TIED, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_tied_weight_is_stored_once(
+    model: Any, bytes_each: int, backends: list[str], tmp_path: Any
+) -> None:
     if backends and model is TransposedParameter:
         pytest.skip("XNNPACK packs the transposed weight, whose bytes are others")
     if backends:
@@ -120,7 +138,9 @@ def test_tied_weight_is_stored_once(model: Any, bytes_each: int, backends: list[
     module = model().eval()
     delegraph.lower(module, (TOKENS,), backends=backends).save(path)
     assert path.stat().st_size < 1.3 * ROWS * WIDTH * bytes_each + 4000
-    expect_right_in_both(path, module, (TOKENS,), atol=1e-2 if bytes_each == 2 else 1e-4, rtol=1e-3)
+    expect_right_in_both(
+        path, module, (TOKENS,), atol=1e-2 if bytes_each == 2 else 1e-4, rtol=1e-3
+    )
 
 
 def test_weight_that_two_methods_read_is_stored_once(tmp_path: Any) -> None:
@@ -206,7 +226,9 @@ EMPTY = [Joined, Returned, Copied, Chosen, Written, Literals, Sliced, Multiplied
     ids=["inside", "outside"],
 )
 @pytest.mark.parametrize("model", EMPTY)
-def test_tensors_without_elements(model: Any, options: dict[str, Any], tmp_path: Any) -> None:
+def test_tensors_without_elements(
+    model: Any, options: dict[str, Any], tmp_path: Any
+) -> None:
     for x in (torch.ones(2, 3), torch.zeros(0, 3)):
         if model is Sliced and not len(x):
             continue
@@ -216,11 +238,17 @@ def test_tensors_without_elements(model: Any, options: dict[str, Any], tmp_path:
 
 
 def test_tosa_file_with_a_constant_without_elements(tmp_path: Any) -> None:
-    delegraph.lower(Joined(), (torch.ones(2, 3),), backends=["tosa"]).save(tmp_path / "model.tosa")
-    assert torch.equal(delegraph.load(tmp_path / "model.tosa")(torch.ones(2, 3))[0], torch.ones(2, 3))
+    delegraph.lower(Joined(), (torch.ones(2, 3),), backends=["tosa"]).save(
+        tmp_path / "model.tosa"
+    )
+    assert torch.equal(
+        delegraph.load(tmp_path / "model.tosa")(torch.ones(2, 3))[0], torch.ones(2, 3)
+    )
 
 
 def test_tosa_file_refuses_a_result_without_elements(tmp_path: Any) -> None:
     lowered = delegraph.lower(Returned(), (torch.ones(2, 3),), backends=["tosa"])
-    with pytest.raises(delegraph.DelegraphError, match="is empty; TOSA has no empty tensors"):
+    with pytest.raises(
+        delegraph.DelegraphError, match="is empty; TOSA has no empty tensors"
+    ):
         lowered.save(tmp_path / "model.tosa")

@@ -1,15 +1,20 @@
-"""Quantized programs as ``.pte`` files, on the host and with delegates, in both runtimes, against eager."""
+"""Quantized programs as ``.pte`` files, on the host and with delegates, in both
+runtimes, against eager.
+"""
 
 import delegraph
 import pytest
 import torch
 from torch import nn
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # whatever ExecuTorch and torchao warn of
+# whatever ExecuTorch and torchao warn of
+pytestmark = pytest.mark.filterwarnings("ignore")
 pytest.importorskip("delegraph_executorch")
 pt2e = pytest.importorskip("torchao.quantization.pt2e.quantize_pt2e")
 torchao = pytest.importorskip("torchao.quantization")
-of_xnnpack = pytest.importorskip("executorch.backends.xnnpack.quantizer.xnnpack_quantizer")
+of_xnnpack = pytest.importorskip(
+    "executorch.backends.xnnpack.quantizer.xnnpack_quantizer"
+)
 
 from plugins.executorch_backend.tests.support.both_runtimes import (  # noqa: E402
     expect_right_in_both,
@@ -36,7 +41,9 @@ RANGE = (-128, 127, torch.int8)
 
 def chosen_for_tensor(x):
     parameters = QD.choose_qparams.tensor(x, -128, 127, 1e-5, torch.int8)
-    return QD.dequantize_per_tensor.tensor(QD.quantize_per_tensor.tensor(x, *parameters, *RANGE), *parameters, *RANGE)
+    return QD.dequantize_per_tensor.tensor(
+        QD.quantize_per_tensor.tensor(x, *parameters, *RANGE), *parameters, *RANGE
+    )
 
 
 def chosen_for_tokens(x):
@@ -46,17 +53,40 @@ def chosen_for_tokens(x):
 
 
 OPERATORS = {
-    "quantize per tensor": (lambda x: QD.quantize_per_tensor(x, 0.1, 3, *RANGE), FLOATS),
-    "quantize per tensor to uint8": (lambda x: QD.quantize_per_tensor(x, 0.1, 3, 0, 255, torch.uint8), FLOATS),
-    "quantize per tensor to int16": (lambda x: QD.quantize_per_tensor(x, 0.1, 0, -32768, 32767, torch.int16), FLOATS),
-    "quantize per tensor of float16": (lambda x: QD.quantize_per_tensor(x, 0.1, 3, *RANGE), FLOATS.half()),
-    "quantize per tensor of bfloat16": (lambda x: QD.quantize_per_tensor(x, 0.1, 3, *RANGE), FLOATS.bfloat16()),
-    "quantize by tensors": (lambda x: QD.quantize_per_tensor.tensor(x, SCALE, ZERO, *RANGE), FLOATS),
+    "quantize per tensor": (
+        lambda x: QD.quantize_per_tensor(x, 0.1, 3, *RANGE),
+        FLOATS,
+    ),
+    "quantize per tensor to uint8": (
+        lambda x: QD.quantize_per_tensor(x, 0.1, 3, 0, 255, torch.uint8),
+        FLOATS,
+    ),
+    "quantize per tensor to int16": (
+        lambda x: QD.quantize_per_tensor(x, 0.1, 0, -32768, 32767, torch.int16),
+        FLOATS,
+    ),
+    "quantize per tensor of float16": (
+        lambda x: QD.quantize_per_tensor(x, 0.1, 3, *RANGE),
+        FLOATS.half(),
+    ),
+    "quantize per tensor of bfloat16": (
+        lambda x: QD.quantize_per_tensor(x, 0.1, 3, *RANGE),
+        FLOATS.bfloat16(),
+    ),
+    "quantize by tensors": (
+        lambda x: QD.quantize_per_tensor.tensor(x, SCALE, ZERO, *RANGE),
+        FLOATS,
+    ),
     "quantize by tensors between tensors": (
-        lambda x: QD.quantize_per_tensor.tensor2(x, SCALE, ZERO, LEAST, GREATEST, torch.int8),
+        lambda x: QD.quantize_per_tensor.tensor2(
+            x, SCALE, ZERO, LEAST, GREATEST, torch.int8
+        ),
         FLOATS * 20,
     ),
-    "dequantize per tensor": (lambda x: QD.dequantize_per_tensor(x, 0.1, 3, *RANGE), INTEGERS),
+    "dequantize per tensor": (
+        lambda x: QD.dequantize_per_tensor(x, 0.1, 3, *RANGE),
+        INTEGERS,
+    ),
     "dequantize per tensor to float16": (
         lambda x: QD.dequantize_per_tensor(x, 0.1, 3, *RANGE, out_dtype=torch.float16),
         INTEGERS,
@@ -65,9 +95,18 @@ OPERATORS = {
         lambda x: QD.dequantize_per_tensor(x, 0.1, 3, *RANGE, out_dtype=torch.bfloat16),
         INTEGERS,
     ),
-    "dequantize by tensors": (lambda x: QD.dequantize_per_tensor.tensor(x, SCALE, ZERO, *RANGE), INTEGERS),
-    "quantize per channel": (lambda x: QD.quantize_per_channel(x, SCALES, ZEROS, 0, *RANGE), FLOATS),
-    "quantize per last channel": (lambda x: QD.quantize_per_channel(x, SCALES, ZEROS, 1, *RANGE), COLUMNS),
+    "dequantize by tensors": (
+        lambda x: QD.dequantize_per_tensor.tensor(x, SCALE, ZERO, *RANGE),
+        INTEGERS,
+    ),
+    "quantize per channel": (
+        lambda x: QD.quantize_per_channel(x, SCALES, ZEROS, 0, *RANGE),
+        FLOATS,
+    ),
+    "quantize per last channel": (
+        lambda x: QD.quantize_per_channel(x, SCALES, ZEROS, 1, *RANGE),
+        COLUMNS,
+    ),
     "quantize per channel by float64": (
         lambda x: QD.quantize_per_channel(x, SCALES.double(), ZEROS, 1, *RANGE),
         COLUMNS,
@@ -76,7 +115,10 @@ OPERATORS = {
         lambda x: QD.quantize_per_channel(x, SCALES.double(), ZEROS, 0, *RANGE),
         FLOATS.bfloat16(),
     ),
-    "dequantize per channel": (lambda x: QD.dequantize_per_channel(x, SCALES, ZEROS, 0, *RANGE), INTEGERS),
+    "dequantize per channel": (
+        lambda x: QD.dequantize_per_channel(x, SCALES, ZEROS, 0, *RANGE),
+        INTEGERS,
+    ),
     "dequantize per channel counted from the end": (
         lambda x: QD.dequantize_per_channel(x, SCALES, ZEROS, -2, *RANGE),
         INTEGERS,
@@ -86,29 +128,49 @@ OPERATORS = {
         INTEGERS,
     ),
     "dequantize per channel to bfloat16": (
-        lambda x: QD.dequantize_per_channel(x, SCALES, ZEROS, 0, *RANGE, out_dtype=torch.bfloat16),
+        lambda x: QD.dequantize_per_channel(
+            x, SCALES, ZEROS, 0, *RANGE, out_dtype=torch.bfloat16
+        ),
         INTEGERS,
     ),
     "quantize per group": (
-        lambda x: QD.quantize_per_channel_group(x, GROUP_SCALES, GROUP_ZEROS, -8, 7, torch.int8, 4),
+        lambda x: QD.quantize_per_channel_group(
+            x, GROUP_SCALES, GROUP_ZEROS, -8, 7, torch.int8, 4
+        ),
         FLOATS,
     ),
     "dequantize per group": (
-        lambda x: QD.dequantize_per_channel_group(x, GROUP_SCALES, GROUP_ZEROS, *RANGE, 4, torch.float32),
+        lambda x: QD.dequantize_per_channel_group(
+            x, GROUP_SCALES, GROUP_ZEROS, *RANGE, 4, torch.float32
+        ),
         INTEGERS,
     ),
-    "quantize per token": (lambda x: QD.quantize_per_token(x, TOKEN_SCALES, TOKEN_ZEROS, *RANGE), FLOATS),
+    "quantize per token": (
+        lambda x: QD.quantize_per_token(x, TOKEN_SCALES, TOKEN_ZEROS, *RANGE),
+        FLOATS,
+    ),
     "dequantize per token": (
-        lambda x: QD.dequantize_per_token(x, TOKEN_SCALES, TOKEN_ZEROS, *RANGE, torch.float32),
+        lambda x: QD.dequantize_per_token(
+            x, TOKEN_SCALES, TOKEN_ZEROS, *RANGE, torch.float32
+        ),
         INTEGERS,
     ),
-    "choose a scale": (lambda x: QD.choose_qparams.tensor(x, -128, 127, 1e-5, torch.int8), FLOATS),
-    "choose a scale of zeros": (lambda x: QD.choose_qparams.tensor(x, -128, 127, 1e-5, torch.int8), FLOATS * 0),
+    "choose a scale": (
+        lambda x: QD.choose_qparams.tensor(x, -128, 127, 1e-5, torch.int8),
+        FLOATS,
+    ),
+    "choose a scale of zeros": (
+        lambda x: QD.choose_qparams.tensor(x, -128, 127, 1e-5, torch.int8),
+        FLOATS * 0,
+    ),
     "choose a symmetric scale": (
         lambda x: QD.choose_qparams_symmetric.tensor(x, -127, 127, 1e-5, torch.int8),
         FLOATS,
     ),
-    "choose scales of tokens": (lambda x: QD.choose_qparams_per_token_asymmetric(x, torch.int8), FLOATS),
+    "choose scales of tokens": (
+        lambda x: QD.choose_qparams_per_token_asymmetric(x, torch.int8),
+        FLOATS,
+    ),
     "quantize with a chosen scale": (chosen_for_tensor, FLOATS),
     "quantize with chosen scales of tokens": (chosen_for_tokens, FLOATS),
     "fake quantize per channel": (
@@ -131,20 +193,27 @@ class Model(nn.Module):
 def test_an_operator_of_quantization_equals_eager(name, tmp_path):
     function, x = OPERATORS[name]
     program = delegraph.lower(Model(function), (x,), backends=[])
-    save_and_expect_right(program, function, (x,), folder=tmp_path, rtol=1e-6, atol=1e-7)
+    save_and_expect_right(
+        program, function, (x,), folder=tmp_path, rtol=1e-6, atol=1e-7
+    )
 
 
 def test_scales_chosen_at_run_time_take_any_length(tmp_path):
     sizes = ({0: torch.export.Dim("rows", min=2, max=9)},)
-    program = delegraph.lower(Model(chosen_for_tokens), (FLOATS,), backends=[], dynamic_shapes=sizes)
+    program = delegraph.lower(
+        Model(chosen_for_tokens), (FLOATS,), backends=[], dynamic_shapes=sizes
+    )
     calls = [(torch.randn(rows, 8),) for rows in (2, 3, 9)]
     save_and_expect_right(program, chosen_for_tokens, *calls, folder=tmp_path)
 
 
 def test_an_operator_without_formula_is_refused(tmp_path):
-    function = lambda x: QD.choose_qparams_per_token(x, torch.int8)  # noqa: E731
+    function = lambda x: QD.choose_qparams_per_token(x, torch.int8)
     program = delegraph.lower(Model(function), (FLOATS,), backends=[])
-    with pytest.raises(delegraph.errors.Unsupported, match="gives other element types here than the operator"):
+    with pytest.raises(
+        delegraph.errors.Unsupported,
+        match="gives other element types here than the operator",
+    ):
         program.save(tmp_path / "program.pte")
 
 
@@ -152,7 +221,9 @@ def with_quantizer(quantizer):
     """A function that quantizes a model as torchao's PT2E flow does."""
 
     def quantized(module, inputs):
-        prepared = pt2e.prepare_pt2e(torch.export.export(module, inputs).module(), quantizer())
+        prepared = pt2e.prepare_pt2e(
+            torch.export.export(module, inputs).module(), quantizer()
+        )
         prepared(*inputs)
         return torch.export.export(pt2e.convert_pt2e(prepared), inputs)
 
@@ -202,25 +273,55 @@ EIGHT_BY_FOUR = torchao.Int8DynamicActivationIntxWeightConfig(
 EIGHT_BY_EIGHT = torchao.Int8DynamicActivationIntxWeightConfig(
     weight_dtype=torch.int8, weight_granularity=torchao.PerAxis(0)
 )
-WEIGHTS_OF_FOUR = torchao.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=torchao.PerGroup(16))
+WEIGHTS_OF_FOUR = torchao.IntxWeightOnlyConfig(
+    weight_dtype=torch.int4, granularity=torchao.PerGroup(16)
+)
 MODELS = {
     "linear per tensor": (linear, (2, 32), by_xnnpack(is_per_channel=False)),
     "linear per channel": (linear, (2, 32), by_xnnpack(is_per_channel=True)),
-    "convolution per tensor": (convolution, (1, 3, 8, 8), by_xnnpack(is_per_channel=False)),
-    "convolution per channel": (convolution, (1, 3, 8, 8), by_xnnpack(is_per_channel=True)),
-    "dynamic linear per tensor": (linear, (2, 32), by_xnnpack(is_per_channel=False, is_dynamic=True)),
-    "dynamic linear per channel": (linear, (2, 32), by_xnnpack(is_per_channel=True, is_dynamic=True)),
+    "convolution per tensor": (
+        convolution,
+        (1, 3, 8, 8),
+        by_xnnpack(is_per_channel=False),
+    ),
+    "convolution per channel": (
+        convolution,
+        (1, 3, 8, 8),
+        by_xnnpack(is_per_channel=True),
+    ),
+    "dynamic linear per tensor": (
+        linear,
+        (2, 32),
+        by_xnnpack(is_per_channel=False, is_dynamic=True),
+    ),
+    "dynamic linear per channel": (
+        linear,
+        (2, 32),
+        by_xnnpack(is_per_channel=True, is_dynamic=True),
+    ),
     "linear of TOSA's quantizer": (linear, (2, 32), by_tosa),
     "convolution of TOSA's quantizer": (convolution, (1, 3, 8, 8), by_tosa),
     "lstm of TOSA's quantizer": (Recurrent, (1, 3, 4), by_tosa),
-    "activations of 8 and weights of 4 bits": (linear, (2, 32), by_torchao(EIGHT_BY_FOUR)),
-    "activations of 8 and weights of 8 bits": (linear, (2, 32), by_torchao(EIGHT_BY_EIGHT)),
+    "activations of 8 and weights of 4 bits": (
+        linear,
+        (2, 32),
+        by_torchao(EIGHT_BY_FOUR),
+    ),
+    "activations of 8 and weights of 8 bits": (
+        linear,
+        (2, 32),
+        by_torchao(EIGHT_BY_EIGHT),
+    ),
     "weights of 8 bits": (linear, (2, 32), by_torchao(torchao.Int8WeightOnlyConfig())),
     "weights of 4 bits": (linear, (2, 32), by_torchao(WEIGHTS_OF_FOUR)),
 }
 
 
-@pytest.mark.parametrize("backends", [[], pytest.param(["xnnpack"], marks=pytest.mark.slow)], ids=["host", "xnnpack"])
+@pytest.mark.parametrize(
+    "backends",
+    [[], pytest.param(["xnnpack"], marks=pytest.mark.slow)],
+    ids=["host", "xnnpack"],
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_quantized_model_runs_in_both_runtimes(name, backends, tmp_path):
     make, shape, quantize = MODELS[name]
@@ -229,7 +330,14 @@ def test_a_quantized_model_runs_in_both_runtimes(name, backends, tmp_path):
     exported = quantize(make().eval(), (x,))
     program = delegraph.lower(exported, backends=backends)
     tolerance = 0.05 if backends else 1e-5
-    save_and_expect_right(program, exported.module(), (x,), folder=tmp_path, rtol=tolerance, atol=tolerance)
+    save_and_expect_right(
+        program,
+        exported.module(),
+        (x,),
+        folder=tmp_path,
+        rtol=tolerance,
+        atol=tolerance,
+    )
 
 
 @pytest.mark.slow
@@ -241,4 +349,6 @@ def test_two_methods_of_quantized_weights_run_in_both_runtimes(tmp_path):
     program = delegraph.lower({"first": first, "second": second}, backends=[])
     program.save(tmp_path / "program.pte")
     for name, exported in (("first", first), ("second", second)):
-        expect_right_in_both(tmp_path / "program.pte", exported.module(), (x,), method=name)
+        expect_right_in_both(
+            tmp_path / "program.pte", exported.module(), (x,), method=name
+        )

@@ -29,7 +29,13 @@ def make():
 
 def small() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    ).eval()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -45,7 +51,9 @@ def test_a_backend_quantizes_and_runs_what_it_quantized(backend: str) -> None:
     assert (lowered(*batches[0]) - wanted).abs().max() <= 0.02 * wanted.abs().max()
     exact = model(*batches[0])
     assert (wanted - exact).abs().max() < 0.1 * exact.abs().max()
-    integers = [v.dtype for v in program.state_dict.values()] + [v.dtype for v in program.constants.values()]
+    integers = [v.dtype for v in program.state_dict.values()] + [
+        v.dtype for v in program.constants.values()
+    ]
     assert torch.int8 in integers or "quantize_per" in str(program.graph)
 
 
@@ -66,7 +74,9 @@ def test_the_command_line_quantizes_for_a_backend(backend: str, tmp_path: Path) 
     data = ("--backend", backend)
     run("quantize", "m.py:make", *data, "--calibration", "data.npz", "-o", "q.pt2")
     assert "delegate" in run("lower", "q.pt2", *data, "--verify", "--tolerance", "0.05")
-    assert "delegate" in run("lower", "m.py:make", *data, "--quantize", "data.npz", "-o", "m.pte")
+    assert "delegate" in run(
+        "lower", "m.py:make", *data, "--quantize", "data.npz", "-o", "m.pte"
+    )
     program = torch.export.load(tmp_path / "q.pt2")
     got = delegraph.load(tmp_path / "m.pte")(images[0])
     wanted = program.module()(images[0])
@@ -74,11 +84,17 @@ def test_the_command_line_quantizes_for_a_backend(backend: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("backend", ["openvino", "iree"])
-def test_the_hint_names_the_distribution_with_the_quantizer(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hint_names_the_distribution_with_the_quantizer(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip(BACKENDS[backend])
     from delegraph.discovery import registry
 
-    monkeypatch.setattr(registry, "missing", lambda requires: [r for r in requires if r == "delegraph_tosa"])
+    monkeypatch.setattr(
+        registry,
+        "missing",
+        lambda requires: [r for r in requires if r == "delegraph_tosa"],
+    )
     with pytest.raises(PluginUnavailable, match="needs delegraph_tosa") as raised:
         delegraph.Registry().get_quantizer(backend)
     assert raised.value.hint == "pip install delegraph-tosa delegraph-quantize"

@@ -41,14 +41,22 @@ def convolution(dimensions, transposed, groups, bias, normalized, activated):
     return nn.Sequential(*layers).eval()
 
 
-KINDS = list(itertools.product((1, 2, 3), (False, True), (1, 2, 4), (True, False), (True, False), (True, False)))
+KINDS = list(
+    itertools.product(
+        (1, 2, 3), (False, True), (1, 2, 4), (True, False), (True, False), (True, False)
+    )
+)
 
 
 def is_slow(kind):
     return kind[:3] != (2, True, 2) and kind != (1, True, 4, True, True, False)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.slow] * is_slow(k)) for k in KINDS], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=[pytest.mark.slow] * is_slow(k)) for k in KINDS],
+    ids=str,
+)
 def test_convolutions_with_batch_norms(kind):
     torch.manual_seed(0)
     model = convolution(*kind)
@@ -58,7 +66,9 @@ def test_convolutions_with_batch_norms(kind):
     wanted = model(x)
     assert decibels(program.module()(x), wanted) > 25
     assert not any("batch_norm" in str(node.target) for node in program.graph.nodes)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()
+    )
     lowered = delegraph.lower(program, (x,), backends=["tosa"], require_full=True)
     assert decibels(lowered(x), wanted) > 25
 
@@ -69,7 +79,9 @@ class Decoder(nn.Module):
     def __init__(self):
         super().__init__()
         self.first = nn.Conv2d(3, 8, 3, padding=1)
-        self.up = nn.ConvTranspose2d(8, 8, 4, stride=2, padding=1, output_padding=1, groups=8, bias=False)
+        self.up = nn.ConvTranspose2d(
+            8, 8, 4, stride=2, padding=1, output_padding=1, groups=8, bias=False
+        )
         self.norm = norm(2, 8)
         self.last = nn.ConvTranspose2d(8, 4, 3, stride=2, dilation=2, groups=4)
 
@@ -127,11 +139,17 @@ class OfTheBatch(TakenTwice):
     """A batch norm that computes its statistics from the batch."""
 
     def forward(self, x):
-        return nn.functional.batch_norm(self.conv(x), None, None, self.norm.weight, self.norm.bias, training=True)
+        return nn.functional.batch_norm(
+            self.conv(x), None, None, self.norm.weight, self.norm.bias, training=True
+        )
 
 
-@pytest.mark.parametrize(("transposed", "groups"), [(False, 1), (True, 1), (False, 2), (True, 2)])
-@pytest.mark.parametrize("kind", [TakenTwice, TwoNorms, CalledTwice, SharedBias, OfTheBatch])
+@pytest.mark.parametrize(
+    ("transposed", "groups"), [(False, 1), (True, 1), (False, 2), (True, 2)]
+)
+@pytest.mark.parametrize(
+    "kind", [TakenTwice, TwoNorms, CalledTwice, SharedBias, OfTheBatch]
+)
 def test_batch_norms_of_shared_convolutions(kind, transposed, groups):
     torch.manual_seed(0)
     model = kind(transposed, groups).eval()
@@ -163,17 +181,28 @@ class Broken(nn.Module):
 
 def test_the_quantizer_is_named_if_only_the_program_with_observers_fails():
     from delegraph_tosa.quantizer import TOSAQuantizer
-    from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec
+    from torchao.quantization.pt2e.quantizer import (
+        QuantizationAnnotation,
+        QuantizationSpec,
+    )
 
     class BrokenQuantizer(TOSAQuantizer):
         def annotate(self, model):
-            spec = QuantizationSpec(torch.int8, Broken, -128, 127, torch.per_tensor_affine)
-            for node in model.graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
-                node.meta["quantization_annotation"] = QuantizationAnnotation({node.args[0]: spec}, spec, True)
+            spec = QuantizationSpec(
+                torch.int8, Broken, -128, 127, torch.per_tensor_affine
+            )
+            for node in model.graph.find_nodes(
+                op="call_function", target=torch.ops.aten.linear.default
+            ):
+                node.meta["quantization_annotation"] = QuantizationAnnotation(
+                    {node.args[0]: spec}, spec, True
+                )
             return model
 
     model = nn.Linear(2, 2).eval()
-    with pytest.raises(delegraph.DelegraphError, match="BrokenQuantizer .*the observer is broken") as failed:
+    with pytest.raises(
+        delegraph.DelegraphError, match="BrokenQuantizer .*the observer is broken"
+    ) as failed:
         quantize(model, [(torch.ones(1, 2),)], quantizer=BrokenQuantizer())
     assert failed.value.code == "plugin-failed" and "batch" not in str(failed.value)
 
@@ -283,12 +312,18 @@ def test_cells_without_bias_are_quantized(kind):
     assert decibels(program.module()(*batches[0]), model(*batches[0])) > 22
 
 
-@pytest.mark.parametrize("backend", ["iree", pytest.param("xnnpack", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend", ["iree", pytest.param("xnnpack", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("kind", CELLS)
 def test_quantized_cells_on_other_backends(kind, backend):
-    pytest.importorskip({"iree": "iree.compiler", "xnnpack": "executorch.runtime"}[backend])
+    pytest.importorskip(
+        {"iree": "iree.compiler", "xnnpack": "executorch.runtime"}[backend]
+    )
     model, batches = cell_and_inputs(kind, OneCell)
     program = quantize(model, batches, backend="tosa")
     lowered = delegraph.lower(program, batches[0], backends=[backend])
-    for result, wanted in zip(values(lowered(*batches[0])), values(program.module()(*batches[0])), strict=True):
+    for result, wanted in zip(
+        values(lowered(*batches[0])), values(program.module()(*batches[0])), strict=True
+    ):
         assert decibels(result, wanted) > 30

@@ -81,7 +81,9 @@ def reasons_of(name: str, backend: str) -> dict[str, str]:
 @pytest.mark.parametrize("backend", ["openvino", "xnnpack", "tosa"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_reasons_name_nothing_internal(name: str, backend: str) -> None:
-    pytest.importorskip({"openvino": "openvino", "xnnpack": "executorch"}.get(backend, "torch"))
+    pytest.importorskip(
+        {"openvino": "openvino", "xnnpack": "executorch"}.get(backend, "torch")
+    )
     for operator, reason in reasons_of(name, backend).items():
         assert reason.strip(), operator
         assert not INTERNAL.search(reason), f"{operator}: {reason}"
@@ -90,21 +92,49 @@ def test_reasons_name_nothing_internal(name: str, backend: str) -> None:
 SUBGRAPHS = "runs subgraphs of the program, and {} takes single operators"
 EXPECTED = {
     ("openvino", "cond", "cond"): "cond " + SUBGRAPHS.format("OpenVINO"),
-    ("openvino", "while_loop", "while_loop"): "while_loop " + SUBGRAPHS.format("OpenVINO"),
+    ("openvino", "while_loop", "while_loop"): (
+        "while_loop " + SUBGRAPHS.format("OpenVINO")
+    ),
     ("openvino", "map", "map_impl"): "map_impl " + SUBGRAPHS.format("OpenVINO"),
     ("openvino", "scan", "scan"): "scan " + SUBGRAPHS.format("OpenVINO"),
-    ("openvino", "searchsorted", "aten.searchsorted.Tensor"): (
-        "OpenVINO's frontend needs argument 2, which is None or left out"
-    ),
-    ("openvino", "item", "aten.item.default"): "item is a float, and OpenVINO computes tensors and sizes",
-    ("openvino", "item of bool", "aten.item.default"): "item is a bool, and OpenVINO computes tensors and sizes",
-    ("openvino", "decomposition", "aten.linalg_svd.default"): ("OpenVINO's frontend has no rule for this operator"),
+    (
+        "openvino",
+        "searchsorted",
+        "aten.searchsorted.Tensor",
+    ): "OpenVINO's frontend needs argument 2, which is None or left out",
+    (
+        "openvino",
+        "item",
+        "aten.item.default",
+    ): "item is a float, and OpenVINO computes tensors and sizes",
+    (
+        "openvino",
+        "item of bool",
+        "aten.item.default",
+    ): "item is a bool, and OpenVINO computes tensors and sizes",
+    (
+        "openvino",
+        "decomposition",
+        "aten.linalg_svd.default",
+    ): "OpenVINO's frontend has no rule for this operator",
     ("xnnpack", "cond", "cond"): "cond " + SUBGRAPHS.format("XnnpackPartitioner"),
-    ("xnnpack", "while_loop", "while_loop"): "while_loop " + SUBGRAPHS.format("XnnpackPartitioner"),
-    ("xnnpack", "map", "map_impl"): "map_impl " + SUBGRAPHS.format("XnnpackPartitioner"),
+    ("xnnpack", "while_loop", "while_loop"): (
+        "while_loop " + SUBGRAPHS.format("XnnpackPartitioner")
+    ),
+    ("xnnpack", "map", "map_impl"): (
+        "map_impl " + SUBGRAPHS.format("XnnpackPartitioner")
+    ),
     ("xnnpack", "scan", "scan"): "scan " + SUBGRAPHS.format("XnnpackPartitioner"),
-    ("xnnpack", "float64", "aten.mul.Tensor"): "XnnpackPartitioner does not take it with torch.float64",
-    ("xnnpack", "sort", "aten.sort.default"): "XnnpackPartitioner does not take it with torch.float32, torch.int64",
+    (
+        "xnnpack",
+        "float64",
+        "aten.mul.Tensor",
+    ): "XnnpackPartitioner does not take it with torch.float64",
+    (
+        "xnnpack",
+        "sort",
+        "aten.sort.default",
+    ): "XnnpackPartitioner does not take it with torch.float32, torch.int64",
 }
 
 

@@ -1,4 +1,6 @@
-"""Interpolation by scale factors and by sizes: each backend and each runtime of program files equals eager."""
+"""Interpolation by scale factors and by sizes: each backend and each runtime of program
+files equals eager.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SWEPT = tuple(k / 20 for k in range(4, 64))
 
 
 class Kind(NamedTuple):
-    """A kind of interpolation: torch's ``mode`` and other options, and the rank of what it resizes."""
+    """A kind of interpolation: torch's ``mode`` and other options, and the rank of what
+    it resizes.
+    """
 
     mode: str
     rank: int
@@ -52,17 +56,27 @@ KINDS = (
 class Resize(nn.Module):
     """Returns its input resized by each of some factors or sizes."""
 
-    def __init__(self, kind: Kind, factors: Any = (), sizes: Any = (), recompute: bool = False) -> None:
+    def __init__(
+        self, kind: Kind, factors: Any = (), sizes: Any = (), recompute: bool = False
+    ) -> None:
         super().__init__()
-        self.kind, self.factors, self.sizes, self.recompute = kind, factors, sizes, recompute
+        self.kind = kind
+        self.factors = factors
+        self.sizes = sizes
+        self.recompute = recompute
 
     def forward(self, x: Tensor) -> list[Tensor]:
         resize = partial(F.interpolate, x, mode=self.kind.mode, **self.kind.options)
-        by_factor = [resize(scale_factor=f, recompute_scale_factor=self.recompute) for f in self.factors]
+        by_factor = [
+            resize(scale_factor=f, recompute_scale_factor=self.recompute)
+            for f in self.factors
+        ]
         return [*by_factor, *(resize(size=s) for s in self.sizes)]
 
 
-def image(kind: Kind, size: int, dtype: torch.dtype = torch.float32, channels: int = 2) -> Tensor:
+def image(
+    kind: Kind, size: int, dtype: torch.dtype = torch.float32, channels: int = 2
+) -> Tensor:
     """An image of random whole numbers, which every element type has."""
     generator = torch.Generator().manual_seed(size)
     shape = (1, channels, *[size] * kind.rank)
@@ -84,7 +98,12 @@ def our_runtime_and_stock(lowered: Any, x: Tensor, folder: Path) -> list[Tensor]
 
     file = folder / "resize.pte"
     lowered.save(file)
-    results = Runtime.get().load_program(file).load_method("forward").execute((x.contiguous(),))
+    results = (
+        Runtime.get()
+        .load_program(file)
+        .load_method("forward")
+        .execute((x.contiguous(),))
+    )
     for ours, stock in zip(delegraph.load(file)(x), results, strict=True):
         torch.testing.assert_close(ours.double(), stock.double(), atol=1e-2, rtol=1e-2)
     return results
@@ -110,7 +129,14 @@ WAYS = (
 IREE = Way(["iree"], in_process, "iree.compiler")
 
 
-def check(way: Way, model: nn.Module, x: Tensor, folder: Path, tolerance: float = 1e-3, **options: Any) -> Any:
+def check(
+    way: Way,
+    model: nn.Module,
+    x: Tensor,
+    folder: Path,
+    tolerance: float = 1e-3,
+    **options: Any,
+) -> Any:
     """Compare with eager, and return the lowered program."""
     pytest.importorskip(way.plugin)
     lowered = delegraph.lower(model.eval(), (x,), backends=way.backends, **options)
@@ -118,7 +144,9 @@ def check(way: Way, model: nn.Module, x: Tensor, folder: Path, tolerance: float 
         expected = model(x)
     for got, wanted in zip(way.run(lowered, x, folder), expected, strict=True):
         assert got.shape == wanted.shape
-        torch.testing.assert_close(got.double(), wanted.double(), atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(
+            got.double(), wanted.double(), atol=tolerance, rtol=tolerance
+        )
     return lowered
 
 
@@ -139,7 +167,9 @@ def test_scale_factors_resize_as_in_eager(way, kind, tmp_path):
     check(way, Resize(kind, factors, [4, 8, 3, 1]), image(kind, 4), tmp_path)
 
 
-@pytest.mark.parametrize("kind", [Kind("nearest", 2), Kind("bilinear", 2), Kind("trilinear", 3)], ids=str)
+@pytest.mark.parametrize(
+    "kind", [Kind("nearest", 2), Kind("bilinear", 2), Kind("trilinear", 3)], ids=str
+)
 def test_iree_resizes_by_scale_factors_as_eager(kind, tmp_path):
     check(IREE, Resize(kind, (1.1, 2.1)), image(kind, 4), tmp_path)
 
@@ -158,9 +188,13 @@ def test_each_axis_has_its_own_factor(way, mode, tmp_path):
 
 
 @pytest.mark.parametrize("channels", [1, 8])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize(
+    "layout", [torch.contiguous_format, torch.channels_last], ids=str
+)
 def test_large_images_step_by_the_factor(layout, channels, tmp_path):
-    """Eager has another kernel where height and width add up to more than 128, unless channels come last."""
+    """Eager has another kernel where height and width add up to more than 128, unless
+    channels come last.
+    """
     kind = Kind("nearest", 2)
     x = image(kind, 80, channels=channels).contiguous(memory_format=layout)
     for way in (WAYS[0], WAYS[1], WAYS[3]):
@@ -171,34 +205,52 @@ def test_large_images_step_by_the_factor(layout, channels, tmp_path):
 @pytest.mark.parametrize("mode", ["nearest", "trilinear"])
 def test_volumes_with_channels_last_keep_their_size(mode, channels, tmp_path):
     kind = Kind(mode, 3)
-    x = image(kind, 4, channels=channels).contiguous(memory_format=torch.channels_last_3d)
+    x = image(kind, 4, channels=channels).contiguous(
+        memory_format=torch.channels_last_3d
+    )
     for way in WAYS:
         check(way, Resize(kind, (1.1, 2.05, 0.9)), x, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.uint8], ids=str)
 @pytest.mark.parametrize(
-    "kind", [Kind("nearest", 1), Kind("nearest", 2), Kind("bilinear", 2), Kind("bicubic", 2)], ids=str
+    "kind",
+    [Kind("nearest", 1), Kind("nearest", 2), Kind("bilinear", 2), Kind("bicubic", 2)],
+    ids=str,
 )
 def test_short_floats_and_bytes_resize_as_in_eager(kind, dtype, tmp_path):
     tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-2
     for way in WAYS:
-        if dtype is torch.uint8 and kind.mode == "bilinear" and way.run is our_runtime_and_stock:
+        if (
+            dtype is torch.uint8
+            and kind.mode == "bilinear"
+            and way.run is our_runtime_and_stock
+        ):
             continue  # the next test: its kernel knows no uint8
-        check(way, Resize(kind, (0.9, 1.1, 2.1)), image(kind, 4, dtype), tmp_path, tolerance)
+        check(
+            way,
+            Resize(kind, (0.9, 1.1, 2.1)),
+            image(kind, 4, dtype),
+            tmp_path,
+            tolerance,
+        )
 
 
 def test_bilinear_bytes_are_refused_in_pte_files(tmp_path):
     kind = Kind("bilinear", 2)
     image_of_bytes = image(kind, 4, torch.uint8)
-    lowered = delegraph.lower(Resize(kind, (1.1,)).eval(), (image_of_bytes,), backends=[])
+    lowered = delegraph.lower(
+        Resize(kind, (1.1,)).eval(), (image_of_bytes,), backends=[]
+    )
     with pytest.raises(delegraph.errors.Unsupported, match="its input cannot be uint8"):
         lowered.save(tmp_path / "resize.pte")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_quantized_images_resize_as_in_eager(kind, tmp_path):
-    """Of integers and of floats: one step of the scale is the most that rounding may differ by."""
+    """Of integers and of floats: one step of the scale is the most that rounding may
+    differ by.
+    """
     pytest.importorskip("delegraph_quantize")
     from delegraph_quantize import quantize
 
@@ -211,7 +263,12 @@ def test_quantized_images_resize_as_in_eager(kind, tmp_path):
         torch.testing.assert_close(got, wanted, atol=1.0, rtol=0)
 
 
-DYNAMIC = (Kind("nearest", 1), Kind("nearest", 2), Kind("linear", 1), Kind("bilinear", 2))
+DYNAMIC = (
+    Kind("nearest", 1),
+    Kind("nearest", 2),
+    Kind("linear", 1),
+    Kind("bilinear", 2),
+)
 
 
 @pytest.mark.parametrize("factors", [[1.1, 2.05], [0.5, 1.5, 2.0]], ids=str)
@@ -222,7 +279,9 @@ def test_dynamic_sizes_resize_as_in_eager_or_are_refused(way, kind, factors, tmp
     model = Resize(kind, factors).eval()
     last = kind.rank + 1
     shapes = {"x": {last: Dim("n", min=4, max=32)}}
-    lowered = delegraph.lower(model, (image(kind, 6),), backends=way.backends, dynamic_shapes=shapes)
+    lowered = delegraph.lower(
+        model, (image(kind, 6),), backends=way.backends, dynamic_shapes=shapes
+    )
     for size in (4, 5, 12, 32):
         x = torch.rand(1, 2, *[6] * (kind.rank - 1), size)
         try:

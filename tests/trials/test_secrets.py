@@ -1,4 +1,6 @@
-"""The URL of a remote cache may hold passwords and tokens: no report, error or traceback shows them."""
+"""The URL of a remote cache may hold passwords and tokens: no report, error or
+traceback shows them.
+"""
 
 import errno
 import traceback
@@ -19,7 +21,10 @@ SHOWN = [
     ("https://user:7c0ffee7@host:8443/folder", "https://host:8443/folder"),
     ("https://host/folder?token=7c0ffee7", "https://host/folder"),
     ("https://host/folder#7c0ffee7", "https://host/folder"),
-    ("https://user:7c0ffee7@host/folder?token=7c0ffee7#7c0ffee7", "https://host/folder"),
+    (
+        "https://user:7c0ffee7@host/folder?token=7c0ffee7#7c0ffee7",
+        "https://host/folder",
+    ),
     # forms in which no part is certain to be harmless
     ("https://user:sec/7c0ffee7@host/folder", "https://..."),
     ("https://user:7c0ffee7?x@host/folder", "https://..."),
@@ -56,7 +61,10 @@ class ResponseError(Exception):
 
 
 class BotoError(Exception):
-    response = {"ResponseMetadata": {"HTTPStatusCode": 404}, "Error": {"Message": "7c0ffee7"}}  # noqa: RUF012
+    response = {  # noqa: RUF012
+        "ResponseMetadata": {"HTTPStatusCode": 404},
+        "Error": {"Message": "7c0ffee7"},
+    }
 
 
 ERRORS = [
@@ -64,9 +72,15 @@ ERRORS = [
     (ResponseError, "ResponseError (status 401)"),
     (BotoError, "BotoError (status 404)"),
     (lambda text: OSError(errno.ENOSPC, text), "OSError (No space left on device)"),
-    (lambda text: PermissionError(errno.EACCES, text, "7c0ffee7"), "PermissionError (Permission denied)"),
+    (
+        lambda text: PermissionError(errno.EACCES, text, "7c0ffee7"),
+        "PermissionError (Permission denied)",
+    ),
     (ValueError, "ValueError"),
-    (lambda text: ModuleNotFoundError(text, name="s3fs"), "the package s3fs is not installed"),
+    (
+        lambda text: ModuleNotFoundError(text, name="s3fs"),
+        "the package s3fs is not installed",
+    ),
 ]
 FORMS = [
     "https://user:7c0ffee7@host/folder/x.entry",
@@ -115,13 +129,23 @@ class Store:
 
 def test_errors_of_other_stores_are_shown_by_kind(tmp_path):
     cache = Cache(tmp_path / "cache", remote=Store())
-    lowered = delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["tosa"], compiler=Compiler(cache))
-    assert "the remote cache the team's store is not used: StatusError (status 403)" in str(lowered.report)
+    lowered = delegraph.lower(
+        torch.nn.ReLU(), (torch.ones(2),), backends=["tosa"], compiler=Compiler(cache)
+    )
+    assert (
+        "the remote cache the team's store is not used: StatusError (status 403)"
+        in str(lowered.report)
+    )
     assert "7c0ffee7" not in str(lowered.report) + str(lowered.report.to_json())
 
 
 @pytest.mark.parametrize(
-    "url", ["s3://user:7c0ffee7@bucket/x", "https:/user:7c0ffee7@host", "simplecache::s3://k:7c0ffee7@b"]
+    "url",
+    [
+        "s3://user:7c0ffee7@bucket/x",
+        "https:/user:7c0ffee7@host",
+        "simplecache::s3://k:7c0ffee7@b",
+    ],
 )
 def test_a_url_in_place_of_a_folder_is_refused_without_it(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -42,12 +42,19 @@ def _anew():
 
 def build(has_buffer=False, **options):
     model = Model(has_buffer).eval()
-    compiled = torch.compile(model, backend="delegraph", options={"backends": ["tosa"], **options}, dynamic=False)
+    compiled = torch.compile(
+        model,
+        backend="delegraph",
+        options={"backends": ["tosa"], **options},
+        dynamic=False,
+    )
     return model, compiled
 
 
 def random_state(model):
-    return {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
+    return {
+        name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()
+    }
 
 
 def through_bfloat16(model):
@@ -205,7 +212,9 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS)
 def test_changed_weights_are_the_ones_that_are_computed_with(way):
-    model, compiled = build(has_buffer=way in (other_data_of_a_buffer, replaced_buffer, written_buffer))
+    model, compiled = build(
+        has_buffer=way in (other_data_of_a_buffer, replaced_buffer, written_buffer)
+    )
     x = torch.randn(2, 4)
     with torch.no_grad():
         before = compiled(x)
@@ -214,7 +223,14 @@ def test_changed_weights_are_the_ones_that_are_computed_with(way):
         with torch.no_grad():
             wanted = model(x)
             torch.testing.assert_close(compiled(x), wanted, rtol=1e-4, atol=1e-5)
-        if way in (pruned, pruned_for_good, tied, parametrized, normalized, quantized_in_place):
+        if way in (
+            pruned,
+            pruned_for_good,
+            tied,
+            parametrized,
+            normalized,
+            quantized_in_place,
+        ):
             break  # once is enough, or all that torch allows
     assert way is transposed_data or not torch.equal(before, wanted)
 
@@ -314,6 +330,8 @@ def test_pickling_called_graphs_says_why_not(copied):
         compiled(x)
         with pytest.raises(InputError, match="graph 0, .* cannot be pickled"):
             copied(compiled)
-        assert copy.copy(graphs[0]) is graphs[0] and copy.deepcopy(graphs)[0] is graphs[0]
+        assert (
+            copy.copy(graphs[0]) is graphs[0] and copy.deepcopy(graphs)[0] is graphs[0]
+        )
         graphs.clear()
         torch.testing.assert_close(copied(compiled)(x), model(x))

@@ -1,4 +1,6 @@
-"""A weight that an embedding and a head share is in a file once, whatever the shapes in which they use it."""
+"""A weight that an embedding and a head share is in a file once, whatever the shapes in
+which they use it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from torch import Tensor, nn
 
 from plugins.tosa_backend.tests.support.reference_tools import judge, run
 
-ROWS, WIDTH = 96, 32
+ROWS = 96
+WIDTH = 32
 IDS = torch.tensor([[1, 2, 95]])
 
 Head = Callable[[Tensor, Tensor], Tensor]
@@ -33,7 +36,9 @@ HEADS: dict[str, Head] = {
     "reshape": lambda x, w: F.linear(x, w.reshape(2, ROWS // 2, WIDTH).flatten(0, 1)),
     "unsqueeze": lambda x, w: F.linear(x, w[None].squeeze(0)),
     "conv1d": lambda x, w: F.conv1d(x.transpose(1, 2), w[:, :, None]),
-    "conv2d": lambda x, w: F.conv2d(x.transpose(1, 2)[..., None], w.view(ROWS, WIDTH, 1, 1)),
+    "conv2d": lambda x, w: F.conv2d(
+        x.transpose(1, 2)[..., None], w.view(ROWS, WIDTH, 1, 1)
+    ),
     "itself": lambda x, w: F.linear(x, w) + F.linear(x, w.view(ROWS, WIDTH)),
 }
 
@@ -41,7 +46,9 @@ HEADS: dict[str, Head] = {
 class Tied(nn.Module):
     """An embedding and a head of one weight."""
 
-    def __init__(self, head: Head, dtype: torch.dtype = torch.float32, rows: int = ROWS) -> None:
+    def __init__(
+        self, head: Head, dtype: torch.dtype = torch.float32, rows: int = ROWS
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.table = nn.Embedding(rows, WIDTH).to(dtype)
@@ -63,22 +70,33 @@ def size_in_weights(model: nn.Module, file: Path) -> float:
     return file.stat().st_size / weights
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str
+)
 @pytest.mark.parametrize("name", HEADS)
 def test_a_tied_weight_is_in_the_file_once(name, dtype, tmp_path):
     model = Tied(HEADS[name], dtype).eval()
     file = tmp_path / "tied.tosa"
-    options: Any = {"tosa": {"spec": "TOSA-1.0+FP+bf16"}} if dtype is torch.bfloat16 else {}
-    lowered = delegraph.lower(model, (IDS,), backends=["tosa"], options=options, require_full=True)
+    options: Any = (
+        {"tosa": {"spec": "TOSA-1.0+FP+bf16"}} if dtype is torch.bfloat16 else {}
+    )
+    lowered = delegraph.lower(
+        model, (IDS,), backends=["tosa"], options=options, require_full=True
+    )
     lowered.save(file)
     # the structure of such a small file is as large as a fraction of its weights
     assert size_in_weights(model, file) < 1.6
     ids = IDS.to(torch.int32)
     torch.testing.assert_close(loaded(file, ids), model(IDS), atol=1e-2, rtol=1e-2)
-    judge(file.read_bytes(), TosaSpec.parse(options["tosa"]["spec"] if options else "TOSA-1.0+FP"))
+    judge(
+        file.read_bytes(),
+        TosaSpec.parse(options["tosa"]["spec"] if options else "TOSA-1.0+FP"),
+    )
     if dtype is torch.float32:
         (reference,) = run(file.read_bytes(), [ids.numpy()])
-        torch.testing.assert_close(torch.from_numpy(reference), model(IDS), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            torch.from_numpy(reference), model(IDS), atol=1e-4, rtol=1e-4
+        )
 
 
 def test_weights_of_equal_shape_stay_apart(tmp_path):
@@ -96,7 +114,9 @@ def test_weights_of_equal_shape_stay_apart(tmp_path):
     model = Untied().eval()
     file = tmp_path / "untied.tosa"
     delegraph.lower(model, (IDS,), backends=["tosa"], require_full=True).save(file)
-    torch.testing.assert_close(loaded(file, IDS.to(torch.int32)), model(IDS), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        loaded(file, IDS.to(torch.int32)), model(IDS), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_a_square_weight_and_its_transpose_stay_apart(tmp_path):
@@ -104,21 +124,34 @@ def test_a_square_weight_and_its_transpose_stay_apart(tmp_path):
     ids = torch.tensor([[1, 2, 31]])
     file = tmp_path / "square.tosa"
     delegraph.lower(model, (ids,), backends=["tosa"], require_full=True).save(file)
-    torch.testing.assert_close(loaded(file, ids.to(torch.int32)), model(ids), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        loaded(file, ids.to(torch.int32)), model(ids), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_an_int8_file_of_a_tied_weight_loads_everywhere(tmp_path):
-    """The embedding and the head have scales of their own, so the integers differ and are there twice."""
+    """The embedding and the head have scales of their own, so the integers differ and
+    are there twice.
+    """
     model = Tied(HEADS["linear"]).eval()
     program = quantize(model, [(IDS,)], quantizer=TOSAQuantizer())
     options = {"tosa": {"spec": "TOSA-1.0+INT"}}
-    lowered = delegraph.lower(program, backends=["tosa"], options=options, transforms=[integer_borders])
+    lowered = delegraph.lower(
+        program, backends=["tosa"], options=options, transforms=[integer_borders]
+    )
     assert lowered.report.host_operators == 0
     file = tmp_path / "tied.tosa"
     lowered.save(file)
     judge(file.read_bytes(), TosaSpec.parse("TOSA-1.0+INT"))
     torch.testing.assert_close(loaded(file, IDS.to(torch.int32)), lowered(IDS))
     if vela := shutil.which("vela"):
-        command = [vela, str(file), "--accelerator-config", "ethos-u85-256", "--output-dir", str(tmp_path)]
+        command = [
+            vela,
+            str(file),
+            "--accelerator-config",
+            "ethos-u85-256",
+            "--output-dir",
+            str(tmp_path),
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr

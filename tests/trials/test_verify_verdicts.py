@@ -1,4 +1,6 @@
-"""Comparing with eager: NaN and infinities are counted on both sides, and each output has one verdict."""
+"""Comparing with eager: NaN and infinities are counted on both sides, and each output
+has one verdict.
+"""
 
 import json
 import re
@@ -51,8 +53,14 @@ SAMPLES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("what", "lowered", "eager", "agrees", "ours", "theirs"), SAMPLES, ids=[s[0] for s in SAMPLES])
-def test_an_output_has_counts_and_one_verdict(what, lowered, eager, agrees, ours, theirs):
+@pytest.mark.parametrize(
+    ("what", "lowered", "eager", "agrees", "ours", "theirs"),
+    SAMPLES,
+    ids=[s[0] for s in SAMPLES],
+)
+def test_an_output_has_counts_and_one_verdict(
+    what, lowered, eager, agrees, ours, theirs
+):
     found = compare("output_0", lowered, eager)
     content = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert found.agrees() is content["agrees"] is agrees
@@ -62,14 +70,27 @@ def test_an_output_has_counts_and_one_verdict(what, lowered, eager, agrees, ours
     assert ("agrees" in str(found)) is agrees
     for count, name in zip(ours, ("NaN", "inf", "-inf"), strict=True):
         assert not count or f"{count} {name}" in str(found)
-    assert not Verification((found,)).relative_error != Verification((found,)).relative_error  # no NaN
+    # no NaN
+    assert (
+        not Verification((found,)).relative_error
+        != Verification((found,)).relative_error
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        (tensor(NAN, NAN), "2 NaN of 2 elements on both sides; agrees, but no element is finite"),
-        (tensor(INF, -INF), "1 inf, 1 -inf of 2 elements on both sides; agrees, but no element is finite"),
+        (
+            tensor(NAN, NAN),
+            "2 NaN of 2 elements on both sides; agrees, but no element is finite",
+        ),
+        (
+            tensor(INF, -INF),
+            (
+                "1 inf, 1 -inf of 2 elements on both sides; agrees, but no element is"
+                " finite"
+            ),
+        ),
         (tensor(NAN, 1), "1 NaN of 2 elements on both sides; agrees"),
         (tensor(), "no elements; agrees"),
     ],
@@ -79,16 +100,23 @@ def test_outputs_without_finite_elements_are_named(values, text):
 
 
 def test_the_run_without_a_finite_element_is_the_worst():
-    runs = [Verification((compare("output_0", v, v),)) for v in (tensor(1, 2), tensor(NAN, NAN), tensor(3, 4))]
+    runs = [
+        Verification((compare("output_0", v, v),))
+        for v in (tensor(1, 2), tensor(NAN, NAN), tensor(3, 4))
+    ]
     assert Verification.worst_of(runs).has_only_non_finite
 
 
 @pytest.mark.parametrize("tolerance", [0.5, 1e-9])
 def test_the_verdict_is_that_of_the_given_tolerance(tolerance):
-    found = Verification((compare("output_0", tensor(1.0001), tensor(1)),)).within(tolerance)
+    found = Verification((compare("output_0", tensor(1.0001), tensor(1)),)).within(
+        tolerance
+    )
     agrees = tolerance == 0.5
     assert found.agrees() is agrees
-    assert found.to_json()["agrees"] is found.to_json()["outputs"][0]["agrees"] is agrees
+    assert (
+        found.to_json()["agrees"] is found.to_json()["outputs"][0]["agrees"] is agrees
+    )
     assert ("differs, by more than 1e-09" in str(found)) is not agrees
 
 
@@ -103,7 +131,9 @@ NEGATIVE = -torch.ones(2, 3)
 def test_verify_counts_NaN_of_a_model():
     found = delegraph.lower(Root(), (NEGATIVE,), backends=["tosa"]).verify(NEGATIVE)
     assert found.agrees() and found.has_only_non_finite
-    assert "6 NaN of 6 elements on both sides; agrees, but no element is finite" in str(found)
+    assert "6 NaN of 6 elements on both sides; agrees, but no element is finite" in str(
+        found
+    )
 
 
 def test_verify_computes_eager_once():
@@ -138,13 +168,15 @@ def model(tmp_path):
 
 
 def test_lower_shows_NaN_in_each_report(model, tmp_path, capsys):
-    forms = {suffix: tmp_path / f"report{suffix}" for suffix in (".txt", ".json", ".html")}
+    forms = {
+        suffix: tmp_path / f"report{suffix}" for suffix in (".txt", ".json", ".html")
+    }
     flags = [flag for path in forms.values() for flag in ("--report", str(path))]
     assert main(["lower", model, "--host-only", "--verify", *flags]) == 0
     text = "6 NaN of 6 elements on both sides"
     assert text in capsys.readouterr().out
     assert text in forms[".txt"].read_text() and text in forms[".html"].read_text()
-    (root, _) = json.loads(forms[".json"].read_text())["verification"]["outputs"]
+    root, _ = json.loads(forms[".json"].read_text())["verification"]["outputs"]
     assert root["lowered"]["nan"] == root["eager"]["nan"] == 6 and root["agrees"]
 
 
@@ -156,11 +188,24 @@ def test_the_command_that_compares_operators_names_NaN(model, capsys):
 def test_compare_names_results_that_are_not_finite():
     found = compare_backends(Root(), (NEGATIVE,), backends=["tosa"])
     assert "(not finite)" in str(found)
-    assert all(row["only_non_finite"] for row in found.to_json()["candidates"] if row["relative_error"] is not None)
+    assert all(
+        row["only_non_finite"]
+        for row in found.to_json()["candidates"]
+        if row["relative_error"] is not None
+    )
 
 
 def test_a_matrix_names_results_that_are_not_finite(model, tmp_path, capsys):
-    table = ["matrix", model, "--backends", "tosa", "--runs", "0", "--store", str(tmp_path / "store")]
+    table = [
+        "matrix",
+        model,
+        "--backends",
+        "tosa",
+        "--runs",
+        "0",
+        "--store",
+        str(tmp_path / "store"),
+    ]
     main(table)
     assert "no finite output" in capsys.readouterr().out
 
@@ -175,21 +220,38 @@ def model():
 """
 
 
-def test_a_failed_verification_names_the_command_that_explains_it(tmp_path, capsys, monkeypatch):
+def test_a_failed_verification_names_the_command_that_explains_it(
+    tmp_path, capsys, monkeypatch
+):
     path = tmp_path / "tied model.py"
     path.write_text(TIED)
     wrong = delegraph.LoweredProgram._run_here
-    monkeypatch.setattr(delegraph.LoweredProgram, "_run_here", lambda *args: 1 - wrong(*args))
+    monkeypatch.setattr(
+        delegraph.LoweredProgram, "_run_here", lambda *args: 1 - wrong(*args)
+    )
     assert main(["lower", str(path), "--host-only", "--verify"]) == 1
     shown = capsys.readouterr().err
     assert f"delegraph accuracy '{path}'" in shown and "--ties" in shown
-    assert main(["lower", str(path), "--backend", "tosa", "--option", "tosa.spec=TOSA-1.0+FP", "--verify"]) == 1
+    assert (
+        main(
+            [
+                "lower",
+                str(path),
+                "--backend",
+                "tosa",
+                "--option",
+                "tosa.spec=TOSA-1.0+FP",
+                "--verify",
+            ]
+        )
+        == 1
+    )
     assert "--backend tosa --option tosa.spec=TOSA-1.0+FP" in capsys.readouterr().err
 
 
 def test_ties_are_accepted_by_their_own_command(monkeypatch):
     x = torch.tensor([[1.0, 1.0, 0.0]])
-    tied = lambda x: x.argmax(1)  # noqa: E731
+    tied = lambda x: x.argmax(1)
 
     class Tied(torch.nn.Module):
         def forward(self, x):
@@ -197,6 +259,8 @@ def test_ties_are_accepted_by_their_own_command(monkeypatch):
 
     lowered = delegraph.lower(Tied(), (x,), backends=[])
     wrong = delegraph.LoweredProgram._run_here
-    monkeypatch.setattr(delegraph.LoweredProgram, "_run_here", lambda *args: 1 - wrong(*args))
+    monkeypatch.setattr(
+        delegraph.LoweredProgram, "_run_here", lambda *args: 1 - wrong(*args)
+    )
     assert not lowered.verify(x).agrees()
     assert verify_ties(lowered, x).agrees()

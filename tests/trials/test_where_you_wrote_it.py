@@ -1,4 +1,6 @@
-"""A refusal names the user's module and line, also where torch's own code makes the call."""
+"""A refusal names the user's module and line, also where torch's own code makes the
+call.
+"""
 
 import json
 
@@ -10,7 +12,9 @@ from torch import nn
 
 
 def fractional_pool(size):
-    return nn.FractionalMaxPool2d(2, output_size=size, _random_samples=torch.zeros(1, 3, 2))
+    return nn.FractionalMaxPool2d(
+        2, output_size=size, _random_samples=torch.zeros(1, 3, 2)
+    )
 
 
 class Block(nn.Module):
@@ -25,7 +29,9 @@ class Block(nn.Module):
 
 class Direct(nn.Module):
     def forward(self, x):
-        return nn.functional.fractional_max_pool2d(x, 2, output_size=4, _random_samples=torch.zeros(1, 3, 2))
+        return nn.functional.fractional_max_pool2d(
+            x, 2, output_size=4, _random_samples=torch.zeros(1, 3, 2)
+        )
 
 
 def lower(model):
@@ -45,10 +51,22 @@ BLOCKS = nn.Sequential(nn.ReLU(), Block())
 @pytest.mark.parametrize(
     ("model", "start", "end"),
     [
-        (SEQUENTIAL, "first at module 1 (FractionalMaxPool2d)", "(FractionalMaxPool2d)"),
+        (
+            SEQUENTIAL,
+            "first at module 1 (FractionalMaxPool2d)",
+            "(FractionalMaxPool2d)",
+        ),
         (NESTED, "first at module 0.1 (FractionalMaxPool2d)", "(FractionalMaxPool2d)"),
-        (BLOCKS, "first at ", "in 1.frac (FractionalMaxPool2d): return self.conv(self.frac(x))"),
-        (Block(), "first at ", "in frac (FractionalMaxPool2d): return self.conv(self.frac(x))"),
+        (
+            BLOCKS,
+            "first at ",
+            "in 1.frac (FractionalMaxPool2d): return self.conv(self.frac(x))",
+        ),
+        (
+            Block(),
+            "first at ",
+            "in frac (FractionalMaxPool2d): return self.conv(self.frac(x))",
+        ),
     ],
 )
 def test_text_names_the_module_of_a_refusal(model, start, end):
@@ -59,7 +77,9 @@ def test_text_names_the_module_of_a_refusal(model, start, end):
 
 
 def test_a_call_of_the_model_itself_names_its_function():
-    assert ", in forward: return nn.functional.fractional_max_pool2d(" in first_place(Direct())
+    assert ", in forward: return nn.functional.fractional_max_pool2d(" in first_place(
+        Direct()
+    )
 
 
 def test_json_has_the_module():
@@ -76,13 +96,22 @@ def test_page_names_the_module(tmp_path):
 
 
 def test_an_error_names_the_module():
-    with pytest.raises(delegraph.errors.NotFullyDelegated, match=r"1 \(FractionalMaxPool2d\)"):
-        delegraph.lower(SEQUENTIAL.eval(), (torch.randn(1, 3, 9, 9),), backends=["tosa"], require_full=True)
+    with pytest.raises(
+        delegraph.errors.NotFullyDelegated, match=r"1 \(FractionalMaxPool2d\)"
+    ):
+        delegraph.lower(
+            SEQUENTIAL.eval(),
+            (torch.randn(1, 3, 9, 9),),
+            backends=["tosa"],
+            require_full=True,
+        )
 
 
 def test_modules_share_the_line_of_a_repeated_block():
     model = nn.Sequential(Block(), nn.Upsample(9), Block()).eval()
     program = torch.export.export(model, (torch.randn(1, 3, 9, 9),))
-    first, second = (node for node in program.graph.nodes if "fractional" in str(node.target))
+    first, second = (
+        node for node in program.graph.nodes if "fractional" in str(node.target)
+    )
     assert source_of(first) != source_of(second)
     assert line_of(first) == line_of(second)

@@ -52,8 +52,12 @@ def expect_right(program, expected, inputs, path, tolerance):
     """The lowered program, and its file in both runtimes, give what is expected."""
     torch.manual_seed(1)
     wanted = flat(expected(*inputs))
-    torch.testing.assert_close(flat(program(*inputs)), wanted, rtol=tolerance, atol=tolerance)
-    save_and_expect_right(program, lambda *_: wanted, inputs, folder=path, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        flat(program(*inputs)), wanted, rtol=tolerance, atol=tolerance
+    )
+    save_and_expect_right(
+        program, lambda *_: wanted, inputs, folder=path, rtol=tolerance, atol=tolerance
+    )
 
 
 def x(*shape):
@@ -105,7 +109,9 @@ def names_that_differ_in_a_dot():
     def function(self, a):
         return self.one(self.a.conv(a)) + self.two(self.a_conv(a))
 
-    return Program(function, a=inner, a_conv=nn.Conv2d(3, 4, 3), one=norm2(4), two=norm2(4))
+    return Program(
+        function, a=inner, a_conv=nn.Conv2d(3, 4, 3), one=norm2(4), two=norm2(4)
+    )
 
 
 def two(layer, first, second, function=on_two_inputs):
@@ -114,29 +120,60 @@ def two(layer, first, second, function=on_two_inputs):
 
 IMAGE = (1, 3, 8, 8)
 NORM_ROWS = {
-    "convolution": (lambda: two(nn.Conv2d(3, 4, 3), norm2(4), norm2(4)), [IMAGE, IMAGE]),
-    "convolution without bias": (lambda: two(nn.Conv2d(3, 4, 3, bias=False), norm2(4), norm2(4)), [IMAGE, IMAGE]),
-    "transposed convolution": (lambda: two(nn.ConvTranspose2d(3, 4, 3), norm2(4), norm2(4)), [IMAGE, IMAGE]),
-    "convolution in one dimension": (lambda: two(nn.Conv1d(3, 4, 3), norm1(4), norm1(4)), [(1, 3, 8), (2, 3, 8)]),
-    "linear layer": (lambda: two(nn.Linear(6, 4), norm1(4), norm1(4)), [(3, 6), (3, 6)]),
-    "linear layer without bias": (lambda: two(nn.Linear(6, 4, bias=False), norm1(4), norm1(4)), [(3, 6), (3, 6)]),
+    "convolution": (
+        lambda: two(nn.Conv2d(3, 4, 3), norm2(4), norm2(4)),
+        [IMAGE, IMAGE],
+    ),
+    "convolution without bias": (
+        lambda: two(nn.Conv2d(3, 4, 3, bias=False), norm2(4), norm2(4)),
+        [IMAGE, IMAGE],
+    ),
+    "transposed convolution": (
+        lambda: two(nn.ConvTranspose2d(3, 4, 3), norm2(4), norm2(4)),
+        [IMAGE, IMAGE],
+    ),
+    "convolution in one dimension": (
+        lambda: two(nn.Conv1d(3, 4, 3), norm1(4), norm1(4)),
+        [(1, 3, 8), (2, 3, 8)],
+    ),
+    "linear layer": (
+        lambda: two(nn.Linear(6, 4), norm1(4), norm1(4)),
+        [(3, 6), (3, 6)],
+    ),
+    "linear layer without bias": (
+        lambda: two(nn.Linear(6, 4, bias=False), norm1(4), norm1(4)),
+        [(3, 6), (3, 6)],
+    ),
     "norms without weights": (
-        lambda: Program(norms_alone, first=norm2(3, affine=False), second=norm2(3, affine=False)),
+        lambda: Program(
+            norms_alone, first=norm2(3, affine=False), second=norm2(3, affine=False)
+        ),
         [IMAGE],
     ),
     "convolution and norms without weights": (
-        lambda: two(nn.Conv2d(3, 4, 3), norm2(4, affine=False), norm2(4, affine=False), on_one_input),
+        lambda: two(
+            nn.Conv2d(3, 4, 3),
+            norm2(4, affine=False),
+            norm2(4, affine=False),
+            on_one_input,
+        ),
         [IMAGE],
     ),
     "norms with one weight": (norms_with_one_weight, [IMAGE]),
     "convolutions with one weight": (convolutions_with_one_weight, [IMAGE]),
     "names that differ in a dot": (names_that_differ_in_a_dot, [IMAGE]),
     "convolution twice without norms": (
-        lambda: Program(lambda self, a, b: self.layer(a) + self.layer(b), layer=nn.Conv1d(3, 4, 3)),
+        lambda: Program(
+            lambda self, a, b: self.layer(a) + self.layer(b), layer=nn.Conv1d(3, 4, 3)
+        ),
         [(1, 3, 8), (1, 3, 8)],
     ),
     "convolution used beside its norm": (
-        lambda: Program(lambda s, a: (s.norm(s.layer(a)), s.layer(a).relu()), layer=nn.Conv2d(3, 4, 3), norm=norm2(4)),
+        lambda: Program(
+            lambda s, a: (s.norm(s.layer(a)), s.layer(a).relu()),
+            layer=nn.Conv2d(3, 4, 3),
+            norm=norm2(4),
+        ),
         [IMAGE],
     ),
 }
@@ -155,7 +192,10 @@ def test_layers_that_several_batch_norms_share(make, shapes, tmp_path):
 def quantized(module, inputs, **config):
     """The program after ExecuTorch's quantizer for XNNPACK."""
     module = torch.export.export(module.eval(), inputs).module()
-    prepared = prepare_pt2e(module, XNNPACKQuantizer().set_global(get_symmetric_quantization_config(**config)))
+    prepared = prepare_pt2e(
+        module,
+        XNNPACKQuantizer().set_global(get_symmetric_quantization_config(**config)),
+    )
     prepared(*inputs)
     return torch.export.export(convert_pt2e(prepared), inputs)
 
@@ -183,12 +223,18 @@ def test_dynamically_quantized_weights_by_channel(make, shape, tmp_path):
 
 LOADABLE_ROWS = {
     "padding": (lambda: Program(lambda self, a: F.pad(a, (1, 2)) * 2), (2, 3, 4)),
-    "convolution with padding in words": (lambda: nn.Conv1d(3, 4, 3, padding="same"), (1, 3, 8)),
+    "convolution with padding in words": (
+        lambda: nn.Conv1d(3, 4, 3, padding="same"),
+        (1, 3, 8),
+    ),
     "linear layers of rank three": (
         lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)),
         (1, 3, 8),
     ),
-    "linear of a transposed matrix": (lambda: Program(lambda s, a: s.layer(a.mT), layer=nn.Linear(3, 4)), (1, 3, 8)),
+    "linear of a transposed matrix": (
+        lambda: Program(lambda s, a: s.layer(a.mT), layer=nn.Linear(3, 4)),
+        (1, 3, 8),
+    ),
 }
 
 
@@ -197,7 +243,9 @@ def test_programs_of_the_quantizer_of_tosa_load(make, shape, tmp_path):
     tosa = pytest.importorskip("delegraph_tosa.quantizer")
     torch.manual_seed(0)
     inputs = (torch.randn(shape),)
-    prepared = prepare_pt2e(torch.export.export(make().eval(), inputs).module(), tosa.TOSAQuantizer())
+    prepared = prepare_pt2e(
+        torch.export.export(make().eval(), inputs).module(), tosa.TOSAQuantizer()
+    )
     prepared(*inputs)
     exported = torch.export.export(convert_pt2e(prepared), inputs)
     program = delegraph.lower(exported, backends=["xnnpack"])
@@ -214,7 +262,10 @@ FLOAT_CONVOLUTIONS = {
 def test_a_float_convolution_before_a_quantize_is_delegated(make, tmp_path):
     torch.manual_seed(0)
     quantize = torch.ops.quantized_decomposed.quantize_per_tensor
-    module = Program(lambda self, a: quantize(self.layer(a), 0.1, 0, -128, 127, torch.int8), layer=make())
+    module = Program(
+        lambda self, a: quantize(self.layer(a), 0.1, 0, -128, 127, torch.int8),
+        layer=make(),
+    )
     inputs = (torch.randn(1, 3, 8),)
     program = delegraph.lower(module.eval(), inputs, backends=["xnnpack"])
     assert len(program.delegates) == 1 and program.report.host_operators == 1
@@ -249,8 +300,12 @@ CELL_ROWS = {
 }
 
 
-@pytest.mark.parametrize(("make", "states", "steps", "delegates"), CELL_ROWS.values(), ids=CELL_ROWS)
-def test_recurrent_cells_become_as_few_delegates_as_in_executorch(make, states, steps, delegates, tmp_path):
+@pytest.mark.parametrize(
+    ("make", "states", "steps", "delegates"), CELL_ROWS.values(), ids=CELL_ROWS
+)
+def test_recurrent_cells_become_as_few_delegates_as_in_executorch(
+    make, states, steps, delegates, tmp_path
+):
     torch.manual_seed(0)
     module = Cell(make(), steps).eval()
     inputs = (torch.randn(2, steps, 4), *(torch.randn(2, 8) for _ in range(states)))

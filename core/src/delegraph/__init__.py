@@ -1,6 +1,7 @@
 """delegraph: lower PyTorch programs to hardware backends that are installed with pip.
 
-Importing this package imports neither torch nor the plugins; both come with the first name that needs them.
+Importing this package imports neither torch nor the plugins; both come with the first
+name that needs them.
 """
 
 from __future__ import annotations
@@ -90,13 +91,17 @@ __all__ = [
 
 _NAMES = {
     "api": "Choices export load lower",
-    "discovery.registry": "Registry backends default_registry get_backend get_partitioner get_runtime register",
+    "discovery.registry": (
+        "Registry backends default_registry get_backend get_partitioner get_runtime"
+        " register"
+    ),
     "host.verify": "Verification",
     "lowered_program": "LoweredProgram",
     "partitioner": "Refusal",
     "report.model": "Report",
 }
-"""Module -> its public names. A module is imported when one of its names is first used."""
+"""Module -> its public names. A module is imported when one of its names is first used.
+"""
 _ELSEWHERE = {
     "BucketedProgram": "delegraph_executorch.buckets:BucketedProgram",
     "Comparison": "delegraph_analysis:Comparison",
@@ -106,14 +111,19 @@ _ELSEWHERE = {
     "quantization_errors": "delegraph_quantize:quantization_errors",
     "quantize": "delegraph_quantize:quantize",
 }
-"""Names of delegraph that other distributions of this project have -> their targets there."""
+"""Names of delegraph that other distributions of this project have -> their targets
+there.
+"""
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
-if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept any name
+# hidden from type checkers, which would otherwise accept any name
+if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import a public name when it is first used, and keep it. Raises AttributeError for any other name."""
+        """Import a public name when it is first used, and keep it. Raises
+        AttributeError for any other name.
+        """
         if name in _ELSEWHERE:
             from .discovery.own import provided
 

@@ -5,7 +5,8 @@ import sys
 from .discovery.loading import installed_path
 
 if __name__ == "__main__":
-    sys.path[:] = installed_path()  # -m puts the working directory first, where a torch.py would be imported as torch
+    # -m puts the working directory first, where a torch.py would be imported as torch
+    sys.path[:] = installed_path()
     from .cli import run
 
     run()

@@ -1,4 +1,6 @@
-"""``delegraph.lower``, which lowers a model, and ``delegraph.load``, which reads a saved program."""
+"""``delegraph.lower``, which lowers a model, and ``delegraph.load``, which reads a
+saved program.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,19 @@ Returned = TypeVar("Returned")
 
 
 def _name_arguments(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
-    """Let ``function`` suggest the nearest argument if it is called with one that it does not have."""
+    """Let ``function`` suggest the nearest argument if it is called with one that it
+    does not have.
+    """
     known = inspect.signature(function).parameters
 
     @functools.wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
         for name in kwargs:
             if name not in known:
-                raise TypeError(f"delegraph.{function.__name__} has no argument {name!r}{suggestion(name, known)}")
+                raise TypeError(
+                    f"delegraph.{function.__name__} has no argument"
+                    f" {name!r}{suggestion(name, known)}"
+                )
         return function(*args, **kwargs)
 
     return call
@@ -71,50 +78,71 @@ def lower(
     registry: Registry | None = None,
     compiler: Compiler | None = None,
 ) -> LoweredProgram:
-    """Lower a model for backends. The result's ``report`` says which backend got which operators, and why not more.
+    """Lower a model for backends. The result's ``report`` says which backend got which
+    operators, and why not more.
 
-    ``program``: an nn.Module in eval mode with ``example_inputs`` (a tuple, or a single tensor); an ExportedProgram; a
-    mapping from method names to either, with mappings by method for ``example_inputs``, ``example_kwargs`` and
-    ``dynamic_shapes``; or an object of a type that a plugin reads (``ModelSpec``).
-    ``backends``: names in order of preference, Partitioners, or both; [] leaves everything on the host. None: the
-    backends for which ``options`` are given, else the only usable one or the default; the report says which.
-    ``options``: {backend name: {option: value}}.
-    ``transforms``: functions from program to program, called with the normalized program.
-    ``require_full``: raise NotFullyDelegated, which lists the operators, if any is left to the host.
-    ``compiler``: compiles the partitions, such as ``delegraph_workers.Compiler(cache=..., isolation="process")``. None:
-    they are compiled in this process, one after the other. The installed compiler that is declared as the default takes
-    over if the environment variable ``DELEGRAPH_CACHE`` is set, or if a backend declares to be isolated.
+    ``program``: an nn.Module in eval mode with ``example_inputs`` (a tuple, or a single
+    tensor); an ExportedProgram; a mapping from method names to either, with mappings by
+    method for ``example_inputs``, ``example_kwargs`` and ``dynamic_shapes``; or an
+    object of a type that a plugin reads (``ModelSpec``). ``backends``: names in order
+    of preference, Partitioners, or both; [] leaves everything on the host. None: the
+    backends for which ``options`` are given, else the only usable one or the default;
+    the report says which. ``options``: {backend name: {option: value}}. ``transforms``:
+    functions from program to program, called with the normalized program.
+    ``require_full``: raise NotFullyDelegated, which lists the operators, if any is left
+    to the host. ``compiler``: compiles the partitions, such as
+    ``delegraph_workers.Compiler(cache=..., isolation="process")``. None: they are
+    compiled in this process, one after the other. The installed compiler that is
+    declared as the default takes over if the environment variable ``DELEGRAPH_CACHE``
+    is set, or if a backend declares to be isolated.
 
-    If a backend refuses a call that has only constant operands, it is computed here, unless the result has more than
-    16 MiB. Numbers that are read off constants (``.item()``) become literals.
+    If a backend refuses a call that has only constant operands, it is computed here,
+    unless the result has more than 16 MiB. Numbers that are read off constants
+    (``.item()``) become literals.
 
-    The model is not changed, and its weights are not copied. Errors are ``delegraph.errors.DelegraphError`` with stable
-    codes.
+    The model is not changed, and its weights are not copied. Errors are
+    ``delegraph.errors.DelegraphError`` with stable codes.
     """
-    registry, options = registry or default_registry(), options or {}
+    registry = registry or default_registry()
+    options = options or {}
     _expect_choices(options, transforms, compiler)
     why_these_backends = None
     if backends is None:
         backends, why_these_backends = registry.default_backends(options)
     backends = _expect_backends(backends)
-    # ``chosen``: a name such as ``acme/npu`` decides which of several backends a bare id means
+    # ``chosen``: a name such as ``acme/npu`` decides which of several backends a bare
+    # id means
     chosen = registry.preferring(b for b in backends if isinstance(b, str))
-    compiler, why_not_cached = (compiler, None) if compiler is not None else _default_compiler(chosen)
+    compiler, why_not_cached = (
+        (compiler, None) if compiler is not None else _default_compiler(chosen)
+    )
     names = [b for b in backends if isinstance(b, str)]
     with compiler.session(chosen, names) as session:
         partitioners = _named_partitioners(backends, options, registry)
-        if example_inputs is None and (model := _model_of_plugin(program, registry)) is not None:
-            program, transforms = model.programs, (*model.transforms, *transforms)
-            example_inputs, example_kwargs, dynamic_shapes = model.inputs, model.kwargs, model.dynamic_shapes
-        sources = sources_by_method(program, example_inputs, example_kwargs, dynamic_shapes)
+        if (
+            example_inputs is None
+            and (model := _model_of_plugin(program, registry)) is not None
+        ):
+            program = model.programs
+            transforms = (*model.transforms, *transforms)
+            example_inputs = model.inputs
+            example_kwargs = model.kwargs
+            dynamic_shapes = model.dynamic_shapes
+        sources = sources_by_method(
+            program, example_inputs, example_kwargs, dynamic_shapes
+        )
         lowering = Lowering(
             chosen,
             session,
             sources=sources,
             transforms=dict.fromkeys(sources, transforms),
             rounds=[
-                Round(name, dict.fromkeys(sources, partitioner), isinstance(backend, str))
-                for backend, (name, partitioner) in zip(backends, partitioners, strict=True)
+                Round(
+                    name, dict.fromkeys(sources, partitioner), isinstance(backend, str)
+                )
+                for backend, (name, partitioner) in zip(
+                    backends, partitioners, strict=True
+                )
             ],
             folds_constants=True,
             gives_back=True,
@@ -126,8 +154,11 @@ def lower(
         report.notes.append(why_these_backends)
     if require_full:
         report.expect_full()
-    eager = {method: source.program for method, source in sources.items()}  # the programs before lowering
-    result = LoweredProgram(lowering.programs, eager, lowering.delegates, report, chosen, lowering.changed)
+    # the programs before lowering
+    eager = {method: source.program for method, source in sources.items()}
+    result = LoweredProgram(
+        lowering.programs, eager, lowering.delegates, report, chosen, lowering.changed
+    )
     return result
 
 
@@ -139,10 +170,12 @@ def export(
     example_kwargs: Any = None,
     dynamic_shapes: Any = None,
 ) -> dict[str, ExportedProgram]:
-    """Export a model as ``lower`` does. Returns method -> ExportedProgram, with the key "forward" for a single model.
+    """Export a model as ``lower`` does. Returns method -> ExportedProgram, with the key
+    "forward" for a single model.
 
-    The arguments are those of ``lower``; the result can be passed to ``lower``. Raises InputError for arguments that
-    cannot be lowered, and DelegraphError if ``torch.export`` fails.
+    The arguments are those of ``lower``; the result can be passed to ``lower``. Raises
+    InputError for arguments that cannot be lowered, and DelegraphError if
+    ``torch.export`` fails.
     """
     sources = sources_by_method(program, example_inputs, example_kwargs, dynamic_shapes)
     return {method: export_method(method, source) for method, source in sources.items()}
@@ -158,36 +191,49 @@ def load(
     max_iterations: int | None = None,
     allow_native: bool = True,
 ) -> LoadedProgram:
-    """Read a saved program. The result and its methods are called like the program that was saved.
+    """Read a saved program. The result and its methods are called like the program that
+    was saved.
 
-    The path's suffix chooses the format. A file of a single delegate, such as ``.tosa``, takes the tensors that
-    ``forward`` takes, one by one and in the same order, and returns a flat tuple.
+    The path's suffix chooses the format. A file of a single delegate, such as
+    ``.tosa``, takes the tensors that ``forward`` takes, one by one and in the same
+    order, and returns a flat tuple.
 
-    ``runtime``: a runtime that executes the whole file, such as ``"executorch"`` for ``.pte``. None: each delegate runs
-    in its backend's runtime, which loads it at the first call. ``max_memory`` (in bytes) and ``max_iterations``
-    (of all loops of a call): limits for files that are not trusted; None: those of the format (``.pte``: 8 GiB and
-    100000). ``allow_native=False``: raise InputError for a file with delegates that are native code, or programs for a
-    compiler in this process (SECURITY.md). The result's ``native_blobs`` names them.
+    ``runtime``: a runtime that executes the whole file, such as ``"executorch"`` for
+    ``.pte``. None: each delegate runs in its backend's runtime, which loads it at the
+    first call. ``max_memory`` (in bytes) and ``max_iterations`` (of all loops of a
+    call): limits for files that are not trusted; None: those of the format (``.pte``: 8
+    GiB and
+    100000). ``allow_native=False``: raise InputError for a file with delegates that are
+    native code, or programs for a compiler in this process (SECURITY.md). The result's
+    ``native_blobs`` names them.
 
-    Raises FormatNotFound if no plugin declares the format, OptionError if the format cannot be read or has no such
-    limit, FormatError for a damaged file, NoRuntime if a runtime is missing.
+    Raises FormatNotFound if no plugin declares the format, OptionError if the format
+    cannot be read or has no such limit, FormatError for a damaged file, NoRuntime if a
+    runtime is missing.
     """
     with TRACING:  # a lock: a format may trace, or call torch.export.load
         return FileFormat(path, registry or default_registry()).load(
-            runtime, allow_native=allow_native, max_memory=max_memory, max_iterations=max_iterations
+            runtime,
+            allow_native=allow_native,
+            max_memory=max_memory,
+            max_iterations=max_iterations,
         )
 
 
 def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
-    """The model that a plugin reads from ``program``; None if no plugin declares its type (``ModelSpec.types``).
+    """The model that a plugin reads from ``program``; None if no plugin declares its
+    type (``ModelSpec.types``).
 
     None also for an ExportedProgram or a mapping, which ``lower`` takes itself.
     """
     if isinstance(program, (ExportedProgram, Mapping)):
         return None
-    types = {f"{k.__module__}:{k.__qualname__}" for k in type(program).__mro__}  # the class and its base classes
+    # the class and its base classes
+    types = {f"{k.__module__}:{k.__qualname__}" for k in type(program).__mro__}
     # a plugin may name a type by the top-level package from which users import it
-    types |= {f"{t.partition(':')[0].partition('.')[0]}:{t.partition(':')[2]}" for t in types}
+    types |= {
+        f"{t.partition(':')[0].partition('.')[0]}:{t.partition(':')[2]}" for t in types
+    }
     for spec, _ in registry.declared(ModelSpec):
         if not types.isdisjoint(spec.types):
             from .command.model import from_elsewhere
@@ -197,7 +243,8 @@ def _model_of_plugin(program: Any, registry: Registry) -> GivenModel | None:
 
 
 def _default_compiler(registry: Registry) -> tuple[Compiler, str | None]:
-    """The compiler for a call of ``lower`` without one; and a note if it keeps no results, although the user wants it.
+    """The compiler for a call of ``lower`` without one; and a note if it keeps no
+    results, although the user wants it.
 
     The user wants it who set a variable of ``CACHE_VARIABLES``.
     """
@@ -215,50 +262,85 @@ def _expect_choices(options: Any, transforms: Any, compiler: Any) -> None:
     tables = [options]
     if isinstance(options, Mapping):
         tables += options.values()  # the options of each backend
-    if not all(isinstance(table, Mapping) and all(isinstance(key, str) for key in table) for table in tables):
-        raise OptionError("option-invalid", f"options is {{backend name: {{option: value}}}}, not {options!r}")
+    if not all(
+        isinstance(table, Mapping) and all(isinstance(key, str) for key in table)
+        for table in tables
+    ):
+        raise OptionError(
+            "option-invalid",
+            f"options is {{backend name: {{option: value}}}}, not {options!r}",
+        )
     if not isinstance(transforms, Sequence) or not all(map(callable, transforms)):
-        raise OptionError("option-invalid", f"transforms is a list of functions, not {transforms!r}")
-    has_sessions = callable(getattr(compiler, "session", None)) and not isinstance(compiler, type)
+        raise OptionError(
+            "option-invalid", f"transforms is a list of functions, not {transforms!r}"
+        )
+    has_sessions = callable(getattr(compiler, "session", None)) and not isinstance(
+        compiler, type
+    )
     if compiler is not None and not has_sessions:
-        text = f"compiler is an object with a method session, or None, not {compiler!r:.80}"
+        text = (
+            "compiler is an object with a method session, or None, not"
+            f" {compiler!r:.80}"
+        )
         hint = "for example delegraph_workers.Compiler(isolation='process')"
         raise OptionError("option-invalid", text, hint=hint)
 
 
 def _expect_backends(backends: Any) -> list[str | Partitioner]:
-    """``backends`` as a list. Raises OptionError unless each is a name or a Partitioner, and no name is there twice."""
-    if isinstance(backends, (str, bytes, Partitioner)) or not isinstance(backends, Iterable):
-        raise OptionError("option-invalid", f"backends is a list of names: backends=[{backends!r}]")
+    """``backends`` as a list. Raises OptionError unless each is a name or a
+    Partitioner, and no name is there twice.
+    """
+    if isinstance(backends, (str, bytes, Partitioner)) or not isinstance(
+        backends, Iterable
+    ):
+        raise OptionError(
+            "option-invalid", f"backends is a list of names: backends=[{backends!r}]"
+        )
     listed = list(backends)
     for backend in listed:
         if not isinstance(backend, (str, Partitioner)):
-            hint = f"make one of it: {backend.__name__}(...)" if isinstance(backend, type) else None
+            hint = (
+                f"make one of it: {backend.__name__}(...)"
+                if isinstance(backend, type)
+                else None
+            )
             text = f"a backend is a name or a Partitioner, not {backend!r}"
             raise OptionError("option-invalid", text, hint=hint)
     names = [backend for backend in listed if isinstance(backend, str)]
     if len(set(names)) < len(names):
         text = f"backends names {next(n for n in names if names.count(n) > 1)!r} twice"
-        hint = "name it once; to ask it again with other options, pass delegraph.get_partitioner(name, ...)"
+        hint = (
+            "name it once; to ask it again with other options, pass"
+            " delegraph.get_partitioner(name, ...)"
+        )
         raise OptionError("option-invalid", text, hint=hint)
     return listed
 
 
 def _named_partitioners(
-    backends: Sequence[str | Partitioner], options: Mapping[str, Mapping[str, Any]], registry: Registry
+    backends: Sequence[str | Partitioner],
+    options: Mapping[str, Mapping[str, Any]],
+    registry: Registry,
 ) -> list[tuple[str, Partitioner]]:
-    """(name, partitioner) of each backend; the name of a Partitioner that the user passes is that of its class.
+    """(name, partitioner) of each backend; the name of a Partitioner that the user
+    passes is that of its class.
 
-    Raises OptionError for options of a name that is not in ``backends``, and what ``Registry.get_partitioner`` does.
+    Raises OptionError for options of a name that is not in ``backends``, and what
+    ``Registry.get_partitioner`` does.
     """
     for name in options:
         if name not in backends:
-            text = f"options for {name!r}, which is not among the backends {list(backends)}"
+            text = (
+                f"options for {name!r}, which is not among the backends"
+                f" {list(backends)}"
+            )
             raise OptionError("option-invalid", text)
     named: list[tuple[str, Partitioner]] = []
     for backend in backends:
         if isinstance(backend, str):
-            named.append((backend, registry.get_partitioner(backend, **options.get(backend, {}))))
+            named.append(
+                (backend, registry.get_partitioner(backend, **options.get(backend, {})))
+            )
         else:
             named.append((type(backend).__name__, backend))
     return named

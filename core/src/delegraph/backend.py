@@ -39,58 +39,94 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class CompileSpec:
-    """One setting for a backend. Backend and runtime get settings in order, duplicates included."""
+    """One setting for a backend. Backend and runtime get settings in order, duplicates
+    included.
+    """
 
     key: str
     value: bytes
 
 
 def to_specs(prefix: str, settings: Mapping[str, str]) -> list[CompileSpec]:
-    """Settings of a backend that are text, as compile specs: the key is ``prefix`` and the setting's name.
+    """Settings of a backend that are text, as compile specs: the key is ``prefix`` and
+    the setting's name.
 
-    Raises OptionError for text that no process can be given: with a NUL, or with bytes that are not UTF-8.
+    Raises OptionError for text that no process can be given: with a NUL, or with bytes
+    that are not UTF-8.
     """
     for name, text in settings.items():
-        if any(character == "\0" or "\ud800" <= character <= "\udfff" for character in text):
-            raise OptionError("option-invalid", f"option {name!r} has a character that is none: {text!r:.80}")
-    return [CompileSpec(prefix + name, text.encode()) for name, text in settings.items()]
+        if any(
+            character == "\0" or "\ud800" <= character <= "\udfff" for character in text
+        ):
+            raise OptionError(
+                "option-invalid",
+                f"option {name!r} has a character that is none: {text!r:.80}",
+            )
+    return [
+        CompileSpec(prefix + name, text.encode()) for name, text in settings.items()
+    ]
 
 
 def from_specs(
-    compile_specs: Sequence[CompileSpec], prefix: str, defaults: Mapping[str, str], *, only: bool = False
+    compile_specs: Sequence[CompileSpec],
+    prefix: str,
+    defaults: Mapping[str, str],
+    *,
+    only: bool = False,
 ) -> tuple[dict[str, str], list[CompileSpec]]:
-    """The settings that ``to_specs`` made compile specs of, and those compile specs whose keys begin otherwise.
+    """The settings that ``to_specs`` made compile specs of, and those compile specs
+    whose keys begin otherwise.
 
-    ``defaults``: name -> text of each setting that there is. Raises OptionError for another setting, and for one that
-    is given twice or is no text: a compile spec may come from a file. ``only``: also if there are other compile specs.
+    ``defaults``: name -> text of each setting that there is. Raises OptionError for
+    another setting, and for one that is given twice or is no text: a compile spec may
+    come from a file. ``only``: also if there are other compile specs.
     """
     own = [spec for spec in compile_specs if spec.key.startswith(prefix)]
-    given = {spec.key.removeprefix(prefix): spec.value.decode(errors="surrogateescape") for spec in own}
+    given = {
+        spec.key.removeprefix(prefix): spec.value.decode(errors="surrogateescape")
+        for spec in own
+    }
     if unknown := given.keys() - defaults.keys():
-        raise OptionError("option-invalid", f"there is no compile spec {prefix}{min(unknown):.40}")
+        raise OptionError(
+            "option-invalid", f"there is no compile spec {prefix}{min(unknown):.40}"
+        )
     if len(given) < len(own):
-        raise OptionError("option-invalid", f"a compile spec is given twice: {', '.join(spec.key for spec in own)}")
+        raise OptionError(
+            "option-invalid",
+            f"a compile spec is given twice: {', '.join(spec.key for spec in own)}",
+        )
     others = [spec for spec in compile_specs if spec not in own]
     if only and others:
-        raise OptionError("option-invalid", f"there is no compile spec {others[0].key:.40}, which nobody would read")
+        raise OptionError(
+            "option-invalid",
+            f"there is no compile spec {others[0].key:.40}, which nobody would read",
+        )
     to_specs(prefix, given)  # the same checks
     return {**defaults, **given}, others
 
 
 def read_properties(option: str, text: str, known: Collection[str]) -> dict[str, str]:
-    """An engine's properties, of the text of an option: ``NAME=VALUE,NAME=VALUE``. Raises OptionError for other text.
+    """An engine's properties, of the text of an option: ``NAME=VALUE,NAME=VALUE``.
+    Raises OptionError for other text.
 
-    ``known``: the names that a program may set. Properties of most engines name files as well, and a program can be a
-    file that somebody else made; so values are words and numbers. ``option``: its name, for the errors.
+    ``known``: the names that a program may set. Properties of most engines name files
+    as well, and a program can be a file that somebody else made; so values are words
+    and numbers. ``option``: its name, for the errors.
     """
     properties = {}
     for pair in filter(None, text.split(",")):
         name, equals, value = map(str.strip, pair.partition("="))
         if not equals:
-            text = f"option {option!r} is NAME=VALUE,NAME=VALUE with the engine's names; {pair!r:.80} has no '='"
+            text = (
+                f"option {option!r} is NAME=VALUE,NAME=VALUE with the engine's names;"
+                f" {pair!r:.80} has no '='"
+            )
             raise OptionError("option-invalid", text)
         if name not in known or not re.fullmatch(r"[\w.-]{1,40}", value):
-            text = f"option {option!r} does not set {name!r:.40} to {value!r:.40}: files of others could"
+            text = (
+                f"option {option!r} does not set {name!r:.40} to {value!r:.40}: files"
+                " of others could"
+            )
             hint = f"it takes words and numbers for {', '.join(sorted(known))}"
             raise OptionError("option-invalid", text, hint=hint)
         properties[name] = value
@@ -101,18 +137,21 @@ def read_properties(option: str, text: str, known: Collection[str]) -> dict[str,
 class PreprocessResult:
     """The result of compiling one partition.
 
-    ``processed_bytes``: the compiled blob.
-    ``debug_handle_map``: delegate debug identifier -> debug handles of the nodes that it stands for; None: unknown.
+    ``processed_bytes``: the compiled blob. ``debug_handle_map``: delegate debug
+    identifier -> debug handles of the nodes that it stands for; None: unknown.
     ``data_store_output``: data that is stored beside the blob; None if there is none.
-    ``facts``: facts for the report by name, such as ``{"memory": "on-chip"}``. The fact "target" is shown only if
-    delegates of the backend have different targets.
-    ``figures``: identifier of ``debug_handle_map`` -> amounts by name, such as ``{3: {"cycles": 1200}}``. The report
-    has their sums for each delegate and each line of the user's program.
-    ``output``: what the compiler printed, for the report. For a compiler in another process, delegraph sets it.
+    ``facts``: facts for the report by name, such as ``{"memory": "on-chip"}``. The fact
+    "target" is shown only if delegates of the backend have different targets.
+    ``figures``: identifier of ``debug_handle_map`` -> amounts by name, such as ``{3:
+    {"cycles": 1200}}``. The report has their sums for each delegate and each line of
+    the user's program. ``output``: what the compiler printed, for the report. For a
+    compiler in another process, delegraph sets it.
     """
 
     processed_bytes: bytes | Blob = b""
-    debug_handle_map: Mapping[int, tuple[int, ...]] | Mapping[str, tuple[int, ...]] | None = None
+    debug_handle_map: (
+        Mapping[int, tuple[int, ...]] | Mapping[str, tuple[int, ...]] | None
+    ) = None
     data_store_output: NamedDataStoreOutput | None = None
     _delegate_info_meta: Any = None
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
@@ -127,59 +166,79 @@ def enforcedmethod(method: F) -> F:
 
 
 class BackendDetails(ABC):
-    """Base class of backends. The class's name is the backend's id; the class is never instantiated.
+    """Base class of backends. The class's name is the backend's id; the class is never
+    instantiated.
 
-    Defining a subclass without an enforced method raises ContractViolation, unless it is a shared base, defined as
-    ``class Base(BackendDetails, abstract=True)``.
+    Defining a subclass without an enforced method raises ContractViolation, unless it
+    is a shared base, defined as ``class Base(BackendDetails, abstract=True)``.
     """
 
     thread_safe: ClassVar[bool] = False
-    """Whether ``preprocess`` may run in several threads at once, on partitions of one or of several lowerings.
+    """Whether ``preprocess`` may run in several threads at once, on partitions of one
+    or of several lowerings.
 
-    Must be False for a backend that traces with torch (``torch.export``, ``make_fx``): tracers keep state per process.
+    Must be False for a backend that traces with torch (``torch.export``, ``make_fx``):
+    tracers keep state per process.
     """
 
     keeps_names: ClassVar[bool] = False
     """Whether blobs contain names of nodes and constants that users want to see.
 
-    If True, a cached result is only used for programs with the same names. If False, and the user asks for a cache,
-    ``preprocess`` gets a program with neutral names (v0, v1, ...).
+    If True, a cached result is only used for programs with the same names. If False,
+    and the user asks for a cache, ``preprocess`` gets a program with neutral names (v0,
+    v1, ...).
     """
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
-        """Check the class ``cls`` as it is defined. ``abstract``: a shared base, which may lack enforced methods."""
+        """Check the class ``cls`` as it is defined. ``abstract``: a shared base, which
+        may lack enforced methods.
+        """
         super().__init_subclass__(**kwargs)
-        missing = [n for n in dir(cls) if getattr(getattr(cls, n, None), "__enforcedmethod__", False)]
+        missing = [
+            n
+            for n in dir(cls)
+            if getattr(getattr(cls, n, None), "__enforcedmethod__", False)
+        ]
         if missing and not abstract:
             raise ContractViolation(
                 "contract-violation",
                 f"backend {cls.__name__} does not define {', '.join(missing)}",
-                hint=f"define it, or declare a shared base: class {cls.__name__}(BackendDetails, abstract=True)",
+                hint=(
+                    "define it, or declare a shared base: class"
+                    f" {cls.__name__}(BackendDetails, abstract=True)"
+                ),
             )
         check_called_on_class(cls, "preprocess", ("edge_program", "compile_specs"))
-        check_called_on_class(cls, "preprocess_multimethod", ("edge_programs", "compile_specs"))
+        check_called_on_class(
+            cls, "preprocess_multimethod", ("edge_programs", "compile_specs")
+        )
 
     @staticmethod
     @enforcedmethod
     @abstractmethod
-    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+    def preprocess(
+        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> PreprocessResult:
         """Compile one partition.
 
-        The placeholders of ``edge_program`` are its constants, then its inputs; the program returns a flat tuple. In
-        ``edge_program.graph_module.meta``, "method" is the name of its method, and "partition" its partitioner's tag.
-        Raises Unsupported for a partition that cannot be compiled: ``delegraph.lower`` then leaves it to the next
-        backend or the host, and reports the reason.
+        The placeholders of ``edge_program`` are its constants, then its inputs; the
+        program returns a flat tuple. In ``edge_program.graph_module.meta``, "method" is
+        the name of its method, and "partition" its partitioner's tag. Raises
+        Unsupported for a partition that cannot be compiled: ``delegraph.lower`` then
+        leaves it to the next backend or the host, and reports the reason.
         """
         raise NotImplementedError
 
     @staticmethod
     def fingerprint(compile_specs: list[CompileSpec]) -> str | None:
-        """Identifies everything that ``preprocess`` depends on besides its arguments, such as a compiler's version.
+        """Identifies everything that ``preprocess`` depends on besides its arguments,
+        such as a compiler's version.
 
-        It is stored with each delegate, for the runtime's ``compatible``, and is part of a cache's keys. It need not
-        include the versions of the backend's own package, delegraph and torch. None: results must not be cached,
-        because this is unknown, or because with these compile specs ``preprocess`` writes files or its result depends
-        on names or source lines.
+        It is stored with each delegate, for the runtime's ``compatible``, and is part
+        of a cache's keys. It need not include the versions of the backend's own
+        package, delegraph and torch. None: results must not be cached, because this is
+        unknown, or because with these compile specs ``preprocess`` writes files or its
+        result depends on names or source lines.
         """
         return None
 
@@ -189,43 +248,66 @@ class BackendDetails(ABC):
         edge_programs: Mapping[str, Sequence[ExportedProgram]],
         compile_specs: Mapping[str, Sequence[list[CompileSpec]]],
     ) -> dict[str, list[PreprocessResult]]:
-        """Compile all partitions; returns method -> results, in order. The default calls ``preprocess`` for each.
+        """Compile all partitions; returns method -> results, in order. The default
+        calls ``preprocess`` for each.
 
-        ``compile_specs`` has one list for each program. Raises ContractViolation if their numbers differ.
+        ``compile_specs`` has one list for each program. Raises ContractViolation if
+        their numbers differ.
         """
         _check_counts(cls.__name__, edge_programs, compile_specs)
         return {
-            method: [cls.preprocess(p, s) for p, s in zip(programs, compile_specs[method], strict=True)]
+            method: [
+                cls.preprocess(p, s)
+                for p, s in zip(programs, compile_specs[method], strict=True)
+            ]
             for method, programs in edge_programs.items()
         }
 
 
 def check_called_on_class(cls: type, name: str, arguments: Sequence[str]) -> None:
-    """Raise ContractViolation unless the method ``name`` can be called on the class with positional ``arguments``.
+    """Raise ContractViolation unless the method ``name`` can be called on the class
+    with positional ``arguments``.
 
-    ``arguments``: their names. Only their number is checked, against the signature; nothing is called.
+    ``arguments``: their names. Only their number is checked, against the signature;
+    nothing is called.
     """
     try:
         inspect.signature(getattr(cls, name)).bind(*arguments)
     except TypeError as e:
-        text = f"{cls.__name__}.{name} is called on the class, with ({', '.join(arguments)}), and takes something else"
-        raise ContractViolation("contract-violation", f"{text}: {e}", hint="is @staticmethod missing?") from e
+        text = (
+            f"{cls.__name__}.{name} is called on the class, with"
+            f" ({', '.join(arguments)}), and takes something else"
+        )
+        raise ContractViolation(
+            "contract-violation", f"{text}: {e}", hint="is @staticmethod missing?"
+        ) from e
 
 
-def _check_counts(backend: str, programs: Mapping[str, Sequence[Any]], specs: Mapping[str, Sequence[Any]]) -> None:
-    """Raise ContractViolation unless ``specs`` has as many lists for each method as ``programs`` has partitions."""
+def _check_counts(
+    backend: str,
+    programs: Mapping[str, Sequence[Any]],
+    specs: Mapping[str, Sequence[Any]],
+) -> None:
+    """Raise ContractViolation unless ``specs`` has as many lists for each method as
+    ``programs`` has partitions.
+    """
     for method, partitions in programs.items():
         count = len(specs[method]) if method in specs else 0
         if count != len(partitions):
-            text = f"{backend}: method {method!r} has {len(partitions)} partitions and {count} lists of compile specs"
+            text = (
+                f"{backend}: method {method!r} has {len(partitions)} partitions and"
+                f" {count} lists of compile specs"
+            )
             raise ContractViolation("contract-violation", text)
 
 
 class DelegateMappingBuilder:
-    """Builds a map from delegate debug identifiers to debug handles, for ``PreprocessResult.debug_handle_map``.
+    """Builds a map from delegate debug identifiers to debug handles, for
+    ``PreprocessResult.debug_handle_map``.
 
-    One identifier may stand for many nodes (fusion), and several for the same node (decomposition). With
-    ``generated_identifiers`` the identifiers are 0, 1, 2, ...; otherwise the caller passes each, an int or a str.
+    One identifier may stand for many nodes (fusion), and several for the same node
+    (decomposition). With ``generated_identifiers`` the identifiers are 0, 1, 2, ...;
+    otherwise the caller passes each, an int or a str.
     """
 
     def __init__(self, generated_identifiers: bool = False) -> None:
@@ -238,21 +320,29 @@ class DelegateMappingBuilder:
         handles: int | Sequence[int | None] | None = None,
         identifier: int | str | None = None,
     ) -> int | str:
-        """Map an identifier to ``handles``, or to the debug handles of ``nodes``; returns the identifier.
+        """Map an identifier to ``handles``, or to the debug handles of ``nodes``;
+        returns the identifier.
 
-        ``identifier``: must be passed, unless the builder generates identifiers: then it must not.
+        ``identifier``: must be passed, unless the builder generates identifiers: then
+        it must not.
 
-        Raises ContractViolation unless exactly one of ``nodes`` and ``handles`` is passed, if there is no debug handle,
-        or if ``identifier`` is missing, not wanted or in use.
+        Raises ContractViolation unless exactly one of ``nodes`` and ``handles`` is
+        passed, if there is no debug handle, or if ``identifier`` is missing, not wanted
+        or in use.
         """
         if (nodes is None) == (handles is None):
             raise ContractViolation(
-                "contract-violation", "a delegate mapping entry takes nodes or handles, one of both"
+                "contract-violation",
+                "a delegate mapping entry takes nodes or handles, one of both",
             )
         listed = _handles_of(nodes) if nodes is not None else _as_list(handles)
-        known = tuple(sorted({h for h in listed if h is not None}))  # None: a node without a debug handle
+        # None: a node without a debug handle
+        known = tuple(sorted({h for h in listed if h is not None}))
         if not known:
-            raise ContractViolation("contract-violation", "a delegate mapping entry needs at least one debug handle")
+            raise ContractViolation(
+                "contract-violation",
+                "a delegate mapping entry needs at least one debug handle",
+            )
         key = self._identifier(identifier)
         self._map[key] = known
         return key
@@ -262,22 +352,37 @@ class DelegateMappingBuilder:
         return dict(self._map)
 
     def _identifier(self, identifier: int | str | None) -> int | str:
-        """The identifier of a new entry: the caller's or, with ``generated_identifiers``, the next number.
+        """The identifier of a new entry: the caller's or, with
+        ``generated_identifiers``, the next number.
 
         Raises ContractViolation if it is missing, not wanted or in use.
         """
-        if self._generated == (identifier is not None):  # passed although generated, or missing although not
-            wanted = "generates its identifiers" if self._generated else "needs an identifier from you"
-            raise ContractViolation("contract-violation", f"this DelegateMappingBuilder {wanted}")
+        # passed although generated, or missing although not
+        if self._generated == (identifier is not None):
+            wanted = (
+                "generates its identifiers"
+                if self._generated
+                else "needs an identifier from you"
+            )
+            raise ContractViolation(
+                "contract-violation", f"this DelegateMappingBuilder {wanted}"
+            )
         key = len(self._map) if identifier is None else identifier
         if key in self._map:
-            raise ContractViolation("contract-violation", f"delegate debug identifier {key!r} is used already")
+            raise ContractViolation(
+                "contract-violation",
+                f"delegate debug identifier {key!r} is used already",
+            )
         return key
 
 
 def _handles_of(nodes: Any) -> list[int | None]:
-    """The debug handle of each node, or of a single one; None for a node without a handle."""
-    return [n.meta.get("debug_handle") if n is not None else None for n in _as_list(nodes)]
+    """The debug handle of each node, or of a single one; None for a node without a
+    handle.
+    """
+    return [
+        n.meta.get("debug_handle") if n is not None else None for n in _as_list(nodes)
+    ]
 
 
 def _as_list(items: Any) -> list[Any]:

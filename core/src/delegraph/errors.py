@@ -1,7 +1,8 @@
 """All errors that delegraph raises, each with a stable code.
 
-This module imports no torch, so that plugins and the command line can use it without. A message says what went wrong,
-where (operator and line of the user's program), why, and what to do about it.
+This module imports no torch, so that plugins and the command line can use it without. A
+message says what went wrong, where (operator and line of the user's program), why, and
+what to do about it.
 """
 
 from __future__ import annotations
@@ -36,17 +37,26 @@ __all__ = [
 ]
 
 CODES: dict[str, str] = {
-    "backend-not-found": "No installed plugin offers a backend, partitioner or runtime of that name.",
-    "format-not-found": "No installed plugin offers the file format that a suffix asks for.",
+    "backend-not-found": (
+        "No installed plugin offers a backend, partitioner or runtime of that name."
+    ),
+    "format-not-found": (
+        "No installed plugin offers the file format that a suffix asks for."
+    ),
     "plugin-broken": "The plugin that was asked for could not be loaded.",
     "plugin-unavailable": "The plugin needs a module that is not installed.",
     "plugin-conflict": "Two distributions offer the name that was asked for.",
     "plugin-incompatible": "The plugin was written for another plugin API.",
-    "plugin-failed": "A plugin raised an error of its own while it was at work; the message names both.",
+    "plugin-failed": (
+        "A plugin raised an error of its own while it was at work; the message names"
+        " both."
+    ),
     "process-ended": "A process that kept an object for this one has ended.",
     "contract-violation": "A backend or partitioner broke the delegation contract.",
     "unsupported": "This program cannot be handed to this backend.",
-    "not-fully-delegated": "require_full was asked for and operators were left to the host.",
+    "not-fully-delegated": (
+        "require_full was asked for and operators were left to the host."
+    ),
     "option-invalid": "An option is unknown, has the wrong type or is out of range.",
     "input-invalid": "A program or its inputs are not of the form that was asked for.",
     "training-mode": "The module is in training mode.",
@@ -54,18 +64,36 @@ CODES: dict[str, str] = {
     "format-invalid": "A file is damaged, truncated or of another format.",
     "write-failed": "A file could not be written.",
     "no-runtime": "The backend has no runtime on this host.",
-    "gate-failed": "Less is delegated, or in more delegates, than --min-delegated or --max-delegates accepts.",
-    "verification-failed": "The lowered program's results differ from eager PyTorch's by more than was accepted.",
-    "forked-at-work": "This process was forked while another thread was lowering or calling a program.",
-    "usage-invalid": "The command line asks for something that is not there or does not fit together.",
-    "requirement-missing": "A distribution that delegraph itself requires is not installed.",
+    "gate-failed": (
+        "Less is delegated, or in more delegates, than --min-delegated or"
+        " --max-delegates accepts."
+    ),
+    "verification-failed": (
+        "The lowered program's results differ from eager PyTorch's by more than was"
+        " accepted."
+    ),
+    "forked-at-work": (
+        "This process was forked while another thread was lowering or calling a"
+        " program."
+    ),
+    "usage-invalid": (
+        "The command line asks for something that is not there or does not fit"
+        " together."
+    ),
+    "requirement-missing": (
+        "A distribution that delegraph itself requires is not installed."
+    ),
     "internal": "A defect in delegraph or in a plugin; please report it.",
 }
-"""Stable code -> meaning. Codes of plugins carry the plugin's name as prefix (``tosa/...``)."""
+"""Stable code -> meaning. Codes of plugins carry the plugin's name as prefix
+(``tosa/...``).
+"""
 
 
 class DelegraphWarning(UserWarning):
-    """A problem that does not keep delegraph from working, such as an installed plugin that cannot be loaded."""
+    """A problem that does not keep delegraph from working, such as an installed plugin
+    that cannot be loaded.
+    """
 
 
 class BackendNotFound(DelegraphError, NotImplementedError):
@@ -73,7 +101,9 @@ class BackendNotFound(DelegraphError, NotImplementedError):
 
 
 class FormatNotFound(DelegraphError, ValueError):
-    """No plugin declares the file format of a suffix; the hint names the distribution to install, if that is known."""
+    """No plugin declares the file format of a suffix; the hint names the distribution
+    to install, if that is known.
+    """
 
 
 class PluginBroken(DelegraphError):
@@ -81,11 +111,15 @@ class PluginBroken(DelegraphError):
 
 
 class PluginUnavailable(PluginBroken):
-    """Something that the user asked for needs a module or a distribution that is not installed."""
+    """Something that the user asked for needs a module or a distribution that is not
+    installed.
+    """
 
 
 class PluginConflict(DelegraphError):
-    """Several distributions declare the name that the user asked for, or a name is taken."""
+    """Several distributions declare the name that the user asked for, or a name is
+    taken.
+    """
 
 
 class PluginIncompatible(DelegraphError):
@@ -93,7 +127,9 @@ class PluginIncompatible(DelegraphError):
 
 
 class PluginFailed(DelegraphError, RuntimeError):
-    """A plugin raised an error other than DelegraphError when it was called; ``__cause__`` is that error."""
+    """A plugin raised an error other than DelegraphError when it was called;
+    ``__cause__`` is that error.
+    """
 
 
 class ContractViolation(DelegraphError, RuntimeError):
@@ -101,15 +137,21 @@ class ContractViolation(DelegraphError, RuntimeError):
 
 
 class NamedDataError(ContractViolation, ValueError):
-    """Named data cannot be stored: its key is taken by other data, or its alignment or size is out of range."""
+    """Named data cannot be stored: its key is taken by other data, or its alignment or
+    size is out of range.
+    """
 
 
 class NamedDataTypeError(ContractViolation, TypeError):
-    """Named data is neither bytes nor a tensor nor a Blob, or an argument about it has the wrong type."""
+    """Named data is neither bytes nor a tensor nor a Blob, or an argument about it has
+    the wrong type.
+    """
 
 
 class NotFullyDelegated(Unsupported):
-    """With ``require_full``, operators were left to the host: the message lists them, ``report`` is the Report."""
+    """With ``require_full``, operators were left to the host: the message lists them,
+    ``report`` is the Report.
+    """
 
     report: Any = None
 
@@ -127,7 +169,9 @@ class FormatError(DelegraphError, ValueError):
 
 
 class WriteError(DelegraphError, OSError):
-    """A file could not be written. It is as before, unless it had to be written in place: a device, a hard link."""
+    """A file could not be written. It is as before, unless it had to be written in
+    place: a device, a hard link.
+    """
 
 
 class UsageError(DelegraphError):
@@ -135,7 +179,9 @@ class UsageError(DelegraphError):
 
 
 class NoRuntime(DelegraphError):
-    """There is no runtime on this host for a backend or a file, or it lacks a module or a device."""
+    """There is no runtime on this host for a backend or a file, or it lacks a module or
+    a device.
+    """
 
 
 class InternalError(DelegraphError):

@@ -1,7 +1,9 @@
-"""File formats of programs: classes that save a lowered program as a file, read such files, and show their content.
+"""File formats of programs: classes that save a lowered program as a file, read such
+files, and show their content.
 
-A plugin derives a class from ``ProgramFormat`` (or from ``DelegateFormat``, if a file is the blob of one delegate) and
-declares it with a ``FormatSpec``. Importing this module imports neither torch nor numpy.
+A plugin derives a class from ``ProgramFormat`` (or from ``DelegateFormat``, if a file
+is the blob of one delegate) and declares it with a ``FormatSpec``. Importing this
+module imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ from .errors import InputError, OptionError
 from .io.atomic_write import write_whole
 from .io.blob import join
 from .runtime import BEGINNING, BlobHeader
-from .summary import ConstantSummary, DelegateSummary, MethodSummary, Summary, TensorSummary
+from .summary import (
+    ConstantSummary,
+    DelegateSummary,
+    MethodSummary,
+    Summary,
+    TensorSummary,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,11 +59,13 @@ __all__ = [
 ]
 
 
-# --- arguments of formats ---------------------------------------------------------------------------------------------
+# --- arguments of formats -------------------------------------------------------------
 
 
 class DelegateContents(Protocol):
-    """One delegate of a program: where it is called, and everything that its runtime needs to load it."""
+    """One delegate of a program: where it is called, and everything that its runtime
+    needs to load it.
+    """
 
     @property
     def method(self) -> str:
@@ -63,7 +73,9 @@ class DelegateContents(Protocol):
 
     @property
     def name(self) -> str:
-        """The attribute of the method's graph module that has the delegate; dotted if it is in a subgraph."""
+        """The attribute of the method's graph module that has the delegate; dotted if
+        it is in a subgraph.
+        """
 
     @property
     def backend_id(self) -> str:
@@ -71,11 +83,15 @@ class DelegateContents(Protocol):
 
     @property
     def producer(self) -> str:
-        """Distribution and version of the backend that compiled it, such as ``acme-npu 1.0``; "" if not known."""
+        """Distribution and version of the backend that compiled it, such as ``acme-npu
+        1.0``; "" if not known.
+        """
 
     @property
     def blob(self) -> bytes | Blob:
-        """The compiled bytes. A large blob is a Blob: write it with ``write_to``, or convert it with ``join``."""
+        """The compiled bytes. A large blob is a Blob: write it with ``write_to``, or
+        convert it with ``join``.
+        """
 
     @property
     def compile_specs(self) -> Sequence[CompileSpec]:
@@ -87,7 +103,9 @@ class DelegateContents(Protocol):
 
     @property
     def inputs(self) -> Sequence[Any]:
-        """The delegate's inputs, in order. Each has a ``name``, a ``dtype`` and a ``shape`` (None for a number)."""
+        """The delegate's inputs, in order. Each has a ``name``, a ``dtype`` and a
+        ``shape`` (None for a number).
+        """
 
     @property
     def outputs(self) -> Sequence[Any]:
@@ -95,11 +113,15 @@ class DelegateContents(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """The result of ``BackendDetails.fingerprint`` when the blob was compiled; "" if not known."""
+        """The result of ``BackendDetails.fingerprint`` when the blob was compiled; ""
+        if not known.
+        """
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """Facts that the backend reported about the delegate, by name, such as ``target``."""
+        """Facts that the backend reported about the delegate, by name, such as
+        ``target``.
+        """
 
     @property
     def debug_handle_map(self) -> Mapping[Any, tuple[int, ...]]:
@@ -107,7 +129,9 @@ class DelegateContents(Protocol):
 
 
 class ProgramContents(Protocol):
-    """A lowered program, as formats get it: a ``LoweredProgram`` or an ``EdgeProgramManager``."""
+    """A lowered program, as formats get it: a ``LoweredProgram`` or an
+    ``EdgeProgramManager``.
+    """
 
     @property
     def methods(self) -> Collection[str]:
@@ -123,40 +147,51 @@ class ProgramContents(Protocol):
 
     @property
     def named_data(self) -> NamedDataStoreOutput:
-        """The named data of all delegates, merged for one file: equal contents are there once."""
+        """The named data of all delegates, merged for one file: equal contents are
+        there once.
+        """
 
     @property
     def host_operators(self) -> int:
         """The number of operators that no delegate computes, in all methods."""
 
     def whole_delegate(self) -> DelegateContents:
-        """The program's one delegate, with the inputs and outputs of its method: all of them, in order.
+        """The program's one delegate, with the inputs and outputs of its method: all of
+        them, in order.
 
-        For a program of one method that one delegate computes. The delegate is compiled again if its own inputs and
-        outputs differ, as those of ``delegates`` may. Raises InputError for what a file of one delegate cannot have,
-        such as buffers that the host writes.
+        For a program of one method that one delegate computes. The delegate is compiled
+        again if its own inputs and outputs differ, as those of ``delegates`` may.
+        Raises InputError for what a file of one delegate cannot have, such as buffers
+        that the host writes.
         """
 
     def exported_program(self, name: str = "forward") -> ExportedProgram:
-        """The program of a method: functional, with debug handles, and with a ``CALL_DELEGATE`` node for each delegate.
+        """The program of a method: functional, with debug handles, and with a
+        ``CALL_DELEGATE`` node for each delegate.
 
-        Calls on the host are the operators of the user's model, such as ``aten.layer_norm``. The ``call_spec`` of the
-        program says how callers pass arguments and get results.
+        Calls on the host are the operators of the user's model, such as
+        ``aten.layer_norm``. The ``call_spec`` of the program says how callers pass
+        arguments and get results.
         """
 
-    def core_program(self, name: str = "forward", keep: Collection[Any] = ()) -> ExportedProgram:
-        """As ``exported_program``, but with calls on the host decomposed to core ATen, except operators in ``keep``.
+    def core_program(
+        self, name: str = "forward", keep: Collection[Any] = ()
+    ) -> ExportedProgram:
+        """As ``exported_program``, but with calls on the host decomposed to core ATen,
+        except operators in ``keep``.
 
-        For runtimes that have kernels only for these. An ``EdgeProgramManager`` returns its program unchanged: its user
-        has chosen the operators.
+        For runtimes that have kernels only for these. An ``EdgeProgramManager`` returns
+        its program unchanged: its user has chosen the operators.
         """
 
 
 class LoadDelegate(Protocol):
-    """A function that returns a delegate for a blob. The backend's runtime loads the blob at the delegate's first call.
+    """A function that returns a delegate for a blob. The backend's runtime loads the
+    blob at the delegate's first call.
 
-    The delegate may be called from any thread. A call raises NoRuntime if this host has no runtime for the backend.
-    ``header``: the facts about the blob that the file has; None if it has none.
+    The delegate may be called from any thread. A call raises NoRuntime if this host has
+    no runtime for the backend. ``header``: the facts about the blob that the file has;
+    None if it has none.
     """
 
     def __call__(
@@ -170,7 +205,9 @@ class LoadDelegate(Protocol):
 
 
 class StoredBlob(NamedTuple):
-    """A delegate in a file: what its runtime needs to decide whether it can run it (``BackendRuntime.compatible``)."""
+    """A delegate in a file: what its runtime needs to decide whether it can run it
+    (``BackendRuntime.compatible``).
+    """
 
     method: str
     header: BlobHeader
@@ -178,7 +215,8 @@ class StoredBlob(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """What an instruction was made from: ``operators`` by name, and ``lines`` of the user's program as text.
+    """What an instruction was made from: ``operators`` by name, and ``lines`` of the
+    user's program as text.
 
     Either is empty if the file does not say it.
     """
@@ -188,10 +226,11 @@ class Origin(NamedTuple):
 
 
 class Step(NamedTuple):
-    """An instruction of a program in a file that has been executed: its name, and what it was made from.
+    """An instruction of a program in a file that has been executed: its name, and what
+    it was made from.
 
-    ``inside``: of a call of a delegate what its operators were made from, by delegate debug identifier as text; None of
-    other instructions.
+    ``inside``: of a call of a delegate what its operators were made from, by delegate
+    debug identifier as text; None of other instructions.
     """
 
     name: str
@@ -203,16 +242,19 @@ class FileTimer(Protocol):
     """Gets the times of a program in a file; the format's part is ``see``."""
 
     def spent(self, backend_id: str, seconds: float, read: Callable[[], Spent]) -> None:
-        """A call of a delegate took ``seconds`` in its runtime; comes before its ``see``.
+        """A call of a delegate took ``seconds`` in its runtime; comes before its
+        ``see``.
 
         ``read()`` returns what its operators took of them, and may take a while itself.
         """
 
     def see(self, step: Step) -> None:
-        """An instruction has been executed, since the one before it, or since the call began."""
+        """An instruction has been executed, since the one before it, or since the call
+        began.
+        """
 
 
-# --- results of formats -----------------------------------------------------------------------------------------------
+# --- results of formats ---------------------------------------------------------------
 
 
 class Inspection(Protocol):
@@ -222,7 +264,9 @@ class Inspection(Protocol):
 
 
 class Verdict(NamedTuple):
-    """The judgement of another tool (``judge``) on a file. ``accepted`` is None if the tool is not installed."""
+    """The judgement of another tool (``judge``) on a file. ``accepted`` is None if the
+    tool is not installed.
+    """
 
     judge: str
     accepted: bool | None
@@ -230,7 +274,9 @@ class Verdict(NamedTuple):
 
 
 class QuantizationParameters(NamedTuple):
-    """The quantization of a tensor: an integer stands for the real number ``(integer - zero_point) * scale``."""
+    """The quantization of a tensor: an integer stands for the real number ``(integer -
+    zero_point) * scale``.
+    """
 
     dtype: str
     """``int8``, ``int16`` and the like."""
@@ -242,52 +288,71 @@ class QuantizationParameters(NamedTuple):
 
 
 class Quantization(NamedTuple):
-    """The inputs and outputs of a program, in order: name -> parameters, or None if it is not quantized."""
+    """The inputs and outputs of a program, in order: name -> parameters, or None if it
+    is not quantized.
+    """
 
     inputs: Mapping[str, QuantizationParameters | None]
     outputs: Mapping[str, QuantizationParameters | None]
 
 
 class ProgramFormat:
-    """Base class of file formats. A subclass defines the methods that it supports; all are called on the class.
+    """Base class of file formats. A subclass defines the methods that it supports; all
+    are called on the class.
 
-    If a user needs a method that a format does not define, delegraph raises an error that names the format. Methods
-    that read raise FormatError for damaged files. Exceptions other than DelegraphError become PluginFailed.
+    If a user needs a method that a format does not define, delegraph raises an error
+    that names the format. Methods that read raise FormatError for damaged files.
+    Exceptions other than DelegraphError become PluginFailed.
     """
 
     @staticmethod
     def why_not(backend_ids: Collection[str]) -> str | None:
-        """Why a program lowered for these backends cannot be saved; None if it can. Called before lowering."""
+        """Why a program lowered for these backends cannot be saved; None if it can.
+        Called before lowering.
+        """
         return None
 
     @staticmethod
     def serialize(program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
-        """The content of the file. ``options``: those of ``save``; raises OptionError for unknown ones."""
+        """The content of the file. ``options``: those of ``save``; raises OptionError
+        for unknown ones.
+        """
         raise NotImplementedError
 
     @classmethod
-    def files(cls, program: ProgramContents, options: Mapping[str, Any]) -> Mapping[str, bytes | Blob]:
-        """Name -> content of all files of a program. The name ``""`` is the file itself; others are written beside it.
+    def files(
+        cls, program: ProgramContents, options: Mapping[str, Any]
+    ) -> Mapping[str, bytes | Blob]:
+        """Name -> content of all files of a program. The name ``""`` is the file
+        itself; others are written beside it.
 
-        For example, ``weights.ptd`` becomes ``model.weights.ptd`` beside ``model.pte``. Only a format of several files
-        overrides this; its ``serialize`` raises an error for a program that needs more than one.
+        For example, ``weights.ptd`` becomes ``model.weights.ptd`` beside ``model.pte``.
+        Only a format of several files overrides this; its ``serialize`` raises an error
+        for a program that needs more than one.
         """
         return {"": cls.serialize(program, options)}
 
     @classmethod
-    def write(cls, program: ProgramContents, path: Path, options: Mapping[str, Any]) -> None:
+    def write(
+        cls, program: ProgramContents, path: Path, options: Mapping[str, Any]
+    ) -> None:
         """Write ``path`` and the files beside it, each completely or not at all.
 
-        Only a format that does more than write ``files`` overrides this; it must write each file by ``write_whole``.
+        Only a format that does more than write ``files`` overrides this; it must write
+        each file by ``write_whole``.
         """
         write_files(cls.files(program, options), path)
 
     @staticmethod
-    def read(path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
-        """Name -> function for each method of the program in a file, called like the method that was saved.
+    def read(
+        path: Path, load_delegate: LoadDelegate
+    ) -> Mapping[str, Callable[..., Any]]:
+        """Name -> function for each method of the program in a file, called like the
+        method that was saved.
 
-        A format whose files demand memory or loops also takes ``max_memory: int`` (bytes) and ``max_iterations: int``,
-        both with defaults; ``delegraph.load`` and ``delegraph run`` pass the user's limits.
+        A format whose files demand memory or loops also takes ``max_memory: int``
+        (bytes) and ``max_iterations: int``, both with defaults; ``delegraph.load`` and
+        ``delegraph run`` pass the user's limits.
         """
         raise NotImplementedError
 
@@ -295,15 +360,19 @@ class ProgramFormat:
     def profile(
         path: Path, load_delegate: LoadDelegate, see: Callable[[Step], None]
     ) -> Mapping[str, Callable[..., Any]]:
-        """As ``read``, but a call passes each instruction to ``see`` as soon as it has been executed.
+        """As ``read``, but a call passes each instruction to ``see`` as soon as it has
+        been executed.
 
-        Optional: without it ``delegraph profile FILE`` calls what ``read`` returns, and only delegates are timed.
+        Optional: without it ``delegraph profile FILE`` calls what ``read`` returns, and
+        only delegates are timed.
         """
         raise NotImplementedError
 
     @staticmethod
     def quantization(path: Path) -> Quantization:
-        """The quantization parameters of the inputs and outputs of the program in a file."""
+        """The quantization parameters of the inputs and outputs of the program in a
+        file.
+        """
         raise NotImplementedError
 
     @staticmethod
@@ -313,12 +382,15 @@ class ProgramFormat:
 
     @staticmethod
     def blobs(path: Path) -> Sequence[StoredBlob]:
-        """The delegates in a file, for ``inspect --can-run``. Reads only the beginning of each blob."""
+        """The delegates in a file, for ``inspect --can-run``. Reads only the beginning
+        of each blob.
+        """
         raise NotImplementedError
 
     @staticmethod
     def load_in(runtime: str, path: Path) -> Mapping[str, Callable[..., Any]]:
-        """As ``read``, but ``runtime`` executes the whole program; it is one of the ``runtimes`` of the FormatSpec.
+        """As ``read``, but ``runtime`` executes the whole program; it is one of the
+        ``runtimes`` of the FormatSpec.
 
         Raises NoRuntime, with a hint what to install, if the runtime is missing.
         """
@@ -326,29 +398,38 @@ class ProgramFormat:
 
     @staticmethod
     def inspect(path: Path) -> Inspection:
-        """The content of a file, for ``delegraph inspect``, which imports no torch unless this method does."""
+        """The content of a file, for ``delegraph inspect``, which imports no torch
+        unless this method does.
+        """
         raise NotImplementedError
 
     @staticmethod
     def summarize(path: Path) -> Summary:
-        """A summary of a file, for ``delegraph inspect --summary`` and the key "summary" of its JSON."""
+        """A summary of a file, for ``delegraph inspect --summary`` and the key
+        "summary" of its JSON.
+        """
         raise NotImplementedError
 
     @staticmethod
     def sample(path: Path, seed: int) -> list[np.ndarray[Any, Any]]:
         """Random inputs for the program in a file; floats are standard normal.
 
-        A format with several methods also takes ``method: str | None = None``, the ``--method`` of ``delegraph run``.
+        A format with several methods also takes ``method: str | None = None``, the
+        ``--method`` of ``delegraph run``.
         """
         raise NotImplementedError
 
     @staticmethod
-    def run(path: Path, inputs: Sequence[np.ndarray[Any, Any]]) -> list[tuple[str, np.ndarray[Any, Any]]]:
-        """Execute the file with one array for each input; returns (name, value) of each output.
+    def run(
+        path: Path, inputs: Sequence[np.ndarray[Any, Any]]
+    ) -> list[tuple[str, np.ndarray[Any, Any]]]:
+        """Execute the file with one array for each input; returns (name, value) of each
+        output.
 
-        Raises InputError for inputs that do not fit. A format without this method is run by ``read`` instead. A format
-        with loops also takes ``max_iterations: int``, with a default, because a loop in a file may never end;
-        ``delegraph run`` passes its ``--max-iterations``.
+        Raises InputError for inputs that do not fit. A format without this method is
+        run by ``read`` instead. A format with loops also takes ``max_iterations: int``,
+        with a default, because a loop in a file may never end; ``delegraph run`` passes
+        its ``--max-iterations``.
         """
         raise NotImplementedError
 
@@ -359,7 +440,8 @@ class ProgramFormat:
 
     @staticmethod
     def node_of(identifier: Any) -> tuple[str, str]:
-        """(graph, node): the names in Model Explorer of the operator with a delegate debug identifier, for node data.
+        """(graph, node): the names in Model Explorer of the operator with a delegate
+        debug identifier, for node data.
 
         They are the names that the format's Model Explorer adapter gives.
         """
@@ -367,32 +449,43 @@ class ProgramFormat:
 
     @staticmethod
     def verify(path: Path) -> Sequence[Verdict]:
-        """The judgements of other tools on the file, for ``delegraph inspect --verify``."""
+        """The judgements of other tools on the file, for ``delegraph inspect
+        --verify``.
+        """
         raise NotImplementedError
 
 
 def write_files(files: Mapping[str, bytes | Blob], path: Path) -> None:
-    """Write the result of ``ProgramFormat.files``: ``path`` (the name "") last, so that it never exists alone.
+    """Write the result of ``ProgramFormat.files``: ``path`` (the name "") last, so that
+    it never exists alone.
 
     The file ``weights.ptd`` of ``model.pte`` becomes ``model.weights.ptd``.
     """
     for name in [*(n for n in files if n), ""]:
-        write_whole(path.with_name(f"{path.stem}.{name}") if name else path, files[name])
+        write_whole(
+            path.with_name(f"{path.stem}.{name}") if name else path, files[name]
+        )
 
 
 def defines(kind: type[ProgramFormat], ability: str) -> bool:
-    """Whether the format ``kind`` overrides ``ability``, the name of a method of ``ProgramFormat``."""
+    """Whether the format ``kind`` overrides ``ability``, the name of a method of
+    ``ProgramFormat``.
+    """
     # static: a class method would be a new object at each access
-    inherited, defined = (inspect.getattr_static(k, ability) for k in (ProgramFormat, kind))
+    inherited, defined = (
+        inspect.getattr_static(k, ability) for k in (ProgramFormat, kind)
+    )
     return defined is not inherited
 
 
 class DelegateFormat(ProgramFormat):
-    """Base class of formats whose file is the blob of one delegate, for programs that a single delegate computes.
+    """Base class of formats whose file is the blob of one delegate, for programs that a
+    single delegate computes.
 
-    A subclass sets ``backend_id``, and defines ``inspect`` and the like. The runtime gets the blob without compile
-    specs, so the blob must contain all that it needs. A subclass whose ``serialize`` puts named data into the file sets
-    ``holds_named_data = True``; otherwise a delegate with named data raises InputError.
+    A subclass sets ``backend_id``, and defines ``inspect`` and the like. The runtime
+    gets the blob without compile specs, so the blob must contain all that it needs. A
+    subclass whose ``serialize`` puts named data into the file sets ``holds_named_data =
+    True``; otherwise a delegate with named data raises InputError.
     """
 
     backend_id: ClassVar[str]
@@ -400,62 +493,110 @@ class DelegateFormat(ProgramFormat):
 
     @classmethod
     def why_not(cls, backend_ids: Collection[str]) -> str | None:
-        """Why a program lowered for these backends cannot be saved; None if ``cls.backend_id`` is among them."""
-        return None if cls.backend_id in backend_ids else f"a file of {cls.__name__} is a blob of {cls.backend_id}"
+        """Why a program lowered for these backends cannot be saved; None if
+        ``cls.backend_id`` is among them.
+        """
+        return (
+            None
+            if cls.backend_id in backend_ids
+            else f"a file of {cls.__name__} is a blob of {cls.backend_id}"
+        )
 
     @classmethod
-    def serialize(cls, program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
+    def serialize(
+        cls, program: ProgramContents, options: Mapping[str, Any]
+    ) -> bytes | Blob:
         """The blob of ``delegate(program)``. Raises OptionError for any option."""
         if options:
-            raise OptionError("option-invalid", f"{cls.__name__} takes no options, such as {next(iter(options))!r}")
+            raise OptionError(
+                "option-invalid",
+                f"{cls.__name__} takes no options, such as {next(iter(options))!r}",
+            )
         return cls.delegate(program).blob
 
     @classmethod
     def delegate(cls, program: ProgramContents) -> DelegateContents:
-        """The delegate that the file holds: the program's only one, with the inputs and outputs of its method.
+        """The delegate that the file holds: the program's only one, with the inputs and
+        outputs of its method.
 
-        Raises InputError if the program has anything else: host operators, other delegates, other methods, another
-        backend's delegate, or named data (see ``holds_named_data``); and for what ``whole_delegate`` refuses.
+        Raises InputError if the program has anything else: host operators, other
+        delegates, other methods, another backend's delegate, or named data (see
+        ``holds_named_data``); and for what ``whole_delegate`` refuses.
         """
-        # a file of one delegate cannot compute sizes either, which ``host_operators`` leaves out
-        count, host = len(program.delegates), program.host_operators + _computed_sizes(program)
+        # a file of one delegate cannot compute sizes either, which ``host_operators``
+        # leaves out
+        count = len(program.delegates)
+        host = program.host_operators + _computed_sizes(program)
         if count != 1 or host:
             text = "the file holds one delegate and nothing of the host;"
             text += f" this program has delegates: {count}, host operators: {host}"
-            hint = "a .pte file holds all of it (delegraph-executorch), or save each with"
-            hint += " lowered.delegates[k].save(path); the report says what stayed on the host, and why"
+            hint = (
+                "a .pte file holds all of it (delegraph-executorch), or save each with"
+            )
+            hint += (
+                " lowered.delegates[k].save(path); the report says what stayed on the"
+                " host, and why"
+            )
             raise InputError("not-fully-delegated", text, hint=hint)
         methods = [*program.methods, *program.constant_methods]
         if len(methods) > 1:
             text = f"the file holds one method; this program has {', '.join(methods)}"
-            raise InputError("input-invalid", text, hint="a .pte file holds all of them (delegraph-executorch)")
+            raise InputError(
+                "input-invalid",
+                text,
+                hint="a .pte file holds all of them (delegraph-executorch)",
+            )
         (delegate,) = program.delegates
         if delegate.backend_id != cls.backend_id:
-            text = f"the file holds a blob of {cls.backend_id}; this program's is one of {delegate.backend_id}"
+            text = (
+                f"the file holds a blob of {cls.backend_id}; this program's is one of"
+                f" {delegate.backend_id}"
+            )
             raise InputError("input-invalid", text)
         whole = program.whole_delegate()
-        if whole.named_data is not None and whole.named_data.pte_data and not cls.holds_named_data:
-            text = f"the file holds a blob alone, and that of {cls.backend_id} reads named data, such as"
+        if (
+            whole.named_data is not None
+            and whole.named_data.pte_data
+            and not cls.holds_named_data
+        ):
+            text = (
+                f"the file holds a blob alone, and that of {cls.backend_id} reads named"
+                " data, such as"
+            )
             text += f" {next(iter(whole.named_data.pte_data))!r}, which would be lost"
-            hint = "a .pte file holds both (delegraph-executorch); for the format's authors: put the data into the file"
-            raise InputError("input-invalid", text, hint=f"{hint} and say holds_named_data = True")
+            hint = (
+                "a .pte file holds both (delegraph-executorch); for the format's"
+                " authors: put the data into the file"
+            )
+            raise InputError(
+                "input-invalid", text, hint=f"{hint} and say holds_named_data = True"
+            )
         return whole
 
     @classmethod
-    def read(cls, path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
-        """The delegate as the method ``forward``, which takes the delegate's inputs and returns a tuple."""
+    def read(
+        cls, path: Path, load_delegate: LoadDelegate
+    ) -> Mapping[str, Callable[..., Any]]:
+        """The delegate as the method ``forward``, which takes the delegate's inputs and
+        returns a tuple.
+        """
         return {"forward": load_delegate(cls.backend_id, path.read_bytes())}
 
     @classmethod
     def blobs(cls, path: Path) -> Sequence[StoredBlob]:
-        """The blob that is the whole file. Its producer is not known, unless a subclass overrides this."""
+        """The blob that is the whole file. Its producer is not known, unless a subclass
+        overrides this.
+        """
         with path.open("rb") as file:
-            header = BlobHeader(cls.backend_id, path.stat().st_size, file.read(BEGINNING))
+            header = BlobHeader(
+                cls.backend_id, path.stat().st_size, file.read(BEGINNING)
+            )
         return [StoredBlob("forward", header, ())]
 
 
 def _computed_sizes(program: ProgramContents) -> int:
-    """How many integers the host computes from sizes of tensors; ``host_operators`` does not count these.
+    """How many integers the host computes from sizes of tensors; ``host_operators``
+    does not count these.
 
     Integers that only an assertion needs are left out.
     """
@@ -466,5 +607,7 @@ def _computed_sizes(program: ProgramContents) -> int:
     for method in program.methods:
         graph = program.exported_program(method).graph
         for node in {*graph.nodes} - find_checks(graph):
-            count += node.op == "call_function" and isinstance(node.meta.get("val"), torch.SymInt)
+            count += node.op == "call_function" and isinstance(
+                node.meta.get("val"), torch.SymInt
+            )
     return count

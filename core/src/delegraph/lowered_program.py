@@ -1,4 +1,6 @@
-"""``LoweredProgram``, which ``delegraph.lower`` returns: it can be called, verified and saved."""
+"""``LoweredProgram``, which ``delegraph.lower`` returns: it can be called, verified and
+saved.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,14 @@ from .discovery.registry import Registry
 from .engine.decompose import in_core_aten
 from .engine.whole import whole_delegate
 from .errors import InputError, OptionError
-from .host.executor import Delegates, Executable, OnMissingRuntime, SuspiciousExecutable, WatchedExecutable, uncompiled
+from .host.executor import (
+    Delegates,
+    Executable,
+    OnMissingRuntime,
+    SuspiciousExecutable,
+    WatchedExecutable,
+    uncompiled,
+)
 from .host.files import FileFormat
 from .report.model import Report
 
@@ -34,13 +43,17 @@ if TYPE_CHECKING:  # imported late at run time: lowering alone needs neither
     from .host.verify import Verification
     from .runtime import Observer
 
-_RUNS_EAGER = "delegates of backends without a runtime run in eager PyTorch on this host"
+_RUNS_EAGER = (
+    "delegates of backends without a runtime run in eager PyTorch on this host"
+)
 
 
 class LoweredProgram(MethodPrograms):
-    """A lowered program: call it to run it on this host, or compare it with eager PyTorch, or save it.
+    """A lowered program: call it to run it on this host, or compare it with eager
+    PyTorch, or save it.
 
-    ``report``: which operators each backend got. ``delegates``: the compiled parts of all methods.
+    ``report``: which operators each backend got. ``delegates``: the compiled parts of
+    all methods.
     """
 
     def __init__(
@@ -52,16 +65,21 @@ class LoweredProgram(MethodPrograms):
         registry: Registry,
         changed: Mapping[str, str],
     ) -> None:
-        """``programs``, ``eager``: the lowered programs and those before lowering, by method.
+        """``programs``, ``eager``: the lowered programs and those before lowering, by
+        method.
 
-        ``registry``: finds runtimes and formats. ``changed``: method -> how a transform changed its inputs or results,
-        for the error of ``verify``.
+        ``registry``: finds runtimes and formats. ``changed``: method -> how a transform
+        changed its inputs or results, for the error of ``verify``.
         """
         super().__init__(programs)
-        self.report, self.delegates = report, delegates
+        self.report = report
+        self.delegates = delegates
         self._whole: DelegateInfo | None = None  # what ``whole_delegate`` returned
-        self._own_data: Mapping[str, bytes] = {}  # what ``save`` stores beside the delegates' named data
-        self._eager, self._registry, self._changed = eager, registry, changed
+        # what ``save`` stores beside the delegates' named data
+        self._own_data: Mapping[str, bytes] = {}
+        self._eager = eager
+        self._registry = registry
+        self._changed = changed
         loaded = Delegates(registry)
         self._methods = {m: Executable(p, loaded) for m, p in programs.items()}
 
@@ -78,7 +96,9 @@ class LoweredProgram(MethodPrograms):
 
     @property
     def constant_methods(self) -> dict[str, Any]:
-        """Always empty. (Formats ask for it: an EdgeProgramManager may have methods that return a constant.)"""
+        """Always empty. (Formats ask for it: an EdgeProgramManager may have methods
+        that return a constant.)
+        """
         return {}
 
     @property
@@ -86,22 +106,30 @@ class LoweredProgram(MethodPrograms):
         """The named data of all delegates, and the data that was passed to ``save``."""
         return merged_named_data(self._programs.values(), self._own_data)
 
-    def core_program(self, name: str = "forward", keep: Collection[OpOverload] = ()) -> ExportedProgram:
-        """A copy of a method's program in which calls on the host are decomposed to core ATen, except for ``keep``.
+    def core_program(
+        self, name: str = "forward", keep: Collection[OpOverload] = ()
+    ) -> ExportedProgram:
+        """A copy of a method's program in which calls on the host are decomposed to
+        core ATen, except for ``keep``.
 
-        Runtimes on devices have kernels for core ATen's operators only. A call of this object runs the operators of the
-        model instead, as they stand in ``exported_program``. Raises InputError for an unknown method.
+        Runtimes on devices have kernels for core ATen's operators only. A call of this
+        object runs the operators of the model instead, as they stand in
+        ``exported_program``. Raises InputError for an unknown method.
         """
         return in_core_aten(self.exported_program(name), keep)
 
     def whole_delegate(self) -> DelegateInfo:
-        """The only delegate with all inputs and outputs of its method, in order; compiled again if its own differ.
+        """The only delegate with all inputs and outputs of its method, in order;
+        compiled again if its own differ.
 
-        Raises InputError for what a file of one delegate cannot have, such as buffers that the host writes.
+        Raises InputError for what a file of one delegate cannot have, such as buffers
+        that the host writes.
         """
         if self._whole is None:
             (delegate,) = self.delegates
-            self._whole = whole_delegate(self.exported_program(delegate.method), delegate, self._registry)
+            self._whole = whole_delegate(
+                self.exported_program(delegate.method), delegate, self._registry
+            )
         return self._whole
 
     @property
@@ -110,7 +138,9 @@ class LoweredProgram(MethodPrograms):
         return self.report.host_operators
 
     def method(self, name: str) -> Executable:
-        """The method ``name``, called with the same arguments as the model. Raises InputError for an unknown name."""
+        """The method ``name``, called with the same arguments as the model. Raises
+        InputError for an unknown name.
+        """
         return self._methods[self._known(name)]
 
     @uncompiled
@@ -118,22 +148,32 @@ class LoweredProgram(MethodPrograms):
         return self.method(self._default_method())(*args, **kwargs)
 
     def instance(self) -> LoweredProgram:
-        """A program with buffers of its own, in their initial state, for another thread, stream or session.
+        """A program with buffers of its own, in their initial state, for another
+        thread, stream or session.
 
-        Weights, generated code and delegates without state are shared with this program.
+        Weights, generated code and delegates without state are shared with this
+        program.
         """
-        return self._with_methods({m: method.instance() for m, method in self._methods.items()})
+        return self._with_methods(
+            {m: method.instance() for m, method in self._methods.items()}
+        )
 
     def with_missing_runtime(self, how: OnMissingRuntime) -> LoweredProgram:
-        """A program that treats delegates without a runtime on this host as ``how`` says, in its initial state.
+        """A program that treats delegates without a runtime on this host as ``how``
+        says, in its initial state.
 
-        "eager": run their operators in eager PyTorch; the report has a note. "error": raise NoRuntime, as by default.
+        "eager": run their operators in eager PyTorch; the report has a note. "error":
+        raise NoRuntime, as by default.
         """
         if how not in get_args(OnMissingRuntime):
             wanted = " or ".join(map(repr, get_args(OnMissingRuntime)))
-            raise OptionError("option-invalid", f"with_missing_runtime takes {wanted}, not {how!r}")
+            raise OptionError(
+                "option-invalid", f"with_missing_runtime takes {wanted}, not {how!r}"
+            )
         loaded = Delegates(self._registry, how)
-        other = self._with_methods({m: Executable(p, loaded) for m, p in self._programs.items()})
+        other = self._with_methods(
+            {m: Executable(p, loaded) for m, p in self._programs.items()}
+        )
         other.report = copy.copy(self.report)
         other.report.notes = [note for note in self.report.notes if note != _RUNS_EAGER]
         if how == "eager":
@@ -141,18 +181,30 @@ class LoweredProgram(MethodPrograms):
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredProgram:
-        """A copy with buffers of its own and their current values. Raises InputError if a delegate keeps state."""
-        return self._with_methods({m: copy.deepcopy(method, memo) for m, method in self._methods.items()})
+        """A copy with buffers of its own and their current values. Raises InputError if
+        a delegate keeps state.
+        """
+        return self._with_methods(
+            {m: copy.deepcopy(method, memo) for m, method in self._methods.items()}
+        )
 
     def __copy__(self) -> LoweredProgram:
-        """A shallow copy. Defined because ``copy.copy`` would call ``__reduce__``, which raises an error."""
+        """A shallow copy. Defined because ``copy.copy`` would call ``__reduce__``,
+        which raises an error.
+        """
         other = object.__new__(type(self))
         vars(other).update(vars(self))
         return other
 
     def __reduce__(self) -> NoReturn:
-        text = "a lowered program is not pickled: its delegates are loaded in this process"
-        raise InputError("input-invalid", text, hint="lowered.save(path), and delegraph.load(path) over there")
+        text = (
+            "a lowered program is not pickled: its delegates are loaded in this process"
+        )
+        raise InputError(
+            "input-invalid",
+            text,
+            hint="lowered.save(path), and delegraph.load(path) over there",
+        )
 
     def _with_methods(self, methods: dict[str, Executable]) -> LoweredProgram:
         """A shallow copy with the executables ``methods``."""
@@ -169,28 +221,40 @@ class LoweredProgram(MethodPrograms):
         per_operator: bool = False,
         **kwargs: Any,
     ) -> Verification:
-        """Run a method and eager PyTorch on the same inputs, from the initial state, and compare their results.
+        """Run a method and eager PyTorch on the same inputs, from the initial state,
+        and compare their results.
 
-        Both start with the same random seed. ``delegraph_analysis.verify_ties`` also accepts what eager returns with
-        other rounding, or with equal elements in another order.
+        Both start with the same random seed. ``delegraph_analysis.verify_ties`` also
+        accepts what eager returns with other rounding, or with equal elements in
+        another order.
 
-        ``method``: by default the only one, or "forward". ``runtime``: a runtime that executes whole files, such as
-        "executorch"; the program is saved to a temporary file and run there. ``observer``: gets the values of the run
-        on this host. ``per_operator``: compare every value, by ``delegraph_analysis.verify_operators``.
+        ``method``: by default the only one, or "forward". ``runtime``: a runtime that
+        executes whole files, such as "executorch"; the program is saved to a temporary
+        file and run there. ``observer``: gets the values of the run on this host.
+        ``per_operator``: compare every value, by
+        ``delegraph_analysis.verify_operators``.
 
-        Raises NoRuntime if the runtime is missing, InputError for a runtime with ``observer`` or ``per_operator``, for
-        an unknown method, if the model itself fails on these inputs, and if a transform changed the inputs or results.
-        Waits while another thread lowers, because torch then replaces weights of the model by tracers.
+        Raises NoRuntime if the runtime is missing, InputError for a runtime with
+        ``observer`` or ``per_operator``, for an unknown method, if the model itself
+        fails on these inputs, and if a transform changed the inputs or results. Waits
+        while another thread lowers, because torch then replaces weights of the model by
+        tracers.
         """
         if runtime and per_operator:
             raise self._no_values_of(runtime)
         if per_operator:
-            compare = provided("delegraph_analysis:verify_operators", "verify(per_operator=True)")
+            compare = provided(
+                "delegraph_analysis:verify_operators", "verify(per_operator=True)"
+            )
             figures: Verification = compare(self, *args, method=method, **kwargs)
             return figures
         from .host.verify import Verification
 
-        return Verification.of(*self.run_both(args, kwargs, method=method, runtime=runtime, observer=observer))
+        return Verification.of(
+            *self.run_both(
+                args, kwargs, method=method, runtime=runtime, observer=observer
+            )
+        )
 
     def run_both(
         self,
@@ -201,9 +265,11 @@ class LoweredProgram(MethodPrograms):
         runtime: str | None = None,
         observer: Observer | None = None,
     ) -> tuple[Any, Any]:
-        """Return the results of a method and of eager PyTorch on the same inputs, from the initial state.
+        """Return the results of a method and of eager PyTorch on the same inputs, from
+        the initial state.
 
-        Both start with the same random seed. For the parameters and errors see ``verify``.
+        Both start with the same random seed. For the parameters and errors see
+        ``verify``.
         """
         from .host.verify import call_of_model
 
@@ -211,11 +277,17 @@ class LoweredProgram(MethodPrograms):
             raise self._no_values_of(runtime)
         name = self._known(method or self._default_method())
         seed = torch.get_rng_state()
-        with call_of_model(name):  # before the lowered program, whose errors then are its own
+        # before the lowered program, whose errors then are its own
+        with call_of_model(name):
             expected = self.run_eager(args, kwargs, method=name)
-        inputs = copy.deepcopy(args), copy.deepcopy(kwargs)  # the program may write to them
+        # the program may write to them
+        inputs = copy.deepcopy(args), copy.deepcopy(kwargs)
         torch.set_rng_state(seed)
-        actual = self._run_in_runtime(runtime, name, *inputs) if runtime else self._run_here(name, observer, *inputs)
+        actual = (
+            self._run_in_runtime(runtime, name, *inputs)
+            if runtime
+            else self._run_here(name, observer, *inputs)
+        )
         return actual, expected
 
     def run_eager(
@@ -226,102 +298,164 @@ class LoweredProgram(MethodPrograms):
         method: str | None = None,
         mode: AbstractContextManager[Any] | None = None,
     ) -> Any:
-        """Return the results of the model in eager PyTorch, run inside the context manager ``mode`` if it is given.
+        """Return the results of the model in eager PyTorch, run inside the context
+        manager ``mode`` if it is given.
 
-        The model's parameters and buffers have their old values again at the end, and the arguments are not written.
-        Raises InputError for an unknown method, and if a transform changed the inputs or results.
+        The model's parameters and buffers have their old values again at the end, and
+        the arguments are not written. Raises InputError for an unknown method, and if a
+        transform changed the inputs or results.
         """
         name = self._known(method or self._default_method())
         self._expect_border_of_eager(name)
-        # state that delegates keep, and what the lowered program writes, is what eager may write
-        written = {target for d in self.delegates if d.method == name for target in d.module.state}
+        # state that delegates keep, and what the lowered program writes, is what eager
+        # may write
+        written = {
+            target
+            for d in self.delegates
+            if d.method == name
+            for target in d.module.state
+        }
         written |= written_targets(self._programs[name])
-        with TRACING, torch.no_grad(), _restoring_state(self._eager_module(name), written) as eager:
-            own_args, own_kwargs = copy.deepcopy(args), copy.deepcopy(kwargs)
+        with (
+            TRACING,
+            torch.no_grad(),
+            _restoring_state(self._eager_module(name), written) as eager,
+        ):
+            own_args = copy.deepcopy(args)
+            own_kwargs = copy.deepcopy(kwargs)
             with mode or nullcontext():
                 returned = eager(*own_args, **own_kwargs)
-            return copy.deepcopy(returned)  # a result may be a buffer, which is restored when the block ends
+            # a result may be a buffer, which is restored when the block ends
+            return copy.deepcopy(returned)
 
     @staticmethod
     def _no_values_of(runtime: str) -> InputError:
         """The error for a runtime that is to show the values inside of a program."""
-        text = f"the runtime {runtime!r} executes a whole file, and does not tell the values in it"
+        text = (
+            f"the runtime {runtime!r} executes a whole file, and does not tell the"
+            " values in it"
+        )
         return InputError(
-            "input-invalid", text, hint="without runtime=, delegates run in the runtimes of their backends"
+            "input-invalid",
+            text,
+            hint="without runtime=, delegates run in the runtimes of their backends",
         )
 
-    def observe(self, observer: Observer, *args: Any, method: str | None = None, **kwargs: Any) -> Any:
-        """Call a method in its initial state and return its results; ``observer`` gets all values on the way.
+    def observe(
+        self, observer: Observer, *args: Any, method: str | None = None, **kwargs: Any
+    ) -> Any:
+        """Call a method in its initial state and return its results; ``observer`` gets
+        all values on the way.
 
         ``method``: by default the only one, or "forward".
         """
-        return self._run_here(self._known(method or self._default_method()), observer, args, kwargs)
+        return self._run_here(
+            self._known(method or self._default_method()), observer, args, kwargs
+        )
 
-    def observed(self, observer: Observer, method: str | None = None) -> Callable[..., Any]:
-        """A method in its initial state, for several calls, of which ``observer`` gets all values."""
+    def observed(
+        self, observer: Observer, method: str | None = None
+    ) -> Callable[..., Any]:
+        """A method in its initial state, for several calls, of which ``observer`` gets
+        all values.
+        """
         name = self._known(method or self._default_method())
         hooks = provided("delegraph_analysis.observe:hooks_of", "observing a program")
-        return WatchedExecutable(self._methods[name], observer, hooks(observer, self.delegates))
+        return WatchedExecutable(
+            self._methods[name], observer, hooks(observer, self.delegates)
+        )
 
-    def profile(self, *args: Any, repeats: int = 10, method: str | None = None, **kwargs: Any) -> Any:
-        """Where the time of a call goes, by line, module and delegate: see ``delegraph_analysis.profile_program``."""
+    def profile(
+        self, *args: Any, repeats: int = 10, method: str | None = None, **kwargs: Any
+    ) -> Any:
+        """Where the time of a call goes, by line, module and delegate: see
+        ``delegraph_analysis.profile_program``.
+        """
         profile = provided("delegraph_analysis:profile_program", "profile()")
         return profile(self, *args, repeats=repeats, method=method, **kwargs)
 
     def node_data(self, method: str | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Data columns for Model Explorer: see ``delegraph_analysis.node_data``, which gets the arguments."""
+        """Data columns for Model Explorer: see ``delegraph_analysis.node_data``, which
+        gets the arguments.
+        """
         return provided("delegraph_analysis:node_data", "node data")(
             self, method or self._default_method(), *args, **kwargs
         )
 
     def node_of(self, file: str | os.PathLike[str]) -> Callable[[Any], tuple[str, str]]:
-        """A function from a delegate debug identifier to Model Explorer's (graph, node) names in ``file``.
+        """A function from a delegate debug identifier to Model Explorer's (graph, node)
+        names in ``file``.
 
         Raises OptionError if the file's format does not define ``node_of``.
         """
         return FileFormat(file, self._registry).node_of
 
     def _expect_border_of_eager(self, name: str) -> None:
-        """Raise InputError if a transform changed inputs or results, so that eager cannot be called in the same way."""
+        """Raise InputError if a transform changed inputs or results, so that eager
+        cannot be called in the same way.
+        """
         if name in self._changed:
-            hint = "verify what is lowered without that transform, such as integer_borders or channels_last_borders"
-            raise InputError("input-invalid", f"{self._changed[name]}: there is no call to compare", hint=hint)
+            hint = (
+                "verify what is lowered without that transform, such as integer_borders"
+                " or channels_last_borders"
+            )
+            raise InputError(
+                "input-invalid",
+                f"{self._changed[name]}: there is no call to compare",
+                hint=hint,
+            )
 
     def _eager_module(self, name: str) -> torch.nn.Module:
-        """The program before lowering, as a module. Cached, because ``ExportedProgram.module`` takes long."""
+        """The program before lowering, as a module. Cached, because
+        ``ExportedProgram.module`` takes long.
+        """
         program = self._eager[name]
         if isinstance(program, ExportedProgram):
             program = self._eager[name] = program.module(check_guards=False)
         return program
 
-    def _run_here(self, name: str, observer: Observer | None, args: Any, kwargs: Any) -> Any:
+    def _run_here(
+        self, name: str, observer: Observer | None, args: Any, kwargs: Any
+    ) -> Any:
         """The results of a method, run on this host from its initial state.
 
-        ``observer``: gets all values of the run. None: nobody gets them, and each delegate's inputs are compared before
-        and after its calls instead, to find a runtime that writes to them.
+        ``observer``: gets all values of the run. None: nobody gets them, and each
+        delegate's inputs are compared before and after its calls instead, to find a
+        runtime that writes to them.
         """
         if observer is not None:
             return self.observed(observer, name)(*args, **kwargs)
         executable = self._methods[name]
-        return SuspiciousExecutable(executable._method, executable._delegates)(*args, **kwargs)
+        return SuspiciousExecutable(executable._method, executable._delegates)(
+            *args, **kwargs
+        )
 
     def _run_in_runtime(self, runtime: str, name: str, args: Any, kwargs: Any) -> Any:
         """The results of a method, run by ``runtime`` from a temporary file."""
         with tempfile.TemporaryDirectory() as folder:
-            file = FileFormat(Path(folder, f"program{self._registry.suffix_for(runtime)}"), self._registry)
+            file = FileFormat(
+                Path(folder, f"program{self._registry.suffix_for(runtime)}"),
+                self._registry,
+            )
             with TRACING:
                 file.save(self, {})
                 method = file.load(runtime).method(name)
             return method(*args, **kwargs)
 
     def save(
-        self, path: str | os.PathLike[str], named_data: Mapping[str, bytes] = MappingProxyType({}), **options: Any
+        self,
+        path: str | os.PathLike[str],
+        named_data: Mapping[str, bytes] = MappingProxyType({}),
+        **options: Any,
     ) -> None:
-        """Write the program, completely or not at all, in the format that the path's suffix chooses.
+        """Write the program, completely or not at all, in the format that the path's
+        suffix chooses.
 
-        ``named_data``: key -> data to store in the file beside that of the delegates. ``options``: the format's. Raises
-        FormatNotFound if no plugin declares the format, InputError if the format cannot hold this program (a backend's
-        own format, such as ``.tosa``, holds a single delegate), OptionError for wrong options, WriteError.
+        ``named_data``: key -> data to store in the file beside that of the delegates.
+        ``options``: the format's. Raises FormatNotFound if no plugin declares the
+        format, InputError if the format cannot hold this program (a backend's own
+        format, such as ``.tosa``, holds a single delegate), OptionError for wrong
+        options, WriteError.
         """
         with TRACING:  # a lock: a format may trace
             with_data = copy.copy(self)
@@ -330,27 +464,41 @@ class LoweredProgram(MethodPrograms):
             self._whole = with_data._whole
 
     def _default_method(self) -> str:
-        """The method for calls without a method's name: ``forward``, or the only one. Raises InputError otherwise."""
+        """The method for calls without a method's name: ``forward``, or the only one.
+        Raises InputError otherwise.
+        """
         if len(self._programs) > 1 and "forward" not in self._programs:
-            raise InputError("input-invalid", f"name the method: lowered.method(name)(...); methods: {self.methods}")
+            raise InputError(
+                "input-invalid",
+                f"name the method: lowered.method(name)(...); methods: {self.methods}",
+            )
         return "forward" if "forward" in self._programs else self.methods[0]
 
 
 @contextmanager
-def _restoring_state(module: torch.nn.Module, written: Collection[str]) -> Iterator[Callable[..., Any]]:
-    """A block in which ``module`` may be called; at its end, state that was written gets its old values back.
+def _restoring_state(
+    module: torch.nn.Module, written: Collection[str]
+) -> Iterator[Callable[..., Any]]:
+    """A block in which ``module`` may be called; at its end, state that was written
+    gets its old values back.
 
-    ``written``: names of the parameters and buffers to restore. The state of delegates that ``module`` itself calls is
-    restored, too. The block gets ``module``.
+    ``written``: names of the parameters and buffers to restore. The state of delegates
+    that ``module`` itself calls is restored, too. The block gets ``module``.
     """
     tensors = chain(module.named_parameters(), module.named_buffers())
     old_values = {name: t.detach().clone() for name, t in tensors if name in written}
-    of_delegates = [t for m in module.modules() if isinstance(m, LoweredBackendModule) for t in m.state_tensors()]
+    of_delegates = [
+        t
+        for m in module.modules()
+        if isinstance(m, LoweredBackendModule)
+        for t in m.state_tensors()
+    ]
     old_of_delegates = [t.detach().clone() for t in of_delegates]
     try:
         yield module
     finally:
-        # looked up again, because the model may have replaced a buffer by another tensor
+        # looked up again, because the model may have replaced a buffer by another
+        # tensor
         for name, tensor in chain(module.named_parameters(), module.named_buffers()):
             if name in old_values:
                 tensor.data.copy_(old_values[name])

@@ -1,7 +1,9 @@
-"""The declarations and hooks of plugins. This module imports only the standard library and pluggy.
+"""The declarations and hooks of plugins. This module imports only the standard library
+and pluggy.
 
-An entry point in the group ``delegraph`` names a *light module* of a distribution. Its hook implementations return the
-declarations below. The ``target`` of a declaration (``"package.module:Name"``) is imported when it is first used.
+An entry point in the group ``delegraph`` names a *light module* of a distribution. Its
+hook implementations return the declarations below. The ``target`` of a declaration
+(``"package.module:Name"``) is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -42,9 +44,13 @@ __all__ = [
 PROJECT = "delegraph"
 """Name of the pluggy project and of the entry-point group."""
 IN_PROCESS = "in-process"
-"""The name that stands for the distribution of plugins that were registered in this process."""
+"""The name that stands for the distribution of plugins that were registered in this
+process.
+"""
 API_VERSION = 1
-"""The version of this contract. ``BackendSpec.api`` is the version for which a plugin was written."""
+"""The version of this contract. ``BackendSpec.api`` is the version for which a plugin
+was written.
+"""
 
 OPTION_TYPES = (str, int, float, bool, list)
 
@@ -54,11 +60,13 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @dataclass(frozen=True)
 class OptionSpec:
-    """One option of a backend: ``options={"<backend>": {"<name>": value}}`` or ``--option <backend>.<name>=value``.
+    """One option of a backend: ``options={"<backend>": {"<name>": value}}`` or
+    ``--option <backend>.<name>=value``.
 
-    ``type``: str, int, float, bool, or list for a list of texts; text from the command line is converted to it, where
-    commas separate the entries of a list. ``default``: None leaves the value to the partitioner. ``choices``: the
-    allowed values; empty allows all.
+    ``type``: str, int, float, bool, or list for a list of texts; text from the command
+    line is converted to it, where commas separate the entries of a list. ``default``:
+    None leaves the value to the partitioner. ``choices``: the allowed values; empty
+    allows all.
     """
 
     name: str
@@ -70,18 +78,24 @@ class OptionSpec:
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError for wrong fields; ``choices`` becomes a tuple."""
         if self.type not in OPTION_TYPES:
-            raise TypeError(f"option {self.name!r}: type is str, int, float, bool or list, not {self.type!r}")
+            raise TypeError(
+                f"option {self.name!r}: type is str, int, float, bool or list, not"
+                f" {self.type!r}"
+            )
         _as_tuple(self, "choices")
         if self.default is not None and not accepts(self, self.default):
-            raise ValueError(f"option {self.name!r}: its own default {self.default!r} is not {expected(self)}")
+            raise ValueError(
+                f"option {self.name!r}: its own default {self.default!r} is not"
+                f" {expected(self)}"
+            )
 
 
 @dataclass(frozen=True)
 class FlagSpec(OptionSpec):
     """An option of a compiler, which ``delegraph lower`` has as ``--name``.
 
-    ``metavar``: what ``--help`` shows for the value. ``bare``: the value of the flag if it is given without one; None:
-    it needs a value.
+    ``metavar``: what ``--help`` shows for the value. ``bare``: the value of the flag if
+    it is given without one; None: it needs a value.
     """
 
     metavar: str = ""
@@ -89,15 +103,17 @@ class FlagSpec(OptionSpec):
 
 
 class Declaration:
-    """Base class of all declarations. A declaration has a name, and an object that is imported when it is used.
+    """Base class of all declarations. A declaration has a name, and an object that is
+    imported when it is used.
 
-    Each kind of declaration is a subclass, whose class variables are all that discovery knows about the kind.
-    ``noun``: how texts call such an object. ``base``: the class that it must be a subclass of; "" for any. ``rule``: a
-    further rule for it, which errors quote. ``alone``: it is useful without a backend. ``without``: what the user can
-    still do if a required module is missing.
+    Each kind of declaration is a subclass, whose class variables are all that discovery
+    knows about the kind. ``noun``: how texts call such an object. ``base``: the class
+    that it must be a subclass of; "" for any. ``rule``: a further rule for it, which
+    errors quote. ``alone``: it is useful without a backend. ``without``: what the user
+    can still do if a required module is missing.
 
-    ``target``: the object, as ``"package.module:Name"``. ``requires``: modules that must be importable for it.
-    ``install_hint``: how to install these.
+    ``target``: the object, as ``"package.module:Name"``. ``requires``: modules that
+    must be importable for it. ``install_hint``: how to install these.
     """
 
     noun: ClassVar[str]
@@ -113,20 +129,27 @@ class Declaration:
     def __post_init__(self) -> None:
         """Check the fields, and convert lists to tuples.
 
-        Raises ValueError or TypeError, whose traceback shows the author the wrong declaration.
+        Raises ValueError or TypeError, whose traceback shows the author the wrong
+        declaration.
         """
         for field in fields(self):  # type: ignore[arg-type]  # each kind of declaration is a dataclass
             if field.name in _FORMS:
                 pattern, meaning = _FORMS[field.name]
                 value = getattr(self, field.name)
                 if not isinstance(value, str) or not pattern.fullmatch(value):
-                    raise ValueError(f"{type(self).__name__}: {field.name} is {meaning}, not {value!r}")
-            elif field.default == ():  # a field that is a tuple: authors may pass a list
+                    raise ValueError(
+                        f"{type(self).__name__}: {field.name} is {meaning}, not"
+                        f" {value!r}"
+                    )
+            elif field.default == ():
+                # a field that is a tuple: authors may pass a list
                 _as_tuple(self, field.name)
 
     @property
     def key(self) -> str:
-        """The name for look-up. A plugin must not make two declarations of one kind with the same key."""
+        """The name for look-up. A plugin must not make two declarations of one kind
+        with the same key.
+        """
         raise NotImplementedError
 
     @property
@@ -140,7 +163,8 @@ class Declaration:
         yield asked
 
     def why_not(self, found: Any) -> str | None:
-        """Why the imported object of ``target`` is not of the declared kind; None if it is.
+        """Why the imported object of ``target`` is not of the declared kind; None if it
+        is.
 
         The caller has checked that it is a subclass of ``base``.
         """
@@ -148,7 +172,9 @@ class Declaration:
 
 
 class OfBackend(Declaration):
-    """Base class of declarations for a backend, which may be another distribution's. Their key is its name."""
+    """Base class of declarations for a backend, which may be another distribution's.
+    Their key is its name.
+    """
 
     backend: str
 
@@ -162,7 +188,9 @@ class OfBackend(Declaration):
 
 
 class BySuffix(Declaration):
-    """Base class of declarations that a file's name chooses, by its longest declared suffix, in any case."""
+    """Base class of declarations that a file's name chooses, by its longest declared
+    suffix, in any case.
+    """
 
     suffix: str
     alone = True
@@ -177,7 +205,9 @@ class BySuffix(Declaration):
 
     @classmethod
     def meant_by(cls, asked: str) -> Iterator[str]:
-        """The suffixes of the file ``asked``, longest first: ``.nodes.json``, then ``.json``."""
+        """The suffixes of the file ``asked``, longest first: ``.nodes.json``, then
+        ``.json``.
+        """
         name = re.split(r"[/\\]", asked.lower())[-1]
         return (name[k:] for k, letter in enumerate(name) if letter == ".")
 
@@ -186,28 +216,33 @@ class BySuffix(Declaration):
 class BackendSpec(Declaration):
     """A backend; ``target`` is its class.
 
-    ``name``: short name. ``backend_id``: name of the class, which program files store. ``api``: version of the plugin
-    API for which it was written.
+    ``name``: short name. ``backend_id``: name of the class, which program files store.
+    ``api``: version of the plugin API for which it was written.
 
-    ``checksum=False``: the runtime may not notice changed bytes of a blob. ``known_differences``: where results differ
-    from eager's on NaN, infinity or integers at the ends of their range, as ``(("aten.gelu.default", "of infinity is
-    NaN"),)``; a text may be of several operators, with spaces between them. ``delegraph check`` uses both.
+    ``checksum=False``: the runtime may not notice changed bytes of a blob.
+    ``known_differences``: where results differ from eager's on NaN, infinity or
+    integers at the ends of their range, as ``(("aten.gelu.default", "of infinity is
+    NaN"),)``; a text may be of several operators, with spaces between them. ``delegraph
+    check`` uses both.
 
-    ``composes``: distributions that influence the compiled blob, besides the backend's own, delegraph and torch. A
-    cached result is used only if their versions are the same. ``independent_of``: ``("torch", "delegraph")`` or one of
-    them, if the blob depends on nothing but the program's graph and the backend's own code: a cached result is then
-    used with other versions of these, too.
+    ``composes``: distributions that influence the compiled blob, besides the backend's
+    own, delegraph and torch. A cached result is used only if their versions are the
+    same. ``independent_of``: ``("torch", "delegraph")`` or one of them, if the blob
+    depends on nothing but the program's graph and the backend's own code: a cached
+    result is then used with other versions of these, too.
 
-    ``default=True``: use this backend if several are installed and the user names none. If several of these are
-    declared as default, the user has to choose.
+    ``default=True``: use this backend if several are installed and the user names none.
+    If several of these are declared as default, the user has to choose.
 
-    ``isolated=True``: the compiler may end or hang its process, so ``delegraph.lower`` always runs it in another one.
-    This needs ``delegraph-workers``.
+    ``isolated=True``: the compiler may end or hang its process, so ``delegraph.lower``
+    always runs it in another one. This needs ``delegraph-workers``.
 
-    ``origin``: (distribution, version) that has the backend, if that is installed in another environment and this
-    distribution stands for it. Reports and files name it. The class then has ``installed()``, which returns what is
-    installed there as a JSON value, for the keys of caches. ``location``: where that environment is, and what names it;
-    listings and errors quote it. ``unusable``: why the environment cannot be used; "" if it can.
+    ``origin``: (distribution, version) that has the backend, if that is installed in
+    another environment and this distribution stands for it. Reports and files name it.
+    The class then has ``installed()``, which returns what is installed there as a JSON
+    value, for the keys of caches. ``location``: where that environment is, and what
+    names it; listings and errors quote it. ``unusable``: why the environment cannot be
+    used; "" if it can.
     """
 
     noun = "backend"
@@ -233,40 +268,70 @@ class BackendSpec(Declaration):
     unusable: str = ""
 
     def __post_init__(self) -> None:
-        """As ``Declaration.__post_init__``, and check the types of fields that only a backend has."""
+        """As ``Declaration.__post_init__``, and check the types of fields that only a
+        backend has.
+        """
         super().__post_init__()
         if type(self.api) is not int:
-            raise TypeError(f"BackendSpec {self.name!r}: api is an int, not {self.api!r}")
+            raise TypeError(
+                f"BackendSpec {self.name!r}: api is an int, not {self.api!r}"
+            )
         if not all(isinstance(name, str) for name in self.composes):
-            raise TypeError(f"BackendSpec {self.name!r}: composes is a tuple of distributions, not {self.composes!r}")
+            raise TypeError(
+                f"BackendSpec {self.name!r}: composes is a tuple of distributions, not"
+                f" {self.composes!r}"
+            )
         if not {*self.independent_of} <= {"torch", "delegraph"}:
-            text = f'independent_of has "torch", "delegraph" or both, not {self.independent_of!r}'
+            text = (
+                'independent_of has "torch", "delegraph" or both, not'
+                f" {self.independent_of!r}"
+            )
             raise TypeError(f"BackendSpec {self.name!r}: {text}")
-        if self.origin is not None and [type(part) for part in self.origin] != [str, str]:
-            raise TypeError(f"BackendSpec {self.name!r}: origin is (distribution, version), not {self.origin!r}")
+        if self.origin is not None and [type(part) for part in self.origin] != [
+            str,
+            str,
+        ]:
+            raise TypeError(
+                f"BackendSpec {self.name!r}: origin is (distribution, version), not"
+                f" {self.origin!r}"
+            )
         if type(self.isolated) is not bool:
-            raise TypeError(f"BackendSpec {self.name!r}: isolated is True or False, not {self.isolated!r}")
+            raise TypeError(
+                f"BackendSpec {self.name!r}: isolated is True or False, not"
+                f" {self.isolated!r}"
+            )
         for pair in self.known_differences:
             if not isinstance(pair, tuple) or [type(v) for v in pair] != [str, str]:
-                raise TypeError(f"BackendSpec {self.name!r}: a known difference is (operator, text), not {pair!r}")
+                raise TypeError(
+                    f"BackendSpec {self.name!r}: a known difference is (operator,"
+                    f" text), not {pair!r}"
+                )
 
     @property
     def key(self) -> str:
         return self.name
 
     def why_not(self, found: Any) -> str | None:
-        """Why ``found``, the imported class, is not the declared backend: it has another name. None if it is."""
+        """Why ``found``, the imported class, is not the declared backend: it has
+        another name. None if it is.
+        """
         name = found.__name__
         return None if name == self.backend_id else self.wrong_id(name)
 
     def wrong_id(self, class_name: str) -> str:
-        """Return the reason why a class of the name ``class_name`` is not the declared backend."""
-        return f"is called {class_name}, and backend_id says {self.backend_id!r}; the class's name is the backend id"
+        """Return the reason why a class of the name ``class_name`` is not the declared
+        backend.
+        """
+        return (
+            f"is called {class_name}, and backend_id says {self.backend_id!r}; the"
+            " class's name is the backend id"
+        )
 
 
 @dataclass(frozen=True)
 class PartitionerSpec(OfBackend):
-    """A partitioner of ``backend`` (a short name). Its class is called with the backend's options as keyword arguments.
+    """A partitioner of ``backend`` (a short name). Its class is called with the
+    backend's options as keyword arguments.
 
     ``default``: use it if the backend has several.
     """
@@ -282,11 +347,14 @@ class PartitionerSpec(OfBackend):
 
 @dataclass(frozen=True)
 class RuntimeSpec(OfBackend):
-    """The runtime of ``backend`` on this host; ``target`` is a subclass of ``delegraph.runtime.BackendRuntime``.
+    """The runtime of ``backend`` on this host; ``target`` is a subclass of
+    ``delegraph.runtime.BackendRuntime``.
 
-    ``native``: the kind of native code that a blob is, such as ``"machine code"``, or ``"a program for X's compiler"``.
-    Declare it if whoever forges a blob may run code or read foreign memory. ``load(allow_native=False)`` refuses files
-    with such blobs, and ``delegraph run`` names them. "" means that the runtime checks all that a blob holds.
+    ``native``: the kind of native code that a blob is, such as ``"machine code"``, or
+    ``"a program for X's compiler"``. Declare it if whoever forges a blob may run code
+    or read foreign memory. ``load(allow_native=False)`` refuses files with such blobs,
+    and ``delegraph run`` names them. "" means that the runtime checks all that a blob
+    holds.
     """
 
     noun = "runtime"
@@ -301,7 +369,8 @@ class RuntimeSpec(OfBackend):
 
 @dataclass(frozen=True)
 class QuantizerSpec(OfBackend):
-    """The quantizer of ``backend``; ``target`` is a subclass of torchao's ``Quantizer``, called without arguments.
+    """The quantizer of ``backend``; ``target`` is a subclass of torchao's
+    ``Quantizer``, called without arguments.
 
     ``requires`` usually names torchao.
     """
@@ -318,7 +387,8 @@ class QuantizerSpec(OfBackend):
 
 @dataclass(frozen=True)
 class FormatSpec(BySuffix):
-    """A file format for a suffix (``".tosa"``); ``target`` is a subclass of ``delegraph.formats.ProgramFormat``.
+    """A file format for a suffix (``".tosa"``); ``target`` is a subclass of
+    ``delegraph.formats.ProgramFormat``.
 
     ``runtimes``: names of the runtimes that the format's ``load_in`` accepts.
     """
@@ -336,7 +406,9 @@ class FormatSpec(BySuffix):
 
 @dataclass(frozen=True)
 class ReportSpec(BySuffix):
-    """A report format for a suffix (``".html"``); ``target`` is a subclass of ``delegraph.reports.ReportFormat``."""
+    """A report format for a suffix (``".html"``); ``target`` is a subclass of
+    ``delegraph.reports.ReportFormat``.
+    """
 
     noun = "report format"
     base = "delegraph.reports:ReportFormat"
@@ -350,11 +422,14 @@ class ReportSpec(BySuffix):
 
 @dataclass(frozen=True)
 class ModelSpec(Declaration):
-    """A source of models: for ``scheme:name`` on the command line, and for objects of certain types in ``lower``.
+    """A source of models: for ``scheme:name`` on the command line, and for objects of
+    certain types in ``lower``.
 
-    ``target`` is a function. It is called with the text after the colon, or with an object whose class, or a base class
-    of it, is one of ``types`` (``"package.module:Class"``). It returns the same as the function of a model file: a
-    module or ExportedProgram with its example inputs, or a dictionary of such pairs by method.
+    ``target`` is a function. It is called with the text after the colon, or with an
+    object whose class, or a base class of it, is one of ``types``
+    (``"package.module:Class"``). It returns the same as the function of a model file: a
+    module or ExportedProgram with its example inputs, or a dictionary of such pairs by
+    method.
     """
 
     noun = "model scheme"
@@ -375,7 +450,8 @@ class ModelSpec(Declaration):
 
 @dataclass(frozen=True)
 class CommandSpec(Declaration):
-    """A command ``delegraph <name>``; ``target`` is a class with the static methods of ``delegraph.command.Command``.
+    """A command ``delegraph <name>``; ``target`` is a class with the static methods of
+    ``delegraph.command.Command``.
 
     ``summary``: its line in ``delegraph --help``.
     """
@@ -395,17 +471,21 @@ class CommandSpec(Declaration):
         return self.name
 
     def why_not(self, found: Any) -> str | None:
-        absent = [n for n in ("add_arguments", "run") if not callable(getattr(found, n, None))]
+        absent = [
+            n for n in ("add_arguments", "run") if not callable(getattr(found, n, None))
+        ]
         return f"has no {' and no '.join(absent)}" if absent else None
 
 
 @dataclass(frozen=True)
 class CompilerSpec(Declaration):
-    """A compiler for ``delegraph.lower(compiler=...)``; ``target`` is a class as ``delegraph.compiler.Compiler`` is.
+    """A compiler for ``delegraph.lower(compiler=...)``; ``target`` is a class as
+    ``delegraph.compiler.Compiler`` is.
 
-    It is called with the ``options`` that the user gave as flags, as keyword arguments in which ``_`` replaces ``-``.
-    ``default``: without a compiler, ``lower`` calls it for backends that declare to be isolated, and if the environment
-    variable ``DELEGRAPH_CACHE`` is set.
+    It is called with the ``options`` that the user gave as flags, as keyword arguments
+    in which ``_`` replaces ``-``. ``default``: without a compiler, ``lower`` calls it
+    for backends that declare to be isolated, and if the environment variable
+    ``DELEGRAPH_CACHE`` is set.
     """
 
     noun = "compiler"
@@ -432,11 +512,15 @@ _FORMS = {
     "suffix": (re.compile(r"\.[A-Za-z0-9_.]+"), "a file suffix such as '.tosa'"),
     "native": (re.compile(r"[^\n]{0,100}"), "a short text such as 'machine code'"),
 }
-"""Field of a declaration -> (pattern that its value must match, description of such values for errors)."""
+"""Field of a declaration -> (pattern that its value must match, description of such
+values for errors).
+"""
 
 
 def _as_tuple(spec: Any, field: str) -> None:
-    """Convert the field of ``spec`` called ``field`` to a tuple. Raises TypeError unless it is a tuple or a list."""
+    """Convert the field of ``spec`` called ``field`` to a tuple. Raises TypeError
+    unless it is a tuple or a list.
+    """
     value = getattr(spec, field)
     if not isinstance(value, (tuple, list)):
         raise TypeError(f"{type(spec).__name__}: {field} is a tuple, not {value!r}")
@@ -446,13 +530,17 @@ def _as_tuple(spec: Any, field: str) -> None:
 def accepts(option: OptionSpec, value: Any) -> bool:
     """Whether ``value`` has the option's type and is one of its choices, if it has any.
 
-    An int counts as a float. A bool counts as a bool only, although it is an int for Python. A list is one of texts; a
-    tuple is taken as well.
+    An int counts as a float. A bool counts as a bool only, although it is an int for
+    Python. A list is one of texts; a tuple is taken as well.
     """
     if option.type is list:
-        return isinstance(value, (list, tuple)) and all(isinstance(entry, str) for entry in value)
+        return isinstance(value, (list, tuple)) and all(
+            isinstance(entry, str) for entry in value
+        )
     types = (int, float) if option.type is float else (option.type,)
-    has_type = isinstance(value, types) and (option.type is bool) == isinstance(value, bool)
+    has_type = isinstance(value, types) and (option.type is bool) == isinstance(
+        value, bool
+    )
     return has_type and (not option.choices or value in option.choices)
 
 
@@ -463,7 +551,9 @@ def expected(option: OptionSpec) -> str:
 
 
 class Hooks(Protocol):
-    """The hooks of a plugin. Those without arguments return declarations; the last two are events."""
+    """The hooks of a plugin. Those without arguments return declarations; the last two
+    are events.
+    """
 
     @hookspec
     def delegraph_backends(self) -> Iterable[BackendSpec]:
@@ -491,7 +581,9 @@ class Hooks(Protocol):
 
     @hookspec
     def delegraph_compilers(self) -> Iterable[CompilerSpec]:
-        """The compilers of this distribution, which compile partitions in a way of their own."""
+        """The compilers of this distribution, which compile partitions in a way of
+        their own.
+        """
 
     @hookspec
     def delegraph_reports(self) -> Iterable[ReportSpec]:

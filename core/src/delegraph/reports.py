@@ -1,6 +1,8 @@
-"""For code that reads the report of a lowering row by row, or writes reports in a format of its own.
+"""For code that reads the report of a lowering row by row, or writes reports in a
+format of its own.
 
-A distribution declares a format by ``delegraph.plugin.ReportSpec``, whose target is a ``ReportFormat``.
+A distribution declares a format by ``delegraph.plugin.ReportSpec``, whose target is a
+``ReportFormat``.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ from .report.facts import (
 from .report.formats import LoweringResult, ReportFormat, verification_content
 from .report.model import SCHEMA, Report
 from .report.notation import Notation
-from .report.rows import Cause, DelegateRow, GivenBack, LineFigures, MethodRow, RefusalRow
+from .report.rows import (
+    Cause,
+    DelegateRow,
+    GivenBack,
+    LineFigures,
+    MethodRow,
+    RefusalRow,
+)
 from .report.saving import expect_report_formats, write_report
 
 __all__ = [

@@ -41,7 +41,8 @@ __all__ = [
 ]
 
 Verdict = Literal["runs", "rebuild", "cannot"]
-"""``rebuild``: it runs, and compiling it anew would be better, or will be needed soon."""
+"""``rebuild``: it runs, and compiling it anew would be better, or will be needed soon.
+"""
 BEGINNING = 4096
 """The number of bytes at the beginning of a blob that its ``BlobHeader`` has."""
 
@@ -51,11 +52,13 @@ Inside = Mapping[Any, "Sequence[torch.Tensor]"]
 
 @dataclass(frozen=True)
 class BlobHeader:
-    """The facts about a blob that are known before it is loaded. They may come from a file that is not trusted.
+    """The facts about a blob that are known before it is loaded. They may come from a
+    file that is not trusted.
 
-    ``producer``: distribution and version of the backend that compiled it (``acme-npu 1.0``). ``fingerprint``: the
-    result of ``BackendDetails.fingerprint`` there. Both are "" if not known. ``size``: number of bytes. ``beginning``:
-    the first BEGINNING bytes.
+    ``producer``: distribution and version of the backend that compiled it (``acme-npu
+    1.0``). ``fingerprint``: the result of ``BackendDetails.fingerprint`` there. Both
+    are "" if not known. ``size``: number of bytes. ``beginning``: the first BEGINNING
+    bytes.
     """
 
     backend_id: str
@@ -84,35 +87,53 @@ class Compatibility:
 
     def __post_init__(self) -> None:
         if self.verdict not in get_args(Verdict) or not isinstance(self.reason, str):
-            raise ValueError(f"a verdict is one of {get_args(Verdict)}, with a reason; not {self!r}")
+            raise ValueError(
+                f"a verdict is one of {get_args(Verdict)}, with a reason; not {self!r}"
+            )
 
     @classmethod
-    def by_release(cls, compiled_by: str, here: str, reads_older: bool) -> Compatibility | None:
-        """The verdict by two releases, such as ``openvino 2026.4.1``, of which the first two numbers count.
+    def by_release(
+        cls, compiled_by: str, here: str, reads_older: bool
+    ) -> Compatibility | None:
+        """The verdict by two releases, such as ``openvino 2026.4.1``, of which the
+        first two numbers count.
 
-        ``compiled_by``: the blob's fingerprint; ``here``: the release on this host. "runs" if they are the same or, if
-        the engine promises to read what older releases wrote (``reads_older``), if the blob's is older. None if one of
-        them is no such text, or they name different compilers.
+        ``compiled_by``: the blob's fingerprint; ``here``: the release on this host.
+        "runs" if they are the same or, if the engine promises to read what older
+        releases wrote (``reads_older``), if the blob's is older. None if one of them is
+        no such text, or they name different compilers.
         """
-        theirs, ours = (re.match(r"(.{1,80}) (\d{1,6})\.(\d{1,6})", text) for text in (compiled_by, here))
+        theirs, ours = (
+            re.match(r"(.{1,80}) (\d{1,6})\.(\d{1,6})", text)
+            for text in (compiled_by, here)
+        )
         if theirs is None or ours is None or theirs[1] != ours[1]:
             return None
-        numbers, own = ([int(release[2]), int(release[3])] for release in (theirs, ours))
+        numbers, own = (
+            [int(release[2]), int(release[3])] for release in (theirs, ours)
+        )
         runs = numbers == own or (reads_older and numbers < own)
-        return cls("runs" if runs else "rebuild", f"compiled by {theirs.group()}, and {ours.group()} is here")
+        return cls(
+            "runs" if runs else "rebuild",
+            f"compiled by {theirs.group()}, and {ours.group()} is here",
+        )
 
 
 class Delegate(Protocol):
-    """A loaded blob. A call takes the inputs that the delegate was recorded with, and returns a tuple of outputs."""
+    """A loaded blob. A call takes the inputs that the delegate was recorded with, and
+    returns a tuple of outputs.
+    """
 
     def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[Any, ...]: ...
 
 
 class ObservedDelegate(Protocol):
-    """A loaded blob whose call returns (tuple of outputs, values computed inside of it).
+    """A loaded blob whose call returns (tuple of outputs, values computed inside of
+    it).
 
-    The values are by delegate debug identifier, a key of the backend's ``debug_handle_map``: for each, the results of
-    its operator. They may have another memory layout than in the program (NHWC), and some may be missing.
+    The values are by delegate debug identifier, a key of the backend's
+    ``debug_handle_map``: for each, the results of its operator. They may have another
+    memory layout than in the program (NHWC), and some may be missing.
     """
 
     def __call__(
@@ -122,9 +143,11 @@ class ObservedDelegate(Protocol):
 
 @dataclass(frozen=True)
 class Border:
-    """A key of ``Spent``: the time for handing over, such as copying, the input or output at ``place``.
+    """A key of ``Spent``: the time for handing over, such as copying, the input or
+    output at ``place``.
 
-    It counts for the operator that computes the output, or for the only one that reads the input.
+    It counts for the operator that computes the output, or for the only one that reads
+    the input.
     """
 
     side: Literal["input", "output"]
@@ -135,10 +158,11 @@ class Border:
 
 
 Spent = Mapping[Any, Mapping[str, float]]
-"""Delegate debug identifier -> what its operator took: "seconds", or "cycles", and maybe "bytes" of memory.
+"""Delegate debug identifier -> what its operator took: "seconds", or "cycles", and
+maybe "bytes" of memory.
 
-A ``Border`` in its place stands for handing over an input or an output. A tuple of identifiers stands for
-operators that the engine fused into one when it loaded the blob.
+A ``Border`` in its place stands for handing over an input or an output. A tuple of
+identifiers stands for operators that the engine fused into one when it loaded the blob.
 """
 
 
@@ -148,11 +172,14 @@ def fused(key: Any) -> tuple[Any, ...]:
 
 
 class ProfiledDelegate(Protocol):
-    """As a ``Delegate``, but it returns a tuple of its outputs, and what each of its operators took in this call.
+    """As a ``Delegate``, but it returns a tuple of its outputs, and what each of its
+    operators took in this call.
 
-    Keys of the latter are delegate debug identifiers, as for an ``ObservedDelegate``, or tuples of them. What belongs
-    to no identifier, such as moving data, has the key None; what is left out counts as not attributed. In place of the
-    mapping it may return a function that returns it: where reading times takes time, that is not the call's.
+    Keys of the latter are delegate debug identifiers, as for an ``ObservedDelegate``,
+    or tuples of them. What belongs to no identifier, such as moving data, has the key
+    None; what is left out counts as not attributed. In place of the mapping it may
+    return a function that returns it: where reading times takes time, that is not the
+    call's.
     """
 
     def __call__(
@@ -161,11 +188,12 @@ class ProfiledDelegate(Protocol):
 
 
 class Counting:
-    """A ``ProfiledDelegate`` for an engine whose counters only grow: it tells by how much since the last reading.
+    """A ``ProfiledDelegate`` for an engine whose counters only grow: it tells by how
+    much since the last reading.
 
-    ``delegate``: is called. ``read(calls)`` returns the engine's counters after so many calls: delegate debug
-    identifier, or None, and seconds so far. Several rows of one identifier are added. ``borders``: seconds so far
-    by ``Border``.
+    ``delegate``: is called. ``read(calls)`` returns the engine's counters after so many
+    calls: delegate debug identifier, or None, and seconds so far. Several rows of one
+    identifier are added. ``borders``: seconds so far by ``Border``.
     """
 
     def __init__(
@@ -174,32 +202,49 @@ class Counting:
         read: Callable[[int], Iterable[tuple[Any, float]]],
         borders: Mapping[Any, float] = MappingProxyType({}),
     ) -> None:
-        self._delegate, self._read, self._borders, self._calls = delegate, read, borders, count(1)
+        self._delegate = delegate
+        self._read = read
+        self._borders = borders
+        self._calls = count(1)
         self._told: dict[Any, float] = {}
 
-    def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[tuple[Any, ...], Callable[[], Spent]]:
+    def __call__(
+        self, *args: torch.Tensor | int | float | bool
+    ) -> tuple[tuple[Any, ...], Callable[[], Spent]]:
         return self._delegate(*args), partial(self._spent, next(self._calls))
 
     def _spent(self, calls: int) -> Spent:
         seconds = Counter[Any](self._borders)
         for identifier, so_far in self._read(calls):
             seconds[identifier] += so_far  # type: ignore[assignment]
-        # rounded counters may seem to fall: then nothing was spent, and the next readings make up for it
-        told = {identifier: max(so_far, self._told.get(identifier, 0.0)) for identifier, so_far in seconds.items()}
-        before, self._told = self._told, told
-        return {identifier: {"seconds": now - before.get(identifier, 0.0)} for identifier, now in told.items()}
+        # rounded counters may seem to fall: then nothing was spent, and the next
+        # readings make up for it
+        told = {
+            identifier: max(so_far, self._told.get(identifier, 0.0))
+            for identifier, so_far in seconds.items()
+        }
+        before = self._told
+        self._told = told
+        return {
+            identifier: {"seconds": now - before.get(identifier, 0.0)}
+            for identifier, now in told.items()
+        }
 
 
 class Observing:
-    """An ``ObservedDelegate``, of a delegate that returns values inside of it behind its outputs.
+    """An ``ObservedDelegate``, of a delegate that returns values inside of it behind
+    its outputs.
 
     ``identifiers``: the delegate debug identifier of each such value, in order.
     """
 
     def __init__(self, delegate: Delegate, identifiers: Iterable[Any]) -> None:
-        self._delegate, self._identifiers = delegate, list(identifiers)
+        self._delegate = delegate
+        self._identifiers = list(identifiers)
 
-    def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[tuple[Any, ...], Inside]:
+    def __call__(
+        self, *args: torch.Tensor | int | float | bool
+    ) -> tuple[tuple[Any, ...], Inside]:
         values = self._delegate(*args)
         outputs = len(values) - len(self._identifiers)
         inside = zip(self._identifiers, values[outputs:], strict=True)
@@ -207,7 +252,9 @@ class Observing:
 
 
 class Pool:
-    """What an engine needs for each call at a time, made when all others are in use, for a ``thread_safe`` runtime."""
+    """What an engine needs for each call at a time, made when all others are in use,
+    for a ``thread_safe`` runtime.
+    """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -222,80 +269,106 @@ class Pool:
         except IndexError:
             taken = self._make()
         yield taken
-        self.idle.append(taken)  # not after an error, which may have left it in any state
+        # not after an error, which may have left it in any state
+        self.idle.append(taken)
 
 
 def saturates(processor: Mapping[str, Any]) -> bool:
-    """Whether kernels of a processor add two products of int8 in 16 bits, which stop at the ends.
+    """Whether kernels of a processor add two products of int8 in 16 bits, which stop at
+    the ends.
 
-    Those of most engines do on x86 without VNNI, which has no other instruction for them: of a network of two layers, a
-    result was off by ten steps. ``processor``: as ``torch.cpu.get_capabilities()`` describes it.
+    Those of most engines do on x86 without VNNI, which has no other instruction for
+    them: of a network of two layers, a result was off by ten steps. ``processor``: as
+    ``torch.cpu.get_capabilities()`` describes it.
     """
     has_dot_product = processor.get("avx512_vnni") or processor.get("avx_vnni")
     return processor.get("architecture") == "x86_64" and not has_dot_product
 
 
 class BackendRuntime:
-    """Loads the blobs of one backend; declared with a ``RuntimeSpec``. It is never instantiated."""
+    """Loads the blobs of one backend; declared with a ``RuntimeSpec``. It is never
+    instantiated.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Check a runtime as it is defined. Raises ContractViolation for a method with other parameters."""
+        """Check a runtime as it is defined. Raises ContractViolation for a method with
+        other parameters.
+        """
         super().__init_subclass__(**kwargs)
         for name in ("load", "observe"):
-            check_called_on_class(cls, name, ("processed_bytes", "compile_specs", "named_data"))
+            check_called_on_class(
+                cls, name, ("processed_bytes", "compile_specs", "named_data")
+            )
 
     thread_safe: ClassVar[bool] = False
-    """Whether delegates may be loaded and called in several threads at once, and each call returns new tensors.
+    """Whether delegates may be loaded and called in several threads at once, and each
+    call returns new tensors.
 
-    If False, only one thread at a time loads or calls delegates of this runtime, and results are copied before the next
-    call, which may overwrite them.
+    If False, only one thread at a time loads or calls delegates of this runtime, and
+    results are copied before the next call, which may overwrite them.
     """
     any_strides: ClassVar[bool] = False
-    """Whether delegates take inputs of any strides. If False, they get them with the strides that the backend saw."""
+    """Whether delegates take inputs of any strides. If False, they get them with the
+    strides that the backend saw.
+    """
     device_half: ClassVar[Path | None] = None
-    """The backend's implementation for ExecuTorch's runtime: a C++ file that registers it, or a library built from one.
+    """The backend's implementation for ExecuTorch's runtime: a C++ file that registers
+    it, or a library built from one.
 
-    With it, program files that contain delegates of this backend run in ExecuTorch's runtime on this host. None if
-    there is none.
+    With it, program files that contain delegates of this backend run in ExecuTorch's
+    runtime on this host. None if there is none.
     """
 
     @staticmethod
     def is_available() -> bool:
-        """Whether delegates can be run now. Instead of returning False, may raise NoRuntime that says why.
+        """Whether delegates can be run now. Instead of returning False, may raise
+        NoRuntime that says why.
 
-        False, for example, if no device is connected. Only ``delegraph backends --available`` and ``delegraph doctor``
-        call this.
+        False, for example, if no device is connected. Only ``delegraph backends
+        --available`` and ``delegraph doctor`` call this.
         """
         return True
 
     @staticmethod
     def compatible(
-        header: BlobHeader, compile_specs: Sequence[CompileSpec], device: str | None = None
+        header: BlobHeader,
+        compile_specs: Sequence[CompileSpec],
+        device: str | None = None,
     ) -> Compatibility | None:
-        """Whether this runtime can run the blob of ``header``, on ``device`` if one is named; None if not known.
+        """Whether this runtime can run the blob of ``header``, on ``device`` if one is
+        named; None if not known.
 
-        Optional. Called before a blob of a file is loaded. If the verdict is "cannot", the blob is not loaded, so
-        that wrong versions lead to an error with a reason and not to a crash. An OptionError or FormatError, for
-        compile specs or a beginning that cannot be read, means "cannot", with its message. Must raise nothing else,
-        whatever the header has.
+        Optional. Called before a blob of a file is loaded. If the verdict is "cannot",
+        the blob is not loaded, so that wrong versions lead to an error with a reason
+        and not to a crash. An OptionError or FormatError, for compile specs or a
+        beginning that cannot be read, means "cannot", with its message. Must raise
+        nothing else, whatever the header has.
         """
         return None
 
     @staticmethod
-    def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
+    def load(
+        processed_bytes: bytes,
+        compile_specs: Sequence[CompileSpec],
+        named_data: Mapping[str, bytes],
+    ) -> Delegate:
         """Load a blob, so that it can be called. Raises FormatError if it is damaged.
 
-        ``named_data``: key -> bytes that the backend stored beside the blob. If the compiled program writes buffers
-        (BUFFER_MUTATION outputs), the delegate keeps them from call to call and returns only the other outputs. Each
-        load starts with the buffers' values in the compiled program.
+        ``named_data``: key -> bytes that the backend stored beside the blob. If the
+        compiled program writes buffers (BUFFER_MUTATION outputs), the delegate keeps
+        them from call to call and returns only the other outputs. Each load starts with
+        the buffers' values in the compiled program.
         """
         raise NotImplementedError
 
     @staticmethod
     def observe(
-        processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
+        processed_bytes: bytes,
+        compile_specs: Sequence[CompileSpec],
+        named_data: Mapping[str, bytes],
     ) -> ObservedDelegate:
-        """As ``load``, but calls of the result also return values inside of it, for ``verify(per_operator=True)``.
+        """As ``load``, but calls of the result also return values inside of it, for
+        ``verify(per_operator=True)``.
 
         Optional: without it, only the outputs of the delegate are compared.
         """
@@ -308,9 +381,12 @@ class BackendRuntime:
 
     @staticmethod
     def profile(
-        processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
+        processed_bytes: bytes,
+        compile_specs: Sequence[CompileSpec],
+        named_data: Mapping[str, bytes],
     ) -> ProfiledDelegate:
-        """As ``load``, but the delegate also tells how long its operators took, for ``LoweredProgram.profile``.
+        """As ``load``, but the delegate also tells how long its operators took, for
+        ``LoweredProgram.profile``.
 
         Optional: without it, calls of the delegate are timed as a whole.
         """
@@ -318,10 +394,12 @@ class BackendRuntime:
 
 
 class Observer(Protocol):
-    """Receives the values of one call of a lowered program; see ``LoweredProgram.observe``.
+    """Receives the values of one call of a lowered program; see
+    ``LoweredProgram.observe``.
 
-    The methods are called in the order of execution; for a delegate, ``inside`` comes before ``see``. Values belong to
-    the program, which may overwrite them: an observer must not write them, and must copy those that it keeps.
+    The methods are called in the order of execution; for a delegate, ``inside`` comes
+    before ``see``. Values belong to the program, which may overwrite them: an observer
+    must not write them, and must copy those that it keeps.
     """
 
     def begin(self, values: Mapping[Node, Any]) -> None:
@@ -331,26 +409,37 @@ class Observer(Protocol):
         """``node``, a call on the host or of a delegate, has computed ``value``."""
 
     def enter(self, owner: Node, module: GraphModule, inputs: Sequence[Any]) -> None:
-        """The execution of a branch or loop body, ``module``, begins with ``inputs``; it lasts until ``leave``.
+        """The execution of a branch or loop body, ``module``, begins with ``inputs``;
+        it lasts until ``leave``.
 
-        ``owner``: the ``get_attr`` node that fetches ``module``. Not called for bodies that torch runs vectorized.
+        ``owner``: the ``get_attr`` node that fetches ``module``. Not called for bodies
+        that torch runs vectorized.
         """
 
     def leave(self) -> None:
         """The branch or loop body that was entered last has ended."""
 
     def inside(self, delegate: DelegateInfo, values: Inside) -> None:
-        """The values inside of a delegate, of which it computed its outputs. Only for runtimes with ``observe``."""
+        """The values inside of a delegate, of which it computed its outputs. Only for
+        runtimes with ``observe``.
+        """
 
     def end(self) -> None:
-        """The computation has ended. Written inputs and buffers get their new values after this."""
+        """The computation has ended. Written inputs and buffers get their new values
+        after this.
+        """
 
 
 class Timer(Observer, Protocol):
-    """An Observer that gets times: delegates run as their runtimes ``profile`` them, and do not tell values."""
+    """An Observer that gets times: delegates run as their runtimes ``profile`` them,
+    and do not tell values.
+    """
 
-    def spent(self, delegate: DelegateInfo, seconds: float, read: Callable[[], Spent]) -> None:
-        """A call of a delegate took ``seconds`` in its runtime; comes before its ``see``.
+    def spent(
+        self, delegate: DelegateInfo, seconds: float, read: Callable[[], Spent]
+    ) -> None:
+        """A call of a delegate took ``seconds`` in its runtime; comes before its
+        ``see``.
 
         ``read()`` returns what its operators took of them, and may take a while itself.
         """

@@ -1,7 +1,7 @@
 """Summaries of files, in the same form for every file format.
 
-``ProgramFormat.summarize`` returns a Summary, and ``delegraph inspect --summary`` (of delegraph-analysis) prints it.
-Importing this module imports neither torch nor numpy.
+``ProgramFormat.summarize`` returns a Summary, and ``delegraph inspect --summary`` (of
+delegraph-analysis) prints it. Importing this module imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["ConstantSummary", "DelegateSummary", "MethodSummary", "Summary", "TensorSummary"]
+__all__ = [
+    "ConstantSummary",
+    "DelegateSummary",
+    "MethodSummary",
+    "Summary",
+    "TensorSummary",
+]
 
 LARGEST = 5
 """The number of constants that a summary lists."""
@@ -22,10 +28,12 @@ _NAME = 60
 class TensorSummary:
     """An input or output of a method.
 
-    ``name``: "" if the file has none. ``dtype``: torch's name of the type, if torch has it. ``shape``: None for a
-    number; a size of None is not known. ``bounded``: the sizes are upper limits. ``scale`` and ``zero_point``: an
-    integer stands for ``(integer - zero_point) * scale``; None if the file does not have them. ``within``: the lowest
-    and the highest integer that calls may give, where the program was lowered for such; None for all of the type.
+    ``name``: "" if the file has none. ``dtype``: torch's name of the type, if torch has
+    it. ``shape``: None for a number; a size of None is not known. ``bounded``: the
+    sizes are upper limits. ``scale`` and ``zero_point``: an integer stands for
+    ``(integer - zero_point) * scale``; None if the file does not have them. ``within``:
+    the lowest and the highest integer that calls may give, where the program was
+    lowered for such; None for all of the type.
     """
 
     name: str
@@ -37,15 +45,27 @@ class TensorSummary:
     within: tuple[int, int] | None = None
 
     def __str__(self) -> str:
-        """Name, type, sizes and quantization, as far as they are known: ``x: int8[1, 3], scale 0.5, zero point 0``."""
+        """Name, type, sizes and quantization, as far as they are known: ``x: int8[1,
+        3], scale 0.5, zero point 0``.
+        """
         shown = self.name if len(self.name) <= _NAME else f"{self.name[:_NAME]}…"
         name = f"{shown}: " if self.name else ""
-        quantized = "" if self.scale is None else f", scale {self.scale:.9g}, zero point {self.zero_point}"
-        within = "" if self.within is None else f", from {self.within[0]} to {self.within[1]}"
+        quantized = (
+            ""
+            if self.scale is None
+            else f", scale {self.scale:.9g}, zero point {self.zero_point}"
+        )
+        within = (
+            ""
+            if self.within is None
+            else f", from {self.within[0]} to {self.within[1]}"
+        )
         return f"{name}{self.dtype}{self._sizes()}{quantized}{within}"
 
     def _sizes(self) -> str:
-        """The shape as text: ``?`` for an unknown size, ``<=`` before upper limits; "" for a number."""
+        """The shape as text: ``?`` for an unknown size, ``<=`` before upper limits; ""
+        for a number.
+        """
         if self.shape is None:
             return ""
         bound = "<=" if self.bounded else ""
@@ -64,7 +84,9 @@ class ConstantSummary:
 
 @dataclass(frozen=True)
 class DelegateSummary:
-    """A delegate of a file. ``producer``: what compiled it, "" if not known. ``bytes``: size of its blob."""
+    """A delegate of a file. ``producer``: what compiled it, "" if not known. ``bytes``:
+    size of its blob.
+    """
 
     backend: str
     producer: str
@@ -73,7 +95,9 @@ class DelegateSummary:
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """A method. ``operators``: operator of the file -> count; operators inside of delegates are not included."""
+    """A method. ``operators``: operator of the file -> count; operators inside of
+    delegates are not included.
+    """
 
     name: str
     inputs: tuple[TensorSummary, ...]
@@ -86,10 +110,11 @@ class MethodSummary:
 class Summary:
     """A whole file.
 
-    ``kind``: a name for such files, such as "TOSA program". ``version``: of the format. ``needs``: what a device or
-    runtime must have, such as {"profiles": ["FP"]}. ``constants`` and ``constant_bytes``: number and total size of the
-    constants. ``largest``: the LARGEST largest of them, largest first. ``producer``: what wrote the file, "" if not
-    known.
+    ``kind``: a name for such files, such as "TOSA program". ``version``: of the format.
+    ``needs``: what a device or runtime must have, such as {"profiles": ["FP"]}.
+    ``constants`` and ``constant_bytes``: number and total size of the constants.
+    ``largest``: the LARGEST largest of them, largest first. ``producer``: what wrote
+    the file, "" if not known.
     """
 
     kind: str

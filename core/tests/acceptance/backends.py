@@ -1,8 +1,10 @@
-"""Small backends for the acceptance rows: each has a runtime that executes its blob and sees nothing of the program.
+"""Small backends for the acceptance rows: each has a runtime that executes its blob and
+sees nothing of the program.
 
-``CompilerBackend`` knows a few operators and a compile spec that its runtime enforces; ``ExecutorBackend`` takes any
-ATen operator, and calls of other backends' delegates, whose blobs it holds inside its own. Both write one format: a
-version, then JSON with the SHA-256 of each weight, whose bytes are named data.
+``CompilerBackend`` knows a few operators and a compile spec that its runtime enforces;
+``ExecutorBackend`` takes any ATen operator, and calls of other backends' delegates,
+whose blobs it holds inside its own. Both write one format: a version, then JSON with
+the SHA-256 of each weight, whose bytes are named data.
 """
 
 import contextlib
@@ -11,13 +13,30 @@ import json
 
 import delegraph
 import torch
-from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, NamedDataStore, PreprocessResult
+from delegraph.backend import (
+    BackendDetails,
+    CompileSpec,
+    DelegateMappingBuilder,
+    NamedDataStore,
+    PreprocessResult,
+)
 from delegraph.discovery.registry import default_registry
 from delegraph.errors import FormatError, Unsupported
-from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
+from delegraph.partitioner import (
+    CapabilityPartitioner,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+)
 from delegraph.runtime import BackendRuntime
 from delegraph_executorch.edge import delegate_calls
-from delegraph_programs import constant_tensor, output_node, placeholders, source_of, user_inputs
+from delegraph_programs import (
+    constant_tensor,
+    output_node,
+    placeholders,
+    source_of,
+    user_inputs,
+)
 from torch import nn
 from torch.fx import Node
 
@@ -26,18 +45,26 @@ CALL = torch.ops.higher_order.executorch_call_delegate
 VERSION = b"1 "
 
 
-# --- models and programs ----------------------------------------------------------------------------------------------
+# --- models and programs --------------------------------------------------------------
 
 
 def module(function, **parts):
-    """A module in eval mode: ``function(self, *inputs)``, with layers, parameters, and tensors as buffers."""
+    """A module in eval mode: ``function(self, *inputs)``, with layers, parameters, and
+    tensors as buffers.
+    """
 
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
             for name, part in parts.items():
-                buffer = isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter)
-                self.register_buffer(name, part) if buffer else setattr(self, name, part)
+                buffer = isinstance(part, torch.Tensor) and not isinstance(
+                    part, nn.Parameter
+                )
+                (
+                    self.register_buffer(name, part)
+                    if buffer
+                    else setattr(self, name, part)
+                )
 
         def forward(self, *inputs):
             return function(self, *inputs)
@@ -65,11 +92,15 @@ def wrapped(inner, *inputs):
     return torch.export.export(Wrapper(inner).eval(), inputs)
 
 
-# --- looking at programs ----------------------------------------------------------------------------------------------
+# --- looking at programs --------------------------------------------------------------
 
 
 def targets(program):
-    return [n.target for n in program.graph.nodes if n.op == "call_function" and n.target.__name__ != "getitem"]
+    return [
+        n.target
+        for n in program.graph.nodes
+        if n.op == "call_function" and n.target.__name__ != "getitem"
+    ]
 
 
 def lowered_modules(program):
@@ -90,7 +121,7 @@ def close(got, wanted):
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
 
 
-# --- partitioners -----------------------------------------------------------------------------------------------------
+# --- partitioners ---------------------------------------------------------------------
 
 
 def everything(backend="CompilerBackend", specs=()):
@@ -99,12 +130,17 @@ def everything(backend="CompilerBackend", specs=()):
 
 def taking(*operators, backend="CompilerBackend", specs=(), **options):
     return CapabilityPartitioner(
-        lambda n: None if n.target in operators else "not asked for", backend, specs, **options
+        lambda n: None if n.target in operators else "not asked for",
+        backend,
+        specs,
+        **options,
     )
 
 
 class Placed(Partitioner):
-    """Makes a partition of every call of these operators: {operator: (backend id, compile specs)}."""
+    """Makes a partition of every call of these operators: {operator: (backend id,
+    compile specs)}.
+    """
 
     def __init__(self, places):
         super().__init__()
@@ -124,7 +160,8 @@ class Tagging(Partitioner):
 
     def __init__(self, wanted, backend):
         super().__init__()
-        self.wanted, self.backend = wanted, backend
+        self.wanted = wanted
+        self.backend = backend
 
     def partition(self, exported_program):
         for node in exported_program.graph.nodes:
@@ -133,13 +170,21 @@ class Tagging(Partitioner):
         return PartitionResult(exported_program, {"tag": DelegationSpec(self.backend)})
 
 
-# --- the compiler -----------------------------------------------------------------------------------------------------
+# --- the compiler ---------------------------------------------------------------------
 
 
 class CompilerBackend(BackendDetails):
-    """Compiles add, sub, mul, mm and sin. Compile spec ``max_value``, one byte: the largest number of elements."""
+    """Compiles add, sub, mul, mm and sin. Compile spec ``max_value``, one byte: the
+    largest number of elements.
+    """
 
-    operators = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.mm.default, aten.sin.default)
+    operators = (
+        aten.add.Tensor,
+        aten.sub.Tensor,
+        aten.mul.Tensor,
+        aten.mm.default,
+        aten.sin.default,
+    )
 
     @classmethod
     def preprocess(cls, edge_program, compile_specs):
@@ -157,18 +202,35 @@ class ExecutorBackend(BackendDetails):
 
 
 def compiled(program, backend):
-    store, mapping = NamedDataStore(), DelegateMappingBuilder(generated_identifiers=True)
-    made = {"inputs": [n.name for n in user_inputs(program)], "weights": {}, "calls": []}
+    store = NamedDataStore()
+    mapping = DelegateMappingBuilder(generated_identifiers=True)
+    made = {
+        "inputs": [n.name for n in user_inputs(program)],
+        "weights": {},
+        "calls": [],
+    }
     for node, spec in placeholders(program):
         if spec.target is not None:
             made["weights"][node.name] = weight(constant_tensor(program, spec), store)
     for node in program.graph.nodes:
         if node.op == "call_function":
-            made["calls"].append([node.name, target_of(node, backend), encode(node.args), encode(node.kwargs)])
+            made["calls"].append(
+                [
+                    node.name,
+                    target_of(node, backend),
+                    encode(node.args),
+                    encode(node.kwargs),
+                ]
+            )
             mapping.insert_delegate_mapping_entry(nodes=node)
     made["outputs"] = encode(output_node(program.graph).args[0])
     blob = VERSION + json.dumps(made).encode()
-    return PreprocessResult(blob, mapping.get_delegate_mapping(), store.get_named_data_store_output(), "test")
+    return PreprocessResult(
+        blob,
+        mapping.get_delegate_mapping(),
+        store.get_named_data_store_output(),
+        "test",
+    )
 
 
 def weight(tensor, store):
@@ -184,9 +246,22 @@ def target_of(node, backend):
         inner = getattr(node.graph.owning_module, node.args[0].target)
         data = {k: v.hex() for k, v in inner.named_data().items()}
         specs = [[s.key, s.value.hex()] for s in inner.compile_specs]
-        return {"backend": inner.backend_id, "blob": inner.processed_bytes.hex(), "specs": specs, "data": data}
-    if node.target.__name__ == "getitem" or backend.operators is None or node.target in backend.operators:
-        return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else node.target.__name__
+        return {
+            "backend": inner.backend_id,
+            "blob": inner.processed_bytes.hex(),
+            "specs": specs,
+            "data": data,
+        }
+    if (
+        node.target.__name__ == "getitem"
+        or backend.operators is None
+        or node.target in backend.operators
+    ):
+        return (
+            str(node.target)
+            if isinstance(node.target, torch._ops.OpOverload)
+            else node.target.__name__
+        )
     text = f"{node.op} {node.target} is not supported in backend {backend.__name__}"
     raise Unsupported("unsupported", text, node, source_of(node))
 
@@ -201,24 +276,37 @@ def encode(value):
     return {"node": value.name} if isinstance(value, Node) else value
 
 
-# --- its runtime ------------------------------------------------------------------------------------------------------
+# --- its runtime ----------------------------------------------------------------------
 
 
 class JsonRuntime(BackendRuntime):
     @staticmethod
     def load(processed_bytes, compile_specs, named_data):
         if not processed_bytes.startswith(VERSION):
-            text = f"the blob is of version {processed_bytes[:1].decode()!r}; this runtime reads version 1"
+            text = (
+                f"the blob is of version {processed_bytes[:1].decode()!r}; this runtime"
+                " reads version 1"
+            )
             raise FormatError("format-invalid", text)
         limits = [s.value[0] for s in compile_specs if s.key == "max_value"]
-        return Loaded(json.loads(processed_bytes[len(VERSION) :]), named_data, min(limits, default=None))
+        return Loaded(
+            json.loads(processed_bytes[len(VERSION) :]),
+            named_data,
+            min(limits, default=None),
+        )
 
 
 class Loaded:
     def __init__(self, made, named_data, limit):
-        self.made, self.limit = made, limit
-        self.weights = {n: tensor(named_data[k], d, s) for n, (k, d, s) in made["weights"].items()}
-        self.calls = [(name, operator(target), args, kwargs) for name, target, args, kwargs in made["calls"]]
+        self.made = made
+        self.limit = limit
+        self.weights = {
+            n: tensor(named_data[k], d, s) for n, (k, d, s) in made["weights"].items()
+        }
+        self.calls = [
+            (name, operator(target), args, kwargs)
+            for name, target, args, kwargs in made["calls"]
+        ]
 
     def __call__(self, *args):
         if self.limit is not None and any(a.shape[0] > self.limit for a in args):
@@ -237,7 +325,11 @@ def operator(target):
     if isinstance(target, dict):
         specs = [CompileSpec(k, bytes.fromhex(v)) for k, v in target["specs"]]
         data = {k: bytes.fromhex(v) for k, v in target["data"].items()}
-        inner = default_registry().runtime_for(target["backend"]).load(bytes.fromhex(target["blob"]), specs, data)
+        inner = (
+            default_registry()
+            .runtime_for(target["backend"])
+            .load(bytes.fromhex(target["blob"]), specs, data)
+        )
         return lambda owner, *args: inner(*args)
     if target == "getitem":
         return lambda values, k: values[k]
@@ -252,7 +344,11 @@ def decode(value, env):
         return value
     if "torch" in value:
         return getattr(torch, value["torch"])
-    return env.get(value["node"]) if "node" in value else {k: decode(v, env) for k, v in value.items()}
+    return (
+        env.get(value["node"])
+        if "node" in value
+        else {k: decode(v, env) for k, v in value.items()}
+    )
 
 
 @contextlib.contextmanager

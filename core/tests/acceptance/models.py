@@ -1,19 +1,27 @@
-"""The five models of the rows that lower a whole model, from attention with memory to one with an unused input."""
+"""The five models of the rows that lower a whole model, from attention with memory to
+one with an unused input.
+"""
 
 import torch
 from torch import nn
 
 
 class Emformer(nn.Module):
-    """A block of streaming attention: memory, centre and right context attend to themselves and to a left context."""
+    """A block of streaming attention: memory, centre and right context attend to
+    themselves and to a left context.
+    """
 
     def __init__(self, width=16, heads=2):
         super().__init__()
         torch.manual_seed(0)
-        self.heads, self.norm = heads, nn.LayerNorm(width)
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
         self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
         self.feed = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
+            nn.LayerNorm(width),
+            nn.Linear(width, 2 * width),
+            nn.ReLU(),
+            nn.Linear(2 * width, width),
         )
 
     def forward(self, memory, centre, right, left_k, left_v):

@@ -1,4 +1,6 @@
-"""Rows ``compat.*``: a blob of another version is refused when it is loaded, with both versions in the message."""
+"""Rows ``compat.*``: a blob of another version is refused when it is loaded, with both
+versions in the message.
+"""
 
 import pytest
 import torch
@@ -28,12 +30,16 @@ def refused(inner, run):
     close(run(x), torch.sin(x))
     assert inner.processed_bytes.startswith(b"1 ")
     inner.blob = b"2 " + inner.processed_bytes[2:]
-    with pytest.raises(FormatError, match="of version '2'; this runtime reads version 1"):
+    with pytest.raises(
+        FormatError, match="of version '2'; this runtime reads version 1"
+    ):
         run(x)
 
 
 def test_compatibility_in_runtime():
-    """compat.test_compatibility_in_runtime. The file's half: the blob is rewritten in the serialized program."""
+    """compat.test_compatibility_in_runtime. The file's half: the blob is rewritten in
+    the serialized program.
+    """
     lowered = to_backend("CompilerBackend", sine().exported_program(), SPECS)
     refused(lowered, lambda x: on_host(backends.wrapped(lowered, x), x))
 

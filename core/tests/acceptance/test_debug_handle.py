@@ -1,4 +1,6 @@
-"""Rows ``debug_handle.*``: which calls of the model a delegate stands for, also in a wrapper that is exported again."""
+"""Rows ``debug_handle.*``: which calls of the model a delegate stands for, also in a
+wrapper that is exported again.
+"""
 
 import delegraph
 import pytest
@@ -38,35 +40,56 @@ def two_partitions(s, a, x, b):
 
 
 def test_add_mul_partitioner():
-    """debug_handle.test_add_mul_partitioner: two entries a delegate, and a handle on each call of one."""
+    """debug_handle.test_add_mul_partitioner: two entries a delegate, and a handle on
+    each call of one.
+    """
     inputs = (torch.randn(2, 2), torch.randn(2, 2), torch.randn(2, 2))
     edge = to_edge(export(two_partitions, *inputs)).exported_program()
     program = to_backend(edge, taking(aten.mm.default, aten.add.Tensor))
-    assert [m.meta["debug_handle_map"] for m in lowered_modules(program)] == [{0: (1,), 1: (2,)}, {0: (4,), 1: (5,)}]
+    assert [m.meta["debug_handle_map"] for m in lowered_modules(program)] == [
+        {0: (1,), 1: (2,)},
+        {0: (4,), 1: (5,)},
+    ]
     handles = [n.meta["debug_handle"] for n in program.graph.nodes if n.target is CALL]
     assert handles == [6, 7]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
 def test_lowered_the_whole_model(model):
-    """debug_handle.test_lowered_the_whole_model: one identifier for the handles of all calls, kept by a wrapper."""
+    """debug_handle.test_lowered_the_whole_model: one identifier for the handles of all
+    calls, kept by a wrapper.
+    """
     made = model().eval()
     inputs = made.inputs()
-    lowered = to_backend("OneNode", to_edge(torch.export.export(made, inputs)).exported_program(), [])
+    lowered = to_backend(
+        "OneNode", to_edge(torch.export.export(made, inputs)).exported_program(), []
+    )
     wanted = {n.meta["debug_handle"] for n in calls(lowered.original_module)}
     assert lowered.meta["debug_handle_map"] == {1: tuple(sorted(wanted))} and wanted
     again = to_edge(wrapped(lowered, *inputs)).exported_program()
     [(call, inner)] = delegate_calls(again)
     assert inner.meta["debug_handle_map"] == lowered.meta["debug_handle_map"]
     assert {n.meta["debug_handle"] for n in calls(inner.original_module)} == wanted
-    assert delegate_map(again)[call.meta["debug_handle"]].debug_handle_map == {1: tuple(sorted(wanted))}
+    assert delegate_map(again)[call.meta["debug_handle"]].debug_handle_map == {
+        1: tuple(sorted(wanted))
+    }
 
 
 def test_handles_follow_a_decomposition_and_a_second_step():
-    """debug handles: pieces of a call have its handle, and later steps leave all of them as they are."""
-    edge = to_edge(export(lambda s, x: torch.sin(s.a(x)) * 2, torch.randn(2, 3), a=torch.nn.Linear(3, 4)))
+    """debug handles: pieces of a call have its handle, and later steps leave all of
+    them as they are.
+    """
+    edge = to_edge(
+        export(
+            lambda s, x: torch.sin(s.a(x)) * 2,
+            torch.randn(2, 3),
+            a=torch.nn.Linear(3, 4),
+        )
+    )
     before = {n.name: n.meta["debug_handle"] for n in calls(edge.exported_program())}
-    assert [before[n.name] for n in calls(edge.exported_program())] == sorted(before.values())
+    assert [before[n.name] for n in calls(edge.exported_program())] == sorted(
+        before.values()
+    )
     lowered = edge.to_backend(taking(aten.sin.default)).exported_program()
     kept = {n.name: n.meta["debug_handle"] for n in calls(lowered) if n.name in before}
     assert kept == {k: v for k, v in before.items() if k in kept} and len(kept) > 1
@@ -75,11 +98,26 @@ def test_handles_follow_a_decomposition_and_a_second_step():
 
 
 def test_delegate_map_by_method():
-    """ETRecord and debug handles: for each method, each call's handle names its delegate's map."""
+    """ETRecord and debug handles: for each method, each call's handle names its
+    delegate's map.
+    """
     x = torch.randn(3)
-    programs = {"a": export(lambda s, x: torch.sin(x), x), "b": export(lambda s, x: x * 2 + x, x)}
+    programs = {
+        "a": export(lambda s, x: torch.sin(x), x),
+        "b": export(lambda s, x: x * 2 + x, x),
+    }
     found = to_edge(programs).to_backend(backends.everything()).delegate_map
-    assert delegraph.lower(programs, backends=[backends.everything()]).delegate_map == found
-    maps = {m: [d.debug_handle_map for d in by_handle.values()] for m, by_handle in found.items()}
+    assert (
+        delegraph.lower(programs, backends=[backends.everything()]).delegate_map
+        == found
+    )
+    maps = {
+        m: [d.debug_handle_map for d in by_handle.values()]
+        for m, by_handle in found.items()
+    }
     assert maps == {"a": [{0: (1,)}], "b": [{0: (1,), 1: (2,)}]}
-    assert all(d.backend_id == "CompilerBackend" for by_handle in found.values() for d in by_handle.values())
+    assert all(
+        d.backend_id == "CompilerBackend"
+        for by_handle in found.values()
+        for d in by_handle.values()
+    )

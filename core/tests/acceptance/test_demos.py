@@ -1,7 +1,9 @@
-"""Rows ``demos/*``: a delegate that holds a whole program, and other backends' delegates inside of it.
+"""Rows ``demos/*``: a delegate that holds a whole program, and other backends'
+delegates inside of it.
 
-There ``ExecutorBackend`` puts a program file into its blob, for a second processor to run. Here its blob is of its
-own making, and its runtime loads the blobs inside through their own backends' runtimes.
+There ``ExecutorBackend`` puts a program file into its blob, for a second processor to
+run. Here its blob is of its own making, and its runtime loads the blobs inside through
+their own backends' runtimes.
 """
 
 import pytest
@@ -11,7 +13,18 @@ from delegraph_executorch.edge import to_backend, to_edge
 from torch import nn
 
 from . import backends
-from .backends import CALL, Tagging, aten, close, export, lowered_modules, on_host, taking, targets, wrapped
+from .backends import (
+    CALL,
+    Tagging,
+    aten,
+    close,
+    export,
+    lowered_modules,
+    on_host,
+    taking,
+    targets,
+    wrapped,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +36,13 @@ def installed():
 def simple_net():
     torch.manual_seed(0)
     parts = {"linear1": nn.Linear(4, 25), "linear2": nn.Linear(25, 3)}
-    return to_edge(export(lambda s, x: s.linear2(torch.sigmoid(s.linear1(x))), torch.randn(25, 4), **parts))
+    return to_edge(
+        export(
+            lambda s, x: s.linear2(torch.sigmoid(s.linear1(x))),
+            torch.randn(25, 4),
+            **parts,
+        )
+    )
 
 
 def everything_executed():
@@ -36,24 +55,40 @@ def test_delegate_whole_program():
     x = torch.randn(25, 4)
     source = simple_net().exported_program()
     lowered = to_backend("ExecutorBackend", source, [])
-    assert targets(lowered.original_module) == targets(source) and len(lowered.original_module.state_dict) == 4
+    assert (
+        targets(lowered.original_module) == targets(source)
+        and len(lowered.original_module.state_dict) == 4
+    )
     close(on_host(wrapped(lowered, x), x), source.module(check_guards=False)(x))
 
 
 def test_delegate_partial_program():
-    """demos.delegate_partial_program, which is empty there: linear on the delegate, sigmoid here, linear on another."""
+    """demos.delegate_partial_program, which is empty there: linear on the delegate,
+    sigmoid here, linear on another.
+    """
     x = torch.randn(25, 4)
     edge = simple_net()
     wanted = edge.exported_program().module(check_guards=False)(x)
     program = edge.to_backend(
-        taking(aten.addmm.default, aten.permute.default, aten.t.default, backend="ExecutorBackend")
+        taking(
+            aten.addmm.default,
+            aten.permute.default,
+            aten.t.default,
+            backend="ExecutorBackend",
+        )
     ).exported_program()
-    assert [t for t in targets(program) if t in (CALL, aten.sigmoid.default)] == [CALL, aten.sigmoid.default, CALL]
+    assert [t for t in targets(program) if t in (CALL, aten.sigmoid.default)] == [
+        CALL,
+        aten.sigmoid.default,
+        CALL,
+    ]
     close(on_host(program, x), wanted)
 
 
 def test_nested_delegate():
-    """demos.nested_delegate: EdgeProgramManager.to_backend twice; the second takes the first's delegate in."""
+    """demos.nested_delegate: EdgeProgramManager.to_backend twice; the second takes the
+    first's delegate in.
+    """
 
     def function(s, a, x, b):
         a = x - b  # for the executor
@@ -67,17 +102,26 @@ def test_nested_delegate():
     second = first.to_backend(everything_executed()).exported_program()
     [outer] = lowered_modules(second)
     [inner] = lowered_modules(outer.original_module)
-    assert (outer.backend_id, inner.backend_id) == ("ExecutorBackend", "CompilerBackend")
+    assert (outer.backend_id, inner.backend_id) == (
+        "ExecutorBackend",
+        "CompilerBackend",
+    )
     assert inner is lowered_modules(first.exported_program())[0]
     assert inner.processed_bytes.hex() in outer.processed_bytes.decode()
     close(on_host(second, *inputs), function(None, *inputs))
 
 
 def test_delegate_aten_mode():
-    """demos/test_delegate_aten_mode: add and mul lowered; inputs and outputs are ATen tensors here anyway."""
+    """demos/test_delegate_aten_mode: add and mul lowered; inputs and outputs are ATen
+    tensors here anyway.
+    """
     inputs = (torch.ones(2, 2), 2 * torch.ones(2, 2), 3 * torch.ones(2, 2))
     source = to_edge(export(lambda s, a, x, b: torch.mm(a, x) + b, *inputs))
-    lowered = to_backend("CompilerBackend", source.exported_program(), [CompileSpec("max_value", bytes([2]))])
+    lowered = to_backend(
+        "CompilerBackend",
+        source.exported_program(),
+        [CompileSpec("max_value", bytes([2]))],
+    )
     program = wrapped(lowered, *inputs)
     close(program.module(check_guards=False)(*inputs), torch.full((2, 2), 7.0))
     close(on_host(program, *inputs), torch.full((2, 2), 7.0))

@@ -1,23 +1,34 @@
-"""Rows ``graph_partition.*``: partitions from lists of nodes, with and without a support check for the rest."""
+"""Rows ``graph_partition.*``: partitions from lists of nodes, with and without a
+support check for the rest.
+"""
 
 import delegraph
 import pytest
 import torch
 from delegraph.errors import ContractViolation
-from delegraph.partitioner import AllNodePartitioner, CapabilityPartitioner, PatternPartitioner, matches
+from delegraph.partitioner import (
+    AllNodePartitioner,
+    CapabilityPartitioner,
+    PatternPartitioner,
+    matches,
+)
 from torch import nn
 
 aten = torch.ops.aten
 
 
 class Convolutions(nn.Module):
-    """conv1, conv2, conv3 twice, relu; ``between`` is applied to the results of the first two."""
+    """conv1, conv2, conv3 twice, relu; ``between`` is applied to the results of the
+    first two.
+    """
 
     def __init__(self, between=lambda a, b: b, end=lambda c, d: d):
         super().__init__()
         torch.manual_seed(0)
         self.conv1, self.conv2, self.conv3 = (nn.Conv2d(4, 4, 1) for _ in range(3))
-        self.relu, self.between, self.end = nn.ReLU(), between, end
+        self.relu = nn.ReLU()
+        self.between = between
+        self.end = end
 
     def forward(self, x):
         a = self.conv1(x)
@@ -89,30 +100,45 @@ def test_graph_partition_with_op_support():
     assert second == ["relu"]
 
 
-# --- canonical partitioners (feature table) ---------------------------------------------------------------------------
+# --- canonical partitioners (feature table) -------------------------------------------
 
 
 def test_all_node_partitioner(registry):
-    """Row ``AllNodePartitioner``: one tag, the backend's id, on everything but the user's inputs and the output."""
+    """Row ``AllNodePartitioner``: one tag, the backend's id, on everything but the
+    user's inputs and the output.
+    """
     program = exported()
     result = AllNodePartitioner("EchoBackend")(program)
     tagged = {n.name: n.meta.get("delegation_tag") for n in program.graph.nodes}
     assert list(result.partition_tags) == ["EchoBackend"]
-    assert [name for name, tag in tagged.items() if tag != "EchoBackend"] == ["x", "output"]
+    assert [name for name, tag in tagged.items() if tag != "EchoBackend"] == [
+        "x",
+        "output",
+    ]
     partitioner = AllNodePartitioner("EchoBackend")
-    lowered = delegraph.lower(Convolutions().eval(), INPUTS, backends=[partitioner], registry=registry)
-    assert [d.name for d in lowered.delegates] == ["lowered_module_0"] and lowered.report.host_operators == 0
+    lowered = delegraph.lower(
+        Convolutions().eval(), INPUTS, backends=[partitioner], registry=registry
+    )
+    assert [d.name for d in lowered.delegates] == [
+        "lowered_module_0"
+    ] and lowered.report.host_operators == 0
     assert lowered.verify(*INPUTS).relative_error < 1e-6
-    assert {n.target for n in lowered.delegates[0].nodes} == {aten.conv2d.default, aten.relu.default}
+    assert {n.target for n in lowered.delegates[0].nodes} == {
+        aten.conv2d.default,
+        aten.relu.default,
+    }
 
 
 def test_pattern_partitioner(registry):
-    """Row ``generate_pattern_op_partitions``: what matches the graph of a module goes to the backend, as one."""
+    """Row ``generate_pattern_op_partitions``: what matches the graph of a module goes
+    to the backend, as one.
+    """
 
     class Pattern(nn.Module):
         def __init__(self):
             super().__init__()
-            self.conv, self.relu = nn.Conv2d(4, 4, 1), nn.ReLU()
+            self.conv = nn.Conv2d(4, 4, 1)
+            self.relu = nn.ReLU()
 
         def forward(self, x):
             return self.relu(self.conv(x))
@@ -123,16 +149,26 @@ def test_pattern_partitioner(registry):
         [*parameters("conv3"), "conv2d_3", "relu"]
     ]
     partitioner = PatternPartitioner(matches(pattern), "EchoBackend")
-    lowered = delegraph.lower(Convolutions().eval(), INPUTS, backends=[partitioner], registry=registry)
+    lowered = delegraph.lower(
+        Convolutions().eval(), INPUTS, backends=[partitioner], registry=registry
+    )
     assert lowered.verify(*INPUTS).relative_error < 1e-6
-    assert [row.count for row in lowered.report.refusals if row.reason == "it is in none of the patterns"] == [3]
+    assert [
+        row.count
+        for row in lowered.report.refusals
+        if row.reason == "it is in none of the patterns"
+    ] == [3]
 
 
 def test_grouped_lists():
-    """Row ``generate_grouped_partitions_from_list_of_nodes``: a list is one partition or none."""
+    """Row ``generate_grouped_partitions_from_list_of_nodes``: a list is one partition
+    or none.
+    """
 
     def ends(program):
-        convolutions = [n for n in program.graph.nodes if n.target is aten.conv2d.default]
+        convolutions = [
+            n for n in program.graph.nodes if n.target is aten.conv2d.default
+        ]
         return [[convolutions[0], convolutions[-1]], convolutions[1:3]]
 
     program = exported()
@@ -140,7 +176,10 @@ def test_grouped_lists():
     assert len(partitions(program, alone)) == 1
     apart = exported(between=lambda a, b: torch.sin(b))
     assert partitions(apart, PatternPartitioner(ends, "Backend")) == []
-    each = partitions(exported(between=lambda a, b: torch.sin(b)), PatternPartitioner(ends, "Backend", grouped=False))
+    each = partitions(
+        exported(between=lambda a, b: torch.sin(b)),
+        PatternPartitioner(ends, "Backend", grouped=False),
+    )
     assert each == [
         [*parameters("conv1", "conv2"), "conv2d", "conv2d_1"],
         [*parameters("conv3"), "conv2d_2", "conv2d_3"],
@@ -148,9 +187,14 @@ def test_grouped_lists():
 
 
 def test_configuration_based_partitioner():
-    """Row ``ConfigerationBasedPartitioner``: a check and a list of nodes for each operator make the same here."""
+    """Row ``ConfigerationBasedPartitioner``: a check and a list of nodes for each
+    operator make the same here.
+    """
     configurations = {
-        aten.conv2d.default: (lambda n: "strided" if n.args[3:4] not in ((), ([1, 1],)) else None, lambda n: [n]),
+        aten.conv2d.default: (
+            lambda n: "strided" if n.args[3:4] not in ((), ([1, 1],)) else None,
+            lambda n: [n],
+        ),
         aten.relu.default: (lambda n: None, lambda n: [n, *n.all_input_nodes]),
     }
 
@@ -159,21 +203,35 @@ def test_configuration_based_partitioner():
         return check(node)
 
     def groups(program):
-        return [configurations[n.target][1](n) for n in program.graph.nodes if n.target in configurations]
+        return [
+            configurations[n.target][1](n)
+            for n in program.graph.nodes
+            if n.target in configurations
+        ]
 
     partitioner = CapabilityPartitioner(why_not, "Backend", groups=groups)
     assert len(partitions(exported(between=torch.add), partitioner)) == 2
 
 
 def test_lists_are_of_the_program_that_is_partitioned():
-    program, other = exported(), exported()
-    with pytest.raises(ContractViolation, match="no call of the program that is partitioned"):
+    program = exported()
+    other = exported()
+    with pytest.raises(
+        ContractViolation, match="no call of the program that is partitioned"
+    ):
         PatternPartitioner(lambda given: module_lists(other), "Backend")(program)
 
 
 def test_defect_lists_leave_no_metadata_behind():
-    """generate_partitions_from_list_of_nodes writes meta["match"], and leaves it where a listed node is not placed."""
+    """generate_partitions_from_list_of_nodes writes meta["match"], and leaves it where
+    a listed node is not placed.
+    """
     program = exported()
     before = {n.name: set(n.meta) for n in program.graph.nodes}
-    partitions(program, PatternPartitioner(lambda p: [[p.graph.output_node().args[0][0]]], "Backend"))
-    assert {n.name: set(n.meta) - {"delegation_tag"} for n in program.graph.nodes} == before
+    partitions(
+        program,
+        PatternPartitioner(lambda p: [[p.graph.output_node().args[0][0]]], "Backend"),
+    )
+    assert {
+        n.name: set(n.meta) - {"delegation_tag"} for n in program.graph.nodes
+    } == before

@@ -1,7 +1,9 @@
-"""Rows ``group_partitioner.*``: groups of calls, and partitions without groups compared with torch's own partitioner.
+"""Rows ``group_partitioner.*``: groups of calls, and partitions without groups compared
+with torch's own partitioner.
 
-Node sets differ from torch's on purpose: where several groupings have the fewest partitions, ours moves fewer values.
-What is compared is what matters: the same calls are covered, by as many partitions or fewer, and no cycle is left.
+Node sets differ from torch's on purpose: where several groupings have the fewest
+partitions, ours moves fewer values. What is compared is what matters: the same calls
+are covered, by as many partitions or fewer, and no cycle is left.
 """
 
 import math
@@ -18,14 +20,27 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 aten = torch.ops.aten
 TAKEN = (
-    *(aten.linear.default, aten.relu.default, aten.tanh.default, aten.add.Tensor, aten.bmm.default),
-    *(aten.squeeze.default, aten.squeeze.dim, aten.unsqueeze.default, aten.fake_quantize_per_tensor_affine.default),
+    *(
+        aten.linear.default,
+        aten.relu.default,
+        aten.tanh.default,
+        aten.add.Tensor,
+        aten.bmm.default,
+    ),
+    *(
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.unsqueeze.default,
+        aten.fake_quantize_per_tensor_affine.default,
+    ),
 )
 """What the backend of these rows takes; ``sin`` is never among it."""
 
 
 class Network(nn.Module):
-    """Linear layers ``a`` to ``f`` of ten features, and a ``forward(self, x)`` that is given."""
+    """Linear layers ``a`` to ``f`` of ten features, and a ``forward(self, x)`` that is
+    given.
+    """
 
     def __init__(self, forward):
         super().__init__()
@@ -40,7 +55,9 @@ class Network(nn.Module):
 
 
 def exported(forward, *inputs, **options):
-    return torch.export.export(Network(forward).eval(), inputs or (torch.randn(5, 10),), **options)
+    return torch.export.export(
+        Network(forward).eval(), inputs or (torch.randn(5, 10),), **options
+    )
 
 
 def quantized(x):
@@ -56,7 +73,9 @@ def ours(program, taken=TAKEN, named=(), **options):
     def groups(given):
         return [[n for n in given.graph.nodes if n.name in group] for group in named]
 
-    result = CapabilityPartitioner(why_not, "Backend", groups=groups, **options)(program)
+    result = CapabilityPartitioner(why_not, "Backend", groups=groups, **options)(
+        program
+    )
     found = {tag: set() for tag in result.partition_tags}
     for node in program.graph.nodes:
         if node.op == "call_function" and "delegation_tag" in node.meta:
@@ -69,9 +88,13 @@ def torchs(program, taken=TAKEN, allows_single_node_partition=True, **options):
         def is_node_supported(self, submodules, node):
             return node.target in taken or node.target is operator.getitem
 
-    options = {name: [f"torch.ops.{op}" for op in listed] for name, listed in options.items()}
+    options = {
+        name: [f"torch.ops.{op}" for op in listed] for name, listed in options.items()
+    }
     single = allows_single_node_partition
-    proposed = CapabilityBasedPartitioner(program.graph_module, Support(), single, **options).propose_partitions()
+    proposed = CapabilityBasedPartitioner(
+        program.graph_module, Support(), single, **options
+    ).propose_partitions()
     return [{n.name for n in partition.nodes} for partition in proposed]
 
 
@@ -91,7 +114,8 @@ def acyclic(program, parts):
 def check_like_torch(forward, taken=TAKEN, inputs=(), dynamic_shapes=None, **options):
     """Our partitions, after the comparison with torch's."""
     program = exported(forward, *inputs, dynamic_shapes=dynamic_shapes)
-    mine, other = ours(program, taken, **options), torchs(program, taken, **options)
+    mine = ours(program, taken, **options)
+    other = torchs(program, taken, **options)
     assert set().union(*mine) == set().union(*other)
     assert len(mine) <= len(other)
     assert sum(map(len, mine)) == len(set().union(*mine))
@@ -104,7 +128,7 @@ def holds(parts, *names):
     return any(set(names) <= part for part in parts)
 
 
-# --- groups -----------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------
 
 
 def test_qdq_linear_group_partitioning():
@@ -140,7 +164,9 @@ def test_branching_qdq_pattern():
     program = exported(forward)
     group = ("fake_quantize_per_tensor_affine", "linear", "linear_1")
     parts = ours(program, named=[group])
-    assert sorted(map(sorted, parts)) == [["add"], sorted(group)] and acyclic(program, parts)
+    assert sorted(map(sorted, parts)) == [["add"], sorted(group)] and acyclic(
+        program, parts
+    )
 
 
 def test_multi_level_dependencies():
@@ -170,7 +196,9 @@ def test_double_QDQ_partitioning():
 
 
 def test_interleaved_groups_no_false_merge(registry):
-    """Cross attention of two layers with dynamic quantization: groups that share a quantized input span the network."""
+    """Cross attention of two layers with dynamic quantization: groups that share a
+    quantized input span the network.
+    """
 
     class Decoder(nn.Module):
         def __init__(self):
@@ -186,12 +214,16 @@ def test_interleaved_groups_no_false_merge(registry):
         def forward(self, x, memory):
             shared = self.quantized(memory)
             for q, k, v in ((self.q0, self.k0, self.v0), (self.q1, self.k1, self.v1)):
-                scores = torch.bmm(q(self.quantized(x)), k(shared).transpose(1, 2)) / math.sqrt(8)
+                scores = torch.bmm(
+                    q(self.quantized(x)), k(shared).transpose(1, 2)
+                ) / math.sqrt(8)
                 x = x + torch.bmm(torch.softmax(scores, -1), v(shared))
             return x
 
     def groups(program):
-        """A linear layer goes with what quantizes its input, so layers that share an input go together."""
+        """A linear layer goes with what quantizes its input, so layers that share an
+        input go together.
+        """
         layers = [n for n in program.graph.nodes if n.target is aten.linear.default]
         return [[n.args[0], n] for n in layers]
 
@@ -199,17 +231,22 @@ def test_interleaved_groups_no_false_merge(registry):
         host = (aten.softmax.int, aten._softmax.default, aten.exp.default)
         return "softmax stays on the host" if node.target in host else None
 
-    model, inputs = Decoder().eval(), (torch.randn(1, 3, 8), torch.randn(1, 5, 8))
+    model = Decoder().eval()
+    inputs = (torch.randn(1, 3, 8), torch.randn(1, 5, 8))
     grouped = CapabilityPartitioner(why_not, "EchoBackend", groups=groups)
     lowered = delegraph.lower(model, inputs, backends=[grouped], registry=registry)
     assert lowered.verify(*inputs).relative_error < 1e-6
     homes = [{n.name for n in d.nodes} for d in lowered.delegates]
-    assert holds(homes, "linear_1", "linear_2", "linear_4", "linear_5"), "keys and values of both layers share memory"
+    assert holds(homes, "linear_1", "linear_2", "linear_4", "linear_5"), (
+        "keys and values of both layers share memory"
+    )
     assert len(homes) == 3
 
 
 def test_constants_in_groups(registry):
-    """What is computed from constants alone binds nothing: each partition that uses it has its own."""
+    """What is computed from constants alone binds nothing: each partition that uses it
+    has its own.
+    """
 
     class Scaled(nn.Module):
         def __init__(self):
@@ -228,12 +265,17 @@ def test_constants_in_groups(registry):
         return "tanh stays on the host" if node.target is aten.tanh.default else None
 
     partitioner = CapabilityPartitioner(why_not, "EchoBackend", groups=groups)
-    lowered = delegraph.lower(Scaled().eval(), (torch.randn(3),), backends=[partitioner], registry=registry)
+    lowered = delegraph.lower(
+        Scaled().eval(), (torch.randn(3),), backends=[partitioner], registry=registry
+    )
     assert lowered.verify(torch.randn(3)).relative_error < 1e-6
-    assert [[n.name for n in d.nodes] for d in lowered.delegates] == [["mul", "add"], ["mul", "sub"]]
+    assert [[n.name for n in d.nodes] for d in lowered.delegates] == [
+        ["mul", "add"],
+        ["mul", "sub"],
+    ]
 
 
-# --- no groups: as torch's partitioner does ---------------------------------------------------------------------------
+# --- no groups: as torch's partitioner does -------------------------------------------
 
 
 def test_null_node_groups_simple_model():
@@ -256,7 +298,14 @@ def test_null_node_groups_with_cycles():
 
     taken = (*TAKEN, aten.cat.default)
     parts = check_like_torch(forward, taken)
-    assert set().union(*parts) == {"linear", "relu", "linear_1", "tanh", "cat", "linear_2"}
+    assert set().union(*parts) == {
+        "linear",
+        "relu",
+        "linear_1",
+        "tanh",
+        "cat",
+        "linear_2",
+    }
 
 
 def test_compare_with_capability_partitioner_branching():
@@ -267,12 +316,20 @@ def test_compare_with_capability_partitioner_branching():
 
 
 def test_null_node_groups_with_unsqueeze_squeeze():
-    check_like_torch(lambda self, x: self.b(torch.squeeze(torch.relu(torch.unsqueeze(self.a(x), 1)), 1)))
+    check_like_torch(
+        lambda self, x: self.b(
+            torch.squeeze(torch.relu(torch.unsqueeze(self.a(x), 1)), 1)
+        )
+    )
 
 
 def test_complex_model_with_multiple_paths():
     def forward(self, x):
-        paths = [torch.relu(self.a(x)), torch.tanh(torch.sin(self.b(x))), torch.relu(torch.sin(self.c(torch.sin(x))))]
+        paths = [
+            torch.relu(self.a(x)),
+            torch.tanh(torch.sin(self.b(x))),
+            torch.relu(torch.sin(self.c(torch.sin(x)))),
+        ]
         return self.d(sum(paths))
 
     assert len(check_like_torch(forward)) == 2
@@ -311,19 +368,28 @@ def reshaped(self, x):
 def test_with_non_compute_ops():
     taken = (*TAKEN, aten.reshape.default)
     check_like_torch(reshaped, taken, non_compute_ops=[aten.reshape.default])
-    options = {"non_compute_ops": [aten.reshape.default], "allows_single_node_partition": False}
-    assert check_like_torch(reshaped, taken, **options) == [{"relu", "reshape_1", "linear_1"}]
+    options = {
+        "non_compute_ops": [aten.reshape.default],
+        "allows_single_node_partition": False,
+    }
+    assert check_like_torch(reshaped, taken, **options) == [
+        {"relu", "reshape_1", "linear_1"}
+    ]
 
 
 def test_a_partition_that_computes_nothing():
-    """Row test_with_non_compute_ops: what only reshapes stays on the host, also where single calls are allowed."""
+    """Row test_with_non_compute_ops: what only reshapes stays on the host, also where
+    single calls are allowed.
+    """
     program = exported(lambda self, x: torch.sin(torch.sin(x).reshape(2, 25)))
     partitioner = CapabilityPartitioner(
         lambda node: "no waves" if node.target is aten.sin.default else None,
         "Backend",
         non_compute_ops=[aten.reshape.default],
     )
-    [reason] = [r.reason for r in partitioner(program).refusals if r.node.name == "reshape"]
+    [reason] = [
+        r.reason for r in partitioner(program).refusals if r.node.name == "reshape"
+    ]
     assert reason == "nothing in its partition computes"
 
 
@@ -332,14 +398,18 @@ def alone(self, x):
 
 
 def test_with_allowed_single_node_partition_ops():
-    options = {"allows_single_node_partition": False, "allowed_single_node_partition_ops": [aten.tanh.default]}
+    options = {
+        "allows_single_node_partition": False,
+        "allowed_single_node_partition_ops": [aten.tanh.default],
+    }
     assert check_like_torch(alone, **options) == [{"tanh"}]
 
 
 def test_with_complex_dependency_cycles():
     def forward(self, x):
         first = torch.relu(self.a(x))
-        left, right = torch.tanh(self.b(first)), torch.relu(torch.sin(self.c(first)))
+        left = torch.tanh(self.b(first))
+        right = torch.relu(torch.sin(self.c(first)))
         return self.d(left + right + first)
 
     assert len(check_like_torch(forward)) == 2
@@ -365,8 +435,10 @@ def test_with_dynamic_shapes():
 
 def test_with_complex_graph_structure():
     def forward(self, x):
-        one, two = torch.relu(self.a(x)), torch.tanh(self.b(x))
-        three, four = torch.relu(torch.sin(self.c(one))), torch.tanh(self.d(torch.sin(two)))
+        one = torch.relu(self.a(x))
+        two = torch.tanh(self.b(x))
+        three = torch.relu(torch.sin(self.c(one)))
+        four = torch.tanh(self.d(torch.sin(two)))
         return self.e(three + four + one + two)
 
     assert len(check_like_torch(forward)) == 2
@@ -388,7 +460,9 @@ def test_with_fusion_patterns():
         return self.c(normed + torch.tanh(self.b(torch.sin(x))))
 
     parts = check_like_torch(forward, (*TAKEN, aten.batch_norm.default))
-    assert holds(parts, "linear", "batch_norm", "relu") and holds(parts, "linear_1", "tanh")
+    assert holds(parts, "linear", "batch_norm", "relu") and holds(
+        parts, "linear_1", "tanh"
+    )
 
 
 def test_with_large_model():
@@ -406,10 +480,15 @@ def test_with_different_traversal_orders():
     """The same graph listed in another order has the same partitions."""
 
     def forward(self, x):
-        return torch.relu(self.a(x)) + torch.tanh(self.b(torch.sin(x))) + torch.relu(self.c(x))
+        return (
+            torch.relu(self.a(x))
+            + torch.tanh(self.b(torch.sin(x)))
+            + torch.relu(self.c(x))
+        )
 
     def reordered(self, x):
-        last, middle = torch.relu(self.c(x)), torch.tanh(self.b(torch.sin(x)))
+        last = torch.relu(self.c(x))
+        middle = torch.tanh(self.b(torch.sin(x)))
         return torch.relu(self.a(x)) + middle + last
 
     parts = [check_like_torch(f) for f in (forward, reordered)]
@@ -424,18 +503,24 @@ def test_null_node_groups_single_node_partition_control():
     assert len(check_like_torch(forward, allows_single_node_partition=True)) == 2
 
 
-# --- defects ----------------------------------------------------------------------------------------------------------
+# --- defects --------------------------------------------------------------------------
 
 
 def test_defect_groups_that_overlap():
-    """GroupBasedPartitioner raises ValueError; what has to share a partition pairwise has to share it altogether."""
-    program = exported(lambda self, x: self.c(torch.relu(self.b(torch.tanh(self.a(x))))))
+    """GroupBasedPartitioner raises ValueError; what has to share a partition pairwise
+    has to share it altogether.
+    """
+    program = exported(
+        lambda self, x: self.c(torch.relu(self.b(torch.tanh(self.a(x)))))
+    )
     parts = ours(program, named=[("linear", "tanh"), ("tanh", "linear_1")])
     assert len(parts) == 1
 
 
 def test_defect_group_with_a_refused_member():
-    """GroupBasedPartitioner takes the supported rest of a group; here it is all or nothing, with the reason."""
+    """GroupBasedPartitioner takes the supported rest of a group; here it is all or
+    nothing, with the reason.
+    """
     program = exported(lambda self, x: torch.relu(torch.sin(self.a(x))))
 
     def why_not(node):
@@ -446,24 +531,42 @@ def test_defect_group_with_a_refused_member():
 
     result = CapabilityPartitioner(why_not, "Backend", groups=groups)(program)
     reasons = {r.node.name: r.reason for r in result.refusals}
-    assert reasons == {"linear": "it goes with sin, which is refused: no waves", "sin": "no waves"}
-    assert [n.name for n in program.graph.nodes if "delegation_tag" in n.meta] == ["relu"]
+    assert reasons == {
+        "linear": "it goes with sin, which is refused: no waves",
+        "sin": "no waves",
+    }
+    assert [n.name for n in program.graph.nodes if "delegation_tag" in n.meta] == [
+        "relu"
+    ]
 
 
 def test_defect_group_around_a_host_call():
-    """A group that needs its own result through the host: torch's fusion fails with "found dependency cycles"."""
+    """A group that needs its own result through the host: torch's fusion fails with
+    "found dependency cycles".
+    """
     program = exported(lambda self, x: torch.relu(torch.sin(self.a(x))) + self.b(x))
     result = CapabilityPartitioner(
         lambda node: "no waves" if node.target is aten.sin.default else None,
         "Backend",
-        groups=lambda given: [[n for n in given.graph.nodes if n.name in ("linear", "relu")]],
+        groups=lambda given: [
+            [n for n in given.graph.nodes if n.name in ("linear", "relu")]
+        ],
     )(program)
     reasons = {r.node.name: r.reason for r in result.refusals}
-    text = "its group (linear, relu) cannot be one partition: it would need its own result through sin"
+    text = (
+        "its group (linear, relu) cannot be one partition: it would need its own result"
+        " through sin"
+    )
     assert reasons == {"linear": text, "relu": text, "sin": "no waves"}
 
 
 def test_defect_single_nodes_are_named_by_text():
-    """Names of operators as text may never match, silently (the row of allowed single nodes has 'tanh_1')."""
-    with pytest.raises(delegraph.errors.OptionError, match=r"operators are named as torch\.ops"):
-        CapabilityPartitioner(lambda node: None, "Backend", allowed_single_node_partition_ops=["tanh_1"])
+    """Names of operators as text may never match, silently (the row of allowed single
+    nodes has 'tanh_1').
+    """
+    with pytest.raises(
+        delegraph.errors.OptionError, match=r"operators are named as torch\.ops"
+    ):
+        CapabilityPartitioner(
+            lambda node: None, "Backend", allowed_single_node_partition_ops=["tanh_1"]
+        )

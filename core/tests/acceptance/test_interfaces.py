@@ -1,8 +1,10 @@
-"""The interfaces of ExecuTorch's delegation, all but partitioners: what they promise, and its defects, ours right.
+"""The interfaces of ExecuTorch's delegation, all but partitioners: what they promise,
+and its defects, ours right.
 
-What has a file of its own is there: NamedDataStore in test_named_data.py, DelegateMappingBuilder in
-test_map_builder.py, LoweredBackendModule in test_lowered_module.py, preprocess_multimethod in test_multi_method.py,
-to_edge and the EdgeProgramManager in test_program.py, debug handles in test_debug_handle.py.
+What has a file of its own is there: NamedDataStore in test_named_data.py,
+DelegateMappingBuilder in test_map_builder.py, LoweredBackendModule in
+test_lowered_module.py, preprocess_multimethod in test_multi_method.py, to_edge and the
+EdgeProgramManager in test_program.py, debug handles in test_debug_handle.py.
 """
 
 import re
@@ -10,8 +12,18 @@ import re
 import delegraph
 import pytest
 import torch
-from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult, enforcedmethod
-from delegraph.errors import BackendNotFound, ContractViolation, InputError, PluginConflict
+from delegraph.backend import (
+    BackendDetails,
+    CompileSpec,
+    PreprocessResult,
+    enforcedmethod,
+)
+from delegraph.errors import (
+    BackendNotFound,
+    ContractViolation,
+    InputError,
+    PluginConflict,
+)
 from delegraph.runtime import BackendRuntime
 from delegraph_executorch.edge import (
     LoweredBackendModule,
@@ -23,7 +35,18 @@ from delegraph_executorch.edge import (
 from torch.utils import _pytree as pytree
 
 from . import backends
-from .backends import CALL, aten, close, everything, export, lowered_modules, on_host, taking, targets, wrapped
+from .backends import (
+    CALL,
+    aten,
+    close,
+    everything,
+    export,
+    lowered_modules,
+    on_host,
+    taking,
+    targets,
+    wrapped,
+)
 
 X = torch.randn(3)
 
@@ -39,8 +62,11 @@ def sine(s, x):
 
 
 def recording(preprocess=lambda program, specs: PreprocessResult(b"blob")):
-    """A backend that keeps what it was given, and its runtime, which keeps that as well."""
-    given, loaded = [], []
+    """A backend that keeps what it was given, and its runtime, which keeps that as
+    well.
+    """
+    given = []
+    loaded = []
 
     class RecordingBackend(BackendDetails):
         @staticmethod
@@ -57,7 +83,7 @@ def recording(preprocess=lambda program, specs: PreprocessResult(b"blob")):
     return RecordingBackend, RecordingRuntime, given, loaded
 
 
-# --- CompileSpec, PreprocessResult, BackendDetails --------------------------------------------------------------------
+# --- CompileSpec, PreprocessResult, BackendDetails ------------------------------------
 
 
 def test_compile_specs_arrive_as_they_were_given():
@@ -73,14 +99,18 @@ def test_compile_specs_arrive_as_they_were_given():
 
 
 def test_what_preprocess_returns():
-    """PreprocessResult: bytes, debug handles, data, and facts that stay in the module's meta."""
+    """PreprocessResult: bytes, debug handles, data, and facts that stay in the module's
+    meta.
+    """
     facts = {"speed": 3}
     result = PreprocessResult(b"blob", {0: (1,)}, None, facts)
     backend, runtime, _, loaded = recording(lambda program, specs: result)
     with delegraph.register(backend, runtime=runtime):
         lowered = to_backend("RecordingBackend", export(sine, X), [])
         on_host(wrapped(lowered, X), X)
-    assert lowered.processed_bytes == b"blob" and lowered.meta["debug_handle_map"] == {0: (1,)}
+    assert lowered.processed_bytes == b"blob" and lowered.meta["debug_handle_map"] == {
+        0: (1,)
+    }
     assert lowered.meta["_delegate_info_meta"] == facts
     assert loaded == [(b"blob", [], {})]
     assert PreprocessResult() == PreprocessResult(b"", None, None, None)
@@ -90,12 +120,17 @@ def test_what_preprocess_returns():
 def test_what_preprocess_may_not_return(wrong):
     """PreprocessResult: anything else is refused where it happens."""
     backend, _, _, _ = recording(lambda program, specs: wrong)
-    with delegraph.register(backend), pytest.raises(ContractViolation, match="RecordingBackend.preprocess returned"):
+    with (
+        delegraph.register(backend),
+        pytest.raises(ContractViolation, match="RecordingBackend.preprocess returned"),
+    ):
         to_backend("RecordingBackend", export(sine, X), [])
 
 
 def test_backends_are_classes():
-    """BackendDetails: the class's name is the id; a class without preprocess is refused, a shared base is not."""
+    """BackendDetails: the class's name is the id; a class without preprocess is
+    refused, a shared base is not.
+    """
 
     class Base(BackendDetails, abstract=True):
         @staticmethod
@@ -115,12 +150,16 @@ def test_backends_are_classes():
     with delegraph.register(Finished):
         lowered = to_backend("Finished", export(sine, X), [])
     assert lowered.backend_id == "Finished" and lowered.processed_bytes == b"finished"
-    with pytest.raises(ContractViolation, match="backend Unfinished does not define compile"):
+    with pytest.raises(
+        ContractViolation, match="backend Unfinished does not define compile"
+    ):
         type("Unfinished", (Base,), {})
 
 
 def test_preprocess_gets_a_graph_of_its_own():
-    """copy_exported_program_for_preprocess: a backend may rewrite its graph; its module does not see it."""
+    """copy_exported_program_for_preprocess: a backend may rewrite its graph; its module
+    does not see it.
+    """
 
     def rewriting(program, specs):
         for node in program.graph.nodes:
@@ -152,7 +191,7 @@ def test_defect_copies_of_weights():
         assert program.state_dict["layer.weight"].data_ptr() == layer.weight.data_ptr()
 
 
-# --- look-up ----------------------------------------------------------------------------------------------------------
+# --- look-up --------------------------------------------------------------------------
 
 
 def test_backend_that_is_not_there():
@@ -161,24 +200,40 @@ def test_backend_that_is_not_there():
     for call in (
         lambda: to_backend("AbsentBackend", source, []),
         lambda: to_backend(source, everything("AbsentBackend")),
-        lambda: to_backend(MethodProgramsPartitionerSpec({"a": source}, {"a": everything("AbsentBackend")})),
+        lambda: to_backend(
+            MethodProgramsPartitionerSpec(
+                {"a": source}, {"a": everything("AbsentBackend")}
+            )
+        ),
     ):
         with pytest.raises(NotImplementedError, match="'AbsentBackend'") as caught:
             call()
-        assert isinstance(caught.value, BackendNotFound) and caught.value.code == "backend-not-found"
+        assert (
+            isinstance(caught.value, BackendNotFound)
+            and caught.value.code == "backend-not-found"
+        )
 
 
 def test_defect_two_backends_of_one_name():
     """look-up: the later one does not win in silence."""
-    first, second = recording()[0], recording()[0]
+    first = recording()[0]
+    second = recording()[0]
     with delegraph.register(first):
-        with pytest.raises(PluginConflict, match="RecordingBackend"), delegraph.register(second):
+        with (
+            pytest.raises(PluginConflict, match="RecordingBackend"),
+            delegraph.register(second),
+        ):
             to_backend("RecordingBackend", export(sine, X), [])
-        assert to_backend("RecordingBackend", export(sine, X), []).processed_bytes == b"blob"
+        assert (
+            to_backend("RecordingBackend", export(sine, X), []).processed_bytes
+            == b"blob"
+        )
 
 
 def test_defect_definition_is_registration():
-    """A class that was only defined is no backend; one that is unregistered is none any more."""
+    """A class that was only defined is no backend; one that is unregistered is none any
+    more.
+    """
     backend, _, _, _ = recording()
     with pytest.raises(BackendNotFound):
         to_backend("RecordingBackend", export(sine, X), [])
@@ -188,17 +243,24 @@ def test_defect_definition_is_registration():
         to_backend("RecordingBackend", export(sine, X), [])
 
 
-# --- to_backend -------------------------------------------------------------------------------------------------------
+# --- to_backend -----------------------------------------------------------------------
 
 
 def test_three_forms_agree():
-    """to_backend: a backend id, a partitioner, or programs and partitioners by method: one path, equal blobs."""
+    """to_backend: a backend id, a partitioner, or programs and partitioners by method:
+    one path, equal blobs.
+    """
     source = to_edge(export(sine, X)).exported_program()
     whole = to_backend("CompilerBackend", source, [])
     one = to_backend(source, everything())
-    [several] = to_backend(MethodProgramsPartitionerSpec({"a": source}, {"a": everything()})).values()
+    [several] = to_backend(
+        MethodProgramsPartitionerSpec({"a": source}, {"a": everything()})
+    ).values()
     assert isinstance(whole, LoweredBackendModule)
-    blobs = [m.processed_bytes for m in (whole, *lowered_modules(one), *lowered_modules(several))]
+    blobs = [
+        m.processed_bytes
+        for m in (whole, *lowered_modules(one), *lowered_modules(several))
+    ]
     assert len(blobs) == 3 and len({*blobs}) == 1
     assert CALL not in targets(source)
 
@@ -208,24 +270,36 @@ def test_partitions_are_compiled_in_the_order_of_the_graph():
     backend, _, given, _ = recording()
     source = export(lambda s, x: torch.cos(torch.sin(x).neg()), X)
     with delegraph.register(backend):
-        to_backend(source, taking(aten.sin.default, aten.cos.default, backend="RecordingBackend"))
+        to_backend(
+            source,
+            taking(aten.sin.default, aten.cos.default, backend="RecordingBackend"),
+        )
     assert [targets(p) for p, _ in given] == [[aten.sin.default], [aten.cos.default]]
 
 
-@pytest.mark.parametrize("arguments", [(3,), (), (None,), ("CompilerBackend", 3), ("CompilerBackend",), (3, 4)])
+@pytest.mark.parametrize(
+    "arguments",
+    [(3,), (), (None,), ("CompilerBackend", 3), ("CompilerBackend",), (3, 4)],
+)
 def test_defect_to_backend_of_something_else(arguments):
-    """to_backend: what is none of the three forms is an error that lists them, not None and no bare assertion."""
+    """to_backend: what is none of the three forms is an error that lists them, not None
+    and no bare assertion.
+    """
     with pytest.raises((InputError, TypeError), match="to_backend"):
         to_backend(*arguments)
 
 
-# --- the operator that calls a delegate -------------------------------------------------------------------------------
+# --- the operator that calls a delegate -----------------------------------------------
 
 
 def test_the_operator_is_torchs():
-    """HOP: torch's own operator and the class name that it looks for; eager runs the original, detached."""
+    """HOP: torch's own operator and the class name that it looks for; eager runs the
+    original, detached.
+    """
     inner = to_backend("CompilerBackend", export(sine, X), [])
-    assert type(inner).__name__ == "LoweredBackendModule" and not hasattr(inner, "module_name")
+    assert type(inner).__name__ == "LoweredBackendModule" and not hasattr(
+        inner, "module_name"
+    )
     assert CALL.name() == "executorch_call_delegate"
     needs_gradient = X.clone().requires_grad_()
     [result] = CALL(inner, needs_gradient)
@@ -240,7 +314,10 @@ def test_delegates_are_opaque_to_later_partitioners():
     source = export(lambda s, x: torch.sin(torch.cos(x)), X)
     first = to_edge(source).to_backend(taking(aten.sin.default))
     second = first.to_backend(everything("ExecutorBackend")).exported_program()
-    assert [m.backend_id for m in lowered_modules(second)] == ["ExecutorBackend", "CompilerBackend"]
+    assert [m.backend_id for m in lowered_modules(second)] == [
+        "ExecutorBackend",
+        "CompilerBackend",
+    ]
     assert lowered_modules(second)[1] is lowered_modules(first.exported_program())[0]
     close(on_host(second, X), torch.sin(torch.cos(X)))
 
@@ -254,10 +331,14 @@ class Lying(BackendRuntime):
 
 
 def test_defect_a_wrong_blob_passes_the_tests():
-    """Calling a lowered program runs the blob, and verify tells that it differs from eager."""
+    """Calling a lowered program runs the blob, and verify tells that it differs from
+    eager.
+    """
     backend, _, _, _ = recording()
     with delegraph.register(backend, runtime=Lying):
-        lowered = delegraph.lower(export(sine, X), backends=[everything("RecordingBackend")])
+        lowered = delegraph.lower(
+            export(sine, X), backends=[everything("RecordingBackend")]
+        )
         close(lowered(X), torch.cos(X))
         assert lowered.verify(X).relative_error > 1e-3
         close(lowered.exported_program().module(check_guards=False)(X), torch.sin(X))
@@ -266,10 +347,16 @@ def test_defect_a_wrong_blob_passes_the_tests():
 def test_defect_weights_of_branches_are_run_time_inputs():
     """A delegate in a branch owns the weights that it uses, and the parent drops them."""
     layers = {"a": torch.nn.Linear(3, 3), "b": torch.nn.Linear(3, 3)}
-    source = export(lambda s, x: torch.cond(x.sum() > 0, lambda x: s.a(x), lambda x: s.b(x), [x]), X, **layers)
+    source = export(
+        lambda s, x: torch.cond(x.sum() > 0, lambda x: s.a(x), lambda x: s.b(x), [x]),
+        X,
+        **layers,
+    )
     program = to_backend(source, taking(aten.linear.default, backend="ExecutorBackend"))
     modules = lowered_modules(program)
-    assert [sorted(m.original_module.state_dict) for m in modules] == [[f"{n}.bias", f"{n}.weight"] for n in "ab"]
+    assert [sorted(m.original_module.state_dict) for m in modules] == [
+        [f"{n}.bias", f"{n}.weight"] for n in "ab"
+    ]
     assert [len(m.inputs) for m in modules] == [1, 1] and not program.state_dict
     for x in (X.abs(), -X.abs()):
         close(on_host(program, x), source.module(check_guards=False)(x))
@@ -279,12 +366,18 @@ def test_defect_loops_are_not_entered():
     """Bodies are found as such, not by the operator's name."""
 
     def function(s, k, x):
-        return torch._higher_order_ops.while_loop(lambda k, x: k > 0, lambda k, x: (k - 1, torch.sin(x)), (k, x))
+        return torch._higher_order_ops.while_loop(
+            lambda k, x: k > 0, lambda k, x: (k - 1, torch.sin(x)), (k, x)
+        )
 
     source = export(function, torch.tensor(2), X)
     program = to_backend(source, taking(aten.sin.default))
-    assert [targets(m.original_module) for m in lowered_modules(program)] == [[aten.sin.default]]
-    close(on_host(program, torch.tensor(2), X), (torch.tensor(0), torch.sin(torch.sin(X))))
+    assert [targets(m.original_module) for m in lowered_modules(program)] == [
+        [aten.sin.default]
+    ]
+    close(
+        on_host(program, torch.tensor(2), X), (torch.tensor(0), torch.sin(torch.sin(X)))
+    )
 
 
 def test_defect_kept_operators_below_the_first_branch():
@@ -294,10 +387,18 @@ def test_defect_kept_operators_below_the_first_branch():
         return torch.cond(x.sum() > 1, lambda x: s.layer(x), lambda x: x * 2, [x])
 
     layer = torch.nn.Linear(3, 3)
-    source = export(lambda s, x: torch.cond(x.sum() > 0, lambda x: inner(s, x), lambda x: -x, [x]), X, layer=layer)
+    source = export(
+        lambda s, x: torch.cond(x.sum() > 0, lambda x: inner(s, x), lambda x: -x, [x]),
+        X,
+        layer=layer,
+    )
     keeper = taking(aten.linear.default, backend="ExecutorBackend")
-    program = to_edge_transform_and_lower(source, partitioner=[keeper]).exported_program()
-    assert [targets(m.original_module) for m in lowered_modules(program)] == [[aten.linear.default]]
+    program = to_edge_transform_and_lower(
+        source, partitioner=[keeper]
+    ).exported_program()
+    assert [targets(m.original_module) for m in lowered_modules(program)] == [
+        [aten.linear.default]
+    ]
     close(on_host(program, torch.ones(3)), layer(torch.ones(3)))
 
 
@@ -305,7 +406,9 @@ def test_defect_operators_are_registered_globally():
     """Keeping an operator whole defines no clone of it in torch's registry."""
     before = set(torch._C._dispatch_get_all_op_names())
     source = export(lambda s, x: s.layer(x), X, layer=torch.nn.Linear(3, 3))
-    to_edge_transform_and_lower(source, partitioner=[taking(aten.linear.default, backend="ExecutorBackend")])
+    to_edge_transform_and_lower(
+        source, partitioner=[taking(aten.linear.default, backend="ExecutorBackend")]
+    )
     assert set(torch._C._dispatch_get_all_op_names()) == before
 
 
@@ -315,15 +418,28 @@ def test_defect_nobody_knows_who_made_a_blob():
     assert [row.producer for row in lowered.report.delegates] == ["in-process"]
 
 
-# --- the calling convention -------------------------------------------------------------------------------------------
+# --- the calling convention -----------------------------------------------------------
 
 
 def test_calling_convention_is_recorded():
-    """Names, types and order of inputs and outputs are stored; its own data is in neither."""
-    source = export(lambda s, a, b: (torch.mm(a, b) + s.c, b * 2), torch.ones(2, 3), torch.ones(3, 2), c=torch.ones(2))
+    """Names, types and order of inputs and outputs are stored; its own data is in
+    neither.
+    """
+    source = export(
+        lambda s, a, b: (torch.mm(a, b) + s.c, b * 2),
+        torch.ones(2, 3),
+        torch.ones(3, 2),
+        c=torch.ones(2),
+    )
     [inner] = lowered_modules(to_backend(source, everything("ExecutorBackend")))
-    assert [str(a) for a in inner.inputs] == ["inputs_0: float32[2, 3]", "inputs_1: float32[3, 2]"]
-    assert [str(a) for a in inner.outputs] == ["add: float32[2, 2]", "mul: float32[3, 2]"]
+    assert [str(a) for a in inner.inputs] == [
+        "inputs_0: float32[2, 3]",
+        "inputs_1: float32[3, 2]",
+    ]
+    assert [str(a) for a in inner.outputs] == [
+        "add: float32[2, 2]",
+        "mul: float32[3, 2]",
+    ]
 
 
 def rearranged(change):
@@ -347,13 +463,20 @@ def reorder(graph, nodes):
 
 
 @pytest.mark.parametrize(
-    ("change", "inputs"), [(drop, "['inputs_0']"), (reorder, "['inputs_1', 'inputs_0']")], ids=["dropped", "reordered"]
+    ("change", "inputs"),
+    [(drop, "['inputs_0']"), (reorder, "['inputs_1', 'inputs_0']")],
+    ids=["dropped", "reordered"],
 )
 def test_defect_inputs_dropped_or_reordered(change, inputs):
     """Refused with both lists; there, the blob misreads its arguments in silence."""
-    source = export(lambda s, a, b: (a - s.c) * b, torch.ones(2), torch.zeros(2), c=torch.ones(2))
+    source = export(
+        lambda s, a, b: (a - s.c) * b, torch.ones(2), torch.zeros(2), c=torch.ones(2)
+    )
     text = re.escape("its inputs are ['inputs_0', 'inputs_1'], and " + inputs)
-    with delegraph.register(rearranged(change)), pytest.raises(ContractViolation, match=text):
+    with (
+        delegraph.register(rearranged(change)),
+        pytest.raises(ContractViolation, match=text),
+    ):
         to_backend(source, everything("RecordingBackend"))
 
 
@@ -375,8 +498,15 @@ def test_defect_tags_leak_into_what_a_backend_gets():
     """No program that a backend gets has tags, so it may partition it itself."""
     backend, _, given, _ = recording()
     with delegraph.register(backend):
-        to_backend(export(lambda s, x: torch.sin(x) + s.c, X, c=torch.ones(3)), everything("RecordingBackend"))
-    assert all("delegation_tag" not in n.meta for program, _ in given for n in program.graph.nodes)
+        to_backend(
+            export(lambda s, x: torch.sin(x) + s.c, X, c=torch.ones(3)),
+            everything("RecordingBackend"),
+        )
+    assert all(
+        "delegation_tag" not in n.meta
+        for program, _ in given
+        for n in program.graph.nodes
+    )
 
 
 def test_several_programs_at_once():
@@ -393,10 +523,13 @@ def test_several_programs_at_once():
 
 
 def test_pytree_results():
-    """LoweredBackendModule: a structure that comes out of a program comes out of its lowered form."""
+    """LoweredBackendModule: a structure that comes out of a program comes out of its
+    lowered form.
+    """
     source = export(lambda s, x: {"a": [x + 1, x * 2], "b": (torch.sin(x),)}, X)
     lowered = to_backend("CompilerBackend", source, [])
-    got, wanted = lowered(X), source.module(check_guards=False)(X)
+    got = lowered(X)
+    wanted = source.module(check_guards=False)(X)
     assert pytree.tree_structure(got) == pytree.tree_structure(wanted)
     close(got, wanted)
     close(on_host(wrapped(lowered, X), X), wanted)

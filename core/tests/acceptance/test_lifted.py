@@ -1,7 +1,9 @@
-"""Rows ``lifted.*``: whole programs and partitions on a backend with a runtime, inside of other modules too.
+"""Rows ``lifted.*``: whole programs and partitions on a backend with a runtime, inside
+of other modules too.
 
-What these rows ask of the ``.pte`` (its delegates, instructions and segments, printing it, running it on a device) is
-not here: a file is not written in this version. Here the blob itself is executed.
+What these rows ask of the ``.pte`` (its delegates, instructions and segments, printing
+it, running it on a device) is not here: a file is not written in this version. Here the
+blob itself is executed.
 """
 
 import warnings
@@ -11,12 +13,28 @@ import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import BackendNotFound, ContractViolation, Unsupported
 from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult
-from delegraph_executorch.edge import get_lowered_submodules, to_backend, to_edge, to_edge_transform_and_lower
+from delegraph_executorch.edge import (
+    get_lowered_submodules,
+    to_backend,
+    to_edge,
+    to_edge_transform_and_lower,
+)
 from torch import nn
 from torch._higher_order_ops.map import map as torch_map
 
 from . import backends
-from .backends import CALL, aten, attributes, close, everything, export, lowered_modules, on_host, taking, targets
+from .backends import (
+    CALL,
+    aten,
+    attributes,
+    close,
+    everything,
+    export,
+    lowered_modules,
+    on_host,
+    taking,
+    targets,
+)
 
 LIMIT = [CompileSpec("max_value", bytes([4]))]
 ONES, TWOS, THREES = (k * torch.ones(2, 2) for k in (1, 2, 3))
@@ -37,11 +55,15 @@ def add_mul(s, a, x, b):
 
 
 def whole(function, *inputs, specs=LIMIT, backend="CompilerBackend"):
-    return to_backend(backend, to_edge(export(function, *inputs)).exported_program(), specs)
+    return to_backend(
+        backend, to_edge(export(function, *inputs)).exported_program(), specs
+    )
 
 
 def test_simple():
-    """lifted.test_simple: the lowered module is called as the program is; a delegate of a partitioner gives a list."""
+    """lifted.test_simple: the lowered module is called as the program is; a delegate of
+    a partitioner gives a list.
+    """
     x = torch.ones(1)
     close(whole(sine, x, specs=[])(x), torch.sin(x))
     edge = to_edge(export(sine, x)).to_backend(everything())
@@ -52,17 +74,25 @@ def test_simple():
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_backend_with_compiler(strict):
-    """lifted.test_backend_with_compiler. The file's half: delegates[0] of the plan, its data index, instruction 0."""
+    """lifted.test_backend_with_compiler. The file's half: delegates[0] of the plan, its
+    data index, instruction 0.
+    """
     x = torch.ones(1)
     lowered = whole(sine, x)
     program = torch.export.export(backends.Wrapper(lowered).eval(), (x,), strict=strict)
     edge = to_edge(program).exported_program()
     assert targets(edge) == [CALL] and attributes(edge) == ["lowered_module_0"]
-    assert "lowered_module_0" in str(edge) and "executorch_call_delegate" in edge.graph_module.code
+    assert (
+        "lowered_module_0" in str(edge)
+        and "executorch_call_delegate" in edge.graph_module.code
+    )
     [inner] = lowered_modules(edge)
     assert inner.backend_id == "CompilerBackend" and inner.compile_specs == LIMIT
     calls = '[["sin", "aten.sin.default", [{"node": "inputs_0"}], {}]]'
-    blob = f'1 {{"inputs": ["inputs_0"], "weights": {{}}, "calls": {calls}, "outputs": [{{"node": "sin"}}]}}'
+    blob = (
+        f'1 {{"inputs": ["inputs_0"], "weights": {{}}, "calls": {calls}, "outputs":'
+        ' [{"node": "sin"}]}'
+    )
     assert inner.processed_bytes == blob.encode()
     close(on_host(program, x), torch.sin(torch.ones(1)))
     assert torch.equal(x, torch.ones(1))
@@ -77,7 +107,9 @@ def test_lowered_add_mul():
 
 
 def test_backend_with_compiler_out_of_range():
-    """lifted.test_backend_with_compiler_out_of_range: a limit from the compile specs, enforced by the runtime."""
+    """lifted.test_backend_with_compiler_out_of_range: a limit from the compile specs,
+    enforced by the runtime.
+    """
     x = torch.zeros(6)
     program = backends.wrapped(whole(sine, torch.ones(6)), x)
     with pytest.raises(RuntimeError, match="more than 4 rows"):
@@ -85,36 +117,52 @@ def test_backend_with_compiler_out_of_range():
 
 
 def test_backend_with_compiler_delegate_and_operator():
-    """lifted.test_backend_with_compiler_delegate_and_operator: one module, called twice, and an operator between."""
+    """lifted.test_backend_with_compiler_delegate_and_operator: one module, called
+    twice, and an operator between.
+    """
     x = torch.ones(1)
-    program = export(lambda s, x: s.inner(x)[0] + s.inner(x)[0], x, inner=whole(lambda s, x: [torch.sin(x)], x))
+    program = export(
+        lambda s, x: s.inner(x)[0] + s.inner(x)[0],
+        x,
+        inner=whole(lambda s, x: [torch.sin(x)], x),
+    )
     edge = to_edge(program).exported_program()
     assert targets(edge) == [CALL, CALL, aten.add.Tensor]
-    assert {n.args[0].target for n in edge.graph.nodes if n.target is CALL} == {"lowered_module_0"}
+    assert {n.args[0].target for n in edge.graph.nodes if n.target is CALL} == {
+        "lowered_module_0"
+    }
     assert len(lowered_modules(edge)) == 1
     close(on_host(program, x), 2 * torch.sin(x))
     assert torch.equal(x, torch.ones(1))
 
 
 def test_backend_with_compiler_backend_runtime_exception():
-    """lifted.test_backend_with_compiler_backend_runtime_exception: the backend's own error, with the user's line."""
+    """lifted.test_backend_with_compiler_backend_runtime_exception: the backend's own
+    error, with the user's line.
+    """
     text = r"call_function aten.cos.default is not supported in backend CompilerBackend"
     with pytest.raises(RuntimeError, match=text) as caught:
         whole(lambda s, x: torch.sin(x) + torch.cos(x), torch.ones(1), specs=[])
     assert (
-        isinstance(caught.value, Unsupported) and caught.value.source and caught.value.node.target is aten.cos.default
+        isinstance(caught.value, Unsupported)
+        and caught.value.source
+        and caught.value.node.target is aten.cos.default
     )
 
 
 def test_backend_with_compiler_backend_not_found_exception():
     """lifted.test_backend_with_compiler_backend_not_found_exception"""
-    with pytest.raises(NotImplementedError, match="FakeBackendWithCompilerDemo") as caught:
+    with pytest.raises(
+        NotImplementedError, match="FakeBackendWithCompilerDemo"
+    ) as caught:
         whole(sine, torch.ones(1), backend="FakeBackendWithCompilerDemo")
     assert isinstance(caught.value, BackendNotFound)
 
 
 def test_backend_with_compiler_delegate_and_operator_with_two_modules():
-    """lifted.test_backend_with_compiler_delegate_and_operator_with_two_modules: the other has a buffer."""
+    """lifted.test_backend_with_compiler_delegate_and_operator_with_two_modules: the
+    other has a buffer.
+    """
 
     def composite(s, x):
         a = s.lowerable(x)
@@ -124,7 +172,8 @@ def test_backend_with_compiler_delegate_and_operator_with_two_modules():
     x = torch.ones(1)
     rest = backends.module(lambda s, a, b: a + b + s.bias, bias=torch.ones(1) * 0.3)
     program = export(composite, x, lowerable=whole(sine, x), rest=rest)
-    a, b = torch.sin(x), torch.sin(torch.sin(x))
+    a = torch.sin(x)
+    b = torch.sin(torch.sin(x))
     close(on_host(program, x), (a, b, a + b + 0.3))
 
 
@@ -134,7 +183,8 @@ class Patterns(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.lstm, self.conv = nn.LSTM(input_size=32, hidden_size=32, num_layers=1), nn.Conv1d(1, 1, 1, stride=2)
+        self.lstm = nn.LSTM(input_size=32, hidden_size=32, num_layers=1)
+        self.conv = nn.Conv1d(1, 1, 1, stride=2)
 
     def forward(self, x_raw, h, c):
         output, (hn, cn) = self.lstm(x_raw, (h, c))
@@ -147,7 +197,15 @@ class Patterns(nn.Module):
     ("pattern", "left"),
     [
         ((aten.lstm.input, aten.conv1d.default, aten.sub.Tensor), [aten.mul.Tensor]),
-        ((aten.lstm.input,), [aten.convolution.default, aten.mul.Tensor, aten.sub.Tensor, aten.sub.Tensor]),
+        (
+            (aten.lstm.input,),
+            [
+                aten.convolution.default,
+                aten.mul.Tensor,
+                aten.sub.Tensor,
+                aten.sub.Tensor,
+            ],
+        ),
     ],
     ids=["multiple_patterns", "one_patterns"],
 )
@@ -155,23 +213,32 @@ def test_partition_delegate_graph(pattern, left):
     """lifted.test_partition_delegate_graph_with_multiple_patterns and
     lifted.test_partition_delegate_graph_with_one_patterns
 
-    The patterns are operators here, which a partitioner keeps whole. The file's half: its list of operators.
+    The patterns are operators here, which a partitioner keeps whole. The file's half:
+    its list of operators.
     """
     inputs = tuple(torch.ones(1, 32) for _ in range(3))
     source = torch.export.export(Patterns().eval(), inputs)
-    edge = to_edge_transform_and_lower(source, partitioner=taking(*pattern, backend="ExecutorBackend"))
+    edge = to_edge_transform_and_lower(
+        source, partitioner=taking(*pattern, backend="ExecutorBackend")
+    )
     program = edge.exported_program()
     assert {m.backend_id for m in lowered_modules(program)} == {"ExecutorBackend"}
-    assert all(m.processed_bytes.startswith(backends.VERSION) for m in lowered_modules(program))
+    assert all(
+        m.processed_bytes.startswith(backends.VERSION) for m in lowered_modules(program)
+    )
     host = {op for op in targets(program) if op is not CALL}
-    assert host & {aten.sub.Tensor, aten.convolution.default, aten.mul.Tensor} == {*left}
+    assert host & {aten.sub.Tensor, aten.convolution.default, aten.mul.Tensor} == {
+        *left
+    }
     wanted = source.module(check_guards=False)(*inputs)
     close(program.module(check_guards=False)(*inputs), wanted)
     close(on_host(program, *inputs), wanted)
 
 
 def test_add_mul_partitioner():
-    """lifted.test_add_mul_partitioner: two modules, in order, in the graph module and through the runtime."""
+    """lifted.test_add_mul_partitioner: two modules, in order, in the graph module and
+    through the runtime.
+    """
 
     def function(s, a, x, b):
         y = torch.mm(a, x)
@@ -182,23 +249,31 @@ def test_add_mul_partitioner():
 
     inputs = (torch.randn(2, 2), torch.randn(2, 2), torch.randn(2, 2))
     source = export(function, *inputs)
-    program = to_backend(to_edge(source).exported_program(), taking(aten.mm.default, aten.add.Tensor))
+    program = to_backend(
+        to_edge(source).exported_program(), taking(aten.mm.default, aten.add.Tensor)
+    )
     assert attributes(program) == ["lowered_module_0", "lowered_module_1"]
     close(program.graph_module(*inputs)[0], function(None, *inputs))
     close(on_host(program, *inputs), function(None, *inputs))
 
 
 def test_partitioner_with_attributes():
-    """lifted.test_partitioner_with_attributes: each delegate has its buffer; the caller passes the inputs alone."""
+    """lifted.test_partitioner_with_attributes: each delegate has its buffer; the caller
+    passes the inputs alone.
+    """
     add_one = {f"one_{k}": torch.full((1, 3), float(k)) for k in (1, 2)}
-    x, y = torch.randn(1, 3), torch.randn(1, 3)
+    x = torch.randn(1, 3)
+    y = torch.randn(1, 3)
     source = export(lambda s, x, y: (x + s.one_1) * y + s.one_2, x, y, **add_one)
     program = to_edge(source).to_backend(taking(aten.add.Tensor)).exported_program()
     modules = lowered_modules(program)
     assert len(modules) == 2
     for inner in modules:
         assert len(inner.original_module.state_dict) == 1
-        assert len([n for n in inner.original_module.graph.nodes if n.op == "placeholder"]) == 2
+        assert (
+            len([n for n in inner.original_module.graph.nodes if n.op == "placeholder"])
+            == 2
+        )
     assert not program.state_dict
     close(program.graph_module(x, y)[0], (x + 1) * y + 2)
     close(on_host(program, x, y), (x + 1) * y + 2)
@@ -212,36 +287,50 @@ def test_bad_partitioner():
             for node in exported_program.graph.nodes:
                 if node.target is aten.add.Tensor:
                     node.target = aten.mul.Tensor
-            return PartitionResult(exported_program, {"tag1": DelegationSpec("CompilerBackend")})
+            return PartitionResult(
+                exported_program, {"tag1": DelegationSpec("CompilerBackend")}
+            )
 
-    edge = to_edge(export(lambda s, x, y: (x + y) * y - y, torch.randn(1, 3), torch.randn(1, 3)))
+    edge = to_edge(
+        export(lambda s, x, y: (x + y) * y - y, torch.randn(1, 3), torch.randn(1, 3))
+    )
     with pytest.raises(ContractViolation, match="BadPartitioner changed the graph"):
         edge.to_backend(BadPartitioner())
 
 
 def test_quantized_with_delegate():
-    """lifted.test_quantized_with_delegate: a quantized linear layer in edge form; nothing is delegated."""
+    """lifted.test_quantized_with_delegate: a quantized linear layer in edge form;
+    nothing is delegated.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch.ao.quantization.fx._decomposed  # registers the operators
     operators = torch.ops.quantized_decomposed
-    q, dq = operators.quantize_per_tensor.default, operators.dequantize_per_tensor.default
+    q = operators.quantize_per_tensor.default
+    dq = operators.dequantize_per_tensor.default
 
     def quantized(value, low, high, dtype):
         return dq(q(value, 0.1, 0, low, high, dtype), 0.1, 0, low, high, dtype)
 
     def function(s, x):
-        x, w = quantized(x, 0, 255, torch.uint8), quantized(s.weight, -127, 127, torch.int8)
+        x = quantized(x, 0, 255, torch.uint8)
+        w = quantized(s.weight, -127, 127, torch.int8)
         return quantized(nn.functional.linear(x, w, s.bias), 0, 255, torch.uint8)
 
-    parts = {"weight": nn.Parameter(torch.randn(4, 3)), "bias": nn.Parameter(torch.randn(4))}
+    parts = {
+        "weight": nn.Parameter(torch.randn(4, 3)),
+        "bias": nn.Parameter(torch.randn(4)),
+    }
     source = export(function, torch.ones(2, 3), **parts)
     edge = to_edge(source).exported_program()
     assert targets(edge).count(q) == 3 and targets(edge).count(aten.addmm.default) == 1
-    close(edge.module(check_guards=False)(torch.ones(2, 3)), source.module(check_guards=False)(torch.ones(2, 3)))
+    close(
+        edge.module(check_guards=False)(torch.ones(2, 3)),
+        source.module(check_guards=False)(torch.ones(2, 3)),
+    )
 
 
-# --- control flow -----------------------------------------------------------------------------------------------------
+# --- control flow ---------------------------------------------------------------------
 
 ADD_MM = (aten.add.Tensor, aten.mm.default)
 
@@ -253,7 +342,9 @@ def delegated(module):
 
 def bodies(module):
     """The bodies of its higher-order calls, in order."""
-    found = (getattr(module, n.target) for n in module.graph.nodes if n.op == "get_attr")
+    found = (
+        getattr(module, n.target) for n in module.graph.nodes if n.op == "get_attr"
+    )
     return [body for body in found if isinstance(body, torch.fx.GraphModule)]
 
 
@@ -263,15 +354,32 @@ def agrees(program, function, *inputs):
 
 
 def test_partition_with_control_flow():
-    """lifted.test_partition_with_control_flow: add at the top and in one branch, mm in the other."""
+    """lifted.test_partition_with_control_flow: add at the top and in one branch, mm in
+    the other.
+    """
 
     def function(s, x, y):
         x = x + y
-        return torch.cond(x[0][0] == 1, lambda x, y: x - y + y - y, lambda x, y: torch.mm(x - y, y) - y, [x, y]) - y
+        return (
+            torch.cond(
+                x[0][0] == 1,
+                lambda x, y: x - y + y - y,
+                lambda x, y: torch.mm(x - y, y) - y,
+                [x, y],
+            )
+            - y
+        )
 
-    program = to_edge(export(function, ONES, TWOS)).to_backend(taking(*ADD_MM)).exported_program()
+    program = (
+        to_edge(export(function, ONES, TWOS))
+        .to_backend(taking(*ADD_MM))
+        .exported_program()
+    )
     assert delegated(program.graph_module) == [[aten.add.Tensor]]
-    assert [delegated(body) for body in bodies(program.graph_module)] == [[[aten.add.Tensor]], [[aten.mm.default]]]
+    assert [delegated(body) for body in bodies(program.graph_module)] == [
+        [[aten.add.Tensor]],
+        [[aten.mm.default]],
+    ]
     agrees(program, function, ONES, TWOS)
     agrees(program, function, ONES, 0 * ONES)
 
@@ -284,7 +392,11 @@ def test_partition_with_map():
         return torch_map(lambda x, y: x - y + y, xs, torch.mm(y, y))
 
     inputs = (torch.randn(2, 2), ONES)
-    program = to_edge(export(function, *inputs)).to_backend(taking(*ADD_MM)).exported_program()
+    program = (
+        to_edge(export(function, *inputs))
+        .to_backend(taking(*ADD_MM))
+        .exported_program()
+    )
     assert delegated(program.graph_module) == [[aten.mm.default]]
     [body] = bodies(program.graph_module)
     assert delegated(body) == [[aten.add.Tensor]]
@@ -293,7 +405,9 @@ def test_partition_with_map():
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_partition_with_nested_control_flow():
-    """lifted.test_partition_with_nested_control_flow: map > cond > cond, and how many delegates each level has."""
+    """lifted.test_partition_with_nested_control_flow: map > cond > cond, and how many
+    delegates each level has.
+    """
 
     def true_nested(y):
         y = y + y
@@ -310,19 +424,37 @@ def test_partition_with_nested_control_flow():
         return torch_map(body, xs, outer, inner, torch.mm(y, y))
 
     inputs = (torch.randn(2, 2), torch.tensor(False), torch.tensor(False), ONES)
-    program = to_edge(export(function, *inputs)).to_backend(taking(*ADD_MM)).exported_program()
+    program = (
+        to_edge(export(function, *inputs))
+        .to_backend(taking(*ADD_MM))
+        .exported_program()
+    )
     assert delegated(program.graph_module) == [[aten.mm.default]]
     [mapped] = bodies(program.graph_module)
     true, false = bodies(mapped)
     true_true, true_false = bodies(true)
-    assert [delegated(m) for m in (mapped, true, false)] == [[], [[aten.add.Tensor]], []]
-    assert [delegated(m) for m in (true_true, true_false)] == [[[*ADD_MM]], [[aten.mm.default]]]
+    assert [delegated(m) for m in (mapped, true, false)] == [
+        [],
+        [[aten.add.Tensor]],
+        [],
+    ]
+    assert [delegated(m) for m in (true_true, true_false)] == [
+        [[*ADD_MM]],
+        [[aten.mm.default]],
+    ]
     for outer in (False, True):
         for inner in (False, True):
-            agrees(program, function, inputs[0], torch.tensor(outer), torch.tensor(inner), inputs[3])
+            agrees(
+                program,
+                function,
+                inputs[0],
+                torch.tensor(outer),
+                torch.tensor(inner),
+                inputs[3],
+            )
 
 
-# --- structures -------------------------------------------------------------------------------------------------------
+# --- structures -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -330,16 +462,23 @@ def test_partition_with_nested_control_flow():
     ("function", "structure"),
     [
         pytest.param(lambda s, x: x[0] + x[1], lambda a, b: [a, b], id="list"),
-        pytest.param(lambda s, x: x["a"] + x["b"], lambda a, b: {"a": a, "b": b}, id="dict"),
+        pytest.param(
+            lambda s, x: x["a"] + x["b"], lambda a, b: {"a": a, "b": b}, id="dict"
+        ),
     ],
 )
 def test_structured_input(function, structure, strict):
-    """lifted.test_list_input, lifted.test_dict_input: through a lowered module that is exported again, and run."""
-    a, b = torch.randn(2, 2), torch.randn(2, 2)
+    """lifted.test_list_input, lifted.test_dict_input: through a lowered module that is
+    exported again, and run.
+    """
+    a = torch.randn(2, 2)
+    b = torch.randn(2, 2)
     given = structure(a, b)
     lowered = whole(function, given, specs=[])
     close(lowered(given), a + b)
-    program = torch.export.export(backends.Wrapper(lowered).eval(), (given,), strict=strict)
+    program = torch.export.export(
+        backends.Wrapper(lowered).eval(), (given,), strict=strict
+    )
     edge = to_edge(program).exported_program()
     assert targets(edge) == [CALL]
     close(edge.module(check_guards=False)(given), a + b)

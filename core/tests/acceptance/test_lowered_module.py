@@ -1,7 +1,9 @@
-"""Rows ``lowered_module.*``: a lowered module by itself, in a wrapper, inside of another one, and its outputs' order.
+"""Rows ``lowered_module.*``: a lowered module by itself, in a wrapper, inside of
+another one, and its outputs' order.
 
-The file's half of these rows: ``program()`` and ``buffer()``, a program file with one instruction, the delegate's call.
-Here that one call is what a wrapper of the module consists of.
+The file's half of these rows: ``program()`` and ``buffer()``, a program file with one
+instruction, the delegate's call. Here that one call is what a wrapper of the module
+consists of.
 """
 
 import copy
@@ -17,7 +19,16 @@ from torch import nn
 from torch.export.graph_signature import InputKind, OutputKind
 
 from . import backends
-from .backends import CALL, aten, close, export, lowered_modules, on_host, targets, wrapped
+from .backends import (
+    CALL,
+    aten,
+    close,
+    export,
+    lowered_modules,
+    on_host,
+    targets,
+    wrapped,
+)
 from .models import MODELS
 
 
@@ -48,12 +59,16 @@ def test_emit_lowered_backend_module_end_to_end():
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
 def test_emit_lowered_backend_module(model):
-    """lowered_module.test_emit_lowered_backend_module: one call, with all inputs and outputs of the model."""
+    """lowered_module.test_emit_lowered_backend_module: one call, with all inputs and
+    outputs of the model.
+    """
     made, inputs = model_and_inputs(model)
     source = torch.export.export(made, inputs)
     inner = lowered(source)
     program = to_edge(wrapped(inner, *inputs)).exported_program()
-    [call] = [n for n in program.graph.nodes if n.op == "call_function" and n.target is CALL]
+    [call] = [
+        n for n in program.graph.nodes if n.op == "call_function" and n.target is CALL
+    ]
     taken = list(source.graph_signature.user_inputs)
     assert [a.name for a in inner.inputs] == taken and len(call.args) == 1 + len(taken)
     assert len(inner.outputs) == len(source.graph_signature.user_outputs)
@@ -64,11 +79,15 @@ def test_emit_lowered_backend_module(model):
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.__name__)
 def test_emit_nested_lowered_backend_module(model):
-    """lowered_module.test_emit_nested_lowered_backend_module: a lowered wrapper of a lowered module, one call again."""
+    """lowered_module.test_emit_nested_lowered_backend_module: a lowered wrapper of a
+    lowered module, one call again.
+    """
     made, inputs = model_and_inputs(model)
     inner = lowered(torch.export.export(made, inputs))
     outer = lowered(wrapped(inner, *inputs))
-    assert targets(outer.original_module) == [CALL] and lowered_modules(outer.original_module) == [inner]
+    assert targets(outer.original_module) == [CALL] and lowered_modules(
+        outer.original_module
+    ) == [inner]
     program = wrapped(outer, *inputs)
     assert targets(program) == [CALL] and lowered_modules(program) == [outer]
     assert inner.processed_bytes.hex() in outer.processed_bytes.decode()
@@ -85,49 +104,82 @@ def between(s, x):
 def test_arrange_graph_outputs_reorders_mutations_before_user_outputs():
     """lowered_module.test_arrange_graph_outputs_reorders_mutations_before_user_outputs
 
-    Inside, writes come first; outside, each value is taken from where it is now: here both are made in one step.
+    Inside, writes come first; outside, each value is taken from where it is now: here
+    both are made in one step.
     """
     x = torch.full((2,), 3.0)
     source = export(between, x, buf=torch.ones(2))
     inner = lowered(source)
     specs = inner.original_module.graph_signature.output_specs
-    assert [s.kind for s in specs] == [OutputKind.BUFFER_MUTATION, OutputKind.USER_OUTPUT, OutputKind.USER_OUTPUT]
+    assert [s.kind for s in specs] == [
+        OutputKind.BUFFER_MUTATION,
+        OutputKind.USER_OUTPUT,
+        OutputKind.USER_OUTPUT,
+    ]
     assert specs[0].target == "buf" and inner.state == ("buf",)
     assert [a.name for a in inner.outputs] == [s.arg.name for s in specs[1:]]
     close(inner(x), (x + x, x - 1))
 
 
 def test_outputs_of_a_parent_that_keeps_its_state():
-    """lowered_module.test_arrange_graph_outputs_...: the parent stores result 1 of [user, mutation, user]."""
+    """lowered_module.test_arrange_graph_outputs_...: the parent stores result 1 of
+    [user, mutation, user].
+    """
     x = torch.full((2,), 3.0)
     source = export(between, x, buf=torch.ones(2))
-    program = to_edge(source).to_backend(backends.everything("ExecutorBackend")).exported_program()
+    program = (
+        to_edge(source)
+        .to_backend(backends.everything("ExecutorBackend"))
+        .exported_program()
+    )
     kinds = [s.kind for s in program.graph_signature.output_specs]
-    assert kinds == [OutputKind.BUFFER_MUTATION, OutputKind.USER_OUTPUT, OutputKind.USER_OUTPUT]
+    assert kinds == [
+        OutputKind.BUFFER_MUTATION,
+        OutputKind.USER_OUTPUT,
+        OutputKind.USER_OUTPUT,
+    ]
     values = program.graph.output_node().args[0]
-    assert sorted(v.args[1] for v in values) == [0, 1, 2] and values[0].meta["val"].shape == (2,)
+    assert sorted(v.args[1] for v in values) == [0, 1, 2] and values[0].meta[
+        "val"
+    ].shape == (2,)
     graph_results = program.graph_module(torch.ones(2), x)
     for got, wanted in zip(graph_results, (x, x + x, x - 1), strict=True):
         close(got, wanted)
 
 
 def test_a_copy_shares_weights_and_blob():
-    """LoweredBackendModule: deepcopy copies the graph and shares tensors and bytes; state is the copy's own."""
+    """LoweredBackendModule: deepcopy copies the graph and shares tensors and bytes;
+    state is the copy's own.
+    """
     x = torch.randn(2, 3)
-    inner = lowered(export(lambda s, x: s.layer(x).relu(), x, layer=torch.nn.Linear(3, 4)))
+    inner = lowered(
+        export(lambda s, x: s.layer(x).relu(), x, layer=torch.nn.Linear(3, 4))
+    )
     made = copy.deepcopy(inner)
-    assert made is not inner and made.original_module.graph is not inner.original_module.graph
+    assert (
+        made is not inner
+        and made.original_module.graph is not inner.original_module.graph
+    )
     assert made.processed_bytes is inner.processed_bytes and made.meta == inner.meta
-    tensors = zip(made.original_module.state_dict.values(), inner.original_module.state_dict.values(), strict=True)
+    tensors = zip(
+        made.original_module.state_dict.values(),
+        inner.original_module.state_dict.values(),
+        strict=True,
+    )
     assert all(a.data_ptr() == b.data_ptr() for a, b in tensors)
     close(made(x), inner(x))
     kept = lowered(export(between, torch.ones(2), buf=torch.ones(2)))
-    state = [m.original_module.state_dict["buf"].data_ptr() for m in (kept, copy.deepcopy(kept))]
+    state = [
+        m.original_module.state_dict["buf"].data_ptr()
+        for m in (kept, copy.deepcopy(kept))
+    ]
     assert state[0] != state[1]
 
 
 def test_a_mutated_input_is_written():
-    """LoweredBackendModule: called as the program is, also where that writes what it is given."""
+    """LoweredBackendModule: called as the program is, also where that writes what it is
+    given.
+    """
     x = torch.ones(3)
     inner = lowered(export(lambda s, x: x.add_(1).mul(2), torch.ones(3)))
     close(inner(x), torch.full((3,), 4.0))
@@ -151,10 +203,15 @@ class AccumulatorRuntime(BackendRuntime):
 
 
 def test_state_of_a_delegate_inside_a_model():
-    """LoweredBackendModule: it is kept from call to call; verify starts from the initial state each time."""
+    """LoweredBackendModule: it is kept from call to call; verify starts from the
+    initial state each time.
+    """
     x = torch.ones(2)
     with delegraph.register(Accumulator, runtime=AccumulatorRuntime):
-        inner = lowered(export(lambda s, x: s.total.add_(x).clone(), x, total=torch.zeros(2)), "Accumulator")
+        inner = lowered(
+            export(lambda s, x: s.total.add_(x).clone(), x, total=torch.zeros(2)),
+            "Accumulator",
+        )
         program = delegraph.lower(wrapped(inner, x), backends=[])
         assert [program.verify(x).relative_error for _ in range(3)] == [0, 0, 0]
         close([program(x) for _ in range(3)], [x, 2 * x, 3 * x])
@@ -163,7 +220,9 @@ def test_state_of_a_delegate_inside_a_model():
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_two_inputs_change_places(first):
-    """LoweredBackendModule: new values are those of the call, also where one argument becomes another's."""
+    """LoweredBackendModule: new values are those of the call, also where one argument
+    becomes another's.
+    """
 
     def function(s, *pair):
         kept = pair[first].clone()
@@ -173,7 +232,8 @@ def test_two_inputs_change_places(first):
 
     source = export(function, torch.ones(2), torch.zeros(2))
     for call in (lowered(source), delegraph.lower(source, backends=[])):
-        x, y = torch.ones(2), torch.full((2,), 5.0)
+        x = torch.ones(2)
+        y = torch.full((2,), 5.0)
         close(call(x, y), torch.full((2,), 6.0))
         close((x, y), (torch.full((2,), 5.0), torch.ones(2)))
 
@@ -184,9 +244,13 @@ class Fixed(nn.Module):
 
 
 def test_arguments_that_are_no_tensors():
-    """LoweredBackendModule: they are what the program was exported for, or the call is refused."""
+    """LoweredBackendModule: they are what the program was exported for, or the call is
+    refused.
+    """
     x = torch.ones(2)
-    inner = lowered(torch.export.export(Fixed().eval(), (x, 3), {"offset": torch.ones(2)}))
+    inner = lowered(
+        torch.export.export(Fixed().eval(), (x, 3), {"offset": torch.ones(2)})
+    )
     close(inner(x, 3, offset=x), 3 * x + x)
     assert len(inner.inputs) == 2
     with pytest.raises(InputError, match="input times was exported as 3; it is 4"):
@@ -194,10 +258,20 @@ def test_arguments_that_are_no_tensors():
 
 
 def test_arguments_and_results_that_the_delegate_does_not_have():
-    """LoweredBackendModule: keywords, what is returned as it came, constants and numbers."""
+    """LoweredBackendModule: keywords, what is returned as it came, constants and
+    numbers.
+    """
     x = torch.ones(3)
-    inner = lowered(export(lambda s, x, y: {"sum": x + 1, "given": y, "fixed": (s.c, 7)}, x, 2 * x, c=torch.ones(1)))
-    assert [a.name for a in inner.inputs] == ["inputs_0", "inputs_1"]  # a device half counts those of the program
+    inner = lowered(
+        export(
+            lambda s, x, y: {"sum": x + 1, "given": y, "fixed": (s.c, 7)},
+            x,
+            2 * x,
+            c=torch.ones(1),
+        )
+    )
+    # a device half counts those of the program
+    assert [a.name for a in inner.inputs] == ["inputs_0", "inputs_1"]
     close(inner(x, 2 * x), {"sum": x + 1, "given": 2 * x, "fixed": (torch.ones(1), 7)})
     with pytest.raises(InputError, match=r"takes \(.+, .+\); it was given \(Tensor\)"):
         inner(x)
@@ -206,24 +280,42 @@ def test_arguments_and_results_that_the_delegate_does_not_have():
 
 
 def test_dynamic_sizes():
-    """LoweredBackendModule: called at other sizes than it was exported with, here and in its runtime."""
+    """LoweredBackendModule: called at other sizes than it was exported with, here and
+    in its runtime.
+    """
     model = backends.module(lambda s, x: torch.sin(x).reshape(-1) * x.shape[0])
     shapes = {"inputs": ({0: torch.export.Dim("n", min=2, max=9)},)}
-    inner = lowered(torch.export.export(model, (torch.randn(4, 2),), dynamic_shapes=shapes))
+    inner = lowered(
+        torch.export.export(model, (torch.randn(4, 2),), dynamic_shapes=shapes)
+    )
     x = torch.randn(6, 2)
     close(inner(x), model(x))
     close(
-        on_host(torch.export.export(backends.Wrapper(inner), (torch.randn(4, 2),), dynamic_shapes=shapes), x), model(x)
+        on_host(
+            torch.export.export(
+                backends.Wrapper(inner), (torch.randn(4, 2),), dynamic_shapes=shapes
+            ),
+            x,
+        ),
+        model(x),
     )
 
 
 def test_lowered_again_around_a_lowered_module():
-    """LoweredBackendModule: what stands around it in another model goes to another backend; both blobs run."""
+    """LoweredBackendModule: what stands around it in another model goes to another
+    backend; both blobs run.
+    """
     x = torch.randn(3)
     inner = lowered(export(lambda s, x: torch.sin(x), x), "CompilerBackend")
     source = export(lambda s, x: s.inner(x * 2).tanh() + s.inner(x), x, inner=inner)
-    program = to_edge(source).to_backend(backends.everything("ExecutorBackend")).exported_program()
-    assert [m.backend_id for m in lowered_modules(program)].count("ExecutorBackend") == 2
+    program = (
+        to_edge(source)
+        .to_backend(backends.everything("ExecutorBackend"))
+        .exported_program()
+    )
+    assert [m.backend_id for m in lowered_modules(program)].count(
+        "ExecutorBackend"
+    ) == 2
     assert targets(program) == [CALL] * 4 and inner in lowered_modules(program)
     close(on_host(program, x), torch.sin(x * 2).tanh() + torch.sin(x))
 
@@ -235,15 +327,24 @@ def test_a_program_that_computes_nothing():
 
 
 def test_a_buffer_that_no_delegate_can_keep():
-    """LoweredBackendModule: the buffer's new value is the caller's tensor, which the delegate does not compute."""
-    source = export(lambda s, x: (s.buf.copy_(x), x * 2)[1], torch.ones(2), buf=torch.ones(2))
-    with pytest.raises(InputError, match="writes buf, but no delegate computes its new value"):
+    """LoweredBackendModule: the buffer's new value is the caller's tensor, which the
+    delegate does not compute.
+    """
+    source = export(
+        lambda s, x: (s.buf.copy_(x), x * 2)[1], torch.ones(2), buf=torch.ones(2)
+    )
+    with pytest.raises(
+        InputError, match="writes buf, but no delegate computes its new value"
+    ):
         lowered(source.run_decompositions({}))
 
 
 def test_inputs_are_in_the_programs_order():
-    """to_backend(backend_id, ...): constants first, then inputs in the order of the model."""
-    x, y = torch.ones(2), torch.full((2,), 3.0)
+    """to_backend(backend_id, ...): constants first, then inputs in the order of the
+    model.
+    """
+    x = torch.ones(2)
+    y = torch.full((2,), 3.0)
     inner = lowered(export(lambda s, x, y: (y - s.w) - x, x, y, w=torch.ones(2)))
     kinds = [s.kind for s in inner.original_module.graph_signature.input_specs]
     assert kinds == [InputKind.BUFFER, InputKind.USER_INPUT, InputKind.USER_INPUT]

@@ -1,4 +1,6 @@
-"""Rows ``map_builder.*``: the DelegateMappingBuilder, and a backend that fuses and splits calls."""
+"""Rows ``map_builder.*``: the DelegateMappingBuilder, and a backend that fuses and
+splits calls.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ from .backends import CALL, aten, export, targets, wrapped
 @pytest.fixture(scope="module")
 def nodes():
     """The calls of sin(cos(x)): handle 2 and handle 1."""
-    program = to_edge(export(lambda s, x: torch.sin(torch.cos(x)), torch.ones(1))).exported_program()
+    program = to_edge(
+        export(lambda s, x: torch.sin(torch.cos(x)), torch.ones(1))
+    ).exported_program()
     return list(reversed([n for n in program.graph.nodes if n.op == "call_function"]))
 
 
@@ -26,7 +30,12 @@ def filled(*entries, generated=False):
 
 def test_basic_generated_identifier(nodes):
     """map_builder.test_basic_generated_identifier"""
-    entries = [{"nodes": nodes}, {"nodes": nodes[0]}, {"handles": 2}, {"handles": [2, 1]}]
+    entries = [
+        {"nodes": nodes},
+        {"nodes": nodes[0]},
+        {"handles": 2},
+        {"handles": [2, 1]},
+    ]
     returned, mapping = filled(*entries, generated=True)
     assert returned == [0, 1, 2, 3]
     assert mapping == {0: (1, 2), 1: (2,), 2: (2,), 3: (1, 2)}
@@ -34,10 +43,16 @@ def test_basic_generated_identifier(nodes):
 
 @pytest.mark.parametrize("identifiers", [(22, 55), ("22", "55")])
 def test_basic_manual_identifier(nodes, identifiers):
-    """map_builder.test_basic_manual_int_identifier, map_builder.test_basic_manual_string_identifier"""
+    """map_builder.test_basic_manual_int_identifier,
+    map_builder.test_basic_manual_string_identifier
+    """
     first, second = identifiers
-    by_node = filled({"nodes": nodes, "identifier": first}, {"nodes": nodes[0], "identifier": second})
-    by_handle = filled({"handles": [2, 1], "identifier": first}, {"handles": 2, "identifier": second})
+    by_node = filled(
+        {"nodes": nodes, "identifier": first}, {"nodes": nodes[0], "identifier": second}
+    )
+    by_handle = filled(
+        {"handles": [2, 1], "identifier": first}, {"handles": 2, "identifier": second}
+    )
     assert by_node == by_handle == ([first, second], {first: (1, 2), second: (2,)})
 
 
@@ -65,51 +80,86 @@ def test_reinsert_delegate_debug_identifier(nodes):
     """map_builder.test_reinsert_delegate_debug_identifier: also with the same node."""
     builder = DelegateMappingBuilder()
     builder.insert_delegate_mapping_entry(nodes=nodes[0], identifier="1")
-    for entry in ({"nodes": nodes[0]}, {"nodes": nodes[1]}, {"handles": 1}, {"handles": 2}):
+    for entry in (
+        {"nodes": nodes[0]},
+        {"nodes": nodes[1]},
+        {"handles": 1},
+        {"handles": 2},
+    ):
         refused("'1' is used already", builder, **entry, identifier="1")
 
 
 def test_passing_both_nodes_and_handles(nodes):
     """map_builder.test_passing_both_nodes_and_handles"""
-    refused("nodes or handles", DelegateMappingBuilder(generated_identifiers=True), nodes=nodes, handles=[1])
+    refused(
+        "nodes or handles",
+        DelegateMappingBuilder(generated_identifiers=True),
+        nodes=nodes,
+        handles=[1],
+    )
     refused("nodes or handles", DelegateMappingBuilder(generated_identifiers=True))
 
 
 def test_missing_handle_filtering():
     """map_builder.test_missing_handle_filtering"""
     for entry in ({"handles": [None]}, {"nodes": [None]}, {"handles": []}):
-        refused("at least one debug handle", DelegateMappingBuilder(generated_identifiers=True), **entry)
+        refused(
+            "at least one debug handle",
+            DelegateMappingBuilder(generated_identifiers=True),
+            **entry,
+        )
     assert filled({"handles": [None, 3]}, generated=True)[1] == {0: (3,)}
 
 
 class FusesAndSplits(BackendDetails):
-    """A convolution and the relu after it are one step of the device; a tangent is three."""
+    """A convolution and the relu after it are one step of the device; a tangent is
+    three.
+    """
 
     @staticmethod
     def preprocess(edge_program, compile_specs):
-        mapping, fused = DelegateMappingBuilder(generated_identifiers=True), set()
+        mapping = DelegateMappingBuilder(generated_identifiers=True)
+        fused = set()
         for node in edge_program.graph.nodes:
             if node.op != "call_function" or node in fused:
                 continue
-            follower = next(iter(node.users)) if node.target is aten.convolution.default else None
+            follower = (
+                next(iter(node.users))
+                if node.target is aten.convolution.default
+                else None
+            )
             fused.add(follower)
             for _ in range(3 if node.target is aten.tan.default else 1):
-                mapping.insert_delegate_mapping_entry(nodes=[node, follower] if follower else node)
+                mapping.insert_delegate_mapping_entry(
+                    nodes=[node, follower] if follower else node
+                )
         return PreprocessResult(b"steps", mapping.get_delegate_mapping())
 
 
 def test_backend_with_delegate_mapping():
-    """map_builder.test_backend_with_delegate_mapping: the file's half is to write the wrapper."""
+    """map_builder.test_backend_with_delegate_mapping: the file's half is to write the
+    wrapper.
+    """
     x = torch.randn(1, 1, 4, 4)
-    source = to_edge(export(lambda s, x: torch.tan(s.conv(x).relu()) + 1, x, conv=nn.Conv2d(1, 1, 3)))
+    source = to_edge(
+        export(lambda s, x: torch.tan(s.conv(x).relu()) + 1, x, conv=nn.Conv2d(1, 1, 3))
+    )
     with backends.installed(FusesAndSplits):
         lowered = to_backend("FusesAndSplits", source.exported_program(), [])
-    assert lowered.meta["debug_handle_map"] == {0: (1, 2), 1: (3,), 2: (3,), 3: (3,), 4: (4,)}
+    assert lowered.meta["debug_handle_map"] == {
+        0: (1, 2),
+        1: (3,),
+        2: (3,),
+        3: (3,),
+        4: (4,),
+    }
     assert targets(to_edge(wrapped(lowered, x)).exported_program()) == [CALL]
 
 
 def test_defect_bare_exceptions(nodes):
-    """DelegateMappingBuilder: every mistake is an error with a code, none a bare Exception."""
+    """DelegateMappingBuilder: every mistake is an error with a code, none a bare
+    Exception.
+    """
     builder = DelegateMappingBuilder()
     for entry in ({}, {"nodes": nodes}, {"handles": [None], "identifier": 1}):
         with pytest.raises(ContractViolation) as caught:

@@ -1,4 +1,6 @@
-"""Rows ``multi_method.*``: programs of several methods, one joint compilation a backend."""
+"""Rows ``multi_method.*``: programs of several methods, one joint compilation a
+backend.
+"""
 
 from typing import ClassVar
 
@@ -11,7 +13,16 @@ from delegraph_executorch.edge import MethodProgramsPartitionerSpec, to_backend,
 from torch import nn
 
 from . import backends
-from .backends import CALL, Placed, aten, close, everything, export, lowered_modules, taking
+from .backends import (
+    CALL,
+    Placed,
+    aten,
+    close,
+    everything,
+    export,
+    lowered_modules,
+    taking,
+)
 
 FIRST = ("FirstBackend", [CompileSpec("max_value", b"1")])
 SECOND = ("SecondBackend", [CompileSpec("max_value", b"2")])
@@ -19,23 +30,32 @@ X = torch.randn(3)
 
 
 class Joint(BackendDetails, abstract=True):
-    """Its blobs say of how many operators, over all methods, their own were compiled, and with which settings."""
+    """Its blobs say of how many operators, over all methods, their own were compiled,
+    and with which settings.
+    """
 
     seen: ClassVar[list] = []
 
     @classmethod
     def preprocess_multimethod(cls, edge_programs, compile_specs):
         cls.seen.append({m: len(listed) for m, listed in edge_programs.items()})
-        total = sum(len(operators(p)) for listed in edge_programs.values() for p in listed)
+        total = sum(
+            len(operators(p)) for listed in edge_programs.values() for p in listed
+        )
         return {
-            m: [cls.blob(p, s, total) for p, s in zip(listed, compile_specs[m], strict=True)]
+            m: [
+                cls.blob(p, s, total)
+                for p, s in zip(listed, compile_specs[m], strict=True)
+            ]
             for m, listed in edge_programs.items()
         }
 
     @classmethod
     def blob(cls, program, specs, total):
         given = ",".join(f"{s.key}:{s.value.decode()}" for s in specs)
-        return PreprocessResult(f"{cls.__name__}#{total}#{','.join(operators(program))}#{given}".encode())
+        return PreprocessResult(
+            f"{cls.__name__}#{total}#{','.join(operators(program))}#{given}".encode()
+        )
 
 
 def operators(program):
@@ -56,7 +76,8 @@ class SecondBackend(FirstBackend):
 
 @pytest.fixture(autouse=True)
 def installed():
-    FirstBackend.seen, SecondBackend.seen = [], []
+    FirstBackend.seen = []
+    SecondBackend.seen = []
     with backends.installed(FirstBackend, SecondBackend, backends.CompilerBackend):
         yield
 
@@ -79,7 +100,9 @@ def cosine_then_sine(s, x):
 
 def lowered(functions, partitioners):
     """{method: program}, each method's function exported with one vector."""
-    programs = {m: to_edge(export(f, X)).exported_program() for m, f in functions.items()}
+    programs = {
+        m: to_edge(export(f, X)).exported_program() for m, f in functions.items()
+    }
     return to_backend(MethodProgramsPartitionerSpec(programs, partitioners))
 
 
@@ -95,7 +118,9 @@ def test_single_method():
 
 def test_two_methods():
     """multi_method.two_methods"""
-    made = lowered({"a": sine, "b": cosine}, {"a": everything(*FIRST), "b": everything(*FIRST)})
+    made = lowered(
+        {"a": sine, "b": cosine}, {"a": everything(*FIRST), "b": everything(*FIRST)}
+    )
     assert blobs(made["a"]) == ["FirstBackend#2#aten.sin.default#max_value:1"]
     assert blobs(made["b"]) == ["FirstBackend#2#aten.cos.default#max_value:1"]
     assert FirstBackend.seen == [{"a": 1, "b": 1}]
@@ -104,17 +129,29 @@ def test_two_methods():
 def test_two_methods_multiple_partitions():
     """multi_method.two_methods_multiple_partitions: order kept, total 4."""
     places = Placed({aten.sin.default: FIRST, aten.cos.default: FIRST})
-    made = lowered({"a": sine_then_cosine, "b": sine_then_cosine}, {"a": places, "b": places})
+    made = lowered(
+        {"a": sine_then_cosine, "b": sine_then_cosine}, {"a": places, "b": places}
+    )
     wanted = [f"FirstBackend#4#aten.{op}.default#max_value:1" for op in ("sin", "cos")]
     assert blobs(made["a"]) == wanted == blobs(made["b"])
     assert FirstBackend.seen == [{"a": 2, "b": 2}]
 
 
 def test_two_methods_different_partitions():
-    """multi_method.two_methods_different_partitions: each partition has its own specs, in either order."""
-    specs = {op: ("FirstBackend", [CompileSpec("max_value", v)]) for op, v in zip(BOTH, (b"sin", b"cos"), strict=True)}
-    made = lowered({"a": sine_then_cosine, "b": cosine_then_sine}, {"a": Placed(specs), "b": Placed(specs)})
-    sin, cos = (f"FirstBackend#4#aten.{op}.default#max_value:{op}" for op in ("sin", "cos"))
+    """multi_method.two_methods_different_partitions: each partition has its own specs,
+    in either order.
+    """
+    specs = {
+        op: ("FirstBackend", [CompileSpec("max_value", v)])
+        for op, v in zip(BOTH, (b"sin", b"cos"), strict=True)
+    }
+    made = lowered(
+        {"a": sine_then_cosine, "b": cosine_then_sine},
+        {"a": Placed(specs), "b": Placed(specs)},
+    )
+    sin, cos = (
+        f"FirstBackend#4#aten.{op}.default#max_value:{op}" for op in ("sin", "cos")
+    )
     assert blobs(made["a"]) == [sin, cos] and blobs(made["b"]) == [cos, sin]
 
 
@@ -122,33 +159,49 @@ BOTH = (aten.sin.default, aten.cos.default)
 
 
 def test_two_methods_different_backends():
-    """multi_method.two_methods_different_backends: each is called once; delegates in the graph's order."""
+    """multi_method.two_methods_different_backends: each is called once; delegates in
+    the graph's order.
+    """
     places = Placed({aten.sin.default: FIRST, aten.cos.default: SECOND})
-    made = lowered({"a": sine_then_cosine, "b": cosine_then_sine}, {"a": places, "b": places})
-    sin, cos = "FirstBackend#2#aten.sin.default#max_value:1", "SecondBackend#2#aten.cos.default#max_value:2"
+    made = lowered(
+        {"a": sine_then_cosine, "b": cosine_then_sine}, {"a": places, "b": places}
+    )
+    sin = "FirstBackend#2#aten.sin.default#max_value:1"
+    cos = "SecondBackend#2#aten.cos.default#max_value:2"
     assert blobs(made["a"]) == [sin, cos] and blobs(made["b"]) == [cos, sin]
     assert FirstBackend.seen == SecondBackend.seen == [{"a": 1, "b": 1}]
 
 
 def test_control_flow():
-    """multi_method.control_flow: partitions in branches of two methods are in the one joint call of each backend."""
+    """multi_method.control_flow: partitions in branches of two methods are in the one
+    joint call of each backend.
+    """
 
     def first(s, x):
-        return torch.cond(x.sum() > 0, lambda x: torch.sin(x + x), lambda x: torch.cos(x), [x])
+        return torch.cond(
+            x.sum() > 0, lambda x: torch.sin(x + x), lambda x: torch.cos(x), [x]
+        )
 
     def second(s, x):
-        return torch.cond(x.sum() > 0, lambda x: torch.sin(x) * x, lambda x: (x + x) * x, [x])
+        return torch.cond(
+            x.sum() > 0, lambda x: torch.sin(x) * x, lambda x: (x + x) * x, [x]
+        )
 
     programs = {m: export(f, X) for m, f in (("a", first), ("b", second))}
     ours = {aten.add.Tensor: FIRST, aten.sin.default: FIRST, aten.cos.default: SECOND}
-    made = to_backend(MethodProgramsPartitionerSpec(programs, {m: Placed(ours) for m in programs}))
+    made = to_backend(
+        MethodProgramsPartitionerSpec(programs, {m: Placed(ours) for m in programs})
+    )
     total = "FirstBackend#4"
     assert blobs(made["a"]) == [
         f"{total}#aten.add.Tensor#max_value:1",
         f"{total}#aten.sin.default#max_value:1",
         "SecondBackend#1#aten.cos.default#max_value:2",
     ]
-    assert blobs(made["b"]) == [f"{total}#aten.sin.default#max_value:1", f"{total}#aten.add.Tensor#max_value:1"]
+    assert blobs(made["b"]) == [
+        f"{total}#aten.sin.default#max_value:1",
+        f"{total}#aten.add.Tensor#max_value:1",
+    ]
     assert FirstBackend.seen == [{"a": 2, "b": 2}] and SecondBackend.seen == [{"a": 1}]
     for method, function in (("a", first), ("b", second)):
         for x in (X.abs(), -X.abs()):
@@ -156,7 +209,9 @@ def test_control_flow():
 
 
 def test_sequential_delegates():
-    """multi_method.sequential_delegates: the second uses results of the first and of what stands between them."""
+    """multi_method.sequential_delegates: the second uses results of the first and of
+    what stands between them.
+    """
 
     def function(s, x):
         y = torch.sin(x)
@@ -165,22 +220,35 @@ def test_sequential_delegates():
     source = export(function, X)
     made = to_backend(
         MethodProgramsPartitionerSpec(
-            {"forward": source}, {"forward": taking(*BOTH, aten.mul.Tensor, backend="FirstBackend", specs=FIRST[1])}
+            {"forward": source},
+            {
+                "forward": taking(
+                    *BOTH, aten.mul.Tensor, backend="FirstBackend", specs=FIRST[1]
+                )
+            },
         )
     )["forward"]
     first, second = [n for n in made.graph.nodes if n.target is CALL]
-    producers = {i.args[0] if i.op == "call_function" and i.args[0] is first else i for i in second.args[1:]}
+    producers = {
+        i.args[0] if i.op == "call_function" and i.args[0] is first else i
+        for i in second.args[1:]
+    }
     assert first in producers and any(n.target is aten.neg.default for n in producers)
     close(made.module(check_guards=False)(X), function(None, X))
 
 
 def test_constants():
-    """multi_method.constants: what a partition and the owner both use is one tensor and has one name in each."""
+    """multi_method.constants: what a partition and the owner both use is one tensor and
+    has one name in each.
+    """
     source = export(lambda s, x: (x + s.c) * s.c, X, c=torch.ones(3))
     made = to_backend(source, taking(aten.add.Tensor, backend="FirstBackend"))
     [inner] = lowered_modules(made)
     assert list(inner.original_module.state_dict) == ["c"] == list(made.state_dict)
-    assert inner.original_module.state_dict["c"].data_ptr() == made.state_dict["c"].data_ptr()
+    assert (
+        inner.original_module.state_dict["c"].data_ptr()
+        == made.state_dict["c"].data_ptr()
+    )
     close(made.module(check_guards=False)(X), X + 1)
 
 
@@ -191,8 +259,13 @@ def test_not_found():
 
 
 def test_end_to_end():
-    """multi_method.end_to_end: both methods run. The file's half: one entry for two equal blobs."""
-    made = lowered({"a": sine, "b": sine}, {m: everything(specs=[CompileSpec("max_value", bytes([3]))]) for m in "ab"})
+    """multi_method.end_to_end: both methods run. The file's half: one entry for two
+    equal blobs.
+    """
+    made = lowered(
+        {"a": sine, "b": sine},
+        {m: everything(specs=[CompileSpec("max_value", bytes([3]))]) for m in "ab"},
+    )
     [a], [b] = (lowered_modules(made[m]) for m in "ab")
     assert a is not b and a.processed_bytes == b.processed_bytes
     host = delegraph.lower(made, backends=[])
@@ -201,9 +274,13 @@ def test_end_to_end():
 
 
 def test_a_method_without_a_partitioner_stays_as_it_is():
-    """to_backend overload 3: so it does; a partitioner for an unknown method is an error."""
+    """to_backend overload 3: so it does; a partitioner for an unknown method is an
+    error.
+    """
     programs = {"a": export(sine, X), "b": export(cosine, X)}
-    made = to_backend(MethodProgramsPartitionerSpec(programs, {"a": everything(*FIRST)}))
+    made = to_backend(
+        MethodProgramsPartitionerSpec(programs, {"a": everything(*FIRST)})
+    )
     assert made["b"] is programs["b"] and blobs(made["a"])
     with pytest.raises(ContractViolation, match="'c'; methods: ") as caught:
         to_backend(MethodProgramsPartitionerSpec(programs, {"c": everything(*FIRST)}))
@@ -218,11 +295,14 @@ def test_weights_shared_between_methods():
         "b": export(lambda s, x: s.layer(-x), X, layer=layer),
     }
     made = delegraph.lower(programs, backends=[everything("FirstBackend")])
-    tensors = [d.module.original_module.state_dict["layer.weight"].data_ptr() for d in made.delegates]
+    tensors = [
+        d.module.original_module.state_dict["layer.weight"].data_ptr()
+        for d in made.delegates
+    ]
     assert tensors == [layer.weight.data_ptr()] * 2
 
 
-# --- what goes wrong there in silence ---------------------------------------------------------------------------------
+# --- what goes wrong there in silence -------------------------------------------------
 
 
 def broken(change):
@@ -245,8 +325,14 @@ def broken(change):
 @pytest.mark.parametrize(
     ("change", "given"),
     [
-        (lambda made: {m: listed[:1] for m, listed in made.items()}, r"{'a': 1, 'b': 1}"),
-        (lambda made: {m: listed * 2 for m, listed in made.items()}, r"{'a': 4, 'b': 4}"),
+        (
+            lambda made: {m: listed[:1] for m, listed in made.items()},
+            r"{'a': 1, 'b': 1}",
+        ),
+        (
+            lambda made: {m: listed * 2 for m, listed in made.items()},
+            r"{'a': 4, 'b': 4}",
+        ),
         (lambda made: {"a": made["a"]}, r"{'a': 2}"),
         (lambda made: {**made, "c": []}, r"{'a': 2, 'b': 2, 'c': 0}"),
         (lambda made: None, "None"),
@@ -254,15 +340,33 @@ def broken(change):
     ids=["too_few", "too_many", "method_missing", "method_unknown", "nothing"],
 )
 def test_defect_results_that_do_not_match(change, given):
-    """preprocess_multimethod: wrong methods or counts are named, before anything is rebuilt."""
-    places = Placed({aten.sin.default: ("BrokenBackend", []), aten.cos.default: ("BrokenBackend", [])})
-    wanted = rf"BrokenBackend.preprocess_multimethod returned {given} results a method; .* {{'a': 2, 'b': 2}} programs"
-    with backends.installed(broken(change)), pytest.raises(ContractViolation, match=wanted):
-        lowered({"a": sine_then_cosine, "b": sine_then_cosine}, {"a": places, "b": places})
+    """preprocess_multimethod: wrong methods or counts are named, before anything is
+    rebuilt.
+    """
+    places = Placed(
+        {
+            aten.sin.default: ("BrokenBackend", []),
+            aten.cos.default: ("BrokenBackend", []),
+        }
+    )
+    wanted = (
+        rf"BrokenBackend.preprocess_multimethod returned {given} results a method; .*"
+        r" {'a': 2, 'b': 2} programs"
+    )
+    with (
+        backends.installed(broken(change)),
+        pytest.raises(ContractViolation, match=wanted),
+    ):
+        lowered(
+            {"a": sine_then_cosine, "b": sine_then_cosine}, {"a": places, "b": places}
+        )
 
 
 @pytest.mark.parametrize("specs", [{}, {"a": []}, {"a": [[], []]}])
 def test_default_loop_checks_compile_specs(specs):
     """preprocess_multimethod: the default asks for as many lists of specs as programs."""
-    with pytest.raises(ContractViolation, match="method 'a' has 1 partitions and . lists of compile specs"):
+    with pytest.raises(
+        ContractViolation,
+        match="method 'a' has 1 partitions and . lists of compile specs",
+    ):
         backends.CompilerBackend.preprocess_multimethod({"a": [export(sine, X)]}, specs)

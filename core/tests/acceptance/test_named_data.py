@@ -1,9 +1,16 @@
-"""Rows ``named_data.*``: data by key beside the blob, gathered over partitions and methods; the store itself."""
+"""Rows ``named_data.*``: data by key beside the blob, gathered over partitions and
+methods; the store itself.
+"""
 
 import delegraph
 import pytest
 import torch
-from delegraph.backend import BackendDetails, NamedDataStore, PreprocessResult, TensorLayout
+from delegraph.backend import (
+    BackendDetails,
+    NamedDataStore,
+    PreprocessResult,
+    TensorLayout,
+)
 from delegraph.errors import ContractViolation, NamedDataError, NamedDataTypeError
 from delegraph_executorch.edge import merged_named_data, to_backend, to_edge
 
@@ -12,7 +19,15 @@ from .backends import aten, export, taking
 
 CODES = {
     op: bytes(k)
-    for k, op in enumerate((aten.sin.default, aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor))
+    for k, op in enumerate(
+        (
+            aten.sin.default,
+            aten.add.Tensor,
+            aten.sub.Tensor,
+            aten.mul.Tensor,
+            aten.div.Tensor,
+        )
+    )
 }
 
 
@@ -46,7 +61,9 @@ def test_lowered_backend_module_has_output():
 
 
 def test_named_data_with_partitioner():
-    """named_data.test_named_data_with_partitioner: one store over the partitions, each content once."""
+    """named_data.test_named_data_with_partitioner: one store over the partitions, each
+    content once.
+    """
 
     def function(s, x):
         y = torch.cos(x + x)
@@ -55,46 +72,76 @@ def test_named_data_with_partitioner():
 
     edge = to_edge(export(function, torch.randn(1, 2))).to_backend(partitioner())
     store = edge.named_data
-    assert list(store.pte_data) == ["aten.add.Tensor", "aten.sin.default", "aten.sub.Tensor"]
+    assert list(store.pte_data) == [
+        "aten.add.Tensor",
+        "aten.sin.default",
+        "aten.sub.Tensor",
+    ]
     assert store.buffers == [bytes(1), bytes(0), bytes(2)]
 
 
 def test_named_data_with_control_flow():
-    """named_data.test_named_data_with_control_flow: over the branches of a conditional too."""
+    """named_data.test_named_data_with_control_flow: over the branches of a conditional
+    too.
+    """
 
     def function(s, x, y):
         z = x / y
-        z = torch.cond(z.sum() > 0, lambda x: torch.sin(torch.cos(x * x)), torch.sin, [x])
+        z = torch.cond(
+            z.sum() > 0, lambda x: torch.sin(torch.cos(x * x)), torch.sin, [x]
+        )
         return z - z
 
-    edge = to_edge(export(function, torch.randn(1, 2), torch.randn(1, 2))).to_backend(partitioner())
-    names = [f"aten.{op}" for op in ("div.Tensor", "mul.Tensor", "sin.default", "sub.Tensor")]
-    assert sorted(edge.named_data.pte_data) == names and len(edge.named_data.buffers) == 4
+    edge = to_edge(export(function, torch.randn(1, 2), torch.randn(1, 2))).to_backend(
+        partitioner()
+    )
+    names = [
+        f"aten.{op}" for op in ("div.Tensor", "mul.Tensor", "sin.default", "sub.Tensor")
+    ]
+    assert (
+        sorted(edge.named_data.pte_data) == names and len(edge.named_data.buffers) == 4
+    )
 
 
 def test_named_data_over_methods():
     """Merged over partitions and methods."""
     x = torch.randn(1, 2)
-    programs = {"a": export(lambda s, x: x + x, x), "b": export(lambda s, x: (x + x) * x, x)}
+    programs = {
+        "a": export(lambda s, x: x + x, x),
+        "b": export(lambda s, x: (x + x) * x, x),
+    }
     edge = to_edge(programs)
     store = edge.to_backend(partitioner()).named_data
     assert delegraph.lower(programs, backends=[partitioner()]).named_data == store
-    assert list(store.pte_data) == ["aten.add.Tensor", "aten.mul.Tensor"] and len(store.buffers) == 2
+    assert (
+        list(store.pte_data) == ["aten.add.Tensor", "aten.mul.Tensor"]
+        and len(store.buffers) == 2
+    )
     assert edge.named_data.buffers == []
 
 
 def test_two_delegates_with_different_data_under_one_key(monkeypatch):
     """NamedDataStore: a clash between delegates is an error that names the key."""
     x = torch.randn(1, 2)
-    first = to_edge(export(lambda s, x: x + x, x)).to_backend(partitioner()).exported_program()
+    first = (
+        to_edge(export(lambda s, x: x + x, x))
+        .to_backend(partitioner())
+        .exported_program()
+    )
     monkeypatch.setitem(CODES, aten.add.Tensor, b"another")
-    second = to_edge(export(lambda s, x: x + x, x)).to_backend(partitioner()).exported_program()
+    second = (
+        to_edge(export(lambda s, x: x + x, x))
+        .to_backend(partitioner())
+        .exported_program()
+    )
     assert len(merged_named_data([first, first]).buffers) == 1
-    with pytest.raises(NamedDataError, match=r"'aten.add.Tensor' was added before with different data"):
+    with pytest.raises(
+        NamedDataError, match=r"'aten.add.Tensor' was added before with different data"
+    ):
         merged_named_data([first, second])
 
 
-# --- the store --------------------------------------------------------------------------------------------------------
+# --- the store ------------------------------------------------------------------------
 
 
 def filled(*entries):
@@ -115,32 +162,65 @@ def test_keys_share_a_buffer():
     )
     assert out.buffers == [long, long[:-1] + b"x"]
     assert [out.pte_data[k].buffer_index for k in "ab"] == [0, 0]
-    assert {k: e.buffer_index for k, e in out.external_data["f"].items()} == {"c": 1, "d": 0}
+    assert {k: e.buffer_index for k, e in out.external_data["f"].items()} == {
+        "c": 1,
+        "d": 0,
+    }
     assert out.pte_data["a"].alignment == 4 and out.pte_data["b"].alignment == 1
 
 
 def test_tensors_have_a_layout():
     """NamedDataStore: a tensor says its layout, and is stored in C order."""
     value = torch.arange(6, dtype=torch.int16).reshape(2, 3).t()
-    _, out = filled({"key": "t", "data": value}, {"key": "half", "data": torch.ones(2, dtype=torch.bfloat16)})
+    _, out = filled(
+        {"key": "t", "data": value},
+        {"key": "half", "data": torch.ones(2, dtype=torch.bfloat16)},
+    )
     assert out.pte_data["t"].tensor_layout == TensorLayout(torch.int16, (3, 2))
     assert out.buffers[0] == value.contiguous().numpy().tobytes()
-    assert out.pte_data["half"].tensor_layout == TensorLayout(torch.bfloat16, (2,)) and len(out.buffers[1]) == 4
+    assert (
+        out.pte_data["half"].tensor_layout == TensorLayout(torch.bfloat16, (2,))
+        and len(out.buffers[1]) == 4
+    )
 
 
 @pytest.mark.parametrize(
     ("entry", "kind", "text"),
     [
-        ({"key": "a", "data": b"other"}, ValueError, "'a' was added before with different data"),
-        ({"key": "b", "data": b"x", "alignment": 0}, ValueError, "alignment 0 is not positive"),
-        ({"key": "b", "data": b"x", "alignment": -2}, ValueError, "alignment -2 is not positive"),
-        ({"key": "b", "data": "text"}, TypeError, "'b' is str; bytes or a tensor are wanted"),
         (
-            {"key": "b", "data": torch.ones(2), "tensor_layout": TensorLayout(torch.float32, (3,))},
+            {"key": "a", "data": b"other"},
+            ValueError,
+            "'a' was added before with different data",
+        ),
+        (
+            {"key": "b", "data": b"x", "alignment": 0},
+            ValueError,
+            "alignment 0 is not positive",
+        ),
+        (
+            {"key": "b", "data": b"x", "alignment": -2},
+            ValueError,
+            "alignment -2 is not positive",
+        ),
+        (
+            {"key": "b", "data": "text"},
+            TypeError,
+            "'b' is str; bytes or a tensor are wanted",
+        ),
+        (
+            {
+                "key": "b",
+                "data": torch.ones(2),
+                "tensor_layout": TensorLayout(torch.float32, (3,)),
+            },
             ValueError,
             "tensor of layout",
         ),
-        ({"key": "a", "data": b"x", "tensor_layout": TensorLayout(torch.int8, (1,))}, ValueError, "with layout None"),
+        (
+            {"key": "a", "data": b"x", "tensor_layout": TensorLayout(torch.int8, (1,))},
+            ValueError,
+            "with layout None",
+        ),
     ],
 )
 def test_what_cannot_be_stored(entry, kind, text):
@@ -148,21 +228,33 @@ def test_what_cannot_be_stored(entry, kind, text):
     store, out = filled({"key": "a", "data": b"x"})
     with pytest.raises(kind, match=text) as caught:
         store.add_named_data(**entry)
-    assert isinstance(caught.value, (NamedDataError, NamedDataTypeError)) and isinstance(
-        caught.value, ContractViolation
+    assert isinstance(
+        caught.value, (NamedDataError, NamedDataTypeError)
+    ) and isinstance(caught.value, ContractViolation)
+    assert (
+        out.buffers == [b"x"] and list(out.pte_data) == ["a"] and not out.external_data
     )
-    assert out.buffers == [b"x"] and list(out.pte_data) == ["a"] and not out.external_data
 
 
 def test_external_files_of_a_limited_size():
-    """NamedDataStore: shards are filled in the order of the keys; keys with one buffer stay together."""
-    entries = [{"key": k, "data": bytes([n]) * 4} for k, n in (("d", 1), ("b", 2), ("a", 1), ("c", 3))]
+    """NamedDataStore: shards are filled in the order of the keys; keys with one buffer
+    stay together.
+    """
+    entries = [
+        {"key": k, "data": bytes([n]) * 4}
+        for k, n in (("d", 1), ("b", 2), ("a", 1), ("c", 3))
+    ]
     stores = [filled(*order)[0] for order in (entries, entries[::-1])]
     for store in stores:
         store.externalize_pte_data(8, "weights")
     first, second = (s.get_named_data_store_output() for s in stores)
-    assert [sorted(shard) for shard in first.external_data.values()] == [["a", "b", "d"], ["c"]]
-    assert list(first.external_data) == list(second.external_data) and not first.pte_data
+    assert [sorted(shard) for shard in first.external_data.values()] == [
+        ["a", "b", "d"],
+        ["c"],
+    ]
+    assert (
+        list(first.external_data) == list(second.external_data) and not first.pte_data
+    )
     assert all(name.startswith("weights_") for name in first.external_data)
     with pytest.raises(NamedDataError, match="is in weights_"):
         stores[0].add_named_data("a", bytes([1]) * 4)
@@ -178,8 +270,13 @@ def test_external_files_that_cannot_be(limit, prefix):
 
 
 def test_defect_alignment_of_a_key_added_again():
-    """NamedDataStore: the alignment is the least common multiple, as ExecuTorch's documentation says."""
-    store, out = filled({"key": "a", "data": b"x", "alignment": 4}, {"key": "a", "data": b"x", "alignment": 6})
+    """NamedDataStore: the alignment is the least common multiple, as ExecuTorch's
+    documentation says.
+    """
+    store, out = filled(
+        {"key": "a", "data": b"x", "alignment": 4},
+        {"key": "a", "data": b"x", "alignment": 6},
+    )
     assert out.pte_data["a"].alignment == 12
     other = filled({"key": "a", "data": b"x", "alignment": 8})[1]
     store.merge_named_data_store(other)
@@ -188,8 +285,12 @@ def test_defect_alignment_of_a_key_added_again():
 
 @pytest.mark.parametrize(("first", "second"), [(None, "f"), ("f", None), ("f", "g")])
 def test_defect_key_moved_to_another_file(first, second):
-    """NamedDataStore: not kept where it was in silence, and no empty table is left behind."""
+    """NamedDataStore: not kept where it was in silence, and no empty table is left
+    behind.
+    """
     store, out = filled({"key": "a", "data": b"x", "external_tag": first})
     with pytest.raises(NamedDataError, match="'a' is in (the program file|f) already"):
         store.add_named_data("a", b"x", external_tag=second)
-    assert set(out.external_data) == ({first} - {None}) and bool(out.pte_data) == (first is None)
+    assert set(out.external_data) == ({first} - {None}) and bool(out.pte_data) == (
+        first is None
+    )

@@ -1,4 +1,6 @@
-"""Row ``nested.test``: a backend whose preprocess hands parts of its program to another backend."""
+"""Row ``nested.test``: a backend whose preprocess hands parts of its program to another
+backend.
+"""
 
 import pytest
 import torch
@@ -7,7 +9,17 @@ from delegraph_executorch.edge import to_backend, to_edge
 from torch import nn
 
 from . import backends
-from .backends import CALL, Tagging, aten, close, export, lowered_modules, on_host, taking, targets
+from .backends import (
+    CALL,
+    Tagging,
+    aten,
+    close,
+    export,
+    lowered_modules,
+    on_host,
+    taking,
+    targets,
+)
 
 COND = torch.ops.higher_order.cond
 
@@ -15,13 +27,18 @@ COND = torch.ops.higher_order.cond
 class SecondBackend(BackendDetails):
     @staticmethod
     def preprocess(edge_program, compile_specs):
-        return PreprocessResult(f"second({' '.join(name(t) for t in targets(edge_program))})".encode())
+        return PreprocessResult(
+            f"second({' '.join(name(t) for t in targets(edge_program))})".encode()
+        )
 
 
 class FirstBackend(BackendDetails):
     @staticmethod
     def preprocess(edge_program, compile_specs):
-        inside = to_backend(edge_program, taking(aten.add.Tensor, aten.mm.default, backend="SecondBackend"))
+        inside = to_backend(
+            edge_program,
+            taking(aten.add.Tensor, aten.mm.default, backend="SecondBackend"),
+        )
         return PreprocessResult(f"first({written(inside.graph_module)})".encode())
 
 
@@ -30,13 +47,17 @@ def name(target):
 
 
 def written(module):
-    """The calls of a graph; a conditional with its branches in parentheses, a delegate as its blob."""
+    """The calls of a graph; a conditional with its branches in parentheses, a delegate
+    as its blob.
+    """
     found = []
     for node in module.graph.nodes:
         if node.target is CALL:
             found.append(getattr(module, node.args[0].target).processed_bytes.decode())
         elif node.target is COND:
-            found.append(f"cond[{' | '.join(written(getattr(module, branch.target)) for branch in node.args[1:3])}]")
+            found.append(
+                f"cond[{' | '.join(written(getattr(module, branch.target)) for branch in node.args[1:3])}]"
+            )
         elif node.op == "call_function" and node.target.__name__ != "getitem":
             found.append(name(node.target))
     return " ".join(found)
@@ -63,17 +84,29 @@ class Conditions(nn.Module):
 @pytest.mark.parametrize("outer", [False, True])
 @pytest.mark.parametrize("inner", [False, True])
 def test_nested(outer, inner):
-    """nested.test: the first takes the conditional with its branches, which the second then gets parts of."""
-    inputs = (torch.ones(2, 2), torch.tensor(outer), torch.tensor(inner), torch.ones(2, 2))
+    """nested.test: the first takes the conditional with its branches, which the second
+    then gets parts of.
+    """
+    inputs = (
+        torch.ones(2, 2),
+        torch.tensor(outer),
+        torch.tensor(inner),
+        torch.ones(2, 2),
+    )
     model = Conditions().eval()
     edge = to_edge(torch.export.export(model, inputs)).exported_program()
     taken = (aten.add.Tensor, aten.mm.default, COND)
-    partitioner = Tagging(lambda n: n.target in taken or n.op == "get_attr", "FirstBackend")
+    partitioner = Tagging(
+        lambda n: n.target in taken or n.op == "get_attr", "FirstBackend"
+    )
     with backends.installed(FirstBackend, SecondBackend):
         program = to_backend(edge, partitioner)
     [first] = lowered_modules(program)
     nested = "cond[second(add mm) | second(mm)]"
-    assert first.processed_bytes.decode() == f"first(second(add) cond[{nested} second(add) | second(mm)])"
+    assert (
+        first.processed_bytes.decode()
+        == f"first(second(add) cond[{nested} second(add) | second(mm)])"
+    )
     assert targets(program) == [aten.cos.default, CALL, aten.sin.default]
     close(program.module(check_guards=False)(*inputs), model(*inputs))
 
@@ -90,9 +123,14 @@ class ComposingBackend(BackendDetails):
 
 
 def test_composition_runs():
-    """nested.test: the runtime of the outer backend loads the inner one's blob; the outer's program stays as it was."""
-    a, b = torch.randn(2, 2), torch.randn(2, 2)
-    source = export(lambda s, a, b: torch.tanh(torch.mm(a, b) + s.c) - a, a, b, c=torch.ones(2))
+    """nested.test: the runtime of the outer backend loads the inner one's blob; the
+    outer's program stays as it was.
+    """
+    a = torch.randn(2, 2)
+    b = torch.randn(2, 2)
+    source = export(
+        lambda s, a, b: torch.tanh(torch.mm(a, b) + s.c) - a, a, b, c=torch.ones(2)
+    )
     with backends.installed(ComposingBackend, backends.CompilerBackend):
         program = to_backend(source, backends.everything("ComposingBackend"))
         [outer] = lowered_modules(program)

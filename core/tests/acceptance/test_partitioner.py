@@ -1,4 +1,6 @@
-"""Rows ``partitioner.*`` and the partitioner's interfaces of the feature table; defects of tags and partitions."""
+"""Rows ``partitioner.*`` and the partitioner's interfaces of the feature table; defects
+of tags and partitions.
+"""
 
 import gc
 import inspect
@@ -47,11 +49,14 @@ def installed():
 
 
 class Tagged(Partitioner):
-    """Tags calls: ``tag_of(node)`` is a tag or None; then runs the functions that tag data."""
+    """Tags calls: ``tag_of(node)`` is a tag or None; then runs the functions that tag
+    data.
+    """
 
     def __init__(self, tag_of, *tag_data, spec=()):
         super().__init__(dict(spec))
-        self.tag_of, self.tag_data = tag_of, tag_data
+        self.tag_of = tag_of
+        self.tag_data = tag_data
 
     def partition(self, exported_program):
         specs = [CompileSpec(key, value) for key, value in self.spec.items()]
@@ -93,15 +98,19 @@ def only_delegate(program):
 
 
 def placeholder(program, name):
-    return next(n for n in program.graph.nodes if n.op == "placeholder" and n.name == name)
+    return next(
+        n for n in program.graph.nodes if n.op == "placeholder" and n.name == name
+    )
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------
 
 
 def test_partitioner_with_spec():
     partitioner = Tagged(everything, spec={"path": b"/a/b/c/d"})
-    edge = to_edge(export(lambda s, x: torch.relu(s.a(x)), torch.ones(2, 3), a=nn.Linear(3, 3))).to_backend(partitioner)
+    edge = to_edge(
+        export(lambda s, x: torch.relu(s.a(x)), torch.ones(2, 3), a=nn.Linear(3, 3))
+    ).to_backend(partitioner)
     _, lowered = only_delegate(edge.exported_program())
     assert lowered.compile_specs == [CompileSpec("path", b"/a/b/c/d")]
     assert partitioner.spec["path"] == b"/a/b/c/d"
@@ -116,13 +125,20 @@ def test_bad_partitioner_tagged_output():
         program.graph.output_node().meta["delegation_tag"] = "tag0"
 
     with pytest.raises(RuntimeError, match="output node output should not be tagged"):
-        to_edge(export(lambda s, x: x + 1, torch.ones(2))).to_backend(Tagged(adds, tag_output))
+        to_edge(export(lambda s, x: x + 1, torch.ones(2))).to_backend(
+            Tagged(adds, tag_output)
+        )
 
 
 def test_bad_partitioner_tagged_model_input():
-    text = "placeholder node for non-params, non-buffer, and non-tensor constants should not be tagged: inputs_0"
+    text = (
+        "placeholder node for non-params, non-buffer, and non-tensor constants should"
+        " not be tagged: inputs_0"
+    )
     with pytest.raises(RuntimeError, match=text):
-        to_edge(export(lambda s, x: x + 1, torch.ones(2))).to_backend(Tagged(adds, named("inputs_0")))
+        to_edge(export(lambda s, x: x + 1, torch.ones(2))).to_backend(
+            Tagged(adds, named("inputs_0"))
+        )
 
 
 class AddConst(nn.Module):
@@ -142,16 +158,24 @@ CONST = ("c_const1", "b_const2", "p_const3")
 def held(program):
     """How many tensors a program owns: constants and buffers, parameters."""
     signature = program.graph_signature
-    assert len({*program.state_dict, *program.constants}) == len(signature.inputs_to_parameters) + len(
-        signature.inputs_to_buffers
-    ) + len(signature.inputs_to_lifted_tensor_constants)
-    return len(signature.buffers) + len(signature.lifted_tensor_constants), len(signature.parameters)
+    assert len({*program.state_dict, *program.constants}) == len(
+        signature.inputs_to_parameters
+    ) + len(signature.inputs_to_buffers) + len(
+        signature.inputs_to_lifted_tensor_constants
+    )
+    return len(signature.buffers) + len(signature.lifted_tensor_constants), len(
+        signature.parameters
+    )
 
 
 def const_program(*tag_data):
-    """The lowered program, the number of arguments of the call, and the delegate's program; it runs."""
+    """The lowered program, the number of arguments of the call, and the delegate's
+    program; it runs.
+    """
     x = torch.full((2, 2), 4.0)
-    lowered = to_edge(torch.export.export(AddConst().eval(), (x,))).to_backend(Tagged(adds, *tag_data))
+    lowered = to_edge(torch.export.export(AddConst().eval(), (x,))).to_backend(
+        Tagged(adds, *tag_data)
+    )
     program = lowered.exported_program()
     close(program.module(check_guards=False)(x), AddConst()(x))
     close(on_host(program, x), AddConst()(x))
@@ -182,8 +206,11 @@ def split_users(s, x):
 
 
 def test_partitioner_splits_constant_data():
-    x, const = torch.ones(2, 2), torch.full((2, 2), 3.0)
-    edge = to_edge(export(split_users, x, const=const)).to_backend(Tagged(adds, named("b_const")))
+    x = torch.ones(2, 2)
+    const = torch.full((2, 2), 3.0)
+    edge = to_edge(export(split_users, x, const=const)).to_backend(
+        Tagged(adds, named("b_const"))
+    )
     _, inner = only_delegate(edge.exported_program())
     assert held(edge.exported_program()) == (1, 0) == held(inner.original_module)
     close(on_host(edge.exported_program(), x), (x + const, x - const))
@@ -193,7 +220,9 @@ def test_partitioner_alert_split_constant_data():
     partitioner = Tagged(adds, named("b_const", no_copy=True))
     text = "constant b_const is tagged with tag0 but has user sub which has tag None"
     with pytest.raises(RuntimeError, match=text):
-        to_edge(export(split_users, torch.ones(2, 2), const=torch.ones(2, 2))).to_backend(partitioner)
+        to_edge(
+            export(split_users, torch.ones(2, 2), const=torch.ones(2, 2))
+        ).to_backend(partitioner)
 
 
 def reads_then_writes(s, x):
@@ -204,10 +233,13 @@ def reads_then_writes(s, x):
 
 def test_not_delegate_mutable_buffers():
     edge = to_edge(export(reads_then_writes, torch.zeros(1), state=torch.zeros(1)))
-    assert edge.exported_program().graph_signature.buffers_to_mutate == {"add_1": "state"}
+    assert edge.exported_program().graph_signature.buffers_to_mutate == {
+        "add_1": "state"
+    }
     program = edge.to_backend(Tagged(adds, tag_constant_data)).exported_program()
     assert program.graph_signature.buffers_to_mutate == {"getitem_1": "state"}
-    lowered, eager = delegraph.lower(program, backends=[]), module(reads_then_writes, state=torch.zeros(1))
+    lowered = delegraph.lower(program, backends=[])
+    eager = module(reads_then_writes, state=torch.zeros(1))
     for k in range(3):
         close(lowered(torch.full((1,), float(k))), eager(torch.full((1,), float(k))))
 
@@ -220,8 +252,12 @@ def overwrites(s, x):
 
 @pytest.fixture
 def indirect():
-    """A program whose write is no user of the buffer's placeholder, with every call tagged."""
-    program = to_edge(export(overwrites, torch.ones(1), state=torch.zeros(1))).exported_program()
+    """A program whose write is no user of the buffer's placeholder, with every call
+    tagged.
+    """
+    program = to_edge(
+        export(overwrites, torch.ones(1), state=torch.zeros(1))
+    ).exported_program()
     Tagged(everything).partition(program)
     return program
 
@@ -233,18 +269,28 @@ def test_tag_constant_data_detects_indirect_buffer_mutation(indirect):
 
 def test_tag_mutated_buffer_detects_indirect_buffer_mutation(indirect):
     """Row test_tag_mutated_buffer_... (1.5.1)."""
-    assert [u.name for u in placeholder(indirect, "b_state").users] == ["add", "view"], "copy writes, through view"
+    assert [u.name for u in placeholder(indirect, "b_state").users] == [
+        "add",
+        "view",
+    ], "copy writes, through view"
     tag_mutated_buffer(indirect)
     assert placeholder(indirect, "b_state").meta["delegation_tag"] == "tag0"
 
 
 def kept_by_delegate(edge, partitioner):
-    """The lowered program whose only delegate keeps its only buffer; the number of arguments of the call."""
+    """The lowered program whose only delegate keeps its only buffer; the number of
+    arguments of the call.
+    """
     program = edge.to_backend(partitioner).exported_program()
     call, inner = only_delegate(program)
     child = inner.original_module
     assert program.graph_signature.buffers_to_mutate == {} and held(program) == (0, 0)
-    assert len(child.state_dict) == len(child.graph_signature.buffers_to_mutate) == 1 == held(child)[0]
+    assert (
+        len(child.state_dict)
+        == len(child.graph_signature.buffers_to_mutate)
+        == 1
+        == held(child)[0]
+    )
     return program, len(call.args)
 
 
@@ -256,20 +302,30 @@ def accumulates(s, x):
 def test_buffer_mutation1():
     x = torch.ones(3, 3)
     edge = to_edge(export(accumulates, x, b=torch.ones(3, 3)))
-    program, arguments = kept_by_delegate(edge, Tagged(adds, tag_constant_data, tag_mutated_buffer))
+    program, arguments = kept_by_delegate(
+        edge, Tagged(adds, tag_constant_data, tag_mutated_buffer)
+    )
     assert arguments == 2
-    close(program.module(check_guards=False)(x), module(accumulates, b=torch.ones(3, 3))(x))
+    close(
+        program.module(check_guards=False)(x),
+        module(accumulates, b=torch.ones(3, 3))(x),
+    )
 
 
 def test_buffer_mutation_llama_repro():
     def attend(s, q, k_val, input_pos):
-        return torch.ops.aten.index_put_(s.cache, [input_pos, None], k_val).mm(q.transpose(0, 1))
+        return torch.ops.aten.index_put_(s.cache, [input_pos, None], k_val).mm(
+            q.transpose(0, 1)
+        )
 
     inputs = (torch.rand(1, 3), torch.rand(1, 3), torch.tensor([1, 1]))
     edge = to_edge(export(attend, *inputs, cache=torch.zeros(2, 3)))
     program, arguments = kept_by_delegate(edge, AllNodePartitioner(BACKEND))
     assert arguments == 4
-    close(program.module(check_guards=False)(*inputs), module(attend, cache=torch.zeros(2, 3))(*inputs))
+    close(
+        program.module(check_guards=False)(*inputs),
+        module(attend, cache=torch.zeros(2, 3))(*inputs),
+    )
 
 
 def test_buffer_mutation_unsupported():
@@ -281,11 +337,13 @@ def test_buffer_mutation_unsupported():
     close(program.module(check_guards=False)(x), x)
 
 
-# --- feature table ----------------------------------------------------------------------------------------------------
+# --- feature table --------------------------------------------------------------------
 
 
 def test_partitioner_interface():
-    """Row ``Partitioner``: abstract, called like a function, without settings unless it is given some."""
+    """Row ``Partitioner``: abstract, called like a function, without settings unless it
+    is given some.
+    """
     assert Tagged(adds).spec == {}
     program = export(lambda s, x: x + 1, torch.ones(2))
     assert Tagged(adds)(program).partition_tags == {"tag0": DelegationSpec(BACKEND)}
@@ -298,7 +356,9 @@ def test_partitioner_interface():
 
 
 def test_partition_result():
-    """Row ``PartitionResult``: it needs ``partition_tags``; another program than the one that was given is refused."""
+    """Row ``PartitionResult``: it needs ``partition_tags``; another program than the
+    one that was given is refused.
+    """
 
     class Returning(Partitioner):
         def __init__(self, made):
@@ -324,7 +384,9 @@ def test_delegation_spec():
     twice = [CompileSpec("k", b"1"), CompileSpec("k", b"2")]
     spec = DelegationSpec(BACKEND, twice)
     assert (spec.backend_id, list(spec.compile_specs)) == (BACKEND, twice)
-    assert spec == DelegationSpec(backend_id=BACKEND, compile_specs=tuple(twice)) and hash(spec)
+    assert spec == DelegationSpec(
+        backend_id=BACKEND, compile_specs=tuple(twice)
+    ) and hash(spec)
 
 
 def composites(s, x):
@@ -332,17 +394,28 @@ def composites(s, x):
 
 
 def preserved(*keepers):
-    """Targets of a two-linear network after ``to_edge_transform_and_lower`` with these partitioners."""
+    """Targets of a two-linear network after ``to_edge_transform_and_lower`` with these
+    partitioners.
+    """
     program = export(composites, torch.ones(2, 3), a=nn.Linear(3, 3), b=nn.Linear(3, 3))
-    return to_edge_transform_and_lower(program, partitioner=list(keepers)).exported_program()
+    return to_edge_transform_and_lower(
+        program, partitioner=list(keepers)
+    ).exported_program()
 
 
 class Keeps(Tagged):
-    """Asks for operators whole, where ``wanted`` says so, and takes those that ``taken`` says."""
+    """Asks for operators whole, where ``wanted`` says so, and takes those that
+    ``taken`` says.
+    """
 
     def __init__(self, operators, wanted=None, taken=lambda node: True):
-        super().__init__(lambda n: f"tag_{n.name}" if n.target in operators and taken(n) else None, tag_constant_data)
-        self.operators, self.wanted, self.asked = operators, wanted, 0
+        super().__init__(
+            lambda n: f"tag_{n.name}" if n.target in operators and taken(n) else None,
+            tag_constant_data,
+        )
+        self.operators = operators
+        self.wanted = wanted
+        self.asked = 0
 
     def ops_to_not_decompose(self, exported_program):
         self.asked += 1
@@ -350,57 +423,92 @@ class Keeps(Tagged):
 
 
 def test_ops_to_not_decompose():
-    """Row ``ops_to_not_decompose``: a listed operator survives unless the filter says False for that call."""
+    """Row ``ops_to_not_decompose``: a listed operator survives unless the filter says
+    False for that call.
+    """
     assert len(get_delegates(preserved(Keeps([aten.linear.default])).graph)) == 2
     some = Keeps([aten.linear.default], lambda n: n.name == "linear_1")
     program = preserved(some)
     assert len(get_delegates(program.graph)) == 1
-    assert aten.addmm.default in targets(program) and aten.linear.default not in targets(program)
+    assert aten.addmm.default in targets(
+        program
+    ) and aten.linear.default not in targets(program)
 
 
 def test_no_copy():
-    """Row ``no_copy``: a constant that may not be shared is an error only where it is shared."""
+    """Row ``no_copy``: a constant that may not be shared is an error only where it is
+    shared.
+    """
     mark = named("b_const", no_copy=True)
-    program = export(lambda s, x: (x + s.const) + s.const, torch.ones(2, 2), const=torch.ones(2, 2))
+    program = export(
+        lambda s, x: (x + s.const) + s.const, torch.ones(2, 2), const=torch.ones(2, 2)
+    )
     assert len(get_delegates(to_backend(program, Tagged(adds, mark)).graph)) == 1
 
 
 def test_tag_constant_data():
-    """Row ``tag_constant_data``: what no delegated call uses stays untagged; the rest gets the tags of its users."""
-    program = export(lambda s, x: (x + s.used) - s.host, torch.ones(2), used=torch.ones(2), host=torch.ones(2))
+    """Row ``tag_constant_data``: what no delegated call uses stays untagged; the rest
+    gets the tags of its users.
+    """
+    program = export(
+        lambda s, x: (x + s.used) - s.host,
+        torch.ones(2),
+        used=torch.ones(2),
+        host=torch.ones(2),
+    )
     Tagged(adds, tag_constant_data).partition(program)
     assert placeholder(program, "b_used").meta["delegation_tag"] == "tag0"
     assert "delegation_tag" not in placeholder(program, "b_host").meta
 
 
 def test_tag_mutated_buffer():
-    """Row ``tag_mutated_buffer``: only written buffers, only where the partition has all readers and the last write."""
+    """Row ``tag_mutated_buffer``: only written buffers, only where the partition has
+    all readers and the last write.
+    """
 
     def reads_first(s, x):
         return s.b * 2, accumulates(s, x)
 
     def tag_of_buffer(function, *names):
-        program = to_edge(export(function, torch.ones(2), b=torch.ones(2))).exported_program()
-        Tagged(lambda n: "tag0" if n.name in names else None, tag_mutated_buffer).partition(program)
+        program = to_edge(
+            export(function, torch.ones(2), b=torch.ones(2))
+        ).exported_program()
+        Tagged(
+            lambda n: "tag0" if n.name in names else None, tag_mutated_buffer
+        ).partition(program)
         return placeholder(program, "b_b").meta.get("delegation_tag")
 
-    programs = [to_edge(export(f, torch.ones(2), b=torch.ones(2))) for f in (accumulates, reads_first)]
-    assert [list(p.exported_program().graph_signature.buffers_to_mutate) for p in programs] == [["add_1"]] * 2
-    assert tag_of_buffer(accumulates, "add_1") == tag_of_buffer(reads_first, "add_1", "mul") == "tag0"
+    programs = [
+        to_edge(export(f, torch.ones(2), b=torch.ones(2)))
+        for f in (accumulates, reads_first)
+    ]
+    assert [
+        list(p.exported_program().graph_signature.buffers_to_mutate) for p in programs
+    ] == [["add_1"]] * 2
+    assert (
+        tag_of_buffer(accumulates, "add_1")
+        == tag_of_buffer(reads_first, "add_1", "mul")
+        == "tag0"
+    )
     assert tag_of_buffer(accumulates, "add") is None, "another call writes it"
     assert tag_of_buffer(reads_first, "add_1") is None, "mul reads it"
 
 
 def test_validation_switch():
-    """Rows ``disable_validation``, ``validation_disabled``: the check is linear, so nothing turns it off."""
+    """Rows ``disable_validation``, ``validation_disabled``: the check is linear, so
+    nothing turns it off.
+    """
     parameters = inspect.signature(to_backend).parameters
-    assert not [p for p in (*parameters, *dir(delegraph_executorch.edge)) if "valid" in p]
+    assert not [
+        p for p in (*parameters, *dir(delegraph_executorch.edge)) if "valid" in p
+    ]
 
 
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3)
 
     def forward(self, x):
         return torch.relu(self.first(x) + self.second(x)) * 2
@@ -421,24 +529,37 @@ def model_program():
         (DontPartitionName("line", exact=False), {"linear", "linear_1"}),
         (DontPartitionName("line"), set()),
         (DontPartitionModule(module_name="Linear"), {"linear", "linear_1"}),
-        (DontPartitionModule(module_name="torch.nn.modules.linear.Linear"), {"linear", "linear_1"}),
+        (
+            DontPartitionModule(module_name="torch.nn.modules.linear.Linear"),
+            {"linear", "linear_1"},
+        ),
         (DontPartitionModule(module_name="elsewhere.Linear"), set()),
         (DontPartitionModule(module_name="Lin", exact=False), {"linear", "linear_1"}),
         (DontPartitionModule(instance_name="second"), {"linear_1"}),
         (DontPartitionModule(instance_name="sec", exact=False), {"linear_1"}),
     ],
-    ids=lambda value: ",".join(sorted(value)) or "nothing" if isinstance(value, set) else type(value).__name__,
+    ids=lambda value: (
+        ",".join(sorted(value)) or "nothing"
+        if isinstance(value, set)
+        else type(value).__name__
+    ),
 )
 def test_operator_support(check, kept):
-    """Row ``operator_support``: DontPartition, DontPartitionName, DontPartitionModule; exact or by part of the name."""
+    """Row ``operator_support``: DontPartition, DontPartitionName, DontPartitionModule;
+    exact or by part of the name.
+    """
     program = model_program()
-    result = CapabilityPartitioner(lambda node: None, BACKEND, additional_checks=[check])(program)
+    result = CapabilityPartitioner(
+        lambda node: None, BACKEND, additional_checks=[check]
+    )(program)
     assert {r.node.name for r in result.refusals} == kept
     assert all(r.reason.endswith("is to stay on the host") for r in result.refusals)
 
 
 def test_additional_checks_of_an_installed_backend():
-    """Row ``operator_support``: a user keeps something on the host without touching the backend."""
+    """Row ``operator_support``: a user keeps something on the host without touching the
+    backend.
+    """
     x = torch.ones(2, 3)
     partitioner = delegraph.get_partitioner("compiler-demo")
     partitioner.additional_checks = (DontPartitionName("linear_1"),)
@@ -449,22 +570,36 @@ def test_additional_checks_of_an_installed_backend():
 
 
 def test_why_no_partition(caplog):
-    """Rows ``WhyNoPartition``, ``WhyNoPartitionReporter``: every reason, once a node, with its line; none in a log."""
+    """Rows ``WhyNoPartition``, ``WhyNoPartitionReporter``: every reason, once a node,
+    with its line; none in a log.
+    """
 
     def why_not(node):
         return "it has no multiplier" if node.target is aten.mul.Tensor else None
 
     with caplog.at_level(logging.DEBUG, logger="delegraph"):
         lowered = delegraph.lower(
-            Model().eval(), (torch.ones(2, 3),), backends=[CapabilityPartitioner(why_not, BACKEND)]
+            Model().eval(),
+            (torch.ones(2, 3),),
+            backends=[CapabilityPartitioner(why_not, BACKEND)],
         )
     [row] = lowered.report.refusals
-    assert (row.operator, row.reason, row.count) == ("aten.mul.Tensor", "it has no multiplier", 1)
-    assert row.source.file.endswith("test_partitioner.py") and "it has no multiplier" in str(lowered.report)
-    assert not [r for r in caplog.records if r.name.startswith("delegraph") and r.name != "delegraph.progress"]
+    assert (row.operator, row.reason, row.count) == (
+        "aten.mul.Tensor",
+        "it has no multiplier",
+        1,
+    )
+    assert row.source.file.endswith(
+        "test_partitioner.py"
+    ) and "it has no multiplier" in str(lowered.report)
+    assert not [
+        r
+        for r in caplog.records
+        if r.name.startswith("delegraph") and r.name != "delegraph.progress"
+    ]
 
 
-# --- defects ----------------------------------------------------------------------------------------------------------
+# --- defects --------------------------------------------------------------------------
 
 
 def rewriting(change):
@@ -491,18 +626,28 @@ def add_a_call(node):
     ids=["literal", "literal_type", "target", "keyword", "added"],
 )
 def test_defect_partitioner_rewrites_the_graph(change):
-    """There, a partitioner that rewrote clamp(0, 1) to clamp(.5, .75) passed, and changed results."""
+    """There, a partitioner that rewrote clamp(0, 1) to clamp(.5, .75) passed, and
+    changed results.
+    """
     program = export(lambda s, x: x.clamp(0, 1), torch.ones(2))
     with pytest.raises(ContractViolation, match="changed the graph"):
         to_backend(program, Tagged(everything, rewriting(change)))
 
 
 def test_defect_rejected_nodes_are_shared():
-    """There, one class-level list has the rejected nodes of all instances and all programs; a check keeps none."""
+    """There, one class-level list has the rejected nodes of all instances and all
+    programs; a check keeps none.
+    """
     checks = [DontPartition(aten.relu.default), DontPartition(aten.mul.Tensor)]
     program = model_program()
-    results = [CapabilityPartitioner(lambda n: None, BACKEND, additional_checks=[c])(program) for c in checks]
-    assert [[r.node.name for r in result.refusals] for result in results] == [["relu"], ["mul"]]
+    results = [
+        CapabilityPartitioner(lambda n: None, BACKEND, additional_checks=[c])(program)
+        for c in checks
+    ]
+    assert [[r.node.name for r in result.refusals] for result in results] == [
+        ["relu"],
+        ["mul"],
+    ]
     kept = weakref.ref(program)
     del program, results
     gc.collect()
@@ -510,42 +655,59 @@ def test_defect_rejected_nodes_are_shared():
 
 
 def test_defect_tag_constant_data_takes_the_smallest_string():
-    """There, a constant of tag9 and tag10 gets "tag10", the smaller string, and a copy a user. Here each gets it."""
+    """There, a constant of tag9 and tag10 gets "tag10", the smaller string, and a copy
+    a user. Here each gets it.
+    """
     by_name = {"add": "tag9", "add_1": "tag10"}
     tagging = Tagged(lambda n: by_name.get(n.name), tag_constant_data)
-    x, w = torch.ones(2), torch.full((2,), 3.0)
+    x = torch.ones(2)
+    w = torch.full((2,), 3.0)
     program = export(lambda s, x: torch.sin(x + s.w) + s.w, x, w=w)
     lowered = to_backend(program, tagging)
     modules = get_lowered_backend_modules(lowered.graph_module)
-    assert [held(m.original_module) for m in modules] == [(1, 0)] * 2 and held(lowered) == (0, 0)
+    assert [held(m.original_module) for m in modules] == [(1, 0)] * 2 and held(
+        lowered
+    ) == (0, 0)
     assert len({m.original_module.state_dict["w"].data_ptr() for m in modules}) == 1
     close(on_host(lowered, x), torch.sin(x + w) + w)
 
 
 def test_defect_copies_of_a_constant_for_each_user():
-    """There, a constant with four users inside and one outside gets four deep copies, which stay in the owner."""
+    """There, a constant with four users inside and one outside gets four deep copies,
+    which stay in the owner.
+    """
 
     def uses(s, x):
         return x + s.w + s.w + (s.w + s.w), x - s.w
 
-    x, w = torch.ones(2), torch.full((2,), 3.0)
+    x = torch.ones(2)
+    w = torch.full((2,), 3.0)
     program = export(uses, x, w=w)
     lowered = to_backend(program, Tagged(adds, tag_constant_data))
     _, inner = only_delegate(lowered)
     assert list(lowered.state_dict) == ["w"] == list(inner.original_module.state_dict)
-    assert lowered.state_dict["w"].data_ptr() == inner.original_module.state_dict["w"].data_ptr()
+    assert (
+        lowered.state_dict["w"].data_ptr()
+        == inner.original_module.state_dict["w"].data_ptr()
+    )
     assert sum(n.op == "placeholder" for n in inner.original_module.graph.nodes) == 2
     close(on_host(lowered, x), module(uses, w=w)(x))
 
 
 def test_defect_constant_inside_a_list():
-    """There, a user that takes a shared constant in a list is not rewritten: RuntimeError (still in 1.5.1)."""
+    """There, a user that takes a shared constant in a list is not rewritten:
+    RuntimeError (still in 1.5.1).
+    """
 
     def joins(s, x):
         return torch.cat([s.w, x]) + 1, x - s.w
 
-    tagging = Tagged(lambda n: "tag0" if n.target in (aten.cat.default, aten.add.Tensor) else None, tag_constant_data)
-    x, w = torch.ones(2), torch.full((2,), 3.0)
+    tagging = Tagged(
+        lambda n: "tag0" if n.target in (aten.cat.default, aten.add.Tensor) else None,
+        tag_constant_data,
+    )
+    x = torch.ones(2)
+    w = torch.full((2,), 3.0)
     close(on_host(to_backend(export(joins, x, w=w), tagging), x), module(joins, w=w)(x))
 
 
@@ -555,18 +717,26 @@ def splits(s, x):
 
 
 def test_defect_several_results_are_tagged_without_their_unpacking():
-    """There, a call that returns a tuple, tagged alone, makes a program that fails with IndexError when it runs."""
+    """There, a call that returns a tuple, tagged alone, makes a program that fails with
+    IndexError when it runs.
+    """
     x = torch.arange(4.0)
-    lowered = to_backend(export(splits, x), Tagged(lambda n: "tag0" if "split" in n.name else None))
+    lowered = to_backend(
+        export(splits, x), Tagged(lambda n: "tag0" if "split" in n.name else None)
+    )
     call, inner = only_delegate(lowered)
-    assert [v.shape for v in call.meta["val"]] == [(2,), (2,)] and len(inner.outputs) == 2
+    assert [v.shape for v in call.meta["val"]] == [(2,), (2,)] and len(
+        inner.outputs
+    ) == 2
     close(on_host(lowered, x), x[:2] + x[2:])
 
 
 def test_defect_unpacking_is_tagged_without_its_call():
     """There, a delegate gets a tuple as an argument, silently."""
     getitems = Tagged(lambda n: "tag0" if n.name.startswith("getitem") else None)
-    with pytest.raises(ContractViolation, match="getitem unpacks split.* and is to have its tag"):
+    with pytest.raises(
+        ContractViolation, match="getitem unpacks split.* and is to have its tag"
+    ):
         to_backend(export(splits, torch.arange(4.0)), getitems)
 
 
@@ -586,33 +756,45 @@ def test_defect_cycle_of_two_partitions():
     """Each of two tags alone is convex, and each needs a result of the other."""
 
     def crossing(s, x, y):
-        a, b = x + 1, y * 2
+        a = x + 1
+        b = y * 2
         return a * 3, b + a * 4, b + 5
 
     by_name = {"add": "one", "add_2": "one", "mul": "two", "mul_1": "two"}
     tagging = Tagged(lambda n: by_name.get(n.name))
-    with pytest.raises(ContractViolation, match="partition (one|two) -> .*partition (two|one)"):
+    with pytest.raises(
+        ContractViolation, match="partition (one|two) -> .*partition (two|one)"
+    ):
         to_backend(export(crossing, torch.ones(2), torch.ones(2)), tagging)
 
 
 def test_defect_order_of_tags_decides():
-    """There, delegates are made in the order of ``partition_tags``, and constants go by it. Here, by the graph."""
+    """There, delegates are made in the order of ``partition_tags``, and constants go by
+    it. Here, by the graph.
+    """
 
     class Reversed(Tagged):
         def partition(self, exported_program):
             result = super().partition(exported_program)
-            return PartitionResult(exported_program, dict(reversed(result.partition_tags.items())))
+            return PartitionResult(
+                exported_program, dict(reversed(result.partition_tags.items()))
+            )
 
     by_name = {"add": "first", "add_1": "second"}
     programs = [
         to_backend(
-            export(lambda s, x: torch.sin(x + s.w) + s.w, torch.ones(2), w=torch.ones(2)),
+            export(
+                lambda s, x: torch.sin(x + s.w) + s.w, torch.ones(2), w=torch.ones(2)
+            ),
             kind(lambda n: by_name.get(n.name), tag_constant_data),
         )
         for kind in (Tagged, Reversed)
     ]
     assert str(programs[0].graph) == str(programs[1].graph)
-    blobs = [[m.processed_bytes for m in get_lowered_backend_modules(p.graph_module)] for p in programs]
+    blobs = [
+        [m.processed_bytes for m in get_lowered_backend_modules(p.graph_module)]
+        for p in programs
+    ]
     assert blobs[0] == blobs[1]
 
 
@@ -624,12 +806,16 @@ def test_defect_unknown_tags_are_ignored():
             super().partition(exported_program)
             return PartitionResult(exported_program, {})
 
-    with pytest.raises(ContractViolation, match="tag 'tag0' of add is not in partition_tags"):
+    with pytest.raises(
+        ContractViolation, match="tag 'tag0' of add is not in partition_tags"
+    ):
         to_backend(export(lambda s, x: x + 1, torch.ones(2)), Forgetful(adds))
 
 
 def test_defect_kept_operator_that_nobody_takes():
-    """There: RuntimeError "Node ... was not decomposed or delegated". Here the host gets its decomposition."""
+    """There: RuntimeError "Node ... was not decomposed or delegated". Here the host
+    gets its decomposition.
+    """
     nobody = Keeps([aten.linear.default], taken=lambda node: False)
     program = preserved(nobody)
     assert get_delegates(program.graph) == [] and aten.addmm.default in targets(program)
@@ -638,19 +824,32 @@ def test_defect_kept_operator_that_nobody_takes():
 
 def test_defect_second_partitioner_finds_pieces():
     """There, the second partitioner's operators were decomposed for the first one."""
-    first, second = Keeps([aten.silu.default]), Keeps([aten.linear.default])
+    first = Keeps([aten.silu.default])
+    second = Keeps([aten.linear.default])
     program = preserved(first, second)
     modules = get_lowered_backend_modules(program.graph_module)
     taken = [t for m in modules for t in targets(m.original_module)]
-    assert sorted(map(str, taken)) == ["aten.linear.default", "aten.linear.default", "aten.silu.default"]
+    assert sorted(map(str, taken)) == [
+        "aten.linear.default",
+        "aten.linear.default",
+        "aten.silu.default",
+    ]
 
 
 def test_defect_delegates_of_another_partitioner_are_tagged():
-    """There, a later partitioner may take a delegate's call apart. Here it is opaque unless it is asked for."""
+    """There, a later partitioner may take a delegate's call apart. Here it is opaque
+    unless it is asked for.
+    """
     program = export(lambda s, x: torch.sin(x + 1) * 2, torch.ones(2))
-    first = to_backend(program, CapabilityPartitioner(lambda n: None if n.name == "add" else "no", BACKEND))
+    first = to_backend(
+        program,
+        CapabilityPartitioner(lambda n: None if n.name == "add" else "no", BACKEND),
+    )
     second = to_backend(first, CapabilityPartitioner(lambda n: None, "CompilerBackend"))
-    assert [m.backend_id for m in get_lowered_backend_modules(second.graph_module)] == [BACKEND, "CompilerBackend"]
+    assert [m.backend_id for m in get_lowered_backend_modules(second.graph_module)] == [
+        BACKEND,
+        "CompilerBackend",
+    ]
     assert get_non_lowered_nodes(second.graph) == [] and targets(second) == [CALL, CALL]
 
 
@@ -662,11 +861,15 @@ def test_defect_symbolic_sizes_are_called_tensors():
         return torch.sin(x) + n
 
     program = torch.export.export(
-        module(grows), (torch.ones(3),), dynamic_shapes=(({0: torch.export.Dim("n", min=2)},),)
+        module(grows),
+        (torch.ones(3),),
+        dynamic_shapes=(({0: torch.export.Dim("n", min=2)},),),
     )
     lowered = to_backend(program, Tagged(adds))
     _, inner = only_delegate(lowered)
-    kinds = [type(s.arg).__name__ for s in inner.original_module.graph_signature.input_specs]
+    kinds = [
+        type(s.arg).__name__ for s in inner.original_module.graph_signature.input_specs
+    ]
     assert sorted(kinds) == ["SymIntArgument", "TensorArgument"]
     close(on_host(lowered, torch.ones(7)), torch.sin(torch.ones(7)) + 7)
 
@@ -684,7 +887,9 @@ class Chain(nn.Module):
 
 def test_defect_quadratic_time():
     """There, partitions of a chain with every tenth call refused take n^2.8 steps."""
-    partitioner = CapabilityPartitioner(lambda n: None if n.target is aten.sin.default else "sin only", BACKEND)
+    partitioner = CapabilityPartitioner(
+        lambda n: None if n.target is aten.sin.default else "sin only", BACKEND
+    )
     programs = [torch.export.export(Chain(n), (torch.ones(2),)) for n in (100, 400)]
     assert len(partitioner(programs[0]).partition_tags) == 10
     small, large = (count_calls(lambda p=p: partitioner(p)) for p in programs)
@@ -703,5 +908,8 @@ def test_defect_constants_are_copied_for_isolation():
 
     layer = nn.Linear(3, 3)
     with delegraph.register(Looking):
-        to_backend(torch.export.export(layer.eval(), (torch.ones(2, 3),)), AllNodePartitioner("Looking"))
+        to_backend(
+            torch.export.export(layer.eval(), (torch.ones(2, 3),)),
+            AllNodePartitioner("Looking"),
+        )
     assert seen == [p.data_ptr() for p in layer.parameters()]

@@ -1,8 +1,15 @@
-"""Rows ``passes.*``: a constant with several users. No pass makes copies of it; every delegate names the one tensor."""
+"""Rows ``passes.*``: a constant with several users. No pass makes copies of it; every
+delegate names the one tensor.
+"""
 
 import pytest
 import torch
-from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult, tag_constant_data
+from delegraph.partitioner import (
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+    tag_constant_data,
+)
 from delegraph_executorch.edge import get_lowered_backend_modules, to_backend
 from torch.export.graph_signature import InputKind
 
@@ -40,19 +47,29 @@ def buffers(program):
 
 
 def test_duplicate_constant_node_pass():
-    """One placeholder a delegate, the target's own name, the same memory; the owner has none left."""
-    x, const = torch.ones(2, 2), torch.full((2, 2), 3.0)
+    """One placeholder a delegate, the target's own name, the same memory; the owner has
+    none left.
+    """
+    x = torch.ones(2, 2)
+    const = torch.full((2, 2), 3.0)
     given = export(lambda s, x: (x + s.const, x - s.const), x, const=const)
     lowered = to_backend(given, Each(aten.add.Tensor, aten.sub.Tensor))
-    inner = [m.original_module for m in get_lowered_backend_modules(lowered.graph_module)]
-    assert [buffers(p) for p in inner] == [[("b_const", "const")]] * 2 and buffers(lowered) == []
-    assert {p.state_dict["const"].data_ptr() for p in inner} == {given.state_dict["const"].data_ptr()}
+    inner = [
+        m.original_module for m in get_lowered_backend_modules(lowered.graph_module)
+    ]
+    assert [buffers(p) for p in inner] == [[("b_const", "const")]] * 2 and buffers(
+        lowered
+    ) == []
+    assert {p.state_dict["const"].data_ptr() for p in inner} == {
+        given.state_dict["const"].data_ptr()
+    }
     close(on_host(lowered, x), (x + const, x - const))
 
 
 def test_duplicate_constant_node_with_kwargs_users():
     """One of the users takes the constant as a keyword argument."""
-    x, const = torch.randn(3), torch.tensor([1.0, 2.0, 3.0])
+    x = torch.randn(3)
+    const = torch.tensor([1.0, 2.0, 3.0])
     given = export(lambda s, x: (x + s.const, x * s.const), x, const=const)
     _, user = next(n for n in given.graph.nodes if n.name == "b_const").users
     user.args, user.kwargs = user.args[:1], {"other": user.args[1]}
@@ -63,13 +80,24 @@ def test_duplicate_constant_node_with_kwargs_users():
 
 
 def test_duplicate_dequant_node_pass():
-    """Row ``DuplicateDequantNodePass``: what is computed from constants alone goes into each partition that uses it."""
-    x, weight = torch.randn(2, 3), torch.randn(3)
-    given = export(lambda s, x: torch.tanh(x * (s.weight * 0.5)) + (s.weight * 0.5), x, weight=weight)
+    """Row ``DuplicateDequantNodePass``: what is computed from constants alone goes into
+    each partition that uses it.
+    """
+    x = torch.randn(2, 3)
+    weight = torch.randn(3)
+    given = export(
+        lambda s, x: torch.tanh(x * (s.weight * 0.5)) + (s.weight * 0.5),
+        x,
+        weight=weight,
+    )
     shared = [n for n in given.graph.nodes if n.op == "call_function"]
     shared[-1].replace_input_with(shared[-2], shared[0])
     lowered = to_backend(given, taking(aten.mul.Tensor, aten.add.Tensor))
-    programs = [m.original_module for m in get_lowered_backend_modules(lowered.graph_module)]
-    computed = [[n.name for n in p.graph.nodes if n.op == "call_function"] for p in programs]
+    programs = [
+        m.original_module for m in get_lowered_backend_modules(lowered.graph_module)
+    ]
+    computed = [
+        [n.name for n in p.graph.nodes if n.op == "call_function"] for p in programs
+    ]
     assert computed == [["mul", "mul_1"], ["mul", "add"]]
     close(on_host(lowered, x), torch.tanh(x * (weight * 0.5)) + weight * 0.5)

@@ -1,22 +1,37 @@
 """Rows ``program.*``: to_edge, to_edge_transform_and_lower and the EdgeProgramManager.
 
-The file's half of these rows is the ExecutorchProgramManager: its plans, memory planning, constant methods and saving.
+The file's half of these rows is the ExecutorchProgramManager: its plans, memory
+planning, constant methods and saving.
 """
 
 import pytest
 import torch
 from delegraph import errors
 from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult
-from delegraph_executorch.edge import EdgeCompileConfig, to_edge, to_edge_transform_and_lower
+from delegraph_executorch.edge import (
+    EdgeCompileConfig,
+    to_edge,
+    to_edge_transform_and_lower,
+)
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.fx.passes.infra.pass_manager import PassManager
 
 from . import backends
-from .backends import CALL, aten, close, export, lowered_modules, on_host, taking, targets
+from .backends import (
+    CALL,
+    aten,
+    close,
+    export,
+    lowered_modules,
+    on_host,
+    taking,
+    targets,
+)
 
 F = nn.functional
-LINEAR, SDPA = aten.linear.default, aten.scaled_dot_product_attention.default
+LINEAR = aten.linear.default
+SDPA = aten.scaled_dot_product_attention.default
 Q = torch.randn(1, 2, 4, 8)
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes")
 
@@ -28,8 +43,12 @@ def installed():
 
 
 def two_methods():
-    x, y = torch.ones(1), torch.zeros(1)
-    programs = {"forward": export(lambda s, x, y: x * y + x, x, y), "foo": export(lambda s, x: x + 1, x)}
+    x = torch.ones(1)
+    y = torch.zeros(1)
+    programs = {
+        "forward": export(lambda s, x, y: x * y + x, x, y),
+        "foo": export(lambda s, x: x + 1, x),
+    }
     return to_edge(programs, constant_methods={"bam": 3, "bar": "bar"})
 
 
@@ -46,11 +65,14 @@ class AddToMul(PassBase):
 
 
 class Keeps(Partitioner):
-    """Keeps ``operators`` whole, where ``wanted`` says so, and makes each of them a partition of its own."""
+    """Keeps ``operators`` whole, where ``wanted`` says so, and makes each of them a
+    partition of its own.
+    """
 
     def __init__(self, *operators, wanted=None):
         super().__init__()
-        self.operators, self.wanted = operators, wanted
+        self.operators = operators
+        self.wanted = wanted
 
     def partition(self, exported_program):
         tags = {}
@@ -75,7 +97,11 @@ def attention():
 
 def combined():
     torch.manual_seed(0)
-    return export(lambda s, q: F.scaled_dot_product_attention(s.a(q), q, s.a(q)), Q, a=nn.Linear(8, 8))
+    return export(
+        lambda s, q: F.scaled_dot_product_attention(s.a(q), q, s.a(q)),
+        Q,
+        a=nn.Linear(8, 8),
+    )
 
 
 def upsample():
@@ -94,33 +120,47 @@ SOURCES = {
     "upsample": (upsample, (Q,), [aten.upsample_bilinear2d.vec], 1),
     "lstm": (lambda: recurrent(nn.LSTM, 10), (torch.randn(10, 2, 4),), [LINEAR], 11),
     "gru": (lambda: recurrent(nn.GRU, 3), (torch.randn(3, 2, 4),), [LINEAR], 4),
-    "lstm as a whole": (lambda: recurrent(nn.LSTM, 3), (torch.randn(3, 2, 4),), [aten.lstm.input], 1),
+    "lstm as a whole": (
+        lambda: recurrent(nn.LSTM, 3),
+        (torch.randn(3, 2, 4),),
+        [aten.lstm.input],
+        1,
+    ),
 }
 
 
-# --- to_edge_transform_and_lower --------------------------------------------------------------------------------------
+# --- to_edge_transform_and_lower ------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", SOURCES)
 def test_to_edge_transform_and_lower(case):
-    """program.test_to_edge_transform_and_lower: as many delegates as operators were kept, on six models.
+    """program.test_to_edge_transform_and_lower: as many delegates as operators were
+    kept, on six models.
 
-    Those inside of a composite too: torch's own decomposition of an LSTM over ten steps has eleven linear layers.
+    Those inside of a composite too: torch's own decomposition of an LSTM over ten steps
+    has eleven linear layers.
     """
     make, inputs, operators, count = SOURCES[case]
     source = make()
-    program = to_edge_transform_and_lower(source, partitioner=[Keeps(*operators)]).exported_program()
-    assert targets(program).count(CALL) == count and not {*operators} & {*targets(program)}
+    program = to_edge_transform_and_lower(
+        source, partitioner=[Keeps(*operators)]
+    ).exported_program()
+    assert targets(program).count(CALL) == count and not {*operators} & {
+        *targets(program)
+    }
     kept = [t for m in lowered_modules(program) for t in targets(m.original_module)]
     assert len(kept) == count and {*kept} == {*operators}
     close(on_host(program, *inputs), source.module(check_guards=False)(*inputs))
 
 
 def test_to_edge_transform_and_lower_with_exception():
-    """program.test_to_edge_transform_and_lower_with_exception: the filter refuses the one without a bias."""
+    """program.test_to_edge_transform_and_lower_with_exception: the filter refuses the
+    one without a bias.
+    """
     torch.manual_seed(0)
     layers = {"a": nn.Linear(4, 3), "b": nn.Linear(4, 3, bias=False)}
-    source, x = export(lambda s, x: (s.a(x), s.b(x)), torch.randn(2, 4), **layers), torch.randn(2, 4)
+    source = export(lambda s, x: (s.a(x), s.b(x)), torch.randn(2, 4), **layers)
+    x = torch.randn(2, 4)
     partitioner = Keeps(LINEAR, wanted=lambda node: len(node.args) == 3)
 
     class Biased(Keeps):
@@ -132,30 +172,45 @@ def test_to_edge_transform_and_lower_with_exception():
             return result
 
     for who in (partitioner, Biased(LINEAR, wanted=partitioner.wanted)):
-        program = to_edge_transform_and_lower(source, partitioner=[who]).exported_program()
-        assert targets(program).count(CALL) == 1 and targets(program).count(aten.mm.default) == 1
+        program = to_edge_transform_and_lower(
+            source, partitioner=[who]
+        ).exported_program()
+        assert (
+            targets(program).count(CALL) == 1
+            and targets(program).count(aten.mm.default) == 1
+        )
         close(on_host(program, x), source.module(check_guards=False)(x))
 
 
-@pytest.mark.parametrize("case", [case for case in SOURCES if case != "upsample"])  # that one is core ATen as it is
+# that one is core ATen as it is
+@pytest.mark.parametrize("case", [case for case in SOURCES if case != "upsample"])
 def test_a_filter_that_says_no(case):
-    """program.test_to_edge_transform_and_lower (filter False): the operator is decomposed, and nothing delegated."""
+    """program.test_to_edge_transform_and_lower (filter False): the operator is
+    decomposed, and nothing delegated.
+    """
     make, inputs, operators, _ = SOURCES[case]
     source = make()
     refusing = Keeps(*operators, wanted=lambda node: False)
-    program = to_edge_transform_and_lower(source, partitioner=[refusing]).exported_program()
+    program = to_edge_transform_and_lower(
+        source, partitioner=[refusing]
+    ).exported_program()
     assert CALL not in targets(program) and not {*operators} & {*targets(program)}
-    close(program.module(check_guards=False)(*inputs), source.module(check_guards=False)(*inputs))
+    close(
+        program.module(check_guards=False)(*inputs),
+        source.module(check_guards=False)(*inputs),
+    )
 
 
 def test_to_edge_transform_and_lower_with_preserve_ops_no_partitioner():
     """program.test_to_edge_transform_and_lower_with_preserve_ops_no_partitioner"""
     config = EdgeCompileConfig(preserve_ops=[LINEAR])
-    found = targets(to_edge_transform_and_lower(linear(), compile_config=config).exported_program())
+    found = targets(
+        to_edge_transform_and_lower(linear(), compile_config=config).exported_program()
+    )
     assert LINEAR in found and aten.addmm.default not in found
 
 
-# --- to_edge ----------------------------------------------------------------------------------------------------------
+# --- to_edge --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -168,22 +223,32 @@ def test_to_edge_transform_and_lower_with_preserve_ops_no_partitioner():
     ],
 )
 def test_to_edge_with_preserved_ops(make, kept, found):
-    """program.test_to_edge_with_single_preserved_op, program.test_to_edge_with_partial_ops_preserved,
-    program.test_to_edge_with_multiple_ops_preserved, program.test_to_edge_with_preserved_ops_not_in_model
+    """program.test_to_edge_with_single_preserved_op,
+    program.test_to_edge_with_partial_ops_preserved,
+    program.test_to_edge_with_multiple_ops_preserved,
+    program.test_to_edge_with_preserved_ops_not_in_model
     """
-    program = to_edge(make(), compile_config=EdgeCompileConfig(preserve_ops=kept)).exported_program()
+    program = to_edge(
+        make(), compile_config=EdgeCompileConfig(preserve_ops=kept)
+    ).exported_program()
     assert {op: targets(program).count(op) for op in found} == found
 
 
 def test_no_getattr():
     """program.test_no_getattr: a number in an operation is no constant of the program."""
     program = to_edge(export(lambda s, x: x * 3.14, torch.ones(1))).exported_program()
-    assert [n.op for n in program.graph.nodes] == ["placeholder", "call_function", "output"]
+    assert [n.op for n in program.graph.nodes] == [
+        "placeholder",
+        "call_function",
+        "output",
+    ]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_while():
-    """program.test_while: an edge program may loop. The file's half: loops are refused there, with an InternalError."""
+    """program.test_while: an edge program may loop. The file's half: loops are refused
+    there, with an InternalError.
+    """
 
     def loop(s, count, x):
         def going(k, x):
@@ -198,11 +263,16 @@ def test_while():
     source = export(loop, *inputs, layer=nn.Linear(2, 2), step=torch.tensor(1))
     program = to_edge(source).exported_program()
     assert torch.ops.higher_order.while_loop in targets(program)
-    close(program.module(check_guards=False)(*inputs), source.module(check_guards=False)(*inputs))
+    close(
+        program.module(check_guards=False)(*inputs),
+        source.module(check_guards=False)(*inputs),
+    )
 
 
 def test_constraint_present_after_dce():
-    """program.test_constraint_present_after_dce: what the user checked about a number from a tensor holds."""
+    """program.test_constraint_present_after_dce: what the user checked about a number
+    from a tensor holds.
+    """
 
     def function(s, x, y):
         z = y.item()
@@ -218,11 +288,20 @@ def test_constraint_present_after_dce():
 
 
 def test_data_dependent():
-    """program.test_data_dependent: sizes that only the data tell, from an operator of the user's."""
+    """program.test_data_dependent: sizes that only the data tell, from an operator of
+    the user's.
+    """
     with torch.library._scoped_library("delegraph_rows", "FRAGMENT") as library:
         tag = torch.Tag.pt2_compliant_tag
-        torch.library.define("delegraph_rows::add", "(Tensor a, Tensor b) -> Tensor", tags=tag, lib=library)
-        torch.library.impl("delegraph_rows::add", "cpu", lambda a, b: a + b, lib=library)
+        torch.library.define(
+            "delegraph_rows::add",
+            "(Tensor a, Tensor b) -> Tensor",
+            tags=tag,
+            lib=library,
+        )
+        torch.library.impl(
+            "delegraph_rows::add", "cpu", lambda a, b: a + b, lib=library
+        )
 
         def fake(a, b):
             return torch.empty(torch.library.get_ctx().new_dynamic_size())
@@ -230,7 +309,8 @@ def test_data_dependent():
         torch.library.register_fake("delegraph_rows::add", fake, lib=library)
 
         def function(s, a, b, count):
-            total, k = torch.ops.delegraph_rows.add(a, b), count.item()
+            total = torch.ops.delegraph_rows.add(a, b)
+            k = count.item()
             torch._check(k >= 0)
             torch._check(k < total.shape[0])
             return total[:k]
@@ -242,30 +322,46 @@ def test_data_dependent():
 
 def test_issue_3659():
     """program.test_issue_3659: a product of dynamic shapes is valid in edge form."""
-    rows, columns = torch.export.Dim("rows", min=2, max=100), torch.export.Dim("columns", min=2, max=100)
+    rows = torch.export.Dim("rows", min=2, max=100)
+    columns = torch.export.Dim("columns", min=2, max=100)
     model = backends.module(lambda s, x, y: torch.matmul(x, y))
     inputs = (torch.randn(1, 3, 10), torch.randn(1, 10, 3))
     shapes = {"inputs": ({1: rows, 2: columns}, {1: columns, 2: rows})}
-    program = to_edge(torch.export.export(model, inputs, dynamic_shapes=shapes)).exported_program()
+    program = to_edge(
+        torch.export.export(model, inputs, dynamic_shapes=shapes)
+    ).exported_program()
     other = (torch.randn(1, 5, 7), torch.randn(1, 7, 5))
     close(program.module(check_guards=False)(*other), model(*other))
-    assert {(r.lower, r.upper) for r in program.range_constraints.values()} == {(2, 100)}
+    assert {(r.lower, r.upper) for r in program.range_constraints.values()} == {
+        (2, 100)
+    }
 
 
 def test_edge_dialect_custom_op():
     """program.test_edge_dialect_custom_op: an operator of the user's is no error."""
     with torch.library._scoped_library("delegraph_rows", "FRAGMENT") as library:
-        torch.library.define("delegraph_rows::twice", "(Tensor a) -> Tensor", lib=library)
-        torch.library.impl("delegraph_rows::twice", "CompositeExplicitAutograd", lambda a: a * 2, lib=library)
-        program = to_edge(export(lambda s, x: torch.ops.delegraph_rows.twice(x), torch.ones(1))).exported_program()
+        torch.library.define(
+            "delegraph_rows::twice", "(Tensor a) -> Tensor", lib=library
+        )
+        torch.library.impl(
+            "delegraph_rows::twice",
+            "CompositeExplicitAutograd",
+            lambda a: a * 2,
+            lib=library,
+        )
+        program = to_edge(
+            export(lambda s, x: torch.ops.delegraph_rows.twice(x), torch.ones(1))
+        ).exported_program()
         assert targets(program) == [torch.ops.delegraph_rows.twice.default]
         close(program.module(check_guards=False)(torch.ones(1)), 2 * torch.ones(1))
 
 
 def test_edge_dialect_non_core_aten_ops():
-    """program.test_edge_dialect_non_core_aten_ops: an operator without decomposition stays what it is.
+    """program.test_edge_dialect_non_core_aten_ops: an operator without decomposition
+    stays what it is.
 
-    There it is an error, unless the configuration lists it: the program file's kernels are core ATen.
+    There it is an error, unless the configuration lists it: the program file's kernels
+    are core ATen.
     """
     source = export(lambda s, x: torch.linalg.matrix_rank(x), torch.eye(3))
     program = to_edge(source).exported_program()
@@ -273,11 +369,13 @@ def test_edge_dialect_non_core_aten_ops():
     close(program.module(check_guards=False)(torch.eye(3)), torch.tensor(3))
 
 
-# --- EdgeProgramManager -----------------------------------------------------------------------------------------------
+# --- EdgeProgramManager ---------------------------------------------------------------
 
 
 def test_edge_manager_basic_api():
-    """program.test_edge_manager_basic_api; program.test_executorch_manager_basic_api is the file's."""
+    """program.test_edge_manager_basic_api; program.test_executorch_manager_basic_api is
+    the file's.
+    """
     edge = two_methods()
     assert edge.methods == {"forward", "foo"} and edge.config_methods == {"bam", "bar"}
     close(run(edge, "forward", torch.ones(1), torch.zeros(1)), torch.ones(1))
@@ -285,25 +383,38 @@ def test_edge_manager_basic_api():
 
 
 def test_edge_manager_dialect():
-    """program.test_edge_manager_dialect: there is one dialect here; every call has a type and a debug handle."""
+    """program.test_edge_manager_dialect: there is one dialect here; every call has a
+    type and a debug handle.
+    """
     program = two_methods().exported_program()
     assert program.dialect == "ATEN"
-    assert all("debug_handle" in n.meta and "val" in n.meta for n in program.graph.nodes if n.op == "call_function")
+    assert all(
+        "debug_handle" in n.meta and "val" in n.meta
+        for n in program.graph.nodes
+        if n.op == "call_function"
+    )
 
 
 def test_edge_manager_transform():
-    """program.test_edge_manager_transform: all methods; the original manager is unchanged."""
+    """program.test_edge_manager_transform: all methods; the original manager is
+    unchanged.
+    """
     edge = two_methods()
     changed = edge.transform([AddToMul()])
-    x, y = torch.full((1,), 2.0), torch.full((1,), 3.0)
-    assert changed.methods == edge.methods and changed.config_methods == edge.config_methods
+    x = torch.full((1,), 2.0)
+    y = torch.full((1,), 3.0)
+    assert (
+        changed.methods == edge.methods
+        and changed.config_methods == edge.config_methods
+    )
     close(run(changed, "forward", x, y), x * y * x)
     close(run(edge, "forward", x, y), x * y + x)
 
 
 def test_transform_dict_api():
     """program.test_transform_dict_api: by method; a single pass will do."""
-    x, y = torch.full((1,), 2.0), torch.full((1,), 3.0)
+    x = torch.full((1,), 2.0)
+    y = torch.full((1,), 3.0)
     for passes in ([AddToMul()], AddToMul()):
         changed = two_methods().transform({"forward": passes})
         close(run(changed, "forward", x, y), x * y * x)
@@ -315,22 +426,30 @@ def test_transform_pass_manager_api():
     manager = PassManager()
     manager.add_pass(AddToMul())
     changed = two_methods().transform(manager)
-    x, y = torch.full((1,), 2.0), torch.full((1,), 3.0)
+    x = torch.full((1,), 2.0)
+    y = torch.full((1,), 3.0)
     close(run(changed, "forward", x, y), x * y * x)
     close(run(changed, "foo", x), x)
 
 
 def test__transform_override_verifiers():
-    """program.test__transform_override_verifiers: a wrong pass is named, with node and rule."""
+    """program.test__transform_override_verifiers: a wrong pass is named, with node and
+    rule.
+    """
 
     class Writes(PassBase):
         def call(self, graph_module):
-            node = next(n for n in graph_module.graph.nodes if n.target is aten.add.Tensor)
+            node = next(
+                n for n in graph_module.graph.nodes if n.target is aten.add.Tensor
+            )
             node.target = aten.add_.Tensor
             return PassResult(graph_module, True)
 
     edge = two_methods()
-    with pytest.raises(errors.ContractViolation, match=r"pass Writes.*node add.*writes to its arguments"):
+    with pytest.raises(
+        errors.ContractViolation,
+        match=r"pass Writes.*node add.*writes to its arguments",
+    ):
         edge.transform([Writes()])
 
 
@@ -338,10 +457,15 @@ ADD_MUL = (aten.add.Tensor, aten.mul.Tensor)
 
 
 def test_edge_to_backend_replaces_subgraph():
-    """program.test_edge_to_backend_replaces_subgraph: in every method; the original manager is unchanged."""
+    """program.test_edge_to_backend_replaces_subgraph: in every method; the original
+    manager is unchanged.
+    """
     edge = two_methods()
     lowered = edge.to_backend(taking(*ADD_MUL))
-    for method, inputs in (("forward", (torch.ones(1), torch.ones(1))), ("foo", (torch.ones(1),))):
+    for method, inputs in (
+        ("forward", (torch.ones(1), torch.ones(1))),
+        ("foo", (torch.ones(1),)),
+    ):
         program = lowered.exported_program(method)
         assert targets(program) == [CALL] and len(lowered_modules(program)) == 1
         close(on_host(program, *inputs), torch.full((1,), 2.0))
@@ -349,7 +473,9 @@ def test_edge_to_backend_replaces_subgraph():
 
 
 def test_edge_to_backend_selective():
-    """program.test_edge_to_backend_selective: by a dictionary; what it does not name is unchanged."""
+    """program.test_edge_to_backend_selective: by a dictionary; what it does not name is
+    unchanged.
+    """
     edge = two_methods()
     lowered = edge.to_backend({"forward": taking(*ADD_MUL)})
     assert targets(lowered.exported_program("forward")) == [CALL]
@@ -360,25 +486,37 @@ def test_edge_to_backend_selective():
 
 
 def test_save_fails(tmp_path):
-    """program.test_save_fails: a ValueError says what is wrong with the suffix, before anything is written."""
+    """program.test_save_fails: a ValueError says what is wrong with the suffix, before
+    anything is written.
+    """
     import delegraph
 
-    lowered = delegraph.lower(linear(), backends=[taking(LINEAR, aten.relu.default, backend="ExecutorBackend")])
+    lowered = delegraph.lower(
+        linear(),
+        backends=[taking(LINEAR, aten.relu.default, backend="ExecutorBackend")],
+    )
     for name in ("model.pt", "model"):
         with pytest.raises(ValueError, match="format"):
             lowered.save(tmp_path / name)
     assert not list(tmp_path.iterdir())
 
 
-# --- defects ----------------------------------------------------------------------------------------------------------
+# --- defects --------------------------------------------------------------------------
 
 
 def test_defect_configuration_lost_by_to_backend():
     """EdgeProgramManager: every step keeps the configuration, and verifies."""
     config = EdgeCompileConfig(preserve_ops=(LINEAR,))
-    edge = to_edge(linear(), compile_config=config).to_backend(taking(aten.relu.default, backend="ExecutorBackend"))
+    edge = to_edge(linear(), compile_config=config).to_backend(
+        taking(aten.relu.default, backend="ExecutorBackend")
+    )
     assert edge.compile_config is config and edge.compile_config.check_validity
-    assert edge.transform([]).to_backend(taking(LINEAR, backend="ExecutorBackend")).compile_config is config
+    assert (
+        edge.transform([])
+        .to_backend(taking(LINEAR, backend="ExecutorBackend"))
+        .compile_config
+        is config
+    )
 
 
 def test_defect_nothing_verified_after_delegation():
@@ -392,7 +530,9 @@ def test_defect_nothing_verified_after_delegation():
     source = export(lambda s, x: torch.sin(x) * 2, torch.ones(1))
     edge = to_edge(source).to_backend(taking(aten.sin.default))
     assert targets(edge.exported_program()) == [CALL, aten.mul.Tensor]
-    with pytest.raises(errors.ContractViolation, match=r"pass untype.*node mul.*has no type"):
+    with pytest.raises(
+        errors.ContractViolation, match=r"pass untype.*node mul.*has no type"
+    ):
         edge.transform([untype])
 
 
@@ -400,7 +540,9 @@ def test_defect_configuration_object_changed():
     """The caller's configuration is a value; lowering does not write into it."""
     kept = [LINEAR]
     config = EdgeCompileConfig(preserve_ops=kept)
-    to_edge_transform_and_lower(combined(), partitioner=[Keeps(SDPA)], compile_config=config)
+    to_edge_transform_and_lower(
+        combined(), partitioner=[Keeps(SDPA)], compile_config=config
+    )
     assert kept == [LINEAR] and config.preserve_ops == (LINEAR,)
     with pytest.raises(AttributeError):
         config.preserve_ops = ()
@@ -410,21 +552,33 @@ def test_defect_operators_filtered_out_in_silence():
     """An operator that a partitioner keeps is kept, also one that returns views."""
     source = export(lambda s, x: torch.split(x, [1, 3])[1] + 1, torch.randn(4))
     kept = (aten.split_with_sizes.default, aten.add.Tensor)
-    program = to_edge_transform_and_lower(source, partitioner=[Keeps(*kept)]).exported_program()
-    assert [targets(m.original_module) for m in lowered_modules(program)] == [[op] for op in kept]
+    program = to_edge_transform_and_lower(
+        source, partitioner=[Keeps(*kept)]
+    ).exported_program()
+    assert [targets(m.original_module) for m in lowered_modules(program)] == [
+        [op] for op in kept
+    ]
 
 
 def test_defect_numbers_become_constants_and_casts():
     """`x + 1` stays one call; there it is a constant of int64 and a cast at run time."""
     program = to_edge(export(lambda s, x: x + 1, torch.randn(3))).exported_program()
-    assert targets(program) == [aten.add.Tensor] and not program.constants and not program.state_dict
+    assert (
+        targets(program) == [aten.add.Tensor]
+        and not program.constants
+        and not program.state_dict
+    )
 
 
 def test_defect_write_errors_are_swallowed(tmp_path):
-    """ExecutorchProgramManager.save: what cannot be written is an OSError, and nothing is left behind."""
+    """ExecutorchProgramManager.save: what cannot be written is an OSError, and nothing
+    is left behind.
+    """
     import delegraph
 
-    [delegate] = delegraph.lower(linear(), backends=[backends.everything("ExecutorBackend")]).delegates
+    [delegate] = delegraph.lower(
+        linear(), backends=[backends.everything("ExecutorBackend")]
+    ).delegates
     with pytest.raises(OSError, match="cannot write") as caught:
         delegate.save(tmp_path / "missing" / "blob.bin")
     assert isinstance(caught.value, errors.WriteError)
@@ -435,10 +589,14 @@ def test_defect_write_errors_are_swallowed(tmp_path):
 def test_defect_leftovers_in_the_parent():
     """No tag, no child and no weight of a delegate stays in the program."""
     partitioner = taking(LINEAR, SDPA, backend="ExecutorBackend")
-    program = to_edge_transform_and_lower(combined(), partitioner=[partitioner]).exported_program()
+    program = to_edge_transform_and_lower(
+        combined(), partitioner=[partitioner]
+    ).exported_program()
     assert all("delegation_tag" not in n.meta for n in program.graph.nodes)
     assert [k for k, _ in program.graph_module.named_children()] == ["lowered_module_0"]
     assert not program.state_dict
     shared = export(lambda s, x: (x * s.c) - s.c, torch.ones(2), c=torch.ones(2))
     edge = to_edge(shared).to_backend(taking(aten.mul.Tensor)).exported_program()
-    assert all("delegation_tag" not in n.meta for n in edge.graph.nodes) and list(edge.state_dict) == ["c"]
+    assert all("delegation_tag" not in n.meta for n in edge.graph.nodes) and list(
+        edge.state_dict
+    ) == ["c"]

@@ -1,4 +1,6 @@
-"""Every row of ``rows.txt``, one case of ExecuTorch's own tests each, has a test in this folder."""
+"""Every row of ``rows.txt``, one case of ExecuTorch's own tests each, has a test in
+this folder.
+"""
 
 import ast
 from pathlib import Path
@@ -19,12 +21,18 @@ def words(text):
 
 
 def covered():
-    """Rows as ``group.name``: a test in ``test_group.py`` is called so, or a test's docstring names the row."""
+    """Rows as ``group.name``: a test in ``test_group.py`` is called so, or a test's
+    docstring names the row.
+    """
     found = set()
     for file in HERE.glob("test_*.py"):
         group = file.stem.removeprefix("test_").removesuffix("_rows")
         for name, doc in named(file):
-            found |= {f"{group}.{name}", f"{group}.{name.removeprefix('test_')}", *words(doc)}
+            found |= {
+                f"{group}.{name}",
+                f"{group}.{name.removeprefix('test_')}",
+                *words(doc),
+            }
     return found
 
 

@@ -6,7 +6,12 @@ import weakref
 import pytest
 import torch
 from delegraph.errors import ContractViolation
-from delegraph.partitioner import Partitioner, PartitionResult, is_shape_dynamic, matches
+from delegraph.partitioner import (
+    Partitioner,
+    PartitionResult,
+    is_shape_dynamic,
+    matches,
+)
 from delegraph_executorch.edge import (
     format_delegated_graph,
     get_delegated_payload,
@@ -50,28 +55,35 @@ def two_inputs(function):
     return symbolic_trace(Fixed(function))
 
 
-# --- identical graphs -------------------------------------------------------------------------------------------------
+# --- identical graphs -----------------------------------------------------------------
 
 
 def test_identical_graph_with_unused_args():
     graph = two_inputs(lambda x, y: x)
-    assert is_identical_graph(graph, graph) and is_identical_graph(graph, two_inputs(lambda x, y: x))
+    assert is_identical_graph(graph, graph) and is_identical_graph(
+        graph, two_inputs(lambda x, y: x)
+    )
 
 
 def test_identical_graph_with_used_args():
     graph = two_inputs(lambda x, y: (x, y))
-    assert is_identical_graph(graph, graph) and is_identical_graph(graph, two_inputs(lambda x, y: (x, y)))
+    assert is_identical_graph(graph, graph) and is_identical_graph(
+        graph, two_inputs(lambda x, y: (x, y))
+    )
 
 
 def test_identical_graph_for_linear():
     graph = symbolic_trace(nn.Linear(10, 10))
-    assert is_identical_graph(graph, graph) and is_identical_graph(graph, symbolic_trace(nn.Linear(10, 10)))
+    assert is_identical_graph(graph, graph) and is_identical_graph(
+        graph, symbolic_trace(nn.Linear(10, 10))
+    )
 
 
 class Composite(nn.Module):
     def __init__(self):
         super().__init__()
-        self.param, self.linear = nn.Parameter(torch.rand(3, 4)), nn.Linear(4, 5)
+        self.param = nn.Parameter(torch.rand(3, 4))
+        self.linear = nn.Linear(4, 5)
 
     def forward(self, x):
         return self.linear(x + self.param).clamp(min=0.0, max=1.0)
@@ -79,7 +91,9 @@ class Composite(nn.Module):
 
 def test_identical_graph_for_composite_module():
     graph = symbolic_trace(Composite())
-    assert is_identical_graph(graph, graph) and is_identical_graph(graph, symbolic_trace(Composite()))
+    assert is_identical_graph(graph, graph) and is_identical_graph(
+        graph, symbolic_trace(Composite())
+    )
 
 
 def edge(function, *inputs, **parts):
@@ -88,7 +102,9 @@ def edge(function, *inputs, **parts):
 
 def test_not_identical_graph_for_args():
     x = torch.rand(3, 4)
-    assert not is_identical_graph(edge(lambda s, x, y: x + 1, x, x), edge(lambda s, x, y: (x + 1, y + 2), x, x))
+    assert not is_identical_graph(
+        edge(lambda s, x, y: x + 1, x, x), edge(lambda s, x, y: (x + 1, y + 2), x, x)
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,9 +121,14 @@ def test_not_identical_graph_for_args():
     ],
 )
 def test_defect_identical_graph_ignores_literals(other):
-    """There, clamp(x, 0, 1) and clamp(x, .5, .75) are the same graph; and so are 1, 1.0 and True to Python."""
+    """There, clamp(x, 0, 1) and clamp(x, .5, .75) are the same graph; and so are 1, 1.0
+    and True to Python.
+    """
     graph = two_inputs(lambda x, y: (torch.clamp(x, 0, 1), y))
-    least, most = (two_inputs(lambda x, y, side=side: torch.clamp(x, **{side: 0})) for side in ("min", "max"))
+    least, most = (
+        two_inputs(lambda x, y, side=side: torch.clamp(x, **{side: 0}))
+        for side in ("min", "max")
+    )
     assert is_identical_graph(least, least) and not is_identical_graph(least, most)
     assert is_identical_graph(graph, two_inputs(lambda x, y: (torch.clamp(x, 0, 1), y)))
     assert not is_identical_graph(graph, two_inputs(other))
@@ -120,7 +141,9 @@ def test_identical_graph_looks_into_branches():
 
         return export(choose, torch.tensor(True), torch.ones(2)).graph_module
 
-    assert is_identical_graph(chosen(1), chosen(1)) and not is_identical_graph(chosen(1), chosen(2))
+    assert is_identical_graph(chosen(1), chosen(1)) and not is_identical_graph(
+        chosen(1), chosen(2)
+    )
 
 
 def test_defect_identical_graph_keeps_graphs_alive():
@@ -134,7 +157,9 @@ def test_defect_identical_graph_keeps_graphs_alive():
 
 
 def test_defect_identical_graph_recurses():
-    """There, the recursion limit is raised to 30,000, and a deeper graph ends the process."""
+    """There, the recursion limit is raised to 30,000, and a deeper graph ends the
+    process.
+    """
     graph = torch.fx.Graph()
     node = graph.placeholder("x")
     for _ in range(31_000):
@@ -145,20 +170,27 @@ def test_defect_identical_graph_recurses():
     assert is_identical_graph(deep, deep)
 
 
-# --- patterns, partitioners -------------------------------------------------------------------------------------------
+# --- patterns, partitioners -----------------------------------------------------------
 
 
 def test_match_attrs():
     """The graph of a linear layer occurs once in a graph with a parameter of its own."""
     x = torch.ones(3, 3)
     pattern = torch.export.export(nn.Linear(3, 3).eval(), (x,))
-    large = export(lambda s, x: (x + s.weight, s.linear(x)), x, weight=nn.Parameter(x), linear=nn.Linear(3, 3))
+    large = export(
+        lambda s, x: (x + s.weight, s.linear(x)),
+        x,
+        weight=nn.Parameter(x),
+        linear=nn.Linear(3, 3),
+    )
     [place] = matches(pattern)(large)
     assert [n.target for n in place] == [aten.linear.default]
 
 
 def test_invalid_partitioner_without_partitioner():
-    """An AssertionError there, ContractViolation here: it is the partitioner's fault, and the text says which one."""
+    """An AssertionError there, ContractViolation here: it is the partitioner's fault,
+    and the text says which one.
+    """
 
     class InvalidPartitioner(Partitioner):
         def __init__(self):
@@ -167,12 +199,18 @@ def test_invalid_partitioner_without_partitioner():
         def partition(self, exported_program):
             return PartitionResult(exported_program, None)
 
-    text = "partitioner InvalidPartitioner: `partition_tags` is to map each tag to a DelegationSpec"
+    text = (
+        "partitioner InvalidPartitioner: `partition_tags` is to map each tag to a"
+        " DelegationSpec"
+    )
     with pytest.raises(ContractViolation, match=text):
-        to_backend(export(lambda s, x: s.a(x), torch.ones(3, 3), a=nn.Linear(3, 3)), InvalidPartitioner())
+        to_backend(
+            export(lambda s, x: s.a(x), torch.ones(3, 3), a=nn.Linear(3, 3)),
+            InvalidPartitioner(),
+        )
 
 
-# --- what is delegated ------------------------------------------------------------------------------------------------
+# --- what is delegated ----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -184,7 +222,9 @@ def lowered():
         return torch.mm(z - a, x) + b
 
     inputs = [torch.randn(2, 2) for _ in range(3)]
-    manager = to_edge(export(forward, *inputs)).to_backend(taking(aten.mm.default, aten.add.Tensor))
+    manager = to_edge(export(forward, *inputs)).to_backend(
+        taking(aten.mm.default, aten.add.Tensor)
+    )
     return manager.exported_program().graph_module
 
 
@@ -193,15 +233,25 @@ def test_get_non_lowered_nodes(lowered):
 
 
 def test_get_delegates(lowered):
-    assert [n.name for n in get_delegates(lowered.graph)] == ["lowered_module_0", "lowered_module_1"]
+    assert [n.name for n in get_delegates(lowered.graph)] == [
+        "lowered_module_0",
+        "lowered_module_1",
+    ]
 
 
 def test_print_delegted_graph(lowered):
-    """``print_delegated_graph`` is ``print(format_delegated_graph(...))``: a library does not print."""
+    """``print_delegated_graph`` is ``print(format_delegated_graph(...))``: a library
+    does not print.
+    """
     text = format_delegated_graph(lowered)
-    assert text.count("backend_id: CompilerBackend") == 2 and text.count("aten.mm.default") == 2
+    assert (
+        text.count("backend_id: CompilerBackend") == 2
+        and text.count("aten.mm.default") == 2
+    )
     first, second = (text.index(f"%lowered_module_{k}") for k in (0, 1))
-    assert first < text.index("aten.mm.default") < text.index("aten.sub.Tensor") < second
+    assert (
+        first < text.index("aten.mm.default") < text.index("aten.sub.Tensor") < second
+    )
 
 
 def test_get_delegated_payload_with_delegates(lowered):
@@ -217,26 +267,41 @@ def test_get_delegated_payload_without_delegates():
 
 
 def test_get_delegated_payload_keys_match_delegates(lowered):
-    assert list(get_delegated_payload(lowered)) == [n.name for n in get_delegates(lowered.graph)]
+    assert list(get_delegated_payload(lowered)) == [
+        n.name for n in get_delegates(lowered.graph)
+    ]
 
 
 def test_get_lowered_modules(lowered):
-    """Rows ``get_lowered_submodules``, ``get_lowered_backend_modules`` of the feature table."""
+    """Rows ``get_lowered_submodules``, ``get_lowered_backend_modules`` of the feature
+    table.
+    """
     listed = get_lowered_submodules(lowered)
-    assert [name for name, _, _ in listed] == [n.target for _, _, n in listed] == list(get_delegated_payload(lowered))
+    assert (
+        [name for name, _, _ in listed]
+        == [n.target for _, _, n in listed]
+        == list(get_delegated_payload(lowered))
+    )
     assert [m for _, m, _ in listed] == get_lowered_backend_modules(lowered)
     assert {m.backend_id for _, m, _ in listed} == {"CompilerBackend"}
 
 
 def test_lowered_modules_of_branches():
-    """Row ``get_lowered_backend_modules``: those of branches too, and the text shows them where they are."""
+    """Row ``get_lowered_backend_modules``: those of branches too, and the text shows
+    them where they are.
+    """
 
     def forward(s, p, x):
         return torch.cond(p, lambda x: torch.mm(x, x), torch.sin, (x + 1,))
 
     taken = taking(aten.mm.default, aten.add.Tensor)
-    graph = to_backend(export(forward, torch.tensor(True), torch.ones(2, 2)), taken).graph_module
-    assert len(get_lowered_backend_modules(graph)) == 2 and len(get_delegates(graph.graph)) == 1
+    graph = to_backend(
+        export(forward, torch.tensor(True), torch.ones(2, 2)), taken
+    ).graph_module
+    assert (
+        len(get_lowered_backend_modules(graph)) == 2
+        and len(get_delegates(graph.graph)) == 1
+    )
     text = format_delegated_graph(graph)
     assert text.count("backend_id: CompilerBackend") == 2 and "aten.sin.default" in text
 
@@ -249,21 +314,33 @@ def test_is_shape_dynamic():
             return (x.split(2, 1)[0], x.size(0), y + 1)
 
     shapes = {"x": {0: torch.export.Dim("n", min=2)}, "y": None}
-    program = torch.export.export(Model(), (torch.ones(3, 4), torch.ones(2)), dynamic_shapes=shapes)
-    dynamic = {n.name for n in program.graph.nodes if n.op != "output" and is_shape_dynamic(n)}
+    program = torch.export.export(
+        Model(), (torch.ones(3, 4), torch.ones(2)), dynamic_shapes=shapes
+    )
+    dynamic = {
+        n.name for n in program.graph.nodes if n.op != "output" and is_shape_dynamic(n)
+    }
     assert dynamic == {"x", "split", "getitem", "getitem_1", "sym_size_int_1"}
 
 
 def test_defect_delegates_are_known_by_their_names():
-    """There, every get_attr whose name begins with lowered_module_ is a delegate, and no other one."""
+    """There, every get_attr whose name begins with lowered_module_ is a delegate, and
+    no other one.
+    """
     given = export(lambda s, x: torch.sin(x + 1), torch.ones(2))
     program = to_backend(given, taking(aten.add.Tensor))
     graph = program.graph_module
     node = next(n for n in graph.graph.nodes if n.op == "get_attr")
-    graph.renamed, node.target, node.name = graph.get_submodule(node.target), "renamed", "renamed"
+    graph.renamed = graph.get_submodule(node.target)
+    node.target = "renamed"
+    node.name = "renamed"
     graph.register_buffer("lowered_module_7", torch.ones(2))
     with graph.graph.inserting_before(node):
         graph.graph.get_attr("lowered_module_7")
-    assert [n.name for n in get_delegates(graph.graph)] == ["renamed"] == list(get_delegated_payload(graph))
+    assert (
+        [n.name for n in get_delegates(graph.graph)]
+        == ["renamed"]
+        == list(get_delegated_payload(graph))
+    )
     assert "backend_id" in format_delegated_graph(graph)
     assert [n.target for n in graph.graph.nodes if n.target is CALL] == [CALL]

@@ -1,4 +1,6 @@
-"""Commands that plugins add: help lists them, giving one imports it, and what goes wrong is its plugin's fault."""
+"""Commands that plugins add: help lists them, giving one imports it, and what goes
+wrong is its plugin's fault.
+"""
 
 import json
 
@@ -39,27 +41,60 @@ class Profile:
 
 @pytest.fixture
 def acme(site, tmp_path):
-    """Installs a distribution with one command, and runs ``delegraph`` with what is installed so and nothing else."""
+    """Installs a distribution with one command, and runs ``delegraph`` with what is
+    installed so and nothing else.
+    """
 
     class Acme:
-        def install(self, distribution="acme-npu", name="measure", body="", declared="", target="", **fields):
+        def install(
+            self,
+            distribution="acme-npu",
+            name="measure",
+            body="",
+            declared="",
+            target="",
+            **fields,
+        ):
             module = distribution.replace("-", "_")
-            fields = {"target": f"{module}_command:Profile", "summary": "100 % of the time", **fields}
-            arguments = ", ".join([repr(name), *(f"{k}={v!r}" for k, v in fields.items())])
-            site.plugin(distribution, (declared or DECLARED).format(arguments=arguments))
-            (site.folder / f"{module}_command.py").write_text((target or TARGET).format(body=body))
+            fields = {
+                "target": f"{module}_command:Profile",
+                "summary": "100 % of the time",
+                **fields,
+            }
+            arguments = ", ".join(
+                [repr(name), *(f"{k}={v!r}" for k, v in fields.items())]
+            )
+            site.plugin(
+                distribution, (declared or DECLARED).format(arguments=arguments)
+            )
+            (site.folder / f"{module}_command.py").write_text(
+                (target or TARGET).format(body=body)
+            )
 
         def run(self, *words, only="acme-npu,acme-tpu"):
-            return python("-m", "delegraph", *words, path=site.folder, cwd=tmp_path, DELEGRAPH_PLUGINS=only)
+            return python(
+                "-m",
+                "delegraph",
+                *words,
+                path=site.folder,
+                cwd=tmp_path,
+                DELEGRAPH_PLUGINS=only,
+            )
 
     return Acme()
 
 
-def test_help_lists_it_with_its_summary_and_distribution_and_imports_no_target(acme, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")  # argparse breaks lines at the width of the terminal
+def test_help_lists_it_with_its_summary_and_distribution_and_imports_no_target(
+    acme, monkeypatch
+):
+    # argparse breaks lines at the width of the terminal
+    monkeypatch.setenv("COLUMNS", "80")
     acme.install()
     shown = acme.run("--help")
-    assert "measure   " in shown.stdout and "100 % of the time (acme-npu 1.0)" in " ".join(shown.stdout.split())
+    assert (
+        "measure   " in shown.stdout
+        and "100 % of the time (acme-npu 1.0)" in " ".join(shown.stdout.split())
+    )
     assert all(f"\n    {name}" in shown.stdout for name in BUILT_IN)
     assert "the target is imported" not in shown.stdout + shown.stderr
 
@@ -70,14 +105,27 @@ def test_it_runs_with_the_flags_that_all_commands_have(acme):
     assert (shown.returncode, shown.stdout) == (3, "net.py: 3 runs\n")
     assert shown.stderr == "the target is imported\nfrom Python\n"
     shown = acme.run("measure", "net.py", "--json")
-    assert json.loads(shown.stdout) == {"schema": "acme.measure/1", "net": "net.py", "runs": 1}
+    assert json.loads(shown.stdout) == {
+        "schema": "acme.measure/1",
+        "net": "net.py",
+        "runs": 1,
+    }
     assert "--runs" in acme.run("measure", "--help").stdout
 
 
 def test_its_usage_and_its_errors_are_reported_as_those_of_other_commands(acme):
-    acme.install(body="raise {'a': UsageError, 'b': InputError}[args.net]('acme/odd', 'no such chip', hint='ask')")
+    acme.install(
+        body=(
+            "raise {'a': UsageError, 'b': InputError}[args.net]('acme/odd', 'no such"
+            " chip', hint='ask')"
+        )
+    )
     shown = acme.run("measure")
-    assert shown.returncode == 2 and "error [usage-invalid]: the following arguments are required" in shown.stderr
+    assert (
+        shown.returncode == 2
+        and "error [usage-invalid]: the following arguments are required"
+        in shown.stderr
+    )
     for net, code in (("a", 2), ("b", 1)):
         shown = acme.run("measure", net)
         assert (shown.returncode, shown.stdout) == (code, "")
@@ -85,9 +133,21 @@ def test_its_usage_and_its_errors_are_reported_as_those_of_other_commands(acme):
 
 
 FAULTS = {
-    "raises": ("1 / 0", "error [plugin-failed]: run of Profile (acme-npu 1.0), raised ZeroDivisionError"),
-    "exits": ("raise SystemExit(0)", "error [plugin-failed]: run of Profile (acme-npu 1.0), raised SystemExit: 0"),
-    "returns nothing": ("return", "error [contract-violation]: run of Profile (acme-npu 1.0), returned NoneType"),
+    "raises": (
+        "1 / 0",
+        (
+            "error [plugin-failed]: run of Profile (acme-npu 1.0), raised"
+            " ZeroDivisionError"
+        ),
+    ),
+    "exits": (
+        "raise SystemExit(0)",
+        "error [plugin-failed]: run of Profile (acme-npu 1.0), raised SystemExit: 0",
+    ),
+    "returns nothing": (
+        "return",
+        "error [contract-violation]: run of Profile (acme-npu 1.0), returned NoneType",
+    ),
 }
 
 
@@ -102,12 +162,21 @@ def test_a_command_that_fails_is_its_plugins_fault(acme, body, error):
 
 
 BROKEN = {
-    "import": ({"target": "import absent_module"}, "cannot be loaded: ModuleNotFoundError"),
+    "import": (
+        {"target": "import absent_module"},
+        "cannot be loaded: ModuleNotFoundError",
+    ),
     "no such name": ({"target": "Profil = 1"}, "has no 'Profile'; it has 'Profil'"),
-    "no command": ({"target": "class Profile: pass"}, "has no add_arguments and no run"),
+    "no command": (
+        {"target": "class Profile: pass"},
+        "has no add_arguments and no run",
+    ),
     "a flag that all have": (
         {"target": TARGET.replace("--runs", "--json")},
-        "add_arguments of Profile (acme-npu 1.0), raised ArgumentError: argument --json: conflicting option",
+        (
+            "add_arguments of Profile (acme-npu 1.0), raised ArgumentError: argument"
+            " --json: conflicting option"
+        ),
     ),
 }
 
@@ -115,10 +184,20 @@ BROKEN = {
 @pytest.mark.parametrize(("fields", "error"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_command_costs_only_itself(acme, fields, error):
     source = fields["target"]
-    acme.install(target=source if "{body}" in source else source.replace("{", "{{").replace("}", "}}"))
+    acme.install(
+        target=(
+            source
+            if "{body}" in source
+            else source.replace("{", "{{").replace("}", "}}")
+        )
+    )
     shown = acme.run("measure", "net.py")
     assert (shown.returncode, shown.stdout) == (1, "")
-    assert "error [plugin-" in shown.stderr and error in shown.stderr and "acme-npu 1.0" in shown.stderr
+    assert (
+        "error [plugin-" in shown.stderr
+        and error in shown.stderr
+        and "acme-npu 1.0" in shown.stderr
+    )
     assert acme.run("--help").returncode == acme.run("backends").returncode == 0
 
 
@@ -128,15 +207,24 @@ def test_doctor_imports_commands_and_lists_them(acme):
     shown = acme.run("doctor")
     assert shown.returncode == 1
     assert "  commands: measure\n" in shown.stdout
-    assert "problem: command 'acme_tpu_command:Profile' of acme-tpu 1.0 cannot be loaded" in shown.stdout
+    assert (
+        "problem: command 'acme_tpu_command:Profile' of acme-tpu 1.0 cannot be loaded"
+        in shown.stdout
+    )
 
 
 def test_what_it_requires_is_looked_for_before_it_is_imported(acme):
     acme.install(requires=("absent_module",), install_hint="pip install acme-sdk")
     shown = acme.run("measure", "net.py")
     assert (shown.returncode, shown.stdout) == (1, "")
-    text = "the command 'measure' of acme-npu 1.0 needs absent_module, which is not installed"
-    assert shown.stderr == f"error [plugin-unavailable]: {text}\n  hint: pip install acme-sdk\n"
+    text = (
+        "the command 'measure' of acme-npu 1.0 needs absent_module, which is not"
+        " installed"
+    )
+    assert (
+        shown.stderr
+        == f"error [plugin-unavailable]: {text}\n  hint: pip install acme-sdk\n"
+    )
     shown = acme.run("doctor")
     assert shown.returncode == 0 and "what to do: pip install acme-sdk" in shown.stdout
 
@@ -146,7 +234,10 @@ def test_two_plugins_with_one_command_are_a_conflict_that_names_both(acme):
     acme.install("acme-tpu")
     shown = acme.run("measure", "net.py")
     assert (shown.returncode, shown.stdout) == (1, "")
-    assert "error [plugin-conflict]: 2 plugins offer the command 'measure': acme-npu 1.0 (" in shown.stderr
+    assert (
+        "error [plugin-conflict]: 2 plugins offer the command 'measure': acme-npu 1.0 ("
+        in shown.stderr
+    )
     assert " and acme-tpu 1.0 (" in shown.stderr
     assert "hint: ask for acme-npu/measure or acme-tpu/measure" in shown.stderr
     assert acme.run("acme-tpu/measure", "net.py").stdout == "net.py: 1 runs\n"
@@ -163,11 +254,16 @@ def test_a_built_in_command_wins_and_doctor_names_both(acme):
     assert acme.run("acme-npu/backends", "net.py").stdout == "net.py: 1 runs\n"
     assert "acme-npu/backends" in acme.run("--help").stdout
     shown = acme.run("doctor")
-    assert "has a command 'backends', and so has delegraph itself; it is acme-npu/backends" in shown.stdout
+    assert (
+        "has a command 'backends', and so has delegraph itself; it is acme-npu/backends"
+        in shown.stdout
+    )
 
 
 def test_one_plugin_that_declares_a_command_twice_is_broken(acme):
-    declared = DECLARED.replace("[CommandSpec({arguments})]", "2 * [CommandSpec({arguments})]")
+    declared = DECLARED.replace(
+        "[CommandSpec({arguments})]", "2 * [CommandSpec({arguments})]"
+    )
     acme.install(declared=declared)
     assert "it declares command 'measure' twice" in acme.run("doctor").stdout
 
@@ -179,16 +275,21 @@ def test_the_devkits_commands_say_where_they_come_from(acme, command):
     assert "not installed" not in shown.stderr
     shown = acme.run(command, "x")
     assert (shown.returncode, shown.stdout) == (2, "")
-    assert f"the command '{command}' comes with delegraph-devkit 0.1.0, which is disabled" in shown.stderr
+    assert (
+        f"the command '{command}' comes with delegraph-devkit 0.1.0, which is disabled"
+        in shown.stderr
+    )
     program = (
-        "from delegraph.discovery import registry; registry._default = registry.Registry(discover=False);"
-        f"from delegraph.cli import main; raise SystemExit(main([{command!r}, 'x']))"
+        "from delegraph.discovery import registry; registry._default ="
+        " registry.Registry(discover=False);from delegraph.cli import main; raise"
+        f" SystemExit(main([{command!r}, 'x']))"
     )
     shown = python("-c", program)
     assert (shown.returncode, shown.stdout) == (2, "")
-    assert shown.stderr == (
-        f"error [usage-invalid]: the command '{command}' comes with delegraph-devkit, which is not installed\n"
-        "  hint: pip install delegraph-devkit\n"
+    assert (
+        shown.stderr == f"error [usage-invalid]: the command '{command}' comes with"
+        " delegraph-devkit, which is not installed\n  hint: pip install"
+        " delegraph-devkit\n"
     )
 
 
@@ -196,4 +297,7 @@ def test_an_unknown_command_is_wrong_usage_and_gets_a_suggestion(acme):
     acme.install()
     shown = acme.run("measur")
     assert (shown.returncode, shown.stdout) == (2, "")
-    assert "error [usage-invalid]: there is no command 'measur'; did you mean 'measure'? (commands: " in shown.stderr
+    assert (
+        "error [usage-invalid]: there is no command 'measur'; did you mean 'measure'?"
+        " (commands: " in shown.stderr
+    )

@@ -1,4 +1,6 @@
-"""What a shell offers after TAB, asked of the program and of bash itself with the script that the guide names."""
+"""What a shell offers after TAB, asked of the program and of bash itself with the
+script that the guide names.
+"""
 
 import re
 import shutil
@@ -11,7 +13,9 @@ from delegraph.cli.lookup import BUILT_IN
 
 from ..support.processes import python
 
-pytest.importorskip("argcomplete", reason="an editable delegraph may be older than this dependency")
+pytest.importorskip(
+    "argcomplete", reason="an editable delegraph may be older than this dependency"
+)
 GUIDE = Path(__file__).parents[3] / "docs" / "user-guide.md"
 PLUGIN = """
 from delegraph.plugin import BackendSpec, CommandSpec, FormatSpec, OptionSpec, hookimpl
@@ -49,19 +53,34 @@ class Profile:
 
 @pytest.fixture
 def offers(site, tmp_path):
-    """What is offered for the end of a line behind ``delegraph``, by a process in a folder with a few files."""
+    """What is offered for the end of a line behind ``delegraph``, by a process in a
+    folder with a few files.
+    """
     site.plugin("acme-npu", PLUGIN)
     (site.folder / "acme_npu_command.py").write_text(COMMAND)
     for name in ("net.py", "net.pt2", "net.npu", "notes.txt"):
         (tmp_path / name).touch()
 
     def ask(typed, program="from delegraph.cli import main; main()"):
-        line, answer = f"delegraph {typed}", tmp_path / "answer"
-        variables = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
-        variables |= {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "DELEGRAPH_PLUGINS": "acme-npu"}
+        line = f"delegraph {typed}"
+        answer = tmp_path / "answer"
+        variables = {
+            "COMP_LINE": line,
+            "COMP_POINT": str(len(line)),
+            "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        }
+        variables |= {
+            "_ARGCOMPLETE": "1",
+            "_ARGCOMPLETE_IFS": "\n",
+            "DELEGRAPH_PLUGINS": "acme-npu",
+        }
         shown = python("-c", program, path=site.folder, cwd=tmp_path, **variables)
         assert shown.stdout == shown.stderr == ""
-        return sorted(word.rstrip() for word in (answer.read_text() if answer.exists() else "").split("\n") if word)
+        return sorted(
+            word.rstrip()
+            for word in (answer.read_text() if answer.exists() else "").split("\n")
+            if word
+        )
 
     return ask
 
@@ -129,7 +148,9 @@ def bash(script, tmp_path):
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m delegraph "$@"\n')
     program.chmod(0o755)
     text = f'PATH="{program.parent}:$PATH"\n{script}'
-    return subprocess.run([shutil.which("bash"), "-c", text], capture_output=True, text=True, cwd=tmp_path)
+    return subprocess.run(
+        [shutil.which("bash"), "-c", text], capture_output=True, text=True, cwd=tmp_path
+    )
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")

@@ -1,4 +1,6 @@
-"""``delegraph lower`` where something fails, with gates, and with what a model file may return."""
+"""``delegraph lower`` where something fails, with gates, and with what a model file may
+return.
+"""
 
 import json
 import math
@@ -89,8 +91,11 @@ def as_data(capsys, *arguments):
     return code, found
 
 
-def test_the_report_and_the_figures_are_there_whatever_fails(model, tmp_path, capsys, monkeypatch):
-    report, text = tmp_path / "r.json", tmp_path / "r.txt"
+def test_the_report_and_the_figures_are_there_whatever_fails(
+    model, tmp_path, capsys, monkeypatch
+):
+    report = tmp_path / "r.json"
+    text = tmp_path / "r.txt"
     given = ("lower", model, *LOWER, "--report", report, "--report", text, "--verify")
     for gate, code in (
         (["--require-full"], "not-fully-delegated"),
@@ -102,10 +107,16 @@ def test_the_report_and_the_figures_are_there_whatever_fails(model, tmp_path, ca
         report.unlink(missing_ok=True)
         got, found = as_data(capsys, *given, *gate)
         assert (got, found["code"]) == (1, code)
-        assert found["report"]["host_operators"] == 1 and found["verification"]["relative_error"] == 0
+        assert (
+            found["report"]["host_operators"] == 1
+            and found["verification"]["relative_error"] == 0
+        )
         written = json.loads(report.read_text())
         jsonschema.validate(written, SCHEMA)
-        assert written["causes"] == found["report"]["causes"] and written["verification"] == found["verification"]
+        assert (
+            written["causes"] == found["report"]["causes"]
+            and written["verification"] == found["verification"]
+        )
         assert "compared with eager" in text.read_text()
         text.unlink()
     assert not (tmp_path / "net.echo").exists()
@@ -115,19 +126,38 @@ def test_gates_that_are_passed(model, tmp_path, capsys):
     gates = ("--min-delegated", "0.5", "--max-delegates", "1")
     code, found = as_data(capsys, "lower", model, *LOWER, *gates)
     assert (code, found["gates"]) == (0, {"min-delegated": True, "max-delegates": True})
-    wrong = fails(capsys, "lower", model, *LOWER, "--min-delegated", "95", code=2, error="usage-invalid")
+    wrong = fails(
+        capsys,
+        "lower",
+        model,
+        *LOWER,
+        "--min-delegated",
+        "95",
+        code=2,
+        error="usage-invalid",
+    )
     assert "--min-delegated" in wrong
 
 
 def test_what_a_model_file_may_return(more, capsys):
-    for function, methods in (("whole", 1), ("keywords", 1), ("dynamic", 1), ("methods", 2), ("exported", 1)):
+    for function, methods in (
+        ("whole", 1),
+        ("keywords", 1),
+        ("dynamic", 1),
+        ("methods", 2),
+        ("exported", 1),
+    ):
         code, found = as_data(capsys, "lower", f"{more}:{function}", *LOWER, "--verify")
         assert found.get("code") in (None, "verification-failed"), found
         assert len(found["report"]["host"]) == methods
-        assert code == (function == "dynamic"), "the transform makes another function of it, and so eager disagrees"
+        assert code == (function == "dynamic"), (
+            "the transform makes another function of it, and so eager disagrees"
+        )
     assert found["report"]["host"] == {"forward": {"aten.sin.default": 1}}
     _, found = as_data(capsys, "lower", f"{more}:dynamic", *LOWER)
-    assert found["report"]["host_operators"] == 0, "echo takes the cos that the transform put there"
+    assert found["report"]["host_operators"] == 0, (
+        "echo takes the cos that the transform put there"
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,62 +171,116 @@ def test_what_a_model_file_may_return(more, capsys):
     ],
 )
 def test_a_wrong_return_value_is_described(more, capsys, function, said):
-    assert said in fails(capsys, "lower", f"{more}:{function}", *LOWER, error="input-invalid")
+    assert said in fails(
+        capsys, "lower", f"{more}:{function}", *LOWER, error="input-invalid"
+    )
 
 
 def test_an_export_that_fails_has_the_line(more, capsys):
     _, found = as_data(capsys, "lower", f"{more}:branch", *LOWER)
-    assert found["code"] == "export-failed" and "in forward: if x.sum() > 0:" in found["source"]
+    assert (
+        found["code"] == "export-failed"
+        and "in forward: if x.sum() > 0:" in found["source"]
+    )
     assert "torch.cond" in found["hint"]
 
 
-def test_nothing_is_written_over_what_is_read_or_over_another_file(model, tmp_path, capsys):
+def test_nothing_is_written_over_what_is_read_or_over_another_file(
+    model, tmp_path, capsys
+):
     source = Path(model).read_bytes()
     (tmp_path / "link").symlink_to(tmp_path / "net.echo")
     (tmp_path / "hard.echo").hardlink_to(model)
-    given, net = ("lower", model, *LOWER), tmp_path / "net.echo"
+    given = ("lower", model, *LOWER)
+    net = tmp_path / "net.echo"
     hard = ["-o", tmp_path / "hard.echo"]
-    for flags in (["--report", model], ["-o", net, "--report", net], ["-o", net, "--report", tmp_path / "link"], hard):
+    for flags in (
+        ["--report", model],
+        ["-o", net, "--report", net],
+        ["-o", net, "--report", tmp_path / "link"],
+        hard,
+    ):
         wrong = fails(capsys, *given, *flags, code=2, error="usage-invalid")
-        assert "write to another file" in wrong and not net.exists() and Path(model).read_bytes() == source
+        assert (
+            "write to another file" in wrong
+            and not net.exists()
+            and Path(model).read_bytes() == source
+        )
 
 
 def test_figures_of_several_methods_have_their_names(more, tmp_path, capsys):
     report = tmp_path / "r.txt"
-    code, out, _ = run(capsys, "lower", f"{more}:methods", *LOWER, "--verify", "--report", report)
+    code, out, _ = run(
+        capsys, "lower", f"{more}:methods", *LOWER, "--verify", "--report", report
+    )
     assert code == 0
     for shown in (out, report.read_text()):
-        assert re.findall(r"^method (\w+), compared with eager:$", shown, re.MULTILINE) == ["one", "two"]
-    assert "\ncompared with eager:\n" in run(capsys, "lower", f"{more}:whole", *LOWER, "--verify")[1]
+        assert re.findall(
+            r"^method (\w+), compared with eager:$", shown, re.MULTILINE
+        ) == ["one", "two"]
+    assert (
+        "\ncompared with eager:\n"
+        in run(capsys, "lower", f"{more}:whole", *LOWER, "--verify")[1]
+    )
 
 
 def test_inputs_of_ones_own(more, tmp_path, capsys):
     files = [tmp_path / f"{k}.npz" for k in range(2)]
     for k, path in enumerate(files):
-        np.savez(path, **{("x", "arr_0")[k]: np.full((2, 3), 1 - k, np.float32), "scale": np.float32(3)})
+        np.savez(
+            path,
+            **{
+                ("x", "arr_0")[k]: np.full((2, 3), 1 - k, np.float32),
+                "scale": np.float32(3),
+            },
+        )
     given = ("lower", f"{more}:whole", *LOWER, "--verify")
     code, found = as_data(capsys, *given, "--input", files[0], "--input", files[1])
     assert code == 0
-    assert found["verification"]["outputs"][0]["max_abs_value"] == pytest.approx(3 * math.sin(1)), "of the first file"
+    assert found["verification"]["outputs"][0]["max_abs_value"] == pytest.approx(
+        3 * math.sin(1)
+    ), "of the first file"
     np.savez(files[0], y=np.zeros(1))
-    for wrong, message in ((files[0], "no array for the input x of method forward; it has y"), (more, "readable .npz")):
+    for wrong, message in (
+        (files[0], "no array for the input x of method forward; it has y"),
+        (more, "readable .npz"),
+    ):
         code, found = as_data(capsys, *given, "--input", wrong)
-        assert (code, found["code"]) == (1, "input-invalid") and message in found["message"]
-    assert "there is no file" in fails(capsys, *given, "--input", "none.npz", code=2, error="usage-invalid")
+        assert (code, found["code"]) == (1, "input-invalid") and message in found[
+            "message"
+        ]
+    assert "there is no file" in fails(
+        capsys, *given, "--input", "none.npz", code=2, error="usage-invalid"
+    )
 
 
 def test_without_a_named_backend(model, tmp_path, capsys):
-    """As in Python: the one that options or the output are for, or the only one; the report says which."""
+    """As in Python: the one that options or the output are for, or the only one; the
+    report says which.
+    """
     usable = [b for b in delegraph.backends() if b.usable]
     clear = len(usable) == 1 or sum(b.is_default for b in usable) == 1
     assert run(capsys, "lower", model)[0] == (0 if clear else 2)
-    assert as_data(capsys, "lower", model, "-o", tmp_path / "m.echo", "--option", "all=1")[0] == 0
+    assert (
+        as_data(capsys, "lower", model, "-o", tmp_path / "m.echo", "--option", "all=1")[
+            0
+        ]
+        == 0
+    )
     code, found = as_data(capsys, "lower", model, "--option", "echo.all=1")
-    assert code == 0 and found["report"]["notes"] == ["no backend was named; the options are for echo"]
+    assert code == 0 and found["report"]["notes"] == [
+        "no backend was named; the options are for echo"
+    ]
     code, found = as_data(capsys, "lower", model, "--host-only")
-    assert code == 0 and found["report"]["delegates"] == [] and found["report"]["notes"] == []
+    assert (
+        code == 0
+        and found["report"]["delegates"] == []
+        and found["report"]["notes"] == []
+    )
     both = "--host-only", "--backend", "echo"
-    assert "exclude each other" in fails(capsys, "lower", model, *both, code=2, error="usage-invalid")
+    assert "exclude each other" in fails(
+        capsys, "lower", model, *both, code=2, error="usage-invalid"
+    )
 
 
 @pytest.mark.parametrize("command", [("backends",), ("completion", "bash")])

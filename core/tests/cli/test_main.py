@@ -1,4 +1,6 @@
-"""The command line: what it prints, its exit codes, and that an error is one paragraph and leaves nothing behind."""
+"""The command line: what it prints, its exit codes, and that an error is one paragraph
+and leaves nothing behind.
+"""
 
 import json
 import re
@@ -48,7 +50,10 @@ class EchoPartitioner(CapabilityPartitioner):
     """Takes everything but sin, which it refuses with a reason, unless ``all`` is set."""
 
     def __init__(self, all=False, level=1):
-        super().__init__(lambda n: None if all or "sin" not in str(n.target) else "echo has no sin", "EchoBackend")
+        super().__init__(
+            lambda n: None if all or "sin" not in str(n.target) else "echo has no sin",
+            "EchoBackend",
+        )
 
 
 class EchoFormat(DelegateFormat):
@@ -69,7 +74,10 @@ def echo(site):
     """The echo backend, which writes .echo files, in the registry of the process."""
     target = f"{EchoBackend.__module__}:EchoBackend"
     spec = BackendSpec("echo", target, "EchoBackend", 1, options=OPTIONS)
-    with delegraph.register(spec, partitioner=EchoPartitioner, runtime=EchoRuntime), delegraph.register(EchoFormats()):
+    with (
+        delegraph.register(spec, partitioner=EchoPartitioner, runtime=EchoRuntime),
+        delegraph.register(EchoFormats()),
+    ):
         yield
     COMPILED.clear()
 
@@ -109,7 +117,8 @@ def test_lower_prints_the_report(model, capsys):
 
 
 def test_lower_writes_verifies_and_reports(model, tmp_path, capsys):
-    output, report = tmp_path / "net.echo", tmp_path / "report.json"
+    output = tmp_path / "net.echo"
+    report = tmp_path / "report.json"
     code, out, _ = run(
         capsys,
         *(
@@ -131,7 +140,11 @@ def test_lower_writes_verifies_and_reports(model, tmp_path, capsys):
     assert "largest error 0" in out
     assert f"wrote {output} (9 bytes)" in out
     assert json.loads(report.read_text())["schema"] == "delegraph.report/1"
-    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["net.echo", "net.py", "report.json"]
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == [
+        "net.echo",
+        "net.py",
+        "report.json",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +155,12 @@ def test_lower_writes_verifies_and_reports(model, tmp_path, capsys):
         ("r", "1 of 2"),
     ],
 )
-def test_the_suffix_of_the_report_chooses_its_form(model, tmp_path, capsys, name, start):
-    code, _, _ = run(capsys, "lower", model, "--backend", "echo", "--report", tmp_path / name)
+def test_the_suffix_of_the_report_chooses_its_form(
+    model, tmp_path, capsys, name, start
+):
+    code, _, _ = run(
+        capsys, "lower", model, "--backend", "echo", "--report", tmp_path / name
+    )
     written = (tmp_path / name).read_text()
     assert code == 0 and written.startswith(start) and written.endswith("\n")
     assert "echo has no sin" in written
@@ -151,20 +168,42 @@ def test_the_suffix_of_the_report_chooses_its_form(model, tmp_path, capsys, name
 
 def test_verbose_shows_more_of_each_delegate(model, tmp_path, capsys):
     _, brief, _ = run(capsys, "lower", model, "--backend", "echo")
-    code, out, _ = run(capsys, "lower", model, "--backend", "echo", "-v", "--report", tmp_path / "r.txt")
+    code, out, _ = run(
+        capsys,
+        "lower",
+        model,
+        "--backend",
+        "echo",
+        "-v",
+        "--report",
+        tmp_path / "r.txt",
+    )
     more = [
         "      operators: 1 x aten.relu.default",
         "      inputs: sin: float32[2, 3]",
         "      outputs: relu: float32[2, 3]",
     ]
-    assert code == 0 and set(more) <= {*out.splitlines()} and not {*more} & {*brief.splitlines()}
+    assert (
+        code == 0
+        and set(more) <= {*out.splitlines()}
+        and not {*more} & {*brief.splitlines()}
+    )
     assert {*more} <= {*(tmp_path / "r.txt").read_text().splitlines()}
 
 
 def test_lower_as_json(model, tmp_path, capsys):
     output = tmp_path / "net.echo"
     code, out, _ = run(
-        capsys, "lower", model, "--option", "echo.all=1", "--backend=echo", "-o", output, "--verify", "--json"
+        capsys,
+        "lower",
+        model,
+        "--option",
+        "echo.all=1",
+        "--backend=echo",
+        "-o",
+        output,
+        "--verify",
+        "--json",
     )
     found = json.loads(out)
     assert (code, found["schema"]) == (0, "delegraph.lower/1")
@@ -174,13 +213,18 @@ def test_lower_as_json(model, tmp_path, capsys):
 
 
 def test_the_backend_follows_from_the_output(model, tmp_path, capsys):
-    assert run(capsys, "lower", model, "--option", "all=1", "-o", tmp_path / "net.echo")[0] == 0
+    assert (
+        run(capsys, "lower", model, "--option", "all=1", "-o", tmp_path / "net.echo")[0]
+        == 0
+    )
 
 
 def test_an_exported_program(tmp_path, echo, capsys):
     program = torch.export.export(torch.nn.ReLU().eval(), (torch.randn(4),))
     torch.export.save(program, tmp_path / "net.pt2")
-    code, out, _ = run(capsys, "lower", tmp_path / "net.pt2", "--backend", "echo", "--verify")
+    code, out, _ = run(
+        capsys, "lower", tmp_path / "net.pt2", "--backend", "echo", "--verify"
+    )
     assert code == 0
     assert "1 of 1 operator delegated" in out
     assert "largest error 0" in out
@@ -204,14 +248,25 @@ def test_a_model_file_finds_its_neighbours(model, capsys):
     [
         ("def model(): return 1\ndef net(): return 2\ndef other(): return 3", 1),
         ("def net(): return 2\ndef other(): return 3", 2),
-        ("def other(): return 3\ndef _hidden(): return 4\ndef with_argument(x): return 5", 3),
+        (
+            (
+                "def other(): return 3\ndef _hidden(): return 4\ndef with_argument(x):"
+                " return 5"
+            ),
+            3,
+        ),
     ],
 )
 def test_which_function_is_the_model(tmp_path, text, chosen, capsys):
-    (tmp_path / "net.py").write_text(text.replace("return ", "return torch, ").replace("def", "import torch\ndef", 1))
+    (tmp_path / "net.py").write_text(
+        text.replace("return ", "return torch, ").replace("def", "import torch\ndef", 1)
+    )
     from delegraph.command.model import _find_function, _run_file
 
-    assert _find_function(_run_file(tmp_path / "net.py"), tmp_path / "net.py", None)()[1] == chosen
+    assert (
+        _find_function(_run_file(tmp_path / "net.py"), tmp_path / "net.py", None)()[1]
+        == chosen
+    )
 
 
 def test_wrong_usage(model, tmp_path, capsys):
@@ -224,14 +279,22 @@ def test_wrong_usage(model, tmp_path, capsys):
     assert "no function 'nothing'" in fails(
         capsys, "lower", f"{model}:nothing", *lower[2:], code=2, error="usage-invalid"
     )
-    wrong = fails(capsys, "lower", model, "--backend", "ecko", code=2, error="backend-not-found")
+    wrong = fails(
+        capsys, "lower", model, "--backend", "ecko", code=2, error="backend-not-found"
+    )
     assert "did you mean 'echo'" in wrong
-    wrong = fails(capsys, *lower, "--option", "echo.al=1", code=2, error="option-invalid")
+    wrong = fails(
+        capsys, *lower, "--option", "echo.al=1", code=2, error="option-invalid"
+    )
     assert "did you mean 'all'" in wrong
-    wrong = fails(capsys, *lower, "--option", "echo.level=3", code=2, error="option-invalid")
+    wrong = fails(
+        capsys, *lower, "--option", "echo.level=3", code=2, error="option-invalid"
+    )
     assert "one of 1, 2, not 3" in wrong
     fails(capsys, *lower, "--option", "other.level=3", code=2, error="option-invalid")
-    wrong = fails(capsys, *lower, "-o", tmp_path / "net.bin", code=2, error="format-not-found")
+    wrong = fails(
+        capsys, *lower, "-o", tmp_path / "net.bin", code=2, error="format-not-found"
+    )
     assert "file formats: " in wrong and ".echo" in wrong
 
 
@@ -241,8 +304,12 @@ def test_work_that_fails(model, tmp_path, capsys):
     wrong = fails(capsys, "lower", f"{model}:failing", *lower, error="input-invalid")
     assert "ValueError: no weights here" in wrong
     assert "net.py:15, in failing" in wrong
-    assert "returned an int" in fails(capsys, "lower", f"{model}:wrong", *lower, error="input-invalid")
-    wrong = fails(capsys, "lower", model, *lower, "--require-full", error="not-fully-delegated")
+    assert "returned an int" in fails(
+        capsys, "lower", f"{model}:wrong", *lower, error="input-invalid"
+    )
+    wrong = fails(
+        capsys, "lower", model, *lower, "--require-full", error="not-fully-delegated"
+    )
     assert "aten.sin.default" in wrong
     assert "net.py:6" in wrong
     code, out, err = run(capsys, "lower", model, *lower, "-o", tmp_path / "net.echo")
@@ -251,12 +318,20 @@ def test_work_that_fails(model, tmp_path, capsys):
     model.write_text("def (:")
     assert "SyntaxError" in fails(capsys, "lower", model, *lower, error="input-invalid")
     (tmp_path / "net.pt2").write_bytes(b"no archive")
-    assert "zip" in fails(capsys, "lower", tmp_path / "net.pt2", *lower, error="format-invalid").lower()
+    assert (
+        "zip"
+        in fails(
+            capsys, "lower", tmp_path / "net.pt2", *lower, error="format-invalid"
+        ).lower()
+    )
     with zipfile.ZipFile(tmp_path / "net.pt2", "w") as archive:
         archive.writestr("loose", b"")
     wrong = fails(capsys, "lower", tmp_path / "net.pt2", *lower, error="format-invalid")
     assert "not in a subdirectory" in wrong and "warnings above" not in wrong
-    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["net.pt2", "net.py"]
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == [
+        "net.pt2",
+        "net.py",
+    ]
 
 
 def test_an_interrupt_that_the_model_raises_ends_the_command(model, capsys):
@@ -265,13 +340,23 @@ def test_an_interrupt_that_the_model_raises_ends_the_command(model, capsys):
     assert (code, out) == (130, "") and err.endswith("interrupted\n")
 
 
-def test_a_path_that_cannot_be_written_is_refused_before_the_model_runs(model, tmp_path, capsys):
+def test_a_path_that_cannot_be_written_is_refused_before_the_model_runs(
+    model, tmp_path, capsys
+):
     model.write_text("raise SystemExit('the model ran')")
     lower = ("lower", model, "--backend", "echo")
     for option in ("-o", "--report"):
-        fails(capsys, *lower, option, tmp_path / "no_folder" / "net.echo", error="write-failed")
+        fails(
+            capsys,
+            *lower,
+            option,
+            tmp_path / "no_folder" / "net.echo",
+            error="write-failed",
+        )
     (tmp_path / "folder.echo").mkdir()
-    assert "is a folder" in fails(capsys, *lower, "-o", tmp_path / "folder.echo", error="write-failed")
+    assert "is a folder" in fails(
+        capsys, *lower, "-o", tmp_path / "folder.echo", error="write-failed"
+    )
     assert "the model ran" in fails(capsys, *lower, error="input-invalid")
 
 
@@ -282,16 +367,30 @@ class LyingRuntime(EchoRuntime):
         return lambda *args: tuple(r + 1 for r in load(*args))
 
 
-def test_results_that_differ_from_eager_are_a_failure_and_nothing_is_written(model, tmp_path, capsys, monkeypatch):
+def test_results_that_differ_from_eager_are_a_failure_and_nothing_is_written(
+    model, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(default_registry(), "runtime_for", lambda name: LyingRuntime)
-    lower = ("lower", model, "--backend=echo", "--option=echo.all=1", "--verify", "-o", tmp_path / "net.echo")
-    assert "does not agree with eager" in fails(capsys, *lower, error="verification-failed")
+    lower = (
+        "lower",
+        model,
+        "--backend=echo",
+        "--option=echo.all=1",
+        "--verify",
+        "-o",
+        tmp_path / "net.echo",
+    )
+    assert "does not agree with eager" in fails(
+        capsys, *lower, error="verification-failed"
+    )
     assert not (tmp_path / "net.echo").exists()
     assert run(capsys, *lower, "--tolerance", "100")[0] == 0
 
 
 def test_debug_shows_the_traceback(model, capsys):
-    code, _, err = run(capsys, "lower", f"{model}:failing", "--backend", "echo", "--debug")
+    code, _, err = run(
+        capsys, "lower", f"{model}:failing", "--backend", "echo", "--debug"
+    )
     assert code == 1
     assert "Traceback" in err
     assert "no weights here" in err
@@ -299,7 +398,9 @@ def test_debug_shows_the_traceback(model, capsys):
 
 def test_a_defect_is_one_paragraph_too(model, capsys, monkeypatch):
     monkeypatch.setattr("delegraph.api.lower", lambda *a, **k: 1 / 0)
-    assert "ZeroDivisionError" in fails(capsys, "lower", model, "--backend", "echo", error="internal")
+    assert "ZeroDivisionError" in fails(
+        capsys, "lower", model, "--backend", "echo", error="internal"
+    )
 
 
 def test_backends(site):
@@ -310,10 +411,16 @@ def test_backends(site):
     assert re.search(r"^npu +ok +chip-vendor 1\.0 +a chip$", shown.stdout, re.MULTILINE)
     assert "bad-one (bad-one 1.0) is broken: ValueError: no luck" in shown.stdout
     assert shown.stderr == ""
-    found = json.loads(python("-m", "delegraph", "backends", "--json", path=site.folder).stdout)
+    found = json.loads(
+        python("-m", "delegraph", "backends", "--json", path=site.folder).stdout
+    )
     assert found["schema"] == "delegraph.backends/1"
     row = next(b for b in found["backends"] if b["name"] == "npu")
-    assert (row["status"], row["distribution"], row["formats"]) == ("ok", "chip-vendor", [".npu"])
+    assert (row["status"], row["distribution"], row["formats"]) == (
+        "ok",
+        "chip-vendor",
+        [".npu"],
+    )
     assert [p["name"] for p in found["plugins_without_backends"]] == ["bad-one"]
 
 
@@ -362,7 +469,9 @@ def delegraph_runtimes():
 def test_backends_verbose_shows_everything_that_is_declared(site):
     site.plugin("chip-vendor", DECLARED)
     only = {"DELEGRAPH_PLUGINS": "chip-vendor"}
-    shown = python("-m", "delegraph", "backends", "-v", path=site.folder, **only).stdout.splitlines()
+    shown = python(
+        "-m", "delegraph", "backends", "-v", path=site.folder, **only
+    ).stdout.splitlines()
     end = next(k for k, line in enumerate(shown) if " is disabled: " in line)
     assert "\n".join(shown[:end]) + "\n" == VERBOSE.replace("SITE", str(site.folder))
 
@@ -385,41 +494,70 @@ def test_doctor(site):
 
 def test_a_broken_plugin_is_a_warning_on_stderr_when_others_are_used(site, model):
     site.plugin("bad-one", "raise ValueError('no luck')")
-    shown = python("-m", "delegraph", "lower", str(model), "--backend", "absent", path=site.folder)
-    assert "warning: bad-one of bad-one 1.0 is broken: ValueError: no luck" in shown.stderr
+    shown = python(
+        "-m", "delegraph", "lower", str(model), "--backend", "absent", path=site.folder
+    )
+    assert (
+        "warning: bad-one of bad-one 1.0 is broken: ValueError: no luck" in shown.stderr
+    )
     assert "error [backend-not-found]" in shown.stderr
 
 
-@pytest.mark.parametrize("command", [["backends"], ["backends", "-v"], ["backends", "--json"], ["lower", "--help"]])
+@pytest.mark.parametrize(
+    "command",
+    [["backends"], ["backends", "-v"], ["backends", "--json"], ["lower", "--help"]],
+)
 def test_listing_and_help_import_neither_torch_nor_numpy_nor_what_draws(command):
     program = (
-        f"import sys; from delegraph.cli import main; code = main({command!r});"
-        "assert code == 0 and not {'torch', 'numpy', 'delegraph_analysis.drawing'} & set(sys.modules)"
+        f"import sys; from delegraph.cli import main; code = main({command!r});assert"
+        " code == 0 and not {'torch', 'numpy', 'delegraph_analysis.drawing'} &"
+        " set(sys.modules)"
     )
     shown = python("-c", program)
     assert shown.returncode == 0, shown.stderr
 
 
-def test_listing_150_plugins_and_150_other_distributions_imports_neither_torch_nor_numpy(site):
+def test_listing_150_plugins_and_150_other_distributions_imports_neither_torch_nor_numpy(
+    site,
+):
     for k in range(150):
-        site.plugin(f"chip-{k}", DECLARED.replace('"npu"', f'"npu-{k}"').replace("NpuBackend", f"Npu{k}"))
+        site.plugin(
+            f"chip-{k}",
+            DECLARED.replace('"npu"', f'"npu-{k}"').replace("NpuBackend", f"Npu{k}"),
+        )
         info = site.folder / f"other_{k}-1.0.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: other-{k}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[console_scripts]\nother-{k} = other_{k}:delegraph\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: other-{k}\nVersion: 1.0\n"
+        )
+        (info / "entry_points.txt").write_text(
+            f"[console_scripts]\nother-{k} = other_{k}:delegraph\n"
+        )
     program = (
         "import sys; from delegraph.cli import main; main(['backends']);"
         "assert not {'torch', 'numpy'} & set(sys.modules)"
     )
     shown = python("-c", program, path=site.folder)
     assert shown.returncode == 0, shown.stderr
-    assert len(re.findall(r"^npu-\d+ +ok +chip-\d+ 1\.0 +a chip$", shown.stdout, re.MULTILINE)) == 150
+    assert (
+        len(
+            re.findall(
+                r"^npu-\d+ +ok +chip-\d+ 1\.0 +a chip$", shown.stdout, re.MULTILINE
+            )
+        )
+        == 150
+    )
 
 
 def test_python_minus_m_is_the_command(tmp_path):
-    """Same results, same exit codes, and usage that names the command as it is installed."""
+    """Same results, same exit codes, and usage that names the command as it is
+    installed.
+    """
     shown = python("-m", "delegraph", "--version")
-    assert (shown.returncode, shown.stdout) == (0, f"delegraph {delegraph.__version__}\n")
+    assert (shown.returncode, shown.stdout) == (
+        0,
+        f"delegraph {delegraph.__version__}\n",
+    )
     shown = python("-m", "delegraph", "backends", "--json")
     assert json.loads(shown.stdout)["schema"] == "delegraph.backends/1"
     shown = python("-m", "delegraph", "lower")
@@ -437,19 +575,32 @@ def test_an_unknown_flag_shows_the_usage_of_its_command(tmp_path, capsys):
 @pytest.mark.parametrize("module", ["torch", "pluggy", "argparse"])
 def test_python_minus_m_runs_nothing_of_the_working_directory(tmp_path, module):
     (tmp_path / f"{module}.py").write_text("print('it ran')")
-    program = "def model():\n    import torch\n    return torch.nn.ReLU().eval(), (torch.ones(2),)\n"
+    program = (
+        "def model():\n    import torch\n    return torch.nn.ReLU().eval(),"
+        " (torch.ones(2),)\n"
+    )
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "model.py").write_text(program)
-    command = ["lower", "folder/model.py", "--backend", "tosa"] if module == "torch" else ["backends"]
+    command = (
+        ["lower", "folder/model.py", "--backend", "tosa"]
+        if module == "torch"
+        else ["backends"]
+    )
     shown = python("-m", "delegraph", *command, cwd=tmp_path)
-    assert (shown.returncode, "it ran" in shown.stdout + shown.stderr) == (0, False), shown.stderr
+    assert (shown.returncode, "it ran" in shown.stdout + shown.stderr) == (
+        0,
+        False,
+    ), shown.stderr
 
 
 def test_a_plugin_that_ends_the_process_is_a_row(site):
     site.plugin("bad-one", "import os\nos._exit(0)", version="0.7")
     site.backend("chip-vendor", "npu")
     shown = python("-m", "delegraph", "backends", path=site.folder)
-    assert f"is broken: os._exit(0) was called ({site.folder / 'bad_one.py'}:2)" in shown.stdout
+    assert (
+        f"is broken: os._exit(0) was called ({site.folder / 'bad_one.py'}:2)"
+        in shown.stdout
+    )
     assert re.search(r"^npu +ok ", shown.stdout, re.MULTILINE)
 
 
@@ -462,20 +613,39 @@ def test_version_and_help(capsys):
 
 def test_json_has_no_infinities():
     content = {"x": [float("inf"), float("nan"), 1.5], "type": int}
-    assert json.loads(as_json(Outcome("s/1", content, ""))) == {"schema": "s/1", "x": [None, None, 1.5], "type": "int"}
+    assert json.loads(as_json(Outcome("s/1", content, ""))) == {
+        "schema": "s/1",
+        "x": [None, None, 1.5],
+        "type": "int",
+    }
 
 
 def test_a_closed_pipe_is_quiet():
     shown = subprocess.run(
-        f"{sys.executable} -m delegraph backends -v | true", shell=True, capture_output=True, text=True
+        f"{sys.executable} -m delegraph backends -v | true",
+        shell=True,
+        capture_output=True,
+        text=True,
     )
     assert shown.stderr == ""
 
 
 @pytest.mark.parametrize("command", ["doctor", "backends --json"])
 def test_a_requirement_that_was_uninstalled(command):
-    program = f"import sys; sys.modules['pluggy'] = None; from delegraph.cli import main; exit(main({command.split()}))"
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    program = (
+        "import sys; sys.modules['pluggy'] = None; from delegraph.cli import main;"
+        f" exit(main({command.split()}))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     said = shown.stdout + shown.stderr
-    assert shown.returncode == 1 and "Traceback" not in said and "requirement-missing" in said
-    assert re.search(r"delegraph requires pluggy\S*, which is not installed in this environment", said)
+    assert (
+        shown.returncode == 1
+        and "Traceback" not in said
+        and "requirement-missing" in said
+    )
+    assert re.search(
+        r"delegraph requires pluggy\S*, which is not installed in this environment",
+        said,
+    )

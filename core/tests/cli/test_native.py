@@ -66,7 +66,10 @@ class Model(torch.nn.Module):
 def model():
     return Model().eval(), (torch.ones(3),)
 """
-PLACE = "preprocess of RoughBackend (acme-rough 1.5), at partition RoughBackend_0 of method forward"
+PLACE = (
+    "preprocess of RoughBackend (acme-rough 1.5), at partition RoughBackend_0 of method"
+    " forward"
+)
 
 
 @pytest.fixture
@@ -79,7 +82,14 @@ def delegraph(site, tmp_path):
     def run(act, *arguments):
         words = [warm_python(), "-m", "delegraph", *arguments]
         variables = {**os.environ, "ACT": act, "PYTHONPATH": path}
-        return subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
+        return subprocess.run(
+            words,
+            cwd=tmp_path,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
 
     return run
 
@@ -88,10 +98,18 @@ LOWER = ("lower", "net.py", "--backend", "rough")
 
 
 def test_json_survives_native_prints(delegraph):
-    """What is written at once, and what lies in a buffer of C until the process ends; a child process's too."""
-    act = "C.printf(b'from a buffer\\n'); os.write(1, b'at once\\n'); print('from Python'); os.system('echo a child')"
+    """What is written at once, and what lies in a buffer of C until the process ends; a
+    child process's too.
+    """
+    act = (
+        "C.printf(b'from a buffer\\n'); os.write(1, b'at once\\n'); print('from"
+        " Python'); os.system('echo a child')"
+    )
     done = delegraph(act, *LOWER, "--json")
-    assert json.loads(done.stdout)["schema"] == "delegraph.lower/1" and done.returncode == 0
+    assert (
+        json.loads(done.stdout)["schema"] == "delegraph.lower/1"
+        and done.returncode == 0
+    )
     for text in ("from a buffer", "at once", "from Python", "a child"):
         assert text in done.stderr
 

@@ -59,7 +59,9 @@ class Process(subprocess.Popen):
 
 @pytest.fixture
 def start(site, tmp_path):
-    """Starts the command line where a plugin does ``act`` ``when`` that comes; a good plugin is there, too."""
+    """Starts the command line where a plugin does ``act`` ``when`` that comes; a good
+    plugin is there, too.
+    """
     site.plugin("acme-rough", LIGHT, version="1.5", module="acme_rough_light")
     (site.folder / "acme_rough_command.py").write_text(COMMAND)
     site.backend("good-one", "good")
@@ -68,9 +70,14 @@ def start(site, tmp_path):
     def begin(when, act, *arguments):
         words = [sys.executable, "-m", "delegraph", *arguments]
         variables = {**os.environ, "WHEN": when, "ACT": act, "PYTHONPATH": path}
-        variables |= {"DELEGRAPH_PLUGINS": "acme-rough,good-one", "TMPDIR": str(tmp_path)}
+        variables |= {
+            "DELEGRAPH_PLUGINS": "acme-rough,good-one",
+            "TMPDIR": str(tmp_path),
+        }
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return Process(words, cwd=tmp_path, env=variables, start_new_session=True, **pipes)
+        return Process(
+            words, cwd=tmp_path, env=variables, start_new_session=True, **pipes
+        )
 
     return begin
 
@@ -113,7 +120,10 @@ def test_an_exit_of_a_light_module_is_a_row_and_others_are_listed(delegraph, act
 
 
 def test_prints_of_a_light_module_do_not_reach_stdout(delegraph):
-    act = "print('from Python'); os.write(1, b'at once\\n'); C.printf(b'from a buffer\\n')"
+    act = (
+        "print('from Python'); os.write(1, b'at once\\n'); C.printf(b'from a"
+        " buffer\\n')"
+    )
     done = delegraph("light import", act, "backends", "--json")
     assert json.loads(done.stdout)["schema"] == "delegraph.backends/1"
     for text in ("from Python", "at once", "from a buffer"):
@@ -125,30 +135,47 @@ def test_a_light_module_that_hangs_shows_its_stack(delegraph, site):
     (site.folder / "sitecustomize.py").write_text(patch)
     done = delegraph("light import", "C.usleep(600_000)", "backends")
     assert done.returncode == 0 and re.search(r"^good +ok ", done.stdout, re.MULTILINE)
-    assert re.search(r'Timeout .+File ".+acme_rough_light\.py", line \d+ in act', done.stderr, re.DOTALL)
+    assert re.search(
+        r'Timeout .+File ".+acme_rough_light\.py", line \d+ in act',
+        done.stderr,
+        re.DOTALL,
+    )
     assert "acme_rough_light" not in delegraph("", "", "backends").stderr
 
 
 def test_teardown_of_native_code_does_not_change_the_exit_code(delegraph):
-    act = "os.end = ctypes.CFUNCTYPE(None)(lambda: C._exit(7)); C.__cxa_atexit(os.end, None, None)"
+    act = (
+        "os.end = ctypes.CFUNCTYPE(None)(lambda: C._exit(7)); C.__cxa_atexit(os.end,"
+        " None, None)"
+    )
     done = delegraph("command", act, "rough")
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
 def test_exit_handlers_of_python_run(delegraph, tmp_path):
-    done = delegraph("command", "os.kept = tempfile.TemporaryDirectory(prefix='kept-'); print(os.kept.name)", "rough")
+    done = delegraph(
+        "command",
+        "os.kept = tempfile.TemporaryDirectory(prefix='kept-'); print(os.kept.name)",
+        "rough",
+    )
     assert str(tmp_path / "kept-") in done.stderr
     assert (done.returncode, list(tmp_path.glob("kept-*"))) == (0, [])
 
 
 WAITING = "print('waiting', flush=True); [time.sleep(0.05) for _ in range(2_000)]"
-"""In short pieces: a signal that comes just before Python begins to sleep is seen when that sleep has ended."""
+"""In short pieces: a signal that comes just before Python begins to sleep is seen when
+that sleep has ended.
+"""
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_ignored():
-    """A shell that starts the tests in the background lets them ignore SIGINT, and so would all that they start."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """A shell that starts the tests in the background lets them ignore SIGINT, and so
+    would all that they start.
+    """
+    before = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     for number, handler in before.items():
         if handler is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
@@ -159,12 +186,16 @@ def nothing_is_ignored():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("when", ["command", "light import"])
-def test_a_signal_ends_a_command_with_one_line_and_its_exit_code(start, tmp_path, number, when):
+def test_a_signal_ends_a_command_with_one_line_and_its_exit_code(
+    start, tmp_path, number, when
+):
     act = f"os.kept = tempfile.TemporaryDirectory(prefix='kept-'); {WAITING}"
     with start(when, act, "rough") as process:
         assert process.stderr.readline() == "waiting\n"
         os.killpg(process.pid, number)
         out, told = process.communicate(timeout=60)
     assert (process.returncode, out) == (128 + number, "")
-    assert told == ("interrupted\n" if number == signal.SIGINT else "stopped by SIGTERM\n")
+    assert told == (
+        "interrupted\n" if number == signal.SIGINT else "stopped by SIGTERM\n"
+    )
     assert list(tmp_path.glob("kept-*")) == []

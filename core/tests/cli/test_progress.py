@@ -1,4 +1,6 @@
-"""What a command says while a backend compiles: in one line of a terminal, now and then where stderr is kept."""
+"""What a command says while a backend compiles: in one line of a terminal, now and then
+where stderr is kept.
+"""
 
 import io
 import logging
@@ -30,13 +32,19 @@ def lower_slowly(registry):
     slow = Slow()
     logging.getLogger("delegraph.progress").addHandler(slow)
     try:
-        partitioner = CapabilityPartitioner(lambda n: "no" if "sin" in str(n.target) else None, "EchoBackend")
-        return lower(Steps().eval(), (torch.ones(2),), backends=[partitioner], registry=registry)
+        partitioner = CapabilityPartitioner(
+            lambda n: "no" if "sin" in str(n.target) else None, "EchoBackend"
+        )
+        return lower(
+            Steps().eval(), (torch.ones(2),), backends=[partitioner], registry=registry
+        )
     finally:
         logging.getLogger("delegraph.progress").removeHandler(slow)
 
 
-def test_a_kept_stderr_says_at_intervals_which_partition_is_compiled(echo_registry, monkeypatch):
+def test_a_kept_stderr_says_at_intervals_which_partition_is_compiled(
+    echo_registry, monkeypatch
+):
     kept = io.StringIO()
     monkeypatch.setattr("sys.stderr", kept)
     monkeypatch.setattr(outcome, "INTERVAL", 0.05)
@@ -44,8 +52,13 @@ def test_a_kept_stderr_says_at_intervals_which_partition_is_compiled(echo_regist
         assert len(lower_slowly(echo_registry).delegates) == 3
     lines = kept.getvalue().splitlines()
     for k in (1, 2, 3):
-        assert any(line.startswith(f"lowering net.py: partition {k} of 3, echobackend, ") for line in lines), lines
-    assert all(line.endswith(" s ...") for line in lines) and "\x1b" not in kept.getvalue()
+        assert any(
+            line.startswith(f"lowering net.py: partition {k} of 3, echobackend, ")
+            for line in lines
+        ), lines
+    assert (
+        all(line.endswith(" s ...") for line in lines) and "\x1b" not in kept.getvalue()
+    )
 
 
 def test_a_short_command_says_nothing_where_stderr_is_kept(echo_registry, monkeypatch):
@@ -53,7 +66,9 @@ def test_a_short_command_says_nothing_where_stderr_is_kept(echo_registry, monkey
     monkeypatch.setattr("sys.stderr", kept)
     with outcome.progress("lowering net.py"):
         lower_slowly(echo_registry)
-    assert kept.getvalue() == "" and logging.getLogger("delegraph.progress").handlers == []
+    assert (
+        kept.getvalue() == "" and logging.getLogger("delegraph.progress").handlers == []
+    )
 
 
 def test_a_terminal_has_one_line(echo_registry, monkeypatch):
@@ -63,7 +78,10 @@ def test_a_terminal_has_one_line(echo_registry, monkeypatch):
         lower_slowly(echo_registry)
         time.sleep(1)
     assert shown.getvalue().startswith("lowering net\\x1b.py ...")
-    assert "\r\x1b[Klowering net\\x1b.py: partition 3 of 3, echobackend, 1 s ..." in shown.getvalue()
+    assert (
+        "\r\x1b[Klowering net\\x1b.py: partition 3 of 3, echobackend, 1 s ..."
+        in shown.getvalue()
+    )
     assert shown.getvalue().endswith("\r\x1b[K") and "\n" not in shown.getvalue()
 
 

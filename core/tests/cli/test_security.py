@@ -20,19 +20,28 @@ class Attack:
 
 @pytest.fixture
 def attack(tmp_path):
-    """A .pt2 file in which a weight is marked as pickled and is a pickle that makes a folder."""
+    """A .pt2 file in which a weight is marked as pickled and is a pickle that makes a
+    folder.
+    """
     program = torch.export.export(torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
     torch.export.save(program, tmp_path / "honest.pt2")
-    made, pickled = tmp_path / "the_code_ran", io.BytesIO()
+    made = tmp_path / "the_code_ran"
+    pickled = io.BytesIO()
     torch.save(Attack(made), pickled)
-    with zipfile.ZipFile(tmp_path / "honest.pt2") as honest, zipfile.ZipFile(tmp_path / "model.pt2", "w") as prepared:
+    with (
+        zipfile.ZipFile(tmp_path / "honest.pt2") as honest,
+        zipfile.ZipFile(tmp_path / "model.pt2", "w") as prepared,
+    ):
         for name in honest.namelist():
             content = honest.read(name)
             if name.endswith("weights_config.json"):
                 config = json.loads(content)
                 config["config"]["weight"]["use_pickle"] = True
                 content = json.dumps(config).encode()
-            prepared.writestr(name, pickled.getvalue() if name.endswith("weights/weight_0") else content)
+            prepared.writestr(
+                name,
+                pickled.getvalue() if name.endswith("weights/weight_0") else content,
+            )
     return made
 
 

@@ -1,4 +1,6 @@
-"""What reaches the terminal: nothing of others that controls it, an error where it is closed or full; signals."""
+"""What reaches the terminal: nothing of others that controls it, an error where it is
+closed or full; signals.
+"""
 
 import contextlib
 import functools
@@ -17,7 +19,9 @@ from delegraph.discovery.registry import Registry
 from ..support.processes import python
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b1A\u202e\u2066\u200b\x00\x7f\u2028\ud800"
-"""Sets the title, clears the screen, overwrites the line, turns the direction of writing, is invisible."""
+"""Sets the title, clears the screen, overwrites the line, turns the direction of
+writing, is invisible.
+"""
 PROGRESS_BAR = "\r50%\r100%"
 HOSTILE = f"""
 from delegraph.command import Outcome, progress
@@ -99,7 +103,8 @@ def hostile(site, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("delegraph.discovery.registry._default", Registry())
     monkeypatch.setenv("DELEGRAPH_PLUGINS", "evil,worse,named,npu\x1b[2J")
-    name = EVIL.replace("\x00", "").replace("\ud800", "\udcff")  # what a file can be called
+    # what a file can be called
+    name = EVIL.replace("\x00", "").replace("\ud800", "\udcff")
     for suffix, content in ((".npu", ""), (".py", textwrap.dedent(MODEL))):
         (tmp_path / f"{name}{suffix}").write_text(content)
     return name
@@ -107,12 +112,16 @@ def hostile(site, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("json", [[], ["--json"]], ids=["text", "json"])
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_no_text_of_others_reaches_the_terminal_with_control_characters(command, json, hostile, capsys):
+def test_no_text_of_others_reaches_the_terminal_with_control_characters(
+    command, json, hostile, capsys
+):
     extra = json if "--" not in command else []
     code = main([*(word.replace("FILE", hostile) for word in command), *extra])
     shown = capsys.readouterr()
     shown = shown._replace(err=shown.err.replace(PROGRESS_BAR, ""))
-    assert not [c for c in shown.out + shown.err if not (c.isprintable() or c in "\n\t")]
+    assert not [
+        c for c in shown.out + shown.err if not (c.isprintable() or c in "\n\t")
+    ]
     assert code == 0 or command not in WORKING
     assert "x1b" in shown.out + shown.err or "u001b" in shown.out
 
@@ -122,7 +131,13 @@ def test_progress_is_safe_too_and_what_a_plugin_prints_passes_as_it_is(hostile, 
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "delegraph", "show", f"{hostile}.npu"]
     search = os.pathsep.join([str(site.folder), os.environ.get("PYTHONPATH", "")])
-    subprocess.run(command, stdout=theirs, stderr=theirs, env=os.environ | {"PYTHONPATH": search}, check=True)
+    subprocess.run(
+        command,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"PYTHONPATH": search},
+        check=True,
+    )
     os.close(theirs)
     shown = b""
     with contextlib.suppress(OSError):  # the end, on a terminal
@@ -135,19 +150,41 @@ def test_progress_is_safe_too_and_what_a_plugin_prints_passes_as_it_is(hostile, 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_every_encoding_of_the_terminal_will_do(hostile, site, encoding):
-    for command in (["backends", "-v"], ["lower", "--help"], ["show", f"{hostile}.npu"]):
+    for command in (
+        ["backends", "-v"],
+        ["lower", "--help"],
+        ["show", f"{hostile}.npu"],
+    ):
         plugins = {"DELEGRAPH_PLUGINS": "evil"}
-        shown = python("-m", "delegraph", *command, path=site.folder, PYTHONIOENCODING=encoding, **plugins)
-        assert (shown.returncode, shown.stderr.split()) == (0, ["50%", "100%"] if command[0] == "show" else [])
+        shown = python(
+            "-m",
+            "delegraph",
+            *command,
+            path=site.folder,
+            PYTHONIOENCODING=encoding,
+            **plugins,
+        )
+        assert (shown.returncode, shown.stderr.split()) == (
+            0,
+            ["50%", "100%"] if command[0] == "show" else [],
+        )
         assert shown.stdout.strip()
 
 
-@pytest.mark.parametrize("command", ["backends", "backends --json", "--version", "lower --help", "--help"])
+@pytest.mark.parametrize(
+    "command", ["backends", "backends --json", "--version", "lower --help", "--help"]
+)
 def test_a_result_that_cannot_be_written_is_a_failure_in_one_line(command):
-    for redirection, reason in ((">/dev/full", "No space left on device"), (">&-", "it is closed")):
+    for redirection, reason in (
+        (">/dev/full", "No space left on device"),
+        (">&-", "it is closed"),
+    ):
         shown = shell(f"delegraph {command} {redirection}")
         assert shown.returncode == 1
-        assert shown.stderr == f"error [write-failed]: cannot write to the standard output: {reason}\n"
+        assert (
+            shown.stderr
+            == f"error [write-failed]: cannot write to the standard output: {reason}\n"
+        )
 
 
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
@@ -157,7 +194,9 @@ def test_an_error_that_nobody_can_be_told_still_has_its_exit_code(redirection):
 
 
 def as_backends(source):
-    """A program that is ``delegraph backends``, but with this function in place of the command's own."""
+    """A program that is ``delegraph backends``, but with this function in place of the
+    command's own.
+    """
     return f"""
 import os, sys, time
 from delegraph.cli import listing, main
@@ -176,7 +215,9 @@ def test_a_file_does_not_become_a_closed_standard_stream(tmp_path):
             return listing.Outcome("s", {}, "done")
     """)
     command = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, program]
-    assert subprocess.run(command, cwd=tmp_path, stderr=subprocess.DEVNULL).returncode == 1
+    assert (
+        subprocess.run(command, cwd=tmp_path, stderr=subprocess.DEVNULL).returncode == 1
+    )
     assert (tmp_path / "report").read_text() == ""
 
 
@@ -198,7 +239,8 @@ def test_signals_that_end_the_work_leave_nothing_behind(tmp_path, number):
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=functools.partial(signal.signal, number, signal.SIG_DFL),  # under nohup it is ignored
+        # under nohup it is ignored
+        preexec_fn=functools.partial(signal.signal, number, signal.SIG_DFL),
     )
     with started as process:
         assert process.stderr.readline() == "writing\n"
@@ -206,7 +248,9 @@ def test_signals_that_end_the_work_leave_nothing_behind(tmp_path, number):
         process.send_signal(number)
         told = process.communicate(timeout=60)[1]
     assert process.returncode == 128 + number
-    assert told == ("interrupted\n" if number == signal.SIGINT else f"stopped by {number.name}\n")
+    assert told == (
+        "interrupted\n" if number == signal.SIGINT else f"stopped by {number.name}\n"
+    )
     assert os.listdir(tmp_path) == []
 
 
@@ -234,7 +278,9 @@ LONG = "x" * 5000
         (["lower", "net.py", "--backend", "npu", "--report", LONG], 1),
         (["new-backend", "my-npu", LONG], 1),
     ],
-    ids=lambda value: " ".join(value).replace(LONG, "LONG") if isinstance(value, list) else None,
+    ids=lambda value: (
+        " ".join(value).replace(LONG, "LONG") if isinstance(value, list) else None
+    ),
 )
 def test_paths_that_are_too_long_and_numbers_below_zero_are_the_users_error(
     site, tmp_path, command, code, capsys, monkeypatch

@@ -1,4 +1,6 @@
-"""Errors that plugins raise: one error that names the plugin, what it was doing, and the user's line."""
+"""Errors that plugins raise: one error that names the plugin, what it was doing, and
+the user's line.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from delegraph.backend import BackendDetails
 from delegraph.discovery.registry import Registry
 from delegraph.engine.pipeline import lower_programs
 from delegraph.errors import CODES, InputError, PluginBroken, PluginFailed
-from delegraph.partitioner import CapabilityPartitioner, Partitioner, WrappingPartitioner
+from delegraph.partitioner import (
+    CapabilityPartitioner,
+    Partitioner,
+    WrappingPartitioner,
+)
 from delegraph.runtime import BackendRuntime
 
 from ..conftest import EchoBackend, EchoRuntime
@@ -27,18 +33,26 @@ class Net(torch.nn.Module):
 
 
 LINE = next(
-    k for k, text in enumerate(Path(HERE).read_text().split("\n"), 1) if "the user's line" in text and "silu" in text
+    k
+    for k, text in enumerate(Path(HERE).read_text().split("\n"), 1)
+    if "the user's line" in text and "silu" in text
 )
 
 
 def acting(act):
-    """A backend, partitioner or runtime that does ``act`` in the method of that name, and is the echo's otherwise."""
+    """A backend, partitioner or runtime that does ``act`` in the method of that name,
+    and is the echo's otherwise.
+    """
 
     def backend(edge_program, compile_specs):
         act()
         return EchoBackend.preprocess(edge_program, compile_specs)
 
-    return type("ActingBackend", (BackendDetails,), {"preprocess": staticmethod(backend), "__module__": __name__})
+    return type(
+        "ActingBackend",
+        (BackendDetails,),
+        {"preprocess": staticmethod(backend), "__module__": __name__},
+    )
 
 
 def leave():
@@ -60,16 +74,29 @@ def lowered(backend, partitioner=None, runtime=EchoRuntime, **options):
     registry = Registry(discover=False)
     registry.register(backend, runtime=runtime)
     partitioner = partitioner or everything(backend.__name__)
-    return delegraph.lower(Net().eval(), (torch.ones(2),), backends=[partitioner], registry=registry, **options)
+    return delegraph.lower(
+        Net().eval(),
+        (torch.ones(2),),
+        backends=[partitioner],
+        registry=registry,
+        **options,
+    )
 
 
 def lower_or_raise(backend, partitioner=None):
-    """Lower without a report, so that an exception of the backend is an error and no refusal."""
+    """Lower without a report, so that an exception of the backend is an error and no
+    refusal.
+    """
     registry = Registry(discover=False)
     registry.register(backend, runtime=EchoRuntime)
     partitioner = partitioner or everything(backend.__name__)
     program = torch.export.export(Net().eval(), (torch.ones(2),))
-    return lower_programs({"forward": program}, [{"forward": partitioner}], decompose=True, registry=registry)
+    return lower_programs(
+        {"forward": program},
+        [{"forward": partitioner}],
+        decompose=True,
+        registry=registry,
+    )
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), MemoryError(), BaseException("odd")])
@@ -79,15 +106,27 @@ def test_what_is_no_exception_of_a_compiler_ends_the_lowering(error):
     assert caught.value.__cause__ is error
 
 
-@pytest.mark.parametrize("error", [ValueError("bad weights"), SystemExit(0), MemoryError(), BaseException("odd")])
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("bad weights"), SystemExit(0), MemoryError(), BaseException("odd")],
+)
 def test_whatever_preprocess_raises(error):
     with pytest.raises(PluginFailed) as caught:
         lower_or_raise(acting(raising(error)))
     failed = caught.value
-    text = f"preprocess of ActingBackend ({HERE}), at partition ActingBackend_0 of method forward, raised "
+    text = (
+        f"preprocess of ActingBackend ({HERE}), at partition ActingBackend_0 of method"
+        " forward, raised "
+    )
     assert failed.message.startswith(text + type(error).__name__)
-    assert str(error) in failed.message and f"{HERE}:" in failed.message.removeprefix(text)
-    assert failed.__cause__ is error and failed.code == "plugin-failed" in CODES and isinstance(failed, RuntimeError)
+    assert str(error) in failed.message and f"{HERE}:" in failed.message.removeprefix(
+        text
+    )
+    assert (
+        failed.__cause__ is error
+        and failed.code == "plugin-failed" in CODES
+        and isinstance(failed, RuntimeError)
+    )
     assert (failed.source.file, failed.source.line) == (HERE, LINE)
 
 
@@ -95,8 +134,13 @@ def test_an_error_on_purpose_keeps_its_class_and_gains_who_raised_it():
     error = InputError("toy/no", "no luck")
     with pytest.raises(InputError) as caught:
         lowered(acting(raising(error)))
-    assert caught.value is error and error.code == "toy/no" and error.message == "no luck"
-    assert str(error).endswith(f"raised by preprocess of ActingBackend ({HERE}), {error.raised_by.partition(', ')[2]}")
+    assert (
+        caught.value is error and error.code == "toy/no" and error.message == "no luck"
+    )
+    assert str(error).endswith(
+        f"raised by preprocess of ActingBackend ({HERE}),"
+        f" {error.raised_by.partition(', ')[2]}"
+    )
 
 
 def test_an_interrupt_and_a_signal_handler_pass():
@@ -118,7 +162,9 @@ def test_a_support_check_names_the_operator():
     def why_not(node):
         return {}["table"] if node.target is torch.ops.aten.relu.default else None
 
-    with pytest.raises(PluginFailed, match="raised KeyError.*at relu \\(aten.relu.default\\)") as caught:
+    with pytest.raises(
+        PluginFailed, match="raised KeyError.*at relu \\(aten.relu.default\\)"
+    ) as caught:
         lower_or_raise(EchoBackend, CapabilityPartitioner(why_not, "EchoBackend"))
     assert caught.value.node.name == "relu" and caught.value.source.line == LINE
 
@@ -147,7 +193,9 @@ class Failing(Partitioner):
         return [torch.ops.aten.silu.default], wanted if self.place == "filter" else None
 
 
-@pytest.mark.parametrize("wrap", [lambda p: p, lambda p: WrappingPartitioner(p, "EchoBackend")])
+@pytest.mark.parametrize(
+    "wrap", [lambda p: p, lambda p: WrappingPartitioner(p, "EchoBackend")]
+)
 @pytest.mark.parametrize(
     ("place", "text"),
     [
@@ -173,7 +221,10 @@ def test_runtimes(place):
             return lambda *args: leave()
 
     program = lowered(EchoBackend, everything("EchoBackend"), FailingRuntime)
-    text = r"of FailingRuntime \(.*partition EchoBackend_0 of method forward, raised SystemExit: 0"
+    text = (
+        r"of FailingRuntime \(.*partition EchoBackend_0 of method forward, raised"
+        r" SystemExit: 0"
+    )
     with pytest.raises(PluginFailed, match=text) as caught:
         program(torch.ones(2))
     assert caught.value.source.line == LINE
@@ -217,7 +268,9 @@ def delegraph_partitioners():
 def acme(site):
     """An installed plugin; the registry that has found it."""
     site.plugin("acme-native", PLUGIN, version="2.1")
-    (site.folder / "acme_absent.py").write_text("import ctypes\nctypes.CDLL('libabsent.so')\n")
+    (site.folder / "acme_absent.py").write_text(
+        "import ctypes\nctypes.CDLL('libabsent.so')\n"
+    )
     return Registry()
 
 
@@ -226,23 +279,46 @@ def test_an_installed_plugin_is_named_with_its_version_and_its_own_line(acme, si
 
     program = torch.export.export(Net().eval(), (torch.ones(2),))
     with pytest.raises(PluginFailed) as caught:
-        lower_programs({"forward": program}, [{"forward": Willing()}], decompose=True, registry=acme)
-    message, file = caught.value.message, site.folder / "acme_native.py"
-    assert "preprocess of NativeBackend (acme-native 2.1), at partition NativeBackend_0 of method forward" in message
-    line = next(k for k, text in enumerate(file.read_text().splitlines(), 1) if "# fails" in text)
+        lower_programs(
+            {"forward": program},
+            [{"forward": Willing()}],
+            decompose=True,
+            registry=acme,
+        )
+    message = caught.value.message
+    file = site.folder / "acme_native.py"
+    assert (
+        "preprocess of NativeBackend (acme-native 2.1), at partition NativeBackend_0 of"
+        " method forward" in message
+    )
+    line = next(
+        k
+        for k, text in enumerate(file.read_text().splitlines(), 1)
+        if "# fails" in text
+    )
     assert f"({file}:{line})" in message and ctypes.__file__ not in message
     assert "tell the authors of acme-native 2.1" in caught.value.hint
 
 
 def test_a_constructor_is_the_plugins_too(acme):
-    with pytest.raises(PluginFailed, match=r"constructor of NativePartitioner \(acme-native 2.1\), raised IndexError"):
-        delegraph.lower(Net().eval(), (torch.ones(2),), backends=["native"], registry=acme)
+    with pytest.raises(
+        PluginFailed,
+        match=(
+            r"constructor of NativePartitioner \(acme-native 2.1\), raised IndexError"
+        ),
+    ):
+        delegraph.lower(
+            Net().eval(), (torch.ones(2),), backends=["native"], registry=acme
+        )
 
 
 def test_the_line_of_a_target_that_fails_to_load_is_its_own(acme, site):
     with pytest.raises(PluginBroken) as caught:
         acme.get_partitioner("absent")
-    assert f"({site.folder / 'acme_absent.py'}:2)" in caught.value.message and ctypes.__file__ not in str(caught.value)
+    assert (
+        f"({site.folder / 'acme_absent.py'}:2)" in caught.value.message
+        and ctypes.__file__ not in str(caught.value)
+    )
 
 
 def test_the_line_of_a_light_module_that_fails_is_its_own(site):

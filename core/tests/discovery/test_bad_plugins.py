@@ -1,7 +1,9 @@
-"""Every way in which a plugin can be bad, one row each: survived, reported and explained, and its neighbour works.
+"""Every way in which a plugin can be bad, one row each: survived, reported and
+explained, and its neighbour works.
 
-Each row is an installation folder with a good plugin and a bad one. In this process: what is listed, and a lowering
-with the good one. In another: what ``delegraph doctor`` says of the bad one, and its exit code.
+Each row is an installation folder with a good plugin and a bad one. In this process:
+what is listed, and a lowering with the good one. In another: what ``delegraph doctor``
+says of the bad one, and its exit code.
 """
 
 import json
@@ -54,14 +56,17 @@ def {hook}({arguments}):
 
 @dataclass(frozen=True)
 class Row:
-    """``install`` puts the bad plugin there. In what doctor says of it, ``error`` and ``hint`` are searched."""
+    """``install`` puts the bad plugin there. In what doctor says of it, ``error`` and
+    ``hint`` are searched.
+    """
 
     install: Callable[..., None]
     error: str
     hint: str
     status: Status = Status.BROKEN
     listed: Status | None = None
-    """What the listing, which imports no targets, calls it, if that is not ``status``."""
+    """What the listing, which imports no targets, calls it, if that is not ``status``.
+    """
     distributions: tuple[str, ...] = ("bad-one",)
     variables: dict[str, str] = field(default_factory=dict)
 
@@ -86,7 +91,11 @@ def target(source, name="BadBackend"):
 
 def two_of_one_backend(site):
     for version, distribution in (("0.7", "bad-one"), ("0.8", "bad-two")):
-        source = HOOK.format(hook="delegraph_backends", arguments="", answer="[BackendSpec('npu', 'a:B', 'B', 1)]")
+        source = HOOK.format(
+            hook="delegraph_backends",
+            arguments="",
+            answer="[BackendSpec('npu', 'a:B', 'B', 1)]",
+        )
         site.plugin(distribution, source, version=version)
 
 
@@ -105,7 +114,9 @@ def two_copies(site):
 def requiring(requirement):
     def install(site):
         answers("[BackendSpec('bad', 'bad_target:BadBackend', 'BadBackend', 1)]")(site)
-        (site.folder / "bad_target.py").write_text(GOOD_TARGET.replace("GoodBackend", "BadBackend"))
+        (site.folder / "bad_target.py").write_text(
+            GOOD_TARGET.replace("GoodBackend", "BadBackend")
+        )
         with open(site.folder / "bad_one-0.7.dist-info" / "METADATA", "a") as file:
             file.write(f"Requires-Dist: {requirement}\n")
 
@@ -120,12 +131,17 @@ class Odd(Exception):
 raise Odd
 """
 FORGO = r"to go on without it, set DELEGRAPH_DISABLE_PLUGINS=bad-one$"
-KIND = "for the authors of bad-one: a backend is a subclass of delegraph.backend.BackendDetails"
+KIND = (
+    "for the authors of bad-one: a backend is a subclass of"
+    " delegraph.backend.BackendDetails"
+)
 ROWS = {
     "import error": Row(
         light("import a_module_that_nobody_has"),
-        r"ModuleNotFoundError: No module named 'a_module_that_nobody_has' \(.+bad_one\.py:1\)",
-        "install what provides 'a_module_that_nobody_has'.+BackendSpec.requires; " + FORGO,
+        r"ModuleNotFoundError: No module named 'a_module_that_nobody_has'"
+        r" \(.+bad_one\.py:1\)",
+        "install what provides 'a_module_that_nobody_has'.+BackendSpec.requires; "
+        + FORGO,
     ),
     "light module that is not there": Row(
         lambda site: site.metadata("bad-one", "bad-one = bad_one_that_is_gone", "0.7"),
@@ -135,7 +151,8 @@ ROWS = {
     "syntax error": Row(
         light("x = 1\ndef (:"),
         r"SyntaxError: invalid syntax.+bad_one\.py.+2",
-        rf"reinstall bad-one, in a version that is written for Python 3\.{sys.version_info.minor}; " + FORGO,
+        r"reinstall bad-one, in a version that is written for Python"
+        rf" 3\.{sys.version_info.minor}; " + FORGO,
     ),
     "SystemExit at import": Row(
         light("\nraise SystemExit(3)"),
@@ -150,14 +167,17 @@ ROWS = {
     ),
     "duplicate backend name": Row(
         two_of_one_backend,
-        r"2 plugins offer a backend 'npu': bad-one 0\.7 \(.+bad_one\.py\) and bad-two 0\.8 \(.+bad_two\.py\)",
-        "ask for 'bad-one/npu' or 'bad-two/npu', or set DELEGRAPH_DISABLE_PLUGINS to one of them",
+        r"2 plugins offer a backend 'npu': bad-one 0\.7 \(.+bad_one\.py\) and bad-two"
+        r" 0\.8 \(.+bad_two\.py\)",
+        "ask for 'bad-one/npu' or 'bad-two/npu', or set DELEGRAPH_DISABLE_PLUGINS to"
+        " one of them",
         Status.CONFLICT,
         distributions=("bad-one", "bad-two"),
     ),
     "one entry-point name in two distributions": Row(
         two_of_one_entry_point,
-        r"the entry point 'npu' is also one of bad-(one 0\.7|two 0\.8) \(.+bad_(one|two)\.py\)",
+        r"the entry point 'npu' is also one of bad-(one 0\.7|two 0\.8)"
+        r" \(.+bad_(one|two)\.py\)",
         r"write bad-(one|two)/npu",
         Status.OK,
         distributions=("bad-one", "bad-two"),
@@ -165,7 +185,8 @@ ROWS = {
     "misspelt hook": Row(
         answers("[]", hook="delegraph_backend"),
         "there is no hook 'delegraph_backend'; did you mean 'delegraph_backends'?",
-        "for the authors of bad-one: rename it; the hooks are delegraph_backends, .+; " + FORGO,
+        "for the authors of bad-one: rename it; the hooks are delegraph_backends, .+; "
+        + FORGO,
     ),
     "hook without its mark": Row(
         light("def delegraph_backends(): return []"),
@@ -180,7 +201,8 @@ ROWS = {
     "hook that returns None": Row(
         answers("None"),
         "delegraph_backends returned None; it returns a list of BackendSpec",
-        "return the list; without anything to declare, leave delegraph_backends out; " + FORGO,
+        "return the list; without anything to declare, leave delegraph_backends out; "
+        + FORGO,
     ),
     "hook that returns a string": Row(
         answers("'tosa'"),
@@ -190,24 +212,28 @@ ROWS = {
     "hook that returns a foreign object": Row(
         answers("[object]"),
         "delegraph_backends returned a list with <class 'object'>",
-        "declare it with delegraph.plugin.BackendSpec, which names the object by its target; " + FORGO,
+        "declare it with delegraph.plugin.BackendSpec, which names the object by its"
+        " target; " + FORGO,
     ),
     "missing target": Row(
         target("class BadBackends: ..."),
         r"backend 'bad_target:BadBackend' of bad-one 0\.7 cannot be loaded: "
-        r"module 'bad_target' \(.+bad_target\.py\) has no 'BadBackend'; it has 'BadBackends'",
+        r"module 'bad_target' \(.+bad_target\.py\) has no 'BadBackend'; it has"
+        r" 'BadBackends'",
         "name what the module has; or reinstall bad-one; " + FORGO,
         listed=Status.OK,
     ),
     "target whose module is not there": Row(
         answers("[BackendSpec('bad', 'bad_one.gone:BadBackend', 'BadBackend', 1)]"),
-        r"backend 'bad_one.gone:BadBackend' of bad-one 0\.7 cannot be loaded: ModuleNotFoundError",
+        r"backend 'bad_one.gone:BadBackend' of bad-one 0\.7 cannot be loaded:"
+        r" ModuleNotFoundError",
         "reinstall bad-one",
         listed=Status.OK,
     ),
     "target of the wrong kind": Row(
         target("class BadBackend: ..."),
-        r"is no subclass of delegraph\.backend\.BackendDetails but type <class 'bad_target\.BadBackend'> of .+\.py$",
+        r"is no subclass of delegraph\.backend\.BackendDetails but type <class"
+        r" 'bad_target\.BadBackend'> of .+\.py$",
         KIND + ".+; " + FORGO,
         listed=Status.OK,
     ),
@@ -225,13 +251,15 @@ ROWS = {
     ),
     "target that crashes the interpreter": Row(
         target("import ctypes\n\nctypes.string_at(0)"),
-        r"^importing bad_target:BadBackend killed the process \(Segmentation fault\) \(.+bad_target\.py:3\)$",
+        r"^importing bad_target:BadBackend killed the process \(Segmentation fault\)"
+        r" \(.+bad_target\.py:3\)$",
         "upgrade bad-one or tell its authors; " + FORGO,
         listed=Status.OK,
     ),
     "missing required module": Row(
         answers(
-            "[BackendSpec('bad', 'a:B', 'B', 1, requires=('nobody_has_it',), install_hint='pip install bad-one[sdk]')]"
+            "[BackendSpec('bad', 'a:B', 'B', 1, requires=('nobody_has_it',),"
+            " install_hint='pip install bad-one[sdk]')]"
         ),
         "backend 'bad' needs 'nobody_has_it', which is not installed",
         r"^pip install bad-one\[sdk\]$",
@@ -244,7 +272,8 @@ ROWS = {
                 arguments="",
                 answer="[BackendSpec('bad', 'a:B', 'B', 1, requires=('no_one',))]",
             )
-            + "@hookimpl\ndef delegraph_formats():\n    from delegraph.plugin import FormatSpec\n"
+            + "@hookimpl\ndef delegraph_formats():\n    from delegraph.plugin import"
+            " FormatSpec\n"
             + "    return [FormatSpec('.bad', 'delegraph.formats:ProgramFormat')]\n"
         ),
         "backend 'bad' needs 'no_one', which is not installed",
@@ -252,23 +281,30 @@ ROWS = {
         Status.OK,
     ),
     "missing required module of a runtime": Row(
-        answers("[RuntimeSpec('bad', 'a:R', requires=('nobody_has_it',))]", hook="delegraph_runtimes"),
-        "the runtime of 'bad' needs nobody_has_it, which is not installed: it compiles and cannot run here",
+        answers(
+            "[RuntimeSpec('bad', 'a:R', requires=('nobody_has_it',))]",
+            hook="delegraph_runtimes",
+        ),
+        "the runtime of 'bad' needs nobody_has_it, which is not installed: it compiles"
+        " and cannot run here",
         "install nobody_has_it",
         Status.OK,
     ),
     "missing required module of a quantizer": Row(
         answers(
-            "[QuantizerSpec('bad', 'a:Q', requires=('nobody_has_it',), install_hint='pip install bad-one[quantize]')]",
+            "[QuantizerSpec('bad', 'a:Q', requires=('nobody_has_it',),"
+            " install_hint='pip install bad-one[quantize]')]",
             hook="delegraph_quantizers",
         ),
-        "the quantizer of 'bad' needs nobody_has_it, which is not installed: it compiles what is quantized already",
+        "the quantizer of 'bad' needs nobody_has_it, which is not installed: it"
+        " compiles what is quantized already",
         r"^pip install bad-one\[quantize\]$",
         Status.OK,
     ),
     "declaration that imports torch": Row(
         light("import torch"),
-        r"its light module imports torch, which slows every listing down \(.+bad_one\.py:1\)",
+        r"its light module imports torch, which slows every listing down"
+        r" \(.+bad_one\.py:1\)",
         "for its authors: import it in the modules that the targets name",
         Status.OK,
     ),
@@ -280,7 +316,8 @@ ROWS = {
     ),
     "exception that cannot be shown": Row(
         light(UNSHOWABLE),
-        r"^Odd: its message cannot be shown, as that raises ValueError \(.+bad_one\.py:6\)$",
+        r"^Odd: its message cannot be shown, as that raises ValueError"
+        r" \(.+bad_one\.py:6\)$",
         "reinstall or upgrade bad-one, or tell its authors; " + FORGO,
     ),
     "exception with an odd name": Row(
@@ -289,7 +326,10 @@ ROWS = {
         "reinstall or upgrade bad-one, or tell its authors; " + FORGO,
     ),
     "target that cannot be shown": Row(
-        target("class Odd:\n    def __repr__(self): raise ValueError('shy')\n\nBadBackend = Odd()"),
+        target(
+            "class Odd:\n    def __repr__(self): raise ValueError('shy')\n\nBadBackend"
+            " = Odd()"
+        ),
         r"cannot be loaded: ValueError: shy \(.+bad_target\.py:2\)",
         FORGO,
         listed=Status.OK,
@@ -308,7 +348,8 @@ ROWS = {
     ),
     "requirement that is not met": Row(
         requiring("delegraph>=99"),
-        rf"^it requires delegraph>=99, and {re.escape(delegraph.__version__)} is installed$",
+        rf"^it requires delegraph>=99, and {re.escape(delegraph.__version__)} is"
+        r" installed$",
         "^python -m pip install 'delegraph>=99'$",
         Status.INCOMPATIBLE,
         listed=Status.OK,
@@ -328,7 +369,8 @@ ROWS = {
     ),
     "entry point that is no module": Row(
         lambda site: site.metadata("bad-one", "bad = -", "0.7"),
-        "its installation is damaged: entry_points.txt has a line that is no `name = module`, or .+: 'bad = -'",
+        "its installation is damaged: entry_points.txt has a line that is no `name ="
+        " module`, or .+: 'bad = -'",
         "reinstall bad-one, or remove what is left of it; " + FORGO,
     ),
     "disabled plugin that would end the process": Row(
@@ -349,8 +391,12 @@ def test_a_bad_plugin_is_reported_and_the_good_one_works(site, monkeypatch, row)
     for name, value in row.variables.items():
         monkeypatch.setenv(name, value)
     assert_good_works(row)
-    said = doctor(site, **{"DELEGRAPH_PLUGINS": ",".join(row.distributions), **row.variables})
-    assert said.returncode == (0 if row.status in (Status.OK, Status.DISABLED) else 1), said.stderr
+    said = doctor(
+        site, **{"DELEGRAPH_PLUGINS": ",".join(row.distributions), **row.variables}
+    )
+    assert said.returncode == (
+        0 if row.status in (Status.OK, Status.DISABLED) else 1
+    ), said.stderr
     rows = {p["distribution"]: p for p in json.loads(said.stdout)["plugins"]}
     for k, distribution in enumerate(row.distributions):
         assert_explained(rows[distribution], row, site, version=f"0.{7 + k}")
@@ -360,9 +406,12 @@ def test_a_format_that_lacks_the_same_module_makes_no_plugin_usable(site, monkey
     monkeypatch.setattr(sys, "path", [*sys.path])
     light(
         HOOK.format(
-            hook="delegraph_backends", arguments="", answer="[BackendSpec('bad', 'a:B', 'B', 1, requires=('no_one',))]"
+            hook="delegraph_backends",
+            arguments="",
+            answer="[BackendSpec('bad', 'a:B', 'B', 1, requires=('no_one',))]",
         )
-        + "@hookimpl\ndef delegraph_formats():\n    from delegraph.plugin import FormatSpec\n"
+        + "@hookimpl\ndef delegraph_formats():\n    from delegraph.plugin import"
+        " FormatSpec\n"
         + "    return [FormatSpec('.bad', 'a:Format', requires=('no_one',))]\n"
     )(site)
     [record] = [p for p in Registry().plugins() if p.distribution == "bad-one"]
@@ -383,7 +432,9 @@ def assert_good_works(row=None):
     assert statuses["good-one"] is Status.OK
     for distribution in row.distributions if row else ():
         assert statuses[distribution] is (row.listed or row.status)
-    lowered = delegraph.lower(torch.nn.ReLU().eval(), (torch.ones(3),), backends=["good"], registry=registry)
+    lowered = delegraph.lower(
+        torch.nn.ReLU().eval(), (torch.ones(3),), backends=["good"], registry=registry
+    )
     assert [d.processed_bytes for d in lowered.delegates] == [b"made by the good one"]
     return lowered
 
@@ -392,27 +443,52 @@ def assert_explained(found, row, site, version):
     """What is wrong, whose it is, and what to do."""
     assert (found["status"], found["version"]) == (row.status.value, version)
     assert found["location"].startswith(str(site.folder))
-    kind, other = ("warnings", "problems") if row.status is Status.OK else ("problems", "warnings")
-    assert [re.search(row.error, f["error"]) is not None for f in found[kind]].count(True) == 1, found
+    kind, other = (
+        ("warnings", "problems")
+        if row.status is Status.OK
+        else ("problems", "warnings")
+    )
+    assert [re.search(row.error, f["error"]) is not None for f in found[kind]].count(
+        True
+    ) == 1, found
     (fault,) = (f for f in found[kind] if re.search(row.error, f["error"]))
     assert re.search(row.hint, fault["hint"]), fault["hint"]
     assert found[other] == []
 
 
 def doctor(site, *arguments, **variables):
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")} | variables
-    folders = [*map(str, sorted(site.folder.parent.iterdir(), reverse=True)), os.environ.get("PYTHONPATH", "")]
+    environ = {
+        k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")
+    } | variables
+    folders = [
+        *map(str, sorted(site.folder.parent.iterdir(), reverse=True)),
+        os.environ.get("PYTHONPATH", ""),
+    ]
     environ["PYTHONPATH"] = os.pathsep.join(folders).rstrip(os.pathsep)
     command = [sys.executable, "-m", "delegraph", "doctor", "--json", *arguments]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=120
+    )
 
 
 def test_all_of_them_at_once_and_a_good_one_that_doctor_imports(site):
-    """The ways to end the process among them: neither doctor nor the examination of the good one ends with it."""
+    """The ways to end the process among them: neither doctor nor the examination of the
+    good one ends with it.
+    """
     install_good(site)
-    for k, end in enumerate(("os._exit(0)", "os.kill(os.getpid(), 9)", "os.abort()", "raise KeyboardInterrupt", "")):
+    for k, end in enumerate(
+        (
+            "os._exit(0)",
+            "os.kill(os.getpid(), 9)",
+            "os.abort()",
+            "raise KeyboardInterrupt",
+            "",
+        )
+    ):
         site.plugin(f"bad-{k}", f"import os\n\n{end}")
-    said = doctor(site, DELEGRAPH_PLUGINS=",".join(["good-one", *(f"bad-{k}" for k in range(5))]))
+    said = doctor(
+        site, DELEGRAPH_PLUGINS=",".join(["good-one", *(f"bad-{k}" for k in range(5))])
+    )
     rows = {p["distribution"]: p for p in json.loads(said.stdout)["plugins"]}
     assert [rows[f"bad-{k}"]["status"] for k in range(5)] == [*["broken"] * 4, "ok"]
     assert rows["good-one"]["status"] == "ok"
@@ -420,17 +496,31 @@ def test_all_of_them_at_once_and_a_good_one_that_doctor_imports(site):
     errors = [rows[f"bad-{k}"]["problems"][0]["error"] for k in range(4)]
     assert errors[0] == f"os._exit(0) was called ({site.folder / 'bad_0.py'}:3)"
     assert errors[1] == "importing its light module killed the process (Killed)"
-    assert errors[2] == f"importing its light module killed the process (Aborted) ({site.folder / 'bad_2.py'}:3)"
-    assert errors[3] == f"importing its light module killed the process (Interrupt) ({site.folder / 'bad_3.py'}:3)"
+    assert (
+        errors[2] == "importing its light module killed the process (Aborted)"
+        f" ({site.folder / 'bad_2.py'}:3)"
+    )
+    assert (
+        errors[3] == "importing its light module killed the process (Interrupt)"
+        f" ({site.folder / 'bad_3.py'}:3)"
+    )
     assert said.returncode == 1
 
 
 def test_a_plugin_that_never_ends_is_given_up(site):
     site.plugin("bad-one", "\nimport threading\nthreading.Event().wait()")
-    said = doctor(site, "--timeout", "8", DELEGRAPH_PLUGINS="bad-one")  # of which Python takes some to start
-    (fault,) = json.loads(said.stdout)["plugins"][0]["problems"] if said.stdout else [None]
-    assert fault["error"] == f"importing its light module took longer than 8 s ({site.folder / 'bad_one.py'}:3)"
-    assert fault["hint"].startswith("if this machine is slow, allow more with --timeout; else upgrade bad-one")
+    # of which Python takes some to start
+    said = doctor(site, "--timeout", "8", DELEGRAPH_PLUGINS="bad-one")
+    (fault,) = (
+        json.loads(said.stdout)["plugins"][0]["problems"] if said.stdout else [None]
+    )
+    assert (
+        fault["error"] == "importing its light module took longer than 8 s"
+        f" ({site.folder / 'bad_one.py'}:3)"
+    )
+    assert fault["hint"].startswith(
+        "if this machine is slow, allow more with --timeout; else upgrade bad-one"
+    )
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
@@ -459,7 +549,13 @@ atexit.register(time.sleep, 1000)
 def test_after_a_crash_what_was_not_examined_is_told(site):
     (site.folder / "bad_target.py").write_text("import os; os.kill(os.getpid(), 9)")
     answer = "[BackendSpec(n, f'bad_target:{n}', n, 1) for n in ('A', 'B', 'C')]"
-    site.plugin("bad-one", HOOK.format(hook="delegraph_backends", arguments="", answer=answer))
+    site.plugin(
+        "bad-one", HOOK.format(hook="delegraph_backends", arguments="", answer=answer)
+    )
     found = json.loads(doctor(site, DELEGRAPH_PLUGINS="bad-one").stdout)["plugins"][0]
-    assert [f["error"].partition(" (")[0] for f in found["problems"]] == ["importing bad_target:A killed the process"]
-    assert [f["error"] for f in found["warnings"]] == ["2 more of its targets were not examined"]
+    assert [f["error"].partition(" (")[0] for f in found["problems"]] == [
+        "importing bad_target:A killed the process"
+    ]
+    assert [f["error"] for f in found["warnings"]] == [
+        "2 more of its targets were not examined"
+    ]

@@ -1,4 +1,6 @@
-"""No plugin can stop the others, and whatever is wrong with one is said: what, whose, and what to do."""
+"""No plugin can stop the others, and whatever is wrong with one is said: what, whose,
+and what to do.
+"""
 
 import os
 import re
@@ -26,10 +28,18 @@ def {name}():
 """
 
 BAD = {
-    "import-error": ("import a_module_that_nobody_has", Status.BROKEN, "No module named 'a_module_that_nobody_has'"),
+    "import-error": (
+        "import a_module_that_nobody_has",
+        Status.BROKEN,
+        "No module named 'a_module_that_nobody_has'",
+    ),
     "syntax-error": ("def (:", Status.BROKEN, "SyntaxError"),
     "exits": ("raise SystemExit(3)", Status.BROKEN, "SystemExit: 3"),
-    "raises-base": ("class Odd(BaseException): pass\nraise Odd('x')", Status.BROKEN, "Odd: x"),
+    "raises-base": (
+        "class Odd(BaseException): pass\nraise Odd('x')",
+        Status.BROKEN,
+        "Odd: x",
+    ),
     "misspelt": (
         HOOK.format(name="delegraph_backend", answer="[]"),
         Status.BROKEN,
@@ -41,40 +51,66 @@ BAD = {
         "delegraph_backends lacks the decorator @hookimpl",
     ),
     "argument": (
-        "from delegraph.plugin import hookimpl\n@hookimpl\ndef delegraph_backends(wrong): return []",
+        (
+            "from delegraph.plugin import hookimpl\n@hookimpl\ndef"
+            " delegraph_backends(wrong): return []"
+        ),
         Status.BROKEN,
         "wrong",
     ),
-    "none": (HOOK.format(name="delegraph_backends", answer="None"), Status.BROKEN, "delegraph_backends returned None"),
-    "text": (HOOK.format(name="delegraph_backends", answer="'tosa'"), Status.BROKEN, "returned 'tosa' (str)"),
+    "none": (
+        HOOK.format(name="delegraph_backends", answer="None"),
+        Status.BROKEN,
+        "delegraph_backends returned None",
+    ),
+    "text": (
+        HOOK.format(name="delegraph_backends", answer="'tosa'"),
+        Status.BROKEN,
+        "returned 'tosa' (str)",
+    ),
     "foreign": (
         HOOK.format(name="delegraph_backends", answer="[object]"),
         Status.BROKEN,
         "a list with <class 'object'>",
     ),
     "other-kind": (
-        HOOK.format(name="delegraph_backends", answer="[PartitionerSpec('a', 'a', 'a:B')]"),
+        HOOK.format(
+            name="delegraph_backends", answer="[PartitionerSpec('a', 'a', 'a:B')]"
+        ),
         Status.BROKEN,
         "each item is a BackendSpec",
     ),
     "bad-field": (
-        HOOK.format(name="delegraph_backends", answer="[BackendSpec('a', 'no target', 'A', 1)]"),
+        HOOK.format(
+            name="delegraph_backends", answer="[BackendSpec('a', 'no target', 'A', 1)]"
+        ),
         Status.BROKEN,
         "target is 'package.module:Name', not 'no target'",
     ),
     "twice": (
-        HOOK.format(name="delegraph_backends", answer="[BackendSpec('a', 'a:B', 'B', 1)] * 2"),
+        HOOK.format(
+            name="delegraph_backends", answer="[BackendSpec('a', 'a:B', 'B', 1)] * 2"
+        ),
         Status.BROKEN,
         "declares backend 'a' twice",
     ),
-    "hook-raises": (HOOK.format(name="delegraph_backends", answer="1 / 0"), Status.BROKEN, "ZeroDivisionError"),
+    "hook-raises": (
+        HOOK.format(name="delegraph_backends", answer="1 / 0"),
+        Status.BROKEN,
+        "ZeroDivisionError",
+    ),
     "wrong-api": (
-        HOOK.format(name="delegraph_backends", answer="[BackendSpec('b', 'a:B', 'B', 99)]"),
+        HOOK.format(
+            name="delegraph_backends", answer="[BackendSpec('b', 'a:B', 'B', 99)]"
+        ),
         Status.INCOMPATIBLE,
         "written for plugin API 99",
     ),
     "unavailable": (
-        HOOK.format(name="delegraph_backends", answer="[BackendSpec('c', 'a:C', 'C', 1, requires=('nobody_has_it',))]"),
+        HOOK.format(
+            name="delegraph_backends",
+            answer="[BackendSpec('c', 'a:C', 'C', 1, requires=('nobody_has_it',))]",
+        ),
         Status.UNAVAILABLE,
         "needs 'nobody_has_it', which is not installed",
     ),
@@ -97,7 +133,10 @@ def test_a_bad_plugin_is_a_row_and_the_good_one_works(site, case):
 
 def test_the_line_that_failed_is_named(site):
     site.plugin("bad-one", "\n\nraise ValueError('no luck')")
-    assert found("bad-one").error == f"ValueError: no luck ({site.folder / 'bad_one.py'}:3)"
+    assert (
+        found("bad-one").error
+        == f"ValueError: no luck ({site.folder / 'bad_one.py'}:3)"
+    )
 
 
 def test_keyboard_interrupt_is_not_a_fault_of_the_plugin(site):
@@ -107,7 +146,9 @@ def test_keyboard_interrupt_is_not_a_fault_of_the_plugin(site):
 
 
 def test_os_exit_is_a_fault_in_the_importing_thread_alone(site):
-    """The plugin's own process, and its thread, end as they ask for; afterwards ``os._exit`` is itself."""
+    """The plugin's own process, and its thread, end as they ask for; afterwards
+    ``os._exit`` is itself.
+    """
     source = """
         import os, subprocess, sys
         child = os.fork()
@@ -136,13 +177,18 @@ with exits_raise():
 
 
 def test_exits_raise_until_the_last_thread_has_left():
-    before, inside, leave = os._exit, threading.Barrier(2), threading.Event()
+    before = os._exit
+    inside = threading.Barrier(2)
+    leave = threading.Event()
 
     def guarded():
         with exits_raise():
             inside.wait()
             leave.wait()
-            with pytest.raises(ProcessExit, match=r"os\._exit\(4\) was called \(.+test_entry_points\.py:\d+\)"):
+            with pytest.raises(
+                ProcessExit,
+                match=r"os\._exit\(4\) was called \(.+test_entry_points\.py:\d+\)",
+            ):
                 os._exit(4)
 
     with ThreadPoolExecutor(1) as pool:
@@ -165,11 +211,18 @@ def test_required_modules_are_found_without_importing_them(site):
 
 
 def test_install_hint_is_shown(site):
-    site.backend("hinted", "hinted", requires=("nobody_has_it",), install_hint="pip install hinted[all]")
+    site.backend(
+        "hinted",
+        "hinted",
+        requires=("nobody_has_it",),
+        install_hint="pip install hinted[all]",
+    )
     assert found("hinted").hint == "pip install hinted[all]"
 
 
-@pytest.mark.parametrize("named", ["exiter", "Exiter", "the_entry", "exiter/the_entry", " x , exiter"])
+@pytest.mark.parametrize(
+    "named", ["exiter", "Exiter", "the_entry", "exiter/the_entry", " x , exiter"]
+)
 def test_disabled_before_it_is_imported(site, monkeypatch, named):
     site.plugin("exiter", "import os; os._exit(3)", name="the_entry")
     monkeypatch.setenv("DELEGRAPH_DISABLE_PLUGINS", named)
@@ -190,17 +243,24 @@ def test_only_what_is_allowed_is_imported(site, monkeypatch):
 
 def test_unknown_names_in_the_variables_are_noted(site, monkeypatch):
     monkeypatch.setenv("DELEGRAPH_DISABLE_PLUGINS", "tipo")
-    assert discover().notes == ("DELEGRAPH_DISABLE_PLUGINS names 'tipo', which is not installed",)
+    assert discover().notes == (
+        "DELEGRAPH_DISABLE_PLUGINS names 'tipo', which is not installed",
+    )
 
 
 def test_same_entry_point_name_in_two_distributions(site):
     site.plugin("first-one", "", name="same")
     site.plugin("second-one", "raise ValueError", name="same")
     records = [r for r in discover().records if r.name == "same"]
-    assert {r.distribution: r.status for r in records} == {"first-one": Status.OK, "second-one": Status.BROKEN}
+    assert {r.distribution: r.status for r in records} == {
+        "first-one": Status.OK,
+        "second-one": Status.BROKEN,
+    }
 
 
-def test_duplicate_metadata_counts_once_and_the_first_on_the_path_wins(site, tmp_path, monkeypatch):
+def test_duplicate_metadata_counts_once_and_the_first_on_the_path_wins(
+    site, tmp_path, monkeypatch
+):
     site.backend("doubled", "doubled")
     other = type(site)(tmp_path / "other")
     other.plugin("doubled", "raise SystemExit", version="0.1", name="doubled")
@@ -208,13 +268,21 @@ def test_duplicate_metadata_counts_once_and_the_first_on_the_path_wins(site, tmp
     records = [r for r in discover().records if r.distribution == "doubled"]
     assert [(r.version, r.status) for r in records] == [("1.0", Status.OK)]
     (warning,) = records[0].warnings
-    assert warning.error == f"a second copy at {other.folder} (0.1) is not used: the first on the path counts"
+    assert (
+        warning.error
+        == f"a second copy at {other.folder} (0.1) is not used: the first on the path"
+        " counts"
+    )
     assert "pip uninstall doubled" in warning.hint
 
 
-def test_a_shadowed_copy_is_not_used_even_if_the_first_offers_nothing(site, tmp_path, monkeypatch):
+def test_a_shadowed_copy_is_not_used_even_if_the_first_offers_nothing(
+    site, tmp_path, monkeypatch
+):
     (site.folder / "plain-2.0.dist-info").mkdir()
-    (site.folder / "plain-2.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: plain\nVersion: 2.0\n")
+    (site.folder / "plain-2.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: plain\nVersion: 2.0\n"
+    )
     other = type(site)(tmp_path / "other")
     other.plugin("plain", "raise SystemExit")
     monkeypatch.setattr(sys, "path", [*sys.path, str(other.folder)])
@@ -224,36 +292,63 @@ def test_a_shadowed_copy_is_not_used_even_if_the_first_offers_nothing(site, tmp_
 def test_metadata_without_a_name_takes_the_folders(site):
     site.plugin("nameless", "")
     (site.folder / "nameless-1.0.dist-info" / "METADATA").unlink()
-    assert (found("nameless").distribution, found("nameless").version) == ("nameless", "1.0")
+    assert (found("nameless").distribution, found("nameless").version) == (
+        "nameless",
+        "1.0",
+    )
 
 
 def test_a_light_module_that_imports_numpy_is_told_with_the_lines_that_do(site):
     (site.folder / "arrays_of_it.py").write_text("\nimport numpy.linalg")
     site.plugin("heavy", "import json\nimport arrays_of_it")
     program = (
-        "from delegraph.discovery.entry_points import discover; import delegraph.partitioner;"
-        "print(next(r.warnings for r in discover().records if r.name == 'heavy'))"
+        "from delegraph.discovery.entry_points import discover; import"
+        " delegraph.partitioner;print(next(r.warnings for r in discover().records if"
+        " r.name == 'heavy'))"
     )
     shown = run_python(
-        "-c", program.replace("import delegraph.partitioner;", ""), cwd=site.folder.parent, path=site.folder
+        "-c",
+        program.replace("import delegraph.partitioner;", ""),
+        cwd=site.folder.parent,
+        path=site.folder,
     )
     where = f"({site.folder / 'heavy.py'}:2 -> {site.folder / 'arrays_of_it.py'}:2)"
-    assert f"its light module imports numpy, which slows every listing down {where}" in shown.stdout
+    assert (
+        f"its light module imports numpy, which slows every listing down {where}"
+        in shown.stdout
+    )
     shown = run_python("-c", program, cwd=site.folder.parent, path=site.folder)
     assert shown.stdout == "()\n"  # numpy was there before
 
 
 def test_a_declaration_that_imports_torch_is_told(site):
-    site.plugin("heavy", HOOK.format(name="delegraph_backends", answer="__import__('torch') and []"))
-    program = "from delegraph.discovery.entry_points import discover; print([r.warnings for r in discover().records])"
+    site.plugin(
+        "heavy",
+        HOOK.format(name="delegraph_backends", answer="__import__('torch') and []"),
+    )
+    program = (
+        "from delegraph.discovery.entry_points import discover; print([r.warnings for r"
+        " in discover().records])"
+    )
     shown = run_python("-c", program, cwd=site.folder.parent, path=site.folder)
-    assert f"imports torch, which slows every listing down ({site.folder / 'heavy.py'}:6)" in shown.stdout
+    assert (
+        f"imports torch, which slows every listing down ({site.folder / 'heavy.py'}:6)"
+        in shown.stdout
+    )
 
 
 def test_requiring_torch_is_not_importing_it(site):
     site.backend("needy", "needy", requires=("torch",))
-    program = "from delegraph.discovery.entry_points import discover; print([r.warnings for r in discover().records])"
-    assert "torch" not in run_python("-c", program, cwd=site.folder.parent, path=site.folder).stdout
+    program = (
+        "from delegraph.discovery.entry_points import discover; print([r.warnings for r"
+        " in discover().records])"
+    )
+    assert (
+        "torch"
+        not in run_python(
+            "-c", program, cwd=site.folder.parent, path=site.folder
+        ).stdout
+    )
 
 
 def run_python(*arguments, cwd, path=None):
@@ -261,10 +356,19 @@ def run_python(*arguments, cwd, path=None):
     folders = [str(path or ""), environ.pop("PYTHONPATH", "")]
     if any(folders):
         environ["PYTHONPATH"] = os.pathsep.join(f for f in folders if f)
-    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environ, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
 
 
-@pytest.mark.parametrize("start", [["-m", "delegraph"], ["-c", "from delegraph.cli import main; main(['backends'])"]])
+@pytest.mark.parametrize(
+    "start",
+    [["-m", "delegraph"], ["-c", "from delegraph.cli import main; main(['backends'])"]],
+)
 def test_nothing_is_loaded_from_the_working_directory(site, start):
     site.plugin("intruder", "print('intruder was here')")
     arguments = [*start, "backends"] if start[0] == "-m" else start
@@ -273,7 +377,9 @@ def test_nothing_is_loaded_from_the_working_directory(site, start):
     assert "intruder" not in shown.stdout + shown.stderr
 
 
-def test_a_module_in_the_working_directory_does_not_stand_in_for_a_plugin(site, tmp_path):
+def test_a_module_in_the_working_directory_does_not_stand_in_for_a_plugin(
+    site, tmp_path
+):
     site.backend("honest", "honest")
     work = tmp_path / "work"
     work.mkdir()
@@ -281,7 +387,12 @@ def test_a_module_in_the_working_directory_does_not_stand_in_for_a_plugin(site, 
     shown = run_python("-m", "delegraph", "backends", cwd=work, path=site.folder)
     assert "stand-in was here" not in shown.stdout + shown.stderr
     assert re.search("^honest +ok", shown.stdout, re.MULTILINE)
-    shown = run_python("-c", "from delegraph.cli import main; main(['backends'])", cwd=work, path=site.folder)
+    shown = run_python(
+        "-c",
+        "from delegraph.cli import main; main(['backends'])",
+        cwd=work,
+        path=site.folder,
+    )
     assert "stand-in was here" not in shown.stdout + shown.stderr
     assert "would be loaded from the working directory" in shown.stdout
 
@@ -293,12 +404,17 @@ def test_pythonpath_may_name_the_working_directory(site):
 
 
 def test_an_editable_install_may_be_the_working_directory(site, tmp_path):
-    """As ``pip install -e`` does it: metadata in one place, a ``.pth`` entry behind the standard library."""
+    """As ``pip install -e`` does it: metadata in one place, a ``.pth`` entry behind the
+    standard library.
+    """
     source = tmp_path / "source"
     source.mkdir()
     site.backend("edited", "edited")
     (site.folder / "edited.py").rename(source / "edited.py")
-    program = f"import sys; sys.path.append({str(source)!r}); from delegraph.cli import main; main(['backends'])"
+    program = (
+        f"import sys; sys.path.append({str(source)!r}); from delegraph.cli import main;"
+        " main(['backends'])"
+    )
     shown = run_python("-c", program, cwd=source, path=site.folder)
     assert re.search("^edited +ok", shown.stdout, re.MULTILINE)
 

@@ -1,4 +1,6 @@
-"""What authors of a plugin are told who declare or register a backend; and if it can run now."""
+"""What authors of a plugin are told who declare or register a backend; and if it can
+run now.
+"""
 
 import json
 import pickle
@@ -29,7 +31,9 @@ def make_partitioner():
 
 def test_a_factory_says_what_to_give():
     for factory in (make_partitioner, lambda: None):
-        with pytest.raises(PluginBroken, match="a partitioner is a class or an instance of one") as error:
+        with pytest.raises(
+            PluginBroken, match="a partitioner is a class or an instance of one"
+        ) as error:
             Registry(discover=False).register(EchoBackend, partitioner=factory)
         assert "call it and give what it returns" in error.value.hint
     Registry(discover=False).register(EchoBackend, partitioner=make_partitioner())
@@ -52,7 +56,10 @@ def runtime(available):
         (EchoRuntime, ""),
         (runtime(True), ""),
         (runtime(False), "Runtime says that it is not available"),
-        (runtime(NoRuntime("no-runtime", "no device is attached")), "no device is attached"),
+        (
+            runtime(NoRuntime("no-runtime", "no device is attached")),
+            "no device is attached",
+        ),
         (runtime(ValueError("a defect")), "a defect"),
         (None, "declares no runtime for this host"),
     ],
@@ -75,8 +82,16 @@ def test_backends_shows_whether_one_can_be_used_now(made, said, monkeypatch, cap
     "available, status, said",
     [
         (False, "ok", "warning: EchoRuntime says that it cannot run programs here"),
-        (NoRuntime("no-runtime", "no device", hint="plug it in"), "ok", "no device\n  what to do: plug it in"),
-        (ValueError("a defect"), "broken", "raised ValueError when asked whether it is available: a defect"),
+        (
+            NoRuntime("no-runtime", "no device", hint="plug it in"),
+            "ok",
+            "no device\n  what to do: plug it in",
+        ),
+        (
+            ValueError("a defect"),
+            "broken",
+            "raised ValueError when asked whether it is available: a defect",
+        ),
     ],
 )
 def test_doctor_says_why_programs_cannot_run_here(available, status, said, monkeypatch):
@@ -92,8 +107,14 @@ def test_a_backend_that_cannot_be_loaded_is_not_offered(site):
     site.backend("vendor-two", "npu", requires=("no_such_compiler",))
     with pytest.raises(PluginConflict) as error:
         Registry().get_backend("npu")
-    assert "vendor-two/npu cannot be used: backend 'npu' needs 'no_such_compiler'" in error.value.message
-    assert "'vendor-one/npu'" in error.value.hint and "vendor-two/npu" not in error.value.hint
+    assert (
+        "vendor-two/npu cannot be used: backend 'npu' needs 'no_such_compiler'"
+        in error.value.message
+    )
+    assert (
+        "'vendor-one/npu'" in error.value.hint
+        and "vendor-two/npu" not in error.value.hint
+    )
     with pytest.raises(BackendNotFound) as missing:
         site.backend("vendor-three", "gpux", requires=("no_such_compiler",))
         Registry().get_backend("gpuy")

@@ -17,7 +17,11 @@ SPECS = (
 
 
 def test_defaults_fill_what_was_not_given():
-    assert complete_options(SPECS, {}, "backend 'x'") == {"mode": "fast", "scale": 0.5, "debug": False}
+    assert complete_options(SPECS, {}, "backend 'x'") == {
+        "mode": "fast",
+        "scale": 0.5,
+        "debug": False,
+    }
     assert complete_options(SPECS, {"level": 3, "mode": None}, "x") == {
         "mode": "fast",
         "level": 3,
@@ -31,21 +35,40 @@ def test_a_list_is_one_of_texts():
     assert complete_options(specs, {"names": ("a", "b")}, "x") == {"names": ["a", "b"]}
     assert from_text(specs, {"names": "a, b=0..1"}, "x") == {"names": ["a", "b=0..1"]}
     for wrong in ("a", ["a", 1]):
-        with pytest.raises(OptionError, match="option 'names' of x is a list of texts, not"):
+        with pytest.raises(
+            OptionError, match="option 'names' of x is a list of texts, not"
+        ):
             complete_options(specs, {"names": wrong}, "x")
 
 
 def test_values_keep_their_types():
-    values = complete_options(SPECS, {"scale": 2, "folder": Path("a") / "b", "debug": True, "level": 0}, "x")
-    assert values == {"mode": "fast", "level": 0, "scale": 2.0, "debug": True, "folder": "a/b"}
+    values = complete_options(
+        SPECS, {"scale": 2, "folder": Path("a") / "b", "debug": True, "level": 0}, "x"
+    )
+    assert values == {
+        "mode": "fast",
+        "level": 0,
+        "scale": 2.0,
+        "debug": True,
+        "folder": "a/b",
+    }
     assert isinstance(values["scale"], float)
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"levle": 1}, "backend 'x' has no option 'levle'; did you mean 'level'? (it takes mode, level"),
-        ({"mode": "slow"}, "option 'mode' of backend 'x' is one of 'fast', 'small', not 'slow'"),
+        (
+            {"levle": 1},
+            (
+                "backend 'x' has no option 'levle'; did you mean 'level'? (it takes"
+                " mode, level"
+            ),
+        ),
+        (
+            {"mode": "slow"},
+            "option 'mode' of backend 'x' is one of 'fast', 'small', not 'slow'",
+        ),
         ({"level": "3"}, "option 'level' of backend 'x' is int, not '3'"),
         ({"level": True}, "is int, not True"),
         ({"level": 1.0}, "is int, not 1.0"),
@@ -67,11 +90,19 @@ def test_no_options_at_all():
 
 def test_text_becomes_values():
     texts = {"mode": "small", "level": "0x10", "scale": "1e-3", "debug": "On"}
-    assert from_text(SPECS, texts, "x") == {"mode": "small", "level": 16, "scale": 1e-3, "debug": True}
+    assert from_text(SPECS, texts, "x") == {
+        "mode": "small",
+        "level": 16,
+        "scale": 1e-3,
+        "debug": True,
+    }
     assert from_text(SPECS, {"debug": "no"}, "x") == {"debug": False}
 
 
-@pytest.mark.parametrize("texts", [{"level": "1.5"}, {"debug": "maybe"}, {"scale": ""}, {"mode": "slow"}, {"x": ""}])
+@pytest.mark.parametrize(
+    "texts",
+    [{"level": "1.5"}, {"debug": "maybe"}, {"scale": ""}, {"mode": "slow"}, {"x": ""}],
+)
 def test_text_that_is_no_value(texts):
     with pytest.raises(OptionError):
         from_text(SPECS, texts, "x")
@@ -86,7 +117,9 @@ def test_assignments():
     assert split_assignments(["spec=a.b"], ["tosa"]) == {"tosa": {"spec": "a.b"}}
 
 
-@pytest.mark.parametrize("text", ["spec", "tosa.spec", "=x", "tosa.=x", "spec=x", "other.spec=x"])
+@pytest.mark.parametrize(
+    "text", ["spec", "tosa.spec", "=x", "tosa.=x", "spec=x", "other.spec=x"]
+)
 def test_wrong_assignments(text):
     with pytest.raises(OptionError):
         split_assignments([text], ["tosa", "demo"])

@@ -1,4 +1,6 @@
-"""Look-up by name gets what was asked for or an error that says why not; registration leaves no trace."""
+"""Look-up by name gets what was asked for or an error that says why not; registration
+leaves no trace.
+"""
 
 import subprocess
 import sys
@@ -63,7 +65,12 @@ def test_a_backend_is_found_by_all_of_its_names(site):
     registry = Registry()
     found = registry.get_backend("npu")
     assert found.__name__ == "NpuBackend"
-    for name in ("NpuBackend", "Some_Vendor/npu", "some-vendor/npu", "some.vendor/NpuBackend"):
+    for name in (
+        "NpuBackend",
+        "Some_Vendor/npu",
+        "some-vendor/npu",
+        "some.vendor/NpuBackend",
+    ):
         assert registry.get_backend(name) is found
     assert registry.producer("npu") == ("Some_Vendor", "1.0")
     assert registry.full_name("NpuBackend") == "Some_Vendor/npu"
@@ -82,7 +89,8 @@ def test_backends_are_sorted_and_described(site):
 def test_a_wrong_name_gets_a_suggestion_and_what_is_installed(hermetic):
     hermetic.register(Chip)
     with pytest.raises(
-        BackendNotFound, match=r"Backend chipp was not found; did you mean 'chip'\? \(installed: chip\)"
+        BackendNotFound,
+        match=r"Backend chipp was not found; did you mean 'chip'\? \(installed: chip\)",
     ):
         hermetic.get_backend("chipp")
     with pytest.raises(NotImplementedError):
@@ -90,29 +98,49 @@ def test_a_wrong_name_gets_a_suggestion_and_what_is_installed(hermetic):
 
 
 def test_what_is_chosen_for_whoever_names_no_backend(hermetic):
-    with pytest.raises(BackendNotFound, match="no backend is installed that can be used\n  hint") as none:
+    with pytest.raises(
+        BackendNotFound, match="no backend is installed that can be used\n  hint"
+    ) as none:
         hermetic.default_backends()
     assert "--host-only" in none.value.hint
-    hermetic.register(BackendSpec("absent", "nobody:Absent", "Absent", 1, requires=("nobody_has_it",)))
-    with pytest.raises(BackendNotFound, match=r"used; absent \(.*\) is unavailable: .*nobody_has_it.*\n"):
+    hermetic.register(
+        BackendSpec("absent", "nobody:Absent", "Absent", 1, requires=("nobody_has_it",))
+    )
+    with pytest.raises(
+        BackendNotFound,
+        match=r"used; absent \(.*\) is unavailable: .*nobody_has_it.*\n",
+    ):
         hermetic.default_backends()
     hermetic.register(Chip)
-    assert hermetic.default_backends() == (["chip"], "no backend was named; chip is the only one")
+    assert hermetic.default_backends() == (
+        ["chip"],
+        "no backend was named; chip is the only one",
+    )
     hermetic.register(Other)
-    with pytest.raises(OptionError, match="no backend is named, and there are several: chip, other"):
+    with pytest.raises(
+        OptionError, match="no backend is named, and there are several: chip, other"
+    ):
         hermetic.default_backends()
     with pytest.raises(OptionError, match="chip, other"):
         hermetic.default_backends(suits=lambda info: False)
     suited = hermetic.default_backends(suits=lambda info: info.name == "other")
-    assert suited == (["other"], "no backend was named; other is the only one that suits")
+    assert suited == (
+        ["other"],
+        "no backend was named; other is the only one that suits",
+    )
     assert hermetic.default_backends(["other", "chip"]).names == ["other", "chip"]
 
 
 def test_a_plugin_may_declare_its_backend_the_default(hermetic):
     hermetic.register(Chip)
     hermetic.register(BackendSpec("npu", f"{__name__}:Other", "Npu", 1, default=True))
-    assert hermetic.default_backends() == (["npu"], "no backend was named; npu is the default (others: chip)")
-    assert hermetic.default_backends(suits=lambda info: info.name == "chip").names == ["chip"]
+    assert hermetic.default_backends() == (
+        ["npu"],
+        "no backend was named; npu is the default (others: chip)",
+    )
+    assert hermetic.default_backends(suits=lambda info: info.name == "chip").names == [
+        "chip"
+    ]
     hermetic.register(BackendSpec("gpu", f"{__name__}:Other", "Gpu", 1, default=True))
     with pytest.raises(OptionError, match="there are several: gpu, npu"):
         hermetic.default_backends()
@@ -126,7 +154,10 @@ def test_a_broken_plugin_costs_only_itself_where_no_backend_is_named(site, monke
     with pytest.warns(DelegraphWarning, match="vendor-bad 1.0 is broken"):
         assert registry.default_backends().names == ["npu"]
     monkeypatch.setenv("DELEGRAPH_PLUGINS", "vendor-bad")
-    with pytest.raises(BackendNotFound, match=r"npu \(vendor-good 1.0\) is disabled: .*vendor-bad .* is broken: "):
+    with pytest.raises(
+        BackendNotFound,
+        match=r"npu \(vendor-good 1.0\) is disabled: .*vendor-bad .* is broken: ",
+    ):
         Registry().default_backends()
 
 
@@ -135,18 +166,39 @@ def test_two_providers_of_a_name(site):
     site.backend("vendor-b", "npu", requires=("nobody_has_it",))
     site.backend("vendor-c", "good")
     registry = Registry()
-    for ask in (registry.get_backend, registry.spec, registry.get_partitioner, registry.runtime_for, registry.producer):
+    for ask in (
+        registry.get_backend,
+        registry.spec,
+        registry.get_partitioner,
+        registry.runtime_for,
+        registry.producer,
+    ):
         for name in ("npu", "NpuBackend"):
             with pytest.raises(
-                PluginConflict, match=r"vendor-a 1.0 \(.+vendor_a.py\) and vendor-b 1.0 \(.+vendor_b.py\)"
+                PluginConflict,
+                match=(
+                    r"vendor-a 1.0 \(.+vendor_a.py\) and vendor-b 1.0 \(.+vendor_b.py\)"
+                ),
             ) as caught:
                 ask(name)
-            assert "ask for 'vendor-a/npu', or set" in caught.value.hint  # the other cannot be loaded
-            assert "vendor-b/npu cannot be used: backend 'npu' needs 'nobody_has_it'" in caught.value.message
+            # the other cannot be loaded
+            assert "ask for 'vendor-a/npu', or set" in caught.value.hint
+            assert (
+                "vendor-b/npu cannot be used: backend 'npu' needs 'nobody_has_it'"
+                in caught.value.message
+            )
     assert registry.get_backend("vendor-a/npu").__module__ == "vendor_a"
     assert registry.get_backend("good").__module__ == "vendor_c"
-    statuses = {b.distribution: b.status for b in registry.backends() if b.name in ("npu", "good")}
-    assert statuses == {"vendor-a": Status.CONFLICT, "vendor-b": Status.CONFLICT, "vendor-c": Status.OK}
+    statuses = {
+        b.distribution: b.status
+        for b in registry.backends()
+        if b.name in ("npu", "good")
+    }
+    assert statuses == {
+        "vendor-a": Status.CONFLICT,
+        "vendor-b": Status.CONFLICT,
+        "vendor-c": Status.OK,
+    }
 
 
 PARTITIONED = """
@@ -176,15 +228,28 @@ def delegraph_partitioners():
 def test_lowering_for_one_of_two_providers_of_a_name(site):
     for module in ("vendor_a", "vendor_b"):
         site.plugin(module.replace("_", "-"), PARTITIONED.replace("MODULE", module))
-    program, inputs, registry = torch.nn.ReLU().eval(), (torch.randn(3),), Registry()
-    for name, blob in (("vendor-a/npu", b"vendor_a"), ("vendor-b/NpuBackend", b"vendor_b")):
+    program = torch.nn.ReLU().eval()
+    inputs = (torch.randn(3),)
+    registry = Registry()
+    for name, blob in (
+        ("vendor-a/npu", b"vendor_a"),
+        ("vendor-b/NpuBackend", b"vendor_b"),
+    ):
         lowered = delegraph.lower(program, inputs, backends=[name], registry=registry)
         assert lowered.delegates[0].processed_bytes == blob
-        assert lowered.report.delegates[0].producer == f"{blob.decode().replace('_', '-')} 1.0"
+        assert (
+            lowered.report.delegates[0].producer
+            == f"{blob.decode().replace('_', '-')} 1.0"
+        )
     with pytest.raises(PluginConflict, match=r"vendor-a 1.0 \(.+\) and vendor-b 1.0"):
         delegraph.lower(program, inputs, backends=["npu"], registry=registry)
     with pytest.raises(PluginConflict, match="are both 'npu'"):
-        delegraph.lower(program, inputs, backends=["vendor-a/npu", "vendor-b/npu"], registry=registry)
+        delegraph.lower(
+            program,
+            inputs,
+            backends=["vendor-a/npu", "vendor-b/npu"],
+            registry=registry,
+        )
 
 
 def test_disabling_one_of_two_resolves_the_conflict(site, monkeypatch):
@@ -196,7 +261,9 @@ def test_disabling_one_of_two_resolves_the_conflict(site, monkeypatch):
 
 def test_unusable_backends_say_why_when_they_are_asked_for(site):
     site.backend("old-one", "old", api=99)
-    site.backend("poor-one", "poor", requires=("nobody_has_it",), install_hint="pip install it")
+    site.backend(
+        "poor-one", "poor", requires=("nobody_has_it",), install_hint="pip install it"
+    )
     registry = Registry()
     with pytest.warns(DelegraphWarning, match="old of old-one 1.0 is incompatible"):
         registry.backends()
@@ -211,7 +278,9 @@ def test_unusable_backends_say_why_when_they_are_asked_for(site):
 def test_a_broken_plugin_warns_once_and_fails_with_its_cause_when_asked_for(site):
     site.plugin("bad-one", "raise ValueError('no luck')", name="bad")
     site.backend("good-one", "good")
-    with pytest.warns(DelegraphWarning, match="bad of bad-one 1.0 is broken: ValueError: no luck") as caught:
+    with pytest.warns(
+        DelegraphWarning, match="bad of bad-one 1.0 is broken: ValueError: no luck"
+    ) as caught:
         assert Registry().get_backend("good")
     assert len(caught) == 1
     again = Registry()
@@ -220,14 +289,19 @@ def test_a_broken_plugin_warns_once_and_fails_with_its_cause_when_asked_for(site
         with pytest.raises(PluginBroken, match="no luck") as error:
             again.get_backend(name)
         assert isinstance(error.value.__cause__, ValueError)
-    with pytest.raises(BackendNotFound, match="bad could not be loaded, see `delegraph doctor`"):
+    with pytest.raises(
+        BackendNotFound, match="bad could not be loaded, see `delegraph doctor`"
+    ):
         again.get_backend("something")
 
 
 def test_a_disabled_plugin_says_so_when_it_is_asked_for(site, monkeypatch):
     site.plugin("exiter", "import os; os._exit(3)")
     monkeypatch.setenv("DELEGRAPH_DISABLE_PLUGINS", "exiter")
-    with pytest.raises(BackendNotFound, match="exiter 1.0 is disabled: DELEGRAPH_DISABLE_PLUGINS names it"):
+    with pytest.raises(
+        BackendNotFound,
+        match="exiter 1.0 is disabled: DELEGRAPH_DISABLE_PLUGINS names it",
+    ):
         Registry().get_backend("exiter")
 
 
@@ -274,13 +348,18 @@ def test_targets_are_imported_when_they_are_first_used(site):
 
 
 def test_registering_a_class(hermetic):
-    with hermetic.register(Chip, partitioner=ChipPartitioner, runtime=ChipRuntime, options=OPTIONS):
+    with hermetic.register(
+        Chip, partitioner=ChipPartitioner, runtime=ChipRuntime, options=OPTIONS
+    ):
         assert hermetic.get_backend("chip") is Chip
         assert hermetic.get_backend("Chip") is Chip
         assert hermetic.get_backend("in-process/chip") is Chip
         assert hermetic.runtime_for("Chip") is ChipRuntime
         assert hermetic.producer("chip") == ("in-process", "")
-        assert hermetic.get_partitioner("chip", fast=True).spec == {"level": 2, "fast": True}
+        assert hermetic.get_partitioner("chip", fast=True).spec == {
+            "level": 2,
+            "fast": True,
+        }
     assert hermetic.backends() == []
     with pytest.raises(BackendNotFound):
         hermetic.get_backend("chip")
@@ -297,7 +376,11 @@ def test_registering_a_spec_and_a_ready_partitioner(hermetic):
         Registry(discover=False).register(Chip, partitioner=ready, options=OPTIONS)
 
 
-@pytest.mark.parametrize("what", [3, "npu", ReportSpec(".x", "m:f", "a report")], ids=["number", "text", "report"])
+@pytest.mark.parametrize(
+    "what",
+    [3, "npu", ReportSpec(".x", "m:f", "a report")],
+    ids=["number", "text", "report"],
+)
 def test_registering_what_declares_nothing(hermetic, what):
     with pytest.raises(PluginBroken, match="declares nothing"):
         hermetic.register(what)
@@ -325,9 +408,13 @@ def test_a_name_that_exists_is_a_conflict(hermetic, name):
 
 
 def test_what_is_no_backend_is_refused_at_once(hermetic):
-    with pytest.raises(PluginBroken, match="no subclass of delegraph.backend.BackendDetails"):
+    with pytest.raises(
+        PluginBroken, match="no subclass of delegraph.backend.BackendDetails"
+    ):
         hermetic.register(dict)
-    with pytest.raises(PluginBroken, match=r"no subclass of delegraph\.partitioner.*Partitioner"):
+    with pytest.raises(
+        PluginBroken, match=r"no subclass of delegraph\.partitioner.*Partitioner"
+    ):
         hermetic.register(Chip, partitioner=ChipRuntime)
     assert hermetic.backends() == []
 
@@ -367,8 +454,12 @@ def test_a_backend_without_partitioner(hermetic):
 
 
 def test_options_that_the_partitioner_does_not_take_are_the_plugins_defect(hermetic):
-    hermetic.register(Chip, partitioner=ChipPartitioner, options=(OptionSpec("other", int, 1),))
-    with pytest.raises(PluginBroken, match="does not take the options that are declared"):
+    hermetic.register(
+        Chip, partitioner=ChipPartitioner, options=(OptionSpec("other", int, 1),)
+    )
+    with pytest.raises(
+        PluginBroken, match="does not take the options that are declared"
+    ):
         hermetic.get_partitioner("chip")
 
 
@@ -391,7 +482,8 @@ def test_runtime_of_another_distribution(site):
 def test_a_light_module_must_not_use_the_registry(site):
     site.plugin(
         "nosy",
-        "import delegraph; delegraph.discovery.registry.default_registry().backends(); delegraph.Registry().backends()",
+        "import delegraph; delegraph.discovery.registry.default_registry().backends();"
+        " delegraph.Registry().backends()",
     )
     with pytest.warns(DelegraphWarning, match="nosy of nosy 1.0 is broken"):
         records = Registry().plugins()
@@ -409,7 +501,10 @@ def test_doctor_examines_targets(site, monkeypatch):
     site.backend("hollow", "hollow", target="no_such_module:HollowBackend")
     site.backend("good-one", "good")
     site.plugin("idle", "")
-    nothing = "from delegraph.plugin import hookimpl\n@hookimpl\ndef delegraph_backends(): return []\n"
+    nothing = (
+        "from delegraph.plugin import hookimpl\n@hookimpl\ndef delegraph_backends():"
+        " return []\n"
+    )
     site.plugin("empty-here", nothing)
     report = Registry().doctor()
     rows = {r.name: r for r in report.plugins}
@@ -419,7 +514,9 @@ def test_doctor_examines_targets(site, monkeypatch):
     assert rows["hollow"].problems[0].hint
     assert rows["good"].status is Status.OK
     assert [w.error for w in rows["idle"].warnings] == ["it declares nothing"]
-    assert rows["empty-here"].warnings == (), "it may have something to declare on another machine"
+    assert rows["empty-here"].warnings == (), (
+        "it may have something to declare on another machine"
+    )
     assert "hollow 1.0" in str(report)
 
 
@@ -432,7 +529,10 @@ def test_doctor_notes_declarations_for_backends_that_are_not_there(site):
         def delegraph_runtimes(): return [RuntimeSpec("absent", "collections:OrderedDict")]
         """,
     )
-    assert "simulator 1.0 declares a runtime of 'absent', which is not installed" in Registry().notes()
+    assert (
+        "simulator 1.0 declares a runtime of 'absent', which is not installed"
+        in Registry().notes()
+    )
 
 
 def test_importing_and_listing_import_neither_torch_nor_numpy():

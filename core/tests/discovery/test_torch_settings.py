@@ -14,7 +14,9 @@ from delegraph.runtime import BackendRuntime
 from ..support.processes import python
 
 CHANGES = {
-    "default dtype from torch.float32 to torch.float64": lambda: torch.set_default_dtype(torch.float64),
+    "default dtype from torch.float32 to torch.float64": lambda: (
+        torch.set_default_dtype(torch.float64)
+    ),
     "recording of gradients from True to False": lambda: torch.set_grad_enabled(False),
     "number of threads from 1 to 3": lambda: torch.set_num_threads(3),
 }
@@ -57,7 +59,12 @@ def lower_and_call(act):
 
     registry = Registry(discover=False)
     registry.register(OddBackend, runtime=OddRuntime)
-    program = delegraph.lower(torch.nn.ReLU().eval(), (torch.ones(3),), backends=[OddPartitioner()], registry=registry)
+    program = delegraph.lower(
+        torch.nn.ReLU().eval(),
+        (torch.ones(3),),
+        backends=[OddPartitioner()],
+        registry=registry,
+    )
     assert torch.equal(program(-torch.ones(3)), torch.zeros(3))
     return program
 
@@ -65,19 +72,28 @@ def lower_and_call(act):
 @pytest.mark.parametrize("when", ["partition", "preprocess", "load", "delegate"])
 @pytest.mark.parametrize("said", CHANGES)
 def test_it_is_named_and_put_back(said, when):
-    said_here = said.replace("from True to False", "from False to False") if when in ("load", "delegate") else said
+    said_here = (
+        said.replace("from True to False", "from False to False")
+        if when in ("load", "delegate")
+        else said
+    )
     if said_here != said:  # calls record no gradients anyway
         lower_and_call(lambda now: CHANGES[said]() if now == when else None)
         return
     with pytest.warns(delegraph.DelegraphWarning) as told:
         lower_and_call(lambda now: CHANGES[said]() if now == when else None)
     [text] = {str(w.message) for w in told}
-    assert text.startswith(f"{when} of Odd") and f", changed torch's {said}; it is " in text
+    assert (
+        text.startswith(f"{when} of Odd")
+        and f", changed torch's {said}; it is " in text
+    )
 
 
 def test_a_runtime_that_does_so_with_each_call_is_named_once():
     with pytest.warns(delegraph.DelegraphWarning) as told:
-        program = lower_and_call(lambda now: torch.set_num_threads(3) if now == "delegate" else None)
+        program = lower_and_call(
+            lambda now: torch.set_num_threads(3) if now == "delegate" else None
+        )
         program(torch.ones(3))
     assert len(told) == 1
 
@@ -111,7 +127,9 @@ def delegraph_backends():
 """
 
 
-@pytest.mark.parametrize("first", ["", "import torch;"], ids=["which imports torch", "after torch"])
+@pytest.mark.parametrize(
+    "first", ["", "import torch;"], ids=["which imports torch", "after torch"]
+)
 def test_a_module_that_does_so_when_it_is_imported(site, first):
     site.plugin("odd-one", LIGHT)
     (site.folder / "odd_target.py").write_text(TARGET)
@@ -119,4 +137,7 @@ def test_a_module_that_does_so_when_it_is_imported(site, first):
     program += "print(torch.get_default_dtype(), torch.is_grad_enabled())"
     done = python("-c", program, path=site.folder, DELEGRAPH_PLUGINS="odd-one")
     assert done.stdout == "torch.float32 True\n", done.stderr
-    assert "importing backend 'odd_target:OddBackend' of odd-one 1.0, changed torch's default dtype from" in done.stderr
+    assert (
+        "importing backend 'odd_target:OddBackend' of odd-one 1.0, changed torch's"
+        " default dtype from" in done.stderr
+    )

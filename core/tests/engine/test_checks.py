@@ -1,4 +1,6 @@
-"""What only checks something is no refusal, makes no delegate, and is checked where the host has the value."""
+"""What only checks something is no refusal, makes no delegate, and is checked where the
+host has the value.
+"""
 
 import delegraph.api as api
 import pytest
@@ -11,7 +13,9 @@ X = torch.linspace(0.1, 1, 6).reshape(2, 3)
 
 
 class Checked(nn.Module):
-    """Checks an input, a value between two calls, one of the host, and a result; what is bounded is a buffer."""
+    """Checks an input, a value between two calls, one of the host, and a result; what
+    is bounded is a buffer.
+    """
 
     def __init__(self):
         super().__init__()
@@ -28,21 +32,34 @@ class Checked(nn.Module):
         return w
 
 
-def lower(registry, model, *inputs, refused=("tanh", "assert", "item", "_is_all_true"), **options):
-    why_not = lambda n: "refused" if any(k in str(n.target) for k in refused) else None  # noqa: E731
+def lower(
+    registry,
+    model,
+    *inputs,
+    refused=("tanh", "assert", "item", "_is_all_true"),
+    **options,
+):
+    why_not = lambda n: "refused" if any(k in str(n.target) for k in refused) else None
     partitioner = CapabilityPartitioner(why_not, "EchoBackend")
-    return api.lower(model.eval(), inputs, backends=[partitioner], registry=registry, **options)
+    return api.lower(
+        model.eval(), inputs, backends=[partitioner], registry=registry, **options
+    )
 
 
 def test_checks_are_no_refusals_and_split_no_delegate(echo_registry):
     made = lower(echo_registry, Checked(), X)
     assert made.report.host == {"forward": {"aten.tanh.default": 1}}
-    assert [(len(d.module.inputs), len(d.module.outputs)) for d in made.delegates] == [(1, 1), (1, 1)]
+    assert [(len(d.module.inputs), len(d.module.outputs)) for d in made.delegates] == [
+        (1, 1),
+        (1, 1),
+    ]
     assert [set(row.operators) for row in made.report.delegates] == [
         {"aten.mul.Tensor", "aten.add.Tensor"}, {"aten.mul.Tensor"}
     ]  # fmt: skip
     (note,) = [n for n in made.report.notes if "dropped" in n]
-    assert note.startswith("forward: 1 check of values inside of delegates dropped, first at ")
+    assert note.startswith(
+        "forward: 1 check of values inside of delegates dropped, first at "
+    )
     assert 'torch._assert_async((y < 1e6).all(), "between")' in note
     assert made.verify(X).relative_error == 0
 
@@ -66,7 +83,11 @@ def test_a_check_of_no_known_line_hides_no_other(echo_registry):
     assert "2 checks" in note and '"second")' in note and "None" not in note
 
 
-@pytest.mark.parametrize(("x", "said"), [(X * 1000, "Runtime|input"), (X * 40, "result")], ids=["input", "result"])
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [(X * 1000, "Runtime|input"), (X * 40, "result")],
+    ids=["input", "result"],
+)
 def test_they_are_checked_at_run_time(echo_registry, x, said):
     with pytest.raises(RuntimeError, match=said):
         Checked()(x)
@@ -84,7 +105,9 @@ class Unused(nn.Module):
 def test_what_feeds_nothing_else_is_no_refusal(echo_registry):
     made = lower(echo_registry, Unused(), X, refused=("item",), require_full=True)
     assert made.report.host_operators == 0 and not made.report.notes
-    assert [list(row.operators) for row in made.report.delegates] == [["aten.add.Tensor"]]
+    assert [list(row.operators) for row in made.report.delegates] == [
+        ["aten.add.Tensor"]
+    ]
 
 
 class Branches(nn.Module):
@@ -98,7 +121,10 @@ class Branches(nn.Module):
 
 def test_checks_in_branches_are_no_refusals(echo_registry):
     made = lower(echo_registry, Branches(), X, refused=("cond", "assert"))
-    assert "aten._assert_async.msg" not in made.report.host["forward"] and made.verify(X).relative_error == 0
+    assert (
+        "aten._assert_async.msg" not in made.report.host["forward"]
+        and made.verify(X).relative_error == 0
+    )
     with pytest.raises(RuntimeError, match="small"):
         made(X * 100)
 

@@ -1,4 +1,6 @@
-"""Compilers: what ``delegraph.lower(compiler=...)`` takes, and which one it takes by itself."""
+"""Compilers: what ``delegraph.lower(compiler=...)`` takes, and which one it takes by
+itself.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,10 @@ class Here:
 class RefusingTheFirst(Here):
     def compile(self, requests):
         answers = super().compile(requests)
-        return [Compiled(Refused(Unsupported("unsupported", "not today"))), *answers[1:]]
+        return [
+            Compiled(Refused(Unsupported("unsupported", "not today"))),
+            *answers[1:],
+        ]
 
 
 class AnsweringOne(Here):
@@ -77,7 +82,9 @@ class AnsweringOne(Here):
 
 
 def additions():
-    return CapabilityPartitioner(lambda n: None if "add" in str(n.target) else "no", "TextBackend")
+    return CapabilityPartitioner(
+        lambda n: None if "add" in str(n.target) else "no", "TextBackend"
+    )
 
 
 @pytest.fixture
@@ -89,7 +96,13 @@ def registry():
 
 def lowered(registry, compiler=None, backends=None):
     used = backends or [additions()]
-    return delegraph.lower(Steps().eval(), (torch.ones(2),), backends=used, registry=registry, compiler=compiler)
+    return delegraph.lower(
+        Steps().eval(),
+        (torch.ones(2),),
+        backends=used,
+        registry=registry,
+        compiler=compiler,
+    )
 
 
 def blobs(result):
@@ -116,13 +129,17 @@ def test_what_a_compiler_refuses_stays_on_the_host(registry):
 
 
 def test_a_compiler_that_leaves_requests_out_breaks_its_contract(registry):
-    with pytest.raises(ContractViolation, match="AnsweringOne returned 1 answers for 2 requests"):
+    with pytest.raises(
+        ContractViolation, match="AnsweringOne returned 1 answers for 2 requests"
+    ):
         lowered(registry, AnsweringOne())
 
 
 @pytest.mark.parametrize("wrong", ["process", 3, Here])
 def test_something_else_is_no_compiler(registry, wrong):
-    with pytest.raises(OptionError, match="compiler is an object with a method session"):
+    with pytest.raises(
+        OptionError, match="compiler is an object with a method session"
+    ):
         lowered(registry, wrong)
 
 
@@ -138,7 +155,9 @@ def test_extract_gives_a_fresh_program_each_time(registry):
 
     result = lowered(registry, Rewriting())
     assert blobs(result) == blobs(lowered(registry))
-    assert all("changed" not in str(d.module.original_module.graph) for d in result.delegates)
+    assert all(
+        "changed" not in str(d.module.original_module.graph) for d in result.delegates
+    )
 
 
 def test_an_entry_point_without_a_report_raises_a_refusal(registry):
@@ -160,22 +179,31 @@ def no_compilers(monkeypatch):
     monkeypatch.setattr(Registry, "declared", lambda self, kind: [])
 
 
-def test_a_cache_without_a_compiler_that_keeps_results_is_a_note(registry, no_compilers, monkeypatch, tmp_path):
+def test_a_cache_without_a_compiler_that_keeps_results_is_a_note(
+    registry, no_compilers, monkeypatch, tmp_path
+):
     monkeypatch.setenv("DELEGRAPH_CACHE", str(tmp_path / "kept"))
     result = lowered(registry)
-    note = "the cache of DELEGRAPH_CACHE comes with delegraph-workers, which is not installed"
+    note = (
+        "the cache of DELEGRAPH_CACHE comes with delegraph-workers, which is not"
+        " installed"
+    )
     assert f"{note}: pip install delegraph-workers" in result.report.notes
     assert len(result.delegates) == 2 and not (tmp_path / "kept").exists()
 
 
 def isolated():
     made = Registry(discover=False)
-    made.register(BackendSpec("text", f"{__name__}:TextBackend", "TextBackend", 1, isolated=True))
+    made.register(
+        BackendSpec("text", f"{__name__}:TextBackend", "TextBackend", 1, isolated=True)
+    )
     return made
 
 
 def test_an_isolated_backend_needs_a_compiler_that_isolates(no_compilers):
-    with pytest.raises(PluginUnavailable, match="comes with delegraph-workers") as error:
+    with pytest.raises(
+        PluginUnavailable, match="comes with delegraph-workers"
+    ) as error:
         lowered(isolated())
     assert error.value.hint == "pip install delegraph-workers"
 
@@ -202,7 +230,9 @@ def test_the_default_compiler_gets_isolated_backends(monkeypatch):
     assert len(OffersCompiler.made.requests) == 2 and OffersCompiler.made.open == 0
 
 
-def test_the_default_compiler_keeps_results_if_the_variable_is_set(registry, monkeypatch):
+def test_the_default_compiler_keeps_results_if_the_variable_is_set(
+    registry, monkeypatch
+):
     registry.register(OffersCompiler())
     OffersCompiler.made = None
     lowered(registry)
@@ -217,7 +247,9 @@ def test_the_default_compiler_keeps_results_if_the_variable_is_set(registry, mon
 
 def declared(*owners, target="make_here"):
     flag = FlagSpec("speed", int, help="how fast", metavar="N")
-    spec = CompilerSpec("here", f"{__name__}:{target}", (flag, FlagSpec("near", bare="yes")))
+    spec = CompilerSpec(
+        "here", f"{__name__}:{target}", (flag, FlagSpec("near", bare="yes"))
+    )
     return [(spec, PluginRecord(name, name, "1.0", f"{name}.py")) for name in owners]
 
 
@@ -247,13 +279,17 @@ def test_flags_of_a_compiler_become_its_options(monkeypatch):
 
 
 def test_two_distributions_with_one_flag_are_a_conflict_that_names_both(monkeypatch):
-    with pytest.raises(PluginConflict, match=r"acme 1.0 and other 1.0 both have the flag --speed"):
+    with pytest.raises(
+        PluginConflict, match=r"acme 1.0 and other 1.0 both have the flag --speed"
+    ):
         flags_of(monkeypatch, "acme", "other")
 
 
 def test_a_flag_whose_distribution_is_missing_names_it(monkeypatch):
     flags_of(monkeypatch)
-    with pytest.raises(UsageError, match="the flag --isolation comes with delegraph-workers") as error:
+    with pytest.raises(
+        UsageError, match="the flag --isolation comes with delegraph-workers"
+    ) as error:
         compilers.expect_installed(["--isolation", "process"])
     assert error.value.hint == "pip install delegraph-workers"
     compilers.expect_installed(["--unknown", "x"])

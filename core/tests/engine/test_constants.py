@@ -1,9 +1,16 @@
-"""What is computed while lowering: calls on constants alone that a backend refuses, and nothing else."""
+"""What is computed while lowering: calls on constants alone that a backend refuses, and
+nothing else.
+"""
 
 import delegraph.api as api
 import pytest
 import torch
-from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
+from delegraph.partitioner import (
+    CapabilityPartitioner,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+)
 from delegraph_programs import add_constant, constant_values, placeholders, user_inputs
 from torch import nn
 
@@ -12,22 +19,29 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
 class Positions(nn.Module):
-    """Positions, type ids and a mask, as language models make them; and a result that is constant."""
+    """Positions, type ids and a mask, as language models make them; and a result that
+    is constant.
+    """
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.table, self.types = nn.Embedding(10, 4), nn.Embedding(2, 4)
+        self.table = nn.Embedding(10, 4)
+        self.types = nn.Embedding(2, 4)
         self.register_buffer("ids", torch.arange(10), persistent=False)
 
     def forward(self, x):
         types = self.types(torch.zeros_like(x[:, 0], dtype=torch.long))
         mask = torch.triu(torch.ones(4, 4), 1).masked_fill(torch.eye(4) > 0, 2.0)
-        return (x + self.table(self.ids[:3] + 1) + types) @ mask, torch.arange(3).cumsum(0)
+        return (x + self.table(self.ids[:3] + 1) + types) @ mask, torch.arange(
+            3
+        ).cumsum(0)
 
 
 class Written(nn.Module):
-    """Nothing here is constant: what is written, drawn, empty, of the data, or larger than is computed."""
+    """Nothing here is constant: what is written, drawn, empty, of the data, or larger
+    than is computed.
+    """
 
     def __init__(self):
         super().__init__()
@@ -37,22 +51,35 @@ class Written(nn.Module):
         before = torch.exp(self.count)
         self.count += 1
         large = torch.ones(constant_values.LARGEST // 4 + 1).cumsum(0)[0]
-        return x * before + torch.rand(4) + torch.exp(torch.empty(4).zero_()) * 0, x + large
+        return (
+            x * before + torch.rand(4) + torch.exp(torch.empty(4).zero_()) * 0,
+            x + large,
+        )
 
 
 def taking(*names):
-    return CapabilityPartitioner(lambda n: None if any(k in str(n.target) for k in names) else "refused", "EchoBackend")
+    return CapabilityPartitioner(
+        lambda n: None if any(k in str(n.target) for k in names) else "refused",
+        "EchoBackend",
+    )
 
 
 def lowered(registry, model, *inputs, takes=("add", "matmul", "mm", "mul"), **options):
-    return api.lower(model.eval(), inputs, backends=[taking(*takes)], registry=registry, **options)
+    return api.lower(
+        model.eval(), inputs, backends=[taking(*takes)], registry=registry, **options
+    )
 
 
 def test_positions_types_and_masks_are_constants_of_the_delegate(echo_registry):
     made = lowered(echo_registry, Positions(), X)
-    assert made.report.host == {"forward": {"aten.clone.default": 1}}, "what is returned is a copy each time"
+    assert made.report.host == {"forward": {"aten.clone.default": 1}}, (
+        "what is returned is a copy each time"
+    )
     assert len(made.delegates) == 1 and made.verify(X).relative_error == 0
-    assert any("operators on constants alone computed while lowering, " in note for note in made.report.notes)
+    assert any(
+        "operators on constants alone computed while lowering, " in note
+        for note in made.report.notes
+    )
 
 
 def test_a_returned_constant_may_be_written_to(echo_registry):
@@ -64,7 +91,11 @@ def test_a_returned_constant_may_be_written_to(echo_registry):
 def test_what_is_written_random_or_large_is_not_computed(echo_registry):
     made = lowered(echo_registry, Written(), X, takes=("sin",))
     host = made.report.host["forward"]
-    assert {"aten.exp.default", "aten.rand.default", "aten.cumsum.default"} <= host.keys()
+    assert {
+        "aten.exp.default",
+        "aten.rand.default",
+        "aten.cumsum.default",
+    } <= host.keys()
     assert host["aten.exp.default"] == 2, "of the buffer, and of what was never filled"
     torch.manual_seed(0)
     first = made(X)[0]
@@ -73,9 +104,27 @@ def test_what_is_written_random_or_large_is_not_computed(echo_registry):
 
 
 def test_a_backend_gets_the_calls_on_constants_that_it_takes(echo_registry):
-    everything = ("arange", "embedding", "slice", "add", "matmul", "zeros", "ones", "eye", "triu", "gt", "fill", "mul")
-    made = lowered(echo_registry, Positions(), X, takes=(*everything, "select", "cumsum"))
-    assert "aten.embedding.default" in made.report.delegates[0].operators and not made.report.notes
+    everything = (
+        "arange",
+        "embedding",
+        "slice",
+        "add",
+        "matmul",
+        "zeros",
+        "ones",
+        "eye",
+        "triu",
+        "gt",
+        "fill",
+        "mul",
+    )
+    made = lowered(
+        echo_registry, Positions(), X, takes=(*everything, "select", "cumsum")
+    )
+    assert (
+        "aten.embedding.default" in made.report.delegates[0].operators
+        and not made.report.notes
+    )
 
 
 def test_what_raises_when_it_is_computed_raises_when_the_program_runs(echo_registry):
@@ -95,12 +144,16 @@ def test_what_raises_when_it_is_computed_raises_when_the_program_runs(echo_regis
 
 
 class Swin(nn.Module):
-    """Small tables that become large: a bias by relative position, dequantized weights; and masks made of numbers."""
+    """Small tables that become large: a bias by relative position, dequantized weights;
+    and masks made of numbers.
+    """
 
     def __init__(self):
         super().__init__()
         self.table = nn.Parameter(torch.randn(127))
-        self.eighths = nn.Parameter(torch.randint(-128, 127, (64, 64), dtype=torch.int8), requires_grad=False)
+        self.eighths = nn.Parameter(
+            torch.randint(-128, 127, (64, 64), dtype=torch.int8), requires_grad=False
+        )
 
     def forward(self, x):
         weights = self.eighths.to(torch.float32) * 0.125
@@ -110,12 +163,17 @@ class Swin(nn.Module):
 
 
 class Normed(nn.Module):
-    """Weights that are as large computed as they are stored, twice; and a table of which one part is used."""
+    """Weights that are as large computed as they are stored, twice; and a table of
+    which one part is used.
+    """
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = (nn.utils.parametrizations.weight_norm(nn.Linear(64, 64)) for _ in range(2))
-        self.table, self.part = nn.Embedding(64, 64), torch.arange(8)
+        self.first, self.second = (
+            nn.utils.parametrizations.weight_norm(nn.Linear(64, 64)) for _ in range(2)
+        )
+        self.table = nn.Embedding(64, 64)
+        self.part = torch.arange(8)
 
     def forward(self, x):
         return (
@@ -130,14 +188,25 @@ def test_what_would_be_larger_is_left_to_the_host(echo_registry):
     made = lowered(echo_registry, Swin(), x, takes=("mm", "matmul"))
     assert not made.report.notes and made.verify(x).relative_error < 1e-5
     stored = made.exported_program()
-    assert sum(t.nbytes for t in (*stored.state_dict.values(), *stored.constants.values())) == 127 * 4 + 64 * 64
+    assert (
+        sum(t.nbytes for t in (*stored.state_dict.values(), *stored.constants.values()))
+        == 127 * 4 + 64 * 64
+    )
 
 
 def test_what_is_smaller_than_what_it_comes_from_is_computed(echo_registry):
-    """A weight that the program needs besides does not go away, and so its norm is computed by the host."""
+    """A weight that the program needs besides does not go away, and so its norm is
+    computed by the host.
+    """
     made = lowered(echo_registry, Normed(), torch.randn(8, 64), takes=("linear",))
-    kept = {spec.target for node, spec in placeholders(made.exported_program()) if node.users}
-    gone = {f"first.parametrizations.weight.original{k}" for k in (0, 1)} | {"table.weight"}
+    kept = {
+        spec.target
+        for node, spec in placeholders(made.exported_program())
+        if node.users
+    }
+    gone = {f"first.parametrizations.weight.original{k}" for k in (0, 1)} | {
+        "table.weight"
+    }
     assert not gone & kept and "second.parametrizations.weight.original1" in kept
     assert made.verify(torch.randn(8, 64)).relative_error < 1e-6
 
@@ -151,18 +220,30 @@ class TagsAll(Partitioner):
 
     def partition(self, exported_program):
         for node in exported_program.graph.nodes:
-            if node.op == "call_function" and any(name in str(node.target) for name in self.names):
+            if node.op == "call_function" and any(
+                name in str(node.target) for name in self.names
+            ):
                 node.meta["delegation_tag"] = "all"
-        return PartitionResult(exported_program, {"all": DelegationSpec("EchoBackend", [])})
+        return PartitionResult(
+            exported_program, {"all": DelegationSpec("EchoBackend", [])}
+        )
 
 
 def test_a_partitioner_that_only_tags_does_not_get_calls_on_constants(echo_registry):
-    """It would compute the weight with every call; and what it takes layers by is that their weights are constant."""
+    """It would compute the weight with every call; and what it takes layers by is that
+    their weights are constant.
+    """
     module = nn.utils.parametrizations.weight_norm(nn.Linear(64, 64)).eval()
     made = api.lower(
-        module, (torch.randn(2, 64),), backends=[TagsAll("mul", "div", "permute", "addmm")], registry=echo_registry
+        module,
+        (torch.randn(2, 64),),
+        backends=[TagsAll("mul", "div", "permute", "addmm")],
+        registry=echo_registry,
     )
-    assert made.report.delegates[0].operators.keys() <= {"aten.addmm.default", "aten.permute.default"}
+    assert made.report.delegates[0].operators.keys() <= {
+        "aten.addmm.default",
+        "aten.permute.default",
+    }
     assert made.verify(torch.randn(2, 64)).relative_error < 1e-6
 
 
@@ -170,7 +251,8 @@ def test_a_weight_that_is_stored_once_for_two_users_does_not_go_away(echo_regist
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
-            self.table, self.head = nn.Embedding(32, 64), nn.Linear(64, 32, bias=False)
+            self.table = nn.Embedding(32, 64)
+            self.head = nn.Linear(64, 32, bias=False)
             self.head.weight = self.table.weight
             self.ids = torch.arange(32)
 

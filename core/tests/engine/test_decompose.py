@@ -1,4 +1,6 @@
-"""Decomposer on demand: what is kept, what is taken apart, what the host gets, and that values stay the same."""
+"""Decomposer on demand: what is kept, what is taken apart, what the host gets, and that
+values stay the same.
+"""
 
 import copy
 import operator
@@ -8,7 +10,12 @@ import delegraph.api as api
 import pytest
 import torch
 from delegraph.engine.decompose import Decomposer
-from delegraph.partitioner import CapabilityPartitioner, DelegationSpec, Partitioner, PartitionResult
+from delegraph.partitioner import (
+    CapabilityPartitioner,
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+)
 from delegraph.report.collect import host_calls
 from delegraph_programs import normalize, to_core
 from delegraph_programs.decompose import trace
@@ -25,15 +32,21 @@ F = nn.functional
 
 def takes(*operators):
     """A partitioner whose backend knows these operators and no others."""
-    return CapabilityPartitioner(lambda n: None if n.target in operators else "unknown operator", "EchoBackend")
+    return CapabilityPartitioner(
+        lambda n: None if n.target in operators else "unknown operator", "EchoBackend"
+    )
 
 
 class Tags(Partitioner):
-    """Tags calls of ``tagged`` and asks to keep ``kept`` whole; it cannot be asked about single calls."""
+    """Tags calls of ``tagged`` and asks to keep ``kept`` whole; it cannot be asked
+    about single calls.
+    """
 
     def __init__(self, tagged, kept=(), wanted=None):
         super().__init__()
-        self.tagged, self.kept, self.wanted = tagged, list(kept), wanted
+        self.tagged = tagged
+        self.kept = list(kept)
+        self.wanted = wanted
         self.seen = []
 
     def partition(self, exported_program):
@@ -42,7 +55,9 @@ class Tags(Partitioner):
             if node.target in self.tagged:
                 tag = node.meta["delegation_tag"] = f"tag{len(tags)}"
                 tags[tag] = DelegationSpec("EchoBackend")
-        self.seen.append({n.target for n in exported_program.graph.nodes if n.op == "call_function"})
+        self.seen.append(
+            {n.target for n in exported_program.graph.nodes if n.op == "call_function"}
+        )
         return PartitionResult(exported_program, tags)
 
     def ops_to_not_decompose(self, exported_program):
@@ -66,17 +81,26 @@ class Block(nn.Module):
 
 
 def lowered(module, inputs, backends, registry, **options):
-    made = api.lower(module.eval(), inputs, backends=backends, registry=registry, **options)
+    made = api.lower(
+        module.eval(), inputs, backends=backends, registry=registry, **options
+    )
     assert made.verify(*inputs).relative_error < 1e-6
     assert difference(made.core_program(), module, inputs) < 1e-6
     return made
 
 
 def difference(program, module, inputs):
-    """Of what a program in core ATen computes from eager, relative to the largest value."""
+    """Of what a program in core ATen computes from eager, relative to the largest
+    value.
+    """
     with torch.no_grad():
-        given, wanted = (pytree.tree_leaves(run(*inputs)) for run in (program.module(), module))
-    return max(float((g - w).abs().max() / w.abs().max().clamp(min=1)) for g, w in zip(given, wanted, strict=True))
+        given, wanted = (
+            pytree.tree_leaves(run(*inputs)) for run in (program.module(), module)
+        )
+    return max(
+        float((g - w).abs().max() / w.abs().max().clamp(min=1))
+        for g, w in zip(given, wanted, strict=True)
+    )
 
 
 def targets(program):
@@ -88,18 +112,24 @@ def counts(made):
 
 
 def test_what_the_backend_keeps_stays_whole(registry):
-    made = lowered(Block(), (torch.randn(2, 4, 8),), [takes(aten.linear.default)], registry)
+    made = lowered(
+        Block(), (torch.randn(2, 4, 8),), [takes(aten.linear.default)], registry
+    )
     assert counts(made) == [{"aten.linear.default": 1}] * 2
 
 
 def test_what_it_does_not_keep_is_decomposed_until_it_is_taken(registry):
     """linear is refused; its pieces contain addmm, which is not."""
-    made = lowered(Block(), (torch.randn(2, 4, 8),), [takes(aten.addmm.default)], registry)
+    made = lowered(
+        Block(), (torch.randn(2, 4, 8),), [takes(aten.addmm.default)], registry
+    )
     assert counts(made) == [{"aten.addmm.default": 1}] * 2
 
 
 def test_a_piece_inside_a_piece_is_taken(registry):
-    """softplus, a piece of mish that has a decomposition of its own, stays whole for who wants it."""
+    """softplus, a piece of mish that has a decomposition of its own, stays whole for
+    who wants it.
+    """
 
     class Mish(nn.Module):
         def forward(self, x):
@@ -109,7 +139,9 @@ def test_a_piece_inside_a_piece_is_taken(registry):
     made = lowered(Mish(), (x,), [takes(aten.softplus.default)], registry)
     assert counts(made) == [{"aten.softplus.default": 1}]
     made = lowered(Mish(), (x,), [takes(aten.log1p.default)], registry)
-    assert counts(made) == [{"aten.log1p.default": 1}], "pieces of softplus, where softplus is refused as well"
+    assert counts(made) == [{"aten.log1p.default": 1}], (
+        "pieces of softplus, where softplus is refused as well"
+    )
 
 
 class Recurrent(nn.Module):
@@ -118,7 +150,8 @@ class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.lstm, self.gru = nn.LSTM(4, 3), nn.GRU(3, 3)
+        self.lstm = nn.LSTM(4, 3)
+        self.gru = nn.GRU(3, 3)
 
     def forward(self, x):
         return self.gru(self.lstm(x)[0])[0]
@@ -130,13 +163,21 @@ def test_a_composite_inside_a_composite_is_taken(asks, registry, no_folding):
     linear = aten.linear.default
     backend = takes(linear) if asks else Tags([linear], kept=[linear])
     made = lowered(Recurrent(), (torch.randn(3, 2, 4),), [backend], registry)
-    assert sum((Counter(c) for c in counts(made)), Counter()) == {"aten.linear.default": 8}
+    assert sum((Counter(c) for c in counts(made)), Counter()) == {
+        "aten.linear.default": 8
+    }
 
 
-def test_a_composite_inside_a_composite_that_the_filter_does_not_want(registry, no_folding):
-    """It wants the layers that see all of the three steps at once, one in each of the two."""
+def test_a_composite_inside_a_composite_that_the_filter_does_not_want(
+    registry, no_folding
+):
+    """It wants the layers that see all of the three steps at once, one in each of the
+    two.
+    """
     linear = aten.linear.default
-    backend = Tags([linear], kept=[linear], wanted=lambda n: n.meta["val"].shape[0] == 3)
+    backend = Tags(
+        [linear], kept=[linear], wanted=lambda n: n.meta["val"].shape[0] == 3
+    )
     made = lowered(Recurrent(), (torch.randn(3, 2, 4),), [backend], registry)
     left = Counter(targets(made.exported_program()))
     assert (len(made.delegates), left[linear], left[aten.addmm.default]) == (2, 0, 6)
@@ -145,12 +186,21 @@ def test_a_composite_inside_a_composite_that_the_filter_does_not_want(registry, 
 def test_nothing_is_traced_where_everything_is_taken(registry, monkeypatch):
     monkeypatch.setattr(trace.Tracer, "decompose", lambda *_: pytest.fail("traced"))
     everything = CapabilityPartitioner(lambda n: None, "EchoBackend")
-    made = api.lower(Block().eval(), (torch.randn(2, 4, 8),), backends=[everything], registry=registry)
+    made = api.lower(
+        Block().eval(),
+        (torch.randn(2, 4, 8),),
+        backends=[everything],
+        registry=registry,
+    )
     assert made.report.host_operators == 0
 
 
 def test_the_program_is_never_retraced_as_a_whole(registry, monkeypatch):
-    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", lambda *_: pytest.fail("retraced"))
+    monkeypatch.setattr(
+        torch.export.ExportedProgram,
+        "run_decompositions",
+        lambda *_: pytest.fail("retraced"),
+    )
     lowered(Block(), (torch.randn(2, 4, 8),), [takes(aten.mm.default)], registry)
 
 
@@ -176,19 +226,29 @@ def counted_traces(monkeypatch):
 
 
 class Mixed(nn.Module):
-    """Operators that take several steps to core ATen, some of them with several results."""
+    """Operators that take several steps to core ATen, some of them with several
+    results.
+    """
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.block, self.norm = Block(2), nn.GroupNorm(2, 4)
+        self.block = Block(2)
+        self.norm = nn.GroupNorm(2, 4)
         self.lstm = nn.LSTM(8, 8, batch_first=True)
 
     def forward(self, x):
         y = self.norm(self.block(x))
         mean, var = torch.var_mean(y, -1)
         attended = F.scaled_dot_product_attention(y, y, x, is_causal=True)
-        return self.lstm(attended)[0], F.cosine_similarity(x, y), mean, var, F.huber_loss(x, y), torch.tril(y[0], -1)
+        return (
+            self.lstm(attended)[0],
+            F.cosine_similarity(x, y),
+            mean,
+            var,
+            F.huber_loss(x, y),
+            torch.tril(y[0], -1),
+        )
 
 
 def test_the_host_gets_core_aten_that_computes_the_same(registry):
@@ -202,7 +262,10 @@ def test_the_host_gets_core_aten_that_computes_the_same(registry):
 
 def test_a_kept_operator_stays_whole_inside_of_another():
     program = torch.export.export(Block().eval(), (torch.randn(2, 4, 8),))
-    finished = [Decomposer().finish(normalize(program)[0], kept) for kept in ([], [aten.t.default])]
+    finished = [
+        Decomposer().finish(normalize(program)[0], kept)
+        for kept in ([], [aten.t.default])
+    ]
     assert [aten.t.default in targets(p) for p in finished] == [False, True]
     assert not any(aten.linear.default in targets(p) for p in finished)
 
@@ -213,15 +276,24 @@ def test_calls_on_sparse_tensors_are_told_apart_without_strides(registry):
         def forward(self, a, b):
             return F.linear(torch.sparse.mm(a, b), b)
 
-    a, b = torch.eye(3).to_sparse_csr(), torch.randn(3, 2)
-    made = api.lower(torch.export.export(Sparse(), (a, b)), backends=[], registry=registry)
+    a = torch.eye(3).to_sparse_csr()
+    b = torch.randn(3, 2)
+    made = api.lower(
+        torch.export.export(Sparse(), (a, b)), backends=[], registry=registry
+    )
     assert torch.equal(made(a, b), F.linear(b, b))
 
 
 def test_signatures_tell_types_and_arguments_apart():
     class Clamped(nn.Module):
         def forward(self, x):
-            return x.clamp(0, 1), x.clamp(0.0, 1.0), x.clamp(False, True), x.t().clamp(0, 1), x.clamp(0, 1)
+            return (
+                x.clamp(0, 1),
+                x.clamp(0.0, 1.0),
+                x.clamp(False, True),
+                x.t().clamp(0, 1),
+                x.clamp(0, 1),
+            )
 
     program = torch.export.export(Clamped().eval(), (torch.randn(3, 3),))
     calls = [n for n in program.graph.nodes if "clamp" in n.name]
@@ -229,40 +301,66 @@ def test_signatures_tell_types_and_arguments_apart():
 
 
 def test_pieces_keep_debug_handle_and_source(registry):
-    made = lowered(Block(), (torch.randn(2, 4, 8),), [takes(aten.addmm.default)], registry)
+    made = lowered(
+        Block(), (torch.randn(2, 4, 8),), [takes(aten.addmm.default)], registry
+    )
     program, _ = normalize(torch.export.export(Block().eval(), (torch.randn(2, 4, 8),)))
     linear = [n for n in program.graph.nodes if n.target is aten.linear.default]
     pieces = [n for d in made.delegates for n in d.nodes]
-    assert [p.meta["debug_handle"] for p in pieces] == [n.meta["debug_handle"] for n in linear]
-    assert [p.meta["stack_trace"] for p in pieces] == [n.meta["stack_trace"] for n in linear]
+    assert [p.meta["debug_handle"] for p in pieces] == [
+        n.meta["debug_handle"] for n in linear
+    ]
+    assert [p.meta["stack_trace"] for p in pieces] == [
+        n.meta["stack_trace"] for n in linear
+    ]
     assert all(p.meta["nn_module_stack"] for p in pieces)
 
 
 def test_the_host_calls_what_the_model_calls(registry):
-    """Also where a partitioner that only tags, for which all was decomposed, takes nothing of a call."""
+    """Also where a partitioner that only tags, for which all was decomposed, takes
+    nothing of a call.
+    """
     x = torch.randn(2, 4, 8)
     whole = lowered(Block(), (x,), [], registry).report.host
     tagged = lowered(Block(), (x,), [Tags((aten.bmm.default,))], registry)
-    assert whole["forward"]["aten.linear.default"] == tagged.report.host["forward"]["aten.linear.default"] == 2
-    assert tagged.report.host["forward"]["aten.silu.default"] == 1 and len(tagged.delegates) == 2
+    assert (
+        whole["forward"]["aten.linear.default"]
+        == tagged.report.host["forward"]["aten.linear.default"]
+        == 2
+    )
+    assert (
+        tagged.report.host["forward"]["aten.silu.default"] == 1
+        and len(tagged.delegates) == 2
+    )
     assert aten.addmm.default not in targets(tagged.exported_program())
     rows = {r.operator: r.reason for r in tagged.report.refusals}
-    assert rows["aten.linear.default"] and rows["aten.silu.default"] == "not tagged by its partitioner"
+    assert (
+        rows["aten.linear.default"]
+        and rows["aten.silu.default"] == "not tagged by its partitioner"
+    )
 
 
 def test_infinities_and_overflows_are_those_of_eager(registry):
-    """What is decomposed differs: squares of large numbers overflow, and 0 times infinity is NaN."""
+    """What is decomposed differs: squares of large numbers overflow, and 0 times
+    infinity is NaN.
+    """
 
     class Large(nn.Module):
         def forward(self, x):
-            attended = F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], is_causal=True)
+            attended = F.scaled_dot_product_attention(
+                x[None, None], x[None, None], x[None, None], is_causal=True
+            )
             return x.std(), attended, torch.special.logit(x.bfloat16(), 1e-3), x.var(0)
 
     x = torch.linspace(1e38, 3e38, 12).reshape(3, 4)
-    infinite = torch.where(torch.arange(12).reshape(3, 4) == 5, torch.inf, torch.ones(()))
+    infinite = torch.where(
+        torch.arange(12).reshape(3, 4) == 5, torch.inf, torch.ones(())
+    )
     for values in (x, infinite):
         for backends in ([], [Tags((aten.sin.default,))]):
-            made = api.lower(Large().eval(), (values,), backends=backends, registry=registry)
+            made = api.lower(
+                Large().eval(), (values,), backends=backends, registry=registry
+            )
             for ours, eager in zip(made(values), Large()(values), strict=True):
                 assert torch.equal(ours.nan_to_num(7), eager.nan_to_num(7))
 
@@ -274,7 +372,12 @@ def test_core_aten_on_request(registry):
     judged = torch.export.export(Block().eval(), (x,)).run_decompositions()
     left = set(targets(made.core_program()))
     assert not any(to_core(t) for t in left)
-    assert left - set(targets(judged)) <= {aten._to_copy.default, aten.clone.default, *targets(judged), *_views(left)}
+    assert left - set(targets(judged)) <= {
+        aten._to_copy.default,
+        aten.clone.default,
+        *targets(judged),
+        *_views(left),
+    }
 
 
 def _views(found):
@@ -282,19 +385,31 @@ def _views(found):
 
 
 def test_refusals_name_the_piece_and_the_operator_around_it(registry):
-    made = lowered(Block(), (torch.randn(2, 4, 8),), [takes(aten.bmm.default)], registry)
+    made = lowered(
+        Block(), (torch.randn(2, 4, 8),), [takes(aten.bmm.default)], registry
+    )
     rows = {(r.operator, r.reason) for r in made.report.refusals}
     assert (
         "aten._softmax.default",
         "unknown operator (part of aten.scaled_dot_product_attention.default)",
     ) in rows
-    assert ("aten.silu.default", "unknown operator") in rows, "nothing of it was taken: it counts as what it was"
+    assert (
+        "aten.silu.default",
+        "unknown operator",
+    ) in rows, "nothing of it was taken: it counts as what it was"
     assert not any(op == "aten.sigmoid.default" for op, _ in rows)
-    assert all(r.source and "test_decompose.py" in r.source.file for r in made.report.refusals)
+    assert all(
+        r.source and "test_decompose.py" in r.source.file for r in made.report.refusals
+    )
 
 
 def test_views_alone_make_no_delegate(registry):
-    made = lowered(Block(), (torch.randn(2, 4, 8),), [takes(aten.view.default, aten.permute.default)], registry)
+    made = lowered(
+        Block(),
+        (torch.randn(2, 4, 8),),
+        [takes(aten.view.default, aten.permute.default)],
+        registry,
+    )
     assert made.delegates == []
 
 
@@ -306,23 +421,41 @@ def test_core_operators_are_opened_only_for_who_takes_all(registry):
             return F.layer_norm(x, [8])
 
     x = torch.randn(3, 8)
-    pieces = (aten.mean.dim, aten.sub.Tensor, aten.mul.Tensor, aten.sum.dim_IntList, aten.div.Tensor, aten.add.Tensor)
+    pieces = (
+        aten.mean.dim,
+        aten.sub.Tensor,
+        aten.mul.Tensor,
+        aten.sum.dim_IntList,
+        aten.div.Tensor,
+        aten.add.Tensor,
+    )
     some = lowered(Norm(), (x,), [takes(*pieces)], registry)
-    assert some.delegates == [] and some.report.host == {"forward": {"aten.layer_norm.default": 1}}
+    assert some.delegates == [] and some.report.host == {
+        "forward": {"aten.layer_norm.default": 1}
+    }
     assert targets(some.exported_program()) == [aten.layer_norm.default]
     assert aten.native_layer_norm.default in targets(some.core_program())
-    assert targets(some.core_program(keep=[aten.layer_norm.default])) == [aten.layer_norm.default]
+    assert targets(some.core_program(keep=[aten.layer_norm.default])) == [
+        aten.layer_norm.default
+    ]
     every = lowered(Norm(), (x,), [takes(*pieces, aten.rsqrt.default)], registry)
     assert every.report.host_operators == 0
 
 
 def test_a_later_backend_keeps_what_the_first_refuses(registry):
     x = torch.randn(2, 4, 8)
-    made = lowered(Block(), (x,), [takes(aten.addmm.default, aten.bmm.default), takes(aten.linear.default)], registry)
+    made = lowered(
+        Block(),
+        (x,),
+        [takes(aten.addmm.default, aten.bmm.default), takes(aten.linear.default)],
+        registry,
+    )
     whole = [d for d in counts(made) if d == {"aten.linear.default": 1}]
     assert len(whole) == 2 and {"aten.bmm.default": 1} in counts(made)
     swapped = [takes(aten.linear.default), takes(aten.addmm.default, aten.bmm.default)]
-    assert sorted(map(str, counts(lowered(Block(), (x,), swapped, registry)))) == sorted(map(str, counts(made)))
+    assert sorted(
+        map(str, counts(lowered(Block(), (x,), swapped, registry)))
+    ) == sorted(map(str, counts(made)))
 
 
 def test_a_partitioner_that_only_tags_keeps_what_it_names(registry):
@@ -330,7 +463,9 @@ def test_a_partitioner_that_only_tags_keeps_what_it_names(registry):
     keeps = Tags(both, kept=[aten.linear.default])
     made = lowered(Block(), (torch.randn(2, 4, 8),), [keeps], registry)
     assert counts(made) == [{"aten.linear.default": 1}] * 2
-    assert aten.silu.default not in keeps.seen[0], "it is asked about core ATen otherwise"
+    assert aten.silu.default not in keeps.seen[0], (
+        "it is asked about core ATen otherwise"
+    )
     made = lowered(Block(), (torch.randn(2, 4, 8),), [Tags(both)], registry)
     assert counts(made) == [{"aten.addmm.default": 1}] * 2
 
@@ -346,15 +481,23 @@ def test_the_filter_decides_for_each_call(registry):
 
 
 def test_a_kept_operator_that_nobody_takes_is_whole(registry):
-    made = lowered(Block(), (torch.randn(2, 4, 8),), [Tags((), kept=[aten.linear.default])], registry)
+    made = lowered(
+        Block(),
+        (torch.randn(2, 4, 8),),
+        [Tags((), kept=[aten.linear.default])],
+        registry,
+    )
     assert made.report.host["forward"]["aten.linear.default"] == 2
     assert aten.addmm.default in targets(made.core_program())
 
 
 def test_the_second_of_two_that_only_tag_gets_what_it_asked_to_keep(registry):
-    first, second = Tags((aten.bmm.default,)), Tags((aten.linear.default,), kept=[aten.linear.default])
+    first = Tags((aten.bmm.default,))
+    second = Tags((aten.linear.default,), kept=[aten.linear.default])
     made = lowered(Block(), (torch.randn(2, 4, 8),), [first, second], registry)
-    assert counts(made) == [{"aten.bmm.default": 1}] * 2 + [{"aten.linear.default": 1}] * 2
+    assert (
+        counts(made) == [{"aten.bmm.default": 1}] * 2 + [{"aten.linear.default": 1}] * 2
+    )
 
 
 class Left(nn.Module):
@@ -363,11 +506,18 @@ class Left(nn.Module):
 
 
 def test_random_and_data_dependent_operators_are_left_alone():
-    program, _ = normalize(torch.export.export(Left().eval(), (torch.randn(3), torch.randn(2))))
+    program, _ = normalize(
+        torch.export.export(Left().eval(), (torch.randn(3), torch.randn(2)))
+    )
     before = [t for t in targets(program) if not to_core(t)]
     after = targets(Decomposer().finish(program))
     assert [t for t in before if t not in after] == []
-    for op in (aten.item.default, aten.nonzero.default, aten.add_.Tensor, torch.ops.higher_order.cond):
+    for op in (
+        aten.item.default,
+        aten.nonzero.default,
+        aten.add_.Tensor,
+        torch.ops.higher_order.cond,
+    ):
         assert to_core(op) is None and beyond_core(op) is None
 
 
@@ -376,16 +526,33 @@ def test_attention_with_dropout_stays_whole(registry):
         def forward(self, x):
             return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
 
-    made = api.lower(Dropped().eval(), (torch.randn(1, 2, 4, 8),), backends=[], registry=registry)
-    assert made.report.host == {"forward": {"aten.scaled_dot_product_attention.default": 1}}
+    made = api.lower(
+        Dropped().eval(), (torch.randn(1, 2, 4, 8),), backends=[], registry=registry
+    )
+    assert made.report.host == {
+        "forward": {"aten.scaled_dot_product_attention.default": 1}
+    }
     assert targets(made.core_program()) == [aten.scaled_dot_product_attention.default]
 
 
 def test_symbolic_sizes(registry):
-    x, batch = torch.randn(2, 4, 8), torch.export.Dim("batch", min=2, max=64)
+    x = torch.randn(2, 4, 8)
+    batch = torch.export.Dim("batch", min=2, max=64)
     shapes = {"x": {0: batch}}
-    made = lowered(Block(), (x,), [takes(aten.addmm.default, aten.bmm.default)], registry, dynamic_shapes=shapes)
-    assert sum(d.get("aten.bmm.default", 0) + d.get("aten.addmm.default", 0) for d in counts(made)) == 4
+    made = lowered(
+        Block(),
+        (x,),
+        [takes(aten.addmm.default, aten.bmm.default)],
+        registry,
+        dynamic_shapes=shapes,
+    )
+    assert (
+        sum(
+            d.get("aten.bmm.default", 0) + d.get("aten.addmm.default", 0)
+            for d in counts(made)
+        )
+        == 4
+    )
     for size in (3, 17):
         assert made.verify(torch.randn(size, 4, 8)).relative_error < 1e-6
     assert not any(to_core(t) for t in targets(made.core_program()))
@@ -401,17 +568,28 @@ def test_a_recurrent_layer_reaches_core_aten(registry):
             return self.lstm(x)
 
     made = lowered(Recurrent(), (torch.randn(3, 2, 4),), [], registry)
-    assert made.report.host == {"forward": {"aten.lstm.input": 1, "aten.zeros.default": 2}}
+    assert made.report.host == {
+        "forward": {"aten.lstm.input": 1, "aten.zeros.default": 2}
+    }
     names = [str(t) for t in targets(made.core_program()) if t is not operator.getitem]
-    assert not [n for n in names if not n.startswith("aten.") or "mkldnn" in n or "lstm" in n], made.report.notes
+    assert not [
+        n for n in names if not n.startswith("aten.") or "mkldnn" in n or "lstm" in n
+    ], made.report.notes
 
 
-def test_a_call_on_one_value_and_a_call_on_several_have_decompositions_of_their_own(registry):
+def test_a_call_on_one_value_and_a_call_on_several_have_decompositions_of_their_own(
+    registry,
+):
     class Twice(nn.Module):
         def forward(self, x):
             return torch.addcmul(x, x, torch.addcmul(x, x, x, value=0.5), value=0.5)
 
-    assert lowered(Twice(), (torch.randn(3),), [], registry).verify(torch.full((3,), 2.0)).relative_error < 1e-6
+    assert (
+        lowered(Twice(), (torch.randn(3),), [], registry)
+        .verify(torch.full((3,), 2.0))
+        .relative_error
+        < 1e-6
+    )
 
 
 OPERATORS = {
@@ -427,18 +605,24 @@ OPERATORS = {
     "group": lambda s, a, b: F.group_norm(a, 2, s.w[0], s.w[1]),
     "std": lambda s, a, b: a - b.std(1, keepdim=True),
     "chunk": lambda s, a, b: torch.cat(a.chunk(2, 1)[::-1], 1),
-    "sdpa": lambda s, a, b: F.scaled_dot_product_attention(a[None], b[None], a[None])[0],
+    "sdpa": lambda s, a, b: F.scaled_dot_product_attention(a[None], b[None], a[None])[
+        0
+    ],
     "write": lambda s, a, b: a.clone().mul_(0.5),
     "view": lambda s, a, b: a.t().contiguous().view(4, 4),
     "relu": lambda s, a, b: F.relu6(a) + F.elu(b),
-    "batch": lambda s, a, b: F.batch_norm(a, s.w.detach()[0], s.w.detach()[1].abs() + 1),
+    "batch": lambda s, a, b: F.batch_norm(
+        a, s.w.detach()[0], s.w.detach()[1].abs() + 1
+    ),
     "einsum": lambda s, a, b: torch.einsum("ij,kj->ik", a, b),
     "split": lambda s, a, b: a.split(3, 1)[0].sum(1, keepdim=True) * b,
 }
 
 
 def test_operands_that_were_decomposed_alike_stay_apart(registry):
-    """As the heads of attention are: the pieces of their transposes share their recorded values."""
+    """As the heads of attention are: the pieces of their transposes share their
+    recorded values.
+    """
 
     class Heads(nn.Module):
         def forward(self, *qkv):
@@ -448,13 +632,16 @@ def test_operands_that_were_decomposed_alike_stay_apart(registry):
     inputs = tuple(torch.randn(2, 5, 8) for _ in range(3))
     on_host = api.lower(Heads().eval(), inputs, backends=[], registry=registry)
     assert on_host.verify(*inputs).relative_error < 1e-6
-    pieces = takes(aten.permute.default, aten.bmm.default, aten.mul.Scalar, aten._softmax.default)
+    pieces = takes(
+        aten.permute.default, aten.bmm.default, aten.mul.Scalar, aten._softmax.default
+    )
     in_part = api.lower(Heads().eval(), inputs, backends=[pieces], registry=registry)
     assert in_part.verify(*inputs).relative_error < 1e-6
 
 
 def test_a_decomposition_may_write_to_the_lists_that_it_is_given(registry):
-    x, rows = torch.randn(4, 3), torch.tensor([0, 3])
+    x = torch.randn(4, 3)
+    rows = torch.tensor([0, 3])
 
     class Masked(nn.Module):
         def forward(self, x, rows):
@@ -463,11 +650,16 @@ def test_a_decomposition_may_write_to_the_lists_that_it_is_given(registry):
     lowered = api.lower(Masked().eval(), (x, rows), backends=[], registry=registry)
     assert lowered.report.notes == []
     core = lowered.core_program()
-    assert aten._unsafe_masked_index.default not in targets(core) and difference(core, Masked(), (x, rows)) == 0
+    assert (
+        aten._unsafe_masked_index.default not in targets(core)
+        and difference(core, Masked(), (x, rows)) == 0
+    )
 
 
 def test_a_recorded_copy_of_an_expanded_tensor_is_a_copy(registry):
-    """Otherwise the views that a decomposition makes by the recorded strides do not fit."""
+    """Otherwise the views that a decomposition makes by the recorded strides do not
+    fit.
+    """
 
     class Expanded(nn.Module):
         def forward(self, x, w):
@@ -476,16 +668,21 @@ def test_a_recorded_copy_of_an_expanded_tensor_is_a_copy(registry):
 
     inputs = torch.randn(5, 4), torch.randn(4, 2, 3)
     program = torch.export.export(Expanded().eval(), inputs)
-    lowered = api.lower(program, backends=[takes(aten.expand.default, aten.to.dtype)], registry=registry)
+    lowered = api.lower(
+        program, backends=[takes(aten.expand.default, aten.to.dtype)], registry=registry
+    )
     assert lowered.verify(*inputs).relative_error < 1e-6
-    torch.testing.assert_close(lowered.exported_program().module()(*inputs), program.module()(*inputs))
+    torch.testing.assert_close(
+        lowered.exported_program().module()(*inputs), program.module()(*inputs)
+    )
 
 
 class Random(nn.Module):
     def __init__(self, steps):
         super().__init__()
         torch.manual_seed(0)
-        self.steps, self.w = steps, nn.Parameter(torch.randn(4, 4))
+        self.steps = steps
+        self.w = nn.Parameter(torch.randn(4, 4))
 
     def forward(self, x):
         pool = [x + 0]
@@ -495,7 +692,9 @@ class Random(nn.Module):
 
 
 steps = st.lists(
-    st.tuples(st.sampled_from(list(OPERATORS)), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=5
+    st.tuples(st.sampled_from(list(OPERATORS)), st.integers(0, 5), st.integers(0, 5)),
+    min_size=1,
+    max_size=5,
 )
 
 
@@ -507,26 +706,40 @@ def supported(target, mask):
 @given(steps, st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1))
 @settings(max_examples=25, deadline=None)
 def test_random_programs_equal_eager(echo_registry, steps, first, second):
-    module, x = Random(steps).eval(), torch.randn(4, 4)
+    module = Random(steps).eval()
+    x = torch.randn(4, 4)
     backends = [
-        CapabilityPartitioner(lambda n, mask=mask: None if supported(n.target, mask) else "masked", "EchoBackend")
+        CapabilityPartitioner(
+            lambda n, mask=mask: None if supported(n.target, mask) else "masked",
+            "EchoBackend",
+        )
         for mask in (first, second)
     ]
     made = api.lower(module, (x,), backends=backends, registry=echo_registry)
     assert made.verify(copy.deepcopy(x)).relative_error < 1e-5
     left = host_calls(made.exported_program().graph.nodes)
-    assert not any(supported(n.target, first | second) for n in left if "decomposed_from" not in n.meta)
+    assert not any(
+        supported(n.target, first | second)
+        for n in left
+        if "decomposed_from" not in n.meta
+    )
     core = made.core_program()
     assert difference(core, module, (x,)) < 1e-5
-    assert not any(to_core(n.target) for n in host_calls(core.graph.nodes)), "it has an operator that is not core ATen"
+    assert not any(to_core(n.target) for n in host_calls(core.graph.nodes)), (
+        "it has an operator that is not core ATen"
+    )
 
 
 class OnlyTags(Partitioner):
-    """What ``CapabilityPartitioner`` tags, in the fewest partitions, but cannot be asked."""
+    """What ``CapabilityPartitioner`` tags, in the fewest partitions, but cannot be
+    asked.
+    """
 
     def __init__(self, mask):
         super().__init__()
-        self.inner = CapabilityPartitioner(lambda n: None if supported(n.target, mask) else "masked", "EchoBackend")
+        self.inner = CapabilityPartitioner(
+            lambda n: None if supported(n.target, mask) else "masked", "EchoBackend"
+        )
 
     def partition(self, exported_program):
         return self.inner.partition(exported_program)
@@ -534,10 +747,20 @@ class OnlyTags(Partitioner):
 
 @given(steps, st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1))
 @settings(max_examples=25, deadline=None)
-def test_random_programs_for_partitioners_that_only_tag(echo_registry, steps, first, second):
-    """Nothing that a delegate was made of is on the host twice, and no delegate lies inside of a call."""
-    module, x = Random(steps).eval(), torch.randn(4, 4)
-    made = api.lower(module, (x,), backends=[OnlyTags(first), OnlyTags(second)], registry=echo_registry)
+def test_random_programs_for_partitioners_that_only_tag(
+    echo_registry, steps, first, second
+):
+    """Nothing that a delegate was made of is on the host twice, and no delegate lies
+    inside of a call.
+    """
+    module = Random(steps).eval()
+    x = torch.randn(4, 4)
+    made = api.lower(
+        module,
+        (x,),
+        backends=[OnlyTags(first), OnlyTags(second)],
+        registry=echo_registry,
+    )
     assert made.verify(copy.deepcopy(x)).relative_error < 1e-5
     assert difference(made.core_program(), module, (x,)) < 1e-5
 
@@ -562,9 +785,13 @@ class Dynamic(nn.Module):
 
 
 def dynamic(function):
-    """Lowered for no backend, with a batch and a height that are known at run time only."""
+    """Lowered for no backend, with a batch and a height that are known at run time
+    only.
+    """
     sizes = {0: torch.export.Dim("n"), 2: torch.export.Dim.DYNAMIC}
-    program = torch.export.export(Dynamic(function), (torch.rand(20, 3, 16, 8),), dynamic_shapes=(sizes,))
+    program = torch.export.export(
+        Dynamic(function), (torch.rand(20, 3, 16, 8),), dynamic_shapes=(sizes,)
+    )
     return api.lower(program, backends=[])
 
 
@@ -573,14 +800,21 @@ def test_a_decomposition_that_depends_on_sizes_is_noted_in_the_users_terms():
     decomposer = Decomposer()
     decomposer.finish(made.core_program())
     (note,) = decomposer.notes
-    assert note.startswith("aten.pixel_unshuffle.default (core/tests/engine/test_decompose.py:")
-    assert ") was left whole: torch decomposes it in different ways for different sizes" in note
+    assert note.startswith(
+        "aten.pixel_unshuffle.default (core/tests/engine/test_decompose.py:"
+    )
+    assert (
+        ") was left whole: torch decomposes it in different ways for different sizes"
+        in note
+    )
     x = torch.rand(2, 3, 4, 8)
     assert torch.equal(made(x), F.pixel_unshuffle(x, 2))
 
 
 def test_a_convolution_of_a_dynamic_batch_is_decomposed():
-    """torch compares the batch with 16 to choose a kernel, which says nothing of the decomposition."""
+    """torch compares the batch with 16 to choose a kernel, which says nothing of the
+    decomposition.
+    """
     weight = torch.rand(5, 3, 3, 3)
     made = dynamic(lambda x: F.conv2d(x, weight))
     assert targets(made.core_program()) == [aten.convolution.default]
@@ -597,7 +831,9 @@ def test_what_stands_for_an_unused_result_is_no_node_of_the_decomposition():
     program = torch.export.export(Spread(), (torch.ones(2, 3),))
     program.graph.eliminate_dead_code()
     call = next(n for n in program.graph.nodes if "var_mean" in str(n.target))
-    decomposition = trace.Tracer().decompose(call, to_core(call.target) or beyond_core(call.target))
+    decomposition = trace.Tracer().decompose(
+        call, to_core(call.target) or beyond_core(call.target)
+    )
     inlining = Inlining(call, decomposition)
     used, unused = inlining.results()
     assert used.graph is program.graph
@@ -605,23 +841,45 @@ def test_what_stands_for_an_unused_result_is_no_node_of_the_decomposition():
 
 
 def test_operators_decompose_as_torch_says_without_its_whole_table():
-    """Collecting the composites for it takes a tenth of a second, and each is its own decomposition."""
+    """Collecting the composites for it takes a tenth of a second, and each is its own
+    decomposition.
+    """
     table = dict(torch.export.default_decompositions().items())
     told = {op: to_core(op) for op in table if isinstance(op, torch._ops.OpOverload)}
-    own = ("aten::batch_norm", "aten::native_batch_norm", "aten::lstm_cell", "aten::gru_cell")
-    told = {op: how for op, how in told.items() if how is not None and op.name() not in own}
+    own = (
+        "aten::batch_norm",
+        "aten::native_batch_norm",
+        "aten::lstm_cell",
+        "aten::gru_cell",
+    )
+    told = {
+        op: how for op, how in told.items() if how is not None and op.name() not in own
+    }
     composite = set(filter(is_composite, told))
-    assert len(composite) > 150 and all(told[op] in (op.decompose, table[op]) for op in composite)
-    assert len(told) - len(composite) > 150 and all(told[op] is table[op] for op in told.keys() - composite)
+    assert len(composite) > 150 and all(
+        told[op] in (op.decompose, table[op]) for op in composite
+    )
+    assert len(told) - len(composite) > 150 and all(
+        told[op] is table[op] for op in told.keys() - composite
+    )
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes self._flat_weights")
 @pytest.mark.parametrize("layer", [torch.nn.GRU, torch.nn.LSTM])
 def test_the_decomposition_of_a_recurrent_layer_may_be_in_a_table_of_torch(layer):
-    """There ``decompose`` of an operator whose decomposition is written in Python would call itself."""
+    """There ``decompose`` of an operator whose decomposition is written in Python would
+    call itself.
+    """
     program = torch.export.export(layer(3, 2).eval(), (torch.randn(4, 3),))
-    [recurrent] = [node.target for node in program.graph.nodes if node.name in ("gru", "lstm")]
-    left = {node.target for node in program.run_decompositions({recurrent: to_core(recurrent)}).graph.nodes}
+    [recurrent] = [
+        node.target for node in program.graph.nodes if node.name in ("gru", "lstm")
+    ]
+    left = {
+        node.target
+        for node in program.run_decompositions(
+            {recurrent: to_core(recurrent)}
+        ).graph.nodes
+    }
     assert recurrent not in left and torch.ops.aten.tanh.default in left
 
 

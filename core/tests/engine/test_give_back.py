@@ -1,4 +1,6 @@
-"""Partitions that a compiler refuses: they go to the next backend or to the host, and the report names each."""
+"""Partitions that a compiler refuses: they go to the next backend or to the host, and
+the report names each.
+"""
 
 import copy
 import random
@@ -12,7 +14,12 @@ from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
 from delegraph.engine.pipeline import Lowering, Round, run
 from delegraph.engine.serial import Serial
-from delegraph.errors import ContractViolation, NotFullyDelegated, PluginFailed, Unsupported
+from delegraph.errors import (
+    ContractViolation,
+    NotFullyDelegated,
+    PluginFailed,
+    Unsupported,
+)
 from delegraph.partitioner import (
     CapabilityPartitioner,
     DelegationSpec,
@@ -36,12 +43,16 @@ aten = torch.ops.aten
 
 def names_of(program):
     return [
-        n.target.overloadpacket.__name__ for n in program.graph.nodes if isinstance(n.target, torch._ops.OpOverload)
+        n.target.overloadpacket.__name__
+        for n in program.graph.nodes
+        if isinstance(n.target, torch._ops.OpOverload)
     ]
 
 
 def backend(name, refuses=lambda names: None, joint=False, safe=False, rewrites=False):
-    """A backend whose runtime runs what it was given; ``refuses(names of operators)`` is a reason, or None."""
+    """A backend whose runtime runs what it was given; ``refuses(names of operators)``
+    is a reason, or None.
+    """
 
     class Made(BackendDetails):
         thread_safe = safe
@@ -57,7 +68,11 @@ def backend(name, refuses=lambda names: None, joint=False, safe=False, rewrites=
                         node.target = aten.abs.default
             why = refuses(names)
             if why is not None:
-                raise why if isinstance(why, Exception) else Unsupported("unsupported", why)
+                raise (
+                    why
+                    if isinstance(why, Exception)
+                    else Unsupported("unsupported", why)
+                )
             blob = f"program {len(COMPILED)}".encode()
             COMPILED[blob] = edge_program
             return PreprocessResult(blob)
@@ -65,7 +80,10 @@ def backend(name, refuses=lambda names: None, joint=False, safe=False, rewrites=
     if joint:
 
         def preprocess_multimethod(cls, edge_programs, compile_specs):
-            return {m: [cls.preprocess(p, []) for p in programs] for m, programs in edge_programs.items()}
+            return {
+                m: [cls.preprocess(p, []) for p in programs]
+                for m, programs in edge_programs.items()
+            }
 
         Made.preprocess_multimethod = classmethod(preprocess_multimethod)
     Made.__name__ = Made.__qualname__ = name
@@ -74,7 +92,9 @@ def backend(name, refuses=lambda names: None, joint=False, safe=False, rewrites=
 
 def taking(backend_id, *names, **more):
     def why_not(node):
-        known = getattr(getattr(node.target, "overloadpacket", None), "__name__", str(node.target))
+        known = getattr(
+            getattr(node.target, "overloadpacket", None), "__name__", str(node.target)
+        )
         return None if not names or known in names else f"{backend_id} has no {known}"
 
     return CapabilityPartitioner(why_not, backend_id, **more)
@@ -91,7 +111,9 @@ def lowered(module, inputs, *pairs, **more):
     """Lower ``module`` with pairs of a backend and its partitioner."""
     registry = registry_of(*(b for b, _ in pairs))
     module = module.eval() if isinstance(module, nn.Module) else module
-    return delegraph.lower(module, inputs, backends=[p for _, p in pairs], registry=registry, **more)
+    return delegraph.lower(
+        module, inputs, backends=[p for _, p in pairs], registry=registry, **more
+    )
 
 
 def same(program, *inputs):
@@ -115,7 +137,10 @@ class Thirds(nn.Module):
 
 def one_in_three():
     """A compiler that refuses what is followed by a sine."""
-    return backend("FirstBackend", lambda names: "the sine table is full" if "sin" in names else None)
+    return backend(
+        "FirstBackend",
+        lambda names: "the sine table is full" if "sin" in names else None,
+    )
 
 
 FIRST = ("linear", "relu", "sin")
@@ -124,7 +149,9 @@ FIRST = ("linear", "relu", "sin")
 def test_one_partition_in_three_is_given_to_the_host():
     x = torch.randn(2, 4)
     first = one_in_three()
-    program = lowered(Thirds(), (x,), (first, taking("FirstBackend", *FIRST, largest=3)))
+    program = lowered(
+        Thirds(), (x,), (first, taking("FirstBackend", *FIRST, largest=3))
+    )
     assert len(first.seen) == 9
     assert len(program.delegates) == 6
     given = program.report.given_back
@@ -133,30 +160,49 @@ def test_one_partition_in_three_is_given_to_the_host():
     text = str(program.report)
     for row in given:
         assert row.operators == wanted and row.reason == "the sine table is full"
-        assert f"    {row.partition}  3 operators  " in text and "test_give_back.py" in row.source.file
+        assert (
+            f"    {row.partition}  3 operators  " in text
+            and "test_give_back.py" in row.source.file
+        )
     assert program.report.to_json()["given_back"][0]["operators"] == wanted
     rows = [r for r in program.report.refusals if r.operator == "aten.linear.default"]
     assert sum(r.count for r in rows) == 3
-    assert all("the sine table is full" in r.reason and "test_give_back.py" in r.source.file for r in rows)
+    assert all(
+        "the sine table is full" in r.reason and "test_give_back.py" in r.source.file
+        for r in rows
+    )
     same(program, x)
 
 
 def test_another_backend_gets_it_with_what_is_around():
     """Also with ``require_full``, since nothing is left over."""
     x = torch.randn(2, 4)
-    first, second = one_in_three(), backend("SecondBackend")
-    pairs = (first, taking("FirstBackend", *FIRST, largest=3)), (second, taking("SecondBackend"))
+    first = one_in_three()
+    second = backend("SecondBackend")
+    pairs = (
+        (first, taking("FirstBackend", *FIRST, largest=3)),
+        (second, taking("SecondBackend")),
+    )
     program = lowered(Thirds(), (x,), *pairs, require_full=True)
-    assert ["cos", "linear", "relu", "sin"] in second.seen  # the cosine before was refused from the start
+    # the cosine before was refused from the start
+    assert ["cos", "linear", "relu", "sin"] in second.seen
     assert program.report.host_operators == 0
     text = str(program.report)
-    assert len(program.report.given_back) == 3 and all(row.partition in text for row in program.report.given_back)
+    assert len(program.report.given_back) == 3 and all(
+        row.partition in text for row in program.report.given_back
+    )
     same(program, x)
 
 
 def test_what_is_left_over_is_an_error_where_all_is_required():
-    with pytest.raises(NotFullyDelegated, match="its compiler refused the partition: the sine table is full"):
-        pair = one_in_three(), taking("FirstBackend", "linear", "relu", "sin", "cos", largest=3)
+    with pytest.raises(
+        NotFullyDelegated,
+        match="its compiler refused the partition: the sine table is full",
+    ):
+        pair = (
+            one_in_three(),
+            taking("FirstBackend", "linear", "relu", "sin", "cos", largest=3),
+        )
         lowered(Thirds(), (torch.randn(2, 4),), pair, require_full=True)
 
 
@@ -172,8 +218,14 @@ def test_only_a_report_can_say_it():
 
 
 def test_an_exception_is_an_error_where_all_is_required():
-    pair = backend("SadBackend", lambda names: ValueError("a defect")), taking("SadBackend")
-    with pytest.raises(NotFullyDelegated, match="its compiler failed on the partition: ValueError: a defect"):
+    pair = (
+        backend("SadBackend", lambda names: ValueError("a defect")),
+        taking("SadBackend"),
+    )
+    with pytest.raises(
+        NotFullyDelegated,
+        match="its compiler failed on the partition: ValueError: a defect",
+    ):
         lowered(nn.ReLU(), (torch.ones(2),), pair, require_full=True)
 
 
@@ -185,7 +237,11 @@ def test_who_refuses_may_not_write_weights_either():
             raise Unsupported("unsupported", "too late")
 
     with pytest.raises(ContractViolation, match="changed weights"):
-        lowered(nn.Linear(2, 2), (torch.ones(1, 2),), (WritingBackend, taking("WritingBackend")))
+        lowered(
+            nn.Linear(2, 2),
+            (torch.ones(1, 2),),
+            (WritingBackend, taking("WritingBackend")),
+        )
 
 
 class Two(nn.Module):
@@ -198,28 +254,37 @@ def test_one_that_compiles_jointly_is_asked_again_without_what_it_names():
         @classmethod
         def preprocess_multimethod(cls, edge_programs, compile_specs):
             cls.seen.append({m: len(p) for m, p in edge_programs.items()})
-            for node in (n for p in edge_programs.values() for one in p for n in one.graph.nodes):
+            for node in (
+                n for p in edge_programs.values() for one in p for n in one.graph.nodes
+            ):
                 if node.target is aten.sin.default:
                     raise Unsupported("unsupported", "no sine", node)
                 if node.op == "call_function" and node.target is aten.relu.default:
-                    node.target = aten.abs.default  # what was compiled in vain is not compiled again
+                    # what was compiled in vain is not compiled again
+                    node.target = aten.abs.default
             return super().preprocess_multimethod(edge_programs, compile_specs)
 
     JointBackend.seen = []
     pair = JointBackend, taking("JointBackend", "relu", "sin")
     x = torch.randn(3, 2)
-    program = lowered({"a": Two().eval(), "b": Two().eval()}, {"a": (x,), "b": (x,)}, pair)
+    program = lowered(
+        {"a": Two().eval(), "b": Two().eval()}, {"a": (x,), "b": (x,)}, pair
+    )
     assert JointBackend.seen == [{"a": 2, "b": 2}, {"a": 1, "b": 2}, {"a": 1, "b": 1}]
     assert [(row.method, row.operators) for row in program.report.given_back] == [
         ("a", {"aten.sin.default": 1}),
         ("b", {"aten.sin.default": 1}),
     ]
     assert [d.method for d in program.delegates] == ["a", "b"]
-    torch.testing.assert_close(program.method("b")(-x.abs()), Two()(x.abs()))  # abs in place of relu
+    # abs in place of relu
+    torch.testing.assert_close(program.method("b")(-x.abs()), Two()(x.abs()))
 
 
 def test_one_that_names_nothing_gives_all_of_its_call_back():
-    pair = backend("AllBackend", lambda names: "no memory", joint=True), taking("AllBackend", "relu", "sin")
+    pair = (
+        backend("AllBackend", lambda names: "no memory", joint=True),
+        taking("AllBackend", "relu", "sin"),
+    )
     program = lowered(Two(), (torch.ones(3, 2),), pair)
     assert len(program.report.given_back) == 2 and not program.delegates
     same(program, torch.ones(3, 2))
@@ -227,9 +292,16 @@ def test_one_that_names_nothing_gives_all_of_its_call_back():
 
 def test_by_threads():
     x = torch.randn(2, 4)
-    first = backend("FirstBackend", lambda names: "full" if "sin" in names else None, safe=True)
+    first = backend(
+        "FirstBackend", lambda names: "full" if "sin" in names else None, safe=True
+    )
     with ThreadPoolExecutor(3) as pool:
-        program = lowered(Thirds(), (x,), (first, taking("FirstBackend", *FIRST)), compiler=Compiler(executor=pool))
+        program = lowered(
+            Thirds(),
+            (x,),
+            (first, taking("FirstBackend", *FIRST)),
+            compiler=Compiler(executor=pool),
+        )
     assert len(program.report.given_back) == 3 and len(program.delegates) == 3
     same(program, x)
 
@@ -248,11 +320,23 @@ class Table(nn.Module):
 
 @pytest.mark.parametrize("refused", ["sinh", "sin"])
 def test_a_constant_of_several_partitions(refused):
-    """The one that is compiled has its copy, and the host gets a value that is computed once."""
+    """The one that is compiled has its copy, and the host gets a value that is computed
+    once.
+    """
     x = torch.randn(4, 4)
     pair = (
         backend("TableBackend", lambda names: "full" if refused in names else None),
-        taking("TableBackend", "t", "tanh", "mm", "sinh", "sin", "matmul", "transpose", "permute"),
+        taking(
+            "TableBackend",
+            "t",
+            "tanh",
+            "mm",
+            "sinh",
+            "sin",
+            "matmul",
+            "transpose",
+            "permute",
+        ),
     )
     program = lowered(Table(), (x,), pair)
     assert len(program.delegates) == 1 and len(program.report.given_back) == 1
@@ -283,9 +367,15 @@ class Keeping(CapabilityPartitioner):
 @pytest.mark.parametrize("refuses", [True, False])
 def test_state_that_the_partition_was_to_keep_is_the_hosts(refuses):
     kind = backend("StateBackend", lambda names: "no state" if refuses else None)
-    program = lowered(Counter(), (torch.ones(2),), (kind, Keeping(lambda n: None, "StateBackend")))
+    program = lowered(
+        Counter(), (torch.ones(2),), (kind, Keeping(lambda n: None, "StateBackend"))
+    )
     assert [d.module.keeps_state for d in program.delegates] == [True] * (not refuses)
-    assert [program(torch.ones(2)).tolist() for _ in range(3)] == [[2, 2], [4, 4], [6, 6]]
+    assert [program(torch.ones(2)).tolist() for _ in range(3)] == [
+        [2, 2],
+        [4, 4],
+        [6, 6],
+    ]
 
 
 class Branches(nn.Module):
@@ -303,9 +393,14 @@ def test_in_the_body_of_a_branch():
     kind = backend("BodyBackend", lambda names: "full" if "sin" in names else None)
     x = torch.randn(3)
     second = backend("NextBackend")
-    pairs = (kind, taking("BodyBackend", "sin", "add", "relu")), (second, taking("NextBackend", "sin"))
+    pairs = (
+        (kind, taking("BodyBackend", "sin", "add", "relu")),
+        (second, taking("NextBackend", "sin")),
+    )
     program = lowered(Branches(), (x,), *pairs)
-    assert [row.operators for row in program.report.given_back] == [{"aten.sin.default": 1, "aten.add.Tensor": 1}]
+    assert [row.operators for row in program.report.given_back] == [
+        {"aten.sin.default": 1, "aten.add.Tensor": 1}
+    ]
     assert second.seen == [["sin"]]
     for inputs in (x.abs(), -x.abs()):
         same(program, inputs)
@@ -313,12 +408,20 @@ def test_in_the_body_of_a_branch():
 
 def test_a_branch_that_was_taken_whole():
     """The host calls it; the next backend is asked about what is in it."""
-    kind, second = backend("WholeBackend", lambda names: "no branches"), backend("NextBackend")
+    kind = backend("WholeBackend", lambda names: "no branches")
+    second = backend("NextBackend")
 
     def calls(node):
-        return None if "cond" in str(node.target) or node.target.__name__ == "getitem" else "no"
+        return (
+            None
+            if "cond" in str(node.target) or node.target.__name__ == "getitem"
+            else "no"
+        )
 
-    pairs = (kind, CapabilityPartitioner(calls, "WholeBackend")), (second, taking("NextBackend", "relu"))
+    pairs = (
+        (kind, CapabilityPartitioner(calls, "WholeBackend")),
+        (second, taking("NextBackend", "relu")),
+    )
     program = lowered(Branches(), (torch.randn(3),), *pairs)
     assert len(program.report.given_back) == 1 and second.seen == [["relu"], ["relu"]]
     for inputs in (torch.ones(3), -torch.ones(3)):
@@ -346,14 +449,21 @@ class Tagging(Partitioner):
         return PartitionResult(exported_program, {"all": spec})
 
 
-@pytest.mark.parametrize("partitioner", [Tagging(), taking("TagBackend", "sinh", "native_layer_norm", "tanh")])
+@pytest.mark.parametrize(
+    "partitioner",
+    [Tagging(), taking("TagBackend", "sinh", "native_layer_norm", "tanh")],
+)
 def test_what_was_decomposed_for_it_is_whole_again(partitioner):
     x = torch.randn(2, 4)
-    first = backend("TagBackend", lambda names: "full" if "native_layer_norm" in names else None)
+    first = backend(
+        "TagBackend", lambda names: "full" if "native_layer_norm" in names else None
+    )
     program = lowered(Normed(), (x,), (first, partitioner))
     assert "native_layer_norm" in str(first.seen)
     assert program.report.host["forward"].get("aten.layer_norm.default") == 1
-    (row,) = (r for r in program.report.refusals if r.operator == "aten.layer_norm.default")
+    (row,) = (
+        r for r in program.report.refusals if r.operator == "aten.layer_norm.default"
+    )
     assert "full" in row.reason
     same(program, x)
 
@@ -381,7 +491,11 @@ def test_a_value_that_crosses_in_another_type():
 
     x = torch.arange(4)
     kind = backend("IdsBackend", lambda names: "full" if "relu" in names else None)
-    program = lowered(Lookup(), (x,), (kind, Ids(taking("", "add", "sin", "relu").support, "IdsBackend", largest=1)))
+    program = lowered(
+        Lookup(),
+        (x,),
+        (kind, Ids(taking("", "add", "sin", "relu").support, "IdsBackend", largest=1)),
+    )
     assert program.report.given_back
     same(program, x)
 
@@ -389,7 +503,12 @@ def test_a_value_that_crosses_in_another_type():
 def test_what_a_backend_would_take_leaves_out_what_its_compiler_refused():
     def why_not(node):
         if node.meta["val"].dtype is torch.float64 and node.target is not aten.to.dtype:
-            return Reason("it is float64", cause="float64", of=node.all_input_nodes[0], unless=torch.float32)
+            return Reason(
+                "it is float64",
+                cause="float64",
+                of=node.all_input_nodes[0],
+                unless=torch.float32,
+            )
         return None
 
     class Wide(nn.Module):
@@ -403,14 +522,20 @@ def test_what_a_backend_would_take_leaves_out_what_its_compiler_refused():
     rounds = [Round("wide", {"forward": partitioner}, own=True)]
     registry = registry_of(kind)
     session = Serial().session(registry, ())
-    lowering = Lowering(registry, session, programs=programs, rounds=rounds, gives_back=True)
+    lowering = Lowering(
+        registry, session, programs=programs, rounds=rounds, gives_back=True
+    )
     causes = run(lowering, "normalize").report().causes
-    assert [(c.frees, sum(c.operators.values())) for c in causes if c.frees is not None] == [(2, 2)]
+    assert [
+        (c.frees, sum(c.operators.values())) for c in causes if c.frees is not None
+    ] == [(2, 2)]
 
 
 def test_the_reason_has_the_hint_and_the_line_that_the_compiler_names():
     def refuse(names):
-        return Unsupported("unsupported", "a window of 9x9", source="net.py:7", hint="pool twice")
+        return Unsupported(
+            "unsupported", "a window of 9x9", source="net.py:7", hint="pool twice"
+        )
 
     pair = backend("HintBackend", refuse), taking("HintBackend")
     report = lowered(nn.Sequential(nn.ReLU(), nn.Tanh()), (torch.ones(2),), pair).report
@@ -436,22 +561,36 @@ def test_an_error_at_run_time_names_the_partition_of_a_program_that_was_rewritte
     kind = backend("RewritingBackend", rewrites=True)
     registry = Registry(discover=False)
     registry.register(kind, runtime=FailingRuntime)
-    program = delegraph.lower(F().eval(), (torch.ones(2),), backends=[taking("RewritingBackend")], registry=registry)
-    with pytest.raises(PluginFailed, match="partition RewritingBackend_0 of method forward"):
+    program = delegraph.lower(
+        F().eval(),
+        (torch.ones(2),),
+        backends=[taking("RewritingBackend")],
+        registry=registry,
+    )
+    with pytest.raises(
+        PluginFailed, match="partition RewritingBackend_0 of method forward"
+    ):
         program(torch.ones(2))
 
 
 class AsksItsCompiler:
-    """Names the node to blame before anything is lowered, so that the others of its partition are taken."""
+    """Names the node to blame before anything is lowered, so that the others of its
+    partition are taken.
+    """
 
     def __init__(self, compiler):
-        self.compiler, self.programs = compiler, []
+        self.compiler = compiler
+        self.programs = []
 
     def begin(self, exported_program):
         self.program = exported_program
 
     def why_not(self, node):
-        return None if node.target in (aten.linear.default, aten.relu.default, aten.sin.default) else "not ours"
+        return (
+            None
+            if node.target in (aten.linear.default, aten.relu.default, aten.sin.default)
+            else "not ours"
+        )
 
     def is_constant(self, node):
         return False
@@ -476,29 +615,43 @@ def test_a_support_check_may_ask_the_compiler_about_the_extracted_program():
 
     x = torch.randn(2, 4)
     support = AsksItsCompiler(ExactBackend)
-    program = lowered(Thirds(), (x,), (ExactBackend, CapabilityPartitioner(support, "ExactBackend", largest=3)))
+    program = lowered(
+        Thirds(),
+        (x,),
+        (ExactBackend, CapabilityPartitioner(support, "ExactBackend", largest=3)),
+    )
     assert not program.report.given_back and len(program.delegates) == 9
     assert program.report.host["forward"]["aten.sin.default"] == 3
     compiled = program.delegates[0].module.original_module
     asked = next(p for p in support.programs if names_of(p) == names_of(compiled))
     assert str(asked.graph_signature) == str(compiled.graph_signature)
-    assert [n.format_node() for n in asked.graph.nodes] == [n.format_node() for n in compiled.graph.nodes]
+    assert [n.format_node() for n in asked.graph.nodes] == [
+        n.format_node() for n in compiled.graph.nodes
+    ]
     assert asked.state_dict.keys() == compiled.state_dict.keys() != set()
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs_are_eager_over_two_calls(seed):
-    """With writes, views and state; a third of the partitions is refused, and the next backend takes half of it."""
+    """With writes, views and state; a third of the partitions is refused, and the next
+    backend takes half of it.
+    """
     chance = random.Random(seed)
     module = aliasing_programs.Program(seed).eval()
     masks = [chance.getrandbits(61) for _ in range(2)]
 
     def partitioner(name, mask):
         return CapabilityPartitioner(
-            lambda n: "by chance" if mask >> (n.meta["debug_handle"] % 61) & 1 else None, name, largest=4
+            lambda n: (
+                "by chance" if mask >> (n.meta["debug_handle"] % 61) & 1 else None
+            ),
+            name,
+            largest=4,
         )
 
-    first = backend("FirstBackend", lambda names: "by chance" if len(first.seen) % 3 == 1 else None)
+    first = backend(
+        "FirstBackend", lambda names: "by chance" if len(first.seen) % 3 == 1 else None
+    )
     pairs = (
         (first, partitioner("FirstBackend", masks[0])),
         (
@@ -509,9 +662,10 @@ def test_random_programs_are_eager_over_two_calls(seed):
     program = lowered(module, aliasing_programs.inputs(0), *pairs)
     eager = copy.deepcopy(module)
     for call in range(2):
-        mine, theirs = aliasing_programs.inputs(call), aliasing_programs.inputs(call)
+        mine = aliasing_programs.inputs(call)
+        theirs = aliasing_programs.inputs(call)
         torch.testing.assert_close(program(*mine), eager(*theirs), rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6)
-    assert len(first.seen) == sum(d.backend_id == "FirstBackend" for d in program.delegates) + len(
-        program.report.given_back
-    )
+    assert len(first.seen) == sum(
+        d.backend_id == "FirstBackend" for d in program.delegates
+    ) + len(program.report.given_back)

@@ -1,4 +1,6 @@
-"""What partitioners and backends hand over, and what they may not touch: each fault is named, with whose it is."""
+"""What partitioners and backends hand over, and what they may not touch: each fault is
+named, with whose it is.
+"""
 
 import copy
 import re
@@ -42,7 +44,9 @@ class Branches(nn.Module):
 
     def forward(self, x):
         y = (x * self.w).sum(0)
-        return torch.cond(y.sum() > 0, lambda v: v.sin().clamp(0, 1), lambda v: v.cos(), (y,))
+        return torch.cond(
+            y.sum() > 0, lambda v: v.sin().clamp(0, 1), lambda v: v.cos(), (y,)
+        )
 
 
 def edit_body(program):
@@ -79,8 +83,13 @@ class Editing(Partitioner):
 
 @pytest.mark.parametrize(("edit", "name"), EDITS.values(), ids=EDITS)
 def test_a_partitioner_that_edits_is_named(edit, name, registry):
-    with pytest.raises(ContractViolation, match=f"partitioner Editing changed the (graph of|tensor) {name}"):
-        delegraph.lower(Branches().eval(), (X,), backends=[Editing(edit)], registry=registry)
+    with pytest.raises(
+        ContractViolation,
+        match=f"partitioner Editing changed the (graph of|tensor) {name}",
+    ):
+        delegraph.lower(
+            Branches().eval(), (X,), backends=[Editing(edit)], registry=registry
+        )
 
 
 @pytest.mark.parametrize(("edit", "name"), EDITS.values(), ids=EDITS)
@@ -91,7 +100,13 @@ def test_a_backend_that_edits_what_others_share_is_named(edit, name):
             edit(edge_program)
             return PreprocessResult(b"")
 
-    with pytest.raises(ContractViolation, match=r"Edits\.preprocess changed .+ partition Edits_0, .+"), using(Edits):
+    with (
+        pytest.raises(
+            ContractViolation,
+            match=r"Edits\.preprocess changed .+ partition Edits_0, .+",
+        ),
+        using(Edits),
+    ):
         lower(Branches())
     with pytest.raises(ContractViolation, match=name), using(Edits):
         lower(Branches())
@@ -132,7 +147,8 @@ class Hands(Partitioner):
 
     def __init__(self, make, tag="t"):
         super().__init__()
-        self.make, self.tag = make, tag
+        self.make = make
+        self.tag = tag
 
     def partition(self, exported_program):
         for node in exported_program.graph.nodes:
@@ -152,25 +168,66 @@ ECHO = DelegationSpec("EchoBackend")
     ("make", "tag", "text"),
     [
         (lambda p: None, "t", " returned NoneType, not a PartitionResult"),
-        (one(("EchoBackend", ())), "t", " returned tuple for tag 't'; a DelegationSpec is wanted"),
+        (
+            one(("EchoBackend", ())),
+            "t",
+            " returned tuple for tag 't'; a DelegationSpec is wanted",
+        ),
         (one(ECHO, 3), 3, " returned the tag 3 (int); a tag is a str"),
         (one(ECHO), 3, ": sin has the tag 3 (int); a tag is a str"),
         (one(ECHO), 0, ": sin has the tag 0 (int); a tag is a str"),
         (one(ECHO), ("t", 1), ": sin has the tag ('t', 1) (tuple); a tag is a str"),
         (one(DelegationSpec(EchoBackend)), "t", " returned <class"),
-        (one(DelegationSpec("")), "t", " returned '' (str) as backend_id of tag 't'; the name of a backend is wanted"),
-        (one(DelegationSpec("EchoBackend", None)), "t", " returned None (NoneType) as compile_specs of tag 't'"),
-        (one(DelegationSpec("EchoBackend", ["k"])), "t", " returned 'k' (str) among the compile_specs of tag 't'; a"),
-        (one(DelegationSpec("EchoBackend", [CompileSpec(3, b"")])), "t", " returned CompileSpec(key=3, value=b'')"),
-        (one(ECHO, boundary_types={"x": "int32"}), "t", " returned 'int32' (str) as boundary type of 'x'"),
-        (one(ECHO, boundary_types=[]), "t", " returned [] (list) as boundary_types; a dict"),
-        (one(ECHO, refusals=["sin"]), "t", " returned 'sin' (str) among its refusals; a Refusal"),
-        (one(ECHO, refusals=None), "t", " returned None (NoneType) as refusals; a list of Refusal is wanted"),
+        (
+            one(DelegationSpec("")),
+            "t",
+            (
+                " returned '' (str) as backend_id of tag 't'; the name of a backend is"
+                " wanted"
+            ),
+        ),
+        (
+            one(DelegationSpec("EchoBackend", None)),
+            "t",
+            " returned None (NoneType) as compile_specs of tag 't'",
+        ),
+        (
+            one(DelegationSpec("EchoBackend", ["k"])),
+            "t",
+            " returned 'k' (str) among the compile_specs of tag 't'; a",
+        ),
+        (
+            one(DelegationSpec("EchoBackend", [CompileSpec(3, b"")])),
+            "t",
+            " returned CompileSpec(key=3, value=b'')",
+        ),
+        (
+            one(ECHO, boundary_types={"x": "int32"}),
+            "t",
+            " returned 'int32' (str) as boundary type of 'x'",
+        ),
+        (
+            one(ECHO, boundary_types=[]),
+            "t",
+            " returned [] (list) as boundary_types; a dict",
+        ),
+        (
+            one(ECHO, refusals=["sin"]),
+            "t",
+            " returned 'sin' (str) among its refusals; a Refusal",
+        ),
+        (
+            one(ECHO, refusals=None),
+            "t",
+            " returned None (NoneType) as refusals; a list of Refusal is wanted",
+        ),
     ],
 )
 def test_what_a_partitioner_hands_over_is_checked(make, tag, text, registry):
     with pytest.raises(ContractViolation, match=re.escape(f"partitioner Hands{text}")):
-        delegraph.lower(Sine().eval(), (X,), backends=[Hands(make, tag)], registry=registry)
+        delegraph.lower(
+            Sine().eval(), (X,), backends=[Hands(make, tag)], registry=registry
+        )
 
 
 def stored(data):
@@ -182,19 +239,49 @@ def stored(data):
     [
         (None, "None for partition Made_0; a PreprocessResult with bytes"),
         (b"blob", "b'blob' for partition Made_0; a PreprocessResult with bytes"),
-        (PreprocessResult("text"), "str for partition Made_0; a PreprocessResult with bytes"),
-        (PreprocessResult(Blob), "_ProtocolMeta for partition Made_0; a PreprocessResult with bytes"),
-        (PreprocessResult(b"", [1]), "a debug_handle_map that is a list for partition Made_0"),
-        (PreprocessResult(b"", {1.5: (1,)}), "a debug_handle_map with the identifier 1.5"),
-        (PreprocessResult(b"", {True: (1,)}), "a debug_handle_map with the identifier True"),
+        (
+            PreprocessResult("text"),
+            "str for partition Made_0; a PreprocessResult with bytes",
+        ),
+        (
+            PreprocessResult(Blob),
+            "_ProtocolMeta for partition Made_0; a PreprocessResult with bytes",
+        ),
+        (
+            PreprocessResult(b"", [1]),
+            "a debug_handle_map that is a list for partition Made_0",
+        ),
+        (
+            PreprocessResult(b"", {1.5: (1,)}),
+            "a debug_handle_map with the identifier 1.5",
+        ),
+        (
+            PreprocessResult(b"", {True: (1,)}),
+            "a debug_handle_map with the identifier True",
+        ),
         (PreprocessResult(b"", {0: 1}), "a debug_handle_map with 1 for 0"),
-        (PreprocessResult(b"", {0: (1, 99)}), "a debug_handle_map with debug handle 99 for 0, which no node"),
-        (PreprocessResult(b"", {0: ("1",)}), "a debug_handle_map with debug handle '1' for 0"),
+        (
+            PreprocessResult(b"", {0: (1, 99)}),
+            "a debug_handle_map with debug handle 99 for 0, which no node",
+        ),
+        (
+            PreprocessResult(b"", {0: ("1",)}),
+            "a debug_handle_map with debug handle '1' for 0",
+        ),
         (
             stored(NamedDataStore()),
-            "unusable named data for partition Made_0; a NamedDataStore is no NamedDataStoreOut",
+            (
+                "unusable named data for partition Made_0; a NamedDataStore is no"
+                " NamedDataStoreOut"
+            ),
         ),
-        (stored({}), "unusable named data for partition Made_0; a NamedDataStoreOutput is wanted, not dict"),
+        (
+            stored({}),
+            (
+                "unusable named data for partition Made_0; a NamedDataStoreOutput is"
+                " wanted, not dict"
+            ),
+        ),
         (
             stored(NamedDataStoreOutput([b""], {"k": DataEntry(1, 1)})),
             "unusable named data for partition Made_0; named",
@@ -207,7 +294,12 @@ def test_what_a_backend_hands_over_is_checked(result, text):
         def preprocess(edge_program, compile_specs):
             return result
 
-    with pytest.raises(ContractViolation, match=re.escape(f"Made.preprocess returned {text}")), using(Made):
+    with (
+        pytest.raises(
+            ContractViolation, match=re.escape(f"Made.preprocess returned {text}")
+        ),
+        using(Made),
+    ):
         lower(Sine())
 
 
@@ -217,9 +309,14 @@ def test_a_forgotten_staticmethod_is_refused_when_the_class_is_made(kind):
         raise NotImplementedError
 
     name = "preprocess" if kind is BackendDetails else "load"
-    given = method if kind is BackendRuntime else lambda self, edge_program, compile_specs: None
+    given = (
+        method
+        if kind is BackendRuntime
+        else lambda self, edge_program, compile_specs: None
+    )
     with pytest.raises(
-        ContractViolation, match=rf"(?s)Mine\.{name} is called on the class, with .+@staticmethod missing"
+        ContractViolation,
+        match=rf"(?s)Mine\.{name} is called on the class, with .+@staticmethod missing",
     ):
         type("Mine", (kind,), {name: given})
 
@@ -238,9 +335,14 @@ class Steps(nn.Module):
 def test_a_weight_without_bytes_is_refused_with_its_line_and_what_unwraps_it(registry):
     module = Steps(TwoTensor(torch.ones(3), torch.zeros(3))).eval()
     echo = CapabilityPartitioner(lambda n: None, "EchoBackend")
-    with pytest.raises(InputError, match="w is a TwoTensor, whose parts torch.export has not traced") as refused:
+    with pytest.raises(
+        InputError, match="w is a TwoTensor, whose parts torch.export has not traced"
+    ) as refused:
         delegraph.lower(module, (X,), backends=[echo], registry=registry)
-    assert "torch.sin(x + self.w)" in str(refused.value) and "unwrap_tensor_subclass_parameters" in refused.value.hint
+    assert (
+        "torch.sin(x + self.w)" in str(refused.value)
+        and "unwrap_tensor_subclass_parameters" in refused.value.hint
+    )
 
 
 def test_weights_of_inference_mode_are_lowered(registry):
@@ -272,7 +374,8 @@ class Keeps(CapabilityPartitioner):
 
 
 def test_a_written_parameter_that_a_delegate_keeps(registry):
-    module, reference = Counts().eval(), Counts().eval()
+    module = Counts().eval()
+    reference = Counts().eval()
     lowered = delegraph.lower(module, (X,), backends=[Keeps()], registry=registry)
     inner = lowered.delegates[0].module
     assert inner.state == ("w",)
@@ -320,14 +423,16 @@ def test_every_get_attr_has_a_type_also_where_torch_made_it(registry):
 )
 def test_what_a_lowered_module_records_is_read_only(field):
     with delegraph.register(EchoBackend, name="inner"):
-        module = to_backend("EchoBackend", torch.export.export(Sine(), (X,)), [CompileSpec("k", b"v")])
+        module = to_backend(
+            "EchoBackend", torch.export.export(Sine(), (X,)), [CompileSpec("k", b"v")]
+        )
     with pytest.raises(AttributeError, match=field):
         setattr(module, field, None)
     module.compile_specs.clear()
     assert module.compile_specs == [CompileSpec("k", b"v")]
 
 
-# --- recorded types ---------------------------------------------------------------------------------------------------
+# --- recorded types -------------------------------------------------------------------
 
 
 def with_values(change):
@@ -356,15 +461,24 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
-def test_a_partitioner_that_takes_recorded_types_away_is_named_by_lower(registry, change):
+def test_a_partitioner_that_takes_recorded_types_away_is_named_by_lower(
+    registry, change
+):
     with pytest.raises(
-        ContractViolation, match=r"partitioner Changing changed the recorded type of input \(meta\['val'\]\)"
+        ContractViolation,
+        match=(
+            r"partitioner Changing changed the recorded type of input \(meta\['val'\]\)"
+        ),
     ):
-        delegraph.lower(nn.ReLU().eval(), (X,), backends=[with_values(change)], registry=registry)
+        delegraph.lower(
+            nn.ReLU().eval(), (X,), backends=[with_values(change)], registry=registry
+        )
 
 
 def test_a_partitioner_may_compute_recorded_values_anew(registry):
     """Passes that look at a graph do; the program has its own afterwards."""
     again = with_values(lambda meta: meta.update(val=meta["val"].clone()))
-    lowered = delegraph.lower(nn.ReLU().eval(), (X,), backends=[again], registry=registry)
+    lowered = delegraph.lower(
+        nn.ReLU().eval(), (X,), backends=[again], registry=registry
+    )
     assert torch.equal(lowered(-X), torch.zeros(3)) and len(lowered.delegates) == 1

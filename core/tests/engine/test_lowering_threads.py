@@ -1,4 +1,6 @@
-"""Lowering in several threads: partitions side by side in an executor, and whole lowerings at once."""
+"""Lowering in several threads: partitions side by side in an executor, and whole
+lowerings at once.
+"""
 
 from __future__ import annotations
 
@@ -55,16 +57,24 @@ def backend(thread_safe, work=lambda text: None, name="SideBackend", joint=False
         work(text)
         return PreprocessResult(text.encode())
 
-    body = {"preprocess": staticmethod(preprocess), "thread_safe": thread_safe, "seen": seen}
+    body = {
+        "preprocess": staticmethod(preprocess),
+        "thread_safe": thread_safe,
+        "seen": seen,
+    }
     if joint:
         body["preprocess_multimethod"] = classmethod(
-            lambda cls, programs, specs: BackendDetails.preprocess_multimethod.__func__(cls, programs, specs)
+            lambda cls, programs, specs: BackendDetails.preprocess_multimethod.__func__(
+                cls, programs, specs
+            )
         )
     return type(name, (BackendDetails,), body)
 
 
 def additions(backend_id="SideBackend"):
-    return CapabilityPartitioner(lambda n: None if n.target is aten.add.Tensor else "no addition", backend_id)
+    return CapabilityPartitioner(
+        lambda n: None if n.target is aten.add.Tensor else "no addition", backend_id
+    )
 
 
 def lowered(made, count=4, executor=None, partitioners=None):
@@ -73,7 +83,13 @@ def lowered(made, count=4, executor=None, partitioners=None):
         registry.register(each)
     who = partitioners or [additions()]
     compiler = None if executor is None else Compiler(executor=executor)
-    return delegraph.lower(Steps(count).eval(), (torch.ones(3),), backends=who, registry=registry, compiler=compiler)
+    return delegraph.lower(
+        Steps(count).eval(),
+        (torch.ones(3),),
+        backends=who,
+        registry=registry,
+        compiler=compiler,
+    )
 
 
 def blobs(result):
@@ -136,7 +152,9 @@ def test_something_else_is_no_executor(wrong):
 
 
 def test_a_lowering_inside_of_a_full_pool_ends():
-    """All threads of the pool lower in that pool: nobody is left to begin what they wait for."""
+    """All threads of the pool lower in that pool: nobody is left to begin what they
+    wait for.
+    """
     with ThreadPoolExecutor(2) as full:
         inside = [full.submit(lowered, backend(True), 3, full) for _ in range(4)]
         results = [blobs(future.result(timeout=120)) for future in inside]
@@ -150,14 +168,20 @@ def test_a_cancelled_call_is_done_by_the_caller():
             future.cancel()
             return future
 
-    assert blobs(lowered(backend(True), executor=Cancelling())) == blobs(lowered(backend(True)))
+    assert blobs(lowered(backend(True), executor=Cancelling())) == blobs(
+        lowered(backend(True))
+    )
 
 
 class Elsewhere(ThreadPoolExecutor):
-    """Runs a copy of what it is given, as Python's executor of interpreters does, whose base this is."""
+    """Runs a copy of what it is given, as Python's executor of interpreters does, whose
+    base this is.
+    """
 
     def submit(self, fn, /, *args, **kwargs):
-        return ThreadPoolExecutor(1).submit(pickle.loads(pickle.dumps(fn)), *args, **kwargs)
+        return ThreadPoolExecutor(1).submit(
+            pickle.loads(pickle.dumps(fn)), *args, **kwargs
+        )
 
 
 class Nowhere(ThreadPoolExecutor):
@@ -177,10 +201,17 @@ class Broken(ThreadPoolExecutor):
 
 
 @pytest.mark.parametrize(
-    ("made", "text"), [(Elsewhere, "cannot be sent to another"), (Nowhere, "it is a Nowhere"), (Broken, "no worker")]
+    ("made", "text"),
+    [
+        (Elsewhere, "cannot be sent to another"),
+        (Nowhere, "it is a Nowhere"),
+        (Broken, "no worker"),
+    ],
 )
 def test_threads_of_other_places_are_refused_by_what_they_do(made, text):
-    """None of them is known by its class. A backend that is not thread-safe has no use for it."""
+    """None of them is known by its class. A backend that is not thread-safe has no use
+    for it.
+    """
     calls = backend(True)
     with pytest.raises(OptionError, match=text):
         lowered(calls, executor=made())
@@ -197,7 +228,9 @@ def test_any_executor_serves():
             done.set_result(fn(*args, **kwargs))
             return done
 
-    assert blobs(lowered(backend(True), executor=Here())) == blobs(lowered(backend(True)))
+    assert blobs(lowered(backend(True), executor=Here())) == blobs(
+        lowered(backend(True))
+    )
 
 
 def test_each_delegate_knows_its_time():
@@ -225,12 +258,21 @@ def test_two_threads_decompose_at_once():
             self.norm = torch.nn.LayerNorm(size)
 
         def forward(self, x):
-            return torch.nn.functional.softmax(self.norm(x), -1) * torch.nn.functional.gelu(x)
+            return torch.nn.functional.softmax(
+                self.norm(x), -1
+            ) * torch.nn.functional.gelu(x)
 
-    programs = [torch.export.export(Norm(4 + k).eval(), (torch.ones(2, 4 + k),)) for k in range(4)]
+    programs = [
+        torch.export.export(Norm(4 + k).eval(), (torch.ones(2, 4 + k),))
+        for k in range(4)
+    ]
 
     def text(program):
-        return str(delegraph.lower(program, backends=[], registry=Registry(discover=False)).exported_program().graph)
+        return str(
+            delegraph.lower(program, backends=[], registry=Registry(discover=False))
+            .exported_program()
+            .graph
+        )
 
     alone = [text(p) for p in programs]
     with ThreadPoolExecutor(4) as threads:
@@ -256,9 +298,12 @@ class Narrowing(CapabilityPartitioner):
 
 
 def test_operators_run_on_fake_tensors_in_one_thread_at_a_time(monkeypatch):
-    """Lowerings of one program share the mode of its fake tensors, which asserts that it is not entered twice."""
+    """Lowerings of one program share the mode of its fake tensors, which asserts that
+    it is not entered twice.
+    """
     program = torch.export.export(Remembers().eval(), (torch.ones(3), torch.arange(3)))
-    dispatch, held = FakeTensorMode.dispatch, []
+    dispatch = FakeTensorMode.dispatch
+    held = []
 
     def watched(mode, *args, **kwargs):
         held.append(TRACING.is_mine())
@@ -266,7 +311,10 @@ def test_operators_run_on_fake_tensors_in_one_thread_at_a_time(monkeypatch):
 
     registry = Registry(discover=False)
     registry.register(backend(True))
-    subtractions = Narrowing(lambda n: None if n.target is aten.sub.Tensor else "no subtraction", "SideBackend")
+    subtractions = Narrowing(
+        lambda n: None if n.target is aten.sub.Tensor else "no subtraction",
+        "SideBackend",
+    )
     monkeypatch.setattr(FakeTensorMode, "dispatch", watched)
     lowered = delegraph.lower(program, backends=[subtractions], registry=registry)
     assert [a.dtype for a in lowered.delegates[0].inputs] == [torch.int32]
@@ -276,7 +324,9 @@ def test_operators_run_on_fake_tensors_in_one_thread_at_a_time(monkeypatch):
 def others_may_lower():
     """Whether another thread could begin to lower now."""
     with ThreadPoolExecutor(1) as other:
-        taken = other.submit(lambda: TRACING.acquire(blocking=False) and TRACING.release() is None)
+        taken = other.submit(
+            lambda: TRACING.acquire(blocking=False) and TRACING.release() is None
+        )
         return taken.result()
 
 
@@ -296,7 +346,9 @@ def nothing_noticed():
 
 @pytest.mark.parametrize("thread_safe", [False, True])
 def test_plugins_and_transforms_may_trace(thread_safe):
-    """A trace in one thread breaks a torch.export in another, for good; only a thread-safe backend says it has none."""
+    """A trace in one thread breaks a torch.export in another, for good; only a
+    thread-safe backend says it has none.
+    """
 
     def transform(program):
         noticed["transform"] = others_may_lower()
@@ -307,9 +359,21 @@ def test_plugins_and_transforms_may_trace(thread_safe):
 
     registry = Registry(discover=False)
     registry.register(backend(thread_safe, work))
-    taking = Noticing(lambda n: None if n.target is aten.add.Tensor else "no addition", "SideBackend")
-    delegraph.lower(Steps(1).eval(), (torch.ones(3),), backends=[taking], registry=registry, transforms=[transform])
-    assert noticed == {"transform": False, "partition": False, "preprocess": thread_safe}
+    taking = Noticing(
+        lambda n: None if n.target is aten.add.Tensor else "no addition", "SideBackend"
+    )
+    delegraph.lower(
+        Steps(1).eval(),
+        (torch.ones(3),),
+        backends=[taking],
+        registry=registry,
+        transforms=[transform],
+    )
+    assert noticed == {
+        "transform": False,
+        "partition": False,
+        "preprocess": thread_safe,
+    }
 
 
 class NoticingFormat(ProgramFormat):
@@ -333,7 +397,11 @@ class NoticingFormat(ProgramFormat):
 class OffersFormat:
     @hookimpl
     def delegraph_formats(self):
-        return [FormatSpec(".noticing", f"{__name__}:NoticingFormat", runtimes=("noticing",))]
+        return [
+            FormatSpec(
+                ".noticing", f"{__name__}:NoticingFormat", runtimes=("noticing",)
+            )
+        ]
 
 
 @pytest.fixture
@@ -344,14 +412,18 @@ def formats():
 
 
 def test_formats_may_trace(formats, tmp_path):
-    lowered = delegraph.lower(Steps(1).eval(), (torch.ones(3),), backends=[], registry=formats)
+    lowered = delegraph.lower(
+        Steps(1).eval(), (torch.ones(3),), backends=[], registry=formats
+    )
     lowered.save(tmp_path / "a.noticing")
     delegraph.load(tmp_path / "a.noticing", formats)
     assert noticed == {"serialize": False, "read": False}
 
 
 def test_formats_may_trace_where_a_program_is_verified_in_their_runtime(formats):
-    lowered = delegraph.lower(Steps(1).eval(), (torch.ones(3),), backends=[], registry=formats)
+    lowered = delegraph.lower(
+        Steps(1).eval(), (torch.ones(3),), backends=[], registry=formats
+    )
     assert lowered.verify(torch.ones(3), runtime="noticing").relative_error == 0
     assert noticed == {"serialize": False, "read": False}
 
@@ -372,7 +444,7 @@ def test_what_torch_logs_is_dropped_until_the_outermost_is_left(caplog):
     assert [r.getMessage() for r in caplog.records] == ["behind both"]
 
 
-# --- forks ------------------------------------------------------------------------------------------------------------
+# --- forks ----------------------------------------------------------------------------
 
 
 def in_fork(work):
@@ -401,12 +473,16 @@ def code_of(work):
 
 
 def test_a_process_that_is_forked_while_another_thread_lowers(pool):
-    inside, over = threading.Event(), threading.Event()
+    inside = threading.Event()
+    over = threading.Event()
     made = backend(False, lambda text: (inside.set(), over.wait(120)))
     other = pool.submit(lowered, made, 1)
     assert inside.wait(120)
     try:
-        assert in_fork(lambda: code_of(lambda: lowered(backend(False), 1))) == "'forked-at-work'"
+        assert (
+            in_fork(lambda: code_of(lambda: lowered(backend(False), 1)))
+            == "'forked-at-work'"
+        )
     finally:
         over.set()
     assert blobs(other.result())
@@ -421,7 +497,8 @@ def test_who_forks_in_the_middle_of_its_own_lowering_goes_on_in_both():
 
 
 def test_a_program_that_another_thread_was_calling_when_the_process_was_forked(pool):
-    inside, over = threading.Event(), threading.Event()
+    inside = threading.Event()
+    over = threading.Event()
 
     class Runtime(BackendRuntime):
         @staticmethod
@@ -436,11 +513,16 @@ def test_a_program_that_another_thread_was_calling_when_the_process_was_forked(p
 
     registry = Registry(discover=False)
     registry.register(backend(False), runtime=Runtime)
-    program = delegraph.lower(Steps(1).eval(), (torch.ones(3),), backends=[additions()], registry=registry)
+    program = delegraph.lower(
+        Steps(1).eval(), (torch.ones(3),), backends=[additions()], registry=registry
+    )
     other = pool.submit(program, torch.ones(3))
     assert inside.wait(120)
     try:
-        assert in_fork(lambda: code_of(lambda: program(torch.ones(3)))) == "'forked-at-work'"
+        assert (
+            in_fork(lambda: code_of(lambda: program(torch.ones(3))))
+            == "'forked-at-work'"
+        )
     finally:
         over.set()
     other.result()

@@ -18,7 +18,15 @@ from delegraph_executorch.edge import (
 )
 from torch import nn
 
-STEPS = ["export", "normalize", "decompose-and-partition", "extract", "compile", "insert", "finish"]
+STEPS = [
+    "export",
+    "normalize",
+    "decompose-and-partition",
+    "extract",
+    "compile",
+    "insert",
+    "finish",
+]
 EACH_ROUND = STEPS[2:6]
 
 
@@ -32,12 +40,17 @@ def program():
 
 
 def taking(*names):
-    return CapabilityPartitioner(lambda n: None if n.target.overloadpacket.__name__ in names else "no", "EchoBackend")
+    return CapabilityPartitioner(
+        lambda n: None if n.target.overloadpacket.__name__ in names else "no",
+        "EchoBackend",
+    )
 
 
 @pytest.fixture
 def ran(monkeypatch, registry):
-    """The names of the steps that the driver ran; EchoBackend is in the process-wide registry."""
+    """The names of the steps that the driver ran; EchoBackend is in the process-wide
+    registry.
+    """
     names = []
 
     def recorded(step):
@@ -48,7 +61,9 @@ def ran(monkeypatch, registry):
         return step._replace(run=run)
 
     monkeypatch.setattr(pipeline, "STEPS", tuple(map(recorded, pipeline.STEPS)))
-    with delegraph.register(registry.get_backend("EchoBackend"), runtime=registry.runtime_for("EchoBackend")):
+    with delegraph.register(
+        registry.get_backend("EchoBackend"), runtime=registry.runtime_for("EchoBackend")
+    ):
         yield names
 
 
@@ -58,11 +73,15 @@ def test_the_tuple():
 
 
 def test_lower_runs_all_steps_and_reports_their_times(ran):
-    lowered = api.lower(Waves().eval(), (torch.ones(3),), backends=[taking("sin"), taking("cos")])
+    lowered = api.lower(
+        Waves().eval(), (torch.ones(3),), backends=[taking("sin"), taking("cos")]
+    )
     assert ran == [*STEPS[:2], *EACH_ROUND, *EACH_ROUND, "finish"]
     assert list(lowered.report.seconds) == STEPS
     assert all(seconds > 0 for seconds in lowered.report.seconds.values())
-    assert all(list(row.seconds) == ["extract", "compile"] for row in lowered.report.delegates)
+    assert all(
+        list(row.seconds) == ["extract", "compile"] for row in lowered.report.delegates
+    )
 
 
 def test_every_step_is_reported_where_no_backend_is_asked(ran):
@@ -80,12 +99,18 @@ def manager():
         (lambda: to_backend("EchoBackend", program(), []), ["normalize", *EACH_ROUND]),
         (lambda: to_backend(program(), taking("sin")), ["normalize", *EACH_ROUND]),
         (
-            lambda: to_backend(MethodProgramsPartitionerSpec({"a": program(), "b": program()}, {"b": taking("sin")})),
+            lambda: to_backend(
+                MethodProgramsPartitionerSpec(
+                    {"a": program(), "b": program()}, {"b": taking("sin")}
+                )
+            ),
             ["normalize", *EACH_ROUND],
         ),
         (lambda: to_edge({"a": program(), "b": program()}), ["normalize", "finish"]),
         (
-            lambda: to_edge_transform_and_lower(program(), [lambda p: p], [taking("sin"), taking("cos")]),
+            lambda: to_edge_transform_and_lower(
+                program(), [lambda p: p], [taking("sin"), taking("cos")]
+            ),
             ["normalize", *EACH_ROUND, *EACH_ROUND, "finish"],
         ),
         (lambda: manager().transform([lambda p: p]), ["normalize"]),
@@ -114,7 +139,9 @@ class LazyBackend(BackendDetails):
 
 
 class SineAndMish(nn.Module):
-    """What a backend takes, and what is decomposed for the host when the delegate is there already."""
+    """What a backend takes, and what is decomposed for the host when the delegate is
+    there already.
+    """
 
     def forward(self, x):
         return nn.functional.mish(torch.sin(x))
@@ -122,10 +149,15 @@ class SineAndMish(nn.Module):
 
 @pytest.mark.parametrize("module", [Waves(), SineAndMish()])
 def test_blobs_stay_unread(module):
-    """torch's verifier reads the bytes of every delegate in a program that is built, which would join them."""
+    """torch's verifier reads the bytes of every delegate in a program that is built,
+    which would join them.
+    """
     registry = Registry(discover=False)
     registry.register(LazyBackend)
-    sines = CapabilityPartitioner(lambda n: None if n.target is torch.ops.aten.sin.default else "no", "LazyBackend")
+    sines = CapabilityPartitioner(
+        lambda n: None if n.target is torch.ops.aten.sin.default else "no",
+        "LazyBackend",
+    )
     program = torch.export.export(module.eval(), (torch.ones(3),))
     lowered = api.lower(program, backends=[sines, sines], registry=registry)
     assert isinstance(lowered.delegates[0].module.blob, Unread)
@@ -135,12 +167,30 @@ def test_blobs_stay_unread(module):
 
 @pytest.mark.parametrize("face", [api, edge, edge.manager])
 def test_faces_take_nothing_from_the_steps_themselves(face):
-    steps = ("plan", "partition", "order", "state", "snapshot", "extract", "compile", "insert", "decompose")
+    steps = (
+        "plan",
+        "partition",
+        "order",
+        "state",
+        "snapshot",
+        "extract",
+        "compile",
+        "insert",
+        "decompose",
+    )
     inside = (
         "delegraph_programs.decompose",
         "delegraph_programs.functionalize",
         *(f"delegraph.engine.{step}" for step in steps),
     )
-    homes = {name: f"{getattr(value, '__module__', '')}." for name, value in vars(face).items()}
-    taken = [name for name, home in homes.items() if home.startswith(tuple(f"{module}." for module in inside))]
-    assert [name for name in taken if name != "extract_partition"] == []  # which the core offers plugins
+    homes = {
+        name: f"{getattr(value, '__module__', '')}."
+        for name, value in vars(face).items()
+    }
+    taken = [
+        name
+        for name, home in homes.items()
+        if home.startswith(tuple(f"{module}." for module in inside))
+    ]
+    # which the core offers plugins
+    assert [name for name in taken if name != "extract_partition"] == []

@@ -1,4 +1,6 @@
-"""Random programs with random support, writes through aliases and state: what must hold of every lowering."""
+"""Random programs with random support, writes through aliases and state: what must hold
+of every lowering.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,25 @@ def refused(node, mask):
 
 
 def partitioner(mask, **options):
-    return CapabilityPartitioner(lambda n: "by chance" if refused(n, mask) else None, "EchoBackend", **options)
+    return CapabilityPartitioner(
+        lambda n: "by chance" if refused(n, mask) else None, "EchoBackend", **options
+    )
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(6), *(pytest.param(range(k, k + 20), marks=pytest.mark.slow) for k in range(0, 2000, 20))]
+    "seeds",
+    [
+        range(6),
+        *(
+            pytest.param(range(k, k + 20), marks=pytest.mark.slow)
+            for k in range(0, 2000, 20)
+        ),
+    ],
 )
 def test_rare_views_and_writes_around_delegates(echo_registry, seeds):
-    """2,000 programs with rare views and writes and random support: eager over two calls, or refused (few)."""
+    """2,000 programs with rare views and writes and random support: eager over two
+    calls, or refused (few).
+    """
     refusals = [seed for seed in seeds if not agrees(seed, echo_registry)]
     assert len(refusals) <= 2, refusals
 
@@ -58,10 +71,16 @@ def agrees(seed, registry):
         return False
     eager = copy.deepcopy(module)
     for call in range(2):
-        mine, theirs = programs.inputs(call), programs.inputs(call)
-        # torch's decomposition of addcmul rounds in another order than its kernel; a wrong element differs by more
-        torch.testing.assert_close(lowered(*mine), eager(*theirs), rtol=1e-6, atol=1e-6, msg=f"seed {seed}")
-        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-6, msg=f"seed {seed}")
+        mine = programs.inputs(call)
+        theirs = programs.inputs(call)
+        # torch's decomposition of addcmul rounds in another order than its kernel; a
+        # wrong element differs by more
+        torch.testing.assert_close(
+            lowered(*mine), eager(*theirs), rtol=1e-6, atol=1e-6, msg=f"seed {seed}"
+        )
+        torch.testing.assert_close(
+            mine, theirs, rtol=1e-6, atol=1e-6, msg=f"seed {seed}"
+        )
     return True
 
 
@@ -72,14 +91,22 @@ def lowered_program(seed, mask, registry, **options):
     return module, exported, api.lower(exported, backends=backends, registry=registry)
 
 
-@given(st.integers(0, 10**6), st.integers(0, 2**MASK - 1), st.sampled_from([None, 1, 3]), st.booleans())
+@given(
+    st.integers(0, 10**6),
+    st.integers(0, 2**MASK - 1),
+    st.sampled_from([None, 1, 3]),
+    st.booleans(),
+)
 @settings(max_examples=5, deadline=None)
-def test_a_lowered_program_is_eager_over_several_calls(echo_registry, seed, mask, largest, connected):
+def test_a_lowered_program_is_eager_over_several_calls(
+    echo_registry, seed, mask, largest, connected
+):
     options = {"largest": largest, "connected_only": connected}
     module, _, lowered = lowered_program(seed, mask, echo_registry, **options)
     eager = copy.deepcopy(module)
     for call in range(3):
-        mine, theirs = programs.inputs(call), programs.inputs(call)
+        mine = programs.inputs(call)
+        theirs = programs.inputs(call)
         torch.testing.assert_close(lowered(*mine), eager(*theirs), rtol=0, atol=0)
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
@@ -88,19 +115,38 @@ def test_a_lowered_program_is_eager_over_several_calls(echo_registry, seed, mask
 @example(506, 2048)
 @example(98, 64)
 @example(64, 8)
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_exactly_the_refused_calls_stay(echo_registry, no_folding, seed, mask):
-    """But for copies of constants, and calls whose decomposition is nothing, such as flattening what is flat."""
+    """But for copies of constants, and calls whose decomposition is nothing, such as
+    flattening what is flat.
+    """
     _, exported, lowered = lowered_program(seed, mask, echo_registry)
     normal, _ = normalize(exported)
-    calls = [n for n in normal.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
+    calls = [
+        n
+        for n in normal.graph.nodes
+        if n.op == "call_function" and n.target is not operator.getitem
+    ]
     wanted = Counter(n.meta["debug_handle"] for n in calls if refused(n, mask))
     graph = lowered.exported_program().graph
-    left = Counter(n.meta["debug_handle"] for n in host_calls(graph.nodes) if n.target is not operator.getitem)
+    left = Counter(
+        n.meta["debug_handle"]
+        for n in host_calls(graph.nodes)
+        if n.target is not operator.getitem
+    )
     constant = {n.meta["debug_handle"] for n in computed_constants(normal)}
     composite = {n.meta["debug_handle"] for n in calls if to_core(n.target) is not None}
     assert wanted.keys() - composite <= left.keys() <= wanted.keys() | constant
-    nodes = [n for d in lowered.delegates for n in d.nodes if n.target is not operator.getitem]
+    nodes = [
+        n
+        for d in lowered.delegates
+        for n in d.nodes
+        if n.target is not operator.getitem
+    ]
     taken = {n.meta["debug_handle"] for n in nodes}
     assert taken == {n.meta["debug_handle"] for n in calls} - wanted.keys()
     graph.lint()
@@ -116,7 +162,9 @@ def computed_constants(program):
 
 
 def digest(count):
-    """Of what backends see, and of the parents, for ``count`` random programs; run in a process of its own."""
+    """Of what backends see, and of the parents, for ``count`` random programs; run in a
+    process of its own.
+    """
     from delegraph.discovery.registry import Registry
 
     from ..conftest import EchoBackend, EchoRuntime
@@ -125,10 +173,15 @@ def digest(count):
     registry.register(EchoBackend, runtime=EchoRuntime)
     text = hashlib.sha256()
     for seed in range(count):
-        _, _, lowered = lowered_program(seed, 0x1234567 * (seed + 1) % 2**MASK, registry)
+        _, _, lowered = lowered_program(
+            seed, 0x1234567 * (seed + 1) % 2**MASK, registry
+        )
         for d in lowered.delegates:
             signature = d.module.original_module.graph_signature
-            text.update(f"{d.name} {d.inputs} {d.outputs} {signature} {d.module.original_module.graph}".encode())
+            text.update(
+                f"{d.name} {d.inputs} {d.outputs} {signature}"
+                f" {d.module.original_module.graph}".encode()
+            )
         text.update(str(lowered.exported_program().graph).encode())
     return text.hexdigest()
 
@@ -139,7 +192,11 @@ def test_the_same_in_processes_with_different_hash_seeds(seeds):
     made = [
         subprocess.run(
             [warm_python(seed), "-W", "ignore", "-c", command],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={
+                **os.environ,
+                "PYTHONHASHSEED": seed,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            },
             cwd=Path(__file__).parents[4],
             stdout=subprocess.PIPE,
             check=True,

@@ -1,4 +1,6 @@
-"""What a backend returns is checked without writing its bytes as text, of which there may be gigabytes."""
+"""What a backend returns is checked without writing its bytes as text, of which there
+may be gigabytes.
+"""
 
 import pytest
 from delegraph.backend import PreprocessResult
@@ -13,11 +15,22 @@ class Bytes(bytes):
 
 def test_results_are_counted_and_not_written_as_text():
     results = [PreprocessResult(Bytes(b"1")), PreprocessResult(Bytes(b"2"))]
-    assert flat_results("Acme", {"a": ["p"], "b": ["q"]}, {"b": results[1:], "a": results[:1]}) == results
-    with pytest.raises(ContractViolation, match=r"returned \{'a': 2\} results a method; it was given \{'a': 1\}"):
+    assert (
+        flat_results(
+            "Acme", {"a": ["p"], "b": ["q"]}, {"b": results[1:], "a": results[:1]}
+        )
+        == results
+    )
+    with pytest.raises(
+        ContractViolation,
+        match=r"returned \{'a': 2\} results a method; it was given \{'a': 1\}",
+    ):
         flat_results("Acme", {"a": ["p"]}, {"a": results})
 
 
 def test_what_is_no_mapping_is_named():
-    with pytest.raises(ContractViolation, match=r"Acme.preprocess_multimethod returned \[1\] results a method"):
+    with pytest.raises(
+        ContractViolation,
+        match=r"Acme.preprocess_multimethod returned \[1\] results a method",
+    ):
         flat_results("Acme", {"a": ["p"]}, [1])

@@ -1,4 +1,6 @@
-"""State: what a program writes, kept by the parent or by a delegate, equals eager over several calls."""
+"""State: what a program writes, kept by the parent or by a delegate, equals eager over
+several calls.
+"""
 
 import copy
 import operator
@@ -36,34 +38,51 @@ class Keeper(BackendDetails):
 
 
 class KeeperRuntime(BackendRuntime):
-    """A stateful runtime: every load has its own buffers, and a call returns what is no mutation."""
+    """A stateful runtime: every load has its own buffers, and a call returns what is no
+    mutation.
+    """
 
     @staticmethod
     def load(processed_bytes, compile_specs, named_data):
         program = COMPILED[processed_bytes]
         tensors = {**program.state_dict, **program.constants}
         signature = program.graph_signature
-        state = {name: tensors[name].clone() for name in signature.buffers_to_mutate.values()}
+        state = {
+            name: tensors[name].clone() for name in signature.buffers_to_mutate.values()
+        }
 
         def call(*args):
             given = iter(args)
             inputs = [
-                next(given) if s.kind is InputKind.USER_INPUT else state.get(s.target, tensors.get(s.target))
+                (
+                    next(given)
+                    if s.kind is InputKind.USER_INPUT
+                    else state.get(s.target, tensors.get(s.target))
+                )
                 for s in signature.input_specs
             ]
             results = torch.fx.Interpreter(program.graph_module).run(*inputs)
-            state.update({s.target: r for s, r in zip(signature.output_specs, results, strict=True) if s.target})
+            state.update(
+                {
+                    s.target: r
+                    for s, r in zip(signature.output_specs, results, strict=True)
+                    if s.target
+                }
+            )
             return results[len(state) :]
 
         return call
 
 
 class Tagged(Partitioner):
-    """Tags the calls that it is asked to, and the data by the functions that it is given."""
+    """Tags the calls that it is asked to, and the data by the functions that it is
+    given.
+    """
 
     def __init__(self, take=lambda node: True, *tag_data):
         super().__init__()
-        self.take, self.tag_data = take, tag_data
+        self.take = take
+        self.tag_data = tag_data
 
     def partition(self, exported_program):
         for node in exported_program.graph.nodes:
@@ -137,7 +156,9 @@ class Indirect(nn.Module):
 
 
 class KVCache(nn.Module):
-    """Keys and values at the positions that the caller gives; ``index`` or slices write them."""
+    """Keys and values at the positions that the caller gives; ``index`` or slices write
+    them.
+    """
 
     def __init__(self, indexed=True):
         super().__init__()
@@ -202,13 +223,22 @@ MODULES = {
     "aliased": (Aliased(), x3),
     "writes_input": (WritesInput(), rows),
 }
-OWNED = ("accumulate", "non_persistent", "returns_state", "overwrites", "indirect", "kv_cache", "kv_cache_slices")
+OWNED = (
+    "accumulate",
+    "non_persistent",
+    "returns_state",
+    "overwrites",
+    "indirect",
+    "kv_cache",
+    "kv_cache_slices",
+)
 
 
 def same_over_calls(ours, module, inputs, calls=4):
     theirs = copy.deepcopy(module)
     for k in range(calls):
-        mine, eager = inputs(k), inputs(k)
+        mine = inputs(k)
+        eager = inputs(k)
         torch.testing.assert_close(ours(*mine), theirs(*eager))
         torch.testing.assert_close(mine, eager, rtol=0, atol=0)
 
@@ -216,18 +246,24 @@ def same_over_calls(ours, module, inputs, calls=4):
 def lowered_with(partitioner, name, registry):
     module, inputs = MODULES[name]
     before = copy.deepcopy(module.state_dict())
-    lowered = api.lower(module.eval(), inputs(), backends=[partitioner], registry=registry)
+    lowered = api.lower(
+        module.eval(), inputs(), backends=[partitioner], registry=registry
+    )
     lowered = lowered.with_missing_runtime("eager")
     assert not any("retraced" in note for note in lowered.report.notes)
     same_over_calls(lowered, module, inputs)
-    assert lowered.verify(*inputs(1)).relative_error < 1e-6, "verify starts from the initial state"
+    assert lowered.verify(*inputs(1)).relative_error < 1e-6, (
+        "verify starts from the initial state"
+    )
     torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
     return lowered
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_kept_by_the_parent(name, registry):
-    """Row test_not_delegate_mutable_buffers: what nobody tags is passed in and stored by the parent."""
+    """Row test_not_delegate_mutable_buffers: what nobody tags is passed in and stored
+    by the parent.
+    """
     lowered = lowered_with(Tagged(lambda n: True, tag_constant_data), name, registry)
     (delegate,) = lowered.delegates
     assert delegate.module.state == ()
@@ -238,32 +274,53 @@ def test_kept_by_the_parent(name, registry):
 @pytest.mark.parametrize("name", MODULES)
 def test_left_outside(name, registry):
     """The writes stay on the host; the rest is delegated."""
-    lowered_with(CapabilityPartitioner(lambda n: "no" if "add" in n.name else None, "Keeper"), name, registry)
+    lowered_with(
+        CapabilityPartitioner(lambda n: "no" if "add" in n.name else None, "Keeper"),
+        name,
+        registry,
+    )
 
 
 @pytest.mark.parametrize("name", OWNED)
 @pytest.mark.parametrize("runtime", ["own", "eager"])
 def test_kept_by_the_delegate(name, runtime, registry):
-    """Rows test_buffer_mutation1, test_buffer_mutation_llama_repro, test_buffer_mutation_unsupported (supported)."""
+    """Rows test_buffer_mutation1, test_buffer_mutation_llama_repro,
+    test_buffer_mutation_unsupported (supported).
+    """
     if runtime == "eager":
         registry = Registry(discover=False)
         registry.register(Keeper)
     partitioner = Tagged(lambda n: True, tag_constant_data, tag_mutated_buffer)
     lowered = lowered_with(partitioner, name, registry)
     (delegate,) = lowered.delegates
-    child, parent = delegate.module.original_module, lowered.exported_program()
-    assert delegate.module.state == tuple(child.graph_signature.buffers_to_mutate.values())
+    child = delegate.module.original_module
+    parent = lowered.exported_program()
+    assert delegate.module.state == tuple(
+        child.graph_signature.buffers_to_mutate.values()
+    )
     kinds = [s.kind for s in child.graph_signature.output_specs]
-    assert kinds == sorted(kinds, key=lambda k: k is not OutputKind.BUFFER_MUTATION), "mutations come first"
+    assert kinds == sorted(kinds, key=lambda k: k is not OutputKind.BUFFER_MUTATION), (
+        "mutations come first"
+    )
     assert len(delegate.outputs) == kinds.count(OutputKind.USER_OUTPUT)
     passed = {n.name for n in parent.graph.nodes if n.op == "placeholder" and n.users}
-    assert {a.name for a in delegate.inputs} == passed, "only what the caller passes crosses the border"
-    assert parent.graph_signature.buffers_to_mutate == {} and parent.state_dict == {} and parent.constants == {}
-    assert [s.kind for s in parent.graph_signature.output_specs] == [OutputKind.USER_OUTPUT] * len(delegate.outputs)
+    assert {a.name for a in delegate.inputs} == passed, (
+        "only what the caller passes crosses the border"
+    )
+    assert (
+        parent.graph_signature.buffers_to_mutate == {}
+        and parent.state_dict == {}
+        and parent.constants == {}
+    )
+    assert [s.kind for s in parent.graph_signature.output_specs] == [
+        OutputKind.USER_OUTPUT
+    ] * len(delegate.outputs)
 
 
 def test_torchs_own_call_of_a_delegate_with_state(registry):
-    """Row test_buffer_mutation1: ``exported_program().module()`` equals eager, and leaves the user's module alone."""
+    """Row test_buffer_mutation1: ``exported_program().module()`` equals eager, and
+    leaves the user's module alone.
+    """
     module = Accumulate()
     partitioner = Tagged(lambda n: True, tag_constant_data, tag_mutated_buffer)
     lowered = api.lower(module.eval(), x3(), backends=[partitioner], registry=registry)
@@ -274,16 +331,23 @@ def test_torchs_own_call_of_a_delegate_with_state(registry):
 def test_methods_of_a_program_and_two_programs_do_not_share_state(registry):
     partitioner = Tagged(lambda n: True, tag_mutated_buffer)
     methods = {"a": Accumulate().eval(), "b": Accumulate().eval()}
-    lowered = api.lower(methods, {"a": x3(), "b": x3()}, backends=[partitioner], registry=registry)
+    lowered = api.lower(
+        methods, {"a": x3(), "b": x3()}, backends=[partitioner], registry=registry
+    )
     for _ in range(2):
         lowered.method("a")(*x3(1))
     torch.testing.assert_close(lowered.method("b")(*x3(1)), methods["b"](*x3(1)))
 
 
 def test_reader_outside_of_the_partition(registry):
-    """A tagged buffer that somebody else reads, or writes last, is refused, with the names."""
+    """A tagged buffer that somebody else reads, or writes last, is refused, with the
+    names.
+    """
     careless = Tagged(lambda n: n.target is aten.add.Tensor, tag_buffers("b_table"))
-    with pytest.raises(ContractViolation, match=r"buffer b_table is written and tagged with tag0, but outside.*reads"):
+    with pytest.raises(
+        ContractViolation,
+        match=r"buffer b_table is written and tagged with tag0, but outside.*reads",
+    ):
         api.lower(Indirect().eval(), x3(), backends=[careless], registry=registry)
 
 
@@ -299,29 +363,50 @@ def test_last_write_outside_of_the_partition(registry):
             return x + 1
 
     careless = Tagged(lambda n: n.target is aten.add.Tensor, tag_buffers("b_total"))
-    with pytest.raises(ContractViolation, match="b_total.*outside of that partition mul is its last value"):
+    with pytest.raises(
+        ContractViolation,
+        match="b_total.*outside of that partition mul is its last value",
+    ):
         api.lower(Twice().eval(), x3(), backends=[careless], registry=registry)
-    lowered = api.lower(Twice().eval(), x3(), backends=[Tagged(careless.take, tag_mutated_buffer)], registry=registry)
+    lowered = api.lower(
+        Twice().eval(),
+        x3(),
+        backends=[Tagged(careless.take, tag_mutated_buffer)],
+        registry=registry,
+    )
     assert lowered.delegates[0].module.state == ()
     same_over_calls(lowered, Twice(), x3)
 
 
 def test_tagged_input_is_refused(registry):
     """Row test_bad_partitioner_tagged_model_input, for an input that is written."""
-    with pytest.raises(RuntimeError, match="placeholder node for non-params, non-buffer, and non-tensor constants"):
-        api.lower(WritesInput().eval(), rows(), backends=[Tagged(lambda n: True, tag_buffers("x"))], registry=registry)
+    with pytest.raises(
+        RuntimeError,
+        match="placeholder node for non-params, non-buffer, and non-tensor constants",
+    ):
+        api.lower(
+            WritesInput().eval(),
+            rows(),
+            backends=[Tagged(lambda n: True, tag_buffers("x"))],
+            registry=registry,
+        )
 
 
 @pytest.mark.parametrize("tag", [tag_constant_data, tag_mutated_buffer])
 def test_tagging_sees_indirect_writes(tag):
-    """Rows test_tag_constant_data_detects_indirect_buffer_mutation and test_tag_mutated_buffer_...: the write is no
-    direct user of the buffer."""
+    """Rows test_tag_constant_data_detects_indirect_buffer_mutation and
+    test_tag_mutated_buffer_...: the write is no direct user of the buffer.
+    """
     program, _ = normalize(torch.export.export(Indirect(), x3()))
     for node in program.graph.nodes:
         if node.op == "call_function":
             node.meta["delegation_tag"] = "t"
     tag(program)
-    tagged = {n.name for n in program.graph.nodes if n.op == "placeholder" and "delegation_tag" in n.meta}
+    tagged = {
+        n.name
+        for n in program.graph.nodes
+        if n.op == "placeholder" and "delegation_tag" in n.meta
+    }
     assert tagged == (set() if tag is tag_constant_data else {"b_table"})
 
 
@@ -342,7 +427,9 @@ def test_constant_of_two_partitions_is_tagged_for_both():
 
 def test_batch_norm_in_training():
     """The hidden write of running statistics, and ``num_batches_tracked += 1``."""
-    module = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True)).train()
+    module = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True)
+    ).train()
 
     def inputs(k=0):
         torch.manual_seed(k)
@@ -359,7 +446,9 @@ def test_batch_norm_in_training():
 
 @pytest.mark.parametrize("affine", [False, True])
 def test_instance_norm_in_training(affine):
-    """As batch norm, whose functional form it is made of: the statistics are means over the samples."""
+    """As batch norm, whose functional form it is made of: the statistics are means over
+    the samples.
+    """
     module = nn.InstanceNorm2d(3, affine=affine, track_running_stats=True).train()
 
     def inputs(k=0):
@@ -368,7 +457,9 @@ def test_instance_norm_in_training(affine):
 
     program, notes = normalize(torch.export.export(copy.deepcopy(module), inputs()))
     assert notes == []
-    assert {"running_mean", "running_var"} <= set(program.graph_signature.buffers_to_mutate.values())
+    assert {"running_mean", "running_var"} <= set(
+        program.graph_signature.buffers_to_mutate.values()
+    )
     same_over_calls(Executable(program, None), module, inputs, calls=3)
 
 
@@ -392,20 +483,34 @@ def two(k=0):
 @pytest.mark.parametrize(
     ("tags", "passed"),
     [((), 5), ((tag_constant_data,), 2), ((tag_buffers("p_weight"),), 4)],
-    ids=["test_partitioner_not_tag_data", "test_partitioner_tag_data", "test_partitioner_tag_only_params"],
+    ids=[
+        "test_partitioner_not_tag_data",
+        "test_partitioner_tag_data",
+        "test_partitioner_tag_only_params",
+    ],
 )
 def test_data_goes_where_its_tag_says(tags, passed, registry):
-    """Rows of those names: what is untagged stays with the parent and is passed; what is tagged moves."""
-    lowered = api.lower(Data().eval(), two(), backends=[Tagged(lambda n: True, *tags)], registry=registry)
+    """Rows of those names: what is untagged stays with the parent and is passed; what
+    is tagged moves.
+    """
+    lowered = api.lower(
+        Data().eval(),
+        two(),
+        backends=[Tagged(lambda n: True, *tags)],
+        registry=registry,
+    )
     same_over_calls(lowered, Data(), two)
     (delegate,) = lowered.delegates
-    child, parent = delegate.module.original_module, lowered.exported_program()
+    child = delegate.module.original_module
+    parent = lowered.exported_program()
     held = [len({*p.state_dict, *p.constants}) for p in (child, parent)]
     assert (len(delegate.inputs), held) == (passed, [5 - passed, passed - 2])
 
 
 def test_partitions_with_a_buffer_each(registry):
-    """Row test_partitioner_with_attributes: two buffers, one in each delegate, which gets only the user's input."""
+    """Row test_partitioner_with_attributes: two buffers, one in each delegate, which
+    gets only the user's input.
+    """
 
     class Two(nn.Module):
         def __init__(self):
@@ -425,18 +530,26 @@ def test_partitions_with_a_buffer_each(registry):
             tag_mutated_buffer(exported_program)
             return result
 
-    partitioner = PerSide(lambda n: "no" if n.target is aten.sort.default else None, "Keeper")
+    partitioner = PerSide(
+        lambda n: "no" if n.target is aten.sort.default else None, "Keeper"
+    )
     lowered = api.lower(Two().eval(), x3(), backends=[partitioner], registry=registry)
     same_over_calls(lowered, Two(), x3)
     assert [d.module.state for d in lowered.delegates] == [("a",), ("b",)]
     for delegate in lowered.delegates:
-        nodes = [n for n in delegate.module.original_module.graph.nodes if n.op == "placeholder"]
+        nodes = [
+            n
+            for n in delegate.module.original_module.graph.nodes
+            if n.op == "placeholder"
+        ]
         assert len(delegate.module.original_module.state_dict) == 1 and len(nodes) == 2
     assert lowered.exported_program().graph_signature.buffers_to_mutate == {}
 
 
 def test_mutations_come_before_user_outputs(registry):
-    """Row test_arrange_graph_outputs: the first value that leaves is computed before the write."""
+    """Row test_arrange_graph_outputs: the first value that leaves is computed before
+    the write.
+    """
 
     class Between(nn.Module):
         def __init__(self):
@@ -449,10 +562,16 @@ def test_mutations_come_before_user_outputs(registry):
             return first, self.total - 1
 
     partitioner = Tagged(lambda n: True, tag_mutated_buffer)
-    lowered = api.lower(Between().eval(), x3(), backends=[partitioner], registry=registry)
+    lowered = api.lower(
+        Between().eval(), x3(), backends=[partitioner], registry=registry
+    )
     same_over_calls(lowered, Between(), x3)
     specs = lowered.delegates[0].module.original_module.graph_signature.output_specs
-    assert [s.kind for s in specs] == [OutputKind.BUFFER_MUTATION, OutputKind.USER_OUTPUT, OutputKind.USER_OUTPUT]
+    assert [s.kind for s in specs] == [
+        OutputKind.BUFFER_MUTATION,
+        OutputKind.USER_OUTPUT,
+        OutputKind.USER_OUTPUT,
+    ]
     graph = lowered.exported_program().graph
     indices = [n.args[1] for n in graph.nodes if n.target is operator.getitem]
     assert indices == [0, 1]
@@ -471,10 +590,17 @@ def test_methods_that_share_a_written_buffer_are_named_in_a_note(registry):
             return x + self.state.total
 
     methods = {"step": shared, "read": Reader().eval()}
-    lowered = api.lower(methods, {"step": x3(1), "read": x3()}, backends=[], registry=registry)
-    note = "total is used by step, read and written by step: no method sees what another writes"
+    lowered = api.lower(
+        methods, {"step": x3(1), "read": x3()}, backends=[], registry=registry
+    )
+    note = (
+        "total is used by step, read and written by step: no method sees what another"
+        " writes"
+    )
     assert lowered.report.notes == [note]
     lowered.method("step")(*x3(1))
     torch.testing.assert_close(lowered.method("read")(*x3()), x3()[0])
     apart = {"step": Accumulate().eval(), "read": Reader().eval()}
-    assert not api.lower(apart, {"step": x3(1), "read": x3()}, backends=[], registry=registry).report.notes
+    assert not api.lower(
+        apart, {"step": x3(1), "read": x3()}, backends=[], registry=registry
+    ).report.notes

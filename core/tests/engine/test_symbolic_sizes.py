@@ -1,4 +1,6 @@
-"""Symbolic sizes: they stay symbolic, cross the border of delegates as what they are, and keep their ranges."""
+"""Symbolic sizes: they stay symbolic, cross the border of delegates as what they are,
+and keep their ranges.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ ROWS = Dim("rows", min=2, max=12)
 
 
 class Sizes(torch.nn.Module):
-    """The size of one tensor shapes another; the host and the backend both compute with it."""
+    """The size of one tensor shapes another; the host and the backend both compute with
+    it.
+    """
 
     def forward(self, x, y):
         rows = x.shape[0]
@@ -31,7 +35,9 @@ def exported(model, inputs, shapes):
 
 @pytest.fixture
 def program():
-    return exported(Sizes(), (torch.ones(4, 3), torch.ones(4, 6)), {"x": {0: ROWS}, "y": {0: ROWS}})
+    return exported(
+        Sizes(), (torch.ones(4, 3), torch.ones(4, 6)), {"x": {0: ROWS}, "y": {0: ROWS}}
+    )
 
 
 def inputs(rows):
@@ -40,16 +46,24 @@ def inputs(rows):
 
 
 def lower(program, registry, *refused, **options):
-    who = CapabilityPartitioner(lambda n: "refused" if n.target in refused else None, "EchoBackend", **options)
+    who = CapabilityPartitioner(
+        lambda n: "refused" if n.target in refused else None, "EchoBackend", **options
+    )
     return delegraph.lower(program, backends=[who], registry=registry)
 
 
-SIZE, PRODUCT = aten.sym_size.int, operator.mul
+SIZE = aten.sym_size.int
+PRODUCT = operator.mul
 CASES = {
     "everything": (),
     "sizes on the host": (SIZE, PRODUCT),
     "products on the host": (PRODUCT,),
-    "work on the host": (aten.relu.default, aten.reshape.default, aten.mul.Tensor, aten.cat.default),
+    "work on the host": (
+        aten.relu.default,
+        aten.reshape.default,
+        aten.mul.Tensor,
+        aten.cat.default,
+    ),
     "sort on the host": (aten.sort.default,),
 }
 
@@ -74,7 +88,9 @@ def test_numbers_enter_and_leave_delegates_as_numbers(program, registry):
             *zip(signature.input_specs, delegate.inputs, strict=True),
             *zip(signature.output_specs, delegate.outputs, strict=True),
         ]:
-            assert type(spec.arg) is (SymIntArgument if argument.dtype is None else TensorArgument), spec
+            assert type(spec.arg) is (
+                SymIntArgument if argument.dtype is None else TensorArgument
+            ), spec
 
 
 def test_values_keep_symbolic_types(program, registry):
@@ -83,9 +99,16 @@ def test_values_keep_symbolic_types(program, registry):
     calls = [n for n in graph.nodes if n.target is CALL_DELEGATE]
     kinds = {type(v) for n in calls for v in n.meta["val"]}
     assert torch.SymInt in kinds
-    parts = [n for n in graph.nodes if n.target is operator.getitem and n.args[0] in calls]
+    parts = [
+        n for n in graph.nodes if n.target is operator.getitem and n.args[0] in calls
+    ]
     assert all(n.meta["val"] is n.args[0].meta["val"][n.args[1]] for n in parts)
-    symbols = {str(d) for n in parts if isinstance(n.meta["val"], torch.Tensor) for d in n.meta["val"].shape}
+    symbols = {
+        str(d)
+        for n in parts
+        if isinstance(n.meta["val"], torch.Tensor)
+        for d in n.meta["val"].shape
+    }
     assert any(s.startswith("s") for s in symbols)
 
 
@@ -93,12 +116,17 @@ def test_ranges_are_kept_by_the_parent_and_by_every_part(program, registry):
     lowered = lower(program, registry, largest=1)
     wanted = {str(k): (v.lower, v.upper) for k, v in program.range_constraints.items()}
     assert list(wanted.values()) == [(2, 12)]
-    for each in (lowered.exported_program(), *(d.module.original_module for d in lowered.delegates)):
-        assert {str(k): (v.lower, v.upper) for k, v in each.range_constraints.items()} == wanted
+    for each in (
+        lowered.exported_program(),
+        *(d.module.original_module for d in lowered.delegates),
+    ):
+        assert {
+            str(k): (v.lower, v.upper) for k, v in each.range_constraints.items()
+        } == wanted
 
 
 def test_lowering_fixes_no_size_and_adds_no_guard(program, registry):
-    (x, _) = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"]
+    x, _ = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"]
     env = x.fake_mode.shape_env
     before = len(env.guards), dict(env.replacements)
     lower(program, registry, aten.sort.default)
@@ -109,11 +137,17 @@ def test_the_parent_program_runs_and_can_be_lowered_again(program, registry):
     first = lower(program, registry, aten.sort.default, aten.sin.default)
     second = delegraph.lower(
         first.exported_program(),
-        backends=[CapabilityPartitioner(lambda n: None if n.target is aten.sin.default else "no", "EchoBackend")],
+        backends=[
+            CapabilityPartitioner(
+                lambda n: None if n.target is aten.sin.default else "no", "EchoBackend"
+            )
+        ],
         registry=registry,
     )
     for rows in (2, 7):
-        torch.testing.assert_close(second.exported_program().module()(*inputs(rows)), Sizes()(*inputs(rows)))
+        torch.testing.assert_close(
+            second.exported_program().module()(*inputs(rows)), Sizes()(*inputs(rows))
+        )
         torch.testing.assert_close(second(*inputs(rows)), Sizes()(*inputs(rows)))
 
 
@@ -124,7 +158,9 @@ def test_a_symbolic_input_that_is_no_tensor(registry):
 
     program = exported(Scaled(), (torch.ones(3), 5), (None, Dim.DYNAMIC))
     lowered = lower(program, registry, aten.sort.default)
-    assert {a.name for d in lowered.delegates for a in d.inputs if a.dtype is None} == {"n"}
+    assert {a.name for d in lowered.delegates for a in d.inputs if a.dtype is None} == {
+        "n"
+    }
     for n in (3, 8):
         x = torch.randn(3)
         torch.testing.assert_close(lowered(x, n), Scaled()(x, n))
@@ -144,5 +180,7 @@ def test_a_size_that_is_returned(registry):
 
 
 def test_an_input_of_the_wrong_static_size_is_refused(program, registry):
-    with pytest.raises(delegraph.errors.InputError, match="input x is to be torch.float32 of shape"):
+    with pytest.raises(
+        delegraph.errors.InputError, match="input x is to be torch.float32 of shape"
+    ):
         lower(program, registry)(torch.ones(4, 5), torch.ones(4, 6))

@@ -1,4 +1,6 @@
-"""Attention that is decomposed looks for rows that see nothing only where there may be some."""
+"""Attention that is decomposed looks for rows that see nothing only where there may be
+some.
+"""
 
 import delegraph_executorch.edge as lowering
 import pytest
@@ -14,11 +16,15 @@ BLIND = LOWER & (torch.arange(N)[:, None] != 3)
 class Attends(nn.Module):
     def __init__(self, mask, causal=False, batched=True):
         super().__init__()
-        self.mask, self.causal, self.batched = mask, causal, batched
+        self.mask = mask
+        self.causal = causal
+        self.batched = batched
 
     def forward(self, x, given=None):
         x = x if self.batched else x[0]
-        return F.scaled_dot_product_attention(x, x, x, given if given is not None else self.mask, is_causal=self.causal)
+        return F.scaled_dot_product_attention(
+            x, x, x, given if given is not None else self.mask, is_causal=self.causal
+        )
 
 
 class Computed(Attends):
@@ -26,7 +32,9 @@ class Computed(Attends):
 
     def forward(self, x):
         seen = torch.arange(N)[:, None] >= torch.arange(N)
-        return F.scaled_dot_product_attention(x, x, x, torch.where(seen, 0.0, -torch.inf))
+        return F.scaled_dot_product_attention(
+            x, x, x, torch.where(seen, 0.0, -torch.inf)
+        )
 
 
 X = torch.randn(1, 2, N, 4)
@@ -35,13 +43,19 @@ MASKS = {
     "causal": (Attends(None, causal=True), (X,)),
     "bool": (Attends(LOWER), (X,)),
     "added": (Attends(torch.zeros(N, N).masked_fill(~LOWER, -torch.inf)), (X,)),
-    "finite": (Attends(torch.zeros(N, N).masked_fill(~LOWER, torch.finfo(torch.float32).min)), (X,)),
+    "finite": (
+        Attends(torch.zeros(N, N).masked_fill(~LOWER, torch.finfo(torch.float32).min)),
+        (X,),
+    ),
     "computed": (Computed(None), (X,)),
     "three dimensions": (Attends(LOWER, batched=False), (X,)),
 }
 HIDDEN = {
     "blind": (Attends(BLIND), (X,)),
-    "all but infinitely": (Attends(torch.full((N, N), torch.finfo(torch.float32).min)), (X,)),
+    "all but infinitely": (
+        Attends(torch.full((N, N), torch.finfo(torch.float32).min)),
+        (X,),
+    ),
     "given": (Attends(None), (X, LOWER)),
 }
 
@@ -49,14 +63,19 @@ HIDDEN = {
 def decomposed(module, inputs):
     edge = lowering.to_edge(torch.export.export(module.eval(), inputs))
     program = edge.exported_program()
-    return {str(n.target) for n in program.graph.nodes if n.op == "call_function"}, program.module()
+    return {
+        str(n.target) for n in program.graph.nodes if n.op == "call_function"
+    }, program.module()
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_where_every_row_sees_something_nothing_looks_for_hidden_ones(name):
     module, inputs = MASKS[name]
     operators, run = decomposed(module, inputs)
-    assert "aten._softmax.default" in operators and not {"aten.any.dim", "aten.eq.Scalar"} & operators
+    assert (
+        "aten._softmax.default" in operators
+        and not {"aten.any.dim", "aten.eq.Scalar"} & operators
+    )
     torch.testing.assert_close(run(*inputs), module(*inputs))
 
 
@@ -72,12 +91,13 @@ def test_two_calls_of_one_shape_with_different_masks_are_told_apart():
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
-            self.seen, self.blind = LOWER, BLIND
+            self.seen = LOWER
+            self.blind = BLIND
 
         def forward(self, x):
-            return F.scaled_dot_product_attention(x, x, x, self.seen), F.scaled_dot_product_attention(
-                x, x, x, self.blind
-            )
+            return F.scaled_dot_product_attention(
+                x, x, x, self.seen
+            ), F.scaled_dot_product_attention(x, x, x, self.blind)
 
     operators, run = decomposed(Two(), (X,))
     assert "aten.any.dim" in operators

@@ -1,4 +1,6 @@
-"""A call with inputs that the program was not exported for: one error, before anything runs, in the caller's names."""
+"""A call with inputs that the program was not exported for: one error, before anything
+runs, in the caller's names.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,20 @@ class Summed(torch.nn.Module):
 def nested():
     inputs = randn(4, 8), {"a": randn(4, 8), "b": randn(4, 8)}
     shapes = {"x": {0: B}, "pair": {"a": {0: B}, "b": {0: B}}, "scale": None}
-    return delegraph.lower(export(Nested(), inputs, {"scale": randn(1)}, dynamic_shapes=shapes), backends=[])
+    return delegraph.lower(
+        export(Nested(), inputs, {"scale": randn(1)}, dynamic_shapes=shapes),
+        backends=[],
+    )
 
 
 def called(x=(4, 8), a=(4, 8), b=(4, 8), scale=(1,)):
     return (randn(x), {"a": randn(a), "b": randn(b)}), {"scale": randn(scale)}
 
 
-EQUAL = "has size 5 in dimension 0; the program was exported for size B there; B is 4 as input x has size 4"
+EQUAL = (
+    "has size 5 in dimension 0; the program was exported for size B there; B is 4 as"
+    " input x has size 4"
+)
 TENSOR = r"is to be torch.float32 of shape \[B, 8\]; it is"
 OTHERS = {
     "above": (called((7, 8), (7, 8), (7, 8)), "^input x has size 7 in dimension 0; .* for sizes from 3 to 6 there"),
@@ -90,20 +98,35 @@ def test_inputs_within_the_export(nested):
 
 def test_sizes_that_are_twice_another():
     shapes = {0: 2 * HALF}, {0: HALF}
-    lowered = delegraph.lower(Doubled().eval(), (randn(4, 8), randn(2, 8)), dynamic_shapes=shapes, backends=[])
-    torch.testing.assert_close(lowered(torch.ones(2, 8), torch.ones(1, 8)), torch.full((1, 8), 3.0))
-    with pytest.raises(InputError, match=r"input x has size 5 .* for size 2\*HALF there; .* as input y has size 2"):
+    lowered = delegraph.lower(
+        Doubled().eval(), (randn(4, 8), randn(2, 8)), dynamic_shapes=shapes, backends=[]
+    )
+    torch.testing.assert_close(
+        lowered(torch.ones(2, 8), torch.ones(1, 8)), torch.full((1, 8), 3.0)
+    )
+    with pytest.raises(
+        InputError,
+        match=r"input x has size 5 .* for size 2\*HALF there; .* as input y has size 2",
+    ):
         lowered(randn(5, 8), randn(2, 8))
-    with pytest.raises(InputError, match="input y has size 5 in dimension 0; .* for sizes of at most 4 there"):
+    with pytest.raises(
+        InputError,
+        match="input y has size 5 in dimension 0; .* for sizes of at most 4 there",
+    ):
         lowered(randn(10, 8), randn(5, 8))
 
 
 def test_multiples_that_the_model_needs_and_numbers():
     shapes = {0: Dim.AUTO}, Dim.DYNAMIC
-    lowered = delegraph.lower(Summed().eval(), (randn(6, 8), 4), dynamic_shapes=shapes, backends=[])
+    lowered = delegraph.lower(
+        Summed().eval(), (randn(6, 8), 4), dynamic_shapes=shapes, backends=[]
+    )
     x = randn(9, 8)
     torch.testing.assert_close(lowered(x, 7), Summed()(x, 7))
-    with pytest.raises(InputError, match="input x has size 7 in dimension 0; .* for multiples of 3 there"):
+    with pytest.raises(
+        InputError,
+        match="input x has size 7 in dimension 0; .* for multiples of 3 there",
+    ):
         lowered(randn(7, 8), 4)
 
 
@@ -112,11 +135,19 @@ def test_only_a_multiple_is_known():
         def forward(self, x):
             return x.reshape(2, -1).sum(0)
 
-    lowered = delegraph.lower(Halves().eval(), randn(4), dynamic_shapes=({0: 2 * HALF},), backends=[])
+    lowered = delegraph.lower(
+        Halves().eval(), randn(4), dynamic_shapes=({0: 2 * HALF},), backends=[]
+    )
     assert lowered(torch.ones(8)).tolist() == [2.0] * 4
-    with pytest.raises(InputError, match=r"input x has size 7 in dimension 0; .* for size 2\*HALF there"):
+    with pytest.raises(
+        InputError,
+        match=r"input x has size 7 in dimension 0; .* for size 2\*HALF there",
+    ):
         lowered(randn(7))
-    with pytest.raises(InputError, match="input x has size 10 in dimension 0; .* with HALF of at most 4 there"):
+    with pytest.raises(
+        InputError,
+        match="input x has size 10 in dimension 0; .* with HALF of at most 4 there",
+    ):
         lowered(randn(10))
 
 
@@ -131,7 +162,12 @@ def test_what_is_refused_writes_nothing():
             x.add_(1)
             return x.sum() + y.sum() + self.calls
 
-    lowered = delegraph.lower(Counted().eval(), (randn(4), randn(4)), dynamic_shapes=({0: B}, {0: B}), backends=[])
+    lowered = delegraph.lower(
+        Counted().eval(),
+        (randn(4), randn(4)),
+        dynamic_shapes=({0: B}, {0: B}),
+        backends=[],
+    )
     zeros = torch.zeros(4)
     with pytest.raises(InputError, match="input y has size 5"):
         lowered(zeros, randn(5))
@@ -139,7 +175,8 @@ def test_what_is_refused_writes_nothing():
 
 
 def test_several_threads_make_the_first_call(nested):
-    lowered, failed = nested.instance(), []
+    lowered = nested.instance()
+    failed = []
 
     def call():
         for _ in range(50):
@@ -161,7 +198,9 @@ class Scaled(torch.nn.Module):
 
 
 def test_a_number_that_may_vary_has_to_be_a_number():
-    program = export(Scaled(), (torch.ones(3), 4), dynamic_shapes={"x": None, "n": Dim.DYNAMIC})
+    program = export(
+        Scaled(), (torch.ones(3), 4), dynamic_shapes={"x": None, "n": Dim.DYNAMIC}
+    )
     lowered = delegraph.lower(program, backends=[])
     assert lowered(torch.ones(3), 7).tolist() == [7, 7, 7]
     with pytest.raises(InputError, match="input n is to be a number; it is '7'"):

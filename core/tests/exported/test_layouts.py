@@ -1,4 +1,6 @@
-"""Where memory can be seen, values have the recorded strides, whatever delegates return and callers pass."""
+"""Where memory can be seen, values have the recorded strides, whatever delegates return
+and callers pass.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,22 @@ from ..conftest import EchoBackend, EchoRuntime
 from ..engine.test_properties import MASK, partitioner
 
 aten = torch.ops.aten
-SINE = CapabilityPartitioner(lambda n: None if n.target is aten.sin.default else "the host's", "EchoBackend")
+SINE = CapabilityPartitioner(
+    lambda n: None if n.target is aten.sin.default else "the host's", "EchoBackend"
+)
 
 
 class PackedRuntime(EchoRuntime):
-    """As compilers do it: results in memory of their own, in order; inputs have to be as the program was compiled."""
+    """As compilers do it: results in memory of their own, in order; inputs have to be
+    as the program was compiled.
+    """
 
     @staticmethod
     def load(processed_bytes, compile_specs, named_data):
         run = EchoRuntime.load(processed_bytes, compile_specs, named_data)
-        return lambda *args: tuple(r.clone(memory_format=torch.contiguous_format) for r in run(*args))
+        return lambda *args: tuple(
+            r.clone(memory_format=torch.contiguous_format) for r in run(*args)
+        )
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +57,25 @@ def fn(function):
 
 def lowered(function, registry, *inputs, host=(aten.as_strided.default,), **options):
     """With a backend that takes all but the operators ``host``."""
-    takes = CapabilityPartitioner(lambda n: "the host's" if n.target in host else None, "EchoBackend")
-    return api.lower(fn(function), inputs, backends=[takes], registry=registry, **options)
+    takes = CapabilityPartitioner(
+        lambda n: "the host's" if n.target in host else None, "EchoBackend"
+    )
+    return api.lower(
+        fn(function), inputs, backends=[takes], registry=registry, **options
+    )
 
 
 def branch(x):
-    return torch.cond(x.sum() > 1e9, lambda x: x.cos().t(), lambda x: x.sin().t(), (x,)).as_strided((2, 2), (4, 1))
+    return torch.cond(
+        x.sum() > 1e9, lambda x: x.cos().t(), lambda x: x.sin().t(), (x,)
+    ).as_strided((2, 2), (4, 1))
 
 
 def inside_branch(x):
-    read = lambda x: x.sin().t().as_strided((2, 2), (4, 1))  # noqa: E731
-    return torch.cond(x.sum() > 1e9, lambda x: x.cos()[:2, :2] + 0, lambda x: read(x) + 0, (x + 1,))
+    read = lambda x: x.sin().t().as_strided((2, 2), (4, 1))
+    return torch.cond(
+        x.sum() > 1e9, lambda x: x.cos()[:2, :2] + 0, lambda x: read(x) + 0, (x + 1,)
+    )
 
 
 READS = {
@@ -68,8 +84,12 @@ READS = {
     "part": lambda x: x.sin().t()[1:].as_strided((2, 2), (4, 1)),
     "offset": lambda x: x.sin()[1:].t().as_strided((2, 2), (4, 1), 4),
     "broadcast": lambda x: x.sin()[0].expand(3, 4).as_strided((4,), (1,)),
-    "twice": lambda x: x.sin().t().as_strided((2, 2), (4, 1)).cos().t().as_strided((2, 2), (1, 2)),
-    "as a complex number": lambda x: torch.view_as_complex(x.sin().reshape(2, 2, 3).permute(2, 0, 1).contiguous()),
+    "twice": lambda x: (
+        x.sin().t().as_strided((2, 2), (4, 1)).cos().t().as_strided((2, 2), (1, 2))
+    ),
+    "as a complex number": lambda x: torch.view_as_complex(
+        x.sin().reshape(2, 2, 3).permute(2, 0, 1).contiguous()
+    ),
     "as integers": lambda x: x.sin().view(torch.int16),
     "result of a branch": branch,
     "inside a branch": inside_branch,
@@ -79,7 +99,12 @@ READS = {
 @pytest.mark.parametrize("name", READS)
 def test_memory_is_read_as_in_eager(packed, name):
     x = torch.arange(12.0).reshape(3, 4) / 8
-    host = (aten.as_strided.default, aten.exp.default, aten.view_as_complex.default, aten.view.dtype)
+    host = (
+        aten.as_strided.default,
+        aten.exp.default,
+        aten.view_as_complex.default,
+        aten.view.dtype,
+    )
     program = lowered(READS[name], packed, x, host=host)
     assert program.delegates
     for k in range(2):
@@ -105,7 +130,10 @@ def test_memory_around_a_delegates_result_is_refused(packed):
         return x.sin()[1:, 1:].as_strided((2, 2), (4, 1), 0)
 
     program = lowered(around, packed, torch.ones(3, 4))
-    with pytest.raises(Unsupported, match="as_strided.default reads memory around .*\n  at .*test_layouts.py:"):
+    with pytest.raises(
+        Unsupported,
+        match="as_strided.default reads memory around .*\n  at .*test_layouts.py:",
+    ):
         program(torch.ones(3, 4))
 
 
@@ -126,14 +154,26 @@ def channels_last(*shape):
     ],
 )
 def test_the_caller_gets_the_recorded_strides(packed, function, given):
-    found, wanted = lowered(function, packed, given)(given), function(given)
+    found = lowered(function, packed, given)(given)
+    wanted = function(given)
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-    assert [t.stride() for t in pytree.tree_leaves(found)] == [t.stride() for t in pytree.tree_leaves(wanted)]
+    assert [t.stride() for t in pytree.tree_leaves(found)] == [
+        t.stride() for t in pytree.tree_leaves(wanted)
+    ]
 
 
 def test_sizes_known_at_run_time(packed):
-    shapes = (({0: torch.export.Dim("n", min=2, max=64), 1: torch.export.Dim("m", min=2, max=64)},),)
-    program = lowered(lambda x: x.sin().t(), packed, torch.randn(3, 4), dynamic_shapes=shapes)
+    shapes = (
+        (
+            {
+                0: torch.export.Dim("n", min=2, max=64),
+                1: torch.export.Dim("m", min=2, max=64),
+            },
+        ),
+    )
+    program = lowered(
+        lambda x: x.sin().t(), packed, torch.randn(3, 4), dynamic_shapes=shapes
+    )
     found = program(torch.ones(5, 7))
     assert found.shape == (7, 5) and found.stride() == (1, 7)
 
@@ -145,12 +185,17 @@ def test_delegates_get_the_strides_that_they_were_compiled_for():
         @staticmethod
         def load(*args):
             run = EchoRuntime.load(*args)
-            return lambda *given: seen.append([g.stride() for g in given]) or run(*given)
+            return lambda *given: (
+                seen.append([g.stride() for g in given]) or run(*given)
+            )
 
     registry = Registry(discover=False)
     registry.register(EchoBackend, runtime=Looking)
-    program = lowered(lambda x, y: x @ y, registry, torch.ones(3, 4), torch.ones(5, 4).t())
-    x, y = torch.randn(4, 3).t(), torch.randn(4, 5)
+    program = lowered(
+        lambda x, y: x @ y, registry, torch.ones(3, 4), torch.ones(5, 4).t()
+    )
+    x = torch.randn(4, 3).t()
+    y = torch.randn(4, 5)
     torch.testing.assert_close(program(x, y), x @ y)
     assert seen == [[(4, 1), (1, 4)]]
 
@@ -158,7 +203,10 @@ def test_delegates_get_the_strides_that_they_were_compiled_for():
 def test_other_strides_than_an_operator_reads_are_refused(packed):
     read = READS["transposed"]
     program = lowered(read, packed, torch.randn(3, 4))
-    with pytest.raises(InputError, match=r"input args_0 has the strides \[1, 3\]; it was exported with \[4, 1\]"):
+    with pytest.raises(
+        InputError,
+        match=r"input args_0 has the strides \[1, 3\]; it was exported with \[4, 1\]",
+    ):
         program(torch.randn(4, 3).t())
 
 
@@ -166,7 +214,9 @@ def test_an_input_that_is_read_directly_may_have_any_strides(packed):
     def read(x):
         return x.t().as_strided((2, 2), (4, 1)), x.sin()
 
-    program = api.lower(fn(read), (torch.randn(3, 4),), backends=[SINE], registry=packed)
+    program = api.lower(
+        fn(read), (torch.randn(3, 4),), backends=[SINE], registry=packed
+    )
     x = torch.randn(4, 3).t()
     torch.testing.assert_close(program(x), read(x), rtol=0, atol=0)
 
@@ -182,7 +232,8 @@ def test_state_keeps_its_strides(packed):
             self.k.copy_(x.sin().t())
             return before, self.k.as_strided((6,), (2,)) + 0
 
-    module, x = State().eval(), torch.randn(4, 3)
+    module = State().eval()
+    x = torch.randn(4, 3)
     program = api.lower(copy.deepcopy(module), (x,), backends=[SINE], registry=packed)
     for k in range(3):
         torch.testing.assert_close(program(x + k), module(x + k), rtol=0, atol=0)
@@ -202,27 +253,41 @@ def is_eager(registry, seed, mask):
     lowered = api.lower(exported, backends=[partitioner(mask)], registry=registry)
     eager = copy.deepcopy(module)
     for call in range(2):
-        mine, theirs = programs.inputs(call), programs.inputs(call)
+        mine = programs.inputs(call)
+        theirs = programs.inputs(call)
         found = outcome(lowered, mine)
         if isinstance(found, Unsupported):
             return True
-        torch.testing.assert_close(found, (eager(*theirs), theirs), rtol=0, atol=0, msg=f"seed {seed}, mask {mask}")
+        torch.testing.assert_close(
+            found,
+            (eager(*theirs), theirs),
+            rtol=0,
+            atol=0,
+            msg=f"seed {seed}, mask {mask}",
+        )
     return False
 
 
 @pytest.mark.parametrize("mask", [0, 2**MASK - 1])
 def test_memory_of_what_is_computed_from_a_new_value(packed, mask):
-    """A write through a transposed view makes the value of ``x`` lie in another order, and so the sine of it."""
+    """A write through a transposed view makes the value of ``x`` lie in another order,
+    and so the sine of it.
+    """
     assert not is_eager(packed, 253, mask)
 
 
 def test_writes_to_a_copy_of_an_expanded_tensor(packed):
-    """The elements of what was expanded share memory: scatters of it would write all of them."""
+    """The elements of what was expanded share memory: scatters of it would write all of
+    them.
+    """
     assert not is_eager(packed, 41296, 32768)
 
 
 def test_random_programs_that_read_memory(packed):
-    refused = [is_eager(packed, seed, 0x123456789ABCDEF * (seed + 1) % 2**MASK) for seed in range(12)]
+    refused = [
+        is_eager(packed, seed, 0x123456789ABCDEF * (seed + 1) % 2**MASK)
+        for seed in range(12)
+    ]
     assert sum(refused) < len(refused) / 2
 
 

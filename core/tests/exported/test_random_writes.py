@@ -1,4 +1,6 @@
-"""Random programs that write through views, made functional and run by the host, which keeps recorded strides."""
+"""Random programs that write through views, made functional and run by the host, which
+keeps recorded strides.
+"""
 
 import copy
 
@@ -10,13 +12,21 @@ from delegraph_programs import normalize
 from programs.tests.support import aliasing_programs
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(10, 400, 10))])
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in range(10, 400, 10))]
+)
 def test_random_aliasing_programs(first):
-    """400 programs equal eager, results and state, over three calls; hardly any is retraced.
+    """400 programs equal eager, results and state, over three calls; hardly any is
+    retraced.
 
-    What they write is what ``run_decompositions({})`` says, of which every fourth is asked (it takes most of the time).
+    What they write is what ``run_decompositions({})`` says, of which every fourth is
+    asked (it takes most of the time).
     """
-    notes = [note for seed in range(first, first + 10) for note in agrees_with_eager(seed, with_torch=seed % 4 == 0)]
+    notes = [
+        note
+        for seed in range(first, first + 10)
+        for note in agrees_with_eager(seed, with_torch=seed % 4 == 0)
+    ]
     assert len(notes) <= 1, notes
 
 
@@ -29,17 +39,26 @@ def agrees_with_eager(seed, with_torch=True):
     for call in range(3):
         mine, torchs, eager = (aliasing_programs.inputs(call) for _ in range(3))
         wanted = module(*eager)
-        torch.testing.assert_close(ours(*mine), wanted, rtol=0, atol=0, msg=f"seed {seed}")
+        torch.testing.assert_close(
+            ours(*mine), wanted, rtol=0, atol=0, msg=f"seed {seed}"
+        )
         torch.testing.assert_close(mine, eager, rtol=0, atol=0, msg=f"seed {seed}")
         for name, value in module.named_buffers():
-            torch.testing.assert_close(ours._state.get(name, value), value, rtol=0, atol=0, msg=f"seed {seed}")
+            torch.testing.assert_close(
+                ours._state.get(name, value), value, rtol=0, atol=0, msg=f"seed {seed}"
+            )
         if theirs is not None:
             theirs(*torchs)
             assert writes_of(normal) == writes_of(theirs.program), seed
-            torch.testing.assert_close([*mine, ours._state], [*torchs, theirs._state], rtol=0, atol=0)
+            torch.testing.assert_close(
+                [*mine, ours._state], [*torchs, theirs._state], rtol=0, atol=0
+            )
     return notes
 
 
 def writes_of(program):
     signature = program.graph_signature
-    return {*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()}
+    return {
+        *signature.buffers_to_mutate.values(),
+        *signature.user_inputs_to_mutate.values(),
+    }

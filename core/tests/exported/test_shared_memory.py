@@ -1,4 +1,6 @@
-"""Inputs that share memory: refused where a write would have to reach another of them, else as eager computes them."""
+"""Inputs that share memory: refused where a write would have to reach another of them,
+else as eager computes them.
+"""
 
 import delegraph
 import numpy as np
@@ -33,13 +35,17 @@ APART = {
 
 
 def lowered_for(x, y):
-    return delegraph.lower(Writes().eval(), (x.clone(), y.clone(), memory()[:4]), backends=[])
+    return delegraph.lower(
+        Writes().eval(), (x.clone(), y.clone(), memory()[:4]), backends=[]
+    )
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_a_write_that_another_input_would_show(name):
     x, y = SHARED[name](memory())
-    with pytest.raises(InputError, match="^inputs x and y share memory, and the program writes x"):
+    with pytest.raises(
+        InputError, match="^inputs x and y share memory, and the program writes x"
+    ):
         lowered_for(x, y)(x, y, memory()[:4])
 
 
@@ -69,18 +75,25 @@ def test_buffers_that_share_memory():
 
 
 def test_buffers_of_a_file_that_share_memory(tmp_path):
-    torch.export.save(torch.export.export(Part(), (memory()[:4],)), tmp_path / "part.pt2")
-    with pytest.raises(InputError, match="^whole and part share memory, and the program writes whole"):
+    torch.export.save(
+        torch.export.export(Part(), (memory()[:4],)), tmp_path / "part.pt2"
+    )
+    with pytest.raises(
+        InputError, match="^whole and part share memory, and the program writes whole"
+    ):
         delegraph.lower(torch.export.load(tmp_path / "part.pt2"), backends=[])
 
 
 def test_storages_over_one_buffer():
     array = np.zeros(10, np.float32)
-    first, second, third = (torch.from_numpy(a) for a in (array[:6], array[4:], array[6:]))
+    first, second, third = (
+        torch.from_numpy(a) for a in (array[:6], array[4:], array[6:])
+    )
     assert share_memory(first, second) and not share_memory(first, third)
 
 
 def test_tensors_without_memory_of_their_own_share_none():
-    dense, meta = torch.ones(3), torch.ones(3, device="meta")
+    dense = torch.ones(3)
+    meta = torch.ones(3, device="meta")
     assert not share_memory(dense, dense.to_sparse())
     assert not share_memory(meta, torch.ones(3, device="meta"))

@@ -1,4 +1,6 @@
-"""Partitions inside the bodies of cond, while_loop, map and scan: found, compiled, run, reported."""
+"""Partitions inside the bodies of cond, while_loop, map and scan: found, compiled, run,
+reported.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,18 @@ from torch.fx import GraphModule, Node
 
 pytestmark = [  # torch's own, about its own code, when it traces map and scan
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
-    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"
+    ),
 ]
 aten = torch.ops.aten
 CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
 
 
 class BodyBackend(BackendDetails):
-    """Keeps its programs in a table; its blob is the key. Its constants are those that the program owns."""
+    """Keeps its programs in a table; its blob is the key. Its constants are those that
+    the program owns.
+    """
 
     programs: ClassVar[dict[bytes, torch.export.ExportedProgram]] = {}
     calls: ClassVar[list[dict[str, int]]] = []
@@ -63,12 +69,16 @@ class BodyRuntime(BackendRuntime):
 
 def takes(*operators) -> CapabilityPartitioner:
     """A partitioner for the operators named."""
-    return CapabilityPartitioner(lambda n: None if n.target in operators else "not mine", "BodyBackend")
+    return CapabilityPartitioner(
+        lambda n: None if n.target in operators else "not mine", "BodyBackend"
+    )
 
 
 @pytest.fixture
 def registry() -> Iterator[Registry]:
-    BodyBackend.programs, BodyBackend.calls, BodyRuntime.runs = {}, [], []
+    BodyBackend.programs = {}
+    BodyBackend.calls = []
+    BodyRuntime.runs = []
     made = Registry(discover=False)
     made.register(BodyBackend, runtime=BodyRuntime)
     yield made
@@ -79,11 +89,17 @@ class Cond(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.one = torch.nn.Linear(4, 4)
+        self.two = torch.nn.Linear(4, 4)
         self.register_buffer("shift", torch.randn(4))
 
     def forward(self, x):
-        y = torch.cond(x.sum() > 0, lambda x: self.one(x) + self.shift, lambda x: (self.two(x) * 2).sin(), (x + 1,))
+        y = torch.cond(
+            x.sum() > 0,
+            lambda x: self.one(x) + self.shift,
+            lambda x: (self.two(x) * 2).sin(),
+            (x + 1,),
+        )
         return y + 2
 
 
@@ -136,20 +152,35 @@ class Nested(torch.nn.Module):
 
     def forward(self, xs, y):
         def deep(x):
-            return torch.cond(x.sum() > 1, lambda x: x @ self.weight, lambda x: x.cos() + 1, (x,))
+            return torch.cond(
+                x.sum() > 1, lambda x: x @ self.weight, lambda x: x.cos() + 1, (x,)
+            )
 
         def body(x, y):
-            return torch.cond(x.sum() > 0, lambda x, y: deep(x + y), lambda x, y: x - y, (x, y)) + y
+            return (
+                torch.cond(
+                    x.sum() > 0, lambda x, y: deep(x + y), lambda x, y: x - y, (x, y)
+                )
+                + y
+            )
 
         return torch_map(body, xs + 1, y)
 
 
-MODELS: dict[str, tuple[Callable[[], torch.nn.Module], list[tuple[torch.Tensor, ...]]]] = {
+MODELS: dict[
+    str, tuple[Callable[[], torch.nn.Module], list[tuple[torch.Tensor, ...]]]
+] = {
     "cond": (Cond, [(torch.ones(3, 4),), (-torch.ones(3, 4),)]),
     "while_loop": (Loop, [(torch.randn(3, 4),)]),
     "map": (Map, [(torch.randn(5, 3, 4), torch.randn(4))]),
     "scan": (Scan, [(torch.randn(5, 2, 4),)]),
-    "nested": (Nested, [(torch.ones(2, 4, 4), torch.ones(4, 4)), (-torch.ones(2, 4, 4), torch.ones(4, 4))]),
+    "nested": (
+        Nested,
+        [
+            (torch.ones(2, 4, 4), torch.ones(4, 4)),
+            (-torch.ones(2, 4, 4), torch.ones(4, 4)),
+        ],
+    ),
 }
 MINE = (
     aten.linear.default,
@@ -170,11 +201,16 @@ PRODUCTS = (aten.linear.default, aten.matmul.default, aten.mm.default)
 def delegates_at(module: GraphModule) -> dict[str, int]:
     """Path of a body ("" the whole) -> calls of delegates in its own graph."""
     found = {k: m for k, m in module.named_modules() if isinstance(m, GraphModule)}
-    return {k: sum(n.target is CALL_DELEGATE for n in m.graph.nodes) for k, m in found.items()}
+    return {
+        k: sum(n.target is CALL_DELEGATE for n in m.graph.nodes)
+        for k, m in found.items()
+    }
 
 
 def higher_order(module: GraphModule, name: str) -> Node:
-    return next(n for n in module.graph.nodes if getattr(n.target, "__name__", "") == name)
+    return next(
+        n for n in module.graph.nodes if getattr(n.target, "__name__", "") == name
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -182,9 +218,12 @@ def higher_order(module: GraphModule, name: str) -> Node:
 def test_equal_to_eager(name, mine, registry):
     make, cases = MODELS[name]
     model = make().eval()
-    lowered = delegraph.lower(model, cases[0], backends=[takes(*mine)], registry=registry)
+    lowered = delegraph.lower(
+        model, cases[0], backends=[takes(*mine)], registry=registry
+    )
     for inputs in cases:
-        wanted, got = model(*inputs), lowered(*inputs)
+        wanted = model(*inputs)
+        got = lowered(*inputs)
         torch.testing.assert_close(got, wanted)
         torch.testing.assert_close(lowered.exported_program().module()(*inputs), wanted)
     assert not mine or BodyRuntime.runs
@@ -193,10 +232,16 @@ def test_equal_to_eager(name, mine, registry):
 def test_each_body_is_partitioned(registry):
     counts = {}
     for name, (make, cases) in MODELS.items():
-        lowered = delegraph.lower(make().eval(), cases[0], backends=[takes(*MINE)], registry=registry)
+        lowered = delegraph.lower(
+            make().eval(), cases[0], backends=[takes(*MINE)], registry=registry
+        )
         counts[name] = delegates_at(lowered.exported_program().graph_module)
     assert counts["cond"] == {"": 2, "true_graph_0": 1, "false_graph_0": 1}
-    assert counts["while_loop"] == {"": 0, "while_loop_cond_graph_0": 0, "while_loop_body_graph_0": 1}
+    assert counts["while_loop"] == {
+        "": 0,
+        "while_loop_cond_graph_0": 0,
+        "while_loop_body_graph_0": 1,
+    }
     assert counts["map"] == {"": 1, "body_graph_0": 1}
     assert counts["scan"] == {"": 1, "scan_combine_graph_0": 1}
     assert counts["nested"] == {
@@ -211,29 +256,47 @@ def test_each_body_is_partitioned(registry):
 
 def test_a_delegate_in_a_branch_owns_its_weights(registry):
     """pytorch/executorch 18144: there a branch gets every weight as a run-time input."""
-    lowered = delegraph.lower(Cond().eval(), (torch.ones(3, 4),), backends=[takes(*MINE)], registry=registry)
+    lowered = delegraph.lower(
+        Cond().eval(), (torch.ones(3, 4),), backends=[takes(*MINE)], registry=registry
+    )
     program = lowered.exported_program()
-    assert not program.state_dict and [n.name for n, _ in placeholders(program)] == ["x"]
+    assert not program.state_dict and [n.name for n, _ in placeholders(program)] == [
+        "x"
+    ]
     assert len(higher_order(program.graph_module, "cond").args[3]) == 1
-    owned = {d.name: sorted(d.module.original_module.state_dict) for d in lowered.delegates}
+    owned = {
+        d.name: sorted(d.module.original_module.state_dict) for d in lowered.delegates
+    }
     assert owned["true_graph_0.lowered_module_2"] == ["one.bias", "one.weight", "shift"]
     assert owned["false_graph_0.lowered_module_3"] == ["two.bias", "two.weight"]
 
 
 def test_weights_are_owned_at_any_depth(registry):
     make, cases = MODELS["nested"]
-    lowered = delegraph.lower(make().eval(), cases[0], backends=[takes(*MINE)], registry=registry)
+    lowered = delegraph.lower(
+        make().eval(), cases[0], backends=[takes(*MINE)], registry=registry
+    )
     assert not lowered.exported_program().state_dict
     holds = [d.name for d in lowered.delegates if d.module.original_module.state_dict]
     assert holds == ["body_graph_0.true_graph_0.true_graph_0.lowered_module_3"]
 
 
 def test_a_constant_that_the_host_needs_in_a_branch_stays(registry):
-    """The true branch's bias is added on the host; the false branch, which does not use it, still lines up."""
-    lowered = delegraph.lower(Cond().eval(), (torch.ones(3, 4),), backends=[takes(*PRODUCTS)], registry=registry)
+    """The true branch's bias is added on the host; the false branch, which does not use
+    it, still lines up.
+    """
+    lowered = delegraph.lower(
+        Cond().eval(),
+        (torch.ones(3, 4),),
+        backends=[takes(*PRODUCTS)],
+        registry=registry,
+    )
     program = lowered.exported_program()
     assert list(program.state_dict) == ["shift"]
-    inner = [getattr(program.graph_module, k).graph for k in ("true_graph_0", "false_graph_0")]
+    inner = [
+        getattr(program.graph_module, k).graph
+        for k in ("true_graph_0", "false_graph_0")
+    ]
     names = [[n.name for n in g.nodes if n.op == "placeholder"] for g in inner]
     assert names[0] == names[1] and len(names[0]) == 2
 
@@ -248,51 +311,91 @@ def test_a_carried_value_is_no_constant(registry):
 
         def forward(self, x):
             turns = torch.zeros((), dtype=torch.int64)
-            return while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a + x), (turns, self.start))[1]
+            return while_loop(
+                lambda i, a: i < 3, lambda i, a: (i + 1, a + x), (turns, self.start)
+            )[1]
 
     x = torch.randn(4)
-    lowered = delegraph.lower(Count().eval(), (x,), backends=[takes(*MINE)], registry=registry)
+    lowered = delegraph.lower(
+        Count().eval(), (x,), backends=[takes(*MINE)], registry=registry
+    )
     torch.testing.assert_close(lowered(x), 3 * x)
     assert lowered.delegates[0].module.original_module.state_dict == {}
 
 
 def test_methods_and_bodies_are_compiled_jointly(registry):
-    """multi_method.control_flow: one call for the partitions of all methods, those in bodies included."""
+    """multi_method.control_flow: one call for the partitions of all methods, those in
+    bodies included.
+    """
     x = torch.ones(3, 4)
     given = {"a": Cond().eval(), "b": torch.nn.Linear(4, 4).eval()}
-    lowered = delegraph.lower(given, {"a": (x,), "b": (x,)}, backends=[takes(*MINE)], registry=registry)
+    lowered = delegraph.lower(
+        given, {"a": (x,), "b": (x,)}, backends=[takes(*MINE)], registry=registry
+    )
     assert BodyBackend.calls == [{"a": 4, "b": 1}]
     for method, model in given.items():
         torch.testing.assert_close(lowered.method(method)(x), model(x))
 
 
 def test_the_report_counts_and_names_what_is_in_bodies(registry):
-    lowered = delegraph.lower(Cond().eval(), (torch.ones(3, 4),), backends=[takes(*PRODUCTS)], registry=registry)
+    lowered = delegraph.lower(
+        Cond().eval(),
+        (torch.ones(3, 4),),
+        backends=[takes(*PRODUCTS)],
+        registry=registry,
+    )
     report = lowered.report
-    assert [r.name for r in report.delegates] == ["true_graph_0.lowered_module_0", "false_graph_0.lowered_module_1"]
-    assert report.host["forward"]["aten.sin.default"] == 1 and report.host["forward"]["cond"] == 1
+    assert [r.name for r in report.delegates] == [
+        "true_graph_0.lowered_module_0",
+        "false_graph_0.lowered_module_1",
+    ]
+    assert (
+        report.host["forward"]["aten.sin.default"] == 1
+        and report.host["forward"]["cond"] == 1
+    )
     (row,) = [r for r in report.refusals if r.operator == "aten.sin.default"]
     assert row.reason == "not mine" and row.source.code.startswith("y = torch.cond(")
     with pytest.raises(delegraph.errors.NotFullyDelegated, match="aten.sin.default"):
         delegraph.lower(
-            Cond().eval(), (torch.ones(3, 4),), backends=[takes(*PRODUCTS)], require_full=True, registry=registry
+            Cond().eval(),
+            (torch.ones(3, 4),),
+            backends=[takes(*PRODUCTS)],
+            require_full=True,
+            registry=registry,
         )
 
 
 def test_debug_handles_are_unique_over_bodies(registry):
     program, _ = normalize(torch.export.export(Cond().eval(), (torch.ones(3, 4),)))
-    handles = [n.meta["debug_handle"] for n in all_nodes(program.graph_module) if n.op == "call_function"]
+    handles = [
+        n.meta["debug_handle"]
+        for n in all_nodes(program.graph_module)
+        if n.op == "call_function"
+    ]
     assert handles == list(range(1, len(handles) + 1))
-    lowered = delegraph.lower(Cond().eval(), (torch.ones(3, 4),), backends=[takes(*MINE)], registry=registry)
-    calls = [n for n in all_nodes(lowered.exported_program().graph_module) if n.target is CALL_DELEGATE]
-    assert len({n.meta["debug_handle"] for n in calls} - set(handles)) == len(calls) == 4
+    lowered = delegraph.lower(
+        Cond().eval(), (torch.ones(3, 4),), backends=[takes(*MINE)], registry=registry
+    )
+    calls = [
+        n
+        for n in all_nodes(lowered.exported_program().graph_module)
+        if n.target is CALL_DELEGATE
+    ]
+    assert (
+        len({n.meta["debug_handle"] for n in calls} - set(handles)) == len(calls) == 4
+    )
 
 
 class Normal(torch.nn.Module):
     """A composite operator in a branch."""
 
     def forward(self, x):
-        return torch.cond(x.sum() > 0, lambda x: torch.nn.functional.layer_norm(x, (4,)), lambda x: x.sin(), (x,))
+        return torch.cond(
+            x.sum() > 0,
+            lambda x: torch.nn.functional.layer_norm(x, (4,)),
+            lambda x: x.sin(),
+            (x,),
+        )
 
 
 def targets(module: GraphModule) -> set[str]:
@@ -300,17 +403,31 @@ def targets(module: GraphModule) -> set[str]:
 
 
 def test_operators_in_bodies_reach_core_aten_where_a_format_asks(registry):
-    lowered = delegraph.lower(Normal().eval(), (torch.ones(3, 4),), backends=[], registry=registry)
-    assert "aten.layer_norm.default" in targets(lowered.exported_program().graph_module), "the host calls it as eager"
-    assert "aten.layer_norm.default" not in targets(lowered.core_program("forward").graph_module)
+    lowered = delegraph.lower(
+        Normal().eval(), (torch.ones(3, 4),), backends=[], registry=registry
+    )
+    assert "aten.layer_norm.default" in targets(
+        lowered.exported_program().graph_module
+    ), "the host calls it as eager"
+    assert "aten.layer_norm.default" not in targets(
+        lowered.core_program("forward").graph_module
+    )
     torch.testing.assert_close(lowered(torch.ones(3, 4)), Normal()(torch.ones(3, 4)))
 
 
 def test_bodies_are_decomposed_on_demand(registry):
-    who = CapabilityPartitioner(lambda n: None if n.target is aten.native_layer_norm.default else "no", "BodyBackend")
-    decomposed = delegraph.lower(Normal().eval(), (torch.ones(3, 4),), backends=[who], registry=registry)
+    who = CapabilityPartitioner(
+        lambda n: None if n.target is aten.native_layer_norm.default else "no",
+        "BodyBackend",
+    )
+    decomposed = delegraph.lower(
+        Normal().eval(), (torch.ones(3, 4),), backends=[who], registry=registry
+    )
     whole = delegraph.lower(
-        Normal().eval(), (torch.ones(3, 4),), backends=[takes(aten.layer_norm.default)], registry=registry
+        Normal().eval(),
+        (torch.ones(3, 4),),
+        backends=[takes(aten.layer_norm.default)],
+        registry=registry,
     )
     assert dict(whole.report.delegates[0].operators) == {"aten.layer_norm.default": 1}
     x = torch.randn(3, 4).abs()
@@ -322,10 +439,19 @@ def test_bodies_are_decomposed_on_demand(registry):
 def test_writes_to_what_a_branch_made_itself_stay_local(registry):
     class Writes(torch.nn.Module):
         def forward(self, x):
-            return torch.cond(x.sum() > 0, lambda x: (x * 2).relu_().add_(1), lambda x: x.clone(), (x,))
+            return torch.cond(
+                x.sum() > 0,
+                lambda x: (x * 2).relu_().add_(1),
+                lambda x: x.clone(),
+                (x,),
+            )
 
-    lowered = delegraph.lower(Writes().eval(), (torch.ones(3),), backends=[takes(*MINE)], registry=registry)
-    assert not lowered.report.notes and not targets(lowered.exported_program().graph_module) & {"aten.relu_.default"}
+    lowered = delegraph.lower(
+        Writes().eval(), (torch.ones(3),), backends=[takes(*MINE)], registry=registry
+    )
+    assert not lowered.report.notes and not targets(
+        lowered.exported_program().graph_module
+    ) & {"aten.relu_.default"}
     torch.testing.assert_close(lowered(torch.ones(3)), torch.full((3,), 3.0))
 
 
@@ -333,39 +459,74 @@ def test_a_backend_may_take_the_call_with_its_bodies(registry):
     cond = torch.ops.higher_order.cond
     x = torch.ones(3, 4)
     model = Cond().eval()
-    lowered = delegraph.lower(model, (x,), backends=[takes(cond), takes(*MINE)], registry=registry)
+    lowered = delegraph.lower(
+        model, (x,), backends=[takes(cond), takes(*MINE)], registry=registry
+    )
     assert BodyBackend.calls == [{"forward": 1}, {"forward": 2}]
     assert "cond" not in targets(lowered.exported_program().graph_module)
     for each in (x, -x):
         torch.testing.assert_close(lowered(each), model(each))
 
 
-def test_a_backend_is_asked_again_about_a_call_whose_bodies_it_takes_once_they_are_decomposed(registry):
-    """It takes a cond only with all that is in it, as TOSA does, and knows native_layer_norm only."""
-    known = {aten.native_layer_norm.default, aten.sin.default, torch.ops.higher_order.cond}
+def test_a_backend_is_asked_again_about_a_call_whose_bodies_it_takes_once_they_are_decomposed(
+    registry,
+):
+    """It takes a cond only with all that is in it, as TOSA does, and knows
+    native_layer_norm only.
+    """
+    known = {
+        aten.native_layer_norm.default,
+        aten.sin.default,
+        torch.ops.higher_order.cond,
+    }
 
     def why_not(node):
-        inner = [b for b in map(node.graph.owning_module.__dict__["_modules"].get, map(str, node.args)) if b]
-        calls = [n.target for n in (node, *(n for body in inner for n in body.graph.nodes)) if n.op == "call_function"]
-        strange = [t for t in calls if t not in known and getattr(t, "__name__", "") != "getitem"]
+        inner = [
+            b
+            for b in map(
+                node.graph.owning_module.__dict__["_modules"].get, map(str, node.args)
+            )
+            if b
+        ]
+        calls = [
+            n.target
+            for n in (node, *(n for body in inner for n in body.graph.nodes))
+            if n.op == "call_function"
+        ]
+        strange = [
+            t
+            for t in calls
+            if t not in known and getattr(t, "__name__", "") != "getitem"
+        ]
         return f"{strange[0]} is not mine" if strange else None
 
     who = CapabilityPartitioner(why_not, "BodyBackend")
-    lowered = delegraph.lower(Normal().eval(), (torch.ones(3, 4),), backends=[who], registry=registry)
+    lowered = delegraph.lower(
+        Normal().eval(), (torch.ones(3, 4),), backends=[who], registry=registry
+    )
     assert [dict(row.operators) for row in lowered.report.delegates] == [{"cond": 1}]
     for x in (torch.randn(3, 4).abs(), -torch.ones(3, 4)):
         torch.testing.assert_close(lowered(x), Normal()(x))
 
 
-@pytest.mark.parametrize("mine", [(aten.add.Tensor, aten.mul.Tensor), (aten.mul.Tensor,), ()])
+@pytest.mark.parametrize(
+    "mine", [(aten.add.Tensor, aten.mul.Tensor), (aten.mul.Tensor,), ()]
+)
 def test_a_tensor_that_a_branch_makes_of_numbers(mine, registry):
     """torch leaves it an attribute of the branch, which no program may have."""
 
     class Numbers(torch.nn.Module):
         def forward(self, x):
-            return torch.cond(x.sum() > 0, lambda x: x * 2 + torch.tensor([1.0, 2.0, 3.0]), lambda x: x * 3, (x,))
+            return torch.cond(
+                x.sum() > 0,
+                lambda x: x * 2 + torch.tensor([1.0, 2.0, 3.0]),
+                lambda x: x * 3,
+                (x,),
+            )
 
-    lowered = delegraph.lower(Numbers().eval(), (torch.ones(3),), backends=[takes(*mine)], registry=registry)
+    lowered = delegraph.lower(
+        Numbers().eval(), (torch.ones(3),), backends=[takes(*mine)], registry=registry
+    )
     assert bool(mine) == bool(BodyBackend.programs)
     for x in (torch.ones(3), -torch.ones(3)):
         torch.testing.assert_close(lowered(x), Numbers()(x))
@@ -374,8 +535,17 @@ def test_a_tensor_that_a_branch_makes_of_numbers(mine, registry):
 def test_the_second_backend_sees_what_the_first_left_in_bodies(registry):
     x = torch.ones(3, 4)
     model = Cond().eval()
-    lowered = delegraph.lower(model, (x,), backends=[takes(*PRODUCTS), takes(aten.sin.default)], registry=registry)
-    assert delegates_at(lowered.exported_program().graph_module) == {"": 0, "true_graph_0": 1, "false_graph_0": 2}
+    lowered = delegraph.lower(
+        model,
+        (x,),
+        backends=[takes(*PRODUCTS), takes(aten.sin.default)],
+        registry=registry,
+    )
+    assert delegates_at(lowered.exported_program().graph_module) == {
+        "": 0,
+        "true_graph_0": 1,
+        "false_graph_0": 2,
+    }
     for each in (x, -x):
         torch.testing.assert_close(lowered(each), model(each))
 
@@ -392,15 +562,23 @@ def test_the_callers_program_stays_as_it_was(registry):
 def test_bytes_in_bodies_do_not_depend_on_the_run(registry):
     def blobs():
         BodyBackend.programs = {}
-        made = delegraph.lower(Cond().eval(), (torch.ones(3, 4),), backends=[takes(*MINE)], registry=registry)
+        made = delegraph.lower(
+            Cond().eval(),
+            (torch.ones(3, 4),),
+            backends=[takes(*MINE)],
+            registry=registry,
+        )
         return [str(d.module.original_module.graph) for d in made.delegates]
 
     assert blobs() == blobs()
 
 
 def test_dynamic_sizes_in_bodies(registry):
-    model, batch = Cond().eval(), torch.export.Dim("batch", min=2, max=9)
-    program = torch.export.export(model, (torch.ones(3, 4),), dynamic_shapes={"x": {0: batch}})
+    model = Cond().eval()
+    batch = torch.export.Dim("batch", min=2, max=9)
+    program = torch.export.export(
+        model, (torch.ones(3, 4),), dynamic_shapes={"x": {0: batch}}
+    )
     lowered = delegraph.lower(program, backends=[takes(*MINE)], registry=registry)
     for each in (torch.randn(2, 4), torch.randn(7, 4), -torch.ones(5, 4)):
         torch.testing.assert_close(lowered(each), model(each))

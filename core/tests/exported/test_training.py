@@ -16,22 +16,29 @@ class Trained(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.norm, self.drop = nn.BatchNorm1d(3), nn.Dropout(0.5)
+        self.norm = nn.BatchNorm1d(3)
+        self.drop = nn.Dropout(0.5)
         self.tracking = nn.InstanceNorm1d(3, track_running_stats=True)
         self.recurrent = nn.LSTM(8, 8, 2, dropout=0.2, batch_first=True)
 
     def forward(self, x):
         x = self.recurrent(self.tracking(self.drop(self.norm(x))))[0]
-        return F.scaled_dot_product_attention(x, x, x, dropout_p=0.1 if self.training else 0.0)
+        return F.scaled_dot_product_attention(
+            x, x, x, dropout_p=0.1 if self.training else 0.0
+        )
 
 
 class Alike(nn.Module):
-    """Nothing of this differs: statistics of the batch in both modes, and nothing is dropped out."""
+    """Nothing of this differs: statistics of the batch in both modes, and nothing is
+    dropped out.
+    """
 
     def __init__(self):
         super().__init__()
-        self.norm, self.instance = nn.BatchNorm1d(3, track_running_stats=False), nn.InstanceNorm1d(3)
-        self.recurrent, self.drop = nn.GRU(8, 8, 2, batch_first=True), nn.Dropout(0.0)
+        self.norm = nn.BatchNorm1d(3, track_running_stats=False)
+        self.instance = nn.InstanceNorm1d(3)
+        self.recurrent = nn.GRU(8, 8, 2, batch_first=True)
+        self.drop = nn.Dropout(0.0)
 
     def forward(self, x):
         return self.drop(self.recurrent(self.instance(self.norm(x)))[0])
@@ -44,8 +51,16 @@ def exported(module):
 @pytest.mark.filterwarnings("ignore:.*_flat_weights.*:UserWarning")
 def test_each_call_in_training_is_named_with_the_users_line():
     note = training_note(exported(Trained().train()))
-    calls = ("batch_norm.default", "dropout.default", "instance_norm.default", "lstm.input")
-    assert all(f"1 x aten.{name}" in note for name in (*calls, "scaled_dot_product_attention.default"))
+    calls = (
+        "batch_norm.default",
+        "dropout.default",
+        "instance_norm.default",
+        "lstm.input",
+    )
+    assert all(
+        f"1 x aten.{name}" in note
+        for name in (*calls, "scaled_dot_product_attention.default")
+    )
     assert "test_training.py:" in note and "call model.eval()" in note
     assert training_note(exported(Trained().eval())) is None
 
@@ -58,7 +73,9 @@ def test_what_is_the_same_in_both_modes_is_no_training():
 def test_the_report_has_it_also_of_a_branch():
     class Branch(nn.Module):
         def forward(self, x):
-            return torch.cond(x.sum() > 0, lambda x: F.dropout(x, 0.5, True), lambda x: x * 2, (x,))
+            return torch.cond(
+                x.sum() > 0, lambda x: F.dropout(x, 0.5, True), lambda x: x * 2, (x,)
+            )
 
     (note,) = api.lower(exported(Branch()), backends=[]).report.notes
     assert note.startswith("forward was exported in training mode")
@@ -70,7 +87,12 @@ def test_the_dropout_between_the_layers_of_an_lstm_is_not_lost(echo_registry):
     from delegraph.partitioner import CapabilityPartitioner
 
     takes_pieces = CapabilityPartitioner(
-        lambda n: None if n.target.namespace == "aten" and "lstm" not in str(n.target) else "no", "EchoBackend"
+        lambda n: (
+            None
+            if n.target.namespace == "aten" and "lstm" not in str(n.target)
+            else "no"
+        ),
+        "EchoBackend",
     )
 
     class Recurrent(nn.Module):
@@ -83,15 +105,19 @@ def test_the_dropout_between_the_layers_of_an_lstm_is_not_lost(echo_registry):
 
     module = Recurrent().train()
     made = api.lower(exported(module), backends=[takes_pieces], registry=echo_registry)
-    torch.testing.assert_close(made(X), module(X))  # all is dropped, so nothing is random
+    # all is dropped, so nothing is random
+    torch.testing.assert_close(made(X), module(X))
 
 
 class Wrapper(nn.Module):
-    """What people write around a model that is in eval mode, and forget to put into it too."""
+    """What people write around a model that is in eval mode, and forget to put into it
+    too.
+    """
 
     def __init__(self, model):
         super().__init__()
-        self.model, self.after = model.eval(), nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        self.model = model.eval()
+        self.after = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
 
     def forward(self, x):
         return self.after(self.model(x))
@@ -120,7 +146,9 @@ def test_a_wrapper_in_training_mode_is_accepted_if_the_mode_changes_nothing():
     assert made.verify(X).agrees() and model.training and not made.report.notes
 
 
-@pytest.mark.parametrize("part", [Auxiliary, Decides, Trained, lambda m: Wrapper(m).train()])
+@pytest.mark.parametrize(
+    "part", [Auxiliary, Decides, Trained, lambda m: Wrapper(m).train()]
+)
 def test_what_may_compute_otherwise_is_an_error(part):
     model = part(Alike()) if part is not Trained else Trained()
     with pytest.raises(InputError, match="is in training mode\n  hint: call .eval"):

@@ -1,4 +1,6 @@
-"""Whether a stored blob still runs: its runtime is asked with a header, before anything is loaded."""
+"""Whether a stored blob still runs: its runtime is asked with a header, before anything
+is loaded.
+"""
 
 import delegraph
 import pytest
@@ -9,10 +11,17 @@ from delegraph.errors import ContractViolation, FormatError, OptionError, Plugin
 from delegraph.formats import DelegateFormat, ProgramFormat, StoredBlob
 from delegraph.host.compatibility import ProgramCompatibility
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph.plugin import BackendSpec, FormatSpec, PartitionerSpec, RuntimeSpec, hookimpl
+from delegraph.plugin import (
+    BackendSpec,
+    FormatSpec,
+    PartitionerSpec,
+    RuntimeSpec,
+    hookimpl,
+)
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility
 
-LOADED, ASKED = [], []
+LOADED = []
+ASKED = []
 
 
 class HalvingBackend(BackendDetails):
@@ -57,7 +66,11 @@ class Plugin:
 
     @hookimpl
     def delegraph_partitioners(self):
-        return [PartitionerSpec("half", "half", f"{__name__}:HalvingPartitioner", default=True)]
+        return [
+            PartitionerSpec(
+                "half", "half", f"{__name__}:HalvingPartitioner", default=True
+            )
+        ]
 
     @hookimpl
     def delegraph_runtimes(self):
@@ -78,7 +91,9 @@ def saved(tmp_path):
     """A registry, and a file that its plugin saved."""
     registry = Registry(discover=False)
     registry.register(Plugin())
-    lowered = delegraph.lower(Half().eval(), (torch.ones(2),), backends=["half"], registry=registry)
+    lowered = delegraph.lower(
+        Half().eval(), (torch.ones(2),), backends=["half"], registry=registry
+    )
     lowered.save(tmp_path / "m.half")
     yield registry, tmp_path / "m.half", lowered
     HalvingRuntime.answer = None
@@ -93,15 +108,29 @@ def test_a_runtime_is_asked_with_a_header_and_nothing_is_loaded(saved):
     answer = loaded.compatible("npu1")
     assert (answer.verdict, LOADED) == ("rebuild", [])
     header, specs, device = ASKED[-1]
-    assert (header.backend_id, header.size, len(header.beginning), specs) == ("HalvingBackend", 5004, 4096, [])
+    assert (header.backend_id, header.size, len(header.beginning), specs) == (
+        "HalvingBackend",
+        5004,
+        4096,
+        [],
+    )
     assert device == "npu1"
-    assert str(answer) == "can run here: rebuild\n  forward  HalvingBackend  rebuild: version 2 is faster"
-    assert torch.equal(loaded(torch.ones(2))[0], torch.full((2,), 0.5)) and ASKED[-1][2] is None
+    assert (
+        str(answer)
+        == "can run here: rebuild\n  forward  HalvingBackend  rebuild: version 2 is"
+        " faster"
+    )
+    assert (
+        torch.equal(loaded(torch.ones(2))[0], torch.full((2,), 0.5))
+        and ASKED[-1][2] is None
+    )
 
 
 def test_what_cannot_run_is_not_loaded_and_the_error_begins_with_the_reason(saved):
     registry, path, _ = saved
-    HalvingRuntime.answer = Compatibility("cannot", "it is of version 1, and 2 is read here")
+    HalvingRuntime.answer = Compatibility(
+        "cannot", "it is of version 1, and 2 is read here"
+    )
     loaded = delegraph.load(path, registry=registry)
     with pytest.raises(FormatError) as caught:
         loaded(torch.ones(2))
@@ -120,15 +149,25 @@ def test_a_program_that_was_lowered_here_is_not_asked_about(saved):
 def test_a_runtime_that_does_not_say_loads(saved):
     registry, path, _ = saved
     loaded = delegraph.load(path, registry=registry)
-    assert loaded.compatible().verdict is None and "its runtime does not say" in str(loaded.compatible())
+    assert loaded.compatible().verdict is None and "its runtime does not say" in str(
+        loaded.compatible()
+    )
     assert torch.equal(loaded(torch.ones(2))[0], torch.full((2,), 0.5))
 
 
 @pytest.mark.parametrize(
     ("answer", "error", "text"),
     [
-        ("runs", ContractViolation, "compatible returned 'runs', not a Compatibility or None"),
-        (KeyError("x"), PluginFailed, "compatible of HalvingRuntime .* raised KeyError"),
+        (
+            "runs",
+            ContractViolation,
+            "compatible returned 'runs', not a Compatibility or None",
+        ),
+        (
+            KeyError("x"),
+            PluginFailed,
+            "compatible of HalvingRuntime .* raised KeyError",
+        ),
     ],
 )
 def test_a_runtime_that_answers_wrongly_is_named(saved, answer, error, text):
@@ -149,7 +188,9 @@ def test_without_the_backend_a_file_cannot_run_for_that_reason(saved):
 
     other.register(OnlyFormat())
     answer = delegraph.load(path, registry=other).compatible()
-    assert answer.verdict == "cannot" and "HalvingBackend" in answer.delegates[0][1].reason
+    assert (
+        answer.verdict == "cannot" and "HalvingBackend" in answer.delegates[0][1].reason
+    )
 
 
 class BareFormat(ProgramFormat):
@@ -159,9 +200,17 @@ class BareFormat(ProgramFormat):
 
 
 def test_a_name_in_a_file_forges_no_line():
-    blob = StoredBlob("fo\ncan run here: runs", BlobHeader("B\x1b[2J\n", 0, b"", "p\n1"), [])
-    text = str(ProgramCompatibility(((blob, Compatibility("cannot", "of\nversion 1")),)))
-    assert text.splitlines()[0] == "can run here: cannot" and len(text.splitlines()) == 2 and "\x1b" not in text
+    blob = StoredBlob(
+        "fo\ncan run here: runs", BlobHeader("B\x1b[2J\n", 0, b"", "p\n1"), []
+    )
+    text = str(
+        ProgramCompatibility(((blob, Compatibility("cannot", "of\nversion 1")),))
+    )
+    assert (
+        text.splitlines()[0] == "can run here: cannot"
+        and len(text.splitlines()) == 2
+        and "\x1b" not in text
+    )
 
 
 def test_a_format_that_does_not_say_its_delegates_says_so(tmp_path, registry):
@@ -206,5 +255,8 @@ VERDICTS = {
 
 @pytest.mark.parametrize("compiled_by", VERDICTS)
 def test_a_verdict_by_release(compiled_by):
-    verdicts = [Compatibility.by_release(compiled_by, "acme 2.4.9", reads_older=o) for o in (True, False)]
+    verdicts = [
+        Compatibility.by_release(compiled_by, "acme 2.4.9", reads_older=o)
+        for o in (True, False)
+    ]
     assert [v and v.verdict for v in verdicts] == [*VERDICTS[compiled_by]]

@@ -1,4 +1,6 @@
-"""Calls of delegates: the strides that runtimes get, and observers, which another distribution has."""
+"""Calls of delegates: the strides that runtimes get, and observers, which another
+distribution has.
+"""
 
 import sys
 
@@ -29,14 +31,23 @@ class DoublingRuntime(BackendRuntime):
 def registry():
     made = Registry(discover=False)
     partitioner = CapabilityPartitioner(lambda node: None, "DoublingBackend")
-    made.register(DoublingBackend, partitioner=partitioner, runtime=DoublingRuntime, name="doubling")
+    made.register(
+        DoublingBackend,
+        partitioner=partitioner,
+        runtime=DoublingRuntime,
+        name="doubling",
+    )
     return made
 
 
 def test_observing_without_delegraph_analysis_names_it(registry, monkeypatch):
-    lowered = delegraph.lower(Turned().eval(), (torch.eye(3),), backends=["doubling"], registry=registry)
+    lowered = delegraph.lower(
+        Turned().eval(), (torch.eye(3),), backends=["doubling"], registry=registry
+    )
     monkeypatch.setitem(sys.modules, "delegraph_analysis", None)
-    with pytest.raises(PluginUnavailable, match="observing a program comes with delegraph-analysis") as raised:
+    with pytest.raises(
+        PluginUnavailable, match="observing a program comes with delegraph-analysis"
+    ) as raised:
         lowered.observe(object(), torch.eye(3))
     assert raised.value.hint == "pip install delegraph-analysis"
     assert lowered.verify(torch.eye(3)).agrees()
@@ -49,8 +60,12 @@ class Turned(torch.nn.Module):
 
 
 @pytest.mark.parametrize("any_strides", [False, True])
-def test_a_runtime_that_takes_any_strides_gets_values_as_they_are(any_strides, registry, monkeypatch):
-    """torch recorded the strides of a transposed tensor; here it is computed with those of C order."""
+def test_a_runtime_that_takes_any_strides_gets_values_as_they_are(
+    any_strides, registry, monkeypatch
+):
+    """torch recorded the strides of a transposed tensor; here it is computed with those
+    of C order.
+    """
     given = []
 
     def load(processed_bytes, compile_specs, named_data):
@@ -59,14 +74,29 @@ def test_a_runtime_that_takes_any_strides_gets_values_as_they_are(any_strides, r
     monkeypatch.setattr(DoublingRuntime, "load", staticmethod(load))
     monkeypatch.setattr(DoublingRuntime, "any_strides", any_strides)
     monkeypatch.setattr(LoadedDelegate, "_check", lambda self, results: results)
-    taken = CapabilityPartitioner(lambda n: None if n.target is torch.ops.aten.add.Tensor else "no", "DoublingBackend")
-    lowered = delegraph.lower(Turned().eval(), (torch.eye(3, 3),), backends=[taken], registry=registry)
-    [call] = [n for n in lowered.exported_program().graph.nodes if "call_delegate" in str(n.target)]
+    taken = CapabilityPartitioner(
+        lambda n: None if n.target is torch.ops.aten.add.Tensor else "no",
+        "DoublingBackend",
+    )
+    lowered = delegraph.lower(
+        Turned().eval(), (torch.eye(3, 3),), backends=[taken], registry=registry
+    )
+    [call] = [
+        n
+        for n in lowered.exported_program().graph.nodes
+        if "call_delegate" in str(n.target)
+    ]
     value = call.args[1].meta["val"]
     other = torch.ops.aten.t.default
-    monkeypatch.setattr(call.args[1], "target", lambda x: other(x).contiguous(memory_format=torch.contiguous_format))
+    monkeypatch.setattr(
+        call.args[1],
+        "target",
+        lambda x: other(x).contiguous(memory_format=torch.contiguous_format),
+    )
     for _ in range(2):  # the first call loads the runtime, and does not know it yet
         result = lowered(2 * torch.eye(3, 3))
         assert torch.equal(result, 4 * torch.eye(3))
     recorded = value.stride()
-    assert given == ([recorded, (3, 1)] if any_strides else [recorded] * 2) and recorded != (3, 1)
+    assert given == (
+        [recorded, (3, 1)] if any_strides else [recorded] * 2
+    ) and recorded != (3, 1)

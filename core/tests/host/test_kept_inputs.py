@@ -1,4 +1,6 @@
-"""A runtime that writes its inputs is named, and the caller's tensors keep their values."""
+"""A runtime that writes its inputs is named, and the caller's tensors keep their
+values.
+"""
 
 from __future__ import annotations
 
@@ -46,15 +48,21 @@ def lowered(run, thread_safe=True):
     registry = Registry(discover=False)
     registry.register(ReluBackend, runtime=ReluRuntime)
     takes = CapabilityPartitioner(lambda node: None, "ReluBackend")
-    return delegraph.lower(torch.nn.ReLU().eval(), (torch.ones(3),), backends=[takes], registry=registry)
+    return delegraph.lower(
+        torch.nn.ReLU().eval(), (torch.ones(3),), backends=[takes], registry=registry
+    )
 
 
 @pytest.mark.parametrize("thread_safe", [True, False])
 @pytest.mark.parametrize("run", [by_torch, by_numpy])
 def test_the_first_call_names_the_runtime(run, thread_safe):
-    program, x = lowered(run, thread_safe), torch.tensor([-1.0, math.nan, 2.0])
+    program = lowered(run, thread_safe)
+    x = torch.tensor([-1.0, math.nan, 2.0])
     for _ in range(2):
-        with pytest.raises(ContractViolation, match=r"runtime of ReluBackend wrote to its input 0 \(input\)") as caught:
+        with pytest.raises(
+            ContractViolation,
+            match=r"runtime of ReluBackend wrote to its input 0 \(input\)",
+        ) as caught:
             program(x)
     assert "partition ReluBackend_0 of method forward" in str(caught.value)
     assert torch.equal(x.nan_to_num(5), torch.tensor([-1.0, 5.0, 2.0]))
@@ -68,9 +76,12 @@ def test_verify_names_it(run, per_operator):
 
 
 def test_one_that_begins_to_write_later():
-    """Torch counts its writes, so that the call after one of them compares. By numpy, ``verify`` finds out."""
+    """Torch counts its writes, so that the call after one of them compares. By numpy,
+    ``verify`` finds out.
+    """
     how = [never]
-    program, x = lowered(lambda x: how[0](x)), torch.tensor([-1.0, 0.0, 2.0])
+    program = lowered(lambda x: how[0](x))
+    x = torch.tensor([-1.0, 0.0, 2.0])
     program(x)
     how[0] = by_numpy
     program(x.clone())
@@ -116,7 +127,9 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda v: f"{type(v).__name__} {getattr(v, 'dtype', '')}")
+@pytest.mark.parametrize(
+    "value", VALUES, ids=lambda v: f"{type(v).__name__} {getattr(v, 'dtype', '')}"
+)
 def test_inputs_of_any_kind_are_as_before(value):
     kept = KeptInputs.of([value])
     assert kept.put_back() == [] and versions([value]) == versions([value])
@@ -127,7 +140,8 @@ def test_values_are_put_back_in_any_layout():
         inference = torch.tensor([1.0, 2.0])
     rows = torch.arange(6.0).reshape(2, 3).t()
     once = torch.tensor([1.5])
-    values, wanted = [rows, once.expand(4), inference], [rows.clone(), torch.full((4,), 1.5), torch.tensor([1.0, 2.0])]
+    values = [rows, once.expand(4), inference]
+    wanted = [rows.clone(), torch.full((4,), 1.5), torch.tensor([1.0, 2.0])]
     kept = KeptInputs.of(values)
     rows[1, 1] = -math.inf
     once.fill_(2)

@@ -1,4 +1,6 @@
-"""Sizes of 0 and 1, where torch traced a program for others: eager's results, or an error that says what is wrong."""
+"""Sizes of 0 and 1, where torch traced a program for others: eager's results, or an
+error that says what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from torch.utils._pytree import tree_leaves
 from ..conftest import EchoBackend, EchoRuntime
 
 aten = torch.ops.aten
-SINE = CapabilityPartitioner(lambda n: None if n.target is aten.sin.default else "the host's", "EchoBackend")
+SINE = CapabilityPartitioner(
+    lambda n: None if n.target is aten.sin.default else "the host's", "EchoBackend"
+)
 
 
 def exported(function, example, dynamic):
@@ -29,7 +33,9 @@ def exported(function, example, dynamic):
 def lowered(function, backends=()):
     registry = Registry(discover=False)
     registry.register(EchoBackend, runtime=EchoRuntime)
-    program = exported(function, torch.ones(3, 4, 5), {0: Dim("n", min=0), 1: Dim("m", min=0)})
+    program = exported(
+        function, torch.ones(3, 4, 5), {0: Dim("n", min=0), 1: Dim("m", min=0)}
+    )
     return api.lower(program, backends=list(backends), registry=registry)
 
 
@@ -49,12 +55,16 @@ def test_small_sizes_agree_with_eager(name):
     result = lowered(AGREE[name])
     for sizes in [(1, 1), (1, 3), (3, 1), (0, 2), (2, 0), (3, 3)]:
         x = torch.randn(*sizes, 5)
-        for mine, theirs in zip(tree_leaves(result(x)), tree_leaves(AGREE[name](x)), strict=True):
+        for mine, theirs in zip(
+            tree_leaves(result(x)), tree_leaves(AGREE[name](x)), strict=True
+        ):
             torch.testing.assert_close(mine, theirs)
 
 
 def inside(x):
-    return torch.cond(x.sum() > 1e9, lambda x: x.squeeze(0) * 2, lambda x: x.squeeze(0) + 1, (x,)).mT
+    return torch.cond(
+        x.sum() > 1e9, lambda x: x.squeeze(0) * 2, lambda x: x.squeeze(0) + 1, (x,)
+    ).mT
 
 
 def test_a_squeeze_of_a_number_drops_nothing():
@@ -70,7 +80,11 @@ class OfNumber(torch.nn.Module):
 
 COUNTED_ON = {
     "a decomposition": (lambda x: x.squeeze(1).transpose(0, -1), (2, 1), ()),
-    "one for which another dimension is meant": (lambda x: x.squeeze(1).std(-2), (2, 1), ()),
+    "one for which another dimension is meant": (
+        lambda x: x.squeeze(1).std(-2),
+        (2, 1),
+        (),
+    ),
     "a delegate": (lambda x: (x.squeeze(0) * 2).sin(), (1, 2), [SINE]),
     "the caller of a branch": (inside, (1, 2), ()),
 }
@@ -83,7 +97,8 @@ def test_a_dimension_that_is_dropped_although_something_counts_on_it(name):
     x = torch.randn(3, 4, 5)
     torch.testing.assert_close(result(x), function(x))
     with pytest.raises(
-        InputError, match=r"aten\.squeeze\.dim drops dimension \d, whose size is 1 in this call"
+        InputError,
+        match=r"aten\.squeeze\.dim drops dimension \d, whose size is 1 in this call",
     ) as raised:
         result(torch.randn(*sizes, 5))
     assert "test_sizes.py" in str(raised.value.source)
@@ -91,12 +106,17 @@ def test_a_dimension_that_is_dropped_although_something_counts_on_it(name):
 
 def test_what_fails_for_a_small_size_says_so():
     result = lowered(lambda x: x.amax(0))  # which an empty row does not have
-    with pytest.raises(InputError, match="input x has size 0 in dimension 0, and torch traced .* at least 2") as raised:
+    with pytest.raises(
+        InputError,
+        match="input x has size 0 in dimension 0, and torch traced .* at least 2",
+    ) as raised:
         result(torch.randn(0, 2, 5))
     assert isinstance(raised.value.__cause__, IndexError)
 
 
 def test_what_fails_for_other_reasons_stays_as_it_is():
-    program = exported(lambda x: torch.arange(4)[x], torch.tensor([1, 2, 3]), {0: Dim("n")})
+    program = exported(
+        lambda x: torch.arange(4)[x], torch.tensor([1, 2, 3]), {0: Dim("n")}
+    )
     with pytest.raises(IndexError, match="index 7 is out of bounds"):
         delegraph.lower(program, backends=[])(torch.tensor([7, 1]))

@@ -1,4 +1,6 @@
-"""Calls of lowered programs in several threads: independent of each other, state written one call after the other."""
+"""Calls of lowered programs in several threads: independent of each other, state
+written one call after the other.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ THREADS = 4
 
 
 def in_threads(work, arguments):
-    """The results of ``work`` for each argument, each in a thread of its own, all started together."""
+    """The results of ``work`` for each argument, each in a thread of its own, all
+    started together.
+    """
     start = threading.Barrier(len(arguments), timeout=60)
 
     def run(argument):
@@ -47,7 +51,9 @@ def registered(runtime):
 
 
 def takes(*operators):
-    return CapabilityPartitioner(lambda n: None if n.target in operators else "not mine", "EchoBackend")
+    return CapabilityPartitioner(
+        lambda n: None if n.target in operators else "not mine", "EchoBackend"
+    )
 
 
 class Around(torch.nn.Module):
@@ -76,14 +82,21 @@ def test_two_calls_at_once_have_their_own_values(inside):
 
     class Branch(torch.nn.Module):
         def forward(self, x):
-            return torch.cond(x.sum() > -1e9, lambda x: torch.sin(x * 3) + x, lambda x: x + 0, (x,))
+            return torch.cond(
+                x.sum() > -1e9, lambda x: torch.sin(x * 3) + x, lambda x: x + 0, (x,)
+            )
 
     module = {"delegate": Around(), "branch": Branch()}[inside].eval()
     lowered = delegraph.lower(
-        module, (torch.zeros(5),), backends=[takes(aten.sin.default)], registry=registered(Meeting)
+        module,
+        (torch.zeros(5),),
+        backends=[takes(aten.sin.default)],
+        registry=registered(Meeting),
     )
     inputs = [torch.full((5,), float(k)) for k in (1, 2)]
-    torch.testing.assert_close(in_threads(lowered, inputs), [module(x) for x in inputs], rtol=0, atol=0)
+    torch.testing.assert_close(
+        in_threads(lowered, inputs), [module(x) for x in inputs], rtol=0, atol=0
+    )
 
 
 @torch.library.custom_op("delegraph_threads::meet", mutates_args=())
@@ -108,11 +121,14 @@ def test_two_calls_at_once_without_a_backend():
 
     lowered = delegraph.lower(Host().eval(), (torch.zeros(5),), backends=[])
     inputs = [torch.full((5,), float(k)) for k in (1, 2)]
-    torch.testing.assert_close(in_threads(lowered, inputs), [x * 5 for x in inputs], rtol=0, atol=0)
+    torch.testing.assert_close(
+        in_threads(lowered, inputs), [x * 5 for x in inputs], rtol=0, atol=0
+    )
 
 
 def test_a_delegate_is_loaded_once():
-    loads, entered = [], threading.Event()
+    loads = []
+    entered = threading.Event()
 
     class Slow(EchoRuntime):
         thread_safe = True
@@ -124,18 +140,24 @@ def test_a_delegate_is_loaded_once():
             return EchoRuntime.load(*args)
 
     lowered = delegraph.lower(
-        Around().eval(), (torch.zeros(5),), backends=[takes(aten.sin.default)], registry=registered(Slow)
+        Around().eval(),
+        (torch.zeros(5),),
+        backends=[takes(aten.sin.default)],
+        registry=registered(Slow),
     )
     in_threads(lowered, [torch.ones(5)] * THREADS)
     assert len(loads) == 1
 
 
 class Reusing(BackendRuntime):
-    """Not thread-safe: every call writes into the same buffer, and says so if another call is in there."""
+    """Not thread-safe: every call writes into the same buffer, and says so if another
+    call is in there.
+    """
 
     @staticmethod
     def load(processed_bytes, compile_specs, named_data):
-        buffer, inside = torch.zeros(5), threading.Lock()
+        buffer = torch.zeros(5)
+        inside = threading.Lock()
 
         def call(x):
             assert inside.acquire(blocking=False), "two calls at once"
@@ -151,7 +173,12 @@ class Reusing(BackendRuntime):
 
 def test_a_later_call_does_not_change_earlier_results():
     lowered, sine = (
-        delegraph.lower(m.eval(), (torch.zeros(5),), backends=[takes(aten.sin.default)], registry=registered(Reusing))
+        delegraph.lower(
+            m.eval(),
+            (torch.zeros(5),),
+            backends=[takes(aten.sin.default)],
+            registry=registered(Reusing),
+        )
         for m in (Around(), Sine())
     )
     first = sine(torch.ones(5))
@@ -159,7 +186,9 @@ def test_a_later_call_does_not_change_earlier_results():
     sine(torch.full((5,), 2.0))
     torch.testing.assert_close(first, kept, rtol=0, atol=0)
     inputs = [torch.full((5,), float(k)) for k in range(8)]
-    torch.testing.assert_close(in_threads(lowered, inputs), [Around()(x) for x in inputs], rtol=0, atol=0)
+    torch.testing.assert_close(
+        in_threads(lowered, inputs), [Around()(x) for x in inputs], rtol=0, atol=0
+    )
 
 
 class Sine(torch.nn.Module):
@@ -177,19 +206,42 @@ class Counter(torch.nn.Module):
         return self.total * 2
 
 
-@pytest.mark.parametrize("operators", [(), (aten.mul.Tensor,), (aten.add.Tensor, aten.mul.Tensor)])
+@pytest.mark.parametrize(
+    "operators", [(), (aten.mul.Tensor,), (aten.add.Tensor, aten.mul.Tensor)]
+)
 def test_calls_that_write_state_are_made_one_after_the_other(registry, operators):
-    lowered = delegraph.lower(Counter().eval(), (torch.ones(3),), backends=[takes(*operators)], registry=registry)
-    results = in_threads(lambda _: [lowered(torch.ones(3))[0].item() for _ in range(25)], range(THREADS))
-    assert sorted(r for listed in results for r in listed) == [2.0 * k for k in range(1, 25 * THREADS + 1)]
+    lowered = delegraph.lower(
+        Counter().eval(),
+        (torch.ones(3),),
+        backends=[takes(*operators)],
+        registry=registry,
+    )
+    results = in_threads(
+        lambda _: [lowered(torch.ones(3))[0].item() for _ in range(25)], range(THREADS)
+    )
+    assert sorted(r for listed in results for r in listed) == [
+        2.0 * k for k in range(1, 25 * THREADS + 1)
+    ]
 
 
 def test_instances_have_state_of_their_own(registry):
-    lowered = delegraph.lower(Counter().eval(), (torch.ones(3),), backends=[takes(aten.mul.Tensor)], registry=registry)
+    lowered = delegraph.lower(
+        Counter().eval(),
+        (torch.ones(3),),
+        backends=[takes(aten.mul.Tensor)],
+        registry=registry,
+    )
     lowered(torch.ones(3))
-    instance, copied = lowered.instance(), copy.deepcopy(lowered)
-    assert [p(torch.ones(3))[0].item() for p in (lowered, instance, copied, instance, lowered)] == [4, 2, 4, 4, 6]
-    assert instance.verify(torch.ones(3)).relative_error == 0 and instance.report is lowered.report
+    instance = lowered.instance()
+    copied = copy.deepcopy(lowered)
+    assert [
+        p(torch.ones(3))[0].item()
+        for p in (lowered, instance, copied, instance, lowered)
+    ] == [4, 2, 4, 4, 6]
+    assert (
+        instance.verify(torch.ones(3)).relative_error == 0
+        and instance.report is lowered.report
+    )
 
 
 def test_state_in_a_runtime():
@@ -197,11 +249,18 @@ def test_state_in_a_runtime():
     made = Registry(discover=False)
     made.register(Keeper, runtime=KeeperRuntime)
     lowered = delegraph.lower(
-        Counter().eval(), (torch.ones(3),), backends=[Tagged(lambda _: True, tag_mutated_buffer)], registry=made
+        Counter().eval(),
+        (torch.ones(3),),
+        backends=[Tagged(lambda _: True, tag_mutated_buffer)],
+        registry=made,
     )
     assert lowered.delegates[0].module.state == ("total",)
-    results = in_threads(lambda _: [lowered(torch.ones(3))[0].item() for _ in range(5)], range(THREADS))
-    assert sorted(r for listed in results for r in listed) == [2.0 * k for k in range(1, 5 * THREADS + 1)]
+    results = in_threads(
+        lambda _: [lowered(torch.ones(3))[0].item() for _ in range(5)], range(THREADS)
+    )
+    assert sorted(r for listed in results for r in listed) == [
+        2.0 * k for k in range(1, 5 * THREADS + 1)
+    ]
     assert lowered.instance()(torch.ones(3))[0] == 2
     with pytest.raises(InputError, match="delegates that keep state cannot be copied"):
         copy.deepcopy(lowered)
@@ -240,20 +299,28 @@ def test_many_threads_give_what_eager_gives(echo_registry, seed, mask):
 
 
 def threads_are_eager(registry, seed, mask, threads=THREADS, calls=2):
-    """One instance a thread is eager, call by call; one for all of them is eager in some order of the calls."""
+    """One instance a thread is eager, call by call; one for all of them is eager in
+    some order of the calls.
+    """
     module, _, lowered = lowered_program(seed, mask, registry)
     eager = copy.deepcopy(module)
     wanted = [called(eager, k) for k in range(calls)]
     instances = [lowered.instance() for _ in range(threads)]
     for found in in_threads(lambda p: [called(p, k) for k in range(calls)], instances):
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-    shared = in_threads(lambda p: [called(p, 0) for _ in range(calls)], [lowered] * threads)
+    shared = in_threads(
+        lambda p: [called(p, 0) for _ in range(calls)], [lowered] * threads
+    )
     serial = [called(module, 0) for _ in range(calls * threads)]
-    assert sorted(flat(r) for found in shared for r in found) == sorted(map(flat, serial))
+    assert sorted(flat(r) for found in shared for r in found) == sorted(
+        map(flat, serial)
+    )
 
 
 def called(program, call):
-    """What a call returns and what it leaves in its inputs, in memory that no later call writes."""
+    """What a call returns and what it leaves in its inputs, in memory that no later
+    call writes.
+    """
     inputs = programs.inputs(call)
     return copy.deepcopy((program(*inputs), inputs))
 

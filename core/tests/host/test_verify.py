@@ -10,10 +10,15 @@ from delegraph.host.verify import Verification
 
 def test_figures():
     found = Verification.of(
-        (torch.tensor([1.0, 2.0]), torch.tensor([3])), (torch.tensor([1.0, 4.0]), torch.tensor([3]))
+        (torch.tensor([1.0, 2.0]), torch.tensor([3])),
+        (torch.tensor([1.0, 4.0]), torch.tensor([3])),
     )
     first, second = found.outputs
-    assert (first.max_abs_error, first.max_abs_value, first.relative_error) == (2.0, 4.0, 0.5)
+    assert (first.max_abs_error, first.max_abs_value, first.relative_error) == (
+        2.0,
+        4.0,
+        0.5,
+    )
     assert second.relative_error == 0 and found.relative_error == 0.5
     assert "ratio 0.5" in str(found) and found.to_json()["relative_error"] == 0.5
 
@@ -39,21 +44,37 @@ def test_shapes_that_differ():
 
 
 def test_infinite_figures_are_valid_json():
-    found = Verification.of([torch.ones(2), torch.ones(2)], [torch.ones(3) * float("inf"), torch.zeros(2)])
+    found = Verification.of(
+        [torch.ones(2), torch.ones(2)], [torch.ones(3) * float("inf"), torch.zeros(2)]
+    )
     content = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert content["relative_error"] is None and content["outputs"][0]["max_abs_error"] is None
-    assert content["outputs"][1]["relative_error"] is None and content["outputs"][1]["max_abs_error"] == 1
+    assert (
+        content["relative_error"] is None
+        and content["outputs"][0]["max_abs_error"] is None
+    )
+    assert (
+        content["outputs"][1]["relative_error"] is None
+        and content["outputs"][1]["max_abs_error"] == 1
+    )
 
 
 def test_outputs_that_are_no_numbers():
-    assert Verification.of((torch.ones(2), None, "a"), (torch.ones(2), None, "a")).relative_error == 0
+    assert (
+        Verification.of(
+            (torch.ones(2), None, "a"), (torch.ones(2), None, "a")
+        ).relative_error
+        == 0
+    )
     assert Verification.of([torch.ones(2)], [None]).relative_error == math.inf
     assert Verification.of([None], [torch.ones(2)]).relative_error == math.inf
 
 
 def test_empty_and_zero_outputs():
     assert Verification.of(torch.empty(0), torch.empty(0)).relative_error == 0
-    assert Verification.of(torch.tensor([1.0]), torch.tensor([0.0])).relative_error == math.inf
+    assert (
+        Verification.of(torch.tensor([1.0]), torch.tensor([0.0])).relative_error
+        == math.inf
+    )
 
 
 def test_imaginary_parts_count():
@@ -67,4 +88,6 @@ def test_int64_is_compared_to_its_last_bit():
     """Where float64 has no digits left."""
     wide = torch.tensor([2**62 + 1, -(2**63)])
     assert Verification.of(wide, wide).outputs[0].max_abs_error == 0
-    assert Verification.of(wide - torch.tensor([1, 0]), wide).outputs[0].max_abs_error == 1
+    assert (
+        Verification.of(wide - torch.tensor([1, 0]), wide).outputs[0].max_abs_error == 1
+    )

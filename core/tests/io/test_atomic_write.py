@@ -36,7 +36,9 @@ def test_write_whole(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"abcd"
 
 
-def test_a_new_file_has_the_mode_that_open_would_give_it_and_the_umask_is_never_changed(tmp_path, monkeypatch):
+def test_a_new_file_has_the_mode_that_open_would_give_it_and_the_umask_is_never_changed(
+    tmp_path, monkeypatch
+):
     (tmp_path / "by open").touch()
     monkeypatch.setattr(os, "umask", None)
     write_whole(tmp_path / "a", b"x")
@@ -62,7 +64,11 @@ def test_unwritable_paths(tmp_path):
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", b"a", 3, None, io.BytesIO()])
 def test_what_names_no_file(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for use in (lambda: write_whole(name, b"x"), lambda: expect_writable(name), lambda: delegraph.load(name)):
+    for use in (
+        lambda: write_whole(name, b"x"),
+        lambda: expect_writable(name),
+        lambda: delegraph.load(name),
+    ):
         with pytest.raises(InputError, match="a path of a file is wanted, not "):
             use()
     assert os.listdir(tmp_path) == []
@@ -94,7 +100,9 @@ def test_hard_links_stay_linked_and_a_failing_blob_leaves_them_alone(tmp_path):
     assert (tmp_path / "b").read_bytes() == b"a longer old content"
     write_whole(tmp_path / "a", Blob(fails=False))
     assert (tmp_path / "b").read_bytes() == b"abcd"
-    assert (tmp_path / "a").samefile(tmp_path / "b") and sorted(os.listdir(tmp_path)) == ["a", "b"]
+    assert (tmp_path / "a").samefile(tmp_path / "b") and sorted(
+        os.listdir(tmp_path)
+    ) == ["a", "b"]
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o777])
@@ -112,17 +120,23 @@ def test_the_mode_is_kept_and_nobody_sees_the_content_with_a_wider_one(tmp_path,
     assert not seen[0] & ~mode
 
 
-def test_a_file_that_must_not_be_written_is_refused_although_its_folder_would_let_it_be_replaced(tmp_path, monkeypatch):
+def test_a_file_that_must_not_be_written_is_refused_although_its_folder_would_let_it_be_replaced(
+    tmp_path, monkeypatch
+):
     write_whole(tmp_path / "a", b"old")
-    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "a")  # root may write everything
+    # root may write everything
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "a")
     for write in (lambda path: write_whole(path, b"new"), expect_writable):
         with pytest.raises(WriteError, match="no permission"):
             write(tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == b"old"
 
 
-def test_a_target_that_another_process_removes_or_replaces_meanwhile(tmp_path, monkeypatch):
-    target, real = tmp_path / "file", os.access
+def test_a_target_that_another_process_removes_or_replaces_meanwhile(
+    tmp_path, monkeypatch
+):
+    target = tmp_path / "file"
+    real = os.access
 
     def gone(path, mode):
         target.unlink(missing_ok=True)
@@ -134,20 +148,24 @@ def test_a_target_that_another_process_removes_or_replaces_meanwhile(tmp_path, m
         write_whole(target, b"new")
     assert target.read_bytes() == b"new"
 
-    with target.open("rb") as opened:  # its status, when it has lost its name to another file, says that it has no link
+    # its status, when it has lost its name to another file, says that it has no link
+    with target.open("rb") as opened:
         target.unlink()
         status = os.fstat(opened.fileno())
     target.write_bytes(b"of the other process")
     number = target.stat().st_ino
     monkeypatch.setattr("delegraph.io.atomic_write._status", lambda path: status)
     write_whole(target, b"newer")
-    assert target.read_bytes() == b"newer" and target.stat().st_ino != number  # replaced, not written in place
+    # replaced, not written in place
+    assert target.read_bytes() == b"newer" and target.stat().st_ino != number
 
 
 def test_a_pipe_is_written_into(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     read = []
-    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe").read_bytes()))
+    reader = threading.Thread(
+        target=lambda: read.append((tmp_path / "pipe").read_bytes())
+    )
     reader.start()
     expect_writable(tmp_path / "pipe")
     write_whole(tmp_path / "pipe", Blob(fails=False))
@@ -213,7 +231,9 @@ def killed(path, by, *more):
     assert subprocess.run(program).returncode == -getattr(signal, by)
 
 
-@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="files without names are there on Linux only")
+@pytest.mark.skipif(
+    not hasattr(os, "O_TMPFILE"), reason="files without names are there on Linux only"
+)
 @pytest.mark.parametrize("by", ["SIGTERM", "SIGKILL"])
 def test_a_write_that_is_killed_leaves_nothing_behind(tmp_path, by):
     (tmp_path / "old").write_bytes(b"old")
@@ -238,15 +258,21 @@ def test_a_file_system_that_has_no_files_without_names(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "open", refuse)
     for content in (b"new", b"newer"):
         write_whole(tmp_path / "a", content)
-        assert (tmp_path / "a").read_bytes() == content and os.listdir(tmp_path) == ["a"]
+        assert (tmp_path / "a").read_bytes() == content and os.listdir(tmp_path) == [
+            "a"
+        ]
 
 
-def test_the_next_write_removes_what_a_killed_one_left_and_nothing_that_is_in_use(tmp_path, file_system):
+def test_the_next_write_removes_what_a_killed_one_left_and_nothing_that_is_in_use(
+    tmp_path, file_system
+):
     killed(tmp_path / "a", "SIGKILL", "named")
     assert len(os.listdir(tmp_path)) == 1
 
     class Nested(Blob):
-        """While it is written, another file of the folder is written from its beginning to its end."""
+        """While it is written, another file of the folder is written from its beginning
+        to its end.
+        """
 
         def write_to(self, file):
             write_whole(tmp_path / "b", b"inner")
@@ -258,13 +284,18 @@ def test_the_next_write_removes_what_a_killed_one_left_and_nothing_that_is_in_us
 
 
 def test_threads_that_write_the_same_file(tmp_path, file_system):
-    threads = [threading.Thread(target=write_whole, args=(tmp_path / "a", b"%d" % k * 1000)) for k in range(8)]
+    threads = [
+        threading.Thread(target=write_whole, args=(tmp_path / "a", b"%d" % k * 1000))
+        for k in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     content = (tmp_path / "a").read_bytes()
-    assert len({*content}) == 1 and len(content) == 1000 and os.listdir(tmp_path) == ["a"]
+    assert (
+        len({*content}) == 1 and len(content) == 1000 and os.listdir(tmp_path) == ["a"]
+    )
 
 
 @pytest.fixture
@@ -298,7 +329,9 @@ def test_a_full_disk_is_known_before_anything_is_written(tmp_path, reserving):
 
 
 @pytest.mark.parametrize("reserves", [True, False])
-def test_files_are_the_same_where_nothing_can_be_reserved(tmp_path, reserving, reserves):
+def test_files_are_the_same_where_nothing_can_be_reserved(
+    tmp_path, reserving, reserves
+):
     if not reserves:
         reserving(errno.EOPNOTSUPP)
     content = b"x" * (1 << 25) + b"y"

@@ -1,4 +1,6 @@
-"""Checked access to flatbuffers: what is well formed is read, everything else is one FormatError."""
+"""Checked access to flatbuffers: what is well formed is read, everything else is one
+FormatError.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from delegraph.io.flatbuffer import Table, root
 
 
 def file(children: int = 2) -> bytearray:
-    """number: int32 = -7, flag: bool, text, [int16], [byte], [table of one int32] (all references to one table)."""
+    """number: int32 = -7, flag: bool, text, [int16], [byte], [table of one int32] (all
+    references to one table).
+    """
     b = flatbuffers.Builder(64)
     text = b.CreateString("näme")
     b.StartVector(2, 3, 2)
@@ -48,14 +52,29 @@ def everything(table: Table) -> list[object]:
 
 
 def test_reads_all_kinds_of_fields():
-    assert everything(root(file(), "TEST", "test file")) == [-7, True, "näme", [1, -2, 3], b"\1\2\3", [41, 41]]
+    assert everything(root(file(), "TEST", "test file")) == [
+        -7,
+        True,
+        "näme",
+        [1, -2, 3],
+        b"\1\2\3",
+        [41, 41],
+    ]
 
 
 def test_absent_fields_have_their_default():
     table = root(file(), "TEST", "test file")
     for field in (7, 8, 500):
-        assert (table.scalar(field, "q", 5), table.flag(field), table.string(field, "")) == (5, False, "")
-        assert (table.numbers(field, "u4", ""), table.tables(field, ""), table.table(field, "")) == ([], [], None)
+        assert (
+            table.scalar(field, "q", 5),
+            table.flag(field),
+            table.string(field, ""),
+        ) == (5, False, "")
+        assert (
+            table.numbers(field, "u4", ""),
+            table.tables(field, ""),
+            table.table(field, ""),
+        ) == ([], [], None)
         assert len(table.raw(field, "")) == 0
 
 
@@ -69,38 +88,62 @@ def test_bytes_are_views_of_the_file():
 def test_a_name_of_the_file_and_the_place_are_in_the_error():
     data = file()
     data[data.index(b"n\xc3\xa4me") + 1] = 0xFF
-    with pytest.raises(FormatError, match="damaged test file: root table, text is not UTF-8"):
+    with pytest.raises(
+        FormatError, match="damaged test file: root table, text is not UTF-8"
+    ):
         root(data, "TEST", "test file").string(2, "text")
 
 
 def test_sharing_cannot_make_a_small_file_large():
     vast = file(children=30_000)
     table = root(vast, "TEST", "test file")
-    assert len(table.tables(5, "child")) == 30_000  # 120 kB of offsets: work in proportion to the file
+    # 120 kB of offsets: work in proportion to the file
+    assert len(table.tables(5, "child")) == 30_000
     with pytest.raises(FormatError, match="larger than the file"):
         for _ in range(10):
             table.tables(5, "child")
 
 
-@pytest.mark.parametrize("data", [b"", b"TEST", b"\0\0\0\0TEST", b"\x04\0\0\0TEST", b"\x08\0\0\0TESS\0\0\0\0"])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"TEST", b"\0\0\0\0TEST", b"\x04\0\0\0TEST", b"\x08\0\0\0TESS\0\0\0\0"],
+)
 def test_what_is_no_such_file(data):
     with pytest.raises(FormatError, match="damaged test file"):
         root(data, "TEST", "test file")
 
 
 def test_no_damage_is_anything_but_a_format_error():
-    generator, sound = random.Random(3), file()
+    generator = random.Random(3)
+    sound = file()
     refused = 0
     for case in range(4000):
         data = bytearray(sound)
         if case < len(sound) * 8:
             data[case // 8] ^= 1 << case % 8
         else:
-            word = generator.choice([0, 2, 0x7FFFFFFF, 0xFFFFFFFF, 0xFFFFFFF0, generator.randrange(len(data))])
+            word = generator.choice(
+                [
+                    0,
+                    2,
+                    0x7FFFFFFF,
+                    0xFFFFFFFF,
+                    0xFFFFFFF0,
+                    generator.randrange(len(data)),
+                ]
+            )
             struct.pack_into("<I", data, generator.randrange(len(data) - 3), word)
         try:
             everything(
-                root(data[: generator.choice([len(data), len(data), generator.randrange(len(data))])], "TEST", "f")
+                root(
+                    data[
+                        : generator.choice(
+                            [len(data), len(data), generator.randrange(len(data))]
+                        )
+                    ],
+                    "TEST",
+                    "f",
+                )
             )
         except FormatError:
             refused += 1

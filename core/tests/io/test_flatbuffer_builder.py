@@ -35,7 +35,10 @@ LETTERS = {
 def test_numbers(kind: str) -> None:
     for number in EXTREMES[kind]:
         builder = Builder()
-        fields = [Field(0, kind, number), Field(2, "offset", builder.vector(kind, [number, 0]))]
+        fields = [
+            Field(0, kind, number),
+            Field(2, "offset", builder.vector(kind, [number, 0])),
+        ]
         table = root(builder.finish(builder.table(3, fields), "ACME"), "ACME", "file")
         assert table.scalar(0, LETTERS[kind], 99) == number
         assert table.scalar(1, "i", 7) == 7  # absent
@@ -56,12 +59,22 @@ def test_floats_keep_their_bits() -> None:
     numbers = [0.0, -0.0, math.nan, math.inf, 1e-300]
     builder = Builder()
     tables = [builder.table(1, [Field(0, "float64", number)]) for number in numbers]
-    vectors = [builder.table(1, [Field(0, "offset", builder.vector("float64", [number]))]) for number in numbers]
-    data = builder.finish(builder.table(1, [Field(0, "offset", builder.vector("offset", tables + vectors))]), "ACME")
+    vectors = [
+        builder.table(1, [Field(0, "offset", builder.vector("float64", [number]))])
+        for number in numbers
+    ]
+    data = builder.finish(
+        builder.table(
+            1, [Field(0, "offset", builder.vector("offset", tables + vectors))]
+        ),
+        "ACME",
+    )
     read = root(data, "ACME", "file").tables(0, "tables")
     bits = [struct.unpack("<q", struct.pack("<d", number))[0] for number in numbers]
     assert [table.scalar(0, "q", 99) for table in read[: len(numbers)]] == bits
-    assert [table.numbers(0, "<i8", "numbers") for table in read[len(numbers) :]] == [[b] for b in bits]
+    assert [table.numbers(0, "<i8", "numbers") for table in read[len(numbers) :]] == [
+        [b] for b in bits
+    ]
 
 
 def test_equal_content_is_written_once() -> None:
@@ -78,7 +91,11 @@ def test_equal_content_is_written_once() -> None:
 def test_strings() -> None:
     builder = Builder()
     made = builder.strings(["", "\u6f22\u00e9", "\ud800", "a" * 3000])
-    table = root(builder.finish(builder.table(1, [Field(0, "offset", made)]), "ACME"), "ACME", "file")
+    table = root(
+        builder.finish(builder.table(1, [Field(0, "offset", made)]), "ACME"),
+        "ACME",
+        "file",
+    )
     assert table.strings(0, "strings") == ["", "\u6f22\u00e9", "\\ud800", "a" * 3000]
 
 
@@ -88,18 +105,26 @@ def test_bytes_are_aligned(alignment: int) -> None:
         builder = Builder()
         builder.string("x" * length)
         made = builder.byte_vector(bytes(length), alignment)
-        data = bytes(builder.finish(builder.table(1, [Field(0, "offset", made)]), "ACME"))
+        data = bytes(
+            builder.finish(builder.table(1, [Field(0, "offset", made)]), "ACME")
+        )
         assert root(data, "ACME", "file").raw(0, "bytes") == bytes(length)
-        assert (len(data) - made + 4) % alignment == 0  # the length of the vector has four bytes
+        # the length of the vector has four bytes
+        assert (len(data) - made + 4) % alignment == 0
 
 
 def test_places_can_be_overwritten() -> None:
     builder = Builder()
     fields = [Field(1, "uint32", 1), Field(0, "uint64", 1), Field(2, "int8", -5)]
-    made, other = builder.table_with_places(3, fields), builder.table_with_places(3, fields)
+    made = builder.table_with_places(3, fields)
+    other = builder.table_with_places(3, fields)
     assert made.position != other.position
     data = builder.finish(made.position, "ACME")
     struct.pack_into("<I", data, len(data) - made.places[1], 77)
     struct.pack_into("<Q", data, len(data) - made.places[0], 1 << 40)
     table = root(data, "ACME", "file")
-    assert [table.scalar(0, "Q"), table.scalar(1, "I"), table.scalar(2, "b")] == [1 << 40, 77, -5]
+    assert [table.scalar(0, "Q"), table.scalar(1, "I"), table.scalar(2, "b")] == [
+        1 << 40,
+        77,
+        -5,
+    ]

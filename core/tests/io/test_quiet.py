@@ -1,4 +1,6 @@
-"""Quiet about others' warnings and logs, also in several threads: nobody else's warnings go, and none go for good."""
+"""Quiet about others' warnings and logs, also in several threads: nobody else's
+warnings go, and none go for good.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,11 @@ from delegraph.io.quiet import quietly
 
 @pytest.fixture
 def elsewhere():
-    """A thread that enters ``quietly`` before the test, and leaves it when the test calls what it is given."""
-    inside, leave = threading.Event(), threading.Event()
+    """A thread that enters ``quietly`` before the test, and leaves it when the test
+    calls what it is given.
+    """
+    inside = threading.Event()
+    leave = threading.Event()
 
     def work():
         with quietly():
@@ -62,7 +67,8 @@ def test_a_thread_that_left_first_does_not_bring_its_filters_back(elsewhere):
 
 
 def test_levels_of_the_log_come_back_with_the_last_thread(elsewhere):
-    torchao, root = logging.getLogger("torchao"), logging.getLogger()
+    torchao = logging.getLogger("torchao")
+    root = logging.getLogger()
     handlers = list(root.handlers)
     with ExitStack() as stack:
         stack.enter_context(quietly())

@@ -1,4 +1,6 @@
-"""Groups of calls that share a partition or have none, on random graphs, against a plain fixed-point computation."""
+"""Groups of calls that share a partition or have none, on random graphs, against a
+plain fixed-point computation.
+"""
 
 import operator
 
@@ -6,7 +8,14 @@ import pytest
 import torch
 from delegraph.errors import ContractViolation
 from delegraph.partitioner.groups import Groups
-from delegraph.partitioner.levels import flatten, group_by_level, levels, limit, sink, size
+from delegraph.partitioner.levels import (
+    flatten,
+    group_by_level,
+    levels,
+    limit,
+    sink,
+    size,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,16 +25,23 @@ from ..support.random_graphs import acyclic, graphs
 
 @st.composite
 def cases(draw):
-    """Calls of a graph (some return a pair, unpacked), the accepted ones, and groups of accepted ones."""
+    """Calls of a graph (some return a pair, unpacked), the accepted ones, and groups of
+    accepted ones.
+    """
     calls, accepted = draw(graphs(fewest=2, most=30, accepts=(True, True, False)))
     listed = [n for n in calls if n in accepted]
-    some = st.lists(st.sampled_from(listed), min_size=2, max_size=4) if listed else st.nothing()
+    some = (
+        st.lists(st.sampled_from(listed), min_size=2, max_size=4)
+        if listed
+        else st.nothing()
+    )
     return calls, accepted, draw(st.lists(some, max_size=4)) if listed else []
 
 
 def settled(calls, accepted, named, largest=None):
     """Parts, and the calls that groups kept out of them."""
-    named_groups, refused = Groups(named, calls, largest), {}
+    named_groups = Groups(named, calls, largest)
+    refused = {}
     while True:
         listed, apart = named_groups.units(calls, accepted - set(refused))
         if not apart:
@@ -50,7 +66,11 @@ def fixed_point(calls, accepted, named):
     for _ in range(2 * len(calls) ** 2):
         before = dict(level)
         for n in calls:
-            steps = (level[i] + (i in accepted and n not in accepted) for i in n.all_input_nodes if i in level)
+            steps = (
+                level[i] + (i in accepted and n not in accepted)
+                for i in n.all_input_nodes
+                if i in level
+            )
             level[n] = max(level[n], *steps, 0)
         for group in tied:
             level.update(dict.fromkeys(group, max(level[n] for n in group)))
@@ -62,7 +82,9 @@ def fixed_point(calls, accepted, named):
 
 
 def together(group, parts):
-    homes = {next((k for k, part in enumerate(parts) if n in part), None) for n in group}
+    homes = {
+        next((k for k, part in enumerate(parts) if n in part), None) for n in group
+    }
     return len(homes) == 1
 
 
@@ -103,16 +125,24 @@ def test_a_path_through_the_host_keeps_a_group_apart():
     relu, _, tanh = calls = chain(torch.relu, torch.sort, torch.tanh)
     parts, refused = settled(calls, {relu, tanh}, [[tanh, relu]])
     assert parts == []
-    text = "its group (relu, tanh) cannot be one partition: it would need its own result through sort"
+    text = (
+        "its group (relu, tanh) cannot be one partition: it would need its own result"
+        " through sort"
+    )
     assert refused == {relu: text, tanh: text}
 
 
 def test_what_lies_between_the_calls_of_a_group_joins_them():
     relu, neg, tanh = calls = chain(torch.relu, torch.neg, torch.tanh)
-    assert settled(calls, set(calls), [[relu, tanh]], largest=3) == ([[relu, neg, tanh]], {})
+    assert settled(calls, set(calls), [[relu, tanh]], largest=3) == (
+        [[relu, neg, tanh]],
+        {},
+    )
     parts, refused = settled(calls, set(calls), [[relu, tanh]], largest=2)
     assert parts == [[neg]]
-    assert set(refused.values()) == {"its group (relu, tanh) takes a partition of 3 operators; the largest has 2"}
+    assert set(refused.values()) == {
+        "its group (relu, tanh) takes a partition of 3 operators; the largest has 2"
+    }
 
 
 def test_of_two_groups_that_exclude_each_other_the_wider_one_gives_way():
@@ -126,7 +156,11 @@ def test_of_two_groups_that_exclude_each_other_the_wider_one_gives_way():
     a2 = graph.call_function(torch.neg, (b2,))
     calls = [a1, host, b1, b2, a2]
     accepted = set(calls) - {host}
-    assert settled(calls, accepted, [[a1, a2]])[1] == {} == settled(calls, accepted, [[b1, b2]])[1]
+    assert (
+        settled(calls, accepted, [[a1, a2]])[1]
+        == {}
+        == settled(calls, accepted, [[b1, b2]])[1]
+    )
     parts, refused = settled(calls, accepted, [[a1, a2], [b1, b2]])
     assert parts == [[b1, b2]] and set(refused) == {a1, a2}
 
@@ -134,21 +168,34 @@ def test_of_two_groups_that_exclude_each_other_the_wider_one_gives_way():
 def test_groups_that_overlap_are_one():
     calls = chain(torch.relu, torch.sort, torch.tanh, torch.neg)
     relu, _, tanh, neg = calls
-    assert settled(calls, {relu, tanh, neg}, [[neg, tanh]]) == ([[relu], [tanh, neg]], {})
-    assert set(settled(calls, {relu, tanh, neg}, [[neg, tanh], [tanh, relu]])[1]) == {relu, tanh, neg}
+    assert settled(calls, {relu, tanh, neg}, [[neg, tanh]]) == (
+        [[relu], [tanh, neg]],
+        {},
+    )
+    assert set(settled(calls, {relu, tanh, neg}, [[neg, tanh], [tanh, relu]])[1]) == {
+        relu,
+        tanh,
+        neg,
+    }
 
 
 def test_a_group_names_calls_of_the_program():
     relu, tanh = chain(torch.relu, torch.tanh)
-    with pytest.raises(ContractViolation, match="a group names tanh, which is no call of the program"):
+    with pytest.raises(
+        ContractViolation, match="a group names tanh, which is no call of the program"
+    ):
         Groups([[tanh]], [relu])
 
 
 def steps(size):
-    """How many Python calls it takes to settle a chain with a group of two in each ten calls, one in two impossible."""
+    """How many Python calls it takes to settle a chain with a group of two in each ten
+    calls, one in two impossible.
+    """
     calls = chain(*[torch.relu] * size)
     accepted = {n for k, n in enumerate(calls) if k % 10 != 5}
-    named = [[calls[k], calls[k + (1 if k % 20 else 9)]] for k in range(0, size - 10, 10)]
+    named = [
+        [calls[k], calls[k + (1 if k % 20 else 9)]] for k in range(0, size - 10, 10)
+    ]
     results = []
     count = count_calls(lambda: results.append(settled(calls, accepted, named)))
     [(parts, refused)] = results

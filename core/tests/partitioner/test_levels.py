@@ -1,10 +1,20 @@
-"""Partitions of CapabilityPartitioner on random graphs: as few as possible, convex, exactly the accepted nodes."""
+"""Partitions of CapabilityPartitioner on random graphs: as few as possible, convex,
+exactly the accepted nodes.
+"""
 
 import operator
 
 import pytest
 import torch
-from delegraph.partitioner.levels import connected_components, flatten, group_by_level, levels, limit, sink, units
+from delegraph.partitioner.levels import (
+    connected_components,
+    flatten,
+    group_by_level,
+    levels,
+    limit,
+    sink,
+    units,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +26,11 @@ def partition(calls, accepted, cut=lambda group: [group]):
     level = levels(listed, accepted)
     sink(listed, level, accepted)
     position = {n: k for k, n in enumerate(calls)}
-    return [flatten(piece, position) for group in group_by_level(listed, level, accepted) for piece in cut(group)]
+    return [
+        flatten(piece, position)
+        for group in group_by_level(listed, level, accepted)
+        for piece in cut(group)
+    ]
 
 
 def fewest(calls, accepted):
@@ -50,15 +64,23 @@ def test_options(case, largest):
     calls, accepted = case
     assert acyclic(calls, partition(calls, accepted, connected_components))
     small = partition(
-        calls, accepted, lambda group: [p for piece in connected_components(group) for p in limit(piece, largest)]
+        calls,
+        accepted,
+        lambda group: [
+            p for piece in connected_components(group) for p in limit(piece, largest)
+        ],
     )
     assert acyclic(calls, small)
     assert {n for p in small for n in p} == accepted
-    assert all(sum(n.target is not operator.getitem for n in p) <= largest for p in small)
+    assert all(
+        sum(n.target is not operator.getitem for n in p) <= largest for p in small
+    )
 
 
 def test_a_sunken_value_crosses_once():
-    """relu(x) is used only behind the host call: computing it there lets x cross, not relu(x) and y."""
+    """relu(x) is used only behind the host call: computing it there lets x cross, not
+    relu(x) and y.
+    """
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     early = graph.call_function(torch.relu, (x,))

@@ -1,4 +1,6 @@
-"""Refusals by cause: where each begins, what it costs, and that all counts of a report agree."""
+"""Refusals by cause: where each begins, what it costs, and that all counts of a report
+agree.
+"""
 
 import json
 import sys
@@ -8,7 +10,12 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.partitioner import CapabilityPartitioner, Reason, Refusal, is_shape_dynamic
+from delegraph.partitioner import (
+    CapabilityPartitioner,
+    Reason,
+    Refusal,
+    is_shape_dynamic,
+)
 from torch import nn
 from torch.export import Dim
 
@@ -26,11 +33,22 @@ def why_not(node):
     for value in node.all_input_nodes:
         if getattr(value.meta["val"], "dtype", None) is torch.float64:
             return Reason(
-                f"{value.name} is double", hint="write .float()", cause="double", of=value, unless=torch.float32
+                f"{value.name} is double",
+                hint="write .float()",
+                cause="double",
+                of=value,
+                unless=torch.float32,
             )
     if is_shape_dynamic(node):
-        return Reason(f"{node.name} is dynamic", hint="export static", cause="dynamic", unless="static")
-    return Reason("sorts", hint="use topk") if node.target is aten.sort.default else None
+        return Reason(
+            f"{node.name} is dynamic",
+            hint="export static",
+            cause="dynamic",
+            unless="static",
+        )
+    return (
+        Reason("sorts", hint="use topk") if node.target is aten.sort.default else None
+    )
 
 
 class Partitioner(CapabilityPartitioner):
@@ -50,17 +68,36 @@ def causes(registry, function, *inputs, **options):
         def forward(self, *args):
             return function(*args)
 
-    lowered = api.lower(Model().eval(), inputs, backends=["any32"], registry=registry, **options)
+    lowered = api.lower(
+        Model().eval(), inputs, backends=["any32"], registry=registry, **options
+    )
     return lowered.report.causes, lowered
 
 
 def test_what_passes_a_refusal_on_is_counted_where_it_begins(registry):
-    found, _ = causes(registry, lambda x, y: (x.sin().cos().exp() + torch.sort(y)[0]).tan(), *DOUBLES)
+    found, _ = causes(
+        registry, lambda x, y: (x.sin().cos().exp() + torch.sort(y)[0]).tan(), *DOUBLES
+    )
     first, second = found
-    assert (first.reason, first.hint, first.count, first.frees) == ("args_0 is double", "write .float()", 5, 5)
-    assert [op.split(".")[1] for op in first.operators] == ["sin", "cos", "exp", "add", "tan"]
+    assert (first.reason, first.hint, first.count, first.frees) == (
+        "args_0 is double",
+        "write .float()",
+        5,
+        5,
+    )
+    assert [op.split(".")[1] for op in first.operators] == [
+        "sin",
+        "cos",
+        "exp",
+        "add",
+        "tan",
+    ]
     assert first.source.function == "forward" and first.behind == ""
-    assert (second.reason, second.hint, second.operators) == ("sorts", "use topk", {"aten.sort.default": 1})
+    assert (second.reason, second.hint, second.operators) == (
+        "sorts",
+        "use topk",
+        {"aten.sort.default": 1},
+    )
 
 
 DOUBLES = torch.ones(3, dtype=torch.float64), torch.ones(3)
@@ -77,31 +114,57 @@ def test_a_program_with_static_sizes_has_no_sizes_to_constrain():
 
     looking = Registry(discover=False)
     looking.register(Any32, partitioner=Looking)
-    found, _ = causes(looking, lambda x: x.sin(), torch.ones(3), dynamic_shapes=(({0: Dim("n")},),))
+    found, _ = causes(
+        looking, lambda x: x.sin(), torch.ones(3), dynamic_shapes=(({0: Dim("n")},),)
+    )
     assert [c.frees for c in found] == [1] and len(asked[0]) == 1 and asked[1] == {}
 
 
 def test_two_values_of_one_kind_are_two_causes(registry):
-    found, _ = causes(registry, lambda x, y: (x.sin().cos(), y.exp()), DOUBLES[0], DOUBLES[0] + 1)
-    assert [(c.reason, c.count, c.frees) for c in found] == [("args_0 is double", 2, 2), ("args_1 is double", 1, 1)]
+    found, _ = causes(
+        registry, lambda x, y: (x.sin().cos(), y.exp()), DOUBLES[0], DOUBLES[0] + 1
+    )
+    assert [(c.reason, c.count, c.frees) for c in found] == [
+        ("args_0 is double", 2, 2),
+        ("args_1 is double", 1, 1),
+    ]
 
 
 def test_what_follows_from_another_refusal_comes_after_it(registry):
     found, _ = causes(registry, lambda x: torch.sort(x)[0].sin().cos(), DOUBLES[0])
-    assert [(c.reason, c.behind) for c in found] == [("args_0 is double", "")]  # sort passes it on as well
-    found, _ = causes(registry, lambda x: torch.sort(x.double())[0].sin().cos(), torch.ones(3))
-    assert [(c.reason, c.count, c.behind, c.frees) for c in found] == [("to is double", 3, "", 2)]
-    found, _ = causes(registry, lambda x: (torch.sort(x)[1] * 0.5).double().sin(), torch.ones(3))
-    assert [(c.reason, c.behind) for c in found] == [("sorts", ""), ("to is double", "")]
+    # sort passes it on as well
+    assert [(c.reason, c.behind) for c in found] == [("args_0 is double", "")]
+    found, _ = causes(
+        registry, lambda x: torch.sort(x.double())[0].sin().cos(), torch.ones(3)
+    )
+    assert [(c.reason, c.count, c.behind, c.frees) for c in found] == [
+        ("to is double", 3, "", 2)
+    ]
+    found, _ = causes(
+        registry, lambda x: (torch.sort(x)[1] * 0.5).double().sin(), torch.ones(3)
+    )
+    assert [(c.reason, c.behind) for c in found] == [
+        ("sorts", ""),
+        ("to is double", ""),
+    ]
 
 
 def test_dynamic_sizes_are_one_cause_and_their_arithmetic_is_no_refusal(registry):
     def double(x):
         return x.sin().reshape(x.shape[0] * x.shape[1]).cos(), torch.sort(x)[0]
 
-    found, lowered = causes(registry, double, torch.ones(3, 4), dynamic_shapes=(({0: torch.export.Dim("n")},),))
+    found, lowered = causes(
+        registry,
+        double,
+        torch.ones(3, 4),
+        dynamic_shapes=(({0: torch.export.Dim("n")},),),
+    )
     (only,) = found
-    assert (only.reason, only.count, only.frees) == ("sin is dynamic", 4, 3), "sort would be refused still"
+    assert (only.reason, only.count, only.frees) == (
+        "sin is dynamic",
+        4,
+        3,
+    ), "sort would be refused still"
     assert lowered.host_operators == 4 == lowered.report.host_operators
     assert lowered.verify(torch.randn(5, 4)).relative_error == 0
 
@@ -109,14 +172,25 @@ def test_dynamic_sizes_are_one_cause_and_their_arithmetic_is_no_refusal(registry
 def test_asking_again_leaves_program_and_report_as_they_are(registry):
     _, lowered = causes(registry, lambda x: x.sin().cos(), DOUBLES[0])
     before = lowered.report.to_json()
-    assert lowered.report.to_json() == before and lowered(DOUBLES[0]).dtype is torch.float64
+    assert (
+        lowered.report.to_json() == before
+        and lowered(DOUBLES[0]).dtype is torch.float64
+    )
     assert lowered.report.refusals[0].reason == "args_0 is double"
 
 
-def test_without_delegraph_analysis_only_the_prediction_is_missing(registry, monkeypatch):
+def test_without_delegraph_analysis_only_the_prediction_is_missing(
+    registry, monkeypatch
+):
     def lines():
-        report = causes(registry, lambda x, y: (x.sin().cos(), torch.sort(y)[0]), *DOUBLES)[1].report
-        return [line.strip() for line in str(report).splitlines() if not line.startswith("time:")]
+        report = causes(
+            registry, lambda x, y: (x.sin().cos(), torch.sort(y)[0]), *DOUBLES
+        )[1].report
+        return [
+            line.strip()
+            for line in str(report).splitlines()
+            if not line.startswith("time:")
+        ]
 
     with_prediction = lines()
     monkeypatch.setitem(sys.modules, "delegraph_analysis", None)
@@ -127,7 +201,8 @@ def test_without_delegraph_analysis_only_the_prediction_is_missing(registry, mon
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8)
+        self.linear = nn.Linear(8, 8)
 
     def forward(self, x):
         left, right = torch.split(self.linear(self.norm(x)), 4, -1)
@@ -136,14 +211,23 @@ class Block(nn.Module):
 
 @pytest.mark.parametrize("backends", [[], ["any32"]])
 def test_counts_agree_everywhere(registry, backends):
-    lowered = api.lower(Block().eval(), (torch.ones(2, 8),), backends=backends, registry=registry)
+    lowered = api.lower(
+        Block().eval(), (torch.ones(2, 8),), backends=backends, registry=registry
+    )
     report = lowered.report
     host = report.host_operators
     assert host == sum(report.host["forward"].values()) == lowered.host_operators
     if backends:
-        assert host == sum(c.count for c in report.causes) == sum(r.count for r in report.refusals)
+        assert (
+            host
+            == sum(c.count for c in report.causes)
+            == sum(r.count for r in report.refusals)
+        )
     assert report.delegated_operators == sum(len(d.nodes) for d in lowered.delegates)
-    assert f"{report.delegated_operators} of {report.delegated_operators + host} operators delegated" in str(report)
+    assert (
+        f"{report.delegated_operators} of {report.delegated_operators + host} operators"
+        " delegated" in str(report)
+    )
     data = json.loads(json.dumps(report.to_json()))
     assert data["host_operators"] == host
     assert all(data["causes"][row["cause"]]["reason"] for row in data["refusals"])
@@ -151,26 +235,42 @@ def test_counts_agree_everywhere(registry, backends):
 
 def test_a_plain_text_is_a_cause_for_each_operator_and_has_no_hint(registry):
     refused = CapabilityPartitioner(lambda node: "not mine", "Any32")
-    lowered = api.lower(Block().eval(), (torch.ones(2, 8),), backends=[refused], registry=registry)
-    assert [(c.reason, c.hint, len(c.operators)) for c in lowered.report.causes] == [("not mine", "", 1)] * 6
-    assert Refusal(None, "not mine").hint == "" and Refusal(None, Reason("no", hint="go")).hint == "go"
+    lowered = api.lower(
+        Block().eval(), (torch.ones(2, 8),), backends=[refused], registry=registry
+    )
+    assert [(c.reason, c.hint, len(c.operators)) for c in lowered.report.causes] == [
+        ("not mine", "", 1)
+    ] * 6
+    assert (
+        Refusal(None, "not mine").hint == ""
+        and Refusal(None, Reason("no", hint="go")).hint == "go"
+    )
 
 
 def test_what_blames_itself_or_is_blamed_in_turn_follows_from_nothing(registry):
     class Pairs(CapabilityPartitioner):
-        """Sine and cosine only together, tan never: the first two blame each other, the last blames itself."""
+        """Sine and cosine only together, tan never: the first two blame each other, the
+        last blames itself.
+        """
 
         def __init__(self):
             super().__init__(self.refuse, "Any32")
 
         @staticmethod
         def refuse(node):
-            other = {aten.sin.default: next(iter(node.users)), aten.cos.default: node.args[0]}
-            return Reason(f"{node.name} alone", cause="pairs", of=other.get(node.target, node))
+            other = {
+                aten.sin.default: next(iter(node.users)),
+                aten.cos.default: node.args[0],
+            }
+            return Reason(
+                f"{node.name} alone", cause="pairs", of=other.get(node.target, node)
+            )
 
     class Model(nn.Module):
         def forward(self, x):
             return x.sin().cos(), x.tan()
 
-    lowered = api.lower(Model().eval(), (torch.ones(2),), backends=[Pairs()], registry=registry)
+    lowered = api.lower(
+        Model().eval(), (torch.ones(2),), backends=[Pairs()], registry=registry
+    )
     assert [(c.count, c.behind) for c in lowered.report.causes] == [(2, ""), (1, "")]

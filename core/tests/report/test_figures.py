@@ -1,4 +1,6 @@
-"""What a backend tells of a delegate: facts, the target, and figures by delegate and by line of the program."""
+"""What a backend tells of a delegate: facts, the target, and figures by delegate and by
+line of the program.
+"""
 
 import pickle
 import runpy
@@ -19,14 +21,20 @@ X = torch.ones(2, 4)
 
 
 class TellingBackend(BackendDetails):
-    """A multiplication and what follows it are one event; a linear layer takes ten times as long as anything else."""
+    """A multiplication and what follows it are one event; a linear layer takes ten
+    times as long as anything else.
+    """
 
     more: ClassVar = {}
 
     @classmethod
     def preprocess(cls, edge_program, compile_specs):
         mapping = DelegateMappingBuilder(generated_identifiers=True)
-        calls = [n for n in edge_program.graph.nodes if n.op == "call_function" and is_operator(n)]
+        calls = [
+            n
+            for n in edge_program.graph.nodes
+            if n.op == "call_function" and is_operator(n)
+        ]
         figures = {}
         while calls:
             together = [calls.pop(0)]
@@ -35,7 +43,11 @@ class TellingBackend(BackendDetails):
             cycles = 1000 if together[0].target is aten.linear.default else 100
             identifier = mapping.insert_delegate_mapping_entry(nodes=together)
             figures[identifier] = {"cycles": cycles, "energy": cycles / 3}
-        given = {"facts": {"memory": "on-chip", "target": spec(compile_specs)}, "figures": figures, **cls.more}
+        given = {
+            "facts": {"memory": "on-chip", "target": spec(compile_specs)},
+            "figures": figures,
+            **cls.more,
+        }
         return PreprocessResult(b"", mapping.get_delegate_mapping(), **given)
 
 
@@ -56,15 +68,26 @@ class Net(nn.Module):
 
 
 def taking(refuses=("cholesky_inverse",), target=None):
-    specs = [] if target is None else [delegraph.backend.CompileSpec("target", target.encode())]
+    specs = (
+        []
+        if target is None
+        else [delegraph.backend.CompileSpec("target", target.encode())]
+    )
     names = {f"aten.{name}.default" for name in refuses}
-    return CapabilityPartitioner(lambda n: "no" if str(n.target) in names else None, "TellingBackend", specs)
+    return CapabilityPartitioner(
+        lambda n: "no" if str(n.target) in names else None, "TellingBackend", specs
+    )
 
 
 def lowered(*partitioners, module=None, inputs=(X,)):
     registry = Registry(discover=False)
     registry.register(TellingBackend)
-    return delegraph.lower(module or Net().eval(), inputs, backends=list(partitioners or [taking()]), registry=registry)
+    return delegraph.lower(
+        module or Net().eval(),
+        inputs,
+        backends=list(partitioners or [taking()]),
+        registry=registry,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +101,10 @@ def test_figures_by_delegate(program):
     assert "cycles 100, energy 33.33" in str(second) and "memory on-chip" in str(second)
     assert program.delegates[1].figures == {0: {"cycles": 100, "energy": 100 / 3}}
     assert program.delegates[1].facts == {"memory": "on-chip", "target": "npu-1"}
-    assert program.report.to_json()["delegates"][1]["figures"] == {"cycles": 100, "energy": 100 / 3}
+    assert program.report.to_json()["delegates"][1]["figures"] == {
+        "cycles": 100,
+        "energy": 100 / 3,
+    }
 
 
 def test_figures_by_line_the_most_expensive_first(program):
@@ -91,8 +117,14 @@ def test_figures_by_line_the_most_expensive_first(program):
     assert fused.figures["cycles"] == 100  # counted once, for both lines
     text = str(program.report)
     assert "  by line of the program:" in text
-    assert f"    cycles 100, energy 33.33  {fused.sources[0]} with {fused.sources[1].place}" in text
-    assert program.report.to_json()["figures"][0]["sources"][0]["file"] == rows[0].sources[0].file
+    assert (
+        f"    cycles 100, energy 33.33  {fused.sources[0]} with"
+        f" {fused.sources[1].place}" in text
+    )
+    assert (
+        program.report.to_json()["figures"][0]["sources"][0]["file"]
+        == rows[0].sources[0].file
+    )
 
 
 def test_the_text_shows_the_ten_most_expensive_lines(tmp_path):
@@ -100,23 +132,34 @@ def test_the_text_shows_the_ten_most_expensive_lines(tmp_path):
     head = "from torch import nn\nclass Long(nn.Module):\n    def forward(self, x):"
     file = tmp_path / "long.py"
     file.write_text(f"{head}\n{rows}\n        return x\n")
-    report = lowered(taking(()), module=runpy.run_path(str(file))["Long"]().eval()).report
+    report = lowered(
+        taking(()), module=runpy.run_path(str(file))["Long"]().eval()
+    ).report
     assert len(report.figures) == 12
-    assert "    and 2 more" in str(report) and "more" not in report.to_text(verbose=True)
+    assert "    and 2 more" in str(report) and "more" not in report.to_text(
+        verbose=True
+    )
 
 
 def test_a_target_is_shown_where_there_are_several():
-    both = lowered(taking(("linear", "cholesky_inverse"), "npu-1"), taking(("cholesky_inverse",), "npu-2")).report
+    both = lowered(
+        taking(("linear", "cholesky_inverse"), "npu-1"),
+        taking(("cholesky_inverse",), "npu-2"),
+    ).report
     assert {row.target for row in both.delegates} == {"npu-1", "npu-2"}
     assert "target npu-1" in str(both) and "target npu-2" in str(both)
     one = lowered().report
-    assert "target" not in str(one) and {row["target"] for row in one.to_json()["delegates"]} == {"npu-1"}
+    assert "target" not in str(one) and {
+        row["target"] for row in one.to_json()["delegates"]
+    } == {"npu-1"}
 
 
 def test_branches_and_copies():
     class Branches(nn.Module):
         def forward(self, x):
-            return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos().relu(), (x,))
+            return torch.cond(
+                x.sum() > 0, lambda x: x.sin(), lambda x: x.cos().relu(), (x,)
+            )
 
     program = lowered(taking(()), module=Branches().eval())
     assert sum(row.figures["cycles"] for row in program.report.figures) == sum(
@@ -136,7 +179,10 @@ def test_without_figures_nothing_is_said(monkeypatch):
     [
         ({"facts": ["on-chip"]}, "facts that are a list"),
         ({"figures": None}, "figures that are a NoneType"),
-        ({"figures": {99: {"cycles": 1}}}, "figures for 99, which debug_handle_map does not have"),
+        (
+            {"figures": {99: {"cycles": 1}}},
+            "figures for 99, which debug_handle_map does not have",
+        ),
         ({"figures": {0: 5}}, "the figures 5 for 0"),
         ({"figures": {0: {"cycles": float("nan")}}}, "the figure 'cycles' of 0"),
         ({"figures": {0: {"cycles": 10**400}}}, "the figure 'cycles' of 0"),
@@ -147,12 +193,16 @@ def test_without_figures_nothing_is_said(monkeypatch):
 )
 def test_what_is_no_fact_or_figure(more, said, monkeypatch):
     monkeypatch.setattr(TellingBackend, "more", more)
-    with pytest.raises(ContractViolation, match=f"(?s)TellingBackend.preprocess returned {said}"):
+    with pytest.raises(
+        ContractViolation, match=f"(?s)TellingBackend.preprocess returned {said}"
+    ):
         lowered()
 
 
 def test_huge_amounts_and_names_that_do_not_print(monkeypatch):
     figures = {0: {"cycles\x1b[2J": 2**62}}
-    monkeypatch.setattr(TellingBackend, "more", {"figures": figures, "facts": {"a\nb": "c"}})
+    monkeypatch.setattr(
+        TellingBackend, "more", {"figures": figures, "facts": {"a\nb": "c"}}
+    )
     text = str(lowered().report)
     assert "\x1b" not in text and "cycles\\x1b[2J" in text

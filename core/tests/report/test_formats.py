@@ -1,4 +1,6 @@
-"""Report formats, models from elsewhere and observers, as a plugin of somebody else declares and uses them."""
+"""Report formats, models from elsewhere and observers, as a plugin of somebody else
+declares and uses them.
+"""
 
 import json
 
@@ -6,7 +8,13 @@ import delegraph
 import pytest
 import torch
 from delegraph.discovery.registry import Registry
-from delegraph.errors import FormatNotFound, InputError, PluginBroken, PluginFailed, UsageError
+from delegraph.errors import (
+    FormatNotFound,
+    InputError,
+    PluginBroken,
+    PluginFailed,
+    UsageError,
+)
 from delegraph.plugin import ModelSpec, ReportSpec, hookimpl
 from delegraph.reports import LoweringResult, ReportFormat, write_report
 
@@ -21,7 +29,11 @@ class Net(torch.nn.Module):
 class Csv(ReportFormat):
     @staticmethod
     def render(result):
-        rows = [f"{method},{op},{n}" for method, counts in result.report.host.items() for op, n in counts.items()]
+        rows = [
+            f"{method},{op},{n}"
+            for method, counts in result.report.host.items()
+            for op, n in counts.items()
+        ]
         return "\n".join(["method,operator,count", *rows]) + "\n"
 
 
@@ -83,7 +95,11 @@ def registry():
 
 @pytest.fixture
 def result(registry):
-    return LoweringResult(delegraph.lower(Net().eval(), (torch.ones(2),), backends=[], registry=registry).report)
+    return LoweringResult(
+        delegraph.lower(
+            Net().eval(), (torch.ones(2),), backends=[], registry=registry
+        ).report
+    )
 
 
 def test_the_suffix_chooses_a_plugins_format(registry, result, tmp_path):
@@ -93,18 +109,28 @@ def test_the_suffix_chooses_a_plugins_format(registry, result, tmp_path):
         "forward,aten.add.Tensor,1",
         "forward,aten.relu.default,1",
     ]
-    assert [p.name for p in write_report(result, tmp_path / "r.two", registry)] == ["r.two.0", "r.two.1"]
+    assert [p.name for p in write_report(result, tmp_path / "r.two", registry)] == [
+        "r.two.0",
+        "r.two.1",
+    ]
 
 
-def test_text_and_json_are_delegraphs_own_and_no_plugin_takes_them(registry, result, tmp_path):
+def test_text_and_json_are_delegraphs_own_and_no_plugin_takes_them(
+    registry, result, tmp_path
+):
     for name in ("r.txt", "r"):
         write_report(result, tmp_path / name, registry)
         assert (tmp_path / name).read_text() == f"{result.report}\n"
     result.report.save(tmp_path / "r.json")
-    assert json.loads((tmp_path / "r.json").read_text()) == {**result.report.to_json(), "verification": None}
+    assert json.loads((tmp_path / "r.json").read_text()) == {
+        **result.report.to_json(),
+        "verification": None,
+    }
 
 
-def test_only_a_format_that_tells_failures_is_asked_without_a_report(registry, tmp_path):
+def test_only_a_format_that_tells_failures_is_asked_without_a_report(
+    registry, tmp_path
+):
     failed = LoweringResult(None, error=InputError("input-invalid", "no model"))
     assert write_report(failed, tmp_path / "r.csv", registry) == []
     assert len(write_report(failed, tmp_path / "r.two", registry)) == 2
@@ -114,7 +140,9 @@ def test_only_a_format_that_tells_failures_is_asked_without_a_report(registry, t
 def test_what_is_wrong_with_a_format_names_it(registry, result, tmp_path):
     with pytest.raises(FormatNotFound, match="there is no report format for 'r.doc'"):
         write_report(result, "r.doc", registry)
-    with pytest.raises(PluginBroken, match=r"no subclass of delegraph.reports.ReportFormat"):
+    with pytest.raises(
+        PluginBroken, match=r"no subclass of delegraph.reports.ReportFormat"
+    ):
         write_report(result, tmp_path / "r.no", registry)
     with pytest.raises(PluginFailed, match="ZeroDivisionError: no rows"):
         write_report(result, tmp_path / "r.bad", registry)
@@ -123,7 +151,9 @@ def test_what_is_wrong_with_a_format_names_it(registry, result, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["html", "junit.xml", "nodes.json"])
 def test_what_analysis_has_is_named_with_its_pip_command(registry, result, suffix):
-    with pytest.raises(FormatNotFound, match="comes with delegraph-analysis, which is not installed") as caught:
+    with pytest.raises(
+        FormatNotFound, match="comes with delegraph-analysis, which is not installed"
+    ) as caught:
         write_report(result, f"r.{suffix}", registry)
     assert caught.value.hint == "pip install delegraph-analysis"
 
@@ -131,7 +161,9 @@ def test_what_analysis_has_is_named_with_its_pip_command(registry, result, suffi
 def test_objects_of_another_library_are_models(registry):
     lowered = delegraph.lower(Special(), backends=[], registry=registry)
     assert torch.equal(lowered(torch.ones(2)), Net()(torch.ones(2)))
-    with pytest.raises(InputError, match="an nn.Module or an ExportedProgram is wanted, not object"):
+    with pytest.raises(
+        InputError, match="an nn.Module or an ExportedProgram is wanted, not object"
+    ):
         delegraph.lower(object(), backends=[], registry=registry)
 
 
@@ -144,7 +176,9 @@ def test_a_model_by_scheme(registry, monkeypatch):
     assert torch.equal(module(*inputs), Net()(torch.ones(2)))
     with pytest.raises(InputError, match="zoo:bad"):
         load_model("zoo:bad")
-    with pytest.raises(UsageError, match="there is no model scheme 'zou'; did you mean 'zoo'"):
+    with pytest.raises(
+        UsageError, match="there is no model scheme 'zou'; did you mean 'zoo'"
+    ):
         check_model("zou:any")
 
 
@@ -184,7 +218,12 @@ def test_an_observer_sees_a_run_in_order(registry):
     assert torch.equal(lowered.observe(record, x), Branching()(x))
     names = [entry if isinstance(entry, str) else entry[0] for entry in record.seen]
     assert names[:2] == ["begin", "sin"] and names[-1] == "end"
-    assert names.index("enter") < names.index("add") < names.index("leave") < names.index("cond")
+    assert (
+        names.index("enter")
+        < names.index("add")
+        < names.index("leave")
+        < names.index("cond")
+    )
     figures = lowered.verify(x, observer=Record())
     assert figures.agrees()
     with pytest.raises(InputError, match="does not tell the values in it"):

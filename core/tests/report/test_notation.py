@@ -1,4 +1,6 @@
-"""Sizes are shown by names that a user knows, in reasons, delegates, pictures and node data."""
+"""Sizes are shown by names that a user knows, in reasons, delegates, pictures and node
+data.
+"""
 
 import io
 from types import SimpleNamespace
@@ -23,7 +25,9 @@ class Quiet(BackendDetails):
 
 
 def why_not(node):
-    if node.target is aten.relu.default or not isinstance(node.meta["val"], torch.Tensor):
+    if node.target is aten.relu.default or not isinstance(
+        node.meta["val"], torch.Tensor
+    ):
         return None if node.target is aten.relu.default else "a size"
     return Reason(f"{node.name} is {list(node.meta['val'].shape)}")
 
@@ -35,14 +39,20 @@ class Half(torch.nn.Module):
 
 def lower(model, inputs=(), **options):
     registry = Registry(discover=False)
-    registry.register(Quiet, partitioner=CapabilityPartitioner(why_not, "Quiet"), name="quiet")
-    return delegraph.lower(model, inputs, backends=["quiet"], registry=registry, **options)
+    registry.register(
+        Quiet, partitioner=CapabilityPartitioner(why_not, "Quiet"), name="quiet"
+    )
+    return delegraph.lower(
+        model, inputs, backends=["quiet"], registry=registry, **options
+    )
 
 
 @pytest.fixture(scope="module")
 def exported():
     shapes = ({0: Dim("batch"), 1: Dim("length", min=3)}, {0: Dim("batch")})
-    return export(Half().eval(), (torch.ones(3, 5), torch.ones(3, 2)), dynamic_shapes=shapes)
+    return export(
+        Half().eval(), (torch.ones(3, 5), torch.ones(3, 2)), dynamic_shapes=shapes
+    )
 
 
 def test_sizes_have_the_names_of_their_dims(exported):
@@ -73,15 +83,23 @@ def test_sizes_that_data_decides_are_those_of_the_call():
             return x.nonzero().sin()
 
     report = lower(Model().eval(), (torch.ones(3),)).report
-    assert [c.reason for c in report.causes] == ["nonzero is [nonzero.size(0), 1]", "sin is [nonzero.size(0), 1]"]
+    assert [c.reason for c in report.causes] == [
+        "nonzero is [nonzero.size(0), 1]",
+        "sin is [nonzero.size(0), 1]",
+    ]
 
 
 def test_a_value_with_the_name_of_a_symbol_keeps_it(exported):
     nodes = list(exported.graph.nodes)
     symbol = str(nodes[0].meta["val"].shape[0])
-    assert Notation(nodes).text(f"it is [{symbol}], x.{symbol}") == f"it is [batch], x.{symbol}"
+    assert (
+        Notation(nodes).text(f"it is [{symbol}], x.{symbol}")
+        == f"it is [batch], x.{symbol}"
+    )
     called_so = SimpleNamespace(name=symbol, op="placeholder", meta={})
-    assert Notation([*nodes, called_so]).text(f"it is [{symbol}]") == f"it is [{symbol}]"
+    assert (
+        Notation([*nodes, called_so]).text(f"it is [{symbol}]") == f"it is [{symbol}]"
+    )
 
 
 def test_inputs_of_a_loop_body_are_called_as_what_they_begin_with():
@@ -97,8 +115,16 @@ def test_inputs_of_a_loop_body_are_called_as_what_they_begin_with():
 
     class No(CapabilityPartitioner):
         def __init__(self):
-            super().__init__(lambda n: " ".join(i.name for i in n.all_input_nodes), "Blob")
+            super().__init__(
+                lambda n: " ".join(i.name for i in n.all_input_nodes), "Blob"
+            )
 
-    lowered = delegraph.lower(Loop().eval(), (torch.ones(2), torch.ones(2)), backends=[No()])
-    said = {row.operator: row.reason for row in lowered.report.refusals if row.operator == "aten.mul.Tensor"}
+    lowered = delegraph.lower(
+        Loop().eval(), (torch.ones(2), torch.ones(2)), backends=[No()]
+    )
+    said = {
+        row.operator: row.reason
+        for row in lowered.report.refusals
+        if row.operator == "aten.mul.Tensor"
+    }
     assert said == {"aten.mul.Tensor": "sin factor"}

@@ -4,7 +4,9 @@ import sys
 
 
 def count_calls(function):
-    """How many Python functions are called: a figure that does not depend on the machine."""
+    """How many Python functions are called: a figure that does not depend on the
+    machine.
+    """
     count = 0
 
     def profile(frame, event, argument):

@@ -1,4 +1,6 @@
-"""Random graphs of calls with random support, for tests of the partitioner's levels and groups."""
+"""Random graphs of calls with random support, for tests of the partitioner's levels and
+groups.
+"""
 
 import operator
 
@@ -8,9 +10,12 @@ from hypothesis import strategies as st
 
 @st.composite
 def graphs(draw, fewest=1, most=40, accepts=(True, False)):
-    """Calls of a graph (some return a pair, unpacked), and the accepted ones: each by a draw from ``accepts``."""
+    """Calls of a graph (some return a pair, unpacked), and the accepted ones: each by a
+    draw from ``accepts``.
+    """
     graph = torch.fx.Graph()
-    values, calls = [graph.placeholder("x")], []
+    values = [graph.placeholder("x")]
+    calls = []
     for _ in range(draw(st.integers(fewest, most))):
         args = draw(st.lists(st.sampled_from(values[-8:]), min_size=1, max_size=3))
         node = graph.call_function(torch.relu, tuple(args))
@@ -22,9 +27,17 @@ def graphs(draw, fewest=1, most=40, accepts=(True, False)):
         else:
             values.append(node)
     graph.output(values[-1])
-    mask = draw(st.lists(st.sampled_from(accepts), min_size=len(calls), max_size=len(calls)))
-    accepted = {n for n, m in zip(calls, mask, strict=True) if m and n.target is not operator.getitem}
-    accepted |= {n for n in calls if n.target is operator.getitem and n.args[0] in accepted}
+    mask = draw(
+        st.lists(st.sampled_from(accepts), min_size=len(calls), max_size=len(calls))
+    )
+    accepted = {
+        n
+        for n, m in zip(calls, mask, strict=True)
+        if m and n.target is not operator.getitem
+    }
+    accepted |= {
+        n for n in calls if n.target is operator.getitem and n.args[0] in accepted
+    }
     return calls, accepted
 
 

@@ -1,4 +1,6 @@
-"""A program format for a loader that calls delegates in order. Of the host it has nothing, and refuses what has."""
+"""A program format for a loader that calls delegates in order. Of the host it has
+nothing, and refuses what has.
+"""
 
 import json
 import operator
@@ -16,62 +18,102 @@ class StepsFormat(ProgramFormat):
     @staticmethod
     def serialize(program, options):
         for option in options:
-            raise OptionError("option-invalid", f"a .steps file has no option {option!r}")
-        return json.dumps({method: _method(program, method) for method in program.methods}).encode()
+            raise OptionError(
+                "option-invalid", f"a .steps file has no option {option!r}"
+            )
+        return json.dumps(
+            {method: _method(program, method) for method in program.methods}
+        ).encode()
 
     @staticmethod
     def read(path, load_delegate):
         try:
             table = json.loads(path.read_bytes())
-            return {name: _callable(method, load_delegate) for name, method in table.items()}
+            return {
+                name: _callable(method, load_delegate) for name, method in table.items()
+            }
         except (ValueError, KeyError, TypeError, AttributeError) as e:
-            raise FormatError("format-invalid", f"{path} is no .steps file, or a damaged one: {e!r}") from e
+            raise FormatError(
+                "format-invalid", f"{path} is no .steps file, or a damaged one: {e!r}"
+            ) from e
 
 
 def _method(program, name):
-    """Inputs and outputs by name, the structures that callers know, and the calls between them."""
+    """Inputs and outputs by name, the structures that callers know, and the calls
+    between them.
+    """
     exported = program.exported_program(name)
     for spec in exported.graph_signature.output_specs:
         if spec.kind is not OutputKind.USER_OUTPUT:
-            raise InputError("input-invalid", f"a .steps file keeps no state, and {name} writes {spec.target}")
+            raise InputError(
+                "input-invalid",
+                f"a .steps file keeps no state, and {name} writes {spec.target}",
+            )
     takes, returns = map(pytree.treespec_dumps, exported.call_spec)
     inputs = [node.name for node in user_inputs(exported)]
     delegates = {d.name: d for d in program.delegates if d.method == name}
-    known, steps = set(inputs), []
+    known = set(inputs)
+    steps = []
     for node in (n for n in exported.graph.nodes if n.op == "call_function"):
         if node.target is CALL_DELEGATE:
             owner, *values = node.args
-            step = {"inputs": _names(values, known), **_contents(delegates[owner.target])}
+            step = {
+                "inputs": _names(values, known),
+                **_contents(delegates[owner.target]),
+            }
         elif node.target is operator.getitem:
             step = {"inputs": _names(node.args[:1], known), "item": node.args[1]}
         else:
             raise InputError(
-                "not-fully-delegated", f"a .steps file has nothing of the host, which computes {node.target}"
+                "not-fully-delegated",
+                f"a .steps file has nothing of the host, which computes {node.target}",
             )
         steps.append({"result": node.name, **step})
         known.add(node.name)
     outputs = _names(output_values(exported), known)
-    return {"takes": takes, "returns": returns, "inputs": inputs, "steps": steps, "outputs": outputs}
+    return {
+        "takes": takes,
+        "returns": returns,
+        "inputs": inputs,
+        "steps": steps,
+        "outputs": outputs,
+    }
 
 
 def _names(values, known):
     for value in values:
         if getattr(value, "name", None) not in known:  # a weight, a buffer, or a number
-            raise InputError("input-invalid", f"a .steps file has no constants of the host, such as {value}")
+            raise InputError(
+                "input-invalid",
+                f"a .steps file has no constants of the host, such as {value}",
+            )
     return [value.name for value in values]
 
 
 def _contents(delegate):
     if delegate.named_data is not None and delegate.named_data.pte_data:
-        raise InputError("input-invalid", f"a .steps file has no named data, which {delegate.name} reads")
+        raise InputError(
+            "input-invalid",
+            f"a .steps file has no named data, which {delegate.name} reads",
+        )
     specs = [(spec.key, spec.value.hex()) for spec in delegate.compile_specs]
-    return {"backend_id": delegate.backend_id, "blob": join(delegate.blob).hex(), "compile_specs": specs}
+    return {
+        "backend_id": delegate.backend_id,
+        "blob": join(delegate.blob).hex(),
+        "compile_specs": specs,
+    }
 
 
 def _callable(method, load_delegate):
-    takes, returns = (pytree.treespec_loads(method[key]) for key in ("takes", "returns"))
-    steps = [(_loaded(step, load_delegate), step["inputs"], step["result"]) for step in method["steps"]]
-    inputs, outputs = method["inputs"], method["outputs"]
+    takes, returns = (
+        pytree.treespec_loads(method[key]) for key in ("takes", "returns")
+    )
+    steps = [
+        (_loaded(step, load_delegate), step["inputs"], step["result"])
+        for step in method["steps"]
+    ]
+    inputs = method["inputs"]
+    outputs = method["outputs"]
 
     def call(*args, **kwargs):
         values = dict(zip(inputs, flat_arguments(takes, args, kwargs), strict=True))
@@ -85,5 +127,7 @@ def _callable(method, load_delegate):
 def _loaded(step, load_delegate):
     if "item" in step:
         return operator.itemgetter(step["item"])
-    specs = [CompileSpec(key, bytes.fromhex(value)) for key, value in step["compile_specs"]]
+    specs = [
+        CompileSpec(key, bytes.fromhex(value)) for key, value in step["compile_specs"]
+    ]
     return load_delegate(step["backend_id"], bytes.fromhex(step["blob"]), specs)

@@ -1,8 +1,10 @@
-"""Python in processes that need not import torch: most commands of the tests take less time than that import.
+"""Python in processes that need not import torch: most commands of the tests take less
+time than that import.
 
-One process imports torch and what export needs of it, and forks for each command. The command runs as in a process of
-its own, with its own arguments, variables, folder and streams; delegraph and its plugins are imported anew in each.
-What such a process cannot show: which modules a command imports, and what depends on the seed of hashes.
+One process imports torch and what export needs of it, and forks for each command. The
+command runs as in a process of its own, with its own arguments, variables, folder and
+streams; delegraph and its plugins are imported anew in each. What such a process cannot
+show: which modules a command imports, and what depends on the seed of hashes.
 """
 
 import atexit
@@ -53,26 +55,41 @@ if plain and seed in {seeds!r}:
     os._exit(status)
 os.execv({python!r}, [{python!r}, *words])
 """
-"""Is called as if it were Python: it hands a command to the process that has imported torch, and ends as that does."""
-FOLDER, OWNER, EXECUTABLE = "WARM_FOLDER", "WARM_OWNER", "WARM_EXECUTABLE"
-"""Variables: where warm processes listen, who they end with, and what ``sys.executable`` is in them."""
+"""Is called as if it were Python: it hands a command to the process that has imported
+torch, and ends as that does.
+"""
+FOLDER = "WARM_FOLDER"
+OWNER = "WARM_OWNER"
+EXECUTABLE = "WARM_EXECUTABLE"
+"""Variables: where warm processes listen, who they end with, and what
+``sys.executable`` is in them.
+"""
 
 
 def open_session() -> None:
-    """Let this process and all that it starts share their warm processes, until it ends."""
+    """Let this process and all that it starts share their warm processes, until it
+    ends.
+    """
     if FOLDER not in os.environ:
-        os.environ[FOLDER], os.environ[OWNER] = tempfile.mkdtemp(prefix="warm-"), str(os.getpid())
+        os.environ[FOLDER], os.environ[OWNER] = (
+            tempfile.mkdtemp(prefix="warm-"),
+            str(os.getpid()),
+        )
         atexit.register(
-            lambda folder, owner: os.getpid() == owner and shutil.rmtree(folder), os.environ[FOLDER], os.getpid()
+            lambda folder, owner: os.getpid() == owner and shutil.rmtree(folder),
+            os.environ[FOLDER],
+            os.getpid(),
         )
 
 
 @functools.cache
 def warm_python(*seeds: str, prepare: str = "") -> str:
-    """The path of a Python that has imported torch already, where hashes have one of these seeds, "random" by default.
+    """The path of a Python that has imported torch already, where hashes have one of
+    these seeds, "random" by default.
 
-    With options other than -c, -m and -W, or another PYTHONHASHSEED, it is the usual Python. The process that it is
-    forked from has run ``prepare``, code, and starts when it is first needed.
+    With options other than -c, -m and -W, or another PYTHONHASHSEED, it is the usual
+    Python. The process that it is forked from has run ``prepare``, code, and starts
+    when it is first needed.
     """
     open_session()
     seeds = seeds or ("random",)
@@ -80,8 +97,13 @@ def warm_python(*seeds: str, prepare: str = "") -> str:
     shim = Path(os.environ[FOLDER], name)
     text = SHIM.format(
         **{"python": sys.executable, "file": __file__, "seeds": seeds},
-        **{"address": f"{shim}.", "prepare": prepare, "unset": seeds[0] if len(seeds) == 1 else "random"},
-        owner_is=f"{OWNER}={os.environ[OWNER]!r}",  # whoever calls first may have none of these variables
+        **{
+            "address": f"{shim}.",
+            "prepare": prepare,
+            "unset": seeds[0] if len(seeds) == 1 else "random",
+        },
+        # whoever calls first may have none of these variables
+        owner_is=f"{OWNER}={os.environ[OWNER]!r}",
     )
     with tempfile.NamedTemporaryFile("w", dir=shim.parent, delete=False) as file:
         file.write(text)
@@ -99,24 +121,35 @@ export_fixed()
 
 
 def kit_python() -> str:
-    """A Python for the processes that the kit's checks run in: the common programs are exported there already."""
+    """A Python for the processes that the kit's checks run in: the common programs are
+    exported there already.
+    """
     return warm_python("1", "2", prepare=KIT)
 
 
 def with_warm_kit() -> dict[str, str]:
-    """Variables for a command of ``warm_python``, that its kit may start processes with ``kit_python``."""
+    """Variables for a command of ``warm_python``, that its kit may start processes with
+    ``kit_python``.
+    """
     return {EXECUTABLE: kit_python(), "OMP_NUM_THREADS": "1"}
 
 
 def start(address: str, seed: str, prepare: str) -> None:
-    """Start the process that listens at ``address`` unless somebody did, and wait until it does."""
+    """Start the process that listens at ``address`` unless somebody did, and wait until
+    it does.
+    """
     with open(f"{address}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if os.path.exists(address):
             return
         kept = ("PYTHONPATH",)  # where delegraph is, if it is not installed
-        variables = {n: value for n, value in os.environ.items() if n in kept or not n.startswith("PYTHON")}
-        with open(f"{address}.log", "wb") as log:  # whoever needed it first waits for the end of its own streams
+        variables = {
+            n: value
+            for n, value in os.environ.items()
+            if n in kept or not n.startswith("PYTHON")
+        }
+        # whoever needed it first waits for the end of its own streams
+        with open(f"{address}.log", "wb") as log:
             server = subprocess.Popen(
                 [sys.executable, "-P", __file__, "serve", address, prepare],
                 **{"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log},
@@ -125,12 +158,17 @@ def start(address: str, seed: str, prepare: str) -> None:
             )
         while not os.path.exists(address):
             if server.poll() is not None:
-                sys.exit(f"no process could import torch beforehand: {Path(log.name).read_text()[-2000:]}")
+                sys.exit(
+                    "no process could import torch beforehand:"
+                    f" {Path(log.name).read_text()[-2000:]}"
+                )
             time.sleep(0.02)
 
 
 def serve(address: str) -> tuple[list[str], str, dict[str, str]]:
-    """Fork for each command that comes to ``address`` until the owner ends. Returns in the forked processes only."""
+    """Fork for each command that comes to ``address`` until the owner ends. Returns in
+    the forked processes only.
+    """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mine = f"{address}.{os.getpid()}"
     listener.bind(mine)
@@ -189,7 +227,16 @@ def run(arguments: list[str], folder: str, variables: dict[str, str]) -> None:
         arguments = arguments[2:]
     first, *others = arguments
     paths = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sys.path[:0] = ["" if first == "-c" else folder if first == "-m" else str(Path(first).resolve().parent), *paths]
+    sys.path[:0] = [
+        (
+            ""
+            if first == "-c"
+            else folder
+            if first == "-m"
+            else str(Path(first).resolve().parent)
+        ),
+        *paths,
+    ]
     importlib.invalidate_caches()
     if first == "-c":
         sys.argv = ["-c", *others[1:]]
@@ -204,7 +251,9 @@ def run(arguments: list[str], folder: str, variables: dict[str, str]) -> None:
 
 
 def end(raised: BaseException | None) -> NoReturn:
-    """End as Python does, but without taking apart what was imported, which takes as long as importing it."""
+    """End as Python does, but without taking apart what was imported, which takes as
+    long as importing it.
+    """
     code: object = 0
     if isinstance(raised, SystemExit):
         code = raised.code
@@ -225,7 +274,8 @@ def end(raised: BaseException | None) -> NoReturn:
 def import_torch(prepare: str) -> None:
     import torch
 
-    torch.export.export(torch.nn.ReLU(), (torch.zeros(1),))  # the first export imports more than torch itself
+    # the first export imports more than torch itself
+    torch.export.export(torch.nn.ReLU(), (torch.zeros(1),))
     exec(prepare)
     gc.collect()
     gc.freeze()

@@ -1,7 +1,9 @@
-"""A program format of a plugin's own: a zip of the delegates' blobs, a JSON about them, and what the host computes.
+"""A program format of a plugin's own: a zip of the delegates' blobs, a JSON about them,
+and what the host computes.
 
-The host's operators stay an exported program. In it, a call of a delegate becomes a call of ``zipped::delegate`` with
-the delegate's number, since ``torch.export.save`` can write calls of operators.
+The host's operators stay an exported program. In it, a call of a delegate becomes a
+call of ``zipped::delegate`` with the delegate's number, since ``torch.export.save`` can
+write calls of operators.
 """
 
 import io
@@ -9,7 +11,12 @@ import json
 import zipfile
 
 import torch
-from delegraph.backend import BackendDetails, CompileSpec, NamedDataStore, PreprocessResult
+from delegraph.backend import (
+    BackendDetails,
+    CompileSpec,
+    NamedDataStore,
+    PreprocessResult,
+)
 from delegraph.errors import FormatError, OptionError
 from delegraph.formats import ProgramFormat, join
 from delegraph.partitioner import CapabilityPartitioner
@@ -18,8 +25,11 @@ from delegraph_programs import build_program, copy_node, root_call
 from delegraph_programs.exported_program import CALL_DELEGATE
 from torch.fx import Graph
 
-if not hasattr(torch.ops.zipped, "delegate"):  # this module may be imported from several folders
-    torch.library.define("zipped::delegate", "(Tensor[] inputs, int number) -> Tensor[]")
+# this module may be imported from several folders
+if not hasattr(torch.ops.zipped, "delegate"):
+    torch.library.define(
+        "zipped::delegate", "(Tensor[] inputs, int number) -> Tensor[]"
+    )
 DELEGATE = torch.ops.zipped.delegate.default
 
 
@@ -33,7 +43,10 @@ class Contents:
         return self.table
 
     def __str__(self):
-        rows = [f"{d['method']}: {d['name']} of {d['backend_id']}" for d in self.table["delegates"]]
+        rows = [
+            f"{d['method']}: {d['name']} of {d['backend_id']}"
+            for d in self.table["delegates"]
+        ]
         return "\n".join([f"methods: {', '.join(self.table['methods'])}", *rows])
 
 
@@ -41,15 +54,28 @@ class ZipFormat(ProgramFormat):
     @staticmethod
     def serialize(program, options):
         if unknown := set(options) - {"compress"}:
-            raise OptionError("option-invalid", f"a .zipped file has no option {unknown.pop()!r}")
+            raise OptionError(
+                "option-invalid", f"a .zipped file has no option {unknown.pop()!r}"
+            )
         file = io.BytesIO()
         with zipfile.ZipFile(file, "w", 8 if options.get("compress") else 0) as archive:
-            rows = [_write_delegate(archive, k, d) for k, d in enumerate(program.delegates)]
-            archive.writestr("program.json", json.dumps({"methods": list(program.methods), "delegates": rows}))
+            rows = [
+                _write_delegate(archive, k, d) for k, d in enumerate(program.delegates)
+            ]
+            archive.writestr(
+                "program.json",
+                json.dumps({"methods": list(program.methods), "delegates": rows}),
+            )
             for method in program.methods:
-                numbers = {d.name: k for k, d in enumerate(program.delegates) if d.method == method}
+                numbers = {
+                    d.name: k
+                    for k, d in enumerate(program.delegates)
+                    if d.method == method
+                }
                 content = io.BytesIO()
-                torch.export.save(_host_part(program.exported_program(method), numbers), content)
+                torch.export.save(
+                    _host_part(program.exported_program(method), numbers), content
+                )
                 archive.writestr(f"{method}.pt2", content.getvalue())
         return file.getvalue()
 
@@ -57,9 +83,18 @@ class ZipFormat(ProgramFormat):
     def read(path, load_delegate):
         with _opened(path) as archive:
             table = json.loads(archive.read("program.json"))
-            delegates = [_read_delegate(archive, row, load_delegate) for row in table["delegates"]]
-            programs = {m: torch.export.load(io.BytesIO(archive.read(f"{m}.pt2"))) for m in table["methods"]}
-        return {method: _callable(program, delegates) for method, program in programs.items()}
+            delegates = [
+                _read_delegate(archive, row, load_delegate)
+                for row in table["delegates"]
+            ]
+            programs = {
+                m: torch.export.load(io.BytesIO(archive.read(f"{m}.pt2")))
+                for m in table["methods"]
+            }
+        return {
+            method: _callable(program, delegates)
+            for method, program in programs.items()
+        }
 
     @staticmethod
     def inspect(path):
@@ -92,24 +127,35 @@ def _write_delegate(archive, number, delegate):
 
 
 def _read_delegate(archive, row, load_delegate):
-    specs = [CompileSpec(key, bytes.fromhex(value)) for key, value in row["compile_specs"]]
-    data = {key: archive.read(f"data/{row['number']}/{key}") for key in row["named_data"]}
-    return load_delegate(row["backend_id"], archive.read(f"blobs/{row['number']}"), specs, data)
+    specs = [
+        CompileSpec(key, bytes.fromhex(value)) for key, value in row["compile_specs"]
+    ]
+    data = {
+        key: archive.read(f"data/{row['number']}/{key}") for key in row["named_data"]
+    }
+    return load_delegate(
+        row["backend_id"], archive.read(f"blobs/{row['number']}"), specs, data
+    )
 
 
 def _host_part(program, numbers):
     """The program without its delegates, which are numbered where they are called."""
-    graph, copies = Graph(), {}
+    graph = Graph()
+    copies = {}
     for node in program.graph.nodes:
         if node.target is CALL_DELEGATE:
             owner, *inputs = node.args
-            copies[node] = graph.call_function(DELEGATE, ([copies[i] for i in inputs], numbers[owner.target]))
+            copies[node] = graph.call_function(
+                DELEGATE, ([copies[i] for i in inputs], numbers[owner.target])
+            )
             copies[node].meta = {**node.meta, "val": list(node.meta["val"])}
         elif node.op != "get_attr" or node.target not in numbers:
             copies[node] = copy_node(graph, node, copies.__getitem__)
     signature = program.graph_signature
     specs = signature.input_specs, signature.output_specs
-    return build_program(program.graph_module, graph, *specs, program, root_call(program))
+    return build_program(
+        program.graph_module, graph, *specs, program, root_call(program)
+    )
 
 
 class Delegate(torch.nn.Module):
@@ -127,13 +173,15 @@ def _callable(program, delegates):
     for node in module.graph.nodes:
         if node.target is DELEGATE:
             inputs, number = node.args
-            node.op, node.target, node.args = "call_module", f"delegate_{number}", tuple(inputs)
+            node.op = "call_module"
+            node.target = f"delegate_{number}"
+            node.args = tuple(inputs)
             module.add_module(node.target, Delegate(delegates[number]))
     module.recompile()
     return module
 
 
-# --- a backend to save: its blobs are exported programs ---------------------------------------------------------------
+# --- a backend to save: its blobs are exported programs -------------------------------
 
 
 class SelfContainedBackend(BackendDetails):
@@ -146,14 +194,18 @@ class SelfContainedBackend(BackendDetails):
         store = NamedDataStore()
         key = f"program of {len(content.getvalue())} bytes"
         store.add_named_data(key, content.getvalue())
-        return PreprocessResult(key.encode(), data_store_output=store.get_named_data_store_output())
+        return PreprocessResult(
+            key.encode(), data_store_output=store.get_named_data_store_output()
+        )
 
 
 class SelfContainedRuntime(BackendRuntime):
     @staticmethod
     def load(processed_bytes, compile_specs, named_data):
         assert [s.value for s in compile_specs] == [b"\x00setting"]
-        module = torch.export.load(io.BytesIO(named_data[processed_bytes.decode()])).module(check_guards=False)
+        module = torch.export.load(
+            io.BytesIO(named_data[processed_bytes.decode()])
+        ).module(check_guards=False)
         return lambda *args: tuple(module(*args))
 
 
@@ -162,4 +214,6 @@ class NoSort(CapabilityPartitioner):
         def why_not(node):
             return "it cannot sort" if "sort" in str(node.target) else None
 
-        super().__init__(why_not, "SelfContainedBackend", [CompileSpec("setting", b"\x00setting")])
+        super().__init__(
+            why_not, "SelfContainedBackend", [CompileSpec("setting", b"\x00setting")]
+        )

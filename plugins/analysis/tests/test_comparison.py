@@ -37,19 +37,27 @@ class Net(torch.nn.Module):
 
 def refuse_others(names):
     takes = {f"aten.{name}" for name in names.split()}
-    return lambda node: "no" if takes and str(node.target).rpartition(".")[0] not in takes else None
+    return lambda node: (
+        "no" if takes and str(node.target).rpartition(".")[0] not in takes else None
+    )
 
 
 @pytest.fixture(scope="module")
 def found():
     registry = Registry(discover=False)
-    kinds = ((EchoBackend, "sin add", EchoRuntime), (MuteBackend, "relu add", None), (BrokenBackend, "", None))
+    kinds = (
+        (EchoBackend, "sin add", EchoRuntime),
+        (MuteBackend, "relu add", None),
+        (BrokenBackend, "", None),
+    )
     for kind, names, runtime in kinds:
         partitioner = CapabilityPartitioner(refuse_others(names), kind.__name__)
         registry.register(kind, partitioner=partitioner, runtime=runtime)
     backends = ["echobackend", "mutebackend", "brokenbackend"]
     Net.exports = 0
-    compared = delegraph.compare(Net().eval(), (torch.ones(3),), backends=backends, registry=registry)
+    compared = delegraph.compare(
+        Net().eval(), (torch.ones(3),), backends=backends, registry=registry
+    )
     assert Net.exports == 1  # whatever the number of backends
     return registry, compared
 
@@ -57,24 +65,43 @@ def found():
 def test_a_row_for_each_backend_and_one_for_all(found):
     _, compared = found
     echo, mute, broken, together = compared.candidates
-    assert [c.backends for c in compared.candidates[:3]] == [("echobackend",), ("mutebackend",), ("brokenbackend",)]
-    assert echo.report.delegated_share == 0.5 and echo.relative_error == 0 and echo.run_seconds > 0
-    assert mute.run_seconds is None and mute.error.code == "no-runtime" and mute.bytes == 4
+    assert [c.backends for c in compared.candidates[:3]] == [
+        ("echobackend",),
+        ("mutebackend",),
+        ("brokenbackend",),
+    ]
+    assert (
+        echo.report.delegated_share == 0.5
+        and echo.relative_error == 0
+        and echo.run_seconds > 0
+    )
+    assert (
+        mute.run_seconds is None and mute.error.code == "no-runtime" and mute.bytes == 4
+    )
     assert broken.report is None and broken.error.code == "contract-violation"
-    assert together.backends == ("echobackend", "mutebackend", "brokenbackend") and together.error is not None
-    assert compared.alone == {"echobackend": {"aten.sin.default": 1}, "mutebackend": {"aten.relu.default": 1}}
+    assert (
+        together.backends == ("echobackend", "mutebackend", "brokenbackend")
+        and together.error is not None
+    )
+    assert compared.alone == {
+        "echobackend": {"aten.sin.default": 1},
+        "mutebackend": {"aten.relu.default": 1},
+    }
     assert compared.eager_seconds > 0
 
 
 def test_nobody_lowers_while_the_model_is_timed(found, monkeypatch):
-    timed, held = comparison.call_methods, []
+    timed = comparison.call_methods
+    held = []
 
     def watched(methods, *rest):
         held.append((type(next(iter(methods.values()))).__name__, TRACING.is_mine()))
         return timed(methods, *rest)
 
     monkeypatch.setattr(comparison, "call_methods", watched)
-    delegraph.compare(Net().eval(), (torch.ones(3),), backends=["echobackend"], registry=found[0])
+    delegraph.compare(
+        Net().eval(), (torch.ones(3),), backends=["echobackend"], registry=found[0]
+    )
     turn = [("GraphModule", True), ("Executable", False)]
     assert held == turn * (1 + comparison.RUNS), "eager and the lowering take turns"
 
@@ -84,7 +111,8 @@ class FailingRuntime(EchoRuntime):
 
     @staticmethod
     def load(*parts):
-        calls, run = [], EchoRuntime.load(*parts)
+        calls = []
+        run = EchoRuntime.load(*parts)
 
         def call(*args):
             calls.append(args)
@@ -106,17 +134,31 @@ def test_a_run_that_fails_ends_its_row_and_no_input_is_written(capsys):
     registry = Registry(discover=False)
     for name, runtime in (("good", EchoRuntime), ("failing", FailingRuntime)):
         kind = type(name, (EchoBackend,), {})
-        registry.register(kind, partitioner=CapabilityPartitioner(refuse_others("sin"), name), runtime=runtime)
+        registry.register(
+            kind,
+            partitioner=CapabilityPartitioner(refuse_others("sin"), name),
+            runtime=runtime,
+        )
     given = torch.ones(3)
-    compared = delegraph.compare(Doubling().eval(), (given,), backends=["good", "failing"], registry=registry)
+    compared = delegraph.compare(
+        Doubling().eval(), (given,), backends=["good", "failing"], registry=registry
+    )
     good, failing, _ = compared.candidates
     assert given.tolist() == [1, 1, 1] and good.relative_error == 0
     low, high = good.spread
     assert low <= good.run_seconds <= high and good.first_seconds > 0
-    assert failing.first_seconds > 0 and failing.run_seconds is None and failing.error.code == "plugin-failed"
+    assert (
+        failing.first_seconds > 0
+        and failing.run_seconds is None
+        and failing.error.code == "plugin-failed"
+    )
     assert failing.verifications is None and "no more" in str(compared)
     rows = compared.to_json()
-    assert rows["runs"] == comparison.RUNS and rows["candidates"][0]["spread"] == [low, high] and "load" in rows
+    assert (
+        rows["runs"] == comparison.RUNS
+        and rows["candidates"][0]["spread"] == [low, high]
+        and "load" in rows
+    )
 
 
 def test_text(found):
@@ -134,16 +176,32 @@ def test_on_a_narrow_terminal_lowerings_stand_one_below_the_other(found):
     assert compared.text(1000) == compared.text() == str(compared)
     lines = compared.text(40).split("\n")
     heads = [line for line in lines if not line.startswith(" ")]
-    assert heads[:5] == [*(" + ".join(c.backends) for c in compared.candidates), "eager"]
-    assert max(len(line) for line in lines if line.startswith("  ") and "  error" not in line) <= 40
+    assert heads[:5] == [
+        *(" + ".join(c.backends) for c in compared.candidates),
+        "eager",
+    ]
+    assert (
+        max(
+            len(line)
+            for line in lines
+            if line.startswith("  ") and "  error" not in line
+        )
+        <= 40
+    )
 
 
 def test_programs_without_inputs_are_lowered_and_not_run(found):
     registry, _ = found
     program = torch.export.export(Net().eval(), (torch.ones(3),))
     program._example_inputs = None
-    (row,) = delegraph.compare(program, backends=["echobackend"], registry=registry).candidates
-    assert row.report.delegated_share == 0.5 and row.run_seconds is None and row.error is None
+    (row,) = delegraph.compare(
+        program, backends=["echobackend"], registry=registry
+    ).candidates
+    assert (
+        row.report.delegated_share == 0.5
+        and row.run_seconds is None
+        and row.error is None
+    )
 
 
 def test_all_that_can_be_used_are_compared_if_none_is_named(found):
@@ -152,14 +210,19 @@ def test_all_that_can_be_used_are_compared_if_none_is_named(found):
         delegraph.compare(Net().eval(), torch.ones(3), registry=registry)
     for name in ("b", "a"):
         partitioner = CapabilityPartitioner(refuse_others(""), name)
-        registry.register(type(name, (EchoBackend,), {}), partitioner=partitioner, runtime=EchoRuntime)
+        registry.register(
+            type(name, (EchoBackend,), {}), partitioner=partitioner, runtime=EchoRuntime
+        )
     rows = delegraph.compare(Net().eval(), torch.ones(3), registry=registry).candidates
     assert [row.backends for row in rows] == [("a",), ("b",), ("a", "b")]
 
 
 @pytest.mark.parametrize(
-    "backends, error", [([], OptionError), ("echobackend", OptionError), (["no"], BackendNotFound)]
+    "backends, error",
+    [([], OptionError), ("echobackend", OptionError), (["no"], BackendNotFound)],
 )
 def test_wrong_backends(found, backends, error):
     with pytest.raises(error):
-        delegraph.compare(Net().eval(), (torch.ones(3),), backends=backends, registry=found[0])
+        delegraph.compare(
+            Net().eval(), (torch.ones(3),), backends=backends, registry=found[0]
+        )

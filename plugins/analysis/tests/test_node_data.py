@@ -1,7 +1,9 @@
-"""Node data for Model Explorer: each figure is at the node of the user's program, and of the file, that it is of.
+"""Node data for Model Explorer: each figure is at the node of the user's program, and
+of the file, that it is of.
 
-What Model Explorer calls these nodes was taken from its adapter for ``.pt2`` files, and Arm's for ``.tosa`` files;
-Model Explorer 0.1.34 shows all columns of both beside these nodes, looked at in a browser.
+What Model Explorer calls these nodes was taken from its adapter for ``.pt2`` files, and
+Arm's for ``.tosa`` files; Model Explorer 0.1.34 shows all columns of both beside these
+nodes, looked at in a browser.
 """
 
 import contextlib
@@ -27,11 +29,14 @@ from torch import nn
 
 
 class Net(nn.Module):
-    """A normalization that is decomposed, an operator that is refused between two delegates, a dropout that goes."""
+    """A normalization that is decomposed, an operator that is refused between two
+    delegates, a dropout that goes.
+    """
 
     def __init__(self):
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.GroupNorm(2, 4)
 
     def forward(self, x):
         y = nn.functional.dropout(self.norm(self.conv(x)), 0.5, self.training)
@@ -49,7 +54,10 @@ def exported():
 
 def results(columns, graph="graph"):
     """Column -> node -> value, from what is written."""
-    return {c.name: {n: r["value"] for n, r in c.to_json()[graph]["results"].items()} for c in columns}
+    return {
+        c.name: {n: r["value"] for n, r in c.to_json()[graph]["results"].items()}
+        for c in columns
+    }
 
 
 def test_figures_are_at_the_nodes_of_the_exported_program(exported):
@@ -60,24 +68,41 @@ def test_figures_are_at_the_nodes_of_the_exported_program(exported):
     names = {n.name: n for n in exported.graph.nodes}
     assert all(set(column) <= set(names) for column in shown.values())
     computing = {"conv2d", "group_norm", "add", "linalg_inv_ex", "mul_1"}
-    assert computing <= set(shown["delegate"]) and computing == set(shown["error"]) - {"eye", "mul"}
+    assert computing <= set(shown["delegate"]) and computing == set(shown["error"]) - {
+        "eye",
+        "mul",
+    }
     assert shown["delegate"]["group_norm"].startswith("lowered_module_0 of tosa: ")
     assert shown["delegate"]["mul_1"].startswith("lowered_module_1 of tosa: ")
     assert shown["delegate"]["linalg_inv_ex"] == "host"
-    assert shown["refusal"] == {"linalg_inv_ex": "tosa: no TOSA lowering for this operator"}
+    assert shown["refusal"] == {
+        "linalg_inv_ex": "tosa: no TOSA lowering for this operator"
+    }
     assert "self.norm(self.conv(x))" in shown["source"]["conv2d"]
-    of_norm = [o.figures.relative_error for o in found.operators if "norm" in (o.source.code if o.source else "")]
+    of_norm = [
+        o.figures.relative_error
+        for o in found.operators
+        if "norm" in (o.source.code if o.source else "")
+    ]
     assert shown["error"]["group_norm"] in of_norm
-    colors = [r["bgColor"] for r in lowered.node_data()[0].to_json()["graph"]["results"].values() if "bgColor" in r]
+    colors = [
+        r["bgColor"]
+        for r in lowered.node_data()[0].to_json()["graph"]["results"].values()
+        if "bgColor" in r
+    ]
     assert len(set(colors)) == 1  # both delegates are of one backend
     errors = lowered.node_data(verification=verification)[-1].to_json()["graph"]
-    assert {r["bgColor"] for r in errors["results"].values()} == {"#d5efd5"} and "gradient" not in errors
+    assert {r["bgColor"] for r in errors["results"].values()} == {
+        "#d5efd5"
+    } and "gradient" not in errors
     lowered.report.release()
     with pytest.raises(InputError, match="before the report is released"):
         lowered.node_data()
 
 
-def test_a_value_that_is_not_finite_stays_a_number_and_numbers_of_several_parts_are_the_worst(exported):
+def test_a_value_that_is_not_finite_stays_a_number_and_numbers_of_several_parts_are_the_worst(
+    exported,
+):
     from delegraph_analysis import NodeData
 
     data = NodeData(
@@ -119,12 +144,23 @@ def run(*words):
     return code, out.getvalue()
 
 
-def test_the_command_line_writes_a_file_a_column_also_for_the_nodes_of_the_file(tmp_path):
+def test_the_command_line_writes_a_file_a_column_also_for_the_nodes_of_the_file(
+    tmp_path,
+):
     (tmp_path / "m.py").write_text(MODEL)
-    given = ("lower", f"{tmp_path / 'm.py'}:net", "--backend=tosa", "--report", tmp_path / "n.nodes.json")
+    given = (
+        "lower",
+        f"{tmp_path / 'm.py'}:net",
+        "--backend=tosa",
+        "--report",
+        tmp_path / "n.nodes.json",
+    )
     code, out = run(*given, "--verify-operators", "-o", tmp_path / "m.tosa")
     assert code == 0 and f"wrote {tmp_path / 'n.delegate.json'}, " in out
-    columns = {p.name.split(".")[1]: json.loads(p.read_text()) for p in tmp_path.glob("n.*.json")}
+    columns = {
+        p.name.split(".")[1]: json.loads(p.read_text())
+        for p in tmp_path.glob("n.*.json")
+    }
     assert set(columns) == {"delegate", "source", "refusal", "error"}
     _, numbers = read_numbered((tmp_path / "m.tosa").read_bytes())
     nodes = {f"main/op{number}": operator.name for operator, number in numbers.items()}
@@ -133,10 +169,21 @@ def test_the_command_line_writes_a_file_a_column_also_for_the_nodes_of_the_file(
     assert {nodes[n] for n in of_file} >= {"CONV2D", "CLAMP", "MUL"}
     assert set(columns["error"]["main"]["results"]) == set(of_file)
     assert columns["refusal"] == {"graph": {"name": "refusal", "results": {}}}
-    assert run(*given, "--max-delegates=0")[0] == 1 and len(list(tmp_path.glob("n.*.json"))) == 4
-    run("lower", f"{tmp_path / 'm.py'}:both", "--backend=tosa", "--report", tmp_path / "b.nodes.json")
+    assert (
+        run(*given, "--max-delegates=0")[0] == 1
+        and len(list(tmp_path.glob("n.*.json"))) == 4
+    )
+    run(
+        "lower",
+        f"{tmp_path / 'm.py'}:both",
+        "--backend=tosa",
+        "--report",
+        tmp_path / "b.nodes.json",
+    )
     assert {p.name for p in tmp_path.glob("b.*.json")} == {
-        f"b.{m}.{c}.json" for m in ("one", "two") for c in ("delegate", "source", "refusal")
+        f"b.{m}.{c}.json"
+        for m in ("one", "two")
+        for c in ("delegate", "source", "refusal")
     }
 
 
@@ -145,8 +192,13 @@ class FusingBackend(BackendDetails):
 
     @staticmethod
     def preprocess(edge_program, compile_specs):
-        first, second, third = (n.meta["debug_handle"] for n in edge_program.graph.nodes if n.op == "call_function")
-        handles, figures = {"f": (first, second), "l": (third,)}, {"f": {"cycles": 5}, "l": {"cycles": 7}}
+        first, second, third = (
+            n.meta["debug_handle"]
+            for n in edge_program.graph.nodes
+            if n.op == "call_function"
+        )
+        handles = {"f": (first, second), "l": (third,)}
+        figures = {"f": {"cycles": 5}, "l": {"cycles": 7}}
         return PreprocessResult(b"", handles, figures=figures)
 
 
@@ -159,22 +211,42 @@ def test_figures_of_a_backend_are_columns_and_a_table_of_the_page(tmp_path):
     registry = Registry(discover=False)
     registry.register(FusingBackend)
     partitioner = CapabilityPartitioner(lambda n: None, "FusingBackend")
-    lowered = delegraph.lower(Chain().eval(), (torch.ones(2),), backends=[partitioner], registry=registry)
+    lowered = delegraph.lower(
+        Chain().eval(), (torch.ones(2),), backends=[partitioner], registry=registry
+    )
     columns = {
-        c.name: c for c in node_data_of(lowered.report, "forward", None, lambda identifier: ("file", identifier))
+        c.name: c
+        for c in node_data_of(
+            lowered.report, "forward", None, lambda identifier: ("file", identifier)
+        )
     }
-    assert columns["cycles"].values == {"graph": {"sin": 5, "cos": 5, "tanh": 7}, "file": {"f": 5, "l": 7}}
-    parts = Part("a", "lowered_module_0", 0.5, identifier="f"), Part("b", "x", 0.25, identifier=Border("output", 0))
+    assert columns["cycles"].values == {
+        "graph": {"sin": 5, "cos": 5, "tanh": 7},
+        "file": {"f": 5, "l": 7},
+    }
+    parts = (
+        Part("a", "lowered_module_0", 0.5, identifier="f"),
+        Part("b", "x", 0.25, identifier=Border("output", 0)),
+    )
     profile = ProgramProfile("forward", 1, *[1.0] * 6, None, parts, {})
-    timed = node_data_of(lowered.report, "forward", None, lambda identifier: ("file", identifier), profile)
-    assert {c.name: c for c in timed}["milliseconds"].values["file"] == {"f": 500.0}  # a border is no node of a file
+    timed = node_data_of(
+        lowered.report,
+        "forward",
+        None,
+        lambda identifier: ("file", identifier),
+        profile,
+    )
+    # a border is no node of a file
+    assert {c.name: c for c in timed}["milliseconds"].values["file"] == {"f": 500.0}
     page = lowered.report.to_html()
     rows = page.partition("<h3>By line of the program</h3>")[2].partition("</table>")[0]
     assert "x.sin().cos().tanh()" in rows and ">12<" in rows
 
 
 def test_no_module_takes_a_name_away():
-    """Importing a module makes it an attribute of its package, also where a function had that name."""
+    """Importing a module makes it an attribute of its package, also where a function
+    had that name.
+    """
     import delegraph_analysis
 
     modules = {path.stem for path in Path(delegraph_analysis.__file__).parent.iterdir()}

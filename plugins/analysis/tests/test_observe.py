@@ -41,7 +41,9 @@ class Plugin:
 
     @hookimpl
     def delegraph_partitioners(self):
-        return [PartitionerSpec("slow", "slow", f"{__name__}:SlowPartitioner", default=True)]
+        return [
+            PartitionerSpec("slow", "slow", f"{__name__}:SlowPartitioner", default=True)
+        ]
 
     @hookimpl
     def delegraph_runtimes(self):
@@ -69,10 +71,13 @@ class Double(torch.nn.Module):
 
 
 def told(spent):
-    registry, timer = Registry(discover=False), Timer()
+    registry = Registry(discover=False)
+    timer = Timer()
     registry.register(Plugin())
     SlowRuntime.spent = spent
-    lowered = delegraph.lower(Double().eval(), (torch.ones(2),), backends=["slow"], registry=registry)
+    lowered = delegraph.lower(
+        Double().eval(), (torch.ones(2),), backends=["slow"], registry=registry
+    )
     assert torch.equal(lowered.observe(timer, torch.ones(2)), torch.full((2,), 2.0))
     return timer.found
 
@@ -81,7 +86,9 @@ COPIED = Border("output", 0)
 """What copying the result of a runtime took that is not thread-safe."""
 
 
-@pytest.mark.parametrize("spent", [{7: {"seconds": 0.5, "cycles": 3}, None: {"seconds": 0}}, {}])
+@pytest.mark.parametrize(
+    "spent", [{7: {"seconds": 0.5, "cycles": 3}, None: {"seconds": 0}}, {}]
+)
 def test_a_timer_gets_what_the_operators_took_and_copying_of_results(spent):
     for given in (spent, lambda: spent):
         [(name, is_positive, found)] = told(given)
@@ -91,7 +98,9 @@ def test_a_timer_gets_what_the_operators_took_and_copying_of_results(spent):
 
 def test_a_runtime_whose_results_are_its_callers_has_no_copies(monkeypatch):
     monkeypatch.setattr(SlowRuntime, "thread_safe", True)
-    assert told({7: {"seconds": 0.5}}) == [("lowered_module_0", True, {7: {"seconds": 0.5}})]
+    assert told({7: {"seconds": 0.5}}) == [
+        ("lowered_module_0", True, {7: {"seconds": 0.5}})
+    ]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +116,10 @@ def test_a_runtime_whose_results_are_its_callers_has_no_copies(monkeypatch):
     ],
 )
 def test_wrong_times_name_the_runtime(spent):
-    with pytest.raises(ContractViolation, match="profile of the runtime of SlowBackend makes a delegate that returned"):
+    with pytest.raises(
+        ContractViolation,
+        match="profile of the runtime of SlowBackend makes a delegate that returned",
+    ):
         told(spent)
 
 

@@ -1,4 +1,6 @@
-"""Where the time of a call goes: nothing is spread, nothing is counted twice, and what is on no line says so."""
+"""Where the time of a call goes: nothing is spread, nothing is counted twice, and what
+is on no line says so.
+"""
 
 import importlib
 import json
@@ -42,7 +44,8 @@ def path(tmp_path):
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        self.first = torch.nn.Linear(8, 8)
+        self.second = torch.nn.Linear(8, 8)
 
     def forward(self, x):
         y = torch.sin(self.first(x))
@@ -58,9 +61,18 @@ def test_the_parts_are_the_whole(backends):
     assert total == pytest.approx(found.seconds, rel=0.05)
     for table in (found.by_line(), found.by_module(), found.by_place()):
         assert sum(seconds for _, seconds in table) == pytest.approx(total)
-        assert [seconds for _, seconds in table] == sorted((s for _, s in table), reverse=True)
-    assert {name for name, _ in found.by_module()} >= {"first", "second", "in no module"}
-    assert {name for name, _ in found.by_place()} == {"host", *(d.name for d in lowered.delegates)}
+        assert [seconds for _, seconds in table] == sorted(
+            (s for _, s in table), reverse=True
+        )
+    assert {name for name, _ in found.by_module()} >= {
+        "first",
+        "second",
+        "in no module",
+    }
+    assert {name for name, _ in found.by_place()} == {
+        "host",
+        *(d.name for d in lowered.delegates),
+    }
     code = " ".join(name for name, _ in found.by_line())
     assert "self.first(x)" in code and "linalg.inv_ex" in code and "on no line" in code
 
@@ -69,18 +81,29 @@ class Quantized(torch.nn.Module):
     def forward(self, x):
         ops = torch.ops.quantized_decomposed
         q = ops.quantize_per_tensor.default(x, 0.1, 0, -128, 127, torch.int8)
-        y = torch.relu(ops.dequantize_per_tensor.default(q, 0.1, 0, -128, 127, torch.int8))
+        y = torch.relu(
+            ops.dequantize_per_tensor.default(q, 0.1, 0, -128, 127, torch.int8)
+        )
         return ops.quantize_per_tensor.default(y, 0.1, 0, -128, 127, torch.int8)
 
 
 def test_integers_are_on_the_lines_of_the_floats_that_they_stand_for():
     importlib.import_module("torch.ao.quantization.fx._decomposed")
     options = {"tosa": {"spec": "TOSA-1.0+INT"}}
-    lowered = delegraph.lower(Quantized().eval(), (torch.ones(8),), backends=["tosa"], options=options)
+    lowered = delegraph.lower(
+        Quantized().eval(), (torch.ones(8),), backends=["tosa"], options=options
+    )
     found = lowered.profile(torch.ones(8), repeats=1)
     inside = [part for part in found.parts if part.where != "host" and part.lines]
-    assert inside and all("torch.relu" in line.code or "ops." in line.code for part in inside for line in part.lines)
-    assert {name for name, _ in found.by_place()} == {"host", "lowered_module_0"} and 0 < found.attributed < 1
+    assert inside and all(
+        "torch.relu" in line.code or "ops." in line.code
+        for part in inside
+        for line in part.lines
+    )
+    assert {name for name, _ in found.by_place()} == {
+        "host",
+        "lowered_module_0",
+    } and 0 < found.attributed < 1
 
 
 def test_what_lines_were_fused_into_is_counted_under_all_of_them():
@@ -89,7 +112,9 @@ def test_what_lines_were_fused_into_is_counted_under_all_of_them():
             y = x.reshape(4, 2)
             return y.reshape(2, 4)
 
-    found = delegraph.lower(Fused().eval(), (torch.ones(8),), backends=["tosa"]).profile(torch.ones(8), repeats=1)
+    found = delegraph.lower(
+        Fused().eval(), (torch.ones(8),), backends=["tosa"]
+    ).profile(torch.ones(8), repeats=1)
     assert all(part.seconds >= 0 for part in found.parts)
     lines = [part.lines for part in found.parts if part.where != "host" and part.lines]
     assert any(len(listed) == 2 for listed in lines)
@@ -101,17 +126,34 @@ def test_what_an_engine_fused_when_it_loaded_is_counted_under_all_of_them():
     identifiers = tuple(delegate.debug_handle_map)
     clock = profiling._Clock()
     clock.begin({})
-    clock.spent(delegate, 1.0, lambda: {identifiers: {"seconds": 0.5}, None: {"seconds": 0.125}})
+    clock.spent(
+        delegate, 1.0, lambda: {identifiers: {"seconds": 0.5}, None: {"seconds": 0.125}}
+    )
     whole, moving, rest = clock.finish()
-    assert len(identifiers) > 1 and {*whole.nodes} >= {n.name for n in delegate.nodes if "debug_handle" in n.meta}
-    assert (whole.seconds, whole.identifier, whole.lines != ()) == (0.5, identifiers, True)
+    assert len(identifiers) > 1 and {*whole.nodes} >= {
+        n.name for n in delegate.nodes if "debug_handle" in n.meta
+    }
+    assert (whole.seconds, whole.identifier, whole.lines != ()) == (
+        0.5,
+        identifiers,
+        True,
+    )
     assert (moving.what, moving.lines, rest.seconds) == ("on no operator", (), 0.375)
     clock = profiling._FileClock()
     clock.spent("Acme", 1.0, lambda: {(0, 1): {"seconds": 0.5}, 2: {"seconds": 0.25}})
-    inside = {"0": Origin(("sin",), ("a.py:1", "a.py:2")), "1": Origin(("cos", "sin"), ("a.py:2",))}
+    inside = {
+        "0": Origin(("sin",), ("a.py:1", "a.py:2")),
+        "1": Origin(("cos", "sin"), ("a.py:2",)),
+    }
     clock.see(Step("call", Origin(), inside))
-    told = {part.what: (part.seconds, part.lines) for part in clock.finish() if part.where == "call"}
-    assert told["sin and cos"] == (0.5, ("a.py:1", "a.py:2")) and told["operator 2"] == (0.25, ())
+    told = {
+        part.what: (part.seconds, part.lines)
+        for part in clock.finish()
+        if part.where == "call"
+    }
+    assert told["sin and cos"] == (0.5, ("a.py:1", "a.py:2")) and told[
+        "operator 2"
+    ] == (0.25, ())
 
 
 def test_what_passes_a_border_is_of_the_operator_there_if_that_is_one():
@@ -120,20 +162,33 @@ def test_what_passes_a_border_is_of_the_operator_there_if_that_is_one():
             z = torch.sin(x)
             return z + y, torch.cos(y) * 2
 
-    lowered = delegraph.lower(Ends().eval(), (torch.ones(8), torch.ones(8)), backends=["tosa"])
+    lowered = delegraph.lower(
+        Ends().eval(), (torch.ones(8), torch.ones(8)), backends=["tosa"]
+    )
     [delegate], clock = lowered.delegates, profiling._Clock()
     places = [Border(side, place) for side in ("input", "output") for place in range(3)]
-    clock.spent(delegate, 1.0, lambda: {border: {"seconds": 0.0625} for border in places})
-    found = {part.identifier: [line.code for line in part.lines] for part in clock.finish() if part.identifier}
+    clock.spent(
+        delegate, 1.0, lambda: {border: {"seconds": 0.0625} for border in places}
+    )
+    found = {
+        part.identifier: [line.code for line in part.lines]
+        for part in clock.finish()
+        if part.identifier
+    }
     first, both, beyond = (found[Border("input", place)] for place in range(3))
     assert (first, both, beyond) == (["z = torch.sin(x)"], [], [])
-    assert found[Border("output", 0)] == found[Border("output", 1)] == ["return z + y, torch.cos(y) * 2"]
+    assert (
+        found[Border("output", 0)]
+        == found[Border("output", 1)]
+        == ["return z + y, torch.cos(y) * 2"]
+    )
     assert "handing over input 1" in {part.what for part in clock.finish()}
 
 
 def test_times_are_read_when_the_call_has_ended_or_its_delegate_is_called_again():
     lowered = delegraph.lower(Net().eval(), (torch.eye(8),), backends=["compiler-demo"])
-    delegate, reads = lowered.delegates[0], []
+    delegate = lowered.delegates[0]
+    reads = []
 
     def read(seconds):
         reads.append(seconds)
@@ -145,20 +200,32 @@ def test_times_are_read_when_the_call_has_ended_or_its_delegate_is_called_again(
     assert reads == []
     clock.spent(delegate, 1.0, lambda: read(0.5))
     assert reads == [0.25]
-    assert [part.seconds for part in clock.finish()] == [0.25, 0.75, 0.5, 0.5] and reads == [0.25, 0.5]
+    assert [part.seconds for part in clock.finish()] == [
+        0.25,
+        0.75,
+        0.5,
+        0.5,
+    ] and reads == [0.25, 0.5]
     clock.spent(delegate, 1.0, lambda: read(2.0))  # of a call that fails
     clock.begin({})
     assert clock.finish() == [] and len(reads) == 2
 
 
 def test_what_watching_adds_is_by_pairs_of_calls_of_one_moment():
-    """The machine is three times slower for a while, and each watched call takes twice what the next one does."""
+    """The machine is three times slower for a while, and each watched call takes twice
+    what the next one does.
+    """
     clock = profiling._Clock()
-    watched, plain = iter([9.0, 2.0, 6.0, 6.0, 2.0, 2.0]), iter([9.0, 1.0, 3.0, 3.0, 1.0, 1.0])
-    found = profiling._profile_calls("forward", 5, clock, lambda: next(watched), lambda: next(plain), {})
+    watched = iter([9.0, 2.0, 6.0, 6.0, 2.0, 2.0])
+    plain = iter([9.0, 1.0, 3.0, 3.0, 1.0, 1.0])
+    found = profiling._profile_calls(
+        "forward", 5, clock, lambda: next(watched), lambda: next(plain), {}
+    )
     assert found.watching == 2.0 == found.to_json()["watching"]
     uneven = iter([9.0, 2.0, 8.0, 8.0]), iter([9.0, 1.0, 8.0, 2.0])
-    found = profiling._profile_calls("forward", 3, clock, *(lambda of=of: next(of) for of in uneven), {})
+    found = profiling._profile_calls(
+        "forward", 3, clock, *(lambda of=of: next(of) for of in uneven), {}
+    )
     assert found.watching == 2.0 and found.seconds / found.plain_seconds == 4.0
 
 
@@ -174,44 +241,102 @@ class Counting(torch.nn.Module):
 
 
 def test_neither_state_nor_inputs_are_written():
-    lowered, given = delegraph.lower(Counting(), (torch.ones(3),), backends=["tosa"]), torch.ones(3)
+    lowered = delegraph.lower(Counting(), (torch.ones(3),), backends=["tosa"])
+    given = torch.ones(3)
     lowered.profile(given, repeats=2)
     assert given.tolist() == [1, 1, 1] and lowered(torch.ones(3)).tolist() == [3, 3, 3]
 
 
 def profile_of(*parts):
-    return ProgramProfile("forward", 1, 2.0, 2.0, 2.0, 2.0, 1.0, 3.0, None, parts, {"d": {"cycles": 7}})
+    return ProgramProfile(
+        "forward", 1, 2.0, 2.0, 2.0, 2.0, 1.0, 3.0, None, parts, {"d": {"cycles": 7}}
+    )
 
 
 def test_operators_that_ran_at_the_same_time_are_shares_of_all_of_them():
     line = (Source("net.py", 3, "forward", "x\ncan run: yes\x1b[2J"),)
     text = str(found := profile_of(Part("0", "d", 3.0, line), Part("1", "d", 1.0)))
     assert found.total == 4 and found.attributed == 0.75
-    assert "a runtime ran operators at the same time: their times add up to 4000.000 ms" in text
-    assert "75%" in text and "7 cycles" in text and "\x1b" not in text and "\ncan run" not in text
+    assert (
+        "a runtime ran operators at the same time: their times add up to 4000.000 ms"
+        in text
+    )
+    assert (
+        "75%" in text
+        and "7 cycles" in text
+        and "\x1b" not in text
+        and "\ncan run" not in text
+    )
 
 
 def test_times_are_colours_of_the_page_and_a_column(path, tmp_path, capsys):
-    page, nodes = tmp_path / "r.html", tmp_path / "r.nodes.json"
-    reports = ["--report", page, "--report", nodes, "--report", tmp_path / "r.json", "--report", tmp_path / "r.txt"]
-    assert main(["profile", f"{path}:net", "--backend", "tosa", "--repeats", "1", *map(str, reports)]) == 0
+    page = tmp_path / "r.html"
+    nodes = tmp_path / "r.nodes.json"
+    reports = [
+        "--report",
+        page,
+        "--report",
+        nodes,
+        "--report",
+        tmp_path / "r.json",
+        "--report",
+        tmp_path / "r.txt",
+    ]
+    assert (
+        main(
+            [
+                "profile",
+                f"{path}:net",
+                "--backend",
+                "tosa",
+                "--repeats",
+                "1",
+                *map(str, reports),
+            ]
+        )
+        == 0
+    )
     shown = page.read_text()
-    assert "Where the time of a call goes" in shown and "20 % or more" in shown and ' e4"' in shown
-    column = json.loads((tmp_path / "r.milliseconds.json").read_text())["graph"]["results"]
-    assert {"linear", "sin", "linear_1"} <= column.keys() and all(row["value"] >= 0 for row in column.values())
-    assert json.loads((tmp_path / "r.json").read_text())["profile"]["forward"]["repeats"] == 1
+    assert (
+        "Where the time of a call goes" in shown
+        and "20 % or more" in shown
+        and ' e4"' in shown
+    )
+    column = json.loads((tmp_path / "r.milliseconds.json").read_text())["graph"][
+        "results"
+    ]
+    assert {"linear", "sin", "linear_1"} <= column.keys() and all(
+        row["value"] >= 0 for row in column.values()
+    )
+    assert (
+        json.loads((tmp_path / "r.json").read_text())["profile"]["forward"]["repeats"]
+        == 1
+    )
     assert "by module:" in (tmp_path / "r.txt").read_text()
 
 
 def test_a_picture_says_what_is_whose_and_what_is_of_several_together():
     times = Times(
-        profile_of(Part("0", "d", 0.5, nodes=("a", "b")), Part("1", "d", 0.01, nodes=("a",)), Part("add", "host", 1.49))
+        profile_of(
+            Part("0", "d", 0.5, nodes=("a", "b")),
+            Part("1", "d", 0.01, nodes=("a",)),
+            Part("add", "host", 1.49),
+        )
     )
-    assert [times.heat("d"), times.heat("d", "a"), times.heat("d", "b"), times.heat("d", "c")] == [4, 4, 4, 0]
+    assert [
+        times.heat("d"),
+        times.heat("d", "a"),
+        times.heat("d", "b"),
+        times.heat("d", "c"),
+    ] == [4, 4, 4, 0]
     assert list(times.shown("d", "a")) == ["510 ms, 25.5%, 2 operators together"]
     assert list(times.lines("d", "b")) == ["0: 500 ms for this and 1 more"]
     with pytest.raises(InputError, match="not what profile returned"):
-        render_page(delegraph.lower(Net().eval(), (torch.eye(8),), backends=[]).report, {}, {"forward": 3})
+        render_page(
+            delegraph.lower(Net().eval(), (torch.eye(8),), backends=[]).report,
+            {},
+            {"forward": 3},
+        )
 
 
 def test_inputs_in_another_number_and_repeats_of_none_are_errors():
@@ -228,12 +353,20 @@ def test_the_command_prints_it_as_text_and_json(path, capsys):
     assert main(words) == 0
     shown = capsys.readouterr().out
     assert (
-        shown.startswith("method forward: ") and "by line:" in shown and "by module:" in shown and "by place:" in shown
+        shown.startswith("method forward: ")
+        and "by line:" in shown
+        and "by module:" in shown
+        and "by place:" in shown
     )
     assert main([*words, "--json"]) == 0
     [method] = json.loads(capsys.readouterr().out)["methods"]
-    assert method["repeats"] == 2 and {"lines", "modules", "places", "parts", "attributed"} <= method.keys()
-    assert any(line.endswith("net.py:10") for part in method["parts"] for line in part["lines"])
+    assert (
+        method["repeats"] == 2
+        and {"lines", "modules", "places", "parts", "attributed"} <= method.keys()
+    )
+    assert any(
+        line.endswith("net.py:10") for part in method["parts"] for line in part["lines"]
+    )
 
 
 class Summing(Net):
@@ -243,43 +376,77 @@ class Summing(Net):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A program of two delegates and a host operator, saved with its side file and without, and one of a delegate."""
+    """A program of two delegates and a host operator, saved with its side file and
+    without, and one of a delegate.
+    """
     folder = tmp_path_factory.mktemp("saved")
-    lowered = delegraph.lower(Summing().eval(), (torch.eye(8),), backends=["compiler-demo"])
+    lowered = delegraph.lower(
+        Summing().eval(), (torch.eye(8),), backends=["compiler-demo"]
+    )
     lowered.save(folder / "with.pte", debug_file=True)
     lowered.save(folder / "bare.pte")
-    delegraph.lower(torch.nn.Linear(8, 8), (torch.eye(8),), backends=["tosa"]).save(folder / "whole.tosa")
+    delegraph.lower(torch.nn.Linear(8, 8), (torch.eye(8),), backends=["tosa"]).save(
+        folder / "whole.tosa"
+    )
     return folder
 
 
-def test_a_saved_program_is_timed_by_instruction_and_its_lines_are_those_of_the_side_file(saved):
+def test_a_saved_program_is_timed_by_instruction_and_its_lines_are_those_of_the_side_file(
+    saved,
+):
     found = delegraph.load(saved / "with.pte").profile(torch.eye(8), repeats=2)
     assert found.total == pytest.approx(found.seconds, rel=0.1)
     lines = " ".join(name for name, _ in found.by_line())
     assert "torch.cumsum(self.first(x), 1)" in lines and "on no line" in lines
-    assert {"BackendWithCompilerDemo 0", "BackendWithCompilerDemo 1", "host"} == {name for name, _ in found.by_place()}
-    assert {"aten.cumsum.default", "aten.linear.default"} <= {name for name, _ in found.by_operator()}
+    assert {"BackendWithCompilerDemo 0", "BackendWithCompilerDemo 1", "host"} == {
+        name for name, _ in found.by_place()
+    }
+    assert {"aten.cumsum.default", "aten.linear.default"} <= {
+        name for name, _ in found.by_operator()
+    }
     bare = delegraph.load(saved / "bare.pte").profile(torch.eye(8), repeats=1)
-    assert bare.attributed == 0 and "by line:" not in str(bare) and "by operator:" in str(bare)
+    assert (
+        bare.attributed == 0
+        and "by line:" not in str(bare)
+        and "by operator:" in str(bare)
+    )
 
 
 def test_delegates_of_a_format_that_knows_no_steps_are_timed(saved, capsys):
     assert main(["profile", str(saved / "whole.tosa"), "--repeats", "1"]) == 0
     shown = capsys.readouterr().out
-    assert "0% of it on lines of the program" in shown and "TOSABackend" in shown and "by module" not in shown
+    assert (
+        "0% of it on lines of the program" in shown
+        and "TOSABackend" in shown
+        and "by module" not in shown
+    )
 
 
-def test_the_operators_of_a_tosa_file_are_on_the_lines_that_it_was_written_with(tmp_path):
+def test_the_operators_of_a_tosa_file_are_on_the_lines_that_it_was_written_with(
+    tmp_path,
+):
     class Model(torch.nn.Module):
         def forward(self, x):
             y = x.dim() and x.sin()
             return (y + x.cos()).abs()
 
-    lowered = delegraph.lower(Model(), (torch.ones(3),), backends=["tosa"], options={"tosa": {"locations": True}})
+    lowered = delegraph.lower(
+        Model(),
+        (torch.ones(3),),
+        backends=["tosa"],
+        options={"tosa": {"locations": True}},
+    )
     lowered.save(tmp_path / "m.tosa")
     found = delegraph.load(tmp_path / "m.tosa").profile(torch.ones(3), repeats=1)
-    lines = {str(line).partition(": ")[2]: part.what for part in found.parts for line in part.lines}
-    assert lines == {"y = x.dim() and x.sin()": "aten.sin.default", "return (y + x.cos()).abs()": "aten.abs.default"}
+    lines = {
+        str(line).partition(": ")[2]: part.what
+        for part in found.parts
+        for line in part.lines
+    }
+    assert lines == {
+        "y = x.dim() and x.sin()": "aten.sin.default",
+        "return (y + x.cos()).abs()": "aten.abs.default",
+    }
 
 
 @pytest.mark.parametrize(
@@ -298,7 +465,9 @@ def test_a_side_file_of_another_program_is_an_error(saved, content, says):
         delegraph.load(saved / "other.pte").profile(torch.eye(8), repeats=1)
 
 
-@pytest.mark.parametrize("words", [["--backend", "tosa"], ["--report", "r.html"], ["--input", "no.npy"]])
+@pytest.mark.parametrize(
+    "words", [["--backend", "tosa"], ["--report", "r.html"], ["--input", "no.npy"]]
+)
 def test_what_is_for_a_model_is_refused_for_a_file(saved, words, capsys):
     assert main(["profile", str(saved / "bare.pte"), *words]) == 2
     assert words[0] in (told := capsys.readouterr().err) or "no.npy" in told
@@ -306,8 +475,16 @@ def test_what_is_for_a_model_is_refused_for_a_file(saved, words, capsys):
 
 def test_a_method_of_several_is_chosen_by_name(tmp_path, capsys):
     program = torch.export.export(torch.nn.Linear(8, 8), (torch.eye(8),))
-    lowered = delegraph.lower({"encode": program, "decode": program}, backends=["compiler-demo"])
+    lowered = delegraph.lower(
+        {"encode": program, "decode": program}, backends=["compiler-demo"]
+    )
     lowered.save(tmp_path / "two.pte")
     words = ["profile", str(tmp_path / "two.pte"), "--repeats", "1"]
-    assert main(words) and "['encode', 'decode']" in (told := capsys.readouterr().err) and "--method" in told
-    assert main([*words, "--method", "decode"]) == 0 and capsys.readouterr().out.startswith("method decode: ")
+    assert (
+        main(words)
+        and "['encode', 'decode']" in (told := capsys.readouterr().err)
+        and "--method" in told
+    )
+    assert main(
+        [*words, "--method", "decode"]
+    ) == 0 and capsys.readouterr().out.startswith("method decode: ")

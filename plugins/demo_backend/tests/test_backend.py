@@ -10,11 +10,15 @@ EXPECTED = b"5#conv_relu_op,0,conv_relu_op,1,sin_decomp_from_tan,2,cos_decomp_fr
 
 
 def program(model, inputs, decompose=False):
-    """An exported program with the debug handles that delegraph gives: 1, 2, 3, ... in graph order."""
+    """An exported program with the debug handles that delegraph gives: 1, 2, 3, ... in
+    graph order.
+    """
     exported = torch.export.export(model, inputs)
     if decompose:
         exported = exported.run_decompositions()
-    for handle, node in enumerate((n for n in exported.graph.nodes if n.op == "call_function"), start=1):
+    for handle, node in enumerate(
+        (n for n in exported.graph.nodes if n.op == "call_function"), start=1
+    ):
         node.meta["debug_handle"] = handle
     return exported
 
@@ -24,7 +28,8 @@ class Model(torch.nn.Module):
 
     def __init__(self, function):
         super().__init__()
-        self.conv, self.function = torch.nn.Conv2d(3, 3, 3), function
+        self.conv = torch.nn.Conv2d(3, 3, 3)
+        self.function = function
 
     def forward(self, x):
         return self.function(self.conv, x)
@@ -36,7 +41,8 @@ def refusal(function):
     return str(caught.value)
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch's own, from run_decompositions
+# torch's own, from run_decompositions
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 @pytest.mark.parametrize("decompose", [False, True], ids=["conv2d", "convolution"])
 def test_blob_and_debug_map_of_the_test_model(decompose):
     model, inputs = Demo.get_test_model_and_inputs()
@@ -68,11 +74,15 @@ def test_an_unknown_operator_is_named_with_the_users_line():
 
 
 def test_a_convolution_without_relu_is_refused():
-    assert "aten.conv2d.default (conv2d): a convolution is taken with" in refusal(lambda conv, x: torch.tan(conv(x)))
+    assert "aten.conv2d.default (conv2d): a convolution is taken with" in refusal(
+        lambda conv, x: torch.tan(conv(x))
+    )
 
 
 def test_a_relu_without_convolution_is_refused():
-    assert "aten.relu.default (relu): relu is taken together" in refusal(lambda conv, x: torch.relu(x))
+    assert "aten.relu.default (relu): relu is taken together" in refusal(
+        lambda conv, x: torch.relu(x)
+    )
 
 
 def test_a_convolution_that_others_read_too_is_refused():
@@ -93,4 +103,6 @@ def test_a_convolution_that_is_an_output_too_is_refused():
 
 def test_a_compile_spec_is_refused_by_its_key():
     with pytest.raises(OptionError, match="'speed'"):
-        Demo.preprocess(program(*Demo.get_test_model_and_inputs()), [CompileSpec("speed", b"1")])
+        Demo.preprocess(
+            program(*Demo.get_test_model_and_inputs()), [CompileSpec("speed", b"1")]
+        )

@@ -1,4 +1,6 @@
-"""The compiler demo behind ``lower``, ``to_backend`` and the command line: values, partitions, limits, refusals."""
+"""The compiler demo behind ``lower``, ``to_backend`` and the command line: values,
+partitions, limits, refusals.
+"""
 
 import json
 import struct
@@ -8,7 +10,13 @@ import pytest
 import torch
 from delegraph import cli
 from delegraph.backend import CompileSpec, NamedDataStore
-from delegraph.errors import BackendNotFound, DelegraphError, InputError, OptionError, Unsupported
+from delegraph.errors import (
+    BackendNotFound,
+    DelegraphError,
+    InputError,
+    OptionError,
+    Unsupported,
+)
 from delegraph_demo.compiler.partitioner import CompilerDemoPartitioner
 from delegraph_demo.compiler.runtime import ValueOutOfRange
 from delegraph_executorch.edge import to_backend
@@ -21,13 +29,15 @@ NAME = "BackendWithCompilerDemo"
 
 
 def reason(function, *inputs, **more):
-    """What the partitioner says of a program with one call; lowering might go on to decompose the call."""
+    """What the partitioner says of a program with one call; lowering might go on to
+    decompose the call.
+    """
     program = torch.export.export(module(function), inputs, **more)
     (refusal,) = CompilerDemoPartitioner().partition(program).refusals
     return refusal.reason
 
 
-# --- values -----------------------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -37,11 +47,15 @@ def test_values(name):
     assert lowered.delegates
     with torch.no_grad():
         wanted = function(None, *inputs)
-    torch.testing.assert_close(lowered(*inputs), wanted, rtol=1e-6, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        lowered(*inputs), wanted, rtol=1e-6, atol=0, equal_nan=True
+    )
 
 
 def test_mm_and_add_with_three_inputs():
-    lowered = lower(lambda m, a, x, b: torch.mm(a, x) + b, random(2, 2), random(2, 2), random(2, 2))
+    lowered = lower(
+        lambda m, a, x, b: torch.mm(a, x) + b, random(2, 2), random(2, 2), random(2, 2)
+    )
     (delegate,) = lowered.delegates
     assert not lowered.report.refusals and len(delegate.inputs) == 3
     assert delegate.module.meta["debug_handle_map"] == {0: (1,), 1: (2,)}
@@ -57,20 +71,31 @@ def test_two_partitions_around_an_operator_that_is_not_compiled():
 
     inputs = random(2, 2), random(2, 2), random(2, 2)
     lowered = lower(function, *inputs)
-    assert [d.name for d in lowered.delegates] == ["lowered_module_0", "lowered_module_1"]
+    assert [d.name for d in lowered.delegates] == [
+        "lowered_module_0",
+        "lowered_module_1",
+    ]
     assert lowered.report.host == {"forward": {"aten.sub.Tensor": 1}}
-    assert [d.module.meta["debug_handle_map"] for d in lowered.delegates] == [{0: (1,), 1: (2,)}, {0: (4,), 1: (5,)}]
+    assert [d.module.meta["debug_handle_map"] for d in lowered.delegates] == [
+        {0: (1,), 1: (2,)},
+        {0: (4,), 1: (5,)},
+    ]
     assert lowered.verify(*inputs).relative_error <= 1e-6
 
 
 def test_results_are_computed_from_the_blob_alone():
     """Another program's blob in the same place computes the other program."""
-    plus, times = (lower(f, random(3), random(3)) for f in (lambda m, x, y: x + y, lambda m, x, y: x * y))
+    plus, times = (
+        lower(f, random(3), random(3))
+        for f in (lambda m, x, y: x + y, lambda m, x, y: x * y)
+    )
     plus.delegates[0].module.blob = times.delegates[0].processed_bytes
     assert plus(torch.full((3,), 5.0), torch.full((3,), 7.0)).tolist() == [35, 35, 35]
 
 
-@pytest.mark.parametrize(("backends", "called"), [([], [0, 0]), (["compiler-demo"], [0, 0, 1])])
+@pytest.mark.parametrize(
+    ("backends", "called"), [([], [0, 0]), (["compiler-demo"], [0, 0, 1])]
+)
 def test_a_lowered_module_used_twice_in_another_module(backends, called):
     program = torch.export.export(module(lambda m, x: torch.sin(x) * 2), (random(3),))
 
@@ -82,9 +107,13 @@ def test_a_lowered_module_used_twice_in_another_module(backends, called):
         def forward(self, x):
             return torch.add(self.inner(x), self.inner(x))
 
-    lowered = delegraph.lower(torch.export.export(Outer().eval(), (random(3),)), backends=backends)
+    lowered = delegraph.lower(
+        torch.export.export(Outer().eval(), (random(3),)), backends=backends
+    )
     nodes = lowered.exported_program().graph.nodes
-    assert [n.target for n in nodes if n.op == "get_attr"] == [f"lowered_module_{k}" for k in called]
+    assert [n.target for n in nodes if n.op == "get_attr"] == [
+        f"lowered_module_{k}" for k in called
+    ]
     x = random(3) * 2
     torch.testing.assert_close(lowered(x), torch.sin(x) * 4)
 
@@ -100,7 +129,7 @@ def test_what_the_program_writes_stays_with_the_host():
     assert [lowered(torch.ones(3)).tolist() for _ in range(2)] == [[2, 2, 2], [4, 4, 4]]
 
 
-# --- weights ----------------------------------------------------------------------------------------------------------
+# --- weights --------------------------------------------------------------------------
 
 
 def test_weights_are_named_data_and_not_in_the_blob():
@@ -127,42 +156,62 @@ def test_weights_are_shared_by_content():
         x = torch.mm(torch.mm(x, m.w0), m.w1)
         return torch.mm(torch.cos(x), m.w0)
 
-    weight, other = random(4, 4), random(4, 4) + 1
+    weight = random(4, 4)
+    other = random(4, 4) + 1
     lowered = lower(function, random(2, 4), weights=[weight, weight.clone()])
-    second = lower(lambda m, x: torch.mm(x, m.w0) + m.w1, random(4, 4), weights=[weight, other])
-    stores = [d.module.named_data_store_output for d in (*lowered.delegates, *second.delegates)]
+    second = lower(
+        lambda m, x: torch.mm(x, m.w0) + m.w1, random(4, 4), weights=[weight, other]
+    )
+    stores = [
+        d.module.named_data_store_output
+        for d in (*lowered.delegates, *second.delegates)
+    ]
     assert [len(s.buffers) for s in stores] == [1, 1, 2]
     merged = NamedDataStore()
     for store in stores:
         merged.merge_named_data_store(store)
     together = merged.get_named_data_store_output()
     assert len(together.pte_data) == 2
-    assert sorted(together.buffers) == sorted(w.numpy().tobytes() for w in (weight, other))
+    assert sorted(together.buffers) == sorted(
+        w.numpy().tobytes() for w in (weight, other)
+    )
 
 
 def test_equal_bytes_in_two_shapes_are_stored_once():
     weight = random(4)
-    lowered = lower(lambda m, x: x * m.w0 + m.w1, random(4, 4), weights=[weight, weight.reshape(4, 1)])
+    lowered = lower(
+        lambda m, x: x * m.w0 + m.w1,
+        random(4, 4),
+        weights=[weight, weight.reshape(4, 1)],
+    )
     assert len(lowered.delegates[0].module.named_data()) == 1
     assert lowered.verify(random(4, 4)).relative_error <= 1e-6
 
 
-# --- max_value --------------------------------------------------------------------------------------------------------
+# --- max_value ------------------------------------------------------------------------
 
 
 def test_an_input_beyond_max_value():
     lowered = lower(lambda m, x: torch.sin(x), torch.ones(1), max_value=1)
     assert lowered(torch.ones(1)).item() == pytest.approx(0.841471, abs=1e-6)
-    with pytest.raises(RuntimeError, match=r"input 0 has an element of absolute value 2; max_value is 1") as caught:
+    with pytest.raises(
+        RuntimeError,
+        match=r"input 0 has an element of absolute value 2; max_value is 1",
+    ) as caught:
         lowered(torch.tensor([-2.0]))
-    assert isinstance(caught.value, ValueOutOfRange) and isinstance(caught.value, DelegraphError)
+    assert isinstance(caught.value, ValueOutOfRange) and isinstance(
+        caught.value, DelegraphError
+    )
     assert caught.value.code == "compiler-demo/out-of-range"
 
 
 def test_a_result_beyond_max_value():
     lowered = lower(lambda m, x: torch.sin(x * 3 + x), torch.ones(1), max_value=3.5)
     lowered(torch.full((1,), 0.875))
-    with pytest.raises(ValueOutOfRange, match=r"a result of aten\.add\.Tensor has an element of absolute value 4"):
+    with pytest.raises(
+        ValueOutOfRange,
+        match=r"a result of aten\.add\.Tensor has an element of absolute value 4",
+    ):
         lowered(torch.ones(1))
 
 
@@ -188,7 +237,9 @@ def test_max_value_as_a_compile_spec(value):
     program = torch.export.export(module(lambda m, x: x * 2), (torch.ones(1),))
     lowered = to_backend(NAME, program, [CompileSpec("max_value", value)])
     runtime = delegraph.Registry().runtime_for(NAME)
-    run = runtime.load(lowered.processed_bytes, lowered.compile_specs, lowered.named_data())
+    run = runtime.load(
+        lowered.processed_bytes, lowered.compile_specs, lowered.named_data()
+    )
     assert run(torch.ones(1))[0].item() == 2
     with pytest.raises(ValueOutOfRange):
         run(torch.full((1,), 1.5))
@@ -215,15 +266,23 @@ def test_compile_specs_that_are_refused(specs, text):
         to_backend(NAME, program, specs)
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------
 
 
 def test_an_operator_that_is_not_compiled():
-    program = torch.export.export(module(lambda m, x: torch.cos(torch.sin(x))), (torch.ones(1),))
-    text = r"call_function aten\.cos\.default is not supported in backend BackendWithCompilerDemo"
+    program = torch.export.export(
+        module(lambda m, x: torch.cos(torch.sin(x))), (torch.ones(1),)
+    )
+    text = (
+        r"call_function aten\.cos\.default is not supported in backend"
+        r" BackendWithCompilerDemo"
+    )
     with pytest.raises(RuntimeError, match=text) as caught:
         to_backend(NAME, program, [])
-    assert isinstance(caught.value, Unsupported) and caught.value.node.target is torch.ops.aten.cos.default
+    assert (
+        isinstance(caught.value, Unsupported)
+        and caught.value.node.target is torch.ops.aten.cos.default
+    )
     assert "programs.py" in str(caught.value)
 
 
@@ -236,11 +295,22 @@ def test_a_backend_that_does_not_exist():
 REFUSED = {
     "it compiles add.Tensor, mul.Tensor": (lambda m, x: torch.cos(x), random(2)),
     "alpha is 2, and 1 is all": (lambda m, x: torch.add(x, x, alpha=2), random(2)),
-    "beta is 0.5, and 1 is all": (lambda m, b, x: torch.addmm(b, x, x, beta=0.5), random(2), random(2, 2)),
+    "beta is 0.5, and 1 is all": (
+        lambda m, b, x: torch.addmm(b, x, x, beta=0.5),
+        random(2),
+        random(2, 2),
+    ),
     "x is torch.float64": (lambda m, x: torch.sin(x), random(2).double()),
     "y is torch.int64": (lambda m, x, y: x * y, random(2), torch.arange(2)),
-    "has up to 64 dimensions": (lambda m, x: torch.sin(x), torch.empty(0).expand(2**20, 2**20, 0)),
-    "weight [3] and bias [] are no linear layer": (lambda m, x, w: F.linear(x, w), random(2, 3), random(3)),
+    "has up to 64 dimensions": (
+        lambda m, x: torch.sin(x),
+        torch.empty(0).expand(2**20, 2**20, 0),
+    ),
+    "weight [3] and bias [] are no linear layer": (
+        lambda m, x, w: F.linear(x, w),
+        random(2, 3),
+        random(3),
+    ),
 }
 
 
@@ -260,7 +330,9 @@ class Refused(torch.nn.Module):
 
 
 def test_reasons_say_what_to_do_and_what_that_frees():
-    report = delegraph.lower(Refused().eval(), (random(2), random(2).double()), backends=[NAME]).report
+    report = delegraph.lower(
+        Refused().eval(), (random(2), random(2).double()), backends=[NAME]
+    ).report
     assert [(cause.hint, cause.frees) for cause in report.causes] == [
         ("name a backend after compiler-demo that takes it", None),
         ("leave alpha out", None),
@@ -274,16 +346,20 @@ def test_shapes_that_are_known_at_run_time_only():
     assert "it compiles for fixed shapes, and inputs_0 has [s" in why
 
 
-@pytest.mark.parametrize("inputs", [(), (random(3),), (random(2, 2),), (random(2).double(),), (1.5,)])
+@pytest.mark.parametrize(
+    "inputs", [(), (random(3),), (random(2, 2),), (random(2).double(),), (1.5,)]
+)
 def test_the_runtime_wants_the_inputs_that_it_was_compiled_for(inputs):
     (delegate,) = lower(lambda m, x: torch.sin(x), random(2)).delegates
     runtime = delegraph.Registry().runtime_for(NAME)
     run = runtime.load(delegate.processed_bytes, [], {})
-    with pytest.raises(InputError, match=r"takes 1 inputs|input 0 is a torch\.float32 \[2\]"):
+    with pytest.raises(
+        InputError, match=r"takes 1 inputs|input 0 is a torch\.float32 \[2\]"
+    ):
         run(*inputs)
 
 
-# --- the command line -------------------------------------------------------------------------------------------------
+# --- the command line -----------------------------------------------------------------
 
 MODEL = """
 import torch
@@ -305,7 +381,10 @@ def model(tmp_path):
 
 
 def test_the_command(model, capsys):
-    assert cli.main(["lower", model, "--backend", "compiler-demo", "--verify", "--json"]) == 0
+    assert (
+        cli.main(["lower", model, "--backend", "compiler-demo", "--verify", "--json"])
+        == 0
+    )
     shown = json.loads(capsys.readouterr().out)
     assert shown["report"]["host_operators"] == 0
     assert shown["report"]["delegates"][0]["backend"] == "compiler-demo"
@@ -315,4 +394,7 @@ def test_the_command_with_max_value(model, capsys):
     arguments = ["lower", model, "--backend", "compiler-demo", "--verify", "--option"]
     assert cli.main([*arguments, "max_value=2.0"]) == 0
     assert cli.main([*arguments, "max_value=1.5"]) == 1
-    assert "a result of aten.mul.Tensor has an element of absolute value 1.68294" in capsys.readouterr().err
+    assert (
+        "a result of aten.mul.Tensor has an element of absolute value 1.68294"
+        in capsys.readouterr().err
+    )

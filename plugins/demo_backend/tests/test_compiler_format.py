@@ -1,4 +1,6 @@
-"""The compiler demo's blob: its exact bytes, what a reader refuses, and damage of every kind."""
+"""The compiler demo's blob: its exact bytes, what a reader refuses, and damage of every
+kind.
+"""
 
 import os
 import random
@@ -17,12 +19,18 @@ from torch import nn
 
 from core.tests.support.warm import warm_python
 
-ADD, LINEAR, SIN = BY_CODE[1], BY_CODE[5], BY_CODE[6]
+ADD = BY_CODE[1]
+LINEAR = BY_CODE[5]
+SIN = BY_CODE[6]
 WEIGHT = Constant(bytes(range(32)), (4, 3))
 CODE = Code(
     inputs=((2, 3), ()),
     constants=(WEIGHT,),
-    instructions=(Instruction(SIN, (0,)), Instruction(LINEAR, (3, 2)), Instruction(ADD, (4, 1))),
+    instructions=(
+        Instruction(SIN, (0,)),
+        Instruction(LINEAR, (3, 2)),
+        Instruction(ADD, (4, 1)),
+    ),
     outputs=(5, 3),
 )
 
@@ -31,7 +39,8 @@ class Layers(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2, bias=False)
+        self.a = nn.Linear(3, 4)
+        self.b = nn.Linear(4, 2, bias=False)
 
     def forward(self, x, y):
         x = torch.sin(self.a(x)) * 0.5
@@ -42,7 +51,9 @@ INPUTS = torch.linspace(-1, 1, 6).reshape(2, 3), torch.ones(2, 1)
 
 
 def delegate():
-    (only,) = delegraph.lower(Layers().eval(), INPUTS, backends=["compiler-demo"]).delegates
+    (only,) = delegraph.lower(
+        Layers().eval(), INPUTS, backends=["compiler-demo"]
+    ).delegates
     return only.processed_bytes, only.module.named_data()
 
 
@@ -52,11 +63,22 @@ def lowered():
 
 
 def test_exact_bytes_of_version_1():
-    """Blobs outlive the code that wrote them: a change of these bytes needs a new version number."""
+    """Blobs outlive the code that wrote them: a change of these bytes needs a new
+    version number.
+    """
     blob = encode(CODE)
     header = b"DGCD" + b"\x01" + struct.pack("<4I", 2, 1, 3, 2)
-    shapes = b"\x02" + struct.pack("<2I", 2, 3) + b"\x00" + bytes(range(32)) + b"\x02" + struct.pack("<2I", 4, 3)
-    instructions = b"\x06\x01" + struct.pack("<I", 0) + b"\x05\x02" + struct.pack("<2I", 3, 2)
+    shapes = (
+        b"\x02"
+        + struct.pack("<2I", 2, 3)
+        + b"\x00"
+        + bytes(range(32))
+        + b"\x02"
+        + struct.pack("<2I", 4, 3)
+    )
+    instructions = (
+        b"\x06\x01" + struct.pack("<I", 0) + b"\x05\x02" + struct.pack("<2I", 3, 2)
+    )
     instructions += b"\x01\x02" + struct.pack("<2I", 4, 1)
     assert blob == header + shapes + instructions + struct.pack("<2I", 5, 3)
     assert decode(blob) == CODE
@@ -78,7 +100,10 @@ def test_operator_codes_of_version_1():
 def test_another_version_is_named():
     blob = bytearray(encode(CODE))
     blob[4] = 7
-    with pytest.raises(FormatError, match="was written by version 7 of its format; version 1 is read here"):
+    with pytest.raises(
+        FormatError,
+        match="was written by version 7 of its format; version 1 is read here",
+    ):
         decode(bytes(blob))
 
 
@@ -90,16 +115,28 @@ UNFIT = {
     "does not begin with b'DGCD'": b"PK\3\4" + encode(CODE)[4:],
     "1 bytes follow its end": encode(CODE) + b"\0",
     "it ends after 0 bytes": b"",
-    "not all known before it": encode(changed(instructions=(Instruction(SIN, (3,)),), outputs=(3,))),
-    "operator 6 with 2 operands": encode(changed(instructions=(Instruction(SIN, (0, 0)),), outputs=(3,))),
-    "operator 1 with 0 operands": encode(changed(instructions=(Instruction(ADD, ()),), outputs=(3,))),
-    "are no linear layer": encode(changed(instructions=(Instruction(LINEAR, (2, 1)),) * 3)),
+    "not all known before it": encode(
+        changed(instructions=(Instruction(SIN, (3,)),), outputs=(3,))
+    ),
+    "operator 6 with 2 operands": encode(
+        changed(instructions=(Instruction(SIN, (0, 0)),), outputs=(3,))
+    ),
+    "operator 1 with 0 operands": encode(
+        changed(instructions=(Instruction(ADD, ()),), outputs=(3,))
+    ),
+    "are no linear layer": encode(
+        changed(instructions=(Instruction(LINEAR, (2, 1)),) * 3)
+    ),
     "do not broadcast": encode(changed(instructions=(Instruction(ADD, (0, 2)),) * 3)),
     "returns value 0, which no instruction computes": encode(changed(outputs=(0,))),
     "returns value 2, which no": encode(changed(outputs=(2,))),
     "returns value 6, which no": encode(changed(outputs=(6,))),
-    "up to 64 dimensions": encode(Code(((2,), (1,) * 65), (), (Instruction(SIN, (0,)),), (2,))),
-    "less than 4294967296 elements": encode(Code(((2,), (2**31, 0, 2)), (), (Instruction(SIN, (0,)),), (2,))),
+    "up to 64 dimensions": encode(
+        Code(((2,), (1,) * 65), (), (Instruction(SIN, (0,)),), (2,))
+    ),
+    "less than 4294967296 elements": encode(
+        Code(((2,), (2**31, 0, 2)), (), (Instruction(SIN, (0,)),), (2,))
+    ),
 }
 
 
@@ -121,25 +158,29 @@ def test_a_result_that_is_too_large_is_refused():
         decode(encode(Code(inputs, (), (Instruction(ADD, (0, 1)),), (2,))))
 
 
-# --- weights ----------------------------------------------------------------------------------------------------------
+# --- weights --------------------------------------------------------------------------
 
 
 def test_a_weight_that_is_missing(lowered):
     blob, data = lowered
     for key in data:
         with pytest.raises(FormatError, match=f"no named data '{key}'"):
-            CompilerDemoRuntime.load(blob, [], {k: v for k, v in data.items() if k != key})
+            CompilerDemoRuntime.load(
+                blob, [], {k: v for k, v in data.items() if k != key}
+            )
 
 
 def test_a_weight_of_another_size(lowered):
     blob, data = lowered
     for key, value in data.items():
         for wrong in (value[:-1], value + b"\0", b""):
-            with pytest.raises(FormatError, match=f"has {len(wrong)} bytes, not {len(value)}"):
+            with pytest.raises(
+                FormatError, match=f"has {len(wrong)} bytes, not {len(value)}"
+            ):
                 CompilerDemoRuntime.load(blob, [], {**data, key: wrong})
 
 
-# --- damage -----------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------
 
 
 def test_every_truncation_is_refused(lowered):
@@ -150,12 +191,16 @@ def test_every_truncation_is_refused(lowered):
 
 
 def outcome(blob, data):
-    """What comes of a blob: FormatError, InputError because it takes other inputs now, or tensors."""
+    """What comes of a blob: FormatError, InputError because it takes other inputs now,
+    or tensors.
+    """
     try:
         results = CompilerDemoRuntime.load(blob, [], data)(*INPUTS)
     except (FormatError, InputError) as e:
         return type(e).__name__
-    assert all(isinstance(r, torch.Tensor) and r.dtype is torch.float32 for r in results)
+    assert all(
+        isinstance(r, torch.Tensor) and r.dtype is torch.float32 for r in results
+    )
     return "works"
 
 
@@ -176,7 +221,9 @@ def test_other_bytes_are_refused_or_harmless(lowered):
     for _ in range(3000):
         damaged = bytearray(blob)
         for _ in range(rng.choice((1, 2, 4, 16))):
-            damaged[rng.randrange(len(blob))] = rng.choice((0, 1, 2, 3, 6, 127, 255, rng.randrange(256)))
+            damaged[rng.randrange(len(blob))] = rng.choice(
+                (0, 1, 2, 3, 6, 127, 255, rng.randrange(256))
+            )
         outcome(bytes(damaged), data)
 
 
@@ -184,16 +231,27 @@ def test_random_bytes_behind_a_good_header_are_refused_or_harmless():
     rng = random.Random(4)
     for _ in range(3000):
         head = b"DGCD\x01" + struct.pack("<4I", *(rng.randrange(3) for _ in range(4)))
-        outcome(head + bytes(rng.choice((0, 1, 2, 6)) for _ in range(rng.randrange(60))), {})
+        outcome(
+            head + bytes(rng.choice((0, 1, 2, 6)) for _ in range(rng.randrange(60))), {}
+        )
 
 
-# --- the same bytes everywhere ----------------------------------------------------------------------------------------
+# --- the same bytes everywhere --------------------------------------------------------
 
 
 def test_the_same_bytes_in_another_process(lowered):
     blob, data = lowered
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-    code += "from test_compiler_format import delegate\nblob, data = delegate()\nprint(blob.hex(), *sorted(data))"
+    code += (
+        "from test_compiler_format import delegate\nblob, data ="
+        " delegate()\nprint(blob.hex(), *sorted(data))"
+    )
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    done = subprocess.run([warm_python("1"), "-c", code], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [warm_python("1"), "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
     assert done.stdout.split() == [blob.hex(), *sorted(data)]

@@ -36,10 +36,16 @@ def outside(row, operands):
 @given(st.sampled_from(TABLE), st.lists(shapes, min_size=3, max_size=3), st.booleans())
 def test_shapes_are_those_of_torch(row, operands, fewer):
     operands = operands[: row.least if fewer else row.most]
-    assert inferred(row, operands) == (None if outside(row, operands) else torchs(row, operands))
+    assert inferred(row, operands) == (
+        None if outside(row, operands) else torchs(row, operands)
+    )
 
 
 def test_what_a_value_may_be():
     assert fitting((2**16, 2**15)) == (2**16, 2**15)
     assert fitting((1,) * 64) == (1,) * 64
-    assert [inferred(row, [(2**16, 1), (1, 2**16)][: row.least]) for row in TABLE if row.most == 2] == [None] * 3
+    assert [
+        inferred(row, [(2**16, 1), (1, 2**16)][: row.least])
+        for row in TABLE
+        if row.most == 2
+    ] == [None] * 3

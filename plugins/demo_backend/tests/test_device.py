@@ -1,4 +1,6 @@
-"""The device half: program files with delegates of compiler-demo and host operators, in ExecuTorch's own runtime."""
+"""The device half: program files with delegates of compiler-demo and host operators, in
+ExecuTorch's own runtime.
+"""
 
 import delegraph
 import pytest
@@ -11,7 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from .support.programs import CASES, lower, module, random
 
-device = pytest.importorskip("delegraph_executorch.device", reason="delegraph-executorch is not installed")
+device = pytest.importorskip(
+    "delegraph_executorch.device", reason="delegraph-executorch is not installed"
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -25,7 +29,9 @@ def what_it_takes():
 
 
 def on_device(lowered, folder):
-    """The program file of ``lowered``, in the runtime, which gets the device half with the first of them."""
+    """The program file of ``lowered``, in the runtime, which gets the device half with
+    the first of them.
+    """
     lowered.save(folder / "m.pte")
     return delegraph.load(folder / "m.pte", runtime="executorch")
 
@@ -35,7 +41,9 @@ def expect_equal(got, wanted):
     for ours, theirs in zip(*map(tree_leaves, (got, wanted)), strict=True):
         finite = theirs.detach().nan_to_num(0, 0, 0).abs()
         scale = finite.max().item() if finite.numel() else 0
-        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-5 * scale, equal_nan=True)
+        torch.testing.assert_close(
+            ours, theirs.detach(), rtol=1e-5, atol=1e-5 * scale, equal_nan=True
+        )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -53,11 +61,14 @@ def test_the_conformance_kit_s_numerics(capsys):
 
 
 class Network(nn.Module):
-    """Layers on the device, with activations on the host, a weight that two delegates share, and two outputs of one."""
+    """Layers on the device, with activations on the host, a weight that two delegates
+    share, and two outputs of one.
+    """
 
     def __init__(self):
         super().__init__()
-        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.first = nn.Linear(8, 8)
+        self.last = nn.Linear(8, 3)
 
     def forward(self, x):
         hidden = torch.relu(self.first(x)) + x
@@ -70,7 +81,10 @@ def test_host_operators_between_delegates(tmp_path):
     torch.manual_seed(0)
     network = Network().eval()
     lowered = delegraph.lower(network, (random(4, 8),), backends=["compiler-demo"])
-    assert len(lowered.delegates) == 3 and sum(lowered.report.host["forward"].values()) >= 4
+    assert (
+        len(lowered.delegates) == 3
+        and sum(lowered.report.host["forward"].values()) >= 4
+    )
     program = on_device(lowered, tmp_path)
     for inputs in (random(4, 8), -random(4, 8) * 100):
         expect_equal(program(inputs), network(inputs))
@@ -83,13 +97,17 @@ def test_a_state_that_the_host_keeps(tmp_path):
 
     counter = module(step, torch.zeros(2, 2))
     lowered = delegraph.lower(counter, (random(2, 2),), backends=["compiler-demo"])
-    program, square = on_device(lowered, tmp_path).method("forward"), random(2, 2) @ random(2, 2)
+    program = on_device(lowered, tmp_path).method("forward")
+    square = random(2, 2) @ random(2, 2)
     for times in (1, 2, 3):
         expect_equal(program(random(2, 2)), 2 * times * square)
 
 
 def test_a_setting_is_enforced(tmp_path):
-    program = on_device(lower(lambda m, x: torch.relu(torch.add(x, x)), random(3), max_value=9.0), tmp_path)
+    program = on_device(
+        lower(lambda m, x: torch.relu(torch.add(x, x)), random(3), max_value=9.0),
+        tmp_path,
+    )
     expect_equal(program(torch.full((3,), 4.0)), torch.full((3,), 8.0))
     for refused in (5.0, 10.0, float("nan"), -float("inf")):
         with pytest.raises(InputError, match="refuses"):
@@ -97,18 +115,28 @@ def test_a_setting_is_enforced(tmp_path):
 
 
 def test_damaged_blobs_are_refused_as_on_the_host(tmp_path):
-    """Each byte of a blob in turn: what the host's runtime refuses the device refuses, and nothing else."""
-    function, weights = lambda m, x: torch.sin(nn.functional.linear(x, m.w0) + 1), [random(4, 3)]
+    """Each byte of a blob in turn: what the host's runtime refuses the device refuses,
+    and nothing else.
+    """
+    function = lambda m, x: torch.sin(nn.functional.linear(x, m.w0) + 1)
+    weights = [random(4, 3)]
     lowered = lower(function, random(2, 3), weights=weights)
     [delegate] = lowered.delegates
     lowered.save(tmp_path / "m.pte")
-    file, blob = (tmp_path / "m.pte").read_bytes(), delegate.processed_bytes
+    file = (tmp_path / "m.pte").read_bytes()
+    blob = delegate.processed_bytes
     start = file.index(blob)
-    for position, flipped in ((p, bit) for p in range(len(blob)) for bit in (1, 4, 128)):
+    for position, flipped in (
+        (p, bit) for p in range(len(blob)) for bit in (1, 4, 128)
+    ):
         mutated = bytearray(blob)
         mutated[position] ^= flipped
-        (tmp_path / "m.pte").write_bytes(file[:start] + mutated + file[start + len(blob) :])
-        assert loads_on_device(tmp_path / "m.pte") == loads_on_host(bytes(mutated), delegate), (position, flipped)
+        (tmp_path / "m.pte").write_bytes(
+            file[:start] + mutated + file[start + len(blob) :]
+        )
+        assert loads_on_device(tmp_path / "m.pte") == loads_on_host(
+            bytes(mutated), delegate
+        ), (position, flipped)
 
 
 def loads_on_device(path):

@@ -14,10 +14,18 @@ EXPECTED = b"5#conv_relu_op,0,conv_relu_op,1,sin_decomp_from_tan,2,cos_decomp_fr
 
 
 def test_a_whole_program():
-    program = torch.export.export(*BackendWithDelegateMappingDemo.get_test_model_and_inputs())
+    program = torch.export.export(
+        *BackendWithDelegateMappingDemo.get_test_model_and_inputs()
+    )
     lowered = to_backend("BackendWithDelegateMappingDemo", program, [])
     assert lowered.processed_bytes == EXPECTED
-    assert lowered.meta["debug_handle_map"] == {0: (1, 2), 1: (3, 4), 2: (5,), 3: (5,), 4: (5,)}
+    assert lowered.meta["debug_handle_map"] == {
+        0: (1, 2),
+        1: (3, 4),
+        2: (5,),
+        3: (5,),
+        4: (5,),
+    }
 
 
 def test_a_whole_program_with_another_operator_is_an_error():
@@ -26,16 +34,23 @@ def test_a_whole_program_with_another_operator_is_an_error():
             return torch.sinh(torch.tan(x))
 
     with pytest.raises(Unsupported, match=r"aten\.sinh\.default") as caught:
-        to_backend("BackendWithDelegateMappingDemo", torch.export.export(Sinh().eval(), (torch.ones(2),)), [])
+        to_backend(
+            "BackendWithDelegateMappingDemo",
+            torch.export.export(Sinh().eval(), (torch.ones(2),)),
+            [],
+        )
     assert "torch.sinh(torch.tan(x))" in str(caught.value)
 
 
 class Mixed(torch.nn.Module):
-    """An in-place activation, an operator for the host in the middle, a convolution that two others read."""
+    """An in-place activation, an operator for the host in the middle, a convolution
+    that two others read.
+    """
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = torch.nn.Conv2d(3, 3, 3), torch.nn.Conv2d(3, 3, 3)
+        self.first = torch.nn.Conv2d(3, 3, 3)
+        self.second = torch.nn.Conv2d(3, 3, 3)
         self.activation = torch.nn.ReLU(inplace=True)
 
     def forward(self, x):
@@ -51,11 +66,16 @@ INPUTS = (torch.linspace(-1, 1, 243).reshape(1, 3, 9, 9),)
 def test_parts_of_a_program():
     lowered = lower(Mixed().eval(), INPUTS, backends=["demo"])
     blobs = [d.processed_bytes for d in lowered.delegates]
-    assert blobs == [b"1#conv_relu_op,0,", b"3#sin_decomp_from_tan,0,cos_decomp_from_tan,1,div_decomp_from_tan,2,"]
+    assert blobs == [
+        b"1#conv_relu_op,0,",
+        b"3#sin_decomp_from_tan,0,cos_decomp_from_tan,1,div_decomp_from_tan,2,",
+    ]
     refused = {r.operator: r.reason for r in lowered.report.refusals}
     assert refused == {
         "aten.sin.default": "the demo knows convolution followed by relu, and tan",
-        "aten.conv2d.default": "a convolution is taken with the relu that alone uses it",
+        "aten.conv2d.default": (
+            "a convolution is taken with the relu that alone uses it"
+        ),
         "aten.relu.default": "relu is taken together with the convolution before it",
     }
     assert all(cause.hint for cause in lowered.report.causes)
@@ -73,8 +93,14 @@ class Twice(torch.nn.Module):
 
 def test_a_relu_behind_a_refused_convolution_is_in_its_entry():
     (cause,) = lower(Twice().eval(), INPUTS, backends=["demo"]).report.causes
-    assert cause.reason.startswith("a convolution") and "torch.relu right behind it" in cause.hint
-    assert [row.operator for row in cause.refusals] == ["aten.conv2d.default", "aten.relu.default"]
+    assert (
+        cause.reason.startswith("a convolution")
+        and "torch.relu right behind it" in cause.hint
+    )
+    assert [row.operator for row in cause.refusals] == [
+        "aten.conv2d.default",
+        "aten.relu.default",
+    ]
 
 
 def test_handles_are_those_of_the_whole_program():
@@ -89,32 +115,47 @@ def test_calling_it_says_that_there_is_no_runtime():
 
 
 def test_eager_runs_in_its_place_when_asked_for():
-    lowered = lower(Mixed().eval(), INPUTS, backends=["demo"]).with_missing_runtime("eager")
+    lowered = lower(Mixed().eval(), INPUTS, backends=["demo"]).with_missing_runtime(
+        "eager"
+    )
     assert lowered.verify(*INPUTS).relative_error == 0
 
 
 class Steps(torch.nn.Module):
-    """Each step applies an operator to one of the last three values; two values are used at the end."""
+    """Each step applies an operator to one of the last three values; two values are
+    used at the end.
+    """
 
     def __init__(self, steps):
         super().__init__()
-        self.conv, self.steps = torch.nn.Conv2d(2, 2, 1), steps
+        self.conv = torch.nn.Conv2d(2, 2, 1)
+        self.steps = steps
 
     def forward(self, x):
-        operators = {"conv": self.conv, "relu": torch.relu, "tan": torch.tan, "sin": torch.sin}
+        operators = {
+            "conv": self.conv,
+            "relu": torch.relu,
+            "tan": torch.tan,
+            "sin": torch.sin,
+        }
         values = [x]
         for operator, back in self.steps:
             values.append(operators[operator](values[-1 - back % min(3, len(values))]))
         return values[-1], values[len(values) // 2] + 1
 
 
-step = st.tuples(st.sampled_from(["conv", "conv", "relu", "relu", "tan", "sin"]), st.integers(0, 2))
+step = st.tuples(
+    st.sampled_from(["conv", "conv", "relu", "relu", "tan", "sin"]), st.integers(0, 2)
+)
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(step, min_size=1, max_size=10))
 def test_what_the_partitioner_accepts_compiles(steps):
-    model, inputs = Steps(steps).eval(), (torch.ones(1, 2, 3, 3),)
-    lowered = lower(model, inputs, backends=[DelegateMappingDemoPartitioner()]).with_missing_runtime("eager")
+    model = Steps(steps).eval()
+    inputs = (torch.ones(1, 2, 3, 3),)
+    lowered = lower(
+        model, inputs, backends=[DelegateMappingDemoPartitioner()]
+    ).with_missing_runtime("eager")
     assert all(not d.processed_bytes.startswith(b"0#") for d in lowered.delegates)
     assert lowered.verify(*inputs).relative_error == 0

@@ -8,7 +8,9 @@ import pytest
 from delegraph_demo import plugin
 
 
-@pytest.mark.parametrize("hook", ["delegraph_backends", "delegraph_partitioners", "delegraph_runtimes"])
+@pytest.mark.parametrize(
+    "hook", ["delegraph_backends", "delegraph_partitioners", "delegraph_runtimes"]
+)
 def test_the_declarations_name_what_exists(hook):
     for declared in getattr(plugin, hook)():
         module, name = declared.target.split(":")
@@ -18,11 +20,20 @@ def test_the_declarations_name_what_exists(hook):
 def test_the_declarations_fit_together():
     backends = {b.name: b for b in plugin.delegraph_backends()}
     assert all(b.target.endswith(f":{b.backend_id}") for b in backends.values())
-    assert {p.backend: p.default for p in plugin.delegraph_partitioners()} == dict.fromkeys(backends, True)
-    assert [r.backend for r in plugin.delegraph_runtimes()] == ["compiler-demo"], "nothing can run a blob of demo"
+    assert {
+        p.backend: p.default for p in plugin.delegraph_partitioners()
+    } == dict.fromkeys(backends, True)
+    assert [r.backend for r in plugin.delegraph_runtimes()] == ["compiler-demo"], (
+        "nothing can run a blob of demo"
+    )
 
 
 def test_the_light_module_imports_neither_torch_nor_numpy():
-    code = "import sys, delegraph_demo.plugin; print([m for m in ('torch', 'numpy') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = (
+        "import sys, delegraph_demo.plugin; print([m for m in ('torch', 'numpy') if m"
+        " in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

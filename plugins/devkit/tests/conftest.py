@@ -25,8 +25,12 @@ class Site:
         (self.folder / f"{module}.py").write_text(source)
         info = self.folder / f"{module}-1.0.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[delegraph]\n{distribution} = {module}\n")
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n"
+        )
+        (info / "entry_points.txt").write_text(
+            f"[delegraph]\n{distribution} = {module}\n"
+        )
 
 
 @pytest.fixture

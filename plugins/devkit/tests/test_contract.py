@@ -16,11 +16,17 @@ class TestGood(devkit.BackendContract):
 
     @staticmethod
     def example():
-        return torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sigmoid()).eval(), (torch.ones(2, 3),)
+        return torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sigmoid()).eval(), (
+            torch.ones(2, 3),
+        )
 
 
 def test_the_class_has_one_method_for_each_check():
-    methods = [name.removeprefix("test_") for name in dir(devkit.BackendContract) if name.startswith("test_")]
+    methods = [
+        name.removeprefix("test_")
+        for name in dir(devkit.BackendContract)
+        if name.startswith("test_")
+    ]
     assert sorted(methods) == sorted(devkit.CHECKS)
     assert all(check.purpose for check in devkit.CHECKS.values())
 
@@ -38,25 +44,36 @@ def test_a_compiler_that_may_refuse_what_its_check_took():
 def test_a_budget_that_is_spent_leaves_a_program_for_each_check():
     one = under_test(backends.register_good, budget=1e-6, gate=100)
     told = []
-    report = devkit.run_checks(one, ended=lambda result: told.append((result.name, len(told))))
+    report = devkit.run_checks(
+        one, ended=lambda result: told.append((result.name, len(told)))
+    )
     assert not failures(report)
     assert told == [(name, k) for k, name in enumerate(devkit.CHECKS)]
     figures = {result.name: result.figures for result in report.results}
-    assert figures["accepted_compiles"]["programs"] <= 3 and figures["deterministic"]["programs"] == 1
-    assert figures["damaged_blob"]["truncations"] + figures["damaged_blob"]["changed"] == 1
+    assert (
+        figures["accepted_compiles"]["programs"] <= 3
+        and figures["deterministic"]["programs"] == 1
+    )
+    assert (
+        figures["damaged_blob"]["truncations"] + figures["damaged_blob"]["changed"] == 1
+    )
 
 
 def test_how_far_a_long_check_has_come(monkeypatch):
     monkeypatch.setattr("delegraph_devkit.sweep.TOLD_SECONDS", 1e-6)
     told = []
     one = under_test(backends.register_good, tell=told.append)
-    assert len(one.rehearsal) == len(one.programs)  # in parts of one program, and none is left out or tried twice
+    # in parts of one program, and none is left out or tried twice
+    assert len(one.rehearsal) == len(one.programs)
     assert told[0].startswith("1 programs of process 1 of 1 tried, the last ")
 
 
-def test_a_long_check_says_what_is_wrong_as_it_is_found_and_makes_programs_again_ever_more_seldom(monkeypatch):
+def test_a_long_check_says_what_is_wrong_as_it_is_found_and_makes_programs_again_ever_more_seldom(
+    monkeypatch,
+):
     monkeypatch.setattr("delegraph_devkit.sweep.TOLD_SECONDS", 1e-6)
-    told, given = [], []
+    told = []
+    given = []
     one = under_test(backends.BAD["numerics"]["wrong_relu"], tell=told.append)
     elsewhere = one.run_elsewhere
 
@@ -67,5 +84,9 @@ def test_a_long_check_says_what_is_wrong_as_it_is_found_and_makes_programs_again
     monkeypatch.setattr(one, "run_elsewhere", noting)
     assert any(o.faults for o in one.rehearsal)
     wrong = [o.program for o in one.rehearsal if o.faults]
-    assert [text.partition(":")[0] for text in told if ": the results differ from eager" in text] == wrong
+    assert [
+        text.partition(":")[0]
+        for text in told
+        if ": the results differ from eager" in text
+    ] == wrong
     assert all(later == 2 * sooner for sooner, later in pairwise(given))

@@ -13,20 +13,31 @@ def test_the_table_of_two_operators(installed, capsys, tmp_path, monkeypatch):
     assert main([*arguments, "-o", str(page)]) == 0
     lines = page.read_text().splitlines()
     heads = next(line for line in lines if line.startswith("| operator"))
-    assert heads.startswith("| operator | float32 | int64 |") and heads.endswith("| why not |")
+    assert heads.startswith("| operator | float32 | int64 |") and heads.endswith(
+        "| why not |"
+    )
     (sin,) = (line for line in lines if line.startswith("| `aten.sin.default` |"))
     assert sin.startswith("| `aten.sin.default` | yes | no |")
     (cumsum,) = (line for line in lines if line.startswith("| `aten.cumsum.default` |"))
     assert " yes " not in cumsum and "[^" in cumsum
-    assert any(line.endswith("only float32 tensors are computed") for line in lines if line.startswith("[^"))
+    assert any(
+        line.endswith("only float32 tensors are computed")
+        for line in lines
+        if line.startswith("[^")
+    )
     capsys.readouterr()
     assert main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["schema"] == "delegraph.coverage/1"
-    assert [row["operator"] for row in found["operators"] if row["taken"]] == ["aten.sin.default"]
+    assert [row["operator"] for row in found["operators"] if row["taken"]] == [
+        "aten.sin.default"
+    ]
 
 
-@pytest.mark.parametrize("arguments, said", [(["no-such"], "no-such"), (["good", "--operator", "no_such"], "no_such")])
+@pytest.mark.parametrize(
+    "arguments, said",
+    [(["no-such"], "no-such"), (["good", "--operator", "no_such"], "no_such")],
+)
 def test_wrong_usage(arguments, said, installed, capsys):
     installed()
     assert main(["coverage", *arguments]) in (1, 2)

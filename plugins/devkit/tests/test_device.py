@@ -14,7 +14,9 @@ from .support.kit import under_test
 
 @pytest.fixture
 def check(site, monkeypatch, capsys):
-    """Runs the command for a backend with one of the halves, or none, and gives its exit code and output."""
+    """Runs the command for a backend with one of the halves, or none, and gives its
+    exit code and output.
+    """
 
     def run(half=None, *arguments, operator="neg"):
         site.plugin("negating-plugin", device_halves.PLUGIN)
@@ -22,7 +24,9 @@ def check(site, monkeypatch, capsys):
         if half is not None:
             (site.folder / "half.cpp").write_text(device_halves.HALVES[half])
         monkeypatch.setattr("delegraph.discovery.registry._default", Registry())
-        code = main(["check", "negating", "--device", "--operator", operator, *arguments])
+        code = main(
+            ["check", "negating", "--device", "--operator", operator, *arguments]
+        )
         return code, "".join(capsys.readouterr())
 
     return run
@@ -31,17 +35,23 @@ def check(site, monkeypatch, capsys):
 def test_where_no_device_half_can_run_the_reason_is_given():
     """A registry without plugins has no format whose files the runtime executes."""
     one = under_test(bad_backends.register_good, device=True)
-    one.run_elsewhere = lambda *args, **kwargs: (_ for _ in ()).throw(devkit.CheckSkipped("here"))
+    one.run_elsewhere = lambda *args, **kwargs: (_ for _ in ()).throw(
+        devkit.CheckSkipped("here")
+    )
     for name in ("accepted_compiles", "numerics", "control_flow"):
         result = devkit.run_check(devkit.CHECKS[name], one)
         assert result.status.value == "skipped" and "'executorch'" in result.message
 
 
 def _has_what_it_takes():
-    return importlib.util.find_spec("executorch") and any(map(shutil.which, ("c++", "g++", "clang++")))
+    return importlib.util.find_spec("executorch") and any(
+        map(shutil.which, ("c++", "g++", "clang++"))
+    )
 
 
-needs_all = pytest.mark.skipif(not _has_what_it_takes(), reason="it takes the wheel executorch and a C++ compiler")
+needs_all = pytest.mark.skipif(
+    not _has_what_it_takes(), reason="it takes the wheel executorch and a C++ compiler"
+)
 
 
 @needs_all
@@ -50,7 +60,9 @@ def test_a_half_that_computes_something_else_fails_and_is_shown(check):
     code, out = check("wrong", "--only", "numerics")
     assert code == 1
     assert "numerics  failed   the results differ from eager" in out
-    assert "print(lowered.verify(*inputs, runtime='executorch'))" in out, "how to see it again"
+    assert "print(lowered.verify(*inputs, runtime='executorch'))" in out, (
+        "how to see it again"
+    )
 
 
 @needs_all
@@ -59,9 +71,23 @@ def test_a_half_that_computes_something_else_fails_and_is_shown(check):
     "half, code, said",
     [
         ("right", 0, "negating: 2 passed; "),
-        ("crashing", 1, "accepted_compiles  failed   the process in which it was lowered and run was ended by SIGABRT"),
+        (
+            "crashing",
+            1,
+            (
+                "accepted_compiles  failed   the process in which it was lowered and"
+                " run was ended by SIGABRT"
+            ),
+        ),
         ("gibberish", 1, "no device half can be loaded: cannot build "),
-        (None, 1, "NegatingRuntime names none as device_half, and ExecuTorch's runtime refuses program.pte"),
+        (
+            None,
+            1,
+            (
+                "NegatingRuntime names none as device_half, and ExecuTorch's runtime"
+                " refuses program.pte"
+            ),
+        ),
     ],
 )
 def test_a_half(half, code, said, check):
@@ -74,4 +100,8 @@ def test_a_half(half, code, said, check):
 def test_what_is_missing_is_a_reason_to_skip(check, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     code, out = check("wrong")
-    assert code == 0 and out.count("skipped") >= 2 and "no C++ compiler here (no-such-compiler)" in out
+    assert (
+        code == 0
+        and out.count("skipped") >= 2
+        and "no C++ compiler here (no-such-compiler)" in out
+    )

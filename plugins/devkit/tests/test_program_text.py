@@ -18,15 +18,23 @@ from .support.kit import failure
 @pytest.mark.parametrize(
     ("name", "check", "shows"),
     [
-        ("max_pool_loses_nan", "numerics", "elements are NaN or infinite on one side only"),
+        (
+            "max_pool_loses_nan",
+            "numerics",
+            "elements are NaN or infinite on one side only",
+        ),
         pytest.param("int64_add_cut", "numerics", "ratio 1", marks=pytest.mark.slow),
         ("no_reason", "accepted_compiles", "1 x aten.sort.default"),
     ],
 )
-def test_a_failure_is_shown_as_a_script_that_shows_it_again(name, check, shows, tmp_path):
+def test_a_failure_is_shown_as_a_script_that_shows_it_again(
+    name, check, shows, tmp_path
+):
     script = tmp_path / "again.py"
     script.write_text(failure(name, check).script)
-    done = subprocess.run([warm_python(), str(script)], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [warm_python(), str(script)], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert shows in done.stdout, done.stdout
 
@@ -34,7 +42,13 @@ def test_a_failure_is_shown_as_a_script_that_shows_it_again(name, check, shows, 
 def test_blobs_that_differ_are_shown_as_a_script_that_compiles_twice(tmp_path):
     script = tmp_path / "again.py"
     script.write_text(failure("counter", "deterministic").script)
-    done = subprocess.run([warm_python(), str(script)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [warm_python(), str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     first, second = done.stdout.splitlines()
     assert first != second
 
@@ -48,7 +62,9 @@ def test_an_operator_of_opinfo_is_shown_without_opinfo(tmp_path):
         text = listing(program)
         module, inputs = program.make(3)
         results = pytree.tree_leaves(module(*inputs))
-        if text.startswith("# ") or any(getattr(r, "is_sparse", False) for r in results):
+        if text.startswith("# ") or any(
+            getattr(r, "is_sparse", False) for r in results
+        ):
             continue
         exec(text, scope)
         found = Verification.of(scope["model"](*scope["inputs"]), module(*inputs))

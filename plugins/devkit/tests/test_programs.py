@@ -20,22 +20,40 @@ def test_the_programs_run_and_export(program):
 
 def test_random_programs_are_reproducible_and_have_what_they_are_for():
     programs = [random_program(seed) for seed in range(60)]
-    assert [p.source for p in programs] == [random_program(seed).source for seed in range(60)]
+    assert [p.source for p in programs] == [
+        random_program(seed).source for seed in range(60)
+    ]
     texts = "\n".join(p.source for p in programs)
-    assert all(form in texts for form in (".split(", ".transpose(", ".narrow(", "torch.cat(", "_()", "Parameter"))
+    assert all(
+        form in texts
+        for form in (
+            ".split(",
+            ".transpose(",
+            ".narrow(",
+            "torch.cat(",
+            "_()",
+            "Parameter",
+        )
+    )
     for program in programs[:20]:
         module, inputs = program.make(3)
         before = [i.clone() for i in inputs]
         module(*inputs)
-        assert all(torch.equal(a, b) for a, b in zip(before, inputs, strict=True)), "inputs are not written"
+        assert all(torch.equal(a, b) for a, b in zip(before, inputs, strict=True)), (
+            "inputs are not written"
+        )
 
 
 def test_operator_programs_keep_torch_as_it_is():
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    state = torch.get_rng_state()
+    threads = torch.get_num_threads()
     stream = operator_programs()
     first = [next(stream) for _ in range(30)]
     assert len({p.name for p in first}) == 30
     assert sum(p.exported is not None for p in first) >= 25
-    assert torch.equal(state, torch.get_rng_state()) and threads == torch.get_num_threads()
-    torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark  # OpInfo's import forbids that; it is undone
+    assert (
+        torch.equal(state, torch.get_rng_state()) and threads == torch.get_num_threads()
+    )
+    # OpInfo's import forbids that; it is undone
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark
     assert "expecttest" not in sys.modules or importlib.util.find_spec("expecttest")

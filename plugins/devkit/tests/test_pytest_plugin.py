@@ -30,12 +30,34 @@ def test_samples(lower, delegraph_program):
 def run(folder, *arguments):
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_it.py").write_text(textwrap.dedent(TESTS))
-    command = [warm_python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, **with_warm_kit()})
+    command = [
+        warm_python(),
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(folder),
+        *arguments,
+    ]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **with_warm_kit()},
+    )
 
 
 def test_fixtures_and_cases(tmp_path):
-    done = run(tmp_path, "--delegraph-backend", "compiler-demo", "-k", "agrees or little or mlp")
+    done = run(
+        tmp_path,
+        "--delegraph-backend",
+        "compiler-demo",
+        "-k",
+        "agrees or little or mlp",
+    )
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout and "failed" not in done.stdout
 
@@ -43,7 +65,10 @@ def test_fixtures_and_cases(tmp_path):
 def test_without_a_name(tmp_path):
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     done = run(tmp_path, "-k", "agrees")
-    assert done.returncode == 1 and "no backend is named: delegraph_backend = NAME" in done.stdout
+    assert (
+        done.returncode == 1
+        and "no backend is named: delegraph_backend = NAME" in done.stdout
+    )
     (tmp_path / "pytest.ini").write_text("[pytest]\ndelegraph_backend = no-such-one\n")
     done = run(tmp_path, "-k", "agrees")
     assert "Backend no-such-one was not found" in done.stdout

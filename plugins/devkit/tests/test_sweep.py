@@ -1,4 +1,6 @@
-"""Many programs in another process: a crash costs one, and the same are tried at every run."""
+"""Many programs in another process: a crash costs one, and the same are tried at every
+run.
+"""
 
 import delegraph_devkit as devkit
 import pytest
@@ -8,19 +10,25 @@ from .support.kit import under_test
 
 
 def test_a_crash_costs_one_program_and_is_named():
-    one = under_test(backends.BAD["accepted_compiles"]["crashes"], operators=("tanh", "abs"))
+    one = under_test(
+        backends.BAD["accepted_compiles"]["crashes"], operators=("tanh", "abs")
+    )
     outcomes = {o.program: o for o in one.sweep.outcomes}
     fatal = [name for name, o in outcomes.items() if o.faults]
     assert "tanh, float32, sample 0" in fatal and all("tanh" in name for name in fatal)
     assert any(name.startswith("abs") and o.compared for name, o in outcomes.items())
     with pytest.raises(devkit.CheckFailed) as caught:
         devkit.CHECKS["accepted_compiles"].run(one)
-    assert "native code" in caught.value.advice and "ended by SIGABRT" in str(caught.value)
+    assert "native code" in caught.value.advice and "ended by SIGABRT" in str(
+        caught.value
+    )
 
 
 def test_the_same_programs_are_tried_whatever_the_time():
     def tried():
-        return [o.program for o in under_test(backends.register_good, gate=8).sweep.outcomes]
+        return [
+            o.program for o in under_test(backends.register_good, gate=8).sweep.outcomes
+        ]
 
     first = tried()
     assert first == tried() and len(first) == len(set(first)) == 14 + 9 + 5 + 1 + 8

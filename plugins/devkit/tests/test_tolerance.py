@@ -1,4 +1,6 @@
-"""What the conformance kit does where numbers cancel: it asks for no more than eager itself has."""
+"""What the conformance kit does where numbers cancel: it asks for no more than eager
+itself has.
+"""
 
 from types import SimpleNamespace
 
@@ -19,7 +21,10 @@ class Cancelling(torch.nn.Module):
         return ((x + kept) - x).mean(2), x.sum() + flags.sum(), flags
 
 
-INPUTS = (torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)), torch.ones(2, dtype=torch.int64))
+INPUTS = (
+    torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)),
+    torch.ones(2, dtype=torch.int64),
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +35,9 @@ def exported():
 def attempt(exported, *errors):
     """One whose results are eager's with something added to each."""
     wanted = exported.module()(*INPUTS)
-    verification = Verification.of([w + e for w, e in zip(wanted, errors, strict=True)], wanted)
+    verification = Verification.of(
+        [w + e for w, e in zip(wanted, errors, strict=True)], wanted
+    )
     lowered = SimpleNamespace(verify=lambda *inputs, runtime=None: verification)
     program = Program("cancelling", "", lambda n: (Cancelling(), INPUTS))
     return LoweringAttempt(program, exported, INPUTS, None, Phase.DONE, lowered)
@@ -52,14 +59,18 @@ def test_rounding_errors_are_no_compare_with_eager(exported):
     assert compare_with_eager(one, TESTED) == (0.0, None)
 
 
-@pytest.mark.parametrize("errors", [(1e-4, 0, 0), (0, 1e-2, 0), (1e-7, 0, 1), (float("nan"), 0, 0)])
+@pytest.mark.parametrize(
+    "errors", [(1e-4, 0, 0), (0, 1e-2, 0), (1e-7, 0, 1), (float("nan"), 0, 0)]
+)
 def test_larger_errors_are(exported, errors):
     _, fault = compare_with_eager(attempt(exported, *errors), TESTED)
     assert "the results differ from eager by more than 0.0001" in fault.text
 
 
 def test_state_is_no_rounding_error():
-    """Runs that went on from each other's state moved by whole numbers, and excused any result."""
+    """Runs that went on from each other's state moved by whole numbers, and excused any
+    result.
+    """
 
     class Counting(torch.nn.Module):
         def __init__(self):

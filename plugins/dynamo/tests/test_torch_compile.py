@@ -1,4 +1,6 @@
-"""``torch.compile(model, backend="delegraph")`` computes what eager PyTorch does, also what a graph does not show."""
+"""``torch.compile(model, backend="delegraph")`` computes what eager PyTorch does, also
+what a graph does not show.
+"""
 
 import copy
 import os
@@ -24,11 +26,15 @@ def compiled(model, backends=("tosa",), dynamic=False, **options):
     """The compiled model, and the list of its graphs."""
     graphs = []
     options = {"backends": list(backends), "graphs": graphs, **options}
-    return torch.compile(model, backend="delegraph", options=options, dynamic=dynamic), graphs
+    return (
+        torch.compile(model, backend="delegraph", options=options, dynamic=dynamic),
+        graphs,
+    )
 
 
 def check(model, *inputs, calls=1, **settings):
-    """Call compiled model and eager ``calls`` times on copies of the inputs; compare results, inputs and buffers.
+    """Call compiled model and eager ``calls`` times on copies of the inputs; compare
+    results, inputs and buffers.
 
     Returns the graphs.
     """
@@ -36,7 +42,8 @@ def check(model, *inputs, calls=1, **settings):
     called, graphs = compiled(model, **settings)
     with torch.no_grad():
         for _ in range(calls):
-            ours, theirs = copy.deepcopy(inputs), copy.deepcopy(inputs)
+            ours = copy.deepcopy(inputs)
+            theirs = copy.deepcopy(inputs)
             torch.testing.assert_close(called(*ours), eager(*theirs), equal_nan=True)
             torch.testing.assert_close(ours, theirs, equal_nan=True)
     if isinstance(model, nn.Module):
@@ -47,7 +54,8 @@ def check(model, *inputs, calls=1, **settings):
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv, self.linear = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.linear = nn.Linear(4, 2)
 
     def forward(self, x):
         return self.linear(self.conv(x).relu().mean((2, 3)))
@@ -84,8 +92,13 @@ def test_torch_lists_the_backend():
 
 def test_a_model_is_one_graph_with_a_report():
     [graph] = check(Classifier().eval(), torch.randn(1, 3, 8, 8), calls=2)
-    assert graph.report.summary() == "4 of 4 operators delegated, in 1 delegate; 0 on the host"
-    assert str(graph).startswith("graph 0: 4 of 4 operators delegated, in 1 delegate; 0 on the host\nforward:\n")
+    assert (
+        graph.report.summary()
+        == "4 of 4 operators delegated, in 1 delegate; 0 on the host"
+    )
+    assert str(graph).startswith(
+        "graph 0: 4 of 4 operators delegated, in 1 delegate; 0 on the host\nforward:\n"
+    )
     assert len(graph.programs) == 1 and not graph.why_eager
 
 
@@ -100,7 +113,9 @@ def test_a_report_names_the_line_of_the_user():
         return torch.linalg.cholesky_ex(x @ x.mT)[0]
 
     [graph] = check(function, torch.randn(4, 4))
-    assert "test_torch_compile.py" in str(graph) and "torch.linalg.cholesky_ex(x @ x.mT)[0]" in str(graph)
+    assert "test_torch_compile.py" in str(
+        graph
+    ) and "torch.linalg.cholesky_ex(x @ x.mT)[0]" in str(graph)
 
 
 @pytest.mark.parametrize("backends", [["tosa"], []])
@@ -129,7 +144,10 @@ def test_results_that_share_memory_of_the_graph_are_eager_s():
     y, rest = called(torch.randn(3))
     rest.fill_(7)
     assert (y[1:] == 7).all()
-    assert str(graphs[0]) == "graph 0: runs in eager PyTorch: its results 0 and 1 share memory"
+    assert (
+        str(graphs[0])
+        == "graph 0: runs in eager PyTorch: its results 0 and 1 share memory"
+    )
 
 
 def test_results_beside_each_other_in_memory_are_delegated():
@@ -210,7 +228,11 @@ def test_modules_that_share_a_graph_have_programs_of_their_own():
     with torch.no_grad():
         expected = [model(x) for model in models]
         for model in models:
-            model.compile(backend="delegraph", options={"backends": ["tosa"], "graphs": graphs}, dynamic=False)
+            model.compile(
+                backend="delegraph",
+                options={"backends": ["tosa"], "graphs": graphs},
+                dynamic=False,
+            )
         for _ in range(2):
             torch.testing.assert_close([model(x) for model in models], expected)
     assert sum(len(graph.programs) for graph in graphs) == 3
@@ -229,7 +251,8 @@ def test_one_program_takes_all_sizes_that_dynamo_lets_vary(backends):
 
 def test_a_size_that_export_fixes_gets_a_program_of_its_own():
     def function(x):
-        return x.reshape(2, -1)[:, : x.shape[0] // 2] * 3  # export would need x.shape[0] to be even
+        # export would need x.shape[0] to be even
+        return x.reshape(2, -1)[:, : x.shape[0] // 2] * 3
 
     called, graphs = compiled(function, [], dynamic=True)
     for n in (4, 6, 8, 6):
@@ -283,7 +306,11 @@ def test_autocast_computes_in_its_type(backends):
 def test_gradients_are_an_error_of_ours():
     called, _ = compiled(Classifier())
     with pytest.raises(
-        delegraph.InputError, match=r"computes no gradients.*\n  at .*\n  hint: call the model inside torch\.no_grad"
+        delegraph.InputError,
+        match=(
+            r"computes no gradients.*\n  at .*\n  hint: call the model inside"
+            r" torch\.no_grad"
+        ),
     ):
         called(torch.randn(1, 3, 8, 8))
     with torch.no_grad():
@@ -295,7 +322,10 @@ def test_gradients_are_an_error_that_names_the_line():
         return x * 3
 
     called, _ = compiled(function, [])
-    with pytest.raises(delegraph.InputError, match=r"test_torch_compile.py:\d+, in function: return x \* 3"):
+    with pytest.raises(
+        delegraph.InputError,
+        match=r"test_torch_compile.py:\d+, in function: return x \* 3",
+    ):
         called(torch.ones(2, requires_grad=True))
 
 
@@ -347,7 +377,10 @@ def test_threads_call_one_graph_while_it_is_lowered(backends):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"options": {"bakends": []}}, "the backend 'delegraph' has no option 'bakends'"),
+        (
+            {"options": {"bakends": []}},
+            "the backend 'delegraph' has no option 'bakends'",
+        ),
         ({"options": {"graphs": ()}}, "the option 'graphs' is a list"),
         ({"options": {"freezing": 1}}, "the option 'freezing' is True or False, not 1"),
         ({"options": {"backends": ["nobody"]}}, "Backend nobody was not found"),
@@ -376,7 +409,9 @@ def test_models_compute_what_eager_does():
     root = Path(__file__).parents[3]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, root / "benchmarks/torch_compile.py", "--models"]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 25

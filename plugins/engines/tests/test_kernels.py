@@ -8,17 +8,29 @@ READS = [(1, 0), (2, 1), (3, 2), (4, 3), (5, 3), (6, 4), (6, 5)]
 
 def test_a_kernel_computes_what_its_calls_read_and_no_kernel_is_made_of():
     kernels = [Kernel("in", [], []), Kernel("a", [2], ["in"]), Kernel("b", [6], ["a"])]
-    assert computed_by(kernels, READS) == {"in": None, "a": (0, 1, 2), "b": (3, 4, 5, 6)}
+    assert computed_by(kernels, READS) == {
+        "in": None,
+        "a": (0, 1, 2),
+        "b": (3, 4, 5, 6),
+    }
     whole = [Kernel("a", [0], []), Kernel("b", [1], ["a"]), Kernel("c", [3, 2], ["b"])]
     assert computed_by(whole, READS) == {"a": (0,), "b": (1,), "c": (2, 3)}
-    assert computed_by([Kernel("a", [1], []), Kernel("b", [2], ["a"])], [(1, 2), (2, 1), (2, 2)])["b"] == (2,)
-    assert computed_by([], READS) == {} and computed_by([Kernel("a", [9], [])], READS) == {"a": (9,)}
+    assert computed_by(
+        [Kernel("a", [1], []), Kernel("b", [2], ["a"])], [(1, 2), (2, 1), (2, 2)]
+    )["b"] == (2,)
+    assert computed_by([], READS) == {} and computed_by(
+        [Kernel("a", [9], [])], READS
+    ) == {"a": (9,)}
 
 
 def test_what_only_moves_a_value_counts_for_the_one_that_reads_it_or_for_the_one_that_made_it():
     moves = [
         Kernel("in", [], []),
-        *(Kernel(f"m{k}", [], [of], only_moves=True) for k, of in enumerate(["in", "m0"])),  # moved twice
+        # moved twice
+        *(
+            Kernel(f"m{k}", [], [of], only_moves=True)
+            for k, of in enumerate(["in", "m0"])
+        ),
         Kernel("a", [0], ["m1"]),
         Kernel("m2", [], ["a"], only_moves=True),
         Kernel("b", [1], ["m2"]),
@@ -31,4 +43,6 @@ def test_what_only_moves_a_value_counts_for_the_one_that_reads_it_or_for_the_one
     assert found["m2"] is None  # two read it
     assert found["m3"] == (2,) and found["in"] is found["out"] is None
     not_moved = [kernel._replace(only_moves=False) for kernel in moves]
-    assert {computed_by(not_moved, [])[name] for name in ("m0", "m1", "m2", "m3")} == {None}
+    assert {computed_by(not_moved, [])[name] for name in ("m0", "m1", "m2", "m3")} == {
+        None
+    }

@@ -17,28 +17,50 @@ class Several(torch.nn.Module):
         return x.sum(), short * 2, flags.any(), x.shape[0]
 
 
-GIVEN = torch.randn(3, 4), torch.ones(2, dtype=torch.bfloat16), torch.ones(0, 5, dtype=torch.bool)
+GIVEN = (
+    torch.randn(3, 4),
+    torch.ones(2, dtype=torch.bfloat16),
+    torch.ones(0, 5, dtype=torch.bool),
+)
 
 
 @pytest.fixture(scope="module")
 def signature():
-    exported = torch.export.export(Several(), GIVEN, dynamic_shapes=({0: Dim("n", max=9)}, None, None))
+    exported = torch.export.export(
+        Several(), GIVEN, dynamic_shapes=({0: Dim("n", max=9)}, None, None)
+    )
     return Signature.read(json.loads(json.dumps(Signature.of(exported).told)))
 
 
 def test_a_signature_is_read_back_and_says_which_sizes_vary(signature):
-    assert signature.inputs == (("float32", (-1, 4)), ("bfloat16", (2,)), ("bool", (0, 5)))
-    assert signature.outputs == (("float32", ()), ("bfloat16", (2,)), ("bool", ()), ("int", ()))
+    assert signature.inputs == (
+        ("float32", (-1, 4)),
+        ("bfloat16", (2,)),
+        ("bool", (0, 5)),
+    )
+    assert signature.outputs == (
+        ("float32", ()),
+        ("bfloat16", (2,)),
+        ("bool", ()),
+        ("int", ()),
+    )
 
 
 def test_arguments_become_arrays_in_c_order(signature):
     x = torch.randn(4, 7).t()[:, :]
-    arrays = signature.arrays((x, torch.full((1,), 1.5, dtype=torch.bfloat16).expand(2), GIVEN[2]))
+    arrays = signature.arrays(
+        (x, torch.full((1,), 1.5, dtype=torch.bfloat16).expand(2), GIVEN[2])
+    )
     assert [a.dtype.name for a in arrays] == ["float32", "int16", "bool"]
-    assert all(a.flags.c_contiguous for a in arrays) and np.array_equal(arrays[0], x.numpy())
+    assert all(a.flags.c_contiguous for a in arrays) and np.array_equal(
+        arrays[0], x.numpy()
+    )
     negative = torch._neg_view(torch.ones(3, 4))  # torch marks it as negated
     assert (signature.arrays((negative, *GIVEN[1:]))[0] == -1).all()
-    assert signature.arrays((torch.ones(2, 4, requires_grad=True), *GIVEN[1:]))[0].sum() == 8
+    assert (
+        signature.arrays((torch.ones(2, 4, requires_grad=True), *GIVEN[1:]))[0].sum()
+        == 8
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,8 +85,15 @@ def test_an_argument_of_another_type_is_an_input_error(signature, wrong):
 
 def test_results_have_their_types_and_memory_of_their_own(signature):
     bits = np.array([0x3FC0, -0x4040], np.int16)
-    total, short, flag, count = signature.results([np.float32(2.5).reshape(()), bits, np.uint8([1]), np.int64([3])])
-    assert (total.item(), flag.item(), count, type(count)) == (2.5, True, 3, int) and total.shape == flag.shape == ()
+    total, short, flag, count = signature.results(
+        [np.float32(2.5).reshape(()), bits, np.uint8([1]), np.int64([3])]
+    )
+    assert (total.item(), flag.item(), count, type(count)) == (
+        2.5,
+        True,
+        3,
+        int,
+    ) and total.shape == flag.shape == ()
     assert short.tolist() == [1.5, -1.5]
     bits[0] = 0
     assert short[0] == 1.5
@@ -86,9 +115,15 @@ def test_a_sealed_file_is_opened_whole_or_not_at_all(tmp_path):
     path = tmp_path / "m"
     path.write_bytes(b"engine's own")
     blob = seal(path, b"acme-1", {"a": [1]})
-    assert (bytes(unseal(blob, b"acme-1")[0]), unseal(blob, b"acme-1")[1]) == (b"engine's own", {"a": [1]})
+    assert (bytes(unseal(blob, b"acme-1")[0]), unseal(blob, b"acme-1")[1]) == (
+        b"engine's own",
+        {"a": [1]},
+    )
     for place in range(len(blob)):
-        for damaged in (blob[:place], blob[:place] + bytes([blob[place] ^ 1]) + blob[place + 1 :]):
+        for damaged in (
+            blob[:place],
+            blob[:place] + bytes([blob[place] ^ 1]) + blob[place + 1 :],
+        ):
             with pytest.raises(FormatError):
                 unseal(damaged, b"acme-1")
 
@@ -96,7 +131,9 @@ def test_a_sealed_file_is_opened_whole_or_not_at_all(tmp_path):
 def test_a_file_is_sealed_with_its_signature_and_facts(signature, tmp_path):
     path = tmp_path / "m"
     path.write_bytes(b"engine's own")
-    file, read, facts = Signature.unseal(signature.seal(path, b"acme-1", target="x"), b"acme-1")
+    file, read, facts = Signature.unseal(
+        signature.seal(path, b"acme-1", target="x"), b"acme-1"
+    )
     assert (bytes(file), read, facts) == (b"engine's own", signature, {"target": "x"})
     for told in (7, [], ["x", *signature.told], [{}], [{}, 3, 4]):
         path.write_bytes(b"engine's own")
@@ -108,10 +145,21 @@ def test_what_an_engine_takes_and_returns_is_compared_as_far_as_it_is_known(sign
     inputs = [("float32", (3, 4)), None, ("bool", None)]
     outputs = [("float32", ()), ("bfloat16", (-1,)), ("bool", ()), ("int64", ())]
     assert signature.why_otherwise(inputs, iter(outputs)) is None
-    assert signature.why_otherwise(inputs[:2], outputs) == "takes 2 values, where 3 are wanted"
-    for wrong in (("float32", (2, 3, 4)), ("float32", (3, 5)), ("float16", (3, 4)), (None, (3, 4))):
+    assert (
+        signature.why_otherwise(inputs[:2], outputs)
+        == "takes 2 values, where 3 are wanted"
+    )
+    for wrong in (
+        ("float32", (2, 3, 4)),
+        ("float32", (3, 5)),
+        ("float16", (3, 4)),
+        (None, (3, 4)),
+    ):
         said = signature.why_otherwise([wrong, *inputs[1:]], outputs)
-        assert said == f"takes {wrong[0]} {wrong[1]} at place 0, where float32 (-1, 4) is wanted"
+        assert (
+            said == f"takes {wrong[0]} {wrong[1]} at place 0, where float32 (-1, 4) is"
+            " wanted"
+        )
     said = signature.why_otherwise(inputs, [*outputs[:3], ("float64", ())])
     assert said == "returns float64 () at place 3, where int () is wanted"
 
@@ -121,7 +169,10 @@ def test_an_int64_that_the_engine_does_not_hold_is_an_input_error(bad):
     signature = Signature((("int64", (-1,)), ("int", ())), ())
     fits = torch.tensor([2**31 - 1, -(2**31)])
     assert signature.arrays((fits, 3), int64_bits=32)[0].tolist() == fits.tolist()
-    assert signature.arrays((torch.ones(0, dtype=torch.int64), 3), int64_bits=32)[0].size == 0
+    assert (
+        signature.arrays((torch.ones(0, dtype=torch.int64), 3), int64_bits=32)[0].size
+        == 0
+    )
     for args in ((torch.tensor([0, bad]), 3), (fits, bad)):
         with pytest.raises(InputError, match=f"32 bits.*{bad}"):
             signature.arrays(args, int64_bits=32)
@@ -138,7 +189,10 @@ def test_a_timed_signature_does_the_same_and_counts_by_border():
     assert one.tolist() == [1, 1] and two == 3 and all(seconds.values())
     before = dict(seconds)
     timed.results([array, np.array(3)])
-    assert seconds[borders[1]] > before[borders[1]] and seconds[borders[0]] == before[borders[0]]
+    assert (
+        seconds[borders[1]] > before[borders[1]]
+        and seconds[borders[0]] == before[borders[0]]
+    )
     several, seconds = Signature(plain.inputs * 2, ()).timed()
     several.arrays([torch.ones(2)] * 2)
     assert seconds == {}  # nobody knows which of them it took

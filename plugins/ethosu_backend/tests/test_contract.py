@@ -37,15 +37,24 @@ del _Contract
 @pytest.fixture(scope="module")
 def program():
     torch.manual_seed(0)
-    return delegraph.quantize(torch.nn.Linear(4, 4).eval(), [(torch.randn(1, 4),)], backend="ethosu")
+    return delegraph.quantize(
+        torch.nn.Linear(4, 4).eval(), [(torch.randn(1, 4),)], backend="ethosu"
+    )
 
 
 def compile_specs(program, **options):
-    [spec] = delegraph.get_partitioner("ethosu", **options)(program).partition_tags.values()
+    [spec] = delegraph.get_partitioner("ethosu", **options)(
+        program
+    ).partition_tags.values()
     return list(spec.compile_specs)
 
 
-DEVICES = {"ethos-u55-128": "runs", "ethos-u55-256": "cannot", "no such device": "cannot", None: None}
+DEVICES = {
+    "ethos-u55-128": "runs",
+    "ethos-u55-256": "cannot",
+    "no such device": "cannot",
+    None: None,
+}
 
 
 @pytest.mark.parametrize("device", DEVICES)

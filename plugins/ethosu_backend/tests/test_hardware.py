@@ -1,4 +1,6 @@
-"""What the NPUs lack is refused before partitions are made, with the reason; rules choose what there is."""
+"""What the NPUs lack is refused before partitions are made, with the reason; rules
+choose what there is.
+"""
 
 import re
 
@@ -9,7 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-U55, U85 = "TOSA-1.0+INT+int16+int4+u55", "TOSA-1.0+INT+int16+int4+u85"
+U55 = "TOSA-1.0+INT+int16+int4+u55"
+U85 = "TOSA-1.0+INT+int16+int4+u85"
 
 
 class Model(torch.nn.Module):
@@ -22,32 +25,54 @@ class Model(torch.nn.Module):
 
 
 def lowered(function, spec, *shapes):
-    """The function, quantized and lowered to a target; and the reasons for what is not, borders left out."""
+    """The function, quantized and lowered to a target; and the reasons for what is not,
+    borders left out.
+    """
     torch.manual_seed(0)
     inputs = tuple(torch.randn(shape) for shape in shapes)
     module = function if isinstance(function, torch.nn.Module) else Model(function)
     program = delegraph.quantize(module.eval(), [inputs], backend="ethosu")
-    result = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}})
+    result = delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": spec}}
+    )
     rows = result.report.refusals
-    return result, [reason for reason in (str(row.reason) for row in rows) if "Ethos-U" in reason], inputs
+    return (
+        result,
+        [reason for reason in (str(row.reason) for row in rows) if "Ethos-U" in reason],
+        inputs,
+    )
 
 
 def operators(result):
     files = (bytes(delegate.processed_bytes) for delegate in result.delegates)
-    return [operator for file in files for operator in delegraph_tosa.read(file).operators]
+    return [
+        operator for file in files for operator in delegraph_tosa.read(file).operators
+    ]
 
 
 REFUSED = {
-    "index": (lambda x: x[torch.tensor([0, 2, 1])] + x[:3] * (x > 0)[:3], [(4, 8)], "have no GATHER"),
+    "index": (
+        lambda x: x[torch.tensor([0, 2, 1])] + x[:3] * (x > 0)[:3],
+        [(4, 8)],
+        "have no GATHER",
+    ),
     "largest": (
         lambda x: x.argmax(1).to(torch.int32),
         [(1, 4, 8, 8)],
         "REDUCE_MAX of int8 or int16, not of int32|have no EQUAL",
     ),
-    "bilinear": (lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"), [(1, 3, 5, 7)], "have no GATHER"),
+    "bilinear": (
+        lambda x: F.interpolate(x, scale_factor=2.0, mode="bilinear"),
+        [(1, 3, 5, 7)],
+        "have no GATHER",
+    ),
     "stride": (lambda x: F.max_pool2d(x, 4, 4), [(1, 4, 16, 16)], "have no GATHER"),
     "dilated": (torch.nn.Conv3d(2, 4, 3), [(1, 2, 4, 4, 4)], "smaller kernel than"),
-    "product": (lambda x, y: torch.where(x > y, x, y), [(2, 3), (2, 3)], "have no GREATER"),
+    "product": (
+        lambda x, y: torch.where(x > y, x, y),
+        [(2, 3), (2, 3)],
+        "have no GREATER",
+    ),
 }
 
 
@@ -61,7 +86,9 @@ def test_what_a_u55_lacks_is_refused_with_the_reason_and_a_u85_has_it(name):
 
 def test_a_constant_that_leaves_is_refused_where_no_tensor_of_its_type_can_be_copied():
     mask = torch.ones(8, 8, dtype=torch.bool)
-    result, why, _ = lowered(lambda x: torch.where(mask.tril() & (x > 0), x + x, x), U55, (8, 8))
+    result, why, _ = lowered(
+        lambda x: torch.where(mask.tril() & (x > 0), x + x, x), U55, (8, 8)
+    )
     assert result.delegates and not result.report.given_back
     assert any("have no SELECT" in text for text in why), why
 
@@ -73,7 +100,11 @@ TAKEN = {
     "transposed": (torch.nn.ConvTranspose2d(3, 4, 2, 2), [(1, 3, 5, 7)], "CONV3D"),
     "norm": (lambda x: F.layer_norm(x, (8,)), [(2, 3, 8)], "SELECT"),
     "logarithm": (lambda x: torch.log_softmax(x, -1), [(2, 3, 8)], "BITWISE_AND"),
-    "causal": (lambda *x: F.scaled_dot_product_attention(*x, is_causal=True), [(1, 2, 5, 8)] * 3, "SELECT"),
+    "causal": (
+        lambda *x: F.scaled_dot_product_attention(*x, is_causal=True),
+        [(1, 2, 5, 8)] * 3,
+        "SELECT",
+    ),
     "known choice": (lambda x: torch.where(CHOICE, x + x, x * 3), [(8, 8)], "SELECT"),
 }
 

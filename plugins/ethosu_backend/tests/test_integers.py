@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from delegraph_tosa.passes import split_rows
 
-U55, U85 = "TOSA-1.0+INT+int16+int4+u55", "TOSA-1.0+INT+int16+int4+u85"
+U55 = "TOSA-1.0+INT+int16+int4+u55"
+U85 = "TOSA-1.0+INT+int16+int4+u85"
 HIDING = torch.full((33, 33), float("-inf")).triu(1)
 
 
@@ -24,15 +25,24 @@ class Model(torch.nn.Module):
 
 
 def compiled(function, *shapes, spec=U85):
-    """The names of the operators for the target; and the distance from the Q/DQ graph in steps, on other inputs."""
+    """The names of the operators for the target; and the distance from the Q/DQ graph
+    in steps, on other inputs.
+    """
     torch.manual_seed(0)
     batches = [tuple(2 * torch.randn(shape) for shape in shapes) for _ in range(3)]
     module = function if isinstance(function, torch.nn.Module) else Model(function)
     program = delegraph.quantize(module.eval(), batches[:2], backend="ethosu")
-    result = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}})
+    result = delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": spec}}
+    )
     (delegate,) = result.delegates
-    steps = [node.args[1] for node in program.graph.nodes if ".quantize_per_tensor" in str(node.target)]
-    wanted, found = program.module(check_guards=False)(*batches[2]), result(*batches[2])
+    steps = [
+        node.args[1]
+        for node in program.graph.nodes
+        if ".quantize_per_tensor" in str(node.target)
+    ]
+    wanted = program.module(check_guards=False)(*batches[2])
+    found = result(*batches[2])
     graph = delegraph_tosa.read(bytes(delegate.processed_bytes))
     return graph.operators, ((found - wanted) / steps[-1]).round().abs()
 
@@ -45,8 +55,14 @@ ROWS = {
     "softmax": (lambda x: x.softmax(-1), [(4, 9, 50)]),
     "softmax of another axis": (lambda x: x.softmax(1), [(4, 9, 50)]),
     "attention": (F.scaled_dot_product_attention, [(1, 2, 33, 16)] * 3),
-    "mask": (lambda *x: F.scaled_dot_product_attention(*x, attn_mask=HIDING), [(1, 2, 33, 16)] * 3),
-    "causal": (lambda *x: F.scaled_dot_product_attention(*x, is_causal=True), [(1, 2, 33, 16)] * 3),
+    "mask": (
+        lambda *x: F.scaled_dot_product_attention(*x, attn_mask=HIDING),
+        [(1, 2, 33, 16)] * 3,
+    ),
+    "causal": (
+        lambda *x: F.scaled_dot_product_attention(*x, is_causal=True),
+        [(1, 2, 33, 16)] * 3,
+    ),
 }
 
 
@@ -57,9 +73,19 @@ def test_rows_are_divided_in_16_bits(name):
     expect_equal(distance)
     count = Counter(operator.name for operator in operators)
     assert count["TABLE"] == 1 and "REDUCE_MAX" not in count
-    large = max(value.type.shape for operator in operators if operator.name == "TABLE" for value in operator.outputs)
-    wide = [op for op in operators if op.name == "MUL" and op.outputs[0].type.shape == large]
-    assert [str(value.dtype) for op in wide for value in op.inputs[:2]] == ["int16", "int16"]
+    large = max(
+        value.type.shape
+        for operator in operators
+        if operator.name == "TABLE"
+        for value in operator.outputs
+    )
+    wide = [
+        op for op in operators if op.name == "MUL" and op.outputs[0].type.shape == large
+    ]
+    assert [str(value.dtype) for op in wide for value in op.inputs[:2]] == [
+        "int16",
+        "int16",
+    ]
 
 
 def test_rows_that_are_long_or_known_to_another_target_are_divided_in_32_bits():
@@ -70,15 +96,25 @@ def test_rows_that_are_long_or_known_to_another_target_are_divided_in_32_bits():
 
 
 def test_sums_of_48_bits_are_rescaled_once():
-    operators, distance = compiled(F.scaled_dot_product_attention, *[(1, 2, 33, 16)] * 3)
+    operators, distance = compiled(
+        F.scaled_dot_product_attention, *[(1, 2, 33, 16)] * 3
+    )
     expect_equal(distance)
-    (product,) = [op for op in operators if op.name == "MATMUL" and str(op.outputs[0].dtype) == "int48"]
+    (product,) = [
+        op
+        for op in operators
+        if op.name == "MATMUL" and str(op.outputs[0].dtype) == "int48"
+    ]
     (rescale,) = [op for op in operators if product.outputs[0] in op.inputs]
     assert (rescale.name, str(rescale.outputs[0].dtype)) == ("RESCALE", "int8")
 
 
 def test_patches_are_convolved_in_steps_of_one():
-    layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 5, 5), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, (2, 4), (2, 4)))
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 5, 5),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(8, 4, (2, 4), (2, 4)),
+    )
     operators, distance = compiled(layers, (2, 3, 20, 40))
     expect_equal(distance, 1)
     strides = [tuple(op.stride) for op in operators if op.name == "CONV2D"]
@@ -87,7 +123,9 @@ def test_patches_are_convolved_in_steps_of_one():
 
 def test_a_last_axis_of_one_element_is_left_out():
     def sums(x, y):
-        return torch.cat((x.sum(3, keepdim=True) - y.sum(3, keepdim=True), y.sum(3, keepdim=True)), 2)
+        return torch.cat(
+            (x.sum(3, keepdim=True) - y.sum(3, keepdim=True), y.sum(3, keepdim=True)), 2
+        )
 
     operators, distance = compiled(sums, (1, 64, 4, 8), (1, 64, 4, 8))
     expect_equal(distance)
@@ -97,10 +135,16 @@ def test_a_last_axis_of_one_element_is_left_out():
 
 
 @pytest.mark.parametrize(("count", "products"), [(33, 2), (65, 3)])
-def test_few_positions_take_one_product_with_weights_of_8_bits_on_a_u55(count, products):
-    """The scores are one MATMUL; the weighted values one, or two for as many bits as more positions need."""
+def test_few_positions_take_one_product_with_weights_of_8_bits_on_a_u55(
+    count, products
+):
+    """The scores are one MATMUL; the weighted values one, or two for as many bits as
+    more positions need.
+    """
     for settings in ({}, {"is_causal": True}):
-        attention = Model(lambda *x, given=settings: F.scaled_dot_product_attention(*x, **given))
+        attention = Model(
+            lambda *x, given=settings: F.scaled_dot_product_attention(*x, **given)
+        )
         operators, distance = compiled(attention, *[(1, 2, count, 16)] * 3, spec=U55)
         expect_equal(distance, 0.85 if products == 2 else 0.99)
         assert [operator.name for operator in operators].count("MATMUL") == products
@@ -126,14 +170,25 @@ def test_weights_of_a_norm_are_a_convolution_on_a_u55(kind):
     for spec, count in ((U55, 1), (U85, 0)):
         operators, distance = compiled(Norm(kind), (2, 3, 24), spec=spec)
         expect_equal(distance, 0.98)
-        assert [operator.name for operator in operators].count("DEPTHWISE_CONV2D") == count
+        assert [operator.name for operator in operators].count(
+            "DEPTHWISE_CONV2D"
+        ) == count
 
 
 def test_the_score_of_a_hidden_key_fits_the_shift_behind_it():
-    """TOSA leaves a RESCALE of int32 open beyond 2**(shift - 1); no score of these is near -2**30."""
+    """TOSA leaves a RESCALE of int32 open beyond 2**(shift - 1); no score of these is
+    near -2**30.
+    """
     operators, _ = compiled(*ROWS["causal"][:1], *ROWS["causal"][1])
-    operands = [value for operator in operators if operator.name == "SELECT" for value in operator.inputs[1:]]
-    constants = [delegraph_tosa.materialize(v) for v in operands if v.constant is not None]
+    operands = [
+        value
+        for operator in operators
+        if operator.name == "SELECT"
+        for value in operator.inputs[1:]
+    ]
+    constants = [
+        delegraph_tosa.materialize(v) for v in operands if v.constant is not None
+    ]
     assert constants and min(int(c.min()) for c in constants) > -(2**24)
 
 
@@ -154,7 +209,9 @@ def test_images_are_summed_by_kernels_of_few_channels(name, spec):
     shape, heights = IMAGES[name]
     operators, distance = compiled(average, shape, spec=spec)
     expect_equal(distance, 1)
-    kernels = [op.inputs[1].type.shape for op in operators if op.name == "DEPTHWISE_CONV2D"]
+    kernels = [
+        op.inputs[1].type.shape for op in operators if op.name == "DEPTHWISE_CONV2D"
+    ]
     lanes = 16 if shape[1] % 16 == 0 else 8
     assert kernels == [(height, 1, lanes, 1) for height in heights]
 
@@ -171,22 +228,38 @@ def test_images_are_summed_by_kernels_of_few_channels(name, spec):
 def test_other_images_are_summed_channel_by_channel(function, shape, spec):
     operators, distance = compiled(function, shape, spec=spec)
     expect_equal(distance)
-    (kernel,) = [op.inputs[1].type.shape for op in operators if op.name == "DEPTHWISE_CONV2D"]
+    (kernel,) = [
+        op.inputs[1].type.shape for op in operators if op.name == "DEPTHWISE_CONV2D"
+    ]
     assert kernel == (*(shape[2:] if function is average else (7, 7)), shape[1], 1)
 
 
 def test_an_average_that_keeps_its_quantization_is_a_pool():
     """Other operators read the image too, and Vela would copy it."""
-    operators, distance = compiled(lambda x: F.relu(x).mean((2, 3), keepdim=True) * x, (1, 16, 7, 7))
+    operators, distance = compiled(
+        lambda x: F.relu(x).mean((2, 3), keepdim=True) * x, (1, 16, 7, 7)
+    )
     expect_equal(distance)
-    assert [op.name for op in operators if "POOL" in op.name or "DEPTHWISE" in op.name] == ["AVG_POOL2D"]
+    assert [
+        op.name for op in operators if "POOL" in op.name or "DEPTHWISE" in op.name
+    ] == ["AVG_POOL2D"]
 
 
 BLOCKS = {
     "norm": (torch.nn.LayerNorm(24), [(1, 30, 24)], "REDUCE_SUM", 3 * 2),
     # of two heads, each with two products
-    "attention": (F.scaled_dot_product_attention, [(1, 2, 30, 16)] * 3, "MATMUL", 3 * 4),
-    "causal": (lambda *x: F.scaled_dot_product_attention(*x, is_causal=True), [(1, 2, 30, 16)] * 3, "MATMUL", 3 * 4),
+    "attention": (
+        F.scaled_dot_product_attention,
+        [(1, 2, 30, 16)] * 3,
+        "MATMUL",
+        3 * 4,
+    ),
+    "causal": (
+        lambda *x: F.scaled_dot_product_attention(*x, is_causal=True),
+        [(1, 2, 30, 16)] * 3,
+        "MATMUL",
+        3 * 4,
+    ),
     "softmax": (lambda x: x.softmax(-1), [(4, 9, 50)], "REDUCE_SUM", 3),
 }
 

@@ -1,4 +1,6 @@
-"""Payloads equal those of ExecuTorch's packer, and its own reader finds in them what Vela made."""
+"""Payloads equal those of ExecuTorch's packer, and its own reader finds in them what
+Vela made.
+"""
 
 import importlib.util
 import json
@@ -20,7 +22,8 @@ ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
 class Network(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv, self.linear = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Linear(8, 4)
+        self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.linear = torch.nn.Linear(8, 4)
 
     def forward(self, x, y):
         z = torch.relu(self.conv(x) + y)
@@ -32,9 +35,13 @@ INPUTS = torch.randn(1, 3, 8, 8), torch.randn(1, 8, 8, 8)
 
 @pytest.fixture(scope="module")
 def vela_compile():
-    """ExecuTorch's packer. Its file alone: the package around it imports for half a minute on a busy machine."""
+    """ExecuTorch's packer. Its file alone: the package around it imports for half a
+    minute on a busy machine.
+    """
     folder = importlib.util.find_spec("executorch").submodule_search_locations[0]
-    spec = importlib.util.spec_from_file_location("arm_vela", f"{folder}/backends/arm/arm_vela.py")
+    spec = importlib.util.spec_from_file_location(
+        "arm_vela", f"{folder}/backends/arm/arm_vela.py"
+    )
     sys.modules["arm_vela"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module.vela_compile
@@ -48,7 +55,9 @@ def program():
 
 
 def lower(program, transforms=(), **options):
-    return delegraph.lower(program, backends=["ethosu"], options={"ethosu": options}, transforms=transforms)
+    return delegraph.lower(
+        program, backends=["ethosu"], options={"ethosu": options}, transforms=transforms
+    )
 
 
 @pytest.fixture(scope="module", params=ACCELERATORS)
@@ -57,13 +66,19 @@ def lowered(request, program):
 
 
 def tosa_of(lowered):
-    [file] = [buffer for buffer in lowered.named_data.buffers if bytes(buffer[4:8]) == b"TOSA"]
+    [file] = [
+        buffer for buffer in lowered.named_data.buffers if bytes(buffer[4:8]) == b"TOSA"
+    ]
     return bytes(file)
 
 
 def flags_of(lowered):
     """The compiler's flags, as ExecuTorch calls it."""
-    [text] = [spec.value for spec in lowered.delegates[0].compile_specs if spec.key == "ethosu_flags"]
+    [text] = [
+        spec.value
+        for spec in lowered.delegates[0].compile_specs
+        if spec.key == "ethosu_flags"
+    ]
     return [*json.loads(text), "--output-format=raw"]
 
 
@@ -73,14 +88,26 @@ def test_the_payload_is_that_of_executorchs_packer(lowered, vela_compile, capsys
     assert bytes(delegate.processed_bytes) == packed.processed_bytes
 
 
-def test_weights_and_commands_may_lie_beside_the_program(program, vela_compile, tmp_path, capsys):
-    lowered = lower(program, [integer_borders], keep_tosa=True, weights_tag="weights", commands_tag="commands")
+def test_weights_and_commands_may_lie_beside_the_program(
+    program, vela_compile, tmp_path, capsys
+):
+    lowered = lower(
+        program,
+        [integer_borders],
+        keep_tosa=True,
+        weights_tag="weights",
+        commands_tag="commands",
+    )
     placements = {"cmd_data": "commands", "weight_data": "weights"}
-    packed = vela_compile(tosa_of(lowered), flags_of(lowered), block_placements=placements)
+    packed = vela_compile(
+        tosa_of(lowered), flags_of(lowered), block_placements=placements
+    )
     assert bytes(lowered.delegates[0].processed_bytes) == packed.processed_bytes
     ours = lowered.named_data.external_data
     for block in packed.external_blocks:
-        assert {block.key: block.alignment} == {key: entry.alignment for key, entry in ours[block.placement].items()}
+        assert {block.key: block.alignment} == {
+            key: entry.alignment for key, entry in ours[block.placement].items()
+        }
         [entry] = ours[block.placement].values()
         assert bytes(lowered.named_data.buffers[entry.buffer_index]) == block.payload
     lowered.save(tmp_path / "m.pte")
@@ -95,9 +122,14 @@ def test_weights_and_commands_may_lie_beside_the_program(program, vela_compile, 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # what ExecuTorch warns of at import
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
-def test_the_settings_are_executorchs_and_its_reader_finds_the_scratch_size(accelerator, program, tmp_path, capsys):
+def test_the_settings_are_executorchs_and_its_reader_finds_the_scratch_size(
+    accelerator, program, tmp_path, capsys
+):
     from executorch.backends.arm.ethosu import EthosUCompileSpec
-    from executorch.backends.arm.scripts.get_ethosu_scratch_from_pte import get_scratch_from_pte, iter_vela_blocks
+    from executorch.backends.arm.scripts.get_ethosu_scratch_from_pte import (
+        get_scratch_from_pte,
+        iter_vela_blocks,
+    )
 
     lowered = lower(program, [integer_borders], accelerator=accelerator)
     flags = {*flags_of(lowered)} - {"--optimise=Performance"}  # Vela's default
@@ -106,7 +138,9 @@ def test_the_settings_are_executorchs_and_its_reader_finds_the_scratch_size(acce
     payload = bytes(lowered.delegates[0].processed_bytes)
     assert list(blocks(payload)) == list(iter_vela_blocks(payload))
     sizes = dict(iter_vela_blocks(payload))["scratch_size"]
-    assert get_scratch_from_pte(tmp_path / "m.pte") == int.from_bytes(sizes, "little") > 0
+    assert (
+        get_scratch_from_pte(tmp_path / "m.pte") == int.from_bytes(sizes, "little") > 0
+    )
 
 
 def test_a_payload_that_was_cut_is_found(lowered):
@@ -118,7 +152,9 @@ def test_a_payload_that_was_cut_is_found(lowered):
 
 
 def test_the_host_computes_the_tosa_file_that_was_kept(lowered, program):
-    by_tosa = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+INT"}})
+    by_tosa = delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+INT"}}
+    )
     for ours, wanted in zip(lowered(*INPUTS), by_tosa(*INPUTS), strict=True):
         assert torch.equal(ours, wanted)
 
@@ -136,7 +172,13 @@ def test_the_sizes_of_an_older_vela_get_ones_in_front():
         "offset": np.array([0]),
         "region": [2**64 - 1],
     }
-    arrays = {f"{side}_{what}": value for side in ("input", "output") for what, value in one.items()}
-    arrays |= dict.fromkeys(("cmd_data", "weight_data"), np.zeros(4, np.uint8)) | {"scratch_shape": np.array([64])}
+    arrays = {
+        f"{side}_{what}": value
+        for side in ("input", "output")
+        for what, value in one.items()
+    }
+    arrays |= dict.fromkeys(("cmd_data", "weight_data"), np.zeros(4, np.uint8)) | {
+        "scratch_shape": np.array([64])
+    }
     found = dict(blocks(pack(arrays, {}, NamedDataStore())))
     assert struct.unpack("<10i", found["inputs"]) == (1, 1, 1, 1, 3, 8, 8, 1, 0, -1)

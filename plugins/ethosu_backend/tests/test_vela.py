@@ -1,4 +1,6 @@
-"""What Vela refuses, or does instead of compiling, becomes a reason; settings that it does not take are an error."""
+"""What Vela refuses, or does instead of compiling, becomes a reason; settings that it
+does not take are an error.
+"""
 
 import re
 
@@ -12,10 +14,16 @@ INPUTS = (torch.randn(1, 3, 8, 8),)
 FAKES = {
     "crash": ("import os\nos.abort()\n", "Vela crashed: signal 6"),
     "hang": ("import time\ntime.sleep(60)\n", "Vela took more than 1 seconds"),
-    "processor": ("print('CPU operators = 2 (10.0%)')\n", "Vela leaves 2 of its operators to the processor"),
+    "processor": (
+        "print('CPU operators = 2 (10.0%)')\n",
+        "Vela leaves 2 of its operators to the processor",
+    ),
     "nothing": ("print('fine')\n", "Vela wrote 0 command streams"),
     "operator": (
-        "raise RuntimeError('Non-passthrough operation (Conv2D) could not run on NPU')\n",
+        (
+            "raise RuntimeError('Non-passthrough operation (Conv2D) could not run on"
+            " NPU')\n"
+        ),
         r"Vela: Non-passthrough operation \(Conv2D\) could not run on NPU",
     ),
 }
@@ -33,7 +41,9 @@ def lower(program, **options):
 
 
 @pytest.mark.parametrize("kind", FAKES)
-def test_a_vela_that_does_not_compile_gives_the_partition_back(kind, program, tmp_path, monkeypatch, capfd):
+def test_a_vela_that_does_not_compile_gives_the_partition_back(
+    kind, program, tmp_path, monkeypatch, capfd
+):
     source, reason = FAKES[kind]
     (tmp_path / "ethosu").mkdir()
     (tmp_path / "ethosu/vela.py").write_text(source)
@@ -41,7 +51,9 @@ def test_a_vela_that_does_not_compile_gives_the_partition_back(kind, program, tm
     lowered = lower(program, seconds=1 if kind == "hang" else 60)
     assert not lowered.delegates
     [row] = lowered.report.given_back
-    torch.testing.assert_close(lowered(*INPUTS), program.module(check_guards=False)(*INPUTS))
+    torch.testing.assert_close(
+        lowered(*INPUTS), program.module(check_guards=False)(*INPUTS)
+    )
     assert re.search(reason, row.reason)
     if kind == "operator":
         assert str(row.source) == "module 0 (Conv2d)"
@@ -75,7 +87,10 @@ def test_flags_are_taken_and_what_vela_prints_for_them_is_in_the_report(program)
         "4096",
         "--tensor-allocator=Greedy",
     ]
-    [plain], [told] = (lower(program, flags=flags).report.delegates for flags in ("", "--verbose-performance"))
+    [plain], [told] = (
+        lower(program, flags=flags).report.delegates
+        for flags in ("", "--verbose-performance")
+    )
     assert plain.output == ""
     assert "Performance for NPU" in told.output
 
@@ -85,11 +100,19 @@ def test_estimates_are_attributed_to_lines(program):
     [delegate] = report.delegates
     assert delegate.facts["estimated SRAM"].endswith(" KiB")
     assert "channels_last_borders" in delegate.facts["hint"]
-    assert sum(row.figures["estimated cycles"] for row in report.figures) == delegate.figures["estimated cycles"] > 0
+    assert (
+        sum(row.figures["estimated cycles"] for row in report.figures)
+        == delegate.figures["estimated cycles"]
+        > 0
+    )
     assert {"estimated cycles", "estimated bytes moved"} == delegate.figures.keys()
 
 
 def test_a_vela_up_to_4_2_gets_tosa_0_80(program, monkeypatch):
     monkeypatch.setattr("delegraph_ethosu.vela.version", lambda name: "4.2.0")
-    [spec] = delegraph.get_partitioner("ethosu", accelerator="ethos-u55-64")(program).partition_tags.values()
-    assert {s.key: s.value for s in spec.compile_specs}["tosa_spec"] == b"TOSA-0.80+BI+u55"
+    [spec] = delegraph.get_partitioner("ethosu", accelerator="ethos-u55-64")(
+        program
+    ).partition_tags.values()
+    assert {s.key: s.value for s in spec.compile_specs}[
+        "tosa_spec"
+    ] == b"TOSA-0.80+BI+u55"

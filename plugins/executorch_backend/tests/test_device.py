@@ -1,4 +1,6 @@
-"""Building and loading the device half of a backend. plugins/demo_backend/tests/test_device.py runs programs on one."""
+"""Building and loading the device half of a backend.
+plugins/demo_backend/tests/test_device.py runs programs on one.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def test_a_library_is_loaded_once(tmp_path: Path) -> None:
     library = build(SOURCE, tmp_path)
     device.load_library(library)
     device.load_library(str(library))
-    assert "NothingBackend" in device.stock_runtime().backend_registry.registered_backend_names
+    assert (
+        "NothingBackend"
+        in device.stock_runtime().backend_registry.registered_backend_names
+    )
 
 
 def test_a_library_that_registers_nothing_is_refused(tmp_path: Path) -> None:
@@ -48,7 +53,10 @@ def test_a_library_that_registers_nothing_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("executorch", reason="the stock runtime is not installed (pip install executorch==1.5.1)")
+    pytest.importorskip(
+        "executorch",
+        reason="the stock runtime is not installed (pip install executorch==1.5.1)",
+    )
     (tmp_path / "libhalf.so").write_bytes(b"nothing")
     for name in ("libhalf.so", "missing.so"):
         with pytest.raises(InputError, match=f"cannot load the library.*{name}"):
@@ -56,7 +64,9 @@ def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_the_compiler_says_is_in_the_error(tmp_path: Path) -> None:
-    with pytest.raises(WriteError, match=r"cannot build .*libhalf.so from .*half.cpp: (.|\n)*gibberish"):
+    with pytest.raises(
+        WriteError, match=r"cannot build .*libhalf.so from .*half.cpp: (.|\n)*gibberish"
+    ):
         build("gibberish;", tmp_path)
     assert not (tmp_path / "libhalf.so").exists()
 
@@ -68,7 +78,9 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         device.compiler_line("half.cpp", "libhalf.so")
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(NoRuntime, match=r"no C\+\+ compiler here \(c\+\+, g\+\+, clang\+\+\)"):
+    with pytest.raises(
+        NoRuntime, match=r"no C\+\+ compiler here \(c\+\+, g\+\+, clang\+\+\)"
+    ):
         device.compiler_line("half.cpp", "libhalf.so")
     monkeypatch.undo()
     monkeypatch.setattr(wheel, "find_spec", lambda name: None)
@@ -77,9 +89,15 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.hint == 'pip install "delegraph-executorch[runtime]"'
 
 
-def test_what_a_plugin_s_device_half_lacks_is_said_before_the_program_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "stock_runtime", lambda: SimpleNamespace(backend_registry=Known))
-    monkeypatch.setattr(device, "_half", {"Other": None, "New": Path("no", "such.cpp")}.get)
+def test_what_a_plugin_s_device_half_lacks_is_said_before_the_program_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        device, "stock_runtime", lambda: SimpleNamespace(backend_registry=Known)
+    )
+    monkeypatch.setattr(
+        device, "_half", {"Other": None, "New": Path("no", "such.cpp")}.get
+    )
     monkeypatch.setattr(device, "wheel_folder", lambda: Path("wheel"))
     device.load_device_halves(["Known", "Other"])
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -89,7 +107,8 @@ def test_what_a_plugin_s_device_half_lacks_is_said_before_the_program_runs(monke
 
 def test_backends_without_a_device_half() -> None:
     assert device._half("no such backend") is None
-    assert device._half("BackendWithDelegateMappingDemo") is None  # it declares no runtime
+    # it declares no runtime
+    assert device._half("BackendWithDelegateMappingDemo") is None
     assert device._half("TOSABackend") is None
 
 

@@ -1,14 +1,18 @@
-"""ExecuTorch's own tests, which its wheel has, against delegraph: its module names are bound to ours.
+"""ExecuTorch's own tests, which its wheel has, against delegraph: its module names are
+bound to ours.
 
-``support/executorch_tests/names.py`` says what is bound; files are real ones, which ExecuTorch's own deserializer and
-runtime read. One test, with its whole traceback, from the root of the repository:
+``support/executorch_tests/names.py`` says what is bound; files are real ones, which
+ExecuTorch's own deserializer and runtime read. One test, with its whole traceback, from
+the root of the repository:
 
-    python -m plugins.executorch_backend.tests.support.executorch_tests.run --verbose NAME
+    python -m plugins.executorch_backend.tests.support.executorch_tests.run --verbose
+        NAME
 
-where NAME is ``exir.emit.test.test_emit.TestEmit.test_constants_with_view``, or a module; ``--theirs`` runs it against
-ExecuTorch itself. What is expected of each test stands in ``executorch_tests.txt``: ``pass``; ``differs``, where
-delegraph behaves otherwise on purpose (docs/compatibility.md says in what); ``internal``, which asks for ExecuTorch's
-own insides or for what its wheel lacks; ``gap``, which is to be mended.
+where NAME is ``exir.emit.test.test_emit.TestEmit.test_constants_with_view``, or a
+module; ``--theirs`` runs it against ExecuTorch itself. What is expected of each test
+stands in ``executorch_tests.txt``: ``pass``; ``differs``, where delegraph behaves
+otherwise on purpose (docs/compatibility.md says in what); ``internal``, which asks for
+ExecuTorch's own insides or for what its wheel lacks; ``gap``, which is to be mended.
 """
 
 from __future__ import annotations
@@ -60,7 +64,11 @@ def expected(modules: list[str]) -> dict[str, tuple[str, str]]:
     for line in TABLE.read_text().splitlines():
         kind, _, rest = line.partition(" ")
         name, _, why = rest.partition(": ")
-        if line and not line.startswith("#") and any(name.startswith(module) for module in modules):
+        if (
+            line
+            and not line.startswith("#")
+            and any(name.startswith(module) for module in modules)
+        ):
             found[name] = (kind, why)
     return found
 
@@ -68,18 +76,28 @@ def expected(modules: list[str]) -> dict[str, tuple[str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", SUITES)
 def test_what_comes_of_each_test(suite: str) -> None:
-    pytest.importorskip("executorch", reason="the stock runtime is not installed (pip install executorch==1.5.1)")
-    wanted, got = expected(SUITES[suite]), run_tests(SUITES[suite])
+    pytest.importorskip(
+        "executorch",
+        reason="the stock runtime is not installed (pip install executorch==1.5.1)",
+    )
+    wanted = expected(SUITES[suite])
+    got = run_tests(SUITES[suite])
     changed = [
-        f"{name}: {outcome}, and the table says {wanted.get(name, ('nothing', ''))[0]}; {why}"
+        f"{name}: {outcome}, and the table says {wanted.get(name, ('nothing', ''))[0]};"
+        f" {why}"
         for name, (outcome, why) in got.items()
-        if (outcome == "pass") != (wanted.get(name, ("",))[0] == "pass") or name not in wanted
+        if (outcome == "pass") != (wanted.get(name, ("",))[0] == "pass")
+        or name not in wanted
     ]
     missing = sorted(wanted.keys() - got.keys())
-    assert not changed and not missing, "\n".join([*changed, *(f"{name}: it did not run" for name in missing)])
+    assert not changed and not missing, "\n".join(
+        [*changed, *(f"{name}: it did not run" for name in missing)]
+    )
 
 
 def test_each_difference_has_a_reason() -> None:
     rows = expected(["exir."])
     assert {kind for kind, _ in rows.values()} <= {"pass", "differs", "internal", "gap"}
-    assert [name for name, (kind, why) in rows.items() if kind != "pass" and not why] == []
+    assert [
+        name for name, (kind, why) in rows.items() if kind != "pass" and not why
+    ] == []

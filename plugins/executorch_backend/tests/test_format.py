@@ -1,4 +1,6 @@
-"""``.pte`` files through delegraph's own doors: saved, loaded, inspected; with data files, debug files, and options."""
+"""``.pte`` files through delegraph's own doors: saved, loaded, inspected; with data
+files, debug files, and options.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ import delegraph_executorch.plugin
 import delegraph_tosa.plugin
 import pytest
 import torch
-from delegraph.errors import FormatError, InputError, NoRuntime, OptionError, Unsupported
+from delegraph.errors import (
+    FormatError,
+    InputError,
+    NoRuntime,
+    OptionError,
+    Unsupported,
+)
 from delegraph_executorch.debug import DebugFile
 from delegraph_executorch.emit import EmitOptions, emit_program
 from delegraph_executorch.format import PteFormat
@@ -38,7 +46,11 @@ from .support.judge import expect_equal, run_on_host, stock_runtime
 def registry() -> delegraph.Registry:
     """The plugins of this repository, installed or not."""
     made = delegraph.Registry(discover=False)
-    for plugin in (delegraph_executorch.plugin, delegraph_demo.plugin, delegraph_tosa.plugin):
+    for plugin in (
+        delegraph_executorch.plugin,
+        delegraph_demo.plugin,
+        delegraph_tosa.plugin,
+    ):
         made.register(plugin)
     return made
 
@@ -47,7 +59,8 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.second = nn.Linear(4, 32), nn.Linear(32, 4)
+        self.first = nn.Linear(4, 32)
+        self.second = nn.Linear(32, 4)
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         hidden = self.first(x).relu()
@@ -57,17 +70,26 @@ class Net(nn.Module):
 X = torch.linspace(-1, 1, 12).view(3, 4)
 
 
-def _lower(registry: delegraph.Registry, backends: Any = (), module: nn.Module | None = None) -> Any:
-    return delegraph.lower((module or Net()).eval(), (X,), backends=list(backends), registry=registry)
+def _lower(
+    registry: delegraph.Registry, backends: Any = (), module: nn.Module | None = None
+) -> Any:
+    return delegraph.lower(
+        (module or Net()).eval(), (X,), backends=list(backends), registry=registry
+    )
 
 
-@pytest.mark.parametrize("backends", [[], ["compiler-demo"], ["tosa", "compiler-demo"]], ids=str)
-def test_saved_and_loaded(registry: delegraph.Registry, tmp_path: Path, backends: list[str]) -> None:
+@pytest.mark.parametrize(
+    "backends", [[], ["compiler-demo"], ["tosa", "compiler-demo"]], ids=str
+)
+def test_saved_and_loaded(
+    registry: delegraph.Registry, tmp_path: Path, backends: list[str]
+) -> None:
     lowered = _lower(registry, backends)
     lowered.save(tmp_path / "net.pte")
     loaded = delegraph.load(tmp_path / "net.pte", registry)
     assert loaded.methods == ["forward"]
-    got, wanted = loaded(X), lowered(X)
+    got = loaded(X)
+    wanted = lowered(X)
     assert list(got) == list(wanted)
     expect_equal(list(got.values()), list(wanted.values()))
 
@@ -85,7 +107,10 @@ def test_inspected(registry: delegraph.Registry, tmp_path: Path) -> None:
     summary = PteFormat.summarize(path)
     assert summary.methods[0].delegates[0].producer == "in-process"
     assert [str(t) for t in summary.methods[0].inputs] == ["x: float32[3, 4]"]
-    assert summary.needs["kernels"] == facts.kernels and summary.methods[0].operators == facts.methods[0].kernels
+    assert (
+        summary.needs["kernels"] == facts.kernels
+        and summary.methods[0].operators == facts.methods[0].kernels
+    )
     assert summary.constant_bytes == sum(c.bytes for c in summary.largest) > 0
     page = PteFormat.page(path)
     assert "<rect" in page and "aten::cumsum.out" in page
@@ -94,23 +119,35 @@ def test_inspected(registry: delegraph.Registry, tmp_path: Path) -> None:
     arguments, plans, stock = PteFormat.verify(path)
     assert arguments.accepted
     assert plans.accepted is True
-    assert stock.accepted is not False  # it runs in the device half, or there is no runtime here
+    # it runs in the device half, or there is no runtime here
+    assert stock.accepted is not False
 
 
 def test_weights_in_a_data_file(registry: delegraph.Registry, tmp_path: Path) -> None:
     path = tmp_path / "net.pte"
     lowered = _lower(registry)
     lowered.save(path, external_constants="weights")
-    assert PteFormat.inspect(path).external_tensors == ("first.bias", "first.weight", "second.bias", "second.weight")
-    expect_equal(list(delegraph.load(path, registry)(X).values()), list(Net()(X).values()))
+    assert PteFormat.inspect(path).external_tensors == (
+        "first.bias",
+        "first.weight",
+        "second.bias",
+        "second.weight",
+    )
+    expect_equal(
+        list(delegraph.load(path, registry)(X).values()), list(Net()(X).values())
+    )
     with pytest.raises(OptionError, match=r"save\("):
         PteFormat.serialize(lowered, {"external_constants": "weights"})
     (tmp_path / "net.weights.ptd").unlink()
-    with pytest.raises(InputError, match="the tensor .first.weight. is in another file"):
+    with pytest.raises(
+        InputError, match="the tensor .first.weight. is in another file"
+    ):
         delegraph.load(path, registry)(X)
 
 
-def test_data_files_in_the_stock_runtime(registry: delegraph.Registry, tmp_path: Path) -> None:
+def test_data_files_in_the_stock_runtime(
+    registry: delegraph.Registry, tmp_path: Path
+) -> None:
     stock_runtime()
     path = tmp_path / "net.pte"
     _lower(registry).save(path, external_constants="weights")
@@ -119,15 +156,30 @@ def test_data_files_in_the_stock_runtime(registry: delegraph.Registry, tmp_path:
     assert PteFormat.verify(path)[1].accepted is True
 
 
-def test_instructions_lead_back_to_lines(registry: delegraph.Registry, tmp_path: Path) -> None:
+def test_instructions_lead_back_to_lines(
+    registry: delegraph.Registry, tmp_path: Path
+) -> None:
     path = tmp_path / "net.pte"
     lowered = _lower(registry, ["tosa"], p.Function(lambda x: (x * 2).cumsum(0)))
     lowered.save(path, debug_file=True)
     debug = DebugFile.read(tmp_path / "net.debug.json")
-    calls = [debug.operator_at("forward", k) for k in range(PteFormat.inspect(path).methods[0].instructions)]
-    assert any("cumsum" in text and f"{Path(__file__).name}" in text for text in calls) or lowered.delegates
-    handles = [h for of in debug.methods["forward"]["delegates"] for hs in of.values() for h in hs]
-    assert handles and all(str(h) in debug.methods["forward"]["operators"] for h in handles)
+    calls = [
+        debug.operator_at("forward", k)
+        for k in range(PteFormat.inspect(path).methods[0].instructions)
+    ]
+    assert (
+        any("cumsum" in text and f"{Path(__file__).name}" in text for text in calls)
+        or lowered.delegates
+    )
+    handles = [
+        h
+        for of in debug.methods["forward"]["delegates"]
+        for hs in of.values()
+        for h in hs
+    ]
+    assert handles and all(
+        str(h) in debug.methods["forward"]["operators"] for h in handles
+    )
     identifier = next(iter(debug.methods["forward"]["delegates"][0]))
     assert debug.operators_in("forward", 0, identifier)[0].startswith("aten.")
     (tmp_path / "net.debug.json").write_text("[]")
@@ -145,26 +197,46 @@ def test_the_file_says_what_made_its_delegates_and_where_its_instructions_come_f
     assert made == " ".join(filter(None, registry.producer("compiler-demo")))
     assert f"delegate 0: BackendWithCompilerDemo of {made}, " in str(facts)
     lines = facts.methods[0].text.splitlines()
-    assert len([line for line in lines if f"// {__file__}:" in line]) >= facts.methods[0].instructions - 1
-    expect_equal(list(delegraph.load(path, registry)(X).values()), list(Net()(X).values()))
+    assert (
+        len([line for line in lines if f"// {__file__}:" in line])
+        >= facts.methods[0].instructions - 1
+    )
+    expect_equal(
+        list(delegraph.load(path, registry)(X).values()), list(Net()(X).values())
+    )
 
 
 @pytest.mark.slow  # ExecuTorch's tools for profiles bring pandas
 @pytest.mark.filterwarnings("ignore")
-def test_a_profile_leads_back_to_lines(registry: delegraph.Registry, tmp_path: Path) -> None:
-    """The stock runtime writes a profile, ExecuTorch's own reader gives its events, the side file says their lines."""
+def test_a_profile_leads_back_to_lines(
+    registry: delegraph.Registry, tmp_path: Path
+) -> None:
+    """The stock runtime writes a profile, ExecuTorch's own reader gives its events, the
+    side file says their lines.
+    """
     stock_runtime()
     from executorch.devtools import Inspector
-    from executorch.extension.pybindings.portable_lib import _load_for_executorch_from_buffer as load
+    from executorch.extension.pybindings.portable_lib import (
+        _load_for_executorch_from_buffer as load,
+    )
 
-    path, profile = tmp_path / "net.pte", tmp_path / "net.etdp"
+    path = tmp_path / "net.pte"
+    profile = tmp_path / "net.etdp"
     _lower(registry).save(path, debug_file=True, stack_traces=True)
     module = load(path.read_bytes(), enable_etdump=True)
     module.run_method("forward", [X])
     module.write_etdump_result_to_file(str(profile))
     debug = DebugFile.read(tmp_path / "net.debug.json")
-    events = [e for block in Inspector(etdump_path=str(profile)).event_blocks for e in block.events]
-    calls = [e for e in events if e.name.startswith("native_call_") and e._instruction_id is not None]
+    events = [
+        e
+        for block in Inspector(etdump_path=str(profile)).event_blocks
+        for e in block.events
+    ]
+    calls = [
+        e
+        for e in events
+        if e.name.startswith("native_call_") and e._instruction_id is not None
+    ]
     assert len(calls) == PteFormat.inspect(path).methods[0].instructions
     for event in calls:
         place = debug.operator_at("forward", event._instruction_id)
@@ -175,8 +247,14 @@ def test_alignment_of_planned_tensors(registry: delegraph.Registry) -> None:
     for alignment in (1, 16, 256):
         emitted = emit_program(_lower(registry), EmitOptions(alignment=alignment))
         plan = emitted.program.plans[0]
-        places = [v.value.allocation for v in plan.values if isinstance(v.value, Tensor) and v.value.allocation]
-        assert len(places) > 2 and all(place.offset % alignment == 0 for place in places)
+        places = [
+            v.value.allocation
+            for v in plan.values
+            if isinstance(v.value, Tensor) and v.value.allocation
+        ]
+        assert len(places) > 2 and all(
+            place.offset % alignment == 0 for place in places
+        )
         assert find_conflicts(plan, split_delegate_calls(plan)) == []
 
 
@@ -184,13 +262,21 @@ class Contents:
     """A program with methods that only return a constant."""
 
     def __init__(self, lowered: Any, constant_methods: Mapping[str, Any]) -> None:
-        self._lowered, self.constant_methods = lowered, constant_methods
+        self._lowered = lowered
+        self.constant_methods = constant_methods
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._lowered, name)
 
 
-CONSTANTS = {"vocabulary": 32, "scale": 0.5, "causal": True, "name": "x", "eos": [1, 2], "table": torch.arange(3)}
+CONSTANTS = {
+    "vocabulary": 32,
+    "scale": 0.5,
+    "causal": True,
+    "name": "x",
+    "eos": [1, 2],
+    "table": torch.arange(3),
+}
 
 
 def test_methods_that_return_a_constant(registry: delegraph.Registry) -> None:
@@ -199,11 +285,15 @@ def test_methods_that_return_a_constant(registry: delegraph.Registry) -> None:
     assert program.methods == ["forward", *CONSTANTS]
     for name, value in CONSTANTS.items():
         got = program.method(name)()
-        assert torch.equal(got, value) if isinstance(value, torch.Tensor) else got == value
+        assert (
+            torch.equal(got, value) if isinstance(value, torch.Tensor) else got == value
+        )
 
 
 def test_constant_methods_in_the_stock_runtime(registry: delegraph.Registry) -> None:
-    program = stock_runtime().load_program(emit_program(Contents(_lower(registry), CONSTANTS)).file.join())
+    program = stock_runtime().load_program(
+        emit_program(Contents(_lower(registry), CONSTANTS)).file.join()
+    )
     assert program.load_method("vocabulary").execute([]) == [32]
     assert program.load_method("eos").execute([]) == [1, 2]
     assert torch.equal(program.load_method("table").execute([])[0], torch.arange(3))
@@ -212,14 +302,19 @@ def test_constant_methods_in_the_stock_runtime(registry: delegraph.Registry) -> 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kernel": "x"}, "external_constants, memory_of, alignment, stack_traces, .*, debug_file"),
+        (
+            {"kernel": "x"},
+            "external_constants, memory_of, alignment, stack_traces, .*, debug_file",
+        ),
         ({"plan_inputs": 1}, "plan_inputs is True or False"),
         ({"alignment": 24}, "alignment is a power of two, not 24"),
         ({"external_constants": "../x"}, "name of a file"),
         ({"kernels": "missing.json"}, "missing.json cannot be read"),
     ],
 )
-def test_wrong_options(registry: delegraph.Registry, tmp_path: Path, options: dict[str, Any], said: str) -> None:
+def test_wrong_options(
+    registry: delegraph.Registry, tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
     path = tmp_path / "net.pte"
     path.write_bytes(b"old")
     with pytest.raises(OptionError, match=said):
@@ -227,14 +322,24 @@ def test_wrong_options(registry: delegraph.Registry, tmp_path: Path, options: di
     assert path.read_bytes() == b"old"
 
 
-def test_a_kernel_that_the_device_lacks_is_found_here(registry: delegraph.Registry, tmp_path: Path) -> None:
+def test_a_kernel_that_the_device_lacks_is_found_here(
+    registry: delegraph.Registry, tmp_path: Path
+) -> None:
     selective = tmp_path / "acme.json"
-    selective.write_text(json.dumps({"runtime": "acme 1.0", "kernels": ["aten::addmm.out", "aten::relu.out"]}))
+    selective.write_text(
+        json.dumps(
+            {"runtime": "acme 1.0", "kernels": ["aten::addmm.out", "aten::relu.out"]}
+        )
+    )
     with pytest.raises(Unsupported) as raised:
         _lower(registry).save(tmp_path / "net.pte", kernels=str(selective))
     text = str(raised.value)
     assert "acme 1.0 has no kernel that computes aten.cumsum.default" in text
-    assert f"{Path(__file__).name}" in text and "in forward" in text and "option kernels" in text
+    assert (
+        f"{Path(__file__).name}" in text
+        and "in forward" in text
+        and "option kernels" in text
+    )
     assert not (tmp_path / "net.pte").exists()
 
 
@@ -248,7 +353,9 @@ def torch_decomposes_cells(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("torch_decomposes_cells")
-def test_a_decomposition_that_asks_for_sizes_is_refused_with_the_line(registry: delegraph.Registry) -> None:
+def test_a_decomposition_that_asks_for_sizes_is_refused_with_the_line(
+    registry: delegraph.Registry,
+) -> None:
     class Cell(nn.Module):
         def forward(self, x, state):
             weight = torch.ones(12, 4)
@@ -256,25 +363,41 @@ def test_a_decomposition_that_asks_for_sizes_is_refused_with_the_line(registry: 
 
     rows = {0: torch.export.Dim("rows", max=8)}
     given = (torch.ones(2, 4), torch.ones(2, 4))
-    lowered = delegraph.lower(Cell(), given, dynamic_shapes=(rows, rows), backends=[], registry=registry)
-    text = r"(?s)decomposition of aten.gru_cell.default depends on sizes that .*at .*test_format.py:\d+"
+    lowered = delegraph.lower(
+        Cell(), given, dynamic_shapes=(rows, rows), backends=[], registry=registry
+    )
+    text = (
+        r"(?s)decomposition of aten.gru_cell.default depends on sizes that .*at"
+        r" .*test_format.py:\d+"
+    )
     with pytest.raises(Unsupported, match=text):
         emit_program(lowered, EmitOptions())
 
 
 @pytest.mark.usefixtures("torch_decomposes_cells")
-def test_what_a_module_of_torch_calls_is_refused_with_the_module(registry: delegraph.Registry) -> None:
+def test_what_a_module_of_torch_calls_is_refused_with_the_module(
+    registry: delegraph.Registry,
+) -> None:
     rows = {0: torch.export.Dim("rows", max=8)}
     given = (torch.ones(2, 4), torch.ones(2, 4))
     cell = nn.GRUCell(4, 4).eval()
-    lowered = delegraph.lower(cell, given, dynamic_shapes=(rows, rows), backends=[], registry=registry)
-    with pytest.raises(Unsupported, match=r"aten.gru_cell.default depends on sizes that (?s:.*)at module GRUCell"):
+    lowered = delegraph.lower(
+        cell, given, dynamic_shapes=(rows, rows), backends=[], registry=registry
+    )
+    with pytest.raises(
+        Unsupported,
+        match=r"aten.gru_cell.default depends on sizes that (?s:.*)at module GRUCell",
+    ):
         emit_program(lowered, EmitOptions())
 
 
-def test_what_no_kernel_computes_is_refused_with_its_line(registry: delegraph.Registry) -> None:
+def test_what_no_kernel_computes_is_refused_with_its_line(
+    registry: delegraph.Registry,
+) -> None:
     lowered = _lower(registry, (), p.Function(lambda x: torch.linalg.svd(x)))
-    with pytest.raises(Unsupported, match=r"no kernel that computes aten\._linalg_svd") as raised:
+    with pytest.raises(
+        Unsupported, match=r"no kernel that computes aten\._linalg_svd"
+    ) as raised:
         emit_program(lowered)
     assert raised.value.source is not None
 
@@ -300,34 +423,59 @@ def test_equal_bytes_in_any_process_without_executorch(tmp_path: Path) -> None:
     paths = [tmp_path / "1.pte", tmp_path / "2.pte"]
     for seed, path in enumerate(paths, 1):
         environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
-        subprocess.run([warm_python(str(seed)), "-c", SCRIPT, str(path)], check=True, env=environment)
+        subprocess.run(
+            [warm_python(str(seed)), "-c", SCRIPT, str(path)],
+            check=True,
+            env=environment,
+        )
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-def test_looking_at_a_file_imports_no_torch(registry: delegraph.Registry, tmp_path: Path) -> None:
+def test_looking_at_a_file_imports_no_torch(
+    registry: delegraph.Registry, tmp_path: Path
+) -> None:
     _lower(registry).save(tmp_path / "net.pte")
-    code = "import sys; from pathlib import Path; from delegraph_executorch.format import PteFormat as F\n"
-    code += f"F.page(Path({str(tmp_path / 'net.pte')!r})); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from pathlib import Path; from delegraph_executorch.format import"
+        " PteFormat as F\n"
+    )
+    code += (
+        f"F.page(Path({str(tmp_path / 'net.pte')!r})); assert 'torch' not in"
+        " sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_in_the_stock_runtime_by_its_name(registry: delegraph.Registry, tmp_path: Path) -> None:
+def test_in_the_stock_runtime_by_its_name(
+    registry: delegraph.Registry, tmp_path: Path
+) -> None:
     stock_runtime()
     lowered = _lower(registry)
     assert lowered.verify(X, runtime="executorch").relative_error < 1e-6
     lowered.save(tmp_path / "net.pte")
     expect_equal(
-        list(delegraph.load(tmp_path / "net.pte", registry, runtime="executorch")(X).values()), list(Net()(X).values())
+        list(
+            delegraph.load(tmp_path / "net.pte", registry, runtime="executorch")(
+                X
+            ).values()
+        ),
+        list(Net()(X).values()),
     )
 
 
-def test_a_backend_that_the_stock_runtime_has_not(registry: delegraph.Registry, tmp_path: Path) -> None:
+def test_a_backend_that_the_stock_runtime_has_not(
+    registry: delegraph.Registry, tmp_path: Path
+) -> None:
     stock_runtime()
     path = tmp_path / "net.pte"
     _lower(registry, ["tosa"]).save(path)
-    with pytest.raises(NoRuntime, match="this host does not have: TOSABackend") as raised:
+    with pytest.raises(
+        NoRuntime, match="this host does not have: TOSABackend"
+    ) as raised:
         StockProgram(path)(X)
-    assert raised.value.hint.startswith("run it without runtime='executorch' (--runtime)")
+    assert raised.value.hint.startswith(
+        "run it without runtime='executorch' (--runtime)"
+    )
     assert stock.judge_loading(path).accepted is None
 
 
@@ -335,11 +483,17 @@ def test_what_others_log_on_import_is_no_matter_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "executorch").mkdir()
-    says = "import logging, warnings\nlogging.getLogger('torchao').warning('Failed to load')\nwarnings.warn('old')\n"
-    (tmp_path / "executorch" / "runtime.py").write_text(says + "class Runtime:\n    get = staticmethod(lambda: 'it')\n")
+    says = (
+        "import logging, warnings\nlogging.getLogger('torchao').warning('Failed to"
+        " load')\nwarnings.warn('old')\n"
+    )
+    (tmp_path / "executorch" / "runtime.py").write_text(
+        says + "class Runtime:\n    get = staticmethod(lambda: 'it')\n"
+    )
     known = [n for n in sys.modules if n.partition(".")[0] == "executorch"]
     for name in {*known, "executorch", "executorch.runtime"}:
-        monkeypatch.setitem(sys.modules, name, None)  # what was there is back afterwards, also if that was nothing
+        # what was there is back afterwards, also if that was nothing
+        monkeypatch.setitem(sys.modules, name, None)
         del sys.modules[name]
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "path_importer_cache", {})
@@ -364,19 +518,40 @@ def test_a_runtime_that_is_not_there_is_an_error_with_what_to_install(
 
 
 def test_the_command_line(tmp_path: Path) -> None:
-    """In a process of its own, with this plugin and a backend registered as if they were installed."""
+    """In a process of its own, with this plugin and a backend registered as if they
+    were installed.
+    """
     model = tmp_path / "net.py"
-    model.write_text("import torch\ndef net():\n    return torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),)\n")
-    code = "import sys, delegraph, delegraph.cli.lowering, delegraph_executorch.plugin as plugin\n"
-    code += "from delegraph.discovery.registry import default_registry\nfrom delegraph.cli import main\n"
-    code += "try: default_registry().get_format('x.pte')\nexcept delegraph.DelegraphError: delegraph.register(plugin)\n"
+    model.write_text(
+        "import torch\ndef net():\n    return torch.nn.Linear(4, 2).eval(),"
+        " (torch.ones(3, 4),)\n"
+    )
+    code = (
+        "import sys, delegraph, delegraph.cli.lowering, delegraph_executorch.plugin as"
+        " plugin\n"
+    )
+    code += (
+        "from delegraph.discovery.registry import default_registry\nfrom delegraph.cli"
+        " import main\n"
+    )
+    code += (
+        "try: default_registry().get_format('x.pte')\nexcept delegraph.DelegraphError:"
+        " delegraph.register(plugin)\n"
+    )
     code += "sys.exit(main(sys.argv[1:]))"
 
     def run(*arguments: str) -> str:
-        done = subprocess.run([warm_python(), "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(
+            [warm_python(), "-c", code, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "net.pte" in run("lower", str(model), "-o", "net.pte", "--verify", "--host-only")
+    assert "net.pte" in run(
+        "lower", str(model), "-o", "net.pte", "--verify", "--host-only"
+    )
     assert "aten::addmm.out" in run("inspect", "net.pte")
     assert "[3, 2]" in run("run", "net.pte")

@@ -1,6 +1,8 @@
-"""What delegates are called with, in which order: beside ExecuTorch's own ``to_backend``, on the same tagged programs.
+"""What delegates are called with, in which order: beside ExecuTorch's own
+``to_backend``, on the same tagged programs.
 
-A device half may count positions. Values are compared by their names in the program that both are given.
+A device half may count positions. Values are compared by their names in the program
+that both are given.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from torch.fx import GraphModule, Node
 from .support.judge import stock_runtime
 from .support.programs import Cache, Function
 
-pytestmark = [pytest.mark.filterwarnings("ignore")]  # whatever ExecuTorch warns of at import
+# whatever ExecuTorch warns of at import
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 aten = torch.ops.aten
 Tagger = Callable[[Node], "str | None"]
 
@@ -38,7 +41,9 @@ class InputOrderDemo(BackendDetails):
     """Takes what is tagged for it, and compiles nothing."""
 
     @staticmethod
-    def preprocess(edge_program: ExportedProgram, compile_specs: list[Any]) -> PreprocessResult:
+    def preprocess(
+        edge_program: ExportedProgram, compile_specs: list[Any]
+    ) -> PreprocessResult:
         return PreprocessResult(b"")
 
 
@@ -55,7 +60,9 @@ class Tagging(Partitioner):
             if tag:
                 node.meta["delegation_tag"] = tag
         known = sorted({t for t in tags.values() if t})
-        return PartitionResult(exported_program, {t: DelegationSpec("InputOrderDemo", []) for t in known})
+        return PartitionResult(
+            exported_program, {t: DelegationSpec("InputOrderDemo", []) for t in known}
+        )
 
 
 def _graphs(root: GraphModule) -> Iterator[Node]:
@@ -75,7 +82,10 @@ def _theirs(program: ExportedProgram, tag: Tagger) -> ExportedProgram:
     class Twin(partitioner.Partitioner):
         def partition(self, exported_program: Any) -> Any:
             result = Tagging(tag).partition(exported_program)
-            tags = dict.fromkeys(result.partition_tags, partitioner.DelegationSpec(InputOrderTwin.__name__, []))
+            tags = dict.fromkeys(
+                result.partition_tags,
+                partitioner.DelegationSpec(InputOrderTwin.__name__, []),
+            )
             return partitioner.PartitionResult(exported_program, tags)
 
     with warnings.catch_warnings():
@@ -84,17 +94,30 @@ def _theirs(program: ExportedProgram, tag: Tagger) -> ExportedProgram:
 
 
 def calls(root: GraphModule) -> list[tuple[list[str], list[str]]]:
-    """For each call of a delegate: names of its inputs, and of what it computes. Results have the delegate's names."""
-    found, named = [], {}
+    """For each call of a delegate: names of its inputs, and of what it computes.
+    Results have the delegate's names.
+    """
+    found = []
+    named = {}
     for node in root.graph.nodes:
         if str(node.target) == "executorch_call_delegate":
             program = getattr(root, node.args[0].target).original_module
             outputs = [v.name for v in program.graph.output_node().args[0]]
             returned = outputs[len(program.graph_signature.buffers_to_mutate) :]
-            named |= {u.name: returned[u.args[1]] for u in node.users if u.target is operator.getitem}
-            computed = sorted(n.name for n in program.graph.nodes if n.op == "call_function")
-            inside = zip(node.args[1:], program.graph_signature.user_inputs, strict=True)
-            found.append(([named.get(arg.name, name) for arg, name in inside], computed))
+            named |= {
+                u.name: returned[u.args[1]]
+                for u in node.users
+                if u.target is operator.getitem
+            }
+            computed = sorted(
+                n.name for n in program.graph.nodes if n.op == "call_function"
+            )
+            inside = zip(
+                node.args[1:], program.graph_signature.user_inputs, strict=True
+            )
+            found.append(
+                ([named.get(arg.name, name) for arg, name in inside], computed)
+            )
     for module in root.children():
         if isinstance(module, GraphModule):
             found += calls(module)
@@ -106,7 +129,8 @@ class Affine(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shift, self.scale = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+        self.shift = nn.Parameter(torch.ones(4))
+        self.scale = nn.Parameter(torch.ones(4))
         self.register_buffer("floor", torch.zeros(4))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -135,7 +159,9 @@ def branch(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 
 def of_branches(node: Node) -> str | None:
-    return {aten.sub.Tensor: "a", aten.mul.Tensor: "b", aten.add.Tensor: "b"}.get(node.target)
+    return {aten.sub.Tensor: "a", aten.mul.Tensor: "b", aten.add.Tensor: "b"}.get(
+        node.target
+    )
 
 
 def constant(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -160,20 +186,55 @@ V = torch.linspace(-1, 1, 4)
 M = torch.ones(4, 4)
 CASES: dict[str, tuple[Any, tuple[Any, ...], Tagger, Any]] = {
     "the second input first": (lambda x, y: y - x, (V, V), all_calls, None),
-    "the third, then the first again": (lambda x, y, z: (z * x) + (z - y) * x, (V, V, V), all_calls, None),
-    "by keyword": (lambda x, y, z: torch.clamp(y, max=x, min=z), (V, V, V), all_calls, None),
+    "the third, then the first again": (
+        lambda x, y, z: (z * x) + (z - y) * x,
+        (V, V, V),
+        all_calls,
+        None,
+    ),
+    "by keyword": (
+        lambda x, y, z: torch.clamp(y, max=x, min=z),
+        (V, V, V),
+        all_calls,
+        None,
+    ),
     "in lists": (lambda x, y, z: torch.stack([z, x, y, x]), (V, V, V), all_calls, None),
     "as an index": (lambda i, x: x[i] + 1, (torch.tensor([1, 2]), V), all_calls, None),
     "results of one call": (halves, (V, V), only(aten.cat.default), None),
     "weights of the host": (Affine(), (V, V), all_calls, None),
     "weights of its own": (Affine(), (V, V), with_weights, None),
-    "one weight of its own": (Affine(), (V, V), lambda n: "a" if n.name == "p_scale" else all_calls(n), None),
+    "one weight of its own": (
+        Affine(),
+        (V, V),
+        lambda n: "a" if n.name == "p_scale" else all_calls(n),
+        None,
+    ),
     "a constant": (constant, (V, V), all_calls, None),
-    "sizes": (reshaped, (M, M), only(aten.reshape.default, aten.view.default, aten.mm.default), ({0: Dim.AUTO},) * 2),
-    "a buffer that the host writes": (Cache(), (torch.ones(1, 2, 1, 4), torch.tensor([2])), all_calls, None),
-    "a buffer of its own": (Cache(), (torch.ones(1, 2, 1, 4), torch.tensor([2])), with_weights, None),
+    "sizes": (
+        reshaped,
+        (M, M),
+        only(aten.reshape.default, aten.view.default, aten.mm.default),
+        ({0: Dim.AUTO},) * 2,
+    ),
+    "a buffer that the host writes": (
+        Cache(),
+        (torch.ones(1, 2, 1, 4), torch.tensor([2])),
+        all_calls,
+        None,
+    ),
+    "a buffer of its own": (
+        Cache(),
+        (torch.ones(1, 2, 1, 4), torch.tensor([2])),
+        with_weights,
+        None,
+    ),
     "branches": (branch, (V, V, V), of_branches, None),
-    "a whole branch": (branch, (V, V, V), lambda n: "a" if n.op == "get_attr" else all_calls(n), None),
+    "a whole branch": (
+        branch,
+        (V, V, V),
+        lambda n: "a" if n.op == "get_attr" else all_calls(n),
+        None,
+    ),
     "two partitions": (two_parts, (V, V, V), named(sub="b", mul="a", sub_1="a"), None),
 }
 
@@ -184,7 +245,9 @@ def test_inputs_come_in_the_order_of_first_use_as_in_executorch(case: str) -> No
     module = model if isinstance(model, nn.Module) else Function(model)
     shapes = None if shapes is None else {"inputs": shapes}
     apart = tuple(x.clone() for x in inputs)
-    program = torch.export.export(module.eval(), apart, dynamic_shapes=shapes).run_decompositions()
+    program = torch.export.export(
+        module.eval(), apart, dynamic_shapes=shapes
+    ).run_decompositions()
     wanted = calls(_theirs(program, tag).graph_module)
     assert wanted
     with delegraph.register(InputOrderDemo):
@@ -195,7 +258,9 @@ def test_inputs_come_in_the_order_of_first_use_as_in_executorch(case: str) -> No
         assert calls(lowered.exported_program().graph_module) == wanted
 
 
-def test_a_whole_program_as_one_delegate_takes_all_of_its_inputs_in_their_order() -> None:
+def test_a_whole_program_as_one_delegate_takes_all_of_its_inputs_in_their_order() -> (
+    None
+):
     from executorch.exir.backend import backend_api, backend_details
 
     class WholeTwin(backend_details.BackendDetails):
@@ -203,8 +268,12 @@ def test_a_whole_program_as_one_delegate_takes_all_of_its_inputs_in_their_order(
         def preprocess(edge_program: Any, compile_specs: Any) -> Any:
             return backend_details.PreprocessResult(b"")
 
-    program = torch.export.export(Function(lambda x, unused, y: y - x), (V, V + 1, V + 2)).run_decompositions()
-    theirs = backend_api.to_backend(WholeTwin.__name__, copy.deepcopy(program), []).program()
+    program = torch.export.export(
+        Function(lambda x, unused, y: y - x), (V, V + 1, V + 2)
+    ).run_decompositions()
+    theirs = backend_api.to_backend(
+        WholeTwin.__name__, copy.deepcopy(program), []
+    ).program()
     with delegraph.register(InputOrderDemo):
         ours = to_backend("InputOrderDemo", program, [])
     assert [a.name for a in ours.inputs] == list(program.graph_signature.user_inputs)

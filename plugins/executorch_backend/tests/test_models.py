@@ -1,4 +1,6 @@
-"""Whole networks as program files: in ExecuTorch's runtime and in torch, with and without delegates."""
+"""Whole networks as program files: in ExecuTorch's runtime and in torch, with and
+without delegates.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ FEW = ["mobilenet-v3", "lstm", "bert-tiny", "llama", "dynamic batch"]
 
 
 def _parameters(few: list[str]) -> list[object]:
-    return [pytest.param(name, marks=() if name in few else pytest.mark.slow) for name in MODELS]
+    return [
+        pytest.param(name, marks=() if name in few else pytest.mark.slow)
+        for name in MODELS
+    ]
 
 
 @pytest.mark.parametrize("name", _parameters(FEW))
@@ -36,7 +41,9 @@ def test_in_the_stock_runtime_with_delegates_in_between(name: str) -> None:
     check_numbers(module, calls, shapes, backends=["compiler-demo"])
 
 
-@pytest.mark.parametrize("backends", [[], ["compiler-demo"]], ids=["host", "compiler-demo"])
+@pytest.mark.parametrize(
+    "backends", [[], ["compiler-demo"]], ids=["host", "compiler-demo"]
+)
 @pytest.mark.parametrize("name", _parameters(FEW))
 def test_in_torch(name: str, backends: list[str]) -> None:
     torch.manual_seed(0)
@@ -44,7 +51,10 @@ def test_in_torch(name: str, backends: list[str]) -> None:
     emitted = emit(lower(module, calls[0], shapes, backends=backends))
     plan = emitted.program.plans[0]
     assert find_conflicts(plan, split_delegate_calls(plan)) == []
-    program, eager = run_on_host(emitted), copy.deepcopy(module)
+    program = run_on_host(emitted)
+    eager = copy.deepcopy(module)
     for call in calls:
         with torch.no_grad():
-            expect_equal(pytree.tree_leaves(program(*call)), pytree.tree_leaves(eager(*call)))
+            expect_equal(
+                pytree.tree_leaves(program(*call)), pytree.tree_leaves(eager(*call))
+            )

@@ -1,4 +1,6 @@
-"""Files that we write, in the Python tools that ExecuTorch's wheel has: its deserializers and its devtools."""
+"""Files that we write, in the Python tools that ExecuTorch's wheel has: its
+deserializers and its devtools.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,13 @@ KINDS = {"host": [], "compiler-demo": ["compiler-demo"], "xnnpack": ["xnnpack"]}
 
 @pytest.fixture(params=KINDS)
 def saved(request: Any, tmp_path: Path) -> tuple[torch.nn.Module, Path]:
-    """A file with delegates of a kind: without any, with a blob, with a blob and named data."""
-    pytest.importorskip("executorch", reason="the stock runtime is not installed (pip install executorch==1.5.1)")
+    """A file with delegates of a kind: without any, with a blob, with a blob and named
+    data.
+    """
+    pytest.importorskip(
+        "executorch",
+        reason="the stock runtime is not installed (pip install executorch==1.5.1)",
+    )
     torch.manual_seed(0)
     net = Net().eval()
     lowered = lower(net, (X,), backends=KINDS[request.param])
@@ -66,7 +73,10 @@ def test_the_deserializer_of_state_and_constant_methods(tmp_path: Path) -> None:
     pytest.importorskip("executorch")
     from executorch.exir._serialize._program import deserialize_pte_binary
 
-    edge = to_edge(torch.export.export(Counter().eval(), (torch.randn(3),)), constant_methods={"size": 3})
+    edge = to_edge(
+        torch.export.export(Counter().eval(), (torch.randn(3),)),
+        constant_methods={"size": 3},
+    )
     file = deserialize_pte_binary(edge.to_executorch().buffer)
     assert [plan.name for plan in file.program.execution_plan] == ["forward", "size"]
     assert len(file.mutable_data or ()) == 3  # the first is none
@@ -75,33 +85,53 @@ def test_the_deserializer_of_state_and_constant_methods(tmp_path: Path) -> None:
 def test_the_deserializer_of_data_files(tmp_path: Path) -> None:
     pytest.importorskip("executorch")
     from executorch.exir._serialize._cord import Cord
-    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
+    from executorch.extension.flat_tensor.serialize.serialize import (
+        FlatTensorSerializer,
+    )
 
     net = Net().eval()
     lower(net, (X,)).save(tmp_path / "net.pte", external_constants="weights")
-    data = FlatTensorSerializer().deserialize(Cord((tmp_path / "net.weights.ptd").read_bytes()))
+    data = FlatTensorSerializer().deserialize(
+        Cord((tmp_path / "net.weights.ptd").read_bytes())
+    )
     assert set(data.named_data) == {"linear.weight", "linear.bias"}
     entry = data.named_data["linear.weight"]
-    stored = torch.frombuffer(bytearray(data.buffers[entry.buffer_index]), dtype=torch.float32)
+    stored = torch.frombuffer(
+        bytearray(data.buffers[entry.buffer_index]), dtype=torch.float32
+    )
     assert torch.equal(stored.view(4, 4), net.linear.weight)
 
 
 def test_bundled_programs(saved: tuple[torch.nn.Module, Path], tmp_path: Path) -> None:
     """A file bundled with a test case, verified by ExecuTorch's runtime."""
     from executorch.devtools import BundledProgram
-    from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
+    from executorch.devtools.bundled_program.config import (
+        MethodTestCase,
+        MethodTestSuite,
+    )
     from executorch.devtools.bundled_program.serialize import (
         deserialize_from_flatbuffer_to_bundled_program,
         serialize_from_bundled_program_to_flatbuffer,
     )
-    from executorch.extension.pybindings.portable_lib import _load_bundled_program_from_buffer
+    from executorch.extension.pybindings.portable_lib import (
+        _load_bundled_program_from_buffer,
+    )
 
     net, path = saved
-    suites = [MethodTestSuite("forward", [MethodTestCase(inputs=[X], expected_outputs=[net(X).detach()])])]
+    suites = [
+        MethodTestSuite(
+            "forward", [MethodTestCase(inputs=[X], expected_outputs=[net(X).detach()])]
+        )
+    ]
     bundled = BundledProgram(None, suites, pte_file_path=str(path))
     content = serialize_from_bundled_program_to_flatbuffer(bundled)
-    assert deserialize_from_flatbuffer_to_bundled_program(content).program == path.read_bytes()
-    _load_bundled_program_from_buffer(content).verify_result_with_bundled_expected_output("forward", 0)
+    assert (
+        deserialize_from_flatbuffer_to_bundled_program(content).program
+        == path.read_bytes()
+    )
+    _load_bundled_program_from_buffer(
+        content
+    ).verify_result_with_bundled_expected_output("forward", 0)
 
 
 def test_pte_tool(tmp_path: Path) -> None:
@@ -119,17 +149,23 @@ def test_pte_tool(tmp_path: Path) -> None:
     assert "rror" not in text, text
 
 
-def test_the_inspector_times_each_delegate(saved: tuple[torch.nn.Module, Path], tmp_path: Path) -> None:
+def test_the_inspector_times_each_delegate(
+    saved: tuple[torch.nn.Module, Path], tmp_path: Path
+) -> None:
     from executorch.devtools import Inspector
 
     net, path = saved
     program = stock_runtime().load_program(path.read_bytes(), enable_etdump=True)
     expect_equal(program.load_method("forward").execute([X]), [net(X).detach()])
-    program.write_etdump_result_to_file(str(tmp_path / "dump.etdp"), str(tmp_path / "dump.bin"))
+    program.write_etdump_result_to_file(
+        str(tmp_path / "dump.etdp"), str(tmp_path / "dump.bin")
+    )
     blocks = Inspector(etdump_path=str(tmp_path / "dump.etdp")).event_blocks
     names = [event.name for block in blocks for event in block.events]
     assert any("erf" in name for name in names), names
-    assert ("DELEGATE_CALL" in names) == bool(read_program(path.read_bytes()).program.plans[0].delegates)
+    assert ("DELEGATE_CALL" in names) == bool(
+        read_program(path.read_bytes()).program.plans[0].delegates
+    )
 
 
 def test_a_buffer_is_kept_for_the_runtime_that_reads_it_in_place() -> None:
@@ -137,7 +173,10 @@ def test_a_buffer_is_kept_for_the_runtime_that_reads_it_in_place() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 4)).eval()
     manager = to_edge(torch.export.export(net, (torch.ones(2, 64),))).to_executorch()
     addresses = set[int]()
-    threads = [threading.Thread(target=lambda: addresses.add(id(manager.buffer))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: addresses.add(id(manager.buffer)))
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -145,6 +184,10 @@ def test_a_buffer_is_kept_for_the_runtime_that_reads_it_in_place() -> None:
     assert addresses == {id(manager.buffer)}
     program = runtime.load_program(manager.buffer)
     gc.collect()
-    rubbish = [bytes([255]) * len(manager.buffer) for _ in range(200)]  # where freed bytes would have been
-    expect_equal(program.load_method("forward").execute([torch.ones(2, 64)]), [net(torch.ones(2, 64)).detach()])
+    # where freed bytes would have been
+    rubbish = [bytes([255]) * len(manager.buffer) for _ in range(200)]
+    expect_equal(
+        program.load_method("forward").execute([torch.ones(2, 64)]),
+        [net(torch.ones(2, 64)).detach()],
+    )
     assert len(rubbish) == 200 and delegraph.__version__

@@ -1,4 +1,6 @@
-"""Write the kernels of the installed ExecuTorch runtime to the plugin's data, ``kernels/stock.json``."""
+"""Write the kernels of the installed ExecuTorch runtime to the plugin's data,
+``kernels/stock.json``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from pathlib import Path
 
 from executorch.runtime import Runtime
 
-TARGET = Path(__file__).parents[1] / "src" / "delegraph_executorch" / "kernels" / "stock.json"
+TARGET = (
+    Path(__file__).parents[1]
+    / "src"
+    / "delegraph_executorch"
+    / "kernels"
+    / "stock.json"
+)
 
 
 def main() -> None:

@@ -1,4 +1,6 @@
-"""Have ExecuTorch write the program files that the tests read; needs ``executorch==1.5.1`` beside delegraph."""
+"""Have ExecuTorch write the program files that the tests read; needs
+``executorch==1.5.1`` beside delegraph.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,18 @@ sys.path.insert(0, str(HERE))
 def main() -> None:
     """Write one file a fixture."""
     warnings.simplefilter("ignore")
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
+        XnnpackPartitioner,
+    )
     from executorch.exir import to_edge_transform_and_lower
     from tests.support.fixtures import FIXTURES
 
     for name, (module, calls, shapes) in FIXTURES.items():
         exported = torch.export.export(module.eval(), calls[0], dynamic_shapes=shapes)
         partitioners = [XnnpackPartitioner()] if name == "xnnpack" else []
-        program = to_edge_transform_and_lower(exported, partitioner=partitioners).to_executorch()
+        program = to_edge_transform_and_lower(
+            exported, partitioner=partitioners
+        ).to_executorch()
         (HERE / "tests" / "fixtures" / f"{name}.pte").write_bytes(program.buffer)
 
 

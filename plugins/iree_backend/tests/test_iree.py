@@ -19,14 +19,21 @@ from delegraph_iree.runtime import IREERuntime
 class Network(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv, self.linear = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 5)
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+        self.linear = torch.nn.Linear(4, 5)
 
     def forward(self, x, scale):
         y = torch.relu(self.conv(x)).amax((2, 3))
-        return torch.softmax(self.linear(y), 1) * scale, y > 0.5, y.argmax(1).to(torch.int32), y.half()
+        return (
+            torch.softmax(self.linear(y), 1) * scale,
+            y > 0.5,
+            y.argmax(1).to(torch.int32),
+            y.half(),
+        )
 
 
-MODEL, INPUTS = Network().eval(), (torch.randn(2, 3, 8, 8), torch.tensor(2.0))
+MODEL = Network().eval()
+INPUTS = (torch.randn(2, 3, 8, 8), torch.tensor(2.0))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +51,8 @@ def test_inputs_may_lie_in_any_order_and_hold_any_number(lowered):
     x = INPUTS[0].clone(memory_format=torch.channels_last)
     x[0, 0, 0, 0], x[1, 2, 3, 4] = float("nan"), float("inf")
     before = x.clone()
-    first, again = lowered(x, INPUTS[1]), lowered(x.flip(0).flip(0), INPUTS[1])
+    first = lowered(x, INPUTS[1])
+    again = lowered(x.flip(0).flip(0), INPUTS[1])
     for ours, other, eager in zip(first, again, MODEL(x, INPUTS[1]), strict=True):
         torch.testing.assert_close(ours, eager, equal_nan=True, rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(ours, other, equal_nan=True, rtol=0, atol=0)
@@ -66,10 +74,18 @@ def test_a_file_is_run_by_the_loader_and_by_irees_own_tool(lowered, tmp_path):
     command = [str(tool), f"--module={file}", "--function=main", "--device=local-task"]
     command += ["--input=2x3x8x8xf32=0.5", "--input=f32=2.0"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    shown = next(line for line in done.stdout.splitlines() if line.startswith("2x5xf32="))
-    numbers = [float(n) for row in shown.split("=")[1].strip("[]").split("][") for n in row.split()]
+    shown = next(
+        line for line in done.stdout.splitlines() if line.startswith("2x5xf32=")
+    )
+    numbers = [
+        float(n)
+        for row in shown.split("=")[1].strip("[]").split("][")
+        for n in row.split()
+    ]
     ours = lowered(torch.full((2, 3, 8, 8), 0.5), INPUTS[1])[0]
-    torch.testing.assert_close(torch.tensor(numbers), ours.flatten(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.tensor(numbers), ours.flatten(), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_a_damaged_module_is_refused_before_it_runs(lowered, tmp_path):
@@ -107,9 +123,13 @@ def test_a_signature_that_a_forger_wrote_is_refused(told, tmp_path):
         forged(tmp_path / "m", b"", told)
 
 
-def test_a_module_that_is_called_otherwise_than_its_signature_says_is_a_format_error(lowered, tmp_path):
+def test_a_module_that_is_called_otherwise_than_its_signature_says_is_a_format_error(
+    lowered, tmp_path
+):
     """IREE raised its own exceptions, or told what lies behind its memory."""
-    module, (facts, inputs, outputs) = unseal(lowered.delegates[0].processed_bytes, MARK)
+    module, (facts, inputs, outputs) = unseal(
+        lowered.delegates[0].processed_bytes, MARK
+    )
     fewer = forged(tmp_path / "m", module, [facts, inputs[:1], outputs])
     with pytest.raises(FormatError, match="does not run"):
         fewer(INPUTS[0])
@@ -129,7 +149,9 @@ def test_products_with_zeros_keep_nan():
     lowered = delegraph.lower(Scaled(), (x,), backends=["iree"], require_full=True)
     by_zeros, by_some = lowered(x)
     assert by_zeros.isnan().tolist() == [True, True, False]
-    assert by_some.isnan().tolist() == [True, False, False] and by_some[1:].tolist() == [float("inf"), 0]
+    assert by_some.isnan().tolist() == [True, False, False] and by_some[
+        1:
+    ].tolist() == [float("inf"), 0]
 
 
 class Scaled(torch.nn.Module):
@@ -138,15 +160,20 @@ class Scaled(torch.nn.Module):
 
 
 def test_a_stored_module_is_compared_by_the_release_that_compiled_it(lowered):
-    header = lambda compiler: BlobHeader("IREEBackend", 9, b"", fingerprint=compiler)  # noqa: E731
+    header = lambda compiler: BlobHeader("IREEBackend", 9, b"", fingerprint=compiler)
     here = f"iree-base-compiler {version('iree-base-runtime')}"
     assert IREERuntime.compatible(header(here), []).verdict == "runs"
-    assert IREERuntime.compatible(header("iree-base-compiler 2.9.1"), []).verdict == "rebuild"
+    assert (
+        IREERuntime.compatible(header("iree-base-compiler 2.9.1"), []).verdict
+        == "rebuild"
+    )
     assert IREERuntime.compatible(header(here), [], "tpu").verdict == "cannot"
     assert IREERuntime.compatible(header(""), []) is None
 
 
-@pytest.mark.parametrize("x", [torch.ones(2, 3, 8, 7), torch.ones(2, 3, 8, 8).double(), torch.ones(3, 8, 8)])
+@pytest.mark.parametrize(
+    "x", [torch.ones(2, 3, 8, 7), torch.ones(2, 3, 8, 8).double(), torch.ones(3, 8, 8)]
+)
 def test_an_input_of_another_type_is_refused(lowered, tmp_path, x):
     lowered.save(tmp_path / "m.vmfb")
     with pytest.raises(InputError, match="input 0"):
@@ -154,11 +181,17 @@ def test_an_input_of_another_type_is_refused(lowered, tmp_path, x):
 
 
 def test_a_compiler_that_refuses_gives_the_partition_to_the_host():
-    model, x = torch.nn.Linear(2, 2).eval(), torch.ones(1, 2)
-    lowered = delegraph.lower(model, (x,), backends=["iree"], options={"iree": {"flags": "--no-such-flag"}})
+    model = torch.nn.Linear(2, 2).eval()
+    x = torch.ones(1, 2)
+    lowered = delegraph.lower(
+        model, (x,), backends=["iree"], options={"iree": {"flags": "--no-such-flag"}}
+    )
     assert not lowered.delegates
     [refused] = lowered.report.given_back
-    assert "iree-compile ended with 1: " in refused.reason and "--no-such-flag" in refused.reason
+    assert (
+        "iree-compile ended with 1: " in refused.reason
+        and "--no-such-flag" in refused.reason
+    )
     torch.testing.assert_close(lowered(x), model(x))
 
 
@@ -174,28 +207,50 @@ def test_the_place_of_a_maximum_may_be_transposed():
     assert lowered.verify(x).agrees()
 
 
-@pytest.mark.parametrize("option, text", [("flags", "--x='1"), ("flags", "a\0b"), ("cpu", "\udc80")])
+@pytest.mark.parametrize(
+    "option, text", [("flags", "--x='1"), ("flags", "a\0b"), ("cpu", "\udc80")]
+)
 def test_options_that_no_process_can_be_given_are_the_users_mistake(option, text):
-    with pytest.raises(OptionError, match=f"'{option}'.*(No closing quotation|character)"):
-        delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["iree"], options={"iree": {option: text}})
+    with pytest.raises(
+        OptionError, match=f"'{option}'.*(No closing quotation|character)"
+    ):
+        delegraph.lower(
+            torch.nn.ReLU(),
+            (torch.ones(2),),
+            backends=["iree"],
+            options={"iree": {option: text}},
+        )
 
 
 def test_integers_are_those_of_tosas_host_runtime():
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 5))
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(288, 5),
+    )
     batches = [(torch.randn(1, 3, 8, 8),) for _ in range(3)]
     program = delegraph.quantize(model.eval(), batches, backend="tosa")
-    ours, theirs = (delegraph.lower(program, backends=[name], require_full=True) for name in ("iree", "tosa"))
+    ours, theirs = (
+        delegraph.lower(program, backends=[name], require_full=True)
+        for name in ("iree", "tosa")
+    )
     for (x,) in batches:
         assert torch.equal(ours(x), theirs(x))
 
 
 def test_sizes_of_a_call():
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()).eval()
-    x, sizes = torch.randn(2, 3, 8, 8), ({0: torch.export.Dim("batch", max=16)},)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    ).eval()
+    x = torch.randn(2, 3, 8, 8)
+    sizes = ({0: torch.export.Dim("batch", max=16)},)
     program = torch.export.export(model, (x,), dynamic_shapes=sizes)
     options = {"iree": {"spec": "TOSA-1.1+FP+shape"}}
-    lowered = delegraph.lower(program, backends=["iree"], options=options, require_full=True)
+    lowered = delegraph.lower(
+        program, backends=["iree"], options=options, require_full=True
+    )
     assert lowered.verify(torch.randn(5, 3, 8, 8)).relative_error < 1e-5
 
 
@@ -209,8 +264,12 @@ sys.kept.append(sys.kept)
 
 
 def test_the_process_ends_without_a_word():
-    """IREE's bindings print a page about objects that are alive when the interpreter ends."""
-    done = subprocess.run([sys.executable, "-c", ALIVE], capture_output=True, text=True, check=True)
+    """IREE's bindings print a page about objects that are alive when the interpreter
+    ends.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", ALIVE], capture_output=True, text=True, check=True
+    )
     assert done.stdout + done.stderr == ""
 
 

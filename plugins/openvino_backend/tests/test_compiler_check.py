@@ -15,15 +15,27 @@ def test_a_compiler_is_asked_about_a_call_alone_and_once_about_equal_calls():
     asked = []
 
     def compile(program):
-        [call, *_] = [node for node in program.graph.nodes if node.op == "call_function"]
+        [call, *_] = [
+            node for node in program.graph.nodes if node.op == "call_function"
+        ]
         asked.append((str(call.target), len(program.graph_signature.output_specs)))
-        program.module()(*(torch.ones(n.meta["val"].shape) for n in program.graph.nodes if n.op == "placeholder"))
+        program.module()(
+            *(
+                torch.ones(n.meta["val"].shape)
+                for n in program.graph.nodes
+                if n.op == "placeholder"
+            )
+        )
         if "add" in asked[-1][0]:
             raise Unsupported("unsupported", f"no sums with {call.args[1]}")
 
     exported = torch.export.export(Model(), (torch.ones(3),)).run_decompositions({})
     ask = Asking(compile)
-    calls = [n for n in exported.graph.nodes if n.op == "call_function" and "getitem" not in str(n.target)]
+    calls = [
+        n
+        for n in exported.graph.nodes
+        if n.op == "call_function" and "getitem" not in str(n.target)
+    ]
     said = [ask(n) for n in calls if n.meta["val"] is not None]
     assert sorted(filter(None, said)) == ["no sums with 2", "no sums with 3"]
     assert asked.count(("aten.sin.default", 1)) == 1 and len(asked) == 4
@@ -58,28 +70,49 @@ class Many(torch.nn.Module):
 
 def calls_of(model, *args):
     exported = torch.export.export(model, args).run_decompositions({})
-    return exported, [n for n in exported.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+    return exported, [
+        n for n in exported.graph.nodes if isinstance(n.target, torch._ops.OpOverload)
+    ]
 
 
 @pytest.mark.parametrize("refused", ["", "add", "sin"])
-def test_calls_of_one_operator_are_asked_about_together_and_alone_if_they_are_refused(refused):
-    """Each gets the answer that it gets alone; a program has the operands of each of its calls, and runs."""
+def test_calls_of_one_operator_are_asked_about_together_and_alone_if_they_are_refused(
+    refused,
+):
+    """Each gets the answer that it gets alone; a program has the operands of each of
+    its calls, and runs.
+    """
     asked = []
 
     def compile(program):
-        calls = [n for n in program.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
+        calls = [
+            n
+            for n in program.graph.nodes
+            if isinstance(n.target, torch._ops.OpOverload)
+        ]
         asked.append([str(n.target).split(".")[1] for n in calls])
-        inputs = [torch.ones(n.meta["val"].shape) for n in program.graph.nodes if n.op == "placeholder"]
+        inputs = [
+            torch.ones(n.meta["val"].shape)
+            for n in program.graph.nodes
+            if n.op == "placeholder"
+        ]
         assert len(inputs) == sum(len(n.all_input_nodes) for n in calls)
-        assert len(program.module()(*inputs)) == len(program.graph_signature.output_specs)
+        assert len(program.module()(*inputs)) == len(
+            program.graph_signature.output_specs
+        )
         for call in calls:
             if call.args[1:] in [(3,), (2,)] and refused == "add":
                 raise Unsupported("unsupported", f"no sum with {call.args[1]}")
-            if call.all_input_nodes[0].meta["val"].shape == (4,) and refused == asked[-1][0] == "sin":
+            if (
+                call.all_input_nodes[0].meta["val"].shape == (4,)
+                and refused == asked[-1][0] == "sin"
+            ):
                 raise Unsupported("unsupported", "no four")
 
     exported, calls = calls_of(Many(), torch.ones(3, 1), torch.ones(4))
-    support = Asking(compile).after(lambda node: "no cos" if "cos" in node.name else None)
+    support = Asking(compile).after(
+        lambda node: "no cos" if "cos" in node.name else None
+    )
     support.begin(exported)
     together, asked[:] = list(asked), []
     answers = [support.why_not(node) for node in calls]
@@ -88,7 +121,13 @@ def test_calls_of_one_operator_are_asked_about_together_and_alone_if_they_are_re
     assert answers == ["no cos" if "cos" in n.name else alone(n) for n in calls]
     assert sorted(map(sorted, together)) == sorted(
         [["aminmax"], ["add"] * 3, ["sin"] * 2]
-        + ([["add"]] * 3 if refused == "add" else [["sin"]] * 2 if refused == "sin" else [])
+        + (
+            [["add"]] * 3
+            if refused == "add"
+            else [["sin"]] * 2
+            if refused == "sin"
+            else []
+        )
     )
 
 
@@ -97,7 +136,9 @@ def test_what_is_no_call_of_the_program_or_is_asked_about_again_is_looked_at_as_
     _, others = calls_of(Many(), torch.ones(3, 1), torch.ones(4))
     support = Asking(lambda program: None).after(lambda node: node.meta.get("why"))
     support.begin(exported)
-    assert [support.why_not(node) for node in (*calls, *others)] == [None] * (len(calls) + len(others))
+    assert [support.why_not(node) for node in (*calls, *others)] == [None] * (
+        len(calls) + len(others)
+    )
     calls[0].meta["why"] = "it has changed"
     assert support.why_not(calls[0]) == "it has changed"
 
@@ -110,6 +151,10 @@ def test_a_refusal_of_an_operator_ends_the_questions_about_it():
         raise Unsupported("unsupported", "no rule")
 
     exported, calls = calls_of(Two(), torch.ones(3), torch.ones(4))
-    support = Asking(compile, lambda node, why: why == "no rule").after(lambda node: None)
+    support = Asking(compile, lambda node, why: why == "no rule").after(
+        lambda node: None
+    )
     support.begin(exported)
-    assert [support.why_not(node) for node in calls] == ["no rule", "no rule"] and len(asked) == 1
+    assert [support.why_not(node) for node in calls] == ["no rule", "no rule"] and len(
+        asked
+    ) == 1

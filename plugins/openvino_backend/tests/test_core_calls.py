@@ -27,7 +27,7 @@ def test_the_one_call_of_core_aten_computes_the_same(function):
 
     x = torch.randn(2, 3, 5, 6)
     program = torch.export.export(Model(), (x,))
-    values = {n: (x if n.op == "placeholder" else None) for n in program.graph.nodes}
+    values = {n: x if n.op == "placeholder" else None for n in program.graph.nodes}
     for node in (n for n in program.graph.nodes if n.op == "call_function"):
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
         values[node] = node.target(*args, **kwargs)
@@ -36,4 +36,6 @@ def test_the_one_call_of_core_aten_computes_the_same(function):
     known = {n: v if v is None else v.contiguous() for n, v in values.items()}
     args, kwargs = torch.fx.map_arg((args, kwargs), known.__getitem__)
     result = op(*args, **kwargs)
-    torch.testing.assert_close(result[0] if isinstance(result, tuple) else result, values[node])
+    torch.testing.assert_close(
+        result[0] if isinstance(result, tuple) else result, values[node]
+    )

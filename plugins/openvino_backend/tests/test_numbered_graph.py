@@ -1,4 +1,6 @@
-"""Graphs whose names tell the calls of a partition, for engines that read graphs of torch.fx."""
+"""Graphs whose names tell the calls of a partition, for engines that read graphs of
+torch.fx.
+"""
 
 import torch
 from delegraph_openvino.numbered_graph import NumberedGraph, calls_in
@@ -8,7 +10,9 @@ aten = torch.ops.aten
 
 
 class Layer(nn.Module):
-    """Of a bias that torch only marks as negated, a weight in another order, and a number."""
+    """Of a bias that torch only marks as negated, a weight in another order, and a
+    number.
+    """
 
     def __init__(self):
         super().__init__()
@@ -20,7 +24,11 @@ class Layer(nn.Module):
 
 
 def program():
-    return torch.export.export(Layer(), (torch.ones(2, 3), 4), dynamic_shapes=({0: torch.export.Dim.DYNAMIC}, None))
+    return torch.export.export(
+        Layer(),
+        (torch.ones(2, 3), 4),
+        dynamic_shapes=({0: torch.export.Dim.DYNAMIC}, None),
+    )
 
 
 def names(graph):
@@ -31,14 +39,29 @@ def test_calls_are_named_by_their_numbers_and_constants_are_attributes_in_c_orde
     graph = NumberedGraph(program())
     computed = [node.name for node in graph.graph.nodes if node.op == "call_function"]
     assert computed == [f"n{k}" for k in range(len(graph.calls))] and len(computed) > 4
-    assert [node.target for node in graph.graph.nodes if node.op == "get_attr"] == [*graph.constants] == ["c0", "c1"]
-    assert [node.name for node in graph.graph.nodes if node.op == "placeholder"] == ["x0", "x1"]
+    assert (
+        [node.target for node in graph.graph.nodes if node.op == "get_attr"]
+        == [*graph.constants]
+        == ["c0", "c1"]
+    )
+    assert [node.name for node in graph.graph.nodes if node.op == "placeholder"] == [
+        "x0",
+        "x1",
+    ]
     weight, bias = graph.constants.values()
-    assert torch.equal(weight, Layer().weight) and weight.is_contiguous() and not weight.requires_grad
+    assert (
+        torch.equal(weight, Layer().weight)
+        and weight.is_contiguous()
+        and not weight.requires_grad
+    )
     assert bias.tolist() == [-1, -1] and not bias.is_neg()
     assert [node.name for node in graph.outputs] == [computed[-1], "x0"]
-    vals = [node.meta["val"] for node in graph.graph.nodes if node.op == "call_function"]
-    assert all(val is call.meta["val"] for val, call in zip(vals, graph.calls, strict=True))
+    vals = [
+        node.meta["val"] for node in graph.graph.nodes if node.op == "call_function"
+    ]
+    assert all(
+        val is call.meta["val"] for val, call in zip(vals, graph.calls, strict=True)
+    )
     module = torch.fx.GraphModule(dict(graph.constants), graph.graph)
     graph.graph.output(tuple(graph.outputs))
     module.recompile()
@@ -54,7 +77,11 @@ class Written(NumberedGraph):
         if node.target is not aten.add.Tensor:
             return super().write(node)
         left, right = self.operands(*node.args)
-        return aten.sub.Tensor, (left, self.part(aten.neg.default, self.part(aten.clone.default, right))), {}
+        return (
+            aten.sub.Tensor,
+            (left, self.part(aten.neg.default, self.part(aten.clone.default, right))),
+            {},
+        )
 
 
 def test_a_call_may_become_several_whose_names_tell_it():
@@ -75,7 +102,11 @@ def test_what_an_engine_says_tells_the_call_and_its_line():
     said = graph.refused("no kernel for n1_in_1/Neg")
     assert said.node is graph.calls[1] and said.message == "no kernel for n1_in_1/Neg"
     assert said.source.code == "return x.sin() + y"
-    assert graph.refused("out of memory").node is graph.refused("none for n7/Neg").node is graph.calls[0]
+    assert (
+        graph.refused("out of memory").node
+        is graph.refused("none for n7/Neg").node
+        is graph.calls[0]
+    )
 
 
 def test_debug_handles_are_those_of_the_calls_that_have_one():

@@ -1,4 +1,6 @@
-"""The backend beside eager PyTorch and OpenVINO's own API: numbers, types, sizes, refusals, weights, threads."""
+"""The backend beside eager PyTorch and OpenVINO's own API: numbers, types, sizes,
+refusals, weights, threads.
+"""
 
 import subprocess
 import sys
@@ -36,9 +38,15 @@ class Function(nn.Module):
 
 
 def lower(function, *inputs, weights=(), sizes=None, **options):
-    module = function if isinstance(function, nn.Module) else Function(function, *weights)
+    module = (
+        function if isinstance(function, nn.Module) else Function(function, *weights)
+    )
     return delegraph.lower(
-        module.eval(), inputs, backends=["openvino"], options={"openvino": options}, dynamic_shapes=sizes
+        module.eval(),
+        inputs,
+        backends=["openvino"],
+        options={"openvino": options},
+        dynamic_shapes=sizes,
     )
 
 
@@ -51,7 +59,9 @@ class Small(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.norm, self.out = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 5)
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.out = nn.Linear(8, 5)
 
     def forward(self, x):
         return self.out(F.relu6(self.norm(self.conv(x))).mean((2, 3)))
@@ -66,8 +76,13 @@ def test_a_network_is_one_delegate_that_computes_what_openvino_computes_by_its_o
     lowered = lower(model, IMAGES)
     assert lowered.report.host_operators == 0 and len(lowered.delegates) == 1
     own = ov.convert_model(torch.export.export(model, (IMAGES,)))
-    wanted = ov.Core().compile_model(own, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([IMAGES.numpy()])[0]
-    assert np.abs(lowered(IMAGES).detach().numpy() - wanted).max() <= 1e-6 * np.abs(wanted).max()
+    wanted = ov.Core().compile_model(own, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(
+        [IMAGES.numpy()]
+    )[0]
+    assert (
+        np.abs(lowered(IMAGES).detach().numpy() - wanted).max()
+        <= 1e-6 * np.abs(wanted).max()
+    )
     assert lowered.verify(IMAGES, per_operator=True).relative_error < 1e-5
 
 
@@ -86,7 +101,8 @@ def test_sizes_vary_and_are_computed():
 
     batch = Dim("batch", min=1, max=16)
     sizes = {"inputs": ({0: batch, 1: Dim("length", min=1, max=9)}, {0: batch})}
-    ids, x = torch.randint(0, 10, (4, 5)), torch.randn(4, 2, 3)
+    ids = torch.randint(0, 10, (4, 5))
+    x = torch.randn(4, 2, 3)
     lowered = lower(function, ids, x, weights=[torch.randn(10, 6)], sizes=sizes)
     assert lowered.report.host_operators == 0
     for rows, columns in ((4, 5), (1, 1), (7, 9)):
@@ -97,7 +113,9 @@ def test_sizes_vary_and_are_computed():
 
 def test_inputs_of_other_strides_and_zero_sizes_and_one_that_nobody_reads():
     inputs = torch.randn(2, 3, 3).unbind()
-    lowered = lower(lambda m, x, y: torch.cat([x.transpose(0, 1) * 2, torch.zeros_like(y)]), *inputs)
+    lowered = lower(
+        lambda m, x, y: torch.cat([x.transpose(0, 1) * 2, torch.zeros_like(y)]), *inputs
+    )
     turned = torch.randn(3, 3).t()
     assert lowered.verify(turned, turned[:, 0].expand(3, 3)).agrees()
     assert lowered.verify(turned, turned).agrees()
@@ -105,9 +123,14 @@ def test_inputs_of_other_strides_and_zero_sizes_and_one_that_nobody_reads():
     assert empty.verify(torch.ones(0, 3)).agrees()
 
 
-@pytest.mark.parametrize("function", [lambda m, x: x.clone(), lambda m, x: (x.clone(), x.sin(), x.t().clone(), x[:1])])
+@pytest.mark.parametrize(
+    "function",
+    [lambda m, x: x.clone(), lambda m, x: (x.clone(), x.sin(), x.t().clone(), x[:1])],
+)
 def test_a_result_may_be_an_input_as_it_is(function):
-    """With memory of ours for its results, OpenVINO returned what lay there, and wrote to the input."""
+    """With memory of ours for its results, OpenVINO returned what lay there, and wrote
+    to the input.
+    """
     x = torch.randn(2, 3)
     lowered = lower(function, x)
     assert lowered.report.host_operators == 0
@@ -117,7 +140,8 @@ def test_a_result_may_be_an_input_as_it_is(function):
 
 def test_results_are_the_callers_own_and_threads_may_call_at_once():
     lowered = lower(Small(), IMAGES)
-    first, again = lowered(IMAGES), lowered(IMAGES + 1)
+    first = lowered(IMAGES)
+    again = lowered(IMAGES + 1)
     assert first.data_ptr() != again.data_ptr() and not torch.equal(first, again)
     inputs = [IMAGES * k for k in range(8)]
     wanted = [lowered(x) for x in inputs]
@@ -135,17 +159,21 @@ def test_state_stays_with_the_host():
     assert [lowered(torch.ones(3))[0].item() for _ in range(2)] == [2, 4]
 
 
-# --- int8 -------------------------------------------------------------------------------------------------------------
+# --- int8 -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("has_zero_point", [False, True])
-def test_a_quantized_network_agrees_with_eager_and_runs_in_integers_where_these_are_exact(has_zero_point):
+def test_a_quantized_network_agrees_with_eager_and_runs_in_integers_where_these_are_exact(
+    has_zero_point,
+):
     torch.manual_seed(0)
     batches = [(torch.randn(2, 3, 8, 8),) for _ in range(4)]
     if not has_zero_point:
         batches = [(x.clamp(-1, 127 / 128),) for (x,) in batches]
     program = delegraph.quantize(Small().eval(), batches, backend="tosa")
-    [quantize, *_] = (n for n in program.graph.nodes if "quantize_per_tensor" in str(n.target))
+    [quantize, *_] = (
+        n for n in program.graph.nodes if "quantize_per_tensor" in str(n.target)
+    )
     assert bool(quantize.args[2]) is has_zero_point
     lowered = delegraph.lower(program, backends=["openvino"])
     assert lowered.report.host_operators == 0 and len(lowered.delegates) == 1
@@ -153,37 +181,69 @@ def test_a_quantized_network_agrees_with_eager_and_runs_in_integers_where_these_
     processor = torch.cpu.get_capabilities()
     integers = Counter({True: 2})
     if has_zero_point and processor.get("amx_int8"):
-        # On these processors, OpenVINO computes a convolution of an input with a zero point in floats.
+        # On these processors, OpenVINO computes a convolution of an input with a zero
+        # point in floats.
         integers = Counter({True: 1, False: 1})
-    assert _layers_in_integers(lowered) == (Counter({False: 2}) if saturates(processor) else integers)
+    assert _layers_in_integers(lowered) == (
+        Counter({False: 2}) if saturates(processor) else integers
+    )
     asked = {"openvino": {"properties": "LP_TRANSFORMS_MODE=YES"}}
-    assert _layers_in_integers(delegraph.lower(program, backends=["openvino"], options=asked)) == integers
+    assert (
+        _layers_in_integers(
+            delegraph.lower(program, backends=["openvino"], options=asked)
+        )
+        == integers
+    )
 
 
 def _layers_in_integers(lowered):
-    """How many of the layers with weights OpenVINO computes in integers, and how many not."""
+    """How many of the layers with weights OpenVINO computes in integers, and how many
+    not.
+    """
     delegate = lowered.delegates[0]
-    loaded = OpenVINORuntime.load(delegate.processed_bytes, delegate.compile_specs, delegate.module.named_data())
-    told = (node.get_rt_info() for node in loaded.compiled.get_runtime_model().get_ordered_ops())
-    layers = [t for t in told if t["layerType"].astype(str) in ("Convolution", "FullyConnected")]
-    return Counter(t["primitiveType"].astype(str).lower().endswith("_i8") for t in layers)
+    loaded = OpenVINORuntime.load(
+        delegate.processed_bytes, delegate.compile_specs, delegate.module.named_data()
+    )
+    told = (
+        node.get_rt_info()
+        for node in loaded.compiled.get_runtime_model().get_ordered_ops()
+    )
+    layers = [
+        t
+        for t in told
+        if t["layerType"].astype(str) in ("Convolution", "FullyConnected")
+    ]
+    return Counter(
+        t["primitiveType"].astype(str).lower().endswith("_i8") for t in layers
+    )
 
 
 def test_processors_without_vnni_saturate():
-    processor = torch.cpu.get_capabilities() | {"architecture": "x86_64", "avx512_vnni": False, "avx_vnni": False}
+    processor = torch.cpu.get_capabilities() | {
+        "architecture": "x86_64",
+        "avx512_vnni": False,
+        "avx_vnni": False,
+    }
     assert saturates(processor)
-    assert not saturates({**processor, "avx_vnni": True}) and not saturates({**processor, "avx512_vnni": True})
+    assert not saturates({**processor, "avx_vnni": True}) and not saturates(
+        {**processor, "avx512_vnni": True}
+    )
     assert not saturates({"architecture": "aarch64"})
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_scales_by_channel_are_along_their_axis(axis):
     quantized = torch.ops.quantized_decomposed
-    scales, zeros = torch.tensor([0.5, 0.25, 2.0]), torch.tensor([0, 3, -2])
+    scales = torch.tensor([0.5, 0.25, 2.0])
+    zeros = torch.tensor([0, 3, -2])
 
     def function(module, x):
-        small = quantized.quantize_per_channel(x, module.w0, module.w1, axis, -8, 7, torch.int8)
-        return small, quantized.dequantize_per_channel(small, module.w0, module.w1, axis, -8, 7, torch.int8)
+        small = quantized.quantize_per_channel(
+            x, module.w0, module.w1, axis, -8, 7, torch.int8
+        )
+        return small, quantized.dequantize_per_channel(
+            small, module.w0, module.w1, axis, -8, 7, torch.int8
+        )
 
     x = torch.linspace(-9.1, 9.3, 9).reshape(3, 3)
     lowered = lower(function, x, weights=[scales, zeros])
@@ -194,34 +254,47 @@ def test_scales_by_channel_are_along_their_axis(axis):
 
 
 def test_a_sum_with_a_dequantized_constant_is_the_same_at_each_call():
-    """OpenVINO wrote it over the constant, as in an LSTM whose first state is quantized; the next call added to it."""
+    """OpenVINO wrote it over the constant, as in an LSTM whose first state is
+    quantized; the next call added to it.
+    """
     quantized = torch.ops.quantized_decomposed
     given = (0.05, 3, -128, 127, torch.int8)
 
     def added(module, x):
-        weight = quantized.dequantize_per_tensor(module.w0, 0.01, 0, -127, 127, torch.int8)
+        weight = quantized.dequantize_per_tensor(
+            module.w0, 0.01, 0, -127, 127, torch.int8
+        )
         state = quantized.dequantize_per_tensor(module.w1, *given)
         first = torch.nn.functional.linear(state, weight)
         second = torch.nn.functional.linear(x, weight)
-        small = [quantized.quantize_per_tensor(gate, *given) for gate in (first, second)]
+        small = [
+            quantized.quantize_per_tensor(gate, *given) for gate in (first, second)
+        ]
         gates = [quantized.dequantize_per_tensor(gate, *given) for gate in small]
         return torch.tanh(gates[0] + gates[1]) * state
 
-    weights = [torch.randint(-127, 128, size, dtype=torch.int8) for size in ((16, 16), (1, 16))]
+    weights = [
+        torch.randint(-127, 128, size, dtype=torch.int8) for size in ((16, 16), (1, 16))
+    ]
     x = torch.randn(1, 16)
-    lowered, wanted = lower(added, x, weights=weights), Function(added, *weights)(x)
+    lowered = lower(added, x, weights=weights)
+    wanted = Function(added, *weights)(x)
     assert len(lowered.delegates) == 1
     for _ in range(3):
         torch.testing.assert_close(lowered(x), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_dequantized_zero_is_compared_on_the_host():
-    """OpenVINO makes one operator of quantize and dequantize, whose 0 is not quite 0: it took a mask off Swin."""
+    """OpenVINO makes one operator of quantize and dequantize, whose 0 is not quite 0:
+    it took a mask off Swin.
+    """
     quantized = torch.ops.quantized_decomposed
 
     def function(module, x):
         given = (8 / 255, 0, -128, 127, torch.int8)
-        near = quantized.dequantize_per_tensor(quantized.quantize_per_tensor(x.sin(), *given), *given)
+        near = quantized.dequantize_per_tensor(
+            quantized.quantize_per_tensor(x.sin(), *given), *given
+        )
         return torch.where(near != 0, -100.0, x)
 
     lowered = lower(function, torch.linspace(-0.05, 0.05, 21))
@@ -231,20 +304,38 @@ def test_a_dequantized_zero_is_compared_on_the_host():
 
 @pytest.mark.parametrize("other", [0.011, 0.02], ids=["one scale", "two scales"])
 def test_quantized_tensors_are_concatenated_as_integers(other):
-    """OpenVINO's int8 transformation of a concatenation gave results that were wrong by up to 255 steps."""
+    """OpenVINO's int8 transformation of a concatenation gave results that were wrong by
+    up to 255 steps.
+    """
     quantized = torch.ops.quantized_decomposed
 
     def step(x, scale, zero):
         given = (scale, zero, -128, 127, torch.int8)
-        return quantized.dequantize_per_tensor(quantized.quantize_per_tensor(x, *given), *given)
+        return quantized.dequantize_per_tensor(
+            quantized.quantize_per_tensor(x, *given), *given
+        )
 
     def function(module, x):
-        weights = [quantized.dequantize_per_tensor(w, 0.01, 0, -127, 127, torch.int8) for w in (module.w0, module.w1)]
-        deeper = step(F.relu(F.conv2d(step(x, 0.03, 6), weights[0], padding=1)) * 0.05, other, -105)
-        return step(F.relu(F.conv2d(torch.cat([step(x, 0.011, -105), deeper], 1), weights[1])), 0.03, -128)
+        weights = [
+            quantized.dequantize_per_tensor(w, 0.01, 0, -127, 127, torch.int8)
+            for w in (module.w0, module.w1)
+        ]
+        deeper = step(
+            F.relu(F.conv2d(step(x, 0.03, 6), weights[0], padding=1)) * 0.05,
+            other,
+            -105,
+        )
+        return step(
+            F.relu(F.conv2d(torch.cat([step(x, 0.011, -105), deeper], 1), weights[1])),
+            0.03,
+            -128,
+        )
 
     torch.manual_seed(0)
-    weights = [torch.randint(-127, 128, size, dtype=torch.int8) for size in ((4, 4, 3, 3), (4, 8, 3, 3))]
+    weights = [
+        torch.randint(-127, 128, size, dtype=torch.int8)
+        for size in ((4, 4, 3, 3), (4, 8, 3, 3))
+    ]
     x = torch.randn(1, 4, 8, 8)
     lowered = lower(function, x, weights=weights)
     assert list(reasons(lowered)) == ([] if other == 0.011 else ["aten.cat.default"])
@@ -252,17 +343,31 @@ def test_quantized_tensors_are_concatenated_as_integers(other):
     assert off.max() < 1.5 and (off > 0.5).float().mean() < 0.02
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------
 
 
 def test_the_reason_is_the_frontends_or_says_what_would_be_lost():
     def function(module, x, wide, ids, few):
-        return torch.linalg.cholesky_ex(x)[0], wide.sin(), ids * 2, few > 2**40, few.to(torch.int8)
+        return (
+            torch.linalg.cholesky_ex(x)[0],
+            wide.sin(),
+            ids * 2,
+            few > 2**40,
+            few.to(torch.int8),
+        )
 
-    inputs = torch.eye(2), torch.ones(2, dtype=torch.float64), torch.tensor([2**40, 2]), torch.tensor([1, 200]).int()
+    inputs = (
+        torch.eye(2),
+        torch.ones(2, dtype=torch.float64),
+        torch.tensor([2**40, 2]),
+        torch.tensor([1, 200]).int(),
+    )
     lowered = lower(function, *inputs)
     said = reasons(lowered)
-    assert said["aten.linalg_cholesky_ex.default"] == "OpenVINO's frontend has no rule for this operator"
+    assert (
+        said["aten.linalg_cholesky_ex.default"]
+        == "OpenVINO's frontend has no rule for this operator"
+    )
     assert "torch.float64" in said["aten.sin.default"]
     assert "32 bits" in said["aten.mul.Tensor"] and str(2**40) in said["aten.gt.Scalar"]
     assert "torch wraps" in said["aten.to.dtype"]
@@ -284,7 +389,8 @@ def test_random_numbers_are_the_hosts_and_a_scaled_group_norm_is_computed_in_pie
 def test_attention_is_whole_and_a_row_that_a_mask_hides_is_zero_as_in_eager(mask):
     """OpenVINO's is NaN there, which a padded text gives on to all that attends to it."""
     dtype = torch.bfloat16 if mask == "bfloat16" else torch.float32
-    q, k = torch.randn(1, 2, 5, 8, dtype=dtype), torch.randn(1, 2, 7, 8, dtype=dtype)
+    q = torch.randn(1, 2, 5, 8, dtype=dtype)
+    k = torch.randn(1, 2, 7, 8, dtype=dtype)
     seen = torch.rand(5, 7) > 0.3
     seen[3] = False
     hiding = torch.randn(5, 7, dtype=dtype).masked_fill(~seen, -torch.inf)
@@ -294,28 +400,49 @@ def test_attention_is_whole_and_a_row_that_a_mask_hides_is_zero_as_in_eager(mask
         return F.scaled_dot_product_attention(q, k, k, *masks, scale=0.3)
 
     lowered = lower(function, q, k, *given)
-    taken = {node.target.__name__ for delegate in lowered.delegates for node in delegate.nodes}
+    taken = {
+        node.target.__name__
+        for delegate in lowered.delegates
+        for node in delegate.nodes
+    }
     assert taken == {"scaled_dot_product_attention.default"} and not reasons(lowered)
     near = {"rtol": 0.02, "atol": 0.02} if mask == "bfloat16" else {}
-    torch.testing.assert_close(lowered(q, k, *given), function(None, q, k, *given), **near)
+    torch.testing.assert_close(
+        lowered(q, k, *given), function(None, q, k, *given), **near
+    )
 
 
 def test_attention_may_be_causal_and_to_nothing():
     """OpenVINO returned what was in memory for attention to nothing."""
     x = torch.rand(1, 2, 8, 8)
-    causal = lower(lambda m, q: F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.2), x)
-    assert [node.target.__name__ for node in causal.delegates[0].nodes] == ["scaled_dot_product_attention.default"]
+    causal = lower(
+        lambda m, q: F.scaled_dot_product_attention(q, q, q, is_causal=True, scale=0.2),
+        x,
+    )
+    assert [node.target.__name__ for node in causal.delegates[0].nodes] == [
+        "scaled_dot_product_attention.default"
+    ]
     assert causal.verify(x).relative_error < 1e-5
-    nothing = lower(lambda m, q, k: F.scaled_dot_product_attention(q, k, k), x, x[:, :, :0])
-    assert not any("scaled_dot" in str(node.target) for delegate in nothing.delegates for node in delegate.nodes)
+    nothing = lower(
+        lambda m, q, k: F.scaled_dot_product_attention(q, k, k), x, x[:, :, :0]
+    )
+    assert not any(
+        "scaled_dot" in str(node.target)
+        for delegate in nothing.delegates
+        for node in delegate.nodes
+    )
     assert not nothing(x, x[:, :, :0]).any()
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0, 2.0, torch.inf])
 def test_distances_of_any_norm_are_those_of_eager(p):
-    lowered = lower(lambda m, x, y: torch.cdist(x, y, p), torch.randn(2, 4, 3), torch.randn(2, 5, 3))
+    lowered = lower(
+        lambda m, x, y: torch.cdist(x, y, p), torch.randn(2, 4, 3), torch.randn(2, 5, 3)
+    )
     assert (lowered.report.host_operators == 0) == (p == 2)
-    assert lowered.verify(torch.randn(2, 4, 3), torch.randn(2, 5, 3)).relative_error < 1e-5
+    assert (
+        lowered.verify(torch.randn(2, 4, 3), torch.randn(2, 5, 3)).relative_error < 1e-5
+    )
 
 
 def test_what_openvino_has_few_digits_of_is_computed_by_the_host():
@@ -335,22 +462,42 @@ def test_what_openvino_has_few_digits_of_is_computed_by_the_host():
 
 
 def test_variances_are_corrected_and_a_number_may_be_repeated_by_nothing():
-    lowered = lower(lambda m, x: (x.std(), *torch.var_mean(x, 1), x.sum().repeat(())), IMAGES)
+    lowered = lower(
+        lambda m, x: (x.std(), *torch.var_mean(x, 1), x.sum().repeat(())), IMAGES
+    )
     assert lowered.verify(IMAGES).relative_error < 1e-5
     # what is in memory may happen to be right
-    assert not any("repeat" in str(node.target) for delegate in lowered.delegates for node in delegate.nodes)
+    assert not any(
+        "repeat" in str(node.target)
+        for delegate in lowered.delegates
+        for node in delegate.nodes
+    )
 
 
 def test_what_a_cnn_ends_with_is_taken_whole():
-    lowered = lower(lambda m, x: F.layer_norm(F.adaptive_avg_pool2d(x, 1).flatten(1), (3,)).reshape(3, 2), IMAGES)
-    assert len(lowered.delegates[0].nodes) == 4 and lowered.verify(IMAGES).relative_error < 1e-5
+    lowered = lower(
+        lambda m, x: F.layer_norm(F.adaptive_avg_pool2d(x, 1).flatten(1), (3,)).reshape(
+            3, 2
+        ),
+        IMAGES,
+    )
+    assert (
+        len(lowered.delegates[0].nodes) == 4
+        and lowered.verify(IMAGES).relative_error < 1e-5
+    )
 
 
 def test_int64_is_an_index_and_one_that_32_bits_do_not_hold_is_an_error():
-    lowered = lower(lambda m, ids: m.w0[ids].sum(1), torch.tensor([1, 2]), weights=[torch.randn(3, 4)])
+    lowered = lower(
+        lambda m, ids: m.w0[ids].sum(1),
+        torch.tensor([1, 2]),
+        weights=[torch.randn(3, 4)],
+    )
     assert lowered.report.host_operators == 0
     assert lowered.verify(torch.tensor([0, -1])).agrees()
-    with pytest.raises(InputError, match="an index is out of range: .* an element 4294967296"):
+    with pytest.raises(
+        InputError, match="an index is out of range: .* an element 4294967296"
+    ):
         lowered(torch.tensor([2**32, 0]))
 
 
@@ -362,7 +509,11 @@ class Waves(nn.Module):
 
 def test_what_only_the_compiler_refuses_goes_to_the_host_with_the_reason(monkeypatch):
     def fail(model, options):
-        name = next(n.get_friendly_name() for n in model.get_ordered_ops() if n.get_friendly_name().startswith("n1/"))
+        name = next(
+            n.get_friendly_name()
+            for n in model.get_ordered_ops()
+            if n.get_friendly_name().startswith("n1/")
+        )
         raise RuntimeError(f"Exception from src/core.cpp:1:\nno kernel for {name}\n")
 
     monkeypatch.setattr("delegraph_openvino.backend.compile_model", fail)
@@ -376,24 +527,41 @@ def test_what_only_the_compiler_refuses_goes_to_the_host_with_the_reason(monkeyp
 def test_the_frontend_is_asked_once_about_equal_calls(monkeypatch):
     asked = []
     convert = Draft.convert
-    monkeypatch.setattr(Draft, "convert", lambda draft: asked.append(len(draft.calls)) or convert(draft))
+    monkeypatch.setattr(
+        Draft, "convert", lambda draft: asked.append(len(draft.calls)) or convert(draft)
+    )
     monkeypatch.setattr(support.ASKED, "_answers", type(support.ASKED._answers)())
     lower(lambda m, x: x.sin().sin().sin().cos(), torch.ones(2, 7))
     assert asked == [1, 1, 4]  # sin, cos, and the partition
 
 
 @pytest.mark.parametrize("rank", [1, 3])
-def test_convolutions_and_norms_are_taken_whole_and_those_of_other_forms_in_pieces(rank):
+def test_convolutions_and_norms_are_taken_whole_and_those_of_other_forms_in_pieces(
+    rank,
+):
     conv = getattr(F, f"conv{rank}d")
 
     def function(m, x, one):
         alone = conv(one, m.w0)  # first, so that it is asked about first
         y = conv(x, m.w0, m.w1, stride=2, padding=1)
-        plain = F.batch_norm(y, m.w1, m.w2, eps=1e-3) + F.batch_norm(y, m.w1, m.w2, m.w2, m.w1)
-        return alone, plain, conv(x, m.w0[:, :1], groups=2), F.batch_norm(y, None, None, training=True)
+        plain = F.batch_norm(y, m.w1, m.w2, eps=1e-3) + F.batch_norm(
+            y, m.w1, m.w2, m.w2, m.w1
+        )
+        return (
+            alone,
+            plain,
+            conv(x, m.w0[:, :1], groups=2),
+            F.batch_norm(y, None, None, training=True),
+        )
 
-    x, one = torch.randn(2, 2, *[5] * rank), torch.randn(2, *[5] * rank)
-    lowered = lower(function, x, one, weights=[torch.randn(4, 2, *[3] * rank), torch.randn(4), torch.rand(4) + 0.5])
+    x = torch.randn(2, 2, *[5] * rank)
+    one = torch.randn(2, *[5] * rank)
+    lowered = lower(
+        function,
+        x,
+        one,
+        weights=[torch.randn(4, 2, *[3] * rank), torch.randn(4), torch.rand(4) + 0.5],
+    )
     assert lowered.verify(x, one).relative_error < 1e-5
     taken = Counter(node.target.__name__ for node in lowered.delegates[0].nodes)
     assert taken[f"conv{rank}d.default"] == taken["batch_norm.default"] == 2
@@ -403,7 +571,11 @@ def test_convolutions_and_norms_are_taken_whole_and_those_of_other_forms_in_piec
 def test_the_time_of_a_call_is_by_call_and_on_lines_of_the_program():
     lowered = lower(Small(), IMAGES)
     [delegate] = lowered.delegates
-    parts = delegate.processed_bytes, delegate.compile_specs, delegate.module.named_data()
+    parts = (
+        delegate.processed_bytes,
+        delegate.compile_specs,
+        delegate.module.named_data(),
+    )
     profiled = OpenVINORuntime.profile(*parts)
     torch.testing.assert_close(profiled(IMAGES)[0][0], lowered(IMAGES))
     first, second = (profiled(IMAGES)[1]() for _ in range(2))
@@ -412,23 +584,39 @@ def test_the_time_of_a_call_is_by_call_and_on_lines_of_the_program():
     assert {call for key in {*first} - borders for call in fused(key)} == set(
         delegate.debug_handle_map
     )  # fused or not, each call
-    lines = {source.code for part in lowered.profile(IMAGES, repeats=2).parts for source in part.lines}
+    lines = {
+        source.code
+        for part in lowered.profile(IMAGES, repeats=2).parts
+        for source in part.lines
+    }
     assert lines == {"return self.out(F.relu6(self.norm(self.conv(x))).mean((2, 3)))"}
 
 
 def test_a_change_of_layout_for_one_call_is_time_of_that_call():
     images = torch.randn(2, 3, 64, 64)
-    weights = [torch.randn(64, 3, 3, 3), torch.rand(64)]  # a norm takes from the convolution's kernel the call's name
-    lowered = lower(lambda m, x: F.batch_norm(F.conv2d(x, m.w0), m.w1, m.w1).relu(), images, weights=weights)
+    # a norm takes from the convolution's kernel the call's name
+    weights = [torch.randn(64, 3, 3, 3), torch.rand(64)]
+    lowered = lower(
+        lambda m, x: F.batch_norm(F.conv2d(x, m.w0), m.w1, m.w1).relu(),
+        images,
+        weights=weights,
+    )
     [delegate] = lowered.delegates
-    profiled = OpenVINORuntime.profile(delegate.processed_bytes, delegate.compile_specs, delegate.module.named_data())
+    profiled = OpenVINORuntime.profile(
+        delegate.processed_bytes, delegate.compile_specs, delegate.module.named_data()
+    )
     spent = profiled(images)[1]()
     kernels = profiled._delegate.requests.idle[-1].get_profiling_info()
-    layouts = [kernel for kernel in kernels if kernel.node_type == "Reorder" and "x0" in kernel.node_name]
+    layouts = [
+        kernel
+        for kernel in kernels
+        if kernel.node_type == "Reorder" and "x0" in kernel.node_name
+    ]
     assert layouts  # of the images, as the convolution reads them
     assert spent[None]["seconds"] == 0.0  # inputs and results take no time
     borders = {Border("input", 0), Border("output", 0)}
-    assert spent.keys() == {None, (0, 1, 2), *borders} and spent[0, 1, 2]["seconds"] > 0  # all in one kernel
+    # all in one kernel
+    assert spent.keys() == {None, (0, 1, 2), *borders} and spent[0, 1, 2]["seconds"] > 0
 
 
 def test_a_stored_blob_is_compared_by_release_and_device():
@@ -436,31 +624,49 @@ def test_a_stored_blob_is_compared_by_release_and_device():
     release = f"openvino {ov.get_version()}"
 
     def verdict(beginning=blob[:4096], fingerprint=release, specs=(), device=None):
-        answer = OpenVINORuntime.compatible(BlobHeader("OpenVINOBackend", 9, beginning, "", fingerprint), specs, device)
+        answer = OpenVINORuntime.compatible(
+            BlobHeader("OpenVINOBackend", 9, beginning, "", fingerprint), specs, device
+        )
         return answer and answer.verdict
 
     assert verdict() == verdict(fingerprint="openvino 2024.1.0-1") == "runs"
-    assert verdict(fingerprint="openvino 2999.1.0") == "rebuild" and verdict(fingerprint="") is None
+    assert (
+        verdict(fingerprint="openvino 2999.1.0") == "rebuild"
+        and verdict(fingerprint="") is None
+    )
     assert verdict(b"PK") == verdict(device="NPU") == "cannot"
     for key in ("speed", "openvino_device"):
         with pytest.raises(OptionError):  # which means "cannot"
             verdict(specs=[CompileSpec(key, b"\xff")])
 
 
-# --- options, blobs, weights ------------------------------------------------------------------------------------------
+# --- options, blobs, weights ----------------------------------------------------------
 
 
 def test_options_reach_openvino_and_wrong_ones_are_errors(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE, str(tmp_path))
-    lowered = lower(Small(), IMAGES, precision="bf16", properties="INFERENCE_NUM_THREADS=1, NUM_STREAMS=1")
+    lowered = lower(
+        Small(),
+        IMAGES,
+        precision="bf16",
+        properties="INFERENCE_NUM_THREADS=1, NUM_STREAMS=1",
+    )
     assert lowered.verify(IMAGES).relative_error < 0.05
     assert list(tmp_path.glob("*.blob"))
-    for wrong in ({"precision": "f64"}, {"properties": "INFERENCE_NUM_THREADS"}, {"device": "CPU\0"}):
+    for wrong in (
+        {"precision": "f64"},
+        {"properties": "INFERENCE_NUM_THREADS"},
+        {"device": "CPU\0"},
+    ):
         with pytest.raises(OptionError):
             lower(Small(), IMAGES, **wrong)
     with pytest.raises(OptionError, match="speed"):
         delegate = lowered.delegates[0]
-        OpenVINORuntime.load(delegate.processed_bytes, [CompileSpec("speed", b"1")], delegate.module.named_data())
+        OpenVINORuntime.load(
+            delegate.processed_bytes,
+            [CompileSpec("speed", b"1")],
+            delegate.module.named_data(),
+        )
 
 
 def test_a_file_from_elsewhere_names_no_files_to_openvino(tmp_path):
@@ -470,14 +676,23 @@ def test_a_file_from_elsewhere_names_no_files_to_openvino(tmp_path):
         given = [CompileSpec(f"openvino_{key}", value.encode())]
         return OpenVINORuntime.load(blob, given, delegate.module.named_data())
 
-    for wrong in ("CACHE_DIR=x", "WEIGHTS_PATH=x", "NUM_STREAMS=../x", "INFERENCE_NUM_THREADS=1,LOG_LEVEL=5"):
+    for wrong in (
+        "CACHE_DIR=x",
+        "WEIGHTS_PATH=x",
+        "NUM_STREAMS=../x",
+        "INFERENCE_NUM_THREADS=1,LOG_LEVEL=5",
+    ):
         with pytest.raises(OptionError, match="does not set"):
             load("properties", wrong)
     with pytest.raises(OptionError, match="openvino_cache_dir"):
         load("cache_dir", str(tmp_path))
     (tmp_path / "m").write_bytes(b"\x08\x07onnx")
     with pytest.raises(FormatError, match="XML"):
-        load("device", "CPU", seal(tmp_path / "m", MARK, [{"xml": 6, "packed": 6}, [], []]))
+        load(
+            "device",
+            "CPU",
+            seal(tmp_path / "m", MARK, [{"xml": 6, "packed": 6}, [], []]),
+        )
 
 
 def test_a_device_that_is_elsewhere_compiles_here_and_says_so_when_it_is_called():
@@ -488,14 +703,24 @@ def test_a_device_that_is_elsewhere_compiles_here_and_says_so_when_it_is_called(
 
 
 def test_weights_of_the_same_bytes_may_have_several_types_and_shapes():
-    weights = torch.zeros(64, 64), torch.zeros(4096), torch.zeros(64, 64, dtype=torch.int32)
+    weights = (
+        torch.zeros(64, 64),
+        torch.zeros(4096),
+        torch.zeros(64, 64, dtype=torch.int32),
+    )
     x = torch.randn(64, 64)
-    lowered = lower(lambda m, x: (x @ m.w0 + m.w1.reshape(64, 64) + m.w2 * 2).relu() + m.w1[:64], x, weights=weights)
+    lowered = lower(
+        lambda m, x: (x @ m.w0 + m.w1.reshape(64, 64) + m.w2 * 2).relu() + m.w1[:64],
+        x,
+        weights=weights,
+    )
     assert lowered.verify(x).agrees()
 
 
 def test_tied_weights_are_one_memory_in_several_shapes():
-    """One parameter stood for both, and lowering failed; with sizes that broadcast, results would have been wrong."""
+    """One parameter stood for both, and lowering failed; with sizes that broadcast,
+    results would have been wrong.
+    """
     weight = torch.randn(64, 64)
 
     def function(m, x):
@@ -512,9 +737,22 @@ def test_tied_weights_are_one_memory_in_several_shapes():
 def test_weights_are_named_data_by_content_and_the_model_is_without_them():
     weight = torch.randn(64, 64)
     weights = [weight, weight.clone()]
-    lowered = lower(lambda m, x: torch.linalg.cholesky_ex(x @ m.w0)[0] @ m.w1, torch.eye(64), weights=weights)
+    lowered = lower(
+        lambda m, x: torch.linalg.cholesky_ex(x @ m.w0)[0] @ m.w1,
+        torch.eye(64),
+        weights=weights,
+    )
     assert len(lowered.delegates) == 2
-    assert len({key for delegate in lowered.delegates for key in delegate.module.named_data()}) == 1
+    assert (
+        len(
+            {
+                key
+                for delegate in lowered.delegates
+                for key in delegate.module.named_data()
+            }
+        )
+        == 1
+    )
     for delegate in lowered.delegates:
         files, (facts, *_) = unseal(delegate.processed_bytes, MARK)
         assert zlib.decompress(files[: facts["packed"]])[:5] == b"<?xml"
@@ -523,21 +761,30 @@ def test_weights_are_named_data_by_content_and_the_model_is_without_them():
 
 def test_equal_programs_give_equal_bytes_in_any_process():
     code = (
-        "import torch, delegraph, hashlib\n"
-        "torch.manual_seed(0)\n"
-        "m = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).eval()\n"
-        "for _ in range(2):\n"
-        "    l = delegraph.lower(m, (torch.ones(2, 8),), backends=['openvino'])\n"
-        "    print(hashlib.sha256(bytes(l.delegates[0].processed_bytes)).hexdigest())\n"
+        "import torch, delegraph, hashlib\ntorch.manual_seed(0)\nm ="
+        " torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(),"
+        " torch.nn.Linear(8, 4)).eval()\nfor _ in range(2):\n    l = delegraph.lower(m,"
+        " (torch.ones(2, 8),), backends=['openvino'])\n   "
+        " print(hashlib.sha256(bytes(l.delegates[0].processed_bytes)).hexdigest())\n"
     )
-    printed = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    printed = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert len(set(printed.stdout.split())) == 1
 
 
 def test_a_damaged_blob_is_an_error():
     delegate = lower(nn.Linear(64, 64), torch.ones(64)).delegates[0]
     blob = delegate.processed_bytes
-    for damaged in (blob[:-1], blob[:40], b"", blob[:-9] + bytes([blob[-9] ^ 1]) + blob[-8:]):
+    for damaged in (
+        blob[:-1],
+        blob[:40],
+        b"",
+        blob[:-9] + bytes([blob[-9] ^ 1]) + blob[-8:],
+    ):
         with pytest.raises(FormatError):
             OpenVINORuntime.load(damaged, delegate.compile_specs, {})
     with pytest.raises(FormatError, match="openvino/.* is missing"):
@@ -545,8 +792,12 @@ def test_a_damaged_blob_is_an_error():
 
 
 def test_a_blob_that_does_not_fit_its_signature_or_is_no_model_is_an_error(tmp_path):
-    """OpenVINO reads as many bytes of an argument as the model says, so a forged signature would read beyond it."""
-    delegate = lower(lambda m, x, y: x.sin() + y, torch.ones(4), torch.ones(4)).delegates[0]
+    """OpenVINO reads as many bytes of an argument as the model says, so a forged
+    signature would read beyond it.
+    """
+    delegate = lower(
+        lambda m, x, y: x.sin() + y, torch.ones(4), torch.ones(4)
+    ).delegates[0]
     files, (facts, inputs, outputs) = unseal(delegate.processed_bytes, MARK)
     constants = bytes(files[facts["packed"] :])
     files = zlib.decompress(files[: facts["packed"]])
@@ -555,12 +806,18 @@ def test_a_blob_that_does_not_fit_its_signature_or_is_no_model_is_an_error(tmp_p
     def load(content, *signature):
         packed = zlib.compress(content)
         (tmp_path / "m").write_bytes(packed + constants)
-        blob = seal(tmp_path / "m", MARK, [{"xml": len(content), "packed": len(packed)}, *signature])
+        blob = seal(
+            tmp_path / "m",
+            MARK,
+            [{"xml": len(content), "packed": len(packed)}, *signature],
+        )
         return OpenVINORuntime.load(blob, delegate.compile_specs, {})
 
     x = torch.ones(4)
     assert torch.equal(load(files, inputs, outputs)(x, x)[0], x.sin() + x)
-    few, other, small = [inputs[0]], [inputs[0], ["int8", [4]]], [inputs[0], ["float32", [1]]]
+    few = [inputs[0]]
+    other = [inputs[0], ["int8", [4]]]
+    small = [inputs[0], ["float32", [1]]]
     with pytest.raises(FormatError, match="takes inputs that no call gives"):
         load(files, few, outputs)
     for wrong in (other, small):
@@ -568,9 +825,14 @@ def test_a_blob_that_does_not_fit_its_signature_or_is_no_model_is_an_error(tmp_p
             load(files, wrong, outputs)
     with pytest.raises(FormatError, match="returns 1 values, where 2 are wanted"):
         load(files, inputs, outputs * 2)
-    twice = bytes(files[:size]).replace(b'name="x1"', b'name="x0"')  # two inputs of the IR are one of a call
+    # two inputs of the IR are one of a call
+    twice = bytes(files[:size]).replace(b'name="x1"', b'name="x0"')
     with pytest.raises(FormatError, match="takes inputs that no call gives"):
         load(twice, inputs, outputs)
-    for content in (b"<?xml", bytes(files[:size]).replace(b'type="Sin"', b'type="Sun"'), bytes(files[: size // 2])):
+    for content in (
+        b"<?xml",
+        bytes(files[:size]).replace(b'type="Sin"', b'type="Sun"'),
+        bytes(files[: size // 2]),
+    ):
         with pytest.raises(FormatError, match="OpenVINO"):
             load(content, inputs, outputs)

@@ -6,9 +6,15 @@ import torch.ao.quantization.fx._decomposed  # the operators quantized_decompose
 from delegraph_openvino.value_check import ValueCheck, dequantized_parts
 from torch.export import Dim
 
-CHECK = ValueCheck("Acme", [torch.float32, torch.int32, torch.int64, torch.int8, torch.bool])
-LONG, INT, BYTE = (torch.tensor([1, 2], dtype=dtype) for dtype in (torch.int64, torch.int32, torch.int8))
-X, HALF = torch.ones(2, 3), torch.ones(2, dtype=torch.float16)
+CHECK = ValueCheck(
+    "Acme", [torch.float32, torch.int32, torch.int64, torch.int8, torch.bool]
+)
+LONG, INT, BYTE = (
+    torch.tensor([1, 2], dtype=dtype)
+    for dtype in (torch.int64, torch.int32, torch.int8)
+)
+X = torch.ones(2, 3)
+HALF = torch.ones(2, dtype=torch.float16)
 q = torch.ops.quantized_decomposed
 
 
@@ -22,9 +28,17 @@ class Function(torch.nn.Module):
 
 
 def last_call(function, *inputs, sizes=None):
-    exported = torch.export.export(Function(function), inputs, dynamic_shapes=sizes and {"inputs": sizes})
-    calls = [n for n in exported.graph.nodes if isinstance(n.target, torch._ops.OpOverload)]
-    return [n for n in calls if "assert" not in str(n.target) and "sym_" not in str(n.target)][-1]
+    exported = torch.export.export(
+        Function(function), inputs, dynamic_shapes=sizes and {"inputs": sizes}
+    )
+    calls = [
+        n for n in exported.graph.nodes if isinstance(n.target, torch._ops.OpOverload)
+    ]
+    return [
+        n
+        for n in calls
+        if "assert" not in str(n.target) and "sym_" not in str(n.target)
+    ][-1]
 
 
 def quantized(x):
@@ -39,14 +53,28 @@ TAKEN = {
     "a wider integer": (lambda ids: ids.to(torch.int32), BYTE),
     "integers as floats": (lambda ids: ids.float(), INT),
     "a comparison of integers": (lambda ids: ids > 3, INT),
-    "attention that drops nothing": (lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x), X),
+    "attention that drops nothing": (
+        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
+        X,
+    ),
     "quantized": (quantized, X),
-    "dequantized": (lambda x: q.dequantize_per_tensor(x, 0.5, 0, -128, 127, torch.int8), BYTE),
+    "dequantized": (
+        lambda x: q.dequantize_per_tensor(x, 0.5, 0, -128, 127, torch.int8),
+        BYTE,
+    ),
 }
 REFUSED = {
-    "half": (lambda x: x.sin(), HALF, "x is torch.float16, which Acme does not compute"),
+    "half": (
+        lambda x: x.sin(),
+        HALF,
+        "x is torch.float16, which Acme does not compute",
+    ),
     "double made": (lambda x: x.double(), X, "torch.float64"),
-    "random": (lambda x: torch.nn.functional.dropout(x, 0.5, True), X, "random numbers"),
+    "random": (
+        lambda x: torch.nn.functional.dropout(x, 0.5, True),
+        X,
+        "random numbers",
+    ),
     "attention that drops": (
         lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x, None, 0.1),
         X,
@@ -82,5 +110,12 @@ def test_the_parts_of_a_concatenation_are_all_dequantized_or_none_is_told():
         return torch.cat([q.dequantize_per_tensor(x, 0.5, 0, -128, 127, torch.int8), y])
 
     assert dequantized_parts(last_call(function, BYTE, torch.ones(2))) == []
-    both = last_call(lambda x: torch.cat([q.dequantize_per_tensor(x, 0.5, 0, -128, 127, torch.int8)] * 2), BYTE)
-    assert len(dequantized_parts(both)) == 2 and dequantized_parts(both.args[0][0]) == []
+    both = last_call(
+        lambda x: torch.cat(
+            [q.dequantize_per_tensor(x, 0.5, 0, -128, 127, torch.int8)] * 2
+        ),
+        BYTE,
+    )
+    assert (
+        len(dequantized_parts(both)) == 2 and dequantized_parts(both.args[0][0]) == []
+    )

@@ -40,7 +40,8 @@ INT = {"tosa": {"spec": "TOSA-1.0+INT"}}
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.first = nn.Linear(6, 8)
+        self.second = nn.Linear(8, 4)
 
     def forward(self, x):
         return self.second(torch.relu(self.first(x)))
@@ -57,17 +58,28 @@ def batches(count=3):
 
 
 def test_batches_are_counted_and_the_model_is_not_changed():
-    module, seen = net(), []
+    module = net()
+    seen = []
     before = {k: v.clone() for k, v in module.state_dict().items()}
-    delegraph.quantize(module, batches(), progress=lambda done, total: seen.append((done, total)))
-    delegraph.quantize(module, iter(batches(2)), progress=lambda done, total: seen.append((done, total)))
+    delegraph.quantize(
+        module, batches(), progress=lambda done, total: seen.append((done, total))
+    )
+    delegraph.quantize(
+        module,
+        iter(batches(2)),
+        progress=lambda done, total: seen.append((done, total)),
+    )
     assert seen == [(1, 3), (2, 3), (3, 3), (1, None), (2, None)]
     assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
 
 
 def test_layers_are_run_while_nobody_lowers(monkeypatch):
-    """torch's Interpreter notes the metadata of the node that it runs where a tracer in another thread finds it."""
-    module, note, held = net(), torch.fx.traceback.set_current_meta, []
+    """torch's Interpreter notes the metadata of the node that it runs where a tracer in
+    another thread finds it.
+    """
+    module = net()
+    note = torch.fx.traceback.set_current_meta
+    held = []
 
     def watched(*args, **kwargs):
         held.append(TRACING.is_mine())
@@ -81,7 +93,8 @@ def test_layers_are_run_while_nobody_lowers(monkeypatch):
 
 def test_a_weight_that_two_convolutions_share_has_each_its_own_batch_norm():
     torch.manual_seed(0)
-    conv, norms = nn.Conv2d(3, 3, 1), [nn.BatchNorm2d(3), nn.BatchNorm2d(3)]
+    conv = nn.Conv2d(3, 3, 1)
+    norms = [nn.BatchNorm2d(3), nn.BatchNorm2d(3)]
     nn.init.constant_(norms[0].weight, 3.0)
     nn.init.constant_(norms[1].bias, 2.0)
     module = nn.Sequential(conv, norms[0], conv, norms[1]).eval()
@@ -96,7 +109,10 @@ def test_a_weight_that_two_convolutions_share_has_each_its_own_batch_norm():
     [
         lambda: (nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, track_running_stats=False)),
         lambda: (weight_norm(nn.Conv2d(3, 4, 1)), nn.BatchNorm2d(4)),
-        lambda: (nn.Conv2d(3, 4, 1), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)),
+        lambda: (
+            nn.Conv2d(3, 4, 1),
+            nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+        ),
     ],
     ids=["statistics of a batch", "computed weight", "instance norm"],
 )
@@ -124,7 +140,10 @@ def test_batches_by_name():
     module, (x,) = Named().eval(), batches(1)[0]
     given = [{"x": x, "scale": torch.rand(2, 4)}, {"scale": torch.rand(2, 4), "x": -x}]
     program = delegraph.quantize(module, given)
-    assert all(row.snr > 30 for row in delegraph.quantization_errors(module, program, given).layers)
+    assert all(
+        row.snr > 30
+        for row in delegraph.quantization_errors(module, program, given).layers
+    )
     exported = torch.export.export(module, (), given[0])
     again = delegraph.quantize(exported, given)
     found = [delegraph.lower(made)(**given[1]) for made in (program, again)]
@@ -138,13 +157,23 @@ def test_scales_come_from_all_batches():
     steps = []
     for given in ([small], [small, large]):
         program = delegraph.quantize(net(), given)
-        steps.append(next(n.args[1] for n in program.graph.nodes if "quantize_per_tensor" in str(n.target)))
+        steps.append(
+            next(
+                n.args[1]
+                for n in program.graph.nodes
+                if "quantize_per_tensor" in str(n.target)
+            )
+        )
     assert steps == pytest.approx([0.5 / 255, 4 / 255])
 
 
 def test_weights_in_floats_are_gone():
     program = delegraph.quantize(net(), batches())
-    floats = [v for v in program.state_dict.values() if v.dtype is torch.float32 and v.dim() > 1]
+    floats = [
+        v
+        for v in program.state_dict.values()
+        if v.dtype is torch.float32 and v.dim() > 1
+    ]
     assert not floats
 
 
@@ -153,20 +182,44 @@ def test_weights_in_floats_are_gone():
     [
         ([], "there are no calibration batches"),
         (torch.randn(2, 6), "a series of batches, not Tensor"),
-        ([torch.randn(2, 6), torch.randn(3, 6)], r"batch 1 has float32\[3, 6\], and the first one float32\[2, 6\]"),
-        ([torch.randn(2, 6), torch.zeros(2, 6, dtype=torch.int64)], "batch 1 has int64"),
-        ([torch.randn(2, 6), torch.full((2, 6), math.nan)], "x was NaN or infinite during calibration"),
+        (
+            [torch.randn(2, 6), torch.randn(3, 6)],
+            r"batch 1 has float32\[3, 6\], and the first one float32\[2, 6\]",
+        ),
+        (
+            [torch.randn(2, 6), torch.zeros(2, 6, dtype=torch.int64)],
+            "batch 1 has int64",
+        ),
+        (
+            [torch.randn(2, 6), torch.full((2, 6), math.nan)],
+            "x was NaN or infinite during calibration",
+        ),
         ([torch.zeros(0, 6)], "calibration never showed a value of x"),
         ([torch.randn(2, 5)], "torch.export could not export Net"),
-        ([(torch.randn(2, 6), torch.ones(2))], r"has 2 values, and Net takes \(x\)\s+hint: without labels"),
+        (
+            [(torch.randn(2, 6), torch.ones(2))],
+            r"has 2 values, and Net takes \(x\)\s+hint: without labels",
+        ),
         (
             [np.zeros((2, 6), np.float32)],
-            r"batch 0 has a numpy.ndarray, where the model takes tensors\s+hint: torch.from",
+            (
+                r"batch 0 has a numpy.ndarray, where the model takes tensors\s+hint:"
+                r" torch.from"
+            ),
         ),
         ({"x": torch.randn(2, 6)}, "a series of batches, not one of them"),
-        ([{"x": torch.randn(2, 6)}, {"y": torch.randn(2, 6)}], "batch 1 has other arguments than the first one"),
-        ([torch.randn(2, 6, device="meta")], "tensor 0 of calibration batch 0 has no data"),
-        ([torch.tensor([[3e38, -3e38] * 3]), torch.full((1, 6), math.inf)], "x was NaN or infinite during calibration"),
+        (
+            [{"x": torch.randn(2, 6)}, {"y": torch.randn(2, 6)}],
+            "batch 1 has other arguments than the first one",
+        ),
+        (
+            [torch.randn(2, 6, device="meta")],
+            "tensor 0 of calibration batch 0 has no data",
+        ),
+        (
+            [torch.tensor([[3e38, -3e38] * 3]), torch.full((1, 6), math.inf)],
+            "x was NaN or infinite during calibration",
+        ),
     ],
 )
 def test_batches_that_do_not_fit(given, message):
@@ -177,17 +230,33 @@ def test_batches_that_do_not_fit(given, message):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: nn.Linear(6, 4).half().eval(), "only float32 is quantized, and this is float16"),
+        (
+            lambda: nn.Linear(6, 4).half().eval(),
+            "only float32 is quantized, and this is float16",
+        ),
         (lambda: nn.Identity().eval(), "nothing of the program is quantized"),
-        (lambda: delegraph.quantize(net(), batches()), "the program is quantized already"),
-        (lambda: torch.export.export(net(), batches()[0]).module(), "training mode\n  hint: give the ExportedProgram"),
+        (
+            lambda: delegraph.quantize(net(), batches()),
+            "the program is quantized already",
+        ),
+        (
+            lambda: torch.export.export(net(), batches()[0]).module(),
+            "training mode\n  hint: give the ExportedProgram",
+        ),
     ],
     ids=["half", "moved", "quantized", "exported"],
 )
 def test_models_that_cannot_be_quantized(model, message):
     module = model()
     with pytest.raises(InputError, match=message):
-        delegraph.quantize(module, [torch.randn(2, 6, dtype=torch.half)] if "float16" in message else batches())
+        delegraph.quantize(
+            module,
+            (
+                [torch.randn(2, 6, dtype=torch.half)]
+                if "float16" in message
+                else batches()
+            ),
+        )
 
 
 @dataclass
@@ -201,7 +270,10 @@ class Answering(Net):
 
 
 def test_a_dataclass_that_torch_does_not_know():
-    hint = r"(?s)Answer.*hint: for a dataclass: torch\.export\.register_dataclass\(TheClass\)"
+    hint = (
+        r"(?s)Answer.*hint: for a dataclass:"
+        r" torch\.export\.register_dataclass\(TheClass\)"
+    )
     with pytest.raises(InputError, match=hint):
         delegraph.quantize(Answering().eval(), batches())
 
@@ -218,7 +290,8 @@ class Counting(nn.Module):
 
 
 def test_a_buffer_that_is_written_is_no_constant_and_begins_anew():
-    module, given = Counting().eval(), batches(4)
+    module = Counting().eval()
+    given = batches(4)
     program = delegraph.quantize(module, given)
     errors = delegraph.quantization_errors(module, program, given, options=INT)
     assert not module.level.any() and not program.state_dict["level"].any()
@@ -230,24 +303,36 @@ def test_a_buffer_that_is_written_is_no_constant_and_begins_anew():
 
 
 def test_sizes_that_vary():
-    shapes, given = ({0: torch.export.Dim("n", min=2, max=9)},), [torch.randn(2, 6), torch.randn(5, 6)]
+    shapes = ({0: torch.export.Dim("n", min=2, max=9)},)
+    given = [torch.randn(2, 6), torch.randn(5, 6)]
     program = delegraph.quantize(net(), given, dynamic_shapes=shapes)
     options = {"tosa": {"spec": "TOSA-1.1+INT+shape"}}
-    errors = delegraph.quantization_errors(net(), program, given, dynamic_shapes=shapes, options=options)
+    errors = delegraph.quantization_errors(
+        net(), program, given, dynamic_shapes=shapes, options=options
+    )
     assert errors.layers[-1].snr > 30
-    with pytest.raises(InputError, match=r"batch 1 has [^$]*hint: dynamic_shapes lets sizes vary"):
+    with pytest.raises(
+        InputError, match=r"batch 1 has [^$]*hint: dynamic_shapes lets sizes vary"
+    ):
         delegraph.quantization_errors(net(), program, given, options=options)
 
 
-@pytest.mark.parametrize(("given", "hint"), [(None, r"delegraph-quantize"), ("best", "torchao==")])
+@pytest.mark.parametrize(
+    ("given", "hint"), [(None, r"delegraph-quantize"), ("best", "torchao==")]
+)
 def test_without_torchao(monkeypatch, given, hint):
     monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(PluginUnavailable, match=f"needs torchao, which is not installed\n  hint: pip install .*{hint}"):
+    with pytest.raises(
+        PluginUnavailable,
+        match=f"needs torchao, which is not installed\n  hint: pip install .*{hint}",
+    ):
         delegraph.quantize(net(), batches(), backend="tosa", quantizer=given)
 
 
 def test_a_quantizer_that_is_none():
-    with pytest.raises(OptionError, match="an object of a torchao Quantizer, not 'best'"):
+    with pytest.raises(
+        OptionError, match="an object of a torchao Quantizer, not 'best'"
+    ):
         delegraph.quantize(net(), batches(), quantizer="best")
 
 
@@ -276,9 +361,21 @@ def annotates_wrongly():
 @pytest.mark.parametrize(
     ("quantizer", "error", "message"),
     [
-        ("Careless", ContractViolation, "Careless, the quantizer of in-process, is no Quantizer of torchao"),
-        ("Unmade", PluginFailed, "making an object of Unmade .* raised ValueError: no table"),
-        ("annotates_wrongly", PluginFailed, "annotation of Wrong .* raised ValueError: no table"),
+        (
+            "Careless",
+            ContractViolation,
+            "Careless, the quantizer of in-process, is no Quantizer of torchao",
+        ),
+        (
+            "Unmade",
+            PluginFailed,
+            "making an object of Unmade .* raised ValueError: no table",
+        ),
+        (
+            "annotates_wrongly",
+            PluginFailed,
+            "annotation of Wrong .* raised ValueError: no table",
+        ),
     ],
 )
 def test_a_backend_whose_quantizer_is_wrong_is_named(quantizer, error, message):
@@ -287,7 +384,14 @@ def test_a_backend_whose_quantizer_is_wrong_is_named(quantizer, error, message):
     class Acme:
         @hookimpl
         def delegraph_backends(self):
-            return [BackendSpec("acme", "delegraph_demo.backend:BackendWithDemo", "BackendWithDemo", api=1)]
+            return [
+                BackendSpec(
+                    "acme",
+                    "delegraph_demo.backend:BackendWithDemo",
+                    "BackendWithDemo",
+                    api=1,
+                )
+            ]
 
         @hookimpl
         def delegraph_quantizers(self):
@@ -322,7 +426,9 @@ class Scaled(nn.Module):
 class Ragged(nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks = nn.Sequential(nn.Linear(6, 6), nn.Sequential(Scaled(400.0), nn.ReLU()), Scaled(1 / 400))
+        self.blocks = nn.Sequential(
+            nn.Linear(6, 6), nn.Sequential(Scaled(400.0), nn.ReLU()), Scaled(1 / 400)
+        )
 
     def forward(self, x):
         return self.blocks(x)
@@ -332,15 +438,28 @@ def test_the_table_names_modules_as_a_quantizer_takes_them_and_one_call_raises_t
     from delegraph_tosa.quantizer import Precision
 
     torch.manual_seed(0)
-    module, given = Ragged().eval(), batches()
-    errors = delegraph.quantization_errors(module, delegraph.quantize(module, given), given, options=INT)
+    module = Ragged().eval()
+    given = batches()
+    errors = delegraph.quantization_errors(
+        module, delegraph.quantize(module, given), given, options=INT
+    )
     modules = dict(module.named_modules())
     assert {row.module for row in errors.layers if row.module} <= modules.keys()
-    assert errors.worst_modules(1)[0] in ("blocks.2", "blocks.1.1") and "blocks.0 " in errors.to_text()
-    assert errors.to_text().splitlines()[0].split()[0] == "module" and errors.to_json()["layers"][0]["module"]
-    precise = delegraph_quantize.raise_precision(module, given, errors, 3, Precision(activations=torch.int16))
+    assert (
+        errors.worst_modules(1)[0] in ("blocks.2", "blocks.1.1")
+        and "blocks.0 " in errors.to_text()
+    )
+    assert (
+        errors.to_text().splitlines()[0].split()[0] == "module"
+        and errors.to_json()["layers"][0]["module"]
+    )
+    precise = delegraph_quantize.raise_precision(
+        module, given, errors, 3, Precision(activations=torch.int16)
+    )
     assert torch.int16 in {
-        n.meta["val"].dtype for n in precise.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)
+        n.meta["val"].dtype
+        for n in precise.graph.nodes
+        if isinstance(n.meta.get("val"), torch.Tensor)
     }
     quantizes = [
         sum("quantize_per_tensor" in str(n.target) for n in program.graph.nodes)
@@ -353,12 +472,16 @@ def test_the_table_names_modules_as_a_quantizer_takes_them_and_one_call_raises_t
 
 
 class Limited(nn.Module):
-    """The limit loses most, since so few of its values are large; it is computed with the convolution before it."""
+    """The limit loses most, since so few of its values are large; it is computed with
+    the convolution before it.
+    """
 
     def __init__(self):
         super().__init__()
-        self.first, self.act = nn.Conv2d(3, 8, 3), nn.ReLU6()
-        self.second, self.last = nn.Conv2d(8, 8, 3), nn.ReLU6()
+        self.first = nn.Conv2d(3, 8, 3)
+        self.act = nn.ReLU6()
+        self.second = nn.Conv2d(8, 8, 3)
+        self.last = nn.ReLU6()
 
     def forward(self, x):
         return self.last(self.second(self.act(self.first(x) * 3)))
@@ -366,12 +489,15 @@ class Limited(nn.Module):
 
 def test_a_limit_brings_the_layer_along_that_it_is_computed_with():
     torch.manual_seed(0)
-    module, generator = Limited().eval(), torch.Generator().manual_seed(1)
+    module = Limited().eval()
+    generator = torch.Generator().manual_seed(1)
     given = [(torch.randn(1, 3, 8, 8, generator=generator),) for _ in range(3)]
     quantized = delegraph.quantize(module, given)
     errors = delegraph.quantization_errors(module, quantized, given, options=INT)
     joined = {row.module: row.joined for row in errors.layers}
-    assert joined["last"] == ("second",) and all(m not in modules for m, modules in joined.items())
+    assert joined["last"] == ("second",) and all(
+        m not in modules for m, modules in joined.items()
+    )
     jsonschema.validate(json.loads(json.dumps(errors.to_json())), SCHEMA)
     worst = errors.worst_modules(1)
     assert len(worst) == (2 if worst[0] == "last" else 1)
@@ -379,16 +505,25 @@ def test_a_limit_brings_the_layer_along_that_it_is_computed_with():
     for count in (1, 2):
         better = delegraph_quantize.raise_precision(module, given, errors, count)
         after = delegraph.quantization_errors(module, better, given)
-        assert after.layers[-1].snr > before - 0.5, f"{count} modules in floats: {before} dB before"
+        assert after.layers[-1].snr > before - 0.5, (
+            f"{count} modules in floats: {before} dB before"
+        )
 
 
 def test_precision_is_raised_where_modules_can_be_named():
-    module, given = net(), batches()
-    errors = delegraph.quantization_errors(module, delegraph.quantize(module, given), given, options=INT)
+    module = net()
+    given = batches()
+    errors = delegraph.quantization_errors(
+        module, delegraph.quantize(module, given), given, options=INT
+    )
     with pytest.raises(OptionError, match="Quantizer has no set_module_name"):
-        delegraph_quantize.raise_precision(module, given, errors, quantizer=BareQuantizer())
+        delegraph_quantize.raise_precision(
+            module, given, errors, quantizer=BareQuantizer()
+        )
     with pytest.raises(InputError, match="no layer of the errors is in a module"):
-        delegraph_quantize.raise_precision(module, given, delegraph_quantize.QuantizationErrors(()))
+        delegraph_quantize.raise_precision(
+            module, given, delegraph_quantize.QuantizationErrors(())
+        )
 
 
 class BareQuantizer:
@@ -398,7 +533,8 @@ class BareQuantizer:
 def test_errors_name_the_worst_layer():
     module = net()
     with torch.no_grad():
-        module.second.weight[0] *= 1000  # per tensor, this row takes the steps of all others
+        # per tensor, this row takes the steps of all others
+        module.second.weight[0] *= 1000
         module.second.bias.zero_()
     from delegraph_tosa.quantizer import Precision, TOSAQuantizer
 
@@ -408,14 +544,18 @@ def test_errors_name_the_worst_layer():
     assert [row.layer for row in errors.layers] == ["relu", "linear_1", "output 0"]
     relu, linear, output = errors.layers
     assert relu.snr > 30 and errors.worst(1)[0].snr == min(relu.snr, linear.snr)
-    assert linear.source.startswith("plugins/quantize/tests/test_quantize.py:") and linear.snr == pytest.approx(
-        output.snr, abs=1e-3
-    )
+    assert linear.source.startswith(
+        "plugins/quantize/tests/test_quantize.py:"
+    ) and linear.snr == pytest.approx(output.snr, abs=1e-3)
     with torch.no_grad():
         lowered = delegraph.lower(program, options=INT)
-        got, wanted = (torch.cat([f(*b) for b in batches()]).double() for f in (lowered, module))
+        got, wanted = (
+            torch.cat([f(*b) for b in batches()]).double() for f in (lowered, module)
+        )
     noise = (got - wanted).square().sum()
-    assert output.snr == pytest.approx(float(10 * torch.log10(wanted.square().sum() / noise)))
+    assert output.snr == pytest.approx(
+        float(10 * torch.log10(wanted.square().sum() / noise))
+    )
     assert output.max_abs_error == pytest.approx(float((got - wanted).abs().max()))
     assert errors.worst(1)[0].layer in errors.to_text().splitlines()[-1]
     rows = errors.to_json()["layers"]
@@ -427,17 +567,26 @@ def test_errors_name_the_worst_layer():
 
 
 def test_layers_that_only_move_integers_add_no_error():
-    module = nn.Sequential(nn.Linear(6, 8), nn.Dropout(), nn.Unflatten(1, (2, 4)), nn.Linear(4, 4)).eval()
-    errors = delegraph.quantization_errors(module, delegraph.quantize(module, batches()), batches(), options=INT)
+    module = nn.Sequential(
+        nn.Linear(6, 8), nn.Dropout(), nn.Unflatten(1, (2, 4)), nn.Linear(4, 4)
+    ).eval()
+    errors = delegraph.quantization_errors(
+        module, delegraph.quantize(module, batches()), batches(), options=INT
+    )
     assert [row.layer for row in errors.layers] == ["linear", "linear_1", "output 0"]
 
 
 def test_errors_of_a_program_that_was_not_quantized():
-    module, given = net(), batches()
+    module = net()
+    given = batches()
     with pytest.raises(InputError, match="no quantized layer"):
-        delegraph.quantization_errors(module, torch.export.export(module, given[0]), given)
+        delegraph.quantization_errors(
+            module, torch.export.export(module, given[0]), given
+        )
     other = delegraph.quantize(net(), given)
-    with pytest.raises(InputError, match="has a layer relu, which the program in floats does not have"):
+    with pytest.raises(
+        InputError, match="has a layer relu, which the program in floats does not have"
+    ):
         delegraph.quantization_errors(nn.Linear(6, 4).eval(), other, given)
     with pytest.raises(InputError, match="is to be an ExportedProgram, not Net"):
         delegraph.quantization_errors(other, net(), given)
@@ -448,7 +597,10 @@ def test_values_that_overflow_inside():
         def forward(self, x):
             return x * x
 
-    with pytest.raises(InputError, match=r"mul was NaN or infinite during calibration[^$]*return x \* x"):
+    with pytest.raises(
+        InputError,
+        match=r"mul was NaN or infinite during calibration[^$]*return x \* x",
+    ):
         delegraph.quantize(Square().eval(), [torch.full((2, 6), 3e38)])
 
 
@@ -457,7 +609,8 @@ class Halves(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.net, self.line = net(), nn.Linear(6, 4)
+        self.net = net()
+        self.line = nn.Linear(6, 4)
 
     def forward(self, x, y):
         return self.net(x), self.line(torch.log(y))
@@ -474,21 +627,33 @@ def test_what_has_no_scale_stays_in_floats(observer, value, name):
     module = Halves().eval()
     given = [(x, torch.rand(2, 6)) for (x,) in batches()]
     given[1][1][0, 0] = value
-    place = rf"{name} was NaN or infinite during calibration \(\S*test_quantize.py:\d+\)"
+    place = (
+        rf"{name} was NaN or infinite during calibration \(\S*test_quantize.py:\d+\)"
+    )
     with pytest.warns(DelegraphWarning, match=place) as warned:
-        program = delegraph.quantize(module, given, quantizer=TOSAQuantizer(Precision(observer=observer)))
-    assert str(warned[0].message).count(" was ") == 1, "what follows from it is not named"
-    found, wanted = program.module(check_guards=False)(*given[0]), module(*given[0])
+        program = delegraph.quantize(
+            module, given, quantizer=TOSAQuantizer(Precision(observer=observer))
+        )
+    assert str(warned[0].message).count(" was ") == 1, (
+        "what follows from it is not named"
+    )
+    found = program.module(check_guards=False)(*given[0])
+    wanted = module(*given[0])
     torch.testing.assert_close(found[1], wanted[1])
     torch.testing.assert_close(found[0], wanted[0], rtol=0, atol=0.05)
     assert not torch.equal(found[0], wanted[0])
     (delegate,) = delegraph.lower(program, options=INT).delegates
-    assert delegate.processed_bytes and torch.equal(module.line.weight, program.state_dict["line.weight"])
+    assert delegate.processed_bytes and torch.equal(
+        module.line.weight, program.state_dict["line.weight"]
+    )
 
 
 def test_a_span_that_fp32_has_not_stays_in_floats():
     shares = (1, 0.99, 0.98)
-    given = [(x, torch.tensor([[3e38, -3e38] * 3] * 2) * share) for (x,), share in zip(batches(), shares, strict=True)]
+    given = [
+        (x, torch.tensor([[3e38, -3e38] * 3] * 2) * share)
+        for (x,), share in zip(batches(), shares, strict=True)
+    ]
 
     class Sums(nn.Module):
         def __init__(self):
@@ -500,7 +665,9 @@ def test_a_span_that_fp32_has_not_stays_in_floats():
 
     with pytest.warns(DelegraphWarning, match="y spans more than fp32 has"):
         program = delegraph.quantize(Sums().eval(), given)
-    assert torch.equal(program.module(check_guards=False)(*given[0])[1], given[0][1] + 1)
+    assert torch.equal(
+        program.module(check_guards=False)(*given[0])[1], given[0][1] + 1
+    )
 
 
 class Nested(nn.Module):
@@ -512,16 +679,22 @@ class Nested(nn.Module):
 
         branched = torch.cond(x.sum() > 0, inner, lambda v: v.relu(), (x,))
         steps = torch.zeros((), dtype=torch.int64)
-        _, looped = while_loop(lambda k, v: k < 2, lambda k, v: (k + 1, inner(v.tanh())), (steps, x))
+        _, looped = while_loop(
+            lambda k, v: k < 2, lambda k, v: (k + 1, inner(v.tanh())), (steps, x)
+        )
         return branched, looped
 
 
 def test_branches_in_branches_and_loops():
-    module, some = Nested().eval(), [x.abs() for (x,) in batches()]
-    given = [(scale * x,) for scale in (0.1, 1, -0.1) for x in some]  # each branch has its turn
+    module = Nested().eval()
+    some = [x.abs() for (x,) in batches()]
+    # each branch has its turn
+    given = [(scale * x,) for scale in (0.1, 1, -0.1) for x in some]
     program = delegraph.quantize(module, given)
     for (x,) in given:
-        for found, wanted in zip(program.module(check_guards=False)(x), module(x), strict=True):
+        for found, wanted in zip(
+            program.module(check_guards=False)(x), module(x), strict=True
+        ):
             torch.testing.assert_close(found, wanted, rtol=0, atol=0.05)
 
 
@@ -535,7 +708,8 @@ def test_a_recurrent_layer_is_quantized_step_by_step():
             return self.lstm(x)[0]
 
     torch.manual_seed(0)
-    module, given = Tagger().eval(), [torch.randn(1, 2, 4) for _ in range(3)]
+    module = Tagger().eval()
+    given = [torch.randn(1, 2, 4) for _ in range(3)]
     program = delegraph.quantize(module, given)
     lowered = delegraph.lower(program, options=INT)
     assert len(lowered.delegates) == 1, str(lowered.report)
@@ -557,7 +731,9 @@ def test_a_trained_network_keeps_its_accuracy():
             nn.functional.cross_entropy(model(part), wanted).backward()
             optimizer.step()
     model.eval()
-    lowered = delegraph.lower(delegraph.quantize(model, images[:256].split(64)), options=INT)
+    lowered = delegraph.lower(
+        delegraph.quantize(model, images[:256].split(64)), options=INT
+    )
     images, labels = stripes(512, seed=1)
     with torch.no_grad():
         floats = torch.cat([model(part) for part in images.split(64)]).argmax(1)
@@ -567,7 +743,9 @@ def test_a_trained_network_keeps_its_accuracy():
 
 
 def stripes(count, seed=0):
-    """Noisy stripes in four directions, at any place: images [count,1,12,12] and their directions [count]."""
+    """Noisy stripes in four directions, at any place: images [count,1,12,12] and their
+    directions [count].
+    """
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(4, (count,), generator=generator)
     angles = labels * torch.pi / 4
@@ -597,7 +775,9 @@ def model():
 
 @pytest.fixture
 def command(tmp_path, capsys, monkeypatch):
-    """Runs ``delegraph lower m.py --quantize FILE``; gives its exit code, output and errors."""
+    """Runs ``delegraph lower m.py --quantize FILE``; gives its exit code, output and
+    errors.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.py").write_text(MODEL)
 
@@ -610,25 +790,41 @@ def command(tmp_path, capsys, monkeypatch):
 
 
 def test_the_command_line_quantizes(command, tmp_path):
-    np.savez(tmp_path / "c.npz", x=np.random.default_rng(0).normal(size=(5, 2, 6)).astype("float32"))
+    np.savez(
+        tmp_path / "c.npz",
+        x=np.random.default_rng(0).normal(size=(5, 2, 6)).astype("float32"),
+    )
     code, out, err = command("c.npz", "-o", "m.tosa", "--verify")
     assert (code, err) == (0, "") and "wrote m.tosa" in out, out + err
-    assert "note: quantized after 5 batches of c.npz; --verify compares with the quantized program" in out
+    assert (
+        "note: quantized after 5 batches of c.npz; --verify compares with the quantized"
+        " program" in out
+    )
     assert delegraph.load(tmp_path / "m.tosa")(torch.zeros(2, 6))[0].shape == (2, 4)
 
 
 def test_arrays_are_found_by_the_names_of_inputs(command, tmp_path):
     (tmp_path / "m.py").write_text(TWO_INPUTS)
-    near, far = np.linspace(-1, 1, 12, dtype="float32").reshape(2, 1, 6), np.full((2, 1, 6), 50, "float32")
+    near = np.linspace(-1, 1, 12, dtype="float32").reshape(2, 1, 6)
+    far = np.full((2, 1, 6), 50, "float32")
     np.savez(tmp_path / "named.npz", far=far, near=near)
     np.savez(tmp_path / "numbered.npz", near, far)
     np.savez(tmp_path / "other.npz", far=far, x=near)
     for file in ("named.npz", "numbered.npz"):
         code, out, err = command(file, "--option", "tosa.spec=TOSA-1.0+INT")
-        steps = [float(step) for step in re.findall(r"input quantize_per_tensor\w* int8, scale ([\d.]+)", out)]
+        steps = [
+            float(step)
+            for step in re.findall(
+                r"input quantize_per_tensor\w* int8, scale ([\d.]+)", out
+            )
+        ]
         assert code == 0 and steps[0] < 0.01 and steps[1] > 0.1, out + err
     code, _, err = command("other.npz")
-    assert code == 1 and "other.npz has the arrays far, x, and the inputs of the model are near, far" in err
+    assert (
+        code == 1
+        and "other.npz has the arrays far, x, and the inputs of the model are near, far"
+        in err
+    )
 
 
 @pytest.mark.parametrize(
@@ -638,9 +834,18 @@ def test_arrays_are_found_by_the_names_of_inputs(command, tmp_path):
         ("m.py", "--quantize takes an .npz file, not 'm.py'"),
         ("text.npz", "text.npz is no .npz file of numbers"),
         ("rows.npz", "rows.npz: its arrays have different numbers of batches"),
-        ("flat.npz", r"flat.npz: a batch has inputs of the shapes \[\[6\]\], and the model's example has \[\[2, 6\]\]"),
+        (
+            "flat.npz",
+            (
+                r"flat.npz: a batch has inputs of the shapes \[\[6\]\], and the model's"
+                r" example has \[\[2, 6\]\]"
+            ),
+        ),
         ("empty.npz", "there are no calibration batches"),
-        ("dtype.npz", "dtype.npz: input 0 is int64, and the model's example is float32"),
+        (
+            "dtype.npz",
+            "dtype.npz: input 0 is int64, and the model's example is float32",
+        ),
     ],
 )
 def test_calibration_files_that_do_not_fit(command, tmp_path, file, message):
@@ -665,17 +870,44 @@ def net():
 
 def test_a_quantized_program_is_a_file_that_lowers_in_a_fresh_process(tmp_path):
     (tmp_path / "net.py").write_text(COMMAND_MODEL)
-    np.savez(tmp_path / "c.npz", np.random.default_rng(0).standard_normal((4, 1, 3, 6, 6), dtype=np.float32))
+    np.savez(
+        tmp_path / "c.npz",
+        np.random.default_rng(0).standard_normal((4, 1, 3, 6, 6), dtype=np.float32),
+    )
 
     def run(*words):
         given = [warm_python(), "-m", "delegraph", *map(str, words)]
         return subprocess.run(given, cwd=tmp_path, capture_output=True, text=True)
 
-    made = run("quantize", "net.py:net", "--backend", "tosa", "--calibration", "c.npz", "-o", "q.pt2")
-    assert made.returncode == 0 and "quantized after 4 batches" in made.stdout and "wrote q.pt2" in made.stdout, made
+    made = run(
+        "quantize",
+        "net.py:net",
+        "--backend",
+        "tosa",
+        "--calibration",
+        "c.npz",
+        "-o",
+        "q.pt2",
+    )
+    assert (
+        made.returncode == 0
+        and "quantized after 4 batches" in made.stdout
+        and "wrote q.pt2" in made.stdout
+    ), made
     target = ("--backend", "tosa", "--require-full", "--verify")
     lowered = run("lower", "q.pt2", *target, "-o", "q.tosa", "-v")
     assert lowered.returncode == 0, lowered
-    assert re.search(r"needs \S*INT", lowered.stdout) and (tmp_path / "q.tosa").exists(), lowered
-    wrong = run("quantize", "net.py:net", "--backend", "tosa", "--calibration", "c.npz", "-o", "q.onnx")
+    assert (
+        re.search(r"needs \S*INT", lowered.stdout) and (tmp_path / "q.tosa").exists()
+    ), lowered
+    wrong = run(
+        "quantize",
+        "net.py:net",
+        "--backend",
+        "tosa",
+        "--calibration",
+        "c.npz",
+        "-o",
+        "q.onnx",
+    )
     assert wrong.returncode == 2 and "takes a .pt2 file" in wrong.stderr

@@ -1,4 +1,6 @@
-"""``TOSABackend``: what compile specs mean, what the file is, what is written for debugging."""
+"""``TOSABackend``: what compile specs mean, what the file is, what is written for
+debugging.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ import torch
 import torch.nn.functional as F
 from delegraph.backend import Blob, CompileSpec
 from delegraph.errors import ContractViolation, OptionError, Unsupported, WriteError
-from delegraph_tosa.backend import TOSABackend, compile_program, filter_tosa_compile_specs
+from delegraph_tosa.backend import (
+    TOSABackend,
+    compile_program,
+    filter_tosa_compile_specs,
+)
 from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.partitioner import TOSAPartitioner
 from delegraph_tosa.serialize import read
@@ -41,11 +47,16 @@ def export(function, *inputs):
 
 
 def compiled(program, **specs):
-    listed = [CompileSpec(key, value.encode()) for key, value in {**SPECS, **specs}.items() if value]
+    listed = [
+        CompileSpec(key, value.encode())
+        for key, value in {**SPECS, **specs}.items()
+        if value
+    ]
     return TOSABackend.preprocess(program, listed)
 
 
-X, Y = torch.randn(2, 3), torch.randn(3)
+X = torch.randn(2, 3)
+Y = torch.randn(3)
 PROGRAM = export(lambda x, y: (x.exp() + y, x), X, Y)
 
 
@@ -54,10 +65,12 @@ def test_the_file():
     assert isinstance(result.processed_bytes, Blob)
     graph = read(result.processed_bytes.join())
     assert [v.name for v in graph.inputs] == ["args_0", "args_1"]
-    assert [v.name for v in graph.outputs] == ["add", "args_0_"]  # the second one is an input
+    # the second one is an input
+    assert [v.name for v in graph.outputs] == ["add", "args_0_"]
     assert [op.name for op in graph.operators] == ["EXP", "RESHAPE", "ADD", "IDENTITY"]
     found = evaluate(graph, [X.numpy(), Y.numpy()])
-    np.testing.assert_allclose(found[0], (X.exp() + Y).numpy(), rtol=1e-6, atol=1e-6)  # the sum may cancel
+    # the sum may cancel
+    np.testing.assert_allclose(found[0], (X.exp() + Y).numpy(), rtol=1e-6, atol=1e-6)
 
 
 def test_results_are_named_as_in_the_program_and_differ():
@@ -75,7 +88,13 @@ def test_results_are_named_as_in_the_program_and_differ():
 def test_results_leave_in_the_programs_order(tmp_path):
     class Model(torch.nn.Module):
         def forward(self, x):
-            return x.exp(), (difference := x - 1), difference * 2, difference.abs(), difference
+            return (
+                x.exp(),
+                (difference := x - 1),
+                difference * 2,
+                difference.abs(),
+                difference,
+            )
 
     class Reversed(Model):
         def forward(self, x):
@@ -91,7 +110,9 @@ def test_a_part_keeps_the_names_of_what_crosses_its_border():
     def chosen(x):
         return torch.linalg.inv_ex(x)[0].exp().topk(2)
 
-    part = delegraph.lower(Function(chosen).eval(), (2 * torch.eye(3),), backends=["tosa"]).delegates[0]
+    part = delegraph.lower(
+        Function(chosen).eval(), (2 * torch.eye(3),), backends=["tosa"]
+    ).delegates[0]
     graph = read(part.processed_bytes)
     assert [v.name for v in graph.inputs] == [a.name for a in part.inputs]
     values, places = (a.name for a in part.outputs)
@@ -104,12 +125,36 @@ def test_a_part_keeps_the_names_of_what_crosses_its_border():
         ({"output_format": None}, "compile spec: output_format is to be 'tosa'"),
         ({"output_format": "vela"}, "compile spec: output_format is to be 'tosa'"),
         ({"tosa_spec": "TOSA-0.70+MI"}, "TOSA 1.0, 0.80 and the 1.1 draft are"),
-        ({"compile_flags": "--fast"}, "compile spec: compile_flags '--fast': TOSA itself knows none"),
-        ({"color": "red"}, "compile spec: unknown key 'color'; known: output_format, tosa_spec, debug_artifact_path"),
-        ({"input_order": "1,1"}, "compile spec: input_order '1,1' is no permutation like '1,0,2'"),
-        ({"locations": "yes"}, "compile spec: locations 'yes' is neither 'true' nor 'false'"),
-        ({"input_order": "a"}, "compile spec: input_order 'a' is no permutation like '1,0,2'"),
-        ({"input_order": "2,0,1"}, "compile spec: input_order '2,0,1' has 3 entries, the delegate has 2 inputs"),
+        (
+            {"compile_flags": "--fast"},
+            "compile spec: compile_flags '--fast': TOSA itself knows none",
+        ),
+        (
+            {"color": "red"},
+            (
+                "compile spec: unknown key 'color'; known: output_format, tosa_spec,"
+                " debug_artifact_path"
+            ),
+        ),
+        (
+            {"input_order": "1,1"},
+            "compile spec: input_order '1,1' is no permutation like '1,0,2'",
+        ),
+        (
+            {"locations": "yes"},
+            "compile spec: locations 'yes' is neither 'true' nor 'false'",
+        ),
+        (
+            {"input_order": "a"},
+            "compile spec: input_order 'a' is no permutation like '1,0,2'",
+        ),
+        (
+            {"input_order": "2,0,1"},
+            (
+                "compile spec: input_order '2,0,1' has 3 entries, the delegate has 2"
+                " inputs"
+            ),
+        ),
     ],
 )
 def test_wrong_compile_specs(specs, text):
@@ -119,7 +164,9 @@ def test_wrong_compile_specs(specs, text):
 
 
 def test_missing_and_repeated_compile_specs():
-    with pytest.raises(OptionError, match="tosa_spec is missing: the target, like TOSA-1.0"):
+    with pytest.raises(
+        OptionError, match="tosa_spec is missing: the target, like TOSA-1.0"
+    ):
         TOSABackend.preprocess(PROGRAM, [CompileSpec("output_format", b"tosa")])
     with pytest.raises(OptionError, match="tosa_spec is there twice"):
         TOSABackend.preprocess(PROGRAM, [CompileSpec("tosa_spec", b"TOSA-1.0+FP")] * 2)
@@ -128,9 +175,15 @@ def test_missing_and_repeated_compile_specs():
 
 
 def test_filter():
-    given = [CompileSpec("tosa_spec", b"TOSA-1.0+FP"), CompileSpec("chip", b"u85"), CompileSpec("compile_flags", b"-O")]
+    given = [
+        CompileSpec("tosa_spec", b"TOSA-1.0+FP"),
+        CompileSpec("chip", b"u85"),
+        CompileSpec("compile_flags", b"-O"),
+    ]
     assert TOSABackend.filter_tosa_compile_specs is filter_tosa_compile_specs
-    kept = filter_tosa_compile_specs([*given, CompileSpec("debug_artifact_path", b"here")])
+    kept = filter_tosa_compile_specs(
+        [*given, CompileSpec("debug_artifact_path", b"here")]
+    )
     assert [(s.key, s.value) for s in kept] == [
         ("output_format", b"tosa"),
         ("tosa_spec", b"TOSA-1.0+FP"),
@@ -141,7 +194,9 @@ def test_filter():
 def test_input_order():
     graph = read(compiled(PROGRAM, input_order="1,0").processed_bytes.join())
     assert [v.name for v in graph.inputs] == ["args_1", "args_0"]
-    lowered = delegraph.lower(PROGRAM, backends=[TOSAPartitioner("TOSA-1.0+FP", input_order="1,0")])
+    lowered = delegraph.lower(
+        PROGRAM, backends=[TOSAPartitioner("TOSA-1.0+FP", input_order="1,0")]
+    )
     torch.testing.assert_close(lowered(X, Y)[0], X.exp() + Y)
 
 
@@ -150,7 +205,10 @@ def test_weights_stay_where_they_are_until_the_file_is_written():
     blob = compiled(torch.export.export(layer, (torch.ones(1, 64),))).processed_bytes
     size = len(blob)
     layer.weight.add_(1)
-    with pytest.raises(ContractViolation, match="the weights of weight changed between lowering and writing"):
+    with pytest.raises(
+        ContractViolation,
+        match="the weights of weight changed between lowering and writing",
+    ):
         blob.write_to(io.BytesIO())
     assert size > 64 * 64 * 4
 
@@ -175,7 +233,9 @@ def test_debug_files(tmp_path):
     blob = compiled(PROGRAM, debug_artifact_path=str(folder)).processed_bytes
     (file,) = folder.iterdir()
     assert file.name == "output_TOSA-1.0+FP.tosa"
-    assert [op.name for op in read(file.read_bytes()).operators] == [op.name for op in read(blob.join()).operators]
+    assert [op.name for op in read(file.read_bytes()).operators] == [
+        op.name for op in read(blob.join()).operators
+    ]
     program = export(lambda x: torch.special.bessel_j0(x * 2) + 1, X)
     delegraph.lower(program, backends=[TOSAPartitioner("TOSA-1.0+FP", str(folder))])
     assert sorted(f.name for f in folder.iterdir())[-2:] == [
@@ -186,7 +246,10 @@ def test_debug_files(tmp_path):
 
 def test_a_debug_file_of_what_was_built_before_it_failed(tmp_path):
     with pytest.raises(Unsupported):
-        compiled(export(lambda x: torch.special.bessel_j0(x.exp() + 1), X), debug_artifact_path=str(tmp_path))
+        compiled(
+            export(lambda x: torch.special.bessel_j0(x.exp() + 1), X),
+            debug_artifact_path=str(tmp_path),
+        )
     (file,) = tmp_path.iterdir()
     assert file.name == "output_TOSA-1.0+FP_failed.tosa"
     assert [op.name for op in read(file.read_bytes()).operators] == ["EXP", "ADD"]
@@ -213,24 +276,46 @@ def test_debug_handles():
 
 def test_debug_handles_in_control_flow_number_one_region_after_the_other():
     def gate(x):
-        return torch.cond(x.sum() > 0, lambda x: torch.relu(x) + 1, lambda x: x.sin(), (x,))
+        return torch.cond(
+            x.sum() > 0, lambda x: torch.relu(x) + 1, lambda x: x.sin(), (x,)
+        )
 
     target = {"tosa": {"spec": "TOSA-1.0+FP+controlflow"}}
-    (delegate,) = delegraph.lower(Function(gate).eval(), (X,), backends=["tosa"], options=target).delegates
+    (delegate,) = delegraph.lower(
+        Function(gate).eval(), (X,), backends=["tosa"], options=target
+    ).delegates
     names = numbered(delegate.processed_bytes)
-    assert [names[k] for k in delegate.debug_handle_map] == [n for n in names if not n.startswith("CONST")]
-    handles = {n.meta["debug_handle"]: n for n in all_calls(delegate.module.original_module.graph_module)}
-    found = {names[k]: {str(handles[h].target) for h in given} for k, given in delegate.debug_handle_map.items()}
-    assert found["CLAMP"] == {"aten.relu.default"} and found["SIN"] == {"aten.sin.default"}
+    assert [names[k] for k in delegate.debug_handle_map] == [
+        n for n in names if not n.startswith("CONST")
+    ]
+    handles = {
+        n.meta["debug_handle"]: n
+        for n in all_calls(delegate.module.original_module.graph_module)
+    }
+    found = {
+        names[k]: {str(handles[h].target) for h in given}
+        for k, given in delegate.debug_handle_map.items()
+    }
+    assert found["CLAMP"] == {"aten.relu.default"} and found["SIN"] == {
+        "aten.sin.default"
+    }
     assert found["COND_IF"] == {"cond"}
 
 
 def all_calls(module):
-    return [n for m in module.modules() if isinstance(m, torch.fx.GraphModule) for n in m.graph.nodes if is_call(n)]
+    return [
+        n
+        for m in module.modules()
+        if isinstance(m, torch.fx.GraphModule)
+        for n in m.graph.nodes
+        if is_call(n)
+    ]
 
 
 def numbered(file):
-    """The operators of a file, one region after the other, as the official reader counts them."""
+    """The operators of a file, one region after the other, as the official reader
+    counts them.
+    """
     pytest.importorskip("tosa.TosaGraph")
     from tosa.Op import Op
     from tosa.TosaGraph import TosaGraph
@@ -238,23 +323,37 @@ def numbered(file):
     names = {code: name for name, code in vars(Op).items() if isinstance(code, int)}
     graph = TosaGraph.GetRootAs(file)
     blocks = [graph.Regions(r).Blocks(0) for r in range(graph.RegionsLength())]
-    return [names[block.Operators(k).Op()] for block in blocks for k in range(block.OperatorsLength())]
+    return [
+        names[block.Operators(k).Op()]
+        for block in blocks
+        for k in range(block.OperatorsLength())
+    ]
 
 
 def test_the_file_names_nodes_modules_and_lines_if_that_is_asked_for():
     model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(Function(torch.relu))).eval()
-    file = delegraph.lower(model, (X,), options={"tosa": {"locations": True}}).delegates[0].processed_bytes
+    file = (
+        delegraph.lower(model, (X,), options={"tosa": {"locations": True}})
+        .delegates[0]
+        .processed_bytes
+    )
     source = next(str(op.source) for op in read(file).operators if op.name == "CLAMP")
     assert re.match(
-        r"\w+ = aten\.relu\.default in 1\.0 at .*test_backend\.py:\d+, in forward: return self\.func", source
+        r"\w+ = aten\.relu\.default in 1\.0 at .*test_backend\.py:\d+, in forward:"
+        r" return self\.func",
+        source,
     )
     assert source in render(read(file))
     plain = delegraph.lower(model, (X,), backends=["tosa"]).delegates[0].processed_bytes
-    assert __file__.encode() not in plain and not any(op.source for op in read(plain).operators)
+    assert __file__.encode() not in plain and not any(
+        op.source for op in read(plain).operators
+    )
 
 
 def test_what_decomposed_calls_became_names_their_lines():
-    """The cells of an LSTM have no rule; two transpositions cancel, and leave a copy of the input."""
+    """The cells of an LSTM have no rule; two transpositions cancel, and leave a copy of
+    the input.
+    """
 
     class Model(nn.Module):
         def __init__(self):
@@ -262,16 +361,28 @@ def test_what_decomposed_calls_became_names_their_lines():
             self.cells = nn.LSTM(4, 3, batch_first=True)
 
         def forward(self, x):
-            return torch.logsumexp(self.cells(x)[0], -1), x.transpose(0, 1).transpose(0, 1)
+            return torch.logsumexp(self.cells(x)[0], -1), x.transpose(0, 1).transpose(
+                0, 1
+            )
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The tensor attributes")
-        lowered = delegraph.lower(Model().eval(), (torch.randn(1, 2, 4),), options={"tosa": {"locations": True}})
+        lowered = delegraph.lower(
+            Model().eval(),
+            (torch.randn(1, 2, 4),),
+            options={"tosa": {"locations": True}},
+        )
     (delegate,) = lowered.delegates
     operators = read(delegate.processed_bytes).operators
     assert operators[-1].name == "IDENTITY"
-    assert [op.name for op in operators if Path(__file__).name not in str(op.source)] == []
-    own = {node.meta["debug_handle"] for node in delegate.module.original_module.graph.nodes if is_call(node)}
+    assert [
+        op.name for op in operators if Path(__file__).name not in str(op.source)
+    ] == []
+    own = {
+        node.meta["debug_handle"]
+        for node in delegate.module.original_module.graph.nodes
+        if is_call(node)
+    }
     assert set(chain.from_iterable(delegate.debug_handle_map.values())) <= own
 
 
@@ -287,6 +398,11 @@ def test_relu_keeps_infinities_and_nan():
 
 def test_the_same_program_gives_the_same_bytes():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)).eval()
-    first, second = (compiled(torch.export.export(model, (torch.ones(1, 2, 4, 4),))) for _ in range(2))
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
+    ).eval()
+    first, second = (
+        compiled(torch.export.export(model, (torch.ones(1, 2, 4, 4),)))
+        for _ in range(2)
+    )
     assert first.processed_bytes.join() == second.processed_bytes.join()

@@ -1,4 +1,6 @@
-"""``channels_last_borders``: programs that take and return images with their channels last."""
+"""``channels_last_borders``: programs that take and return images with their channels
+last.
+"""
 
 from collections import Counter
 from functools import partial
@@ -20,11 +22,17 @@ INT8 = {"tosa": {"spec": str(SPECS[torch.int8])}}
 
 def network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1)).eval()
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1)
+    ).eval()
 
 
-def lower(module, inputs, transform=channels_last_borders, backends=("tosa",), **options):
-    return delegraph.lower(module, inputs, backends=list(backends), transforms=[transform], **options)
+def lower(
+    module, inputs, transform=channels_last_borders, backends=("tosa",), **options
+):
+    return delegraph.lower(
+        module, inputs, backends=list(backends), transforms=[transform], **options
+    )
 
 
 def last(image):
@@ -32,40 +40,62 @@ def last(image):
 
 
 def operators(lowered):
-    return Counter(op.name for op in read(lowered.delegates[0].processed_bytes).operators)
+    return Counter(
+        op.name for op in read(lowered.delegates[0].processed_bytes).operators
+    )
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_images_cross_as_a_convolution_takes_them(tmp_path, layout):
-    module, image = network(), randn(1, 3, 6, 5).to(memory_format=layout)
+    module = network()
+    image = randn(1, 3, 6, 5).to(memory_format=layout)
     lowered = lower(module, (image,), require_full=True)
     assert operators(lowered) == {"CONV2D": 2, "CLAMP": 1}
     lowered.save(tmp_path / "network.tosa")
     loaded = delegraph.load(tmp_path / "network.tosa")
-    assert [str(x) for x in loaded.summary.methods[0].inputs] == ["input: float32[1, 6, 5, 3]"]
-    for found in (lowered(last(image)), lowered(image.permute(LAST)), *loaded(last(image))):
+    assert [str(x) for x in loaded.summary.methods[0].inputs] == [
+        "input: float32[1, 6, 5, 3]"
+    ]
+    for found in (
+        lowered(last(image)),
+        lowered(image.permute(LAST)),
+        *loaded(last(image)),
+    ):
         torch.testing.assert_close(found, last(module(image)), rtol=0, atol=1e-6)
         assert found.is_contiguous()
-    with pytest.raises(InputError, match=r"is float32\[1, 6, 5, 3\] since a transform changed it"):
+    with pytest.raises(
+        InputError, match=r"is float32\[1, 6, 5, 3\] since a transform changed it"
+    ):
         lowered.verify(last(image))
 
 
 @pytest.mark.parametrize(
-    "transforms", [[integer_borders, channels_last_borders], [channels_last_borders, integer_borders]]
+    "transforms",
+    [
+        [integer_borders, channels_last_borders],
+        [channels_last_borders, integer_borders],
+    ],
 )
 def test_with_integers_in_either_order(transforms):
     def through(x):
-        pooled = nn.functional.max_pool2d(dequantize(quantize(x, 0.1, 3, torch.int8), 0.1, 3), 2)
+        pooled = nn.functional.max_pool2d(
+            dequantize(quantize(x, 0.1, 3, torch.int8), 0.1, 3), 2
+        )
         return dequantize(quantize(pooled, 0.1, -5, torch.int8), 0.1, -5)
 
-    module, image = Function(through).eval(), randn(1, 3, 6, 5)
-    lowered = delegraph.lower(module, (image,), backends=["tosa"], options=INT8, transforms=transforms)
+    module = Function(through).eval()
+    image = randn(1, 3, 6, 5)
+    lowered = delegraph.lower(
+        module, (image,), backends=["tosa"], options=INT8, transforms=transforms
+    )
     assert operators(lowered)["TRANSPOSE"] == 0 and not lowered.report.host_operators
     facts = lowered.report.delegates[0].facts
     assert facts["input args_0"] == "int8, scale 0.1, zero point 3"
     assert facts["output 0"] == "int8, scale 0.1, zero point -5"
     found = lowered(last(quantize(image, 0.1, 3, torch.int8)))
-    torch.testing.assert_close(dequantize(found, 0.1, -5), last(module(image)), rtol=0, atol=0)
+    torch.testing.assert_close(
+        dequantize(found, 0.1, -5), last(module(image)), rtol=0, atol=0
+    )
 
 
 class Many(nn.Module):
@@ -80,12 +110,16 @@ class Many(nn.Module):
 
 @pytest.mark.parametrize("backends", [(), ("tosa",)])
 def test_what_is_written_and_what_reads_memory(backends):
-    image, volume, row = randn(2, 3, 4, 5), randn(1, 2, 4, 4, 6), randn(2, 3, 4)
+    image = randn(2, 3, 4, 5)
+    volume = randn(1, 2, 4, 4, 6)
+    row = randn(2, 3, 4)
     wanted_image = image.clone()
     wanted = Many()(wanted_image, volume, row)
     lowered = lower(Many().eval(), (image, volume, row), backends=backends)
     given = last(image)
-    pooled, total, turned = lowered(given, volume.permute(0, 2, 3, 4, 1).contiguous(), row)
+    pooled, total, turned = lowered(
+        given, volume.permute(0, 2, 3, 4, 1).contiguous(), row
+    )
     torch.testing.assert_close(pooled, wanted[0].permute(0, 2, 3, 4, 1))
     torch.testing.assert_close(total, wanted[1])
     torch.testing.assert_close(turned, last(wanted[2]))
@@ -98,15 +132,21 @@ def test_the_borders_that_are_named():
     some = partial(channels_last_borders, inputs=["args_1"], outputs=[2, 0])
     found = lower(module, inputs, some)(inputs[0], last(inputs[1]))
     wanted = module(*inputs)
-    torch.testing.assert_close(found, (last(wanted[0]), wanted[1], wanted[2].permute(0, 2, 1)))
-    with pytest.raises(InputError, match=r"input 'z' is none of \['args_0', 'args_1'\]"):
+    torch.testing.assert_close(
+        found, (last(wanted[0]), wanted[1], wanted[2].permute(0, 2, 1))
+    )
+    with pytest.raises(
+        InputError, match=r"input 'z' is none of \['args_0', 'args_1'\]"
+    ):
         lower(module, inputs, partial(channels_last_borders, inputs=["z"]))
     with pytest.raises(InputError, match="output 3 is none of"):
         lower(module, inputs, partial(channels_last_borders, outputs=[3]))
     with pytest.raises(InputError, match=r"outputs is a list, such as \[0\]"):
         lower(module, inputs, partial(channels_last_borders, outputs=0))
     with pytest.raises(InputError, match="output 0 is of rank 2, and has no channels"):
-        lower(nn.ReLU().eval(), randn(2, 3), partial(channels_last_borders, outputs=[0]))
+        lower(
+            nn.ReLU().eval(), randn(2, 3), partial(channels_last_borders, outputs=[0])
+        )
     with pytest.raises(Unsupported, match="no tensor of rank 4 or 5"):
         lower(nn.ReLU().eval(), randn(2, 3))
 
@@ -114,10 +154,15 @@ def test_the_borders_that_are_named():
 def test_dynamic_sizes_and_sizes_of_zero():
     options = {"tosa": {"spec": "TOSA-1.1+FP+shape"}}
     shapes = ({0: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
-    module, image = network(), randn(2, 3, 6, 5)
-    lowered = lower(module, (image,), dynamic_shapes=shapes, options=options, require_full=True)
+    module = network()
+    image = randn(2, 3, 6, 5)
+    lowered = lower(
+        module, (image,), dynamic_shapes=shapes, options=options, require_full=True
+    )
     assert not operators(lowered)["TRANSPOSE"]
     longer = randn(3, 3, 6, 9)
-    torch.testing.assert_close(lowered(last(longer)), last(module(longer)), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        lowered(last(longer)), last(module(longer)), rtol=0, atol=1e-6
+    )
     nothing = torch.empty(0, 3, 4, 5)
     assert lower(nn.ReLU().eval(), nothing)(last(nothing)).shape == (0, 4, 5, 3)

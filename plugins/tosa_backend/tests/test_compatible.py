@@ -14,13 +14,19 @@ from delegraph_tosa.serialize import stated_version
 
 def saved(folder, spec, **options):
     chosen = {"tosa": {"spec": spec, **options}}
-    lowered = delegraph.lower(torch.nn.Linear(40, 40).eval(), (torch.ones(1, 40),), options=chosen)
+    lowered = delegraph.lower(
+        torch.nn.Linear(40, 40).eval(), (torch.ones(1, 40),), options=chosen
+    )
     lowered.save(folder / "m.tosa")
     return lowered, folder / "m.tosa"
 
 
 def asked(data, specs=(), size=None, device=None):
-    return TOSARuntime.compatible(BlobHeader("TOSABackend", len(data) if size is None else size, data), specs, device)
+    return TOSARuntime.compatible(
+        BlobHeader("TOSABackend", len(data) if size is None else size, data),
+        specs,
+        device,
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,11 +37,16 @@ def asked(data, specs=(), size=None, device=None):
         ("TOSA-1.1+FP", "rebuild", "TOSA 1.1 is a draft"),
     ],
 )
-def test_a_saved_file_says_what_made_it_and_which_tosa_it_is(tmp_path, spec, verdict, text):
+def test_a_saved_file_says_what_made_it_and_which_tosa_it_is(
+    tmp_path, spec, verdict, text
+):
     lowered, path = saved(tmp_path, spec)
     answer = delegraph.load(path).compatible()
     [(blob, why)] = answer.delegates
-    assert (answer.verdict, blob.header.producer) == (verdict, lowered.delegates[0].producer)
+    assert (answer.verdict, blob.header.producer) == (
+        verdict,
+        lowered.delegates[0].producer,
+    )
     assert text in why.reason and len(blob.header.beginning) == 4096
 
 
@@ -61,7 +72,9 @@ def test_named_constants_do_not_hide_the_version(tmp_path):
     lowered, _ = saved(tmp_path, "TOSA-1.0+FP", named_constants=True)
     delegate = lowered.delegates[0]
     assert delegate.processed_bytes.startswith(b"dlgrCUT2")
-    assert asked(delegate.processed_bytes[:4096], delegate.compile_specs).verdict == "runs"
+    assert (
+        asked(delegate.processed_bytes[:4096], delegate.compile_specs).verdict == "runs"
+    )
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,11 @@ def path(tmp_path):
     wide = Value(Type((2, 32), DType.BF16), name="wide", producer=cast)
     cast.outputs = (wide,)
     file = tmp_path / "add.tosa"
-    file.write_bytes(TosaFile(Graph([x], [total, wide], [add, cast]), TosaSpec.parse("TOSA-1.0+FP+bf16")).join())
+    file.write_bytes(
+        TosaFile(
+            Graph([x], [total, wide], [add, cast]), TosaSpec.parse("TOSA-1.0+FP+bf16")
+        ).join()
+    )
     return file
 
 
@@ -43,7 +47,10 @@ def test_statistics(path):
     assert found.bytes == path.stat().st_size
     assert (found.profiles, found.extensions) == (("FP",), ("bf16",))
     assert found.inputs == ("%x: [2x32]fp32",)
-    assert json.loads(json.dumps(found.to_json()))["outputs"] == ["%sum: [2x32]fp32", "%wide: [2x32]bf16"]
+    assert json.loads(json.dumps(found.to_json()))["outputs"] == [
+        "%sum: [2x32]fp32",
+        "%wide: [2x32]bf16",
+    ]
 
 
 def test_the_text_says_what_was_left_out(path):
@@ -73,14 +80,34 @@ def test_samples_fit_and_depend_on_the_seed_only(path):
 
 def test_the_command_runs_a_file(path, tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.zeros((2, 32), np.float32))
-    arguments = ["run", str(path), "--input", str(tmp_path / "x.npy"), "--output", str(tmp_path / "out")]
+    arguments = [
+        "run",
+        str(path),
+        "--input",
+        str(tmp_path / "x.npy"),
+        "--output",
+        str(tmp_path / "out"),
+    ]
     assert main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["schema"] == "delegraph.run/1"
-    row = {"name": "sum", "dtype": "float32", "shape": [2, 32], "min": 0.0, "max": 31.0, "mean": 15.5, "nonfinite": 0}
+    row = {
+        "name": "sum",
+        "dtype": "float32",
+        "shape": [2, 32],
+        "min": 0.0,
+        "max": 31.0,
+        "mean": 15.5,
+        "nonfinite": 0,
+    }
     assert found["outputs"][0] == row
-    np.testing.assert_array_equal(np.load(tmp_path / "out" / "output_0.npy")[1], np.arange(32))
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["output_0.npy", "output_1.npy"]
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "out" / "output_0.npy")[1], np.arange(32)
+    )
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "output_0.npy",
+        "output_1.npy",
+    ]
     assert main(arguments) == 0
     assert "sum     float32  [2, 32]  0" in capsys.readouterr().out
 
@@ -108,39 +135,70 @@ def test_what_no_memory_holds_is_one_error(times, path, monkeypatch, capsys):
     x = Value(Type((4,), DType.FP32), name="x")
     tile = ops.TILE((x, literal([times], DType.SHAPE, np.int64)))
     tile.outputs = (Value(Type((4 * times,), DType.FP32), producer=tile),)
-    monkeypatch.setattr("delegraph_tosa.format.read", lambda data: Graph([x], tile.outputs, [tile]))
+    monkeypatch.setattr(
+        "delegraph_tosa.format.read", lambda data: Graph([x], tile.outputs, [tile])
+    )
     monkeypatch.setattr("delegraph_tosa.format.evaluate", out_of_memory)
     assert main(["run", str(path)]) == 1
-    assert f"error [unsupported]: the program needs {16 * times + 16} bytes at once" in capsys.readouterr().err
+    assert (
+        f"error [unsupported]: the program needs {16 * times + 16} bytes at once"
+        in capsys.readouterr().err
+    )
 
 
 def out_of_memory(graph, inputs):
-    raise MemoryError("as numpy raises it, without taking the memory of who runs this test")
+    raise MemoryError(
+        "as numpy raises it, without taking the memory of who runs this test"
+    )
 
 
 def test_a_wrong_input_is_one_error(path, tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.zeros((3, 32), np.float32))
     assert main(["run", str(path), "--input", str(tmp_path / "x.npy")]) == 1
-    assert "float32 [2, 32] is wanted, float32 [3, 32] was given" in capsys.readouterr().err
+    assert (
+        "float32 [2, 32] is wanted, float32 [3, 32] was given"
+        in capsys.readouterr().err
+    )
     (tmp_path / "x.npy").write_bytes(b"no array")
     assert main(["run", str(path), "--input", str(tmp_path / "x.npy")]) == 1
     assert "is not a readable .npy file" in capsys.readouterr().err
     np.savez(tmp_path / "x.npz", image=np.zeros((2, 32), np.float32))
     assert main(["run", str(path), "--input", str(tmp_path / "x.npz")]) == 1
-    assert "x.npz is an archive of arrays: image\n  hint: give an .npy file for each input" in capsys.readouterr().err
+    assert (
+        "x.npz is an archive of arrays: image\n  hint: give an .npy file for each input"
+        in capsys.readouterr().err
+    )
 
 
 def test_neither_command_imports_torch(path):
-    program = "import sys; from delegraph.cli import main; codes = [main([c, sys.argv[1]]) for c in ('run', 'inspect')]"
+    program = (
+        "import sys; from delegraph.cli import main; codes = [main([c, sys.argv[1]])"
+        " for c in ('run', 'inspect')]"
+    )
     check = f"{program}; assert codes == [0, 0]; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", check, str(path)], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", check, str(path)], check=True, capture_output=True
+    )
 
 
 @pytest.mark.parametrize("piped", [False, True])
 def test_a_page_on_standard_output_comes_before_the_result(path, tmp_path, piped):
     with open(tmp_path / "out", "w") as out:
-        command = [sys.executable, "-m", "delegraph", "inspect", str(path), "--html", "/dev/stdout"]
-        shown = subprocess.run(command, stdout=subprocess.PIPE if piped else out, stderr=subprocess.PIPE, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "delegraph",
+            "inspect",
+            str(path),
+            "--html",
+            "/dev/stdout",
+        ]
+        shown = subprocess.run(
+            command,
+            stdout=subprocess.PIPE if piped else out,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     text = shown.stdout if piped else (tmp_path / "out").read_text()
     assert (shown.returncode, shown.stderr) == (0, "")
     assert text.startswith("<!DOCTYPE html>") and "</html>\n// " in text
@@ -152,8 +210,12 @@ def written(graph, folder):
     return file
 
 
-@pytest.mark.parametrize("given", [[], ["--input", "x.npy"]], ids=["random", "from a file"])
-def test_a_file_that_breaks_a_rule_is_not_run_and_the_rule_is_named(tmp_path, capsys, monkeypatch, given):
+@pytest.mark.parametrize(
+    "given", [[], ["--input", "x.npy"]], ids=["random", "from a file"]
+)
+def test_a_file_that_breaks_a_rule_is_not_run_and_the_rule_is_named(
+    tmp_path, capsys, monkeypatch, given
+):
     """It can be read, and an AND of floating point numbers would only fail in numpy."""
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.ones(3, np.float32))
@@ -163,7 +225,9 @@ def test_a_file_that_breaks_a_rule_is_not_run_and_the_rule_is_named(tmp_path, ca
     assert main(["run", str(file), *given]) == 1
     told = capsys.readouterr().err
     assert told.startswith("error [tosa/invalid-graph]: 1 violations of TOSA-")
-    assert "operator 0 (BITWISE_AND): TOSA BITWISE_AND on fp32 is not in TOSA 1." in told
+    assert (
+        "operator 0 (BITWISE_AND): TOSA BITWISE_AND on fp32 is not in TOSA 1." in told
+    )
     assert "[data-types: BITWISE_AND, Supported Data Types]" in told
     assert main(["inspect", str(file)]) == 0
 
@@ -171,13 +235,19 @@ def test_a_file_that_breaks_a_rule_is_not_run_and_the_rule_is_named(tmp_path, ca
 def test_a_file_that_breaks_very_many_rules_is_told_in_short(tmp_path, capsys):
     x = Value(Type((3,), DType.FP32), name="x" * 10_000)
     operators = [apply(ops.BITWISE_AND, x, x) for _ in range(1000)]
-    assert main(["run", str(written(Graph([x], operators[0].outputs, operators), tmp_path))]) == 1
+    assert (
+        main(
+            ["run", str(written(Graph([x], operators[0].outputs, operators), tmp_path))]
+        )
+        == 1
+    )
     told = capsys.readouterr().err
     assert "  and 900 more\n  raised by " in told and len(told) < 100_000
 
 
 def forever():
-    x, count = Value(Type((1,), DType.BOOL), name="on"), Value(Type((1,), DType.BOOL))
+    x = Value(Type((1,), DType.BOOL), name="on")
+    count = Value(Type((1,), DType.BOOL))
     inner = Value(Type((1,), DType.BOOL))
     body = apply(ops.IDENTITY, inner)
     condition = apply(ops.LOGICAL_OR, count, literal([True], DType.BOOL, bool))
@@ -190,16 +260,29 @@ def forever():
 
 
 def doubling(depth):
-    """Each graph calls the next one twice: the last one is called as often as 2 to the power of ``depth`` - 1."""
+    """Each graph calls the next one twice: the last one is called as often as 2 to the
+    power of ``depth`` - 1.
+    """
     graph = None
     for level in range(depth, 0, -1):
-        x, condition = Value(Type((1,), DType.FP32)), Value(Type((1,), DType.BOOL))
-        last, operators = x, []
+        x = Value(Type((1,), DType.FP32))
+        condition = Value(Type((1,), DType.BOOL))
+        last = x
+        operators = []
         for _ in range(2):
             if graph is None:
                 operators.append(apply(ops.ABS, last))
             else:
-                operators.append(apply(ops.COND_IF, condition, last, condition, then_graph=graph, else_graph=graph))
+                operators.append(
+                    apply(
+                        ops.COND_IF,
+                        condition,
+                        last,
+                        condition,
+                        then_graph=graph,
+                        else_graph=graph,
+                    )
+                )
             last = operators[-1].outputs[0]
         graph = Graph([x, condition], [last], operators, f"level_{level}")
     return graph
@@ -209,7 +292,10 @@ def doubling(depth):
 def test_a_program_without_end_is_ended(make, tmp_path, capsys):
     file = written(make(), tmp_path)
     assert main(["run", str(file), "--max-iterations", "1000"]) == 1
-    assert "more iterations of loops and branches than are allowed" in capsys.readouterr().err
+    assert (
+        "more iterations of loops and branches than are allowed"
+        in capsys.readouterr().err
+    )
     with pytest.raises(Unsupported, match="more iterations"):
         TosaFormat.run(file, TosaFormat.sample(file, 0), max_iterations=100)
 
@@ -218,7 +304,9 @@ def test_loops_that_end_in_time_are_run(tmp_path):
     graph = next(s.graph for s in structured() if s.label == "WHILE_LOOP(2 deep)")
     file = written(graph, tmp_path)
     inputs = TosaFormat.sample(file, 0)
-    for (_, ours), wanted in zip(TosaFormat.run(file, inputs), evaluate(graph, inputs), strict=True):
+    for (_, ours), wanted in zip(
+        TosaFormat.run(file, inputs), evaluate(graph, inputs), strict=True
+    ):
         np.testing.assert_array_equal(ours, wanted)
 
 

@@ -1,4 +1,6 @@
-"""What a report says of int64, dynamic sizes and element types: few causes, whose hints lead to one delegate."""
+"""What a report says of int64, dynamic sizes and element types: few causes, whose hints
+lead to one delegate.
+"""
 
 import delegraph
 import pytest
@@ -34,14 +36,26 @@ def test_int64():
     (cause,) = made.report.causes
     assert cause.count == 5 and cause.reason.startswith("the input args_0: an int64")
     assert "args_0=0..32767" in cause.hint and cause.frees == 5
-    (cause,) = lowered(lambda x: ((x.cumsum(0) * 3 + 1) % 7 > 2).float().exp(), VOTES.int()).report.causes
-    assert cause.operators["aten.cumsum.default"] == 1 and "dtype=torch.int32" in cause.hint
-    one_delegate(lambda x: ((x.cumsum(0, dtype=torch.int32) * 3 + 1) % 7 > 2).float().exp(), VOTES.int())
+    (cause,) = lowered(
+        lambda x: ((x.cumsum(0) * 3 + 1) % 7 > 2).float().exp(), VOTES.int()
+    ).report.causes
+    assert (
+        cause.operators["aten.cumsum.default"] == 1
+        and "dtype=torch.int32" in cause.hint
+    )
+    one_delegate(
+        lambda x: ((x.cumsum(0, dtype=torch.int32) * 3 + 1) % 7 > 2).float().exp(),
+        VOTES.int(),
+    )
 
 
 def test_the_line_that_makes_an_int64_is_the_one_to_change():
     """The positions of a tokenizer's padding, as in RoBERTa; the mask is computed here."""
-    made = lowered(lambda x, ids: x + (torch.cumsum(ids, 1) * ids).float(), torch.ones(2, 5), VOTES.repeat(2, 1))
+    made = lowered(
+        lambda x, ids: x + (torch.cumsum(ids, 1) * ids).float(),
+        torch.ones(2, 5),
+        VOTES.repeat(2, 1),
+    )
     assert [(c.count, c.frees) for c in made.report.causes] == [(3, 3)]
     one_delegate(
         lambda x, ids: x + (torch.cumsum(ids, 1, dtype=torch.int32) * ids).float(),
@@ -55,32 +69,42 @@ class Encoder(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.tokens, self.places = nn.Embedding(50, 8), nn.Embedding(32, 8)
+        self.tokens = nn.Embedding(50, 8)
+        self.places = nn.Embedding(32, 8)
         self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
 
     def forward(self, ids, mask):
         batch, length = ids.shape
-        x = self.tokens(ids) + self.places(torch.arange(length)).expand(batch, length, 8)
+        x = self.tokens(ids) + self.places(torch.arange(length)).expand(
+            batch, length, 8
+        )
         x = x * mask.unsqueeze(-1)
         x = torch.relu(x.reshape(batch * length, 8)).view(batch, length, 8)
         return self.layer(x).mean(1)
 
 
 def test_dynamic_sizes():
-    ids, mask = torch.randint(0, 50, (2, 6)), torch.ones(2, 6)
-    batch, length = Dim("batch", min=2, max=8), Dim("length", min=2, max=32)
+    ids = torch.randint(0, 50, (2, 6))
+    mask = torch.ones(2, 6)
+    batch = Dim("batch", min=2, max=8)
+    length = Dim("length", min=2, max=32)
     sizes = {0: batch, 1: length}
-    given = torch.export.export(Encoder().eval(), (ids, mask), dynamic_shapes=(sizes, sizes))
+    given = torch.export.export(
+        Encoder().eval(), (ids, mask), dynamic_shapes=(sizes, sizes)
+    )
     made = delegraph.lower(given, backends=["tosa"])
     (cause,) = made.report.causes
-    assert cause.count == made.host_operators == cause.frees and "export with static sizes" in cause.hint
+    assert (
+        cause.count == made.host_operators == cause.frees
+        and "export with static sizes" in cause.hint
+    )
     assert not any("sym_size" in op or op in ("mul", "add") for op in cause.operators)
     static = delegraph.lower(Encoder().eval(), (ids, mask), backends=["tosa"])
     assert len(static.delegates) == 1 and not static.report.causes, static.report
 
 
 def test_what_depends_on_the_data():
-    function = lambda x: (x[x > 0].exp() + 1).sum()  # noqa: E731
+    function = lambda x: (x[x > 0].exp() + 1).sum()
     (cause,) = lowered(function, torch.randn(6)).report.causes
     assert "torch.where(mask, x, 0)" in cause.hint and cause.count == 4
     one_delegate(lambda x: torch.where(x > 0, x.exp() + 1, 0).sum(), torch.randn(6))
@@ -112,28 +136,42 @@ def test_element_types(function, changed, dtype, hint):
 
 def test_a_cast_inside_of_the_model_stays_on_the_host():
     """As the hint says; otherwise it would name the better change too late."""
-    made = lowered(lambda x: (x.int() * 2).float().exp(), torch.ones(3, dtype=torch.uint8))
+    made = lowered(
+        lambda x: (x.int() * 2).float().exp(), torch.ones(3, dtype=torch.uint8)
+    )
     assert made.report.host == {"forward": {"aten.to.dtype": 1}}
     assert "(args_0.int() in the model stays on the host)" in made.report.causes[0].hint
-    one_delegate(lambda x: (x.int() * 2).float().exp(), torch.ones(3, dtype=torch.int32))
+    one_delegate(
+        lambda x: (x.int() * 2).float().exp(), torch.ones(3, dtype=torch.int32)
+    )
 
 
 class Constants(nn.Module):
-    """Position and type ids, a mask in double, and a matrix that TOSA has no operator for."""
+    """Position and type ids, a mask in double, and a matrix that TOSA has no operator
+    for.
+    """
 
     def __init__(self, size):
         super().__init__()
         self.size = size
-        self.places, self.types = nn.Embedding(32, 8), nn.Embedding(2, 8)
+        self.places = nn.Embedding(32, 8)
+        self.types = nn.Embedding(2, 8)
         self.register_buffer("ids", torch.arange(32).unsqueeze(0), persistent=False)
 
     def forward(self, x):
         count = x.shape[1]
         types = self.types(torch.zeros(1, count, dtype=torch.long))
-        mask = torch.triu(torch.full((count, count), -1e9, dtype=torch.float64), 1).float()
+        mask = torch.triu(
+            torch.full((count, count), -1e9, dtype=torch.float64), 1
+        ).float()
         steps = torch.linspace(0, 1, self.size)[-8:]
         x = x + self.places(self.ids[:, :count]) + types
-        return torch.softmax(x @ x.mT + mask, -1) @ x @ torch.linalg.inv(2 * torch.eye(8)) * steps
+        return (
+            torch.softmax(x @ x.mT + mask, -1)
+            @ x
+            @ torch.linalg.inv(2 * torch.eye(8))
+            * steps
+        )
 
 
 def test_constants():
@@ -143,18 +181,34 @@ def test_constants():
     assert made.verify(x).relative_error < 1e-5
     large = delegraph.lower(Constants(5_000_000).eval(), (x,), backends=["tosa"]).report
     assert [(c.hint, c.operators) for c in large.causes] == [
-        ("make it once, in the module's __init__, and register it as a buffer", {"aten.linspace.default": 1})
+        (
+            "make it once, in the module's __init__, and register it as a buffer",
+            {"aten.linspace.default": 1},
+        )
     ], large
 
 
 def test_another_target():
-    made = lowered(lambda x: (x * 2).exp().sum(), torch.ones(3), options={"tosa": {"spec": "TOSA-1.0+INT"}})
+    made = lowered(
+        lambda x: (x * 2).exp().sum(),
+        torch.ones(3),
+        options={"tosa": {"spec": "TOSA-1.0+INT"}},
+    )
     (cause,) = made.report.causes
-    assert cause.hint.startswith("quantize the model (delegraph.quantize") and "FP" not in cause.hint
-    one_delegate(lambda x: (x * 2).exp().sum(), torch.ones(3), options={"tosa": {"spec": "TOSA-1.0+FP+INT"}})
+    assert (
+        cause.hint.startswith("quantize the model (delegraph.quantize")
+        and "FP" not in cause.hint
+    )
+    one_delegate(
+        lambda x: (x * 2).exp().sum(),
+        torch.ones(3),
+        options={"tosa": {"spec": "TOSA-1.0+FP+INT"}},
+    )
 
 
-@pytest.mark.parametrize("function", [lambda x: x.sort(-1)[0], lambda x: torch.searchsorted(x, x.flip(0))])
+@pytest.mark.parametrize(
+    "function", [lambda x: x.sort(-1)[0], lambda x: torch.searchsorted(x, x.flip(0))]
+)
 def test_sorting_with_too_many_comparisons_says_what_takes_fewer(function):
     (cause,) = lowered(function, torch.randn(2, 4000).sort(-1)[0]).report.causes
     assert "too many" in cause.reason and "x.topk(k) of k up to 64" in cause.hint
@@ -163,10 +217,13 @@ def test_sorting_with_too_many_comparisons_says_what_takes_fewer(function):
 
 def test_sizes_of_the_run_time_need_another_target():
     def check(spec):
-        net, shapes = torch.nn.Conv2d(3, 3, 2, stride=2).eval(), ({0: torch.export.Dim("batch", max=8)},)
+        net = torch.nn.Conv2d(3, 3, 2, stride=2).eval()
+        shapes = ({0: torch.export.Dim("batch", max=8)},)
         options = {"tosa": {"spec": spec}}
         x = torch.ones(2, 3, 5, 5)
-        return delegraph.lower(net, (x,), dynamic_shapes=shapes, backends=["tosa"], options=options).report.causes
+        return delegraph.lower(
+            net, (x,), dynamic_shapes=shapes, backends=["tosa"], options=options
+        ).report.causes
 
     (cause,) = check("TOSA-1.1+FP")
     assert "EXT-SHAPE" in cause.reason and "spec=TOSA-1.1+FP+shape" in cause.hint
@@ -179,12 +236,20 @@ def test_what_integers_leave_at_the_border():
     from delegraph_tosa.borders import integer_borders
 
     limits = (0.1, 0, -128, 127, torch.int8)
-    there, back = (getattr(torch.ops.quantized_decomposed, f"{name}_per_tensor") for name in ("quantize", "dequantize"))
+    there, back = (
+        getattr(torch.ops.quantized_decomposed, f"{name}_per_tensor")
+        for name in ("quantize", "dequantize")
+    )
 
     def sigmoid(x):
         return back(there(back(there(x, *limits), *limits).sigmoid(), *limits), *limits)
 
     options = {"tosa": {"spec": "TOSA-1.0+INT"}}
     (cause,) = lowered(sigmoid, torch.randn(3), options=options).report.causes
-    assert cause.count == 2 and "transforms=[delegraph_tosa.borders.integer_borders]" in cause.hint
-    assert not lowered(sigmoid, torch.randn(3), options=options, transforms=[integer_borders]).report.causes
+    assert (
+        cause.count == 2
+        and "transforms=[delegraph_tosa.borders.integer_borders]" in cause.hint
+    )
+    assert not lowered(
+        sigmoid, torch.randn(3), options=options, transforms=[integer_borders]
+    ).report.causes

@@ -11,16 +11,26 @@ from .support import op_support
 from .support.op_support import GROUPS, RECORD, RULE, TARGETS, stale_rules, verdicts
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what torch says of some rows
-AGAIN = "python -m plugins.tosa_backend.tests.support.op_support {} && python docs/generate.py"
+AGAIN = (
+    "python -m plugins.tosa_backend.tests.support.op_support {} && python"
+    " docs/generate.py"
+)
 
 
 @pytest.mark.parametrize(
-    "group", [name if name == "attention" else pytest.param(name, marks=pytest.mark.slow) for name in GROUPS]
+    "group",
+    [
+        name if name == "attention" else pytest.param(name, marks=pytest.mark.slow)
+        for name in GROUPS
+    ],
 )
 def test_the_record_is_what_is_taken(group):
-    found, recorded = verdicts(GROUPS[group]()), json.loads(RECORD.read_text())[group]
-    if not torch.__version__.startswith("2.13."):  # the record's; others decompose into other types, which reasons name
-        found, recorded = taken(found), taken(recorded)
+    found = verdicts(GROUPS[group]())
+    recorded = json.loads(RECORD.read_text())[group]
+    # the record's; others decompose into other types, which reasons name
+    if not torch.__version__.startswith("2.13."):
+        found = taken(found)
+        recorded = taken(recorded)
     assert found == recorded, f"run {AGAIN.format(group)}"
 
 
@@ -30,28 +40,41 @@ OLDER = {"TOSA-1.0+FP": "TOSA-0.80+MI", "TOSA-1.0+INT": "TOSA-0.80+BI"}
 
 @pytest.mark.parametrize(
     "group",
-    [name if name == "noop" else pytest.param(name, marks=pytest.mark.slow) for name in GROUPS],
+    [
+        name if name == "noop" else pytest.param(name, marks=pytest.mark.slow)
+        for name in GROUPS
+    ],
 )
 def test_the_older_targets_take_what_the_newer_ones_take(group, monkeypatch):
     monkeypatch.setattr(op_support, "TARGETS", (*OLDER, *OLDER.values()))
     for name, row in verdicts(GROUPS[group]()).items():
         for new, old in OLDER.items():
-            assert row[old].get("", 0) >= row[new].get("", 0), f"{name}: {old} says {row[old]}"
+            assert row[old].get("", 0) >= row[new].get("", 0), (
+                f"{name}: {old} says {row[old]}"
+            )
 
 
 def taken(verdicts):
     """How many samples of each operator are taken, by target."""
-    return {name: {target: row[target].get("", 0) for target in TARGETS} for name, row in verdicts.items()}
+    return {
+        name: {target: row[target].get("", 0) for target in TARGETS}
+        for name, row in verdicts.items()
+    }
 
 
 def test_no_rule_is_newer_than_its_row():
     stale = stale_rules(json.loads(RECORD.read_text()))
     again = AGAIN.format(" ".join(sorted(set(stale.values()))))
-    assert not stale, f"of {', '.join(sorted(stale))} the record knows no rule: run {again} (seconds)"
+    assert not stale, (
+        f"of {', '.join(sorted(stale))} the record knows no rule: run {again} (seconds)"
+    )
 
 
 def test_a_rule_that_its_family_was_not_asked_about_is_stale():
     record = json.loads(RECORD.read_text())
     record["activation"]["aten.relu.default"][RULE] = False
     del record["pool"]["aten.max_pool2d.default"]
-    assert stale_rules(record) == {"aten.relu.default": "activation", "aten.max_pool2d.default": "pool"}
+    assert stale_rules(record) == {
+        "aten.relu.default": "activation",
+        "aten.max_pool2d.default": "pool",
+    }

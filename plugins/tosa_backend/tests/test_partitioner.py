@@ -1,4 +1,6 @@
-"""The partitioner: what it accepts compiles, alone and in every partition, and constants follow their users."""
+"""The partitioner: what it accepts compiles, alone and in every partition, and
+constants follow their users.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,11 @@ def asked(program, spec=SPEC):
     """The support object after the whole program, and its answers by node name."""
     support = TOSASupport(spec)
     support.begin(program)
-    calls = [n for n in program.graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
+    calls = [
+        n
+        for n in program.graph.nodes
+        if n.op == "call_function" and n.target is not operator.getitem
+    ]
     return support, {node.name: support.why_not(node) for node in calls}
 
 
@@ -76,28 +82,54 @@ def test_an_int64_that_leaves_as_it_came_is_asked_of_the_device_as_the_int32_tha
 
 def test_an_int64_that_leaves_one_of_several_partitions_as_it_came_is_asked_of_the_device():
     """Such a partition is interpreted by itself, with inputs of its own."""
-    places = torch.empty_strided((1, 2, 1, 3), (6, 1, 6, 2), dtype=torch.int64).copy_(torch.arange(6).view(1, 2, 1, 3))
-    program = export(lambda m, x, i: torch.ops.aten.max_unpool2d.default(x, i, [3, 6]), torch.ones(1, 2, 1, 3), places)
-    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+fp32alone"}})
+    places = torch.empty_strided((1, 2, 1, 3), (6, 1, 6, 2), dtype=torch.int64).copy_(
+        torch.arange(6).view(1, 2, 1, 3)
+    )
+    program = export(
+        lambda m, x, i: torch.ops.aten.max_unpool2d.default(x, i, [3, 6]),
+        torch.ones(1, 2, 1, 3),
+        places,
+    )
+    lowered = delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+fp32alone"}}
+    )
     assert not lowered.report.given_back
-    assert [row.operator for row in lowered.report.refusals if "IDENTITY: this device" in row.reason]
+    assert [
+        row.operator
+        for row in lowered.report.refusals
+        if "IDENTITY: this device" in row.reason
+    ]
 
 
 def test_integers_computed_of_constants_alone_are_asked_of_the_device_as_what_they_fold_to():
     program = export(lambda m, x: (x * 2, (torch.arange(3) + 1) % 3), torch.ones(3, 2))
-    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+fp32alone"}})
+    lowered = delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+fp32alone"}}
+    )
     assert not lowered.report.given_back
-    assert [row.operator for row in lowered.report.refusals if "IDENTITY: this device" in row.reason]
+    assert [
+        row.operator
+        for row in lowered.report.refusals
+        if "IDENTITY: this device" in row.reason
+    ]
     assert lowered.verify(torch.rand(3, 2)).relative_error == 0
 
 
 def _no_identity(operator):
-    return f"this device has no {operator.name}" if operator.name in ("IDENTITY", "TANH") else None
+    return (
+        f"this device has no {operator.name}"
+        if operator.name in ("IDENTITY", "TANH")
+        else None
+    )
 
 
 narrow("noidentity", _no_identity)
 COPIED = {
-    "an input": lambda m, x: (x.clone() + 0 * x.tanh(), x.reshape(-1).clone().tanh(), x.clone()),
+    "an input": lambda m, x: (
+        x.clone() + 0 * x.tanh(),
+        x.reshape(-1).clone().tanh(),
+        x.clone(),
+    ),
     "a constant": lambda m, x: (x + m.c, m.c.clone().tanh()),
     "a result, a second time": lambda m, x: (y := x * 2, y.clone()),
 }
@@ -106,32 +138,57 @@ COPIED = {
 @pytest.mark.parametrize("case", COPIED)
 def test_what_has_to_be_copied_to_leave_is_refused_where_no_operator_copies(case):
     program = export(COPIED[case], torch.ones(2, 3), c=torch.ones(3))
-    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+noidentity"}})
+    lowered = delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+noidentity"}}
+    )
     refused = [row for row in lowered.report.refusals if "IDENTITY" in row.reason]
     assert refused and not lowered.report.given_back
-    assert all("result leaves the delegate: TOSA IDENTITY: this device has no IDENTITY" in r.reason for r in refused)
+    assert all(
+        "result leaves the delegate: TOSA IDENTITY: this device has no IDENTITY"
+        in r.reason
+        for r in refused
+    )
     assert lowered.verify(torch.ones(2, 3)).relative_error == 0
 
 
 def test_a_result_needs_no_operator_that_copies():
-    program = export(lambda m, x: F.linear(x, m.c).relu().tanh() + 1, torch.ones(2, 3), c=torch.ones(3, 3))
-    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+noidentity"}})
+    program = export(
+        lambda m, x: F.linear(x, m.c).relu().tanh() + 1,
+        torch.ones(2, 3),
+        c=torch.ones(3, 3),
+    )
+    lowered = delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+noidentity"}}
+    )
     assert [row.operator for row in lowered.report.refusals] == ["aten.tanh.default"]
     assert len(lowered.delegates) == 2
 
 
 def test_the_check_is_the_compiler():
-    program = export(lambda m, x: torch.special.bessel_j0(x.exp().reshape(6)) + 1, torch.ones(2, 3))
+    program = export(
+        lambda m, x: torch.special.bessel_j0(x.exp().reshape(6)) + 1, torch.ones(2, 3)
+    )
     _, answers = asked(program)
     why = "no TOSA lowering for this operator"
-    assert answers == {"exp": None, "reshape": None, "special_bessel_j0": why, "add": None}
+    assert answers == {
+        "exp": None,
+        "reshape": None,
+        "special_bessel_j0": why,
+        "add": None,
+    }
     with pytest.raises(Unsupported, match=why):
         lower_program(program, Tosa(SPEC))
 
 
 def test_the_check_reads_no_weight(monkeypatch):
-    program = export(lambda m, x: F.conv2d(x, m.w) + m.w.sum(), torch.ones(1, 2, 4, 4), w=torch.ones(3, 2, 2, 2))
-    monkeypatch.setattr(torch.Tensor, "numpy", lambda self: pytest.fail("a weight was read"))
+    program = export(
+        lambda m, x: F.conv2d(x, m.w) + m.w.sum(),
+        torch.ones(1, 2, 4, 4),
+        w=torch.ones(3, 2, 2, 2),
+    )
+    monkeypatch.setattr(
+        torch.Tensor, "numpy", lambda self: pytest.fail("a weight was read")
+    )
     _, answers = asked(program)
     assert set(answers.values()) == {None}
 
@@ -143,13 +200,20 @@ def test_constants_are_known_through_the_program():
 
     program = export(positions, torch.ones(2, 3), ids=torch.arange(5)[None])
     support, answers = asked(program)
-    assert set(answers.values()) == {None}  # int64 all the way, and nothing of it at run time
-    constant = [n.name for n in program.graph.nodes if n.name in answers and support.is_constant(n)]
+    # int64 all the way, and nothing of it at run time
+    assert set(answers.values()) == {None}
+    constant = [
+        n.name
+        for n in program.graph.nodes
+        if n.name in answers and support.is_constant(n)
+    ]
     assert constant == ["slice_1", "add", "to"]
 
 
 def test_a_constant_that_only_the_host_computes_is_an_input():
-    program = export(lambda m, x: x + torch.special.bessel_j0(m.c), torch.ones(3), c=torch.ones(3))
+    program = export(
+        lambda m, x: x + torch.special.bessel_j0(m.c), torch.ones(3), c=torch.ones(3)
+    )
     support, answers = asked(program)
     assert answers["add"] is None
     assert not support.is_constant(*calls(program, "add"))
@@ -167,28 +231,43 @@ def test_a_buffer_that_is_written_is_no_constant():
 
     program = torch.export.export(Counter(), (torch.ones(3),)).run_decompositions({})
     support, _ = asked(program)
-    assert not any(support.is_constant(n) for n in program.graph.nodes if n.op == "call_function")
+    assert not any(
+        support.is_constant(n) for n in program.graph.nodes if n.op == "call_function"
+    )
 
 
 def test_what_crosses_the_border_must_be_representable():
     ids = torch.arange(3) << 40
-    program = export(lambda m, x: (x + m.ids[:1].to(torch.float32), m.ids[:1]), torch.ones(3), ids=ids)
+    program = export(
+        lambda m, x: (x + m.ids[:1].to(torch.float32), m.ids[:1]),
+        torch.ones(3),
+        ids=ids,
+    )
     support, answers = asked(program)
     part = [n for n in program.graph.nodes if n.name in answers]
     late = support.partition_why_not(part)
     assert {n.name: why for n, why in late.items()} == {
-        "slice_2": "the result leaves the delegate: an int64 that may be from 0 to 2199023255552, which 32 bits do not "
-        "hold"
+        "slice_2": (
+            "the result leaves the delegate: an int64 that may be from 0 to"
+            " 2199023255552, which 32 bits do not hold"
+        )
     }
 
 
 def test_a_value_from_another_partition_is_an_input_there():
-    for ids, why in ((torch.arange(3), []), (torch.arange(3) - 2**31 - 1, ["-2147483649 to -2147483647"])):
-        program = export(lambda m, x: m.ids[:1].to(torch.float32) + x, torch.ones(3), ids=ids)
+    for ids, why in (
+        (torch.arange(3), []),
+        (torch.arange(3) - 2**31 - 1, ["-2147483649 to -2147483647"]),
+    ):
+        program = export(
+            lambda m, x: m.ids[:1].to(torch.float32) + x, torch.ones(3), ids=ids
+        )
         support, _ = asked(program)
         (to,) = [n for n in program.graph.nodes if n.target is aten.to.dtype]
         late = support.partition_why_not([to])
-        where = "the input slice_1: an int64 that may be from {}, which 32 bits do not hold"
+        where = (
+            "the input slice_1: an int64 that may be from {}, which 32 bits do not hold"
+        )
         assert list(late.values()) == [where.format(text) for text in why]
         whole = [n for n in program.graph.nodes if n.op == "call_function"]
         assert support.partition_why_not(whole) == {}
@@ -196,16 +275,24 @@ def test_a_value_from_another_partition_is_an_input_there():
 
 def test_results_that_are_not_lowered_matter_only_where_they_are_used(monkeypatch):
     rule = RULES[aten.topk.default, Value]
-    values_only = rule._replace(function=lambda t, *arguments: (rule.function(t, *arguments)[0], None))
+    values_only = rule._replace(
+        function=lambda t, *arguments: (rule.function(t, *arguments)[0], None)
+    )
     monkeypatch.setitem(RULES, (aten.topk.default, Value), values_only)
     unused = export(lambda m, x: x.topk(2)[0] + 1, torch.randn(2, 4))
-    assert len(delegraph.lower(unused, backends=["tosa"], require_full=True).delegates) == 1
+    assert (
+        len(delegraph.lower(unused, backends=["tosa"], require_full=True).delegates)
+        == 1
+    )
     used = export(lambda m, x: x.topk(2), torch.randn(2, 4))
     assert delegraph.lower(used, backends=["tosa"]).delegates == []
 
 
 def test_scalars_that_python_calls_equal_are_told_apart():
-    program = export(lambda m, x: (x * 2, (x * 2.0).clamp(0.5), x + True), torch.ones(3, dtype=torch.int32))
+    program = export(
+        lambda m, x: (x * 2, (x * 2.0).clamp(0.5), x + True),
+        torch.ones(3, dtype=torch.int32),
+    )
     dtypes = [v.dtype for v in lower_program(program, Tosa(SPEC)).outputs]
     assert list(map(str, dtypes)) == ["int32", "fp32", "int32"]
     _, answers = asked(program)
@@ -214,13 +301,19 @@ def test_scalars_that_python_calls_equal_are_told_apart():
 
 def test_what_folds_is_told_apart_from_the_same_at_run_time():
     ids = torch.ones(2, 3, dtype=torch.int32)
-    program = export(lambda m, x: (m.ids.reshape(6).float() + 1, x.reshape(6)), ids, ids=ids.clone())
+    program = export(
+        lambda m, x: (m.ids.reshape(6).float() + 1, x.reshape(6)), ids, ids=ids.clone()
+    )
     _, answers = asked(program, FP)
-    assert list(filter(None, answers.values())) == ["TOSA RESHAPE on int32 needs PRO-INT; the target is TOSA-1.0+FP"]
+    assert list(filter(None, answers.values())) == [
+        "TOSA RESHAPE on int32 needs PRO-INT; the target is TOSA-1.0+FP"
+    ]
 
 
 def test_options():
-    specs = TOSAPartitioner("tosa-1.0+fp", "folder", "1,0").delegation_spec.compile_specs
+    specs = TOSAPartitioner(
+        "tosa-1.0+fp", "folder", "1,0"
+    ).delegation_spec.compile_specs
     assert [(s.key, s.value) for s in specs] == [
         ("output_format", b"tosa"),
         ("tosa_spec", b"TOSA-1.0+FP"),
@@ -242,10 +335,15 @@ STEPS = {
     "positions": lambda m, x, y: x + m.ids[:4].float() * 0.1,
     "softmax": lambda m, x, y: x.softmax(-1),
     "pieces": lambda m, x, y: torch.cat(x.chunk(2, 1)[::-1], 1),
-    "ints": lambda m, x, y: (x.to(torch.int32).clamp(0, 3) + 1).reshape(4, 4).t().float(),
+    "ints": lambda m, x, y: (
+        (x.to(torch.int32).clamp(0, 3) + 1).reshape(4, 4).t().float()
+    ),
     "mask": lambda m, x, y: x * (m.ids[:4] * 1.0),
     "rows": lambda m, x, y: x[y.argmax(1)],
-    "lookup": lambda m, x, y: x + F.embedding(y.argsort(stable=True, dim=1)[:, 0] + 1, m.w[:, :2].reshape(8, 1)),
+    "lookup": lambda m, x, y: (
+        x
+        + F.embedding(y.argsort(stable=True, dim=1)[:, 0] + 1, m.w[:, :2].reshape(8, 1))
+    ),
     "large": lambda m, x, y: x + ((y.argmax(1, keepdim=True) << 40) >> 39),
     "written": lambda m, x, y: x.scatter(1, y.argsort(stable=True, dim=1)[:, :2], 0.5),
     "counted": lambda m, x, y: x * (y > 0).cumsum(1),
@@ -254,7 +352,14 @@ STEPS = {
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 9)), min_size=1, max_size=8), st.booleans())
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 9)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.booleans(),
+)
 def test_what_is_accepted_compiles_and_equals_eager(steps, integers):
     def forward(m, x, y):
         values = [x, y]
@@ -264,15 +369,26 @@ def test_what_is_accepted_compiles_and_equals_eager(steps, integers):
 
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(4, 4, generator=generator) for _ in range(2)]
-    buffers = {"w": torch.randn(4, 4, generator=generator), "b": torch.randn(4), "ids": torch.arange(7)}
+    buffers = {
+        "w": torch.randn(4, 4, generator=generator),
+        "b": torch.randn(4),
+        "ids": torch.arange(7),
+    }
     program = export(forward, *inputs, **buffers)
-    lowered = delegraph.lower(program, backends=[TOSAPartitioner("TOSA-1.0+FP+INT" if integers else "TOSA-1.0+FP")])
-    for found, wanted in zip(lowered(*inputs), program.module(check_guards=False)(*inputs), strict=True):
+    lowered = delegraph.lower(
+        program,
+        backends=[TOSAPartitioner("TOSA-1.0+FP+INT" if integers else "TOSA-1.0+FP")],
+    )
+    for found, wanted in zip(
+        lowered(*inputs), program.module(check_guards=False)(*inputs), strict=True
+    ):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_an_integer_constant_that_the_host_needs_too_keeps_nobody_out():
-    """TOSA 1.0 has no int64 at the border of a delegate; inside, the constant folds, and the host has its own."""
+    """TOSA 1.0 has no int64 at the border of a delegate; inside, the constant folds,
+    and the host has its own.
+    """
 
     def both(module, x):
         k = torch.arange(4) + 1 - 1
@@ -280,7 +396,9 @@ def test_an_integer_constant_that_the_host_needs_too_keeps_nobody_out():
 
     lowered = delegraph.lower(export(both, torch.ones(4, 4)), backends=["tosa"])
     (row,) = lowered.report.delegates
-    assert row.operators["aten.mul.Tensor"] == 1 and [a.name for a in row.inputs] == ["args_0"]
+    assert row.operators["aten.mul.Tensor"] == 1 and [a.name for a in row.inputs] == [
+        "args_0"
+    ]
     assert lowered.verify(torch.randn(4, 4)).relative_error == 0
 
 
@@ -292,21 +410,34 @@ class Elsewhere(BackendDetails):
         return PreprocessResult(b"")
 
 
-@pytest.mark.parametrize("elsewhere", [aten.gather.default, aten.sort.default], ids=["in a delegate", "on the host"])
+@pytest.mark.parametrize(
+    "elsewhere",
+    [aten.gather.default, aten.sort.default],
+    ids=["in a delegate", "on the host"],
+)
 def test_an_integer_constant_leaves_no_partition(elsewhere, monkeypatch):
-    """Neither for another backend's delegate, nor where it is made of what the host computes."""
+    """Neither for another backend's delegate, nor where it is made of what the host
+    computes.
+    """
 
     def forward(m, x):
         rows = torch.arange(3)[:, None].expand(3, 4) + 0
         ones = torch.ones_like(torch.sort(x + 1)[0], dtype=torch.int64)
-        return torch.gather(x * 2, 0, rows) + ones, torch.special.bessel_j0(ones * 1.0) + ones
+        return (
+            torch.gather(x * 2, 0, rows) + ones,
+            torch.special.bessel_j0(ones * 1.0) + ones,
+        )
 
     monkeypatch.setattr(pipeline, "compute_constants", lambda plan, taken_too: "")
     inputs = (torch.randn(3, 4),)
-    other = CapabilityPartitioner(lambda n: None if n.target is elsewhere else "not mine", "Elsewhere")
+    other = CapabilityPartitioner(
+        lambda n: None if n.target is elsewhere else "not mine", "Elsewhere"
+    )
     with delegraph.register(Elsewhere):
         program = export(forward, *inputs)
-        lowered = delegraph.lower(program, backends=[other, "tosa"]).with_missing_runtime("eager")
+        lowered = delegraph.lower(
+            program, backends=[other, "tosa"]
+        ).with_missing_runtime("eager")
         assert lowered.verify(*inputs).relative_error < 1e-6
     assert len({d.backend_id for d in lowered.delegates}) == 2
 
@@ -314,7 +445,10 @@ def test_an_integer_constant_leaves_no_partition(elsewhere, monkeypatch):
 def test_a_call_whose_pieces_are_constants_and_host_calls_stays_whole(monkeypatch):
     for host in (aten.roll.default, aten.index_select.default, aten.index.Tensor):
         monkeypatch.delitem(RULES, (host, Value))
-    lowered = delegraph.lower(export(lambda m, x: torch.roll(x, 1, 1) * 2, torch.ones(4, 4)), backends=["tosa"])
+    lowered = delegraph.lower(
+        export(lambda m, x: torch.roll(x, 1, 1) * 2, torch.ones(4, 4)),
+        backends=["tosa"],
+    )
     assert [r.operator for r in lowered.report.refusals] == ["aten.roll.default"]
     assert lowered.verify(torch.randn(4, 4)).relative_error == 0
 
@@ -323,8 +457,13 @@ def test_nothing_of_a_dynamic_size_is_taken_apart_in_vain(monkeypatch):
     """It is refused for its sizes, which its pieces would have too."""
     traced = []
     real = Tracer.decompose
-    monkeypatch.setattr(Tracer, "decompose", lambda self, node, *how: traced.append(node) or real(self, node, *how))
-    layer, rows = nn.LayerNorm(4).eval(), {0: torch.export.Dim("rows", max=64)}
+    monkeypatch.setattr(
+        Tracer,
+        "decompose",
+        lambda self, node, *how: traced.append(node) or real(self, node, *how),
+    )
+    layer = nn.LayerNorm(4).eval()
+    rows = {0: torch.export.Dim("rows", max=64)}
     program = torch.export.export(layer, (torch.ones(3, 4),), dynamic_shapes=(rows,))
     lowered = delegraph.lower(program, backends=["tosa"])
     assert [r.operator for r in lowered.report.refusals] == ["aten.layer_norm.default"]
@@ -337,9 +476,13 @@ def test_nothing_of_a_dynamic_size_is_taken_apart_in_vain(monkeypatch):
 
 
 def test_a_constant_whose_user_somebody_else_refuses():
-    """A check that the user adds refuses before TOSA is asked; what it uses is then in no delegate."""
+    """A check that the user adds refuses before TOSA is asked; what it uses is then in
+    no delegate.
+    """
     program = export(lambda m, x: x * m.w[0], torch.ones(4), w=torch.ones(2, 4))
     who = TOSAPartitioner("TOSA-1.0+INT")
-    who.additional_checks = (lambda n: "not here" if n.target is aten.mul.Tensor else None,)
+    who.additional_checks = (
+        lambda n: "not here" if n.target is aten.mul.Tensor else None,
+    )
     lowered = delegraph.lower(program, backends=[who])
     assert not lowered.delegates and lowered.verify(torch.randn(4)).relative_error == 0

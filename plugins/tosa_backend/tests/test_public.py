@@ -1,4 +1,6 @@
-"""What ``delegraph_tosa`` offers to plugins that build on it, used as one of them would."""
+"""What ``delegraph_tosa`` offers to plugins that build on it, used as one of them
+would.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ assert set(delegraph_tosa.__all__) <= set(dir(delegraph_tosa))
 
 
 def test_names_are_imported_when_they_are_used():
-    shown = subprocess.run([sys.executable, "-W", "error", "-c", LIGHT], capture_output=True, text=True, check=False)
+    shown = subprocess.run(
+        [sys.executable, "-W", "error", "-c", LIGHT],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert shown.returncode == 0, shown.stderr
     with pytest.raises(AttributeError, match="no attribute 'reed'"):
         tosa.reed  # noqa: B018 - a name that is misspelt
@@ -41,7 +48,10 @@ def why_not_acme(operator):
     """A device without SIN and COS, whose convolutions have kernels of at most 3 by 3."""
     if isinstance(operator, (tosa.operators.SIN, tosa.operators.COS)):
         return "Acme has no trigonometry"
-    if isinstance(operator, tosa.operators.CONV2D) and max(operator.weight.shape[1:3]) > 3:
+    if (
+        isinstance(operator, tosa.operators.CONV2D)
+        and max(operator.weight.shape[1:3]) > 3
+    ):
         return "Acme has kernels of at most 3 by 3"
     return None
 
@@ -53,7 +63,9 @@ class AcmePartitioner(WrappingPartitioner):
     """What the device takes; the other options are TOSA's."""
 
     def __init__(self, spec="TOSA-1.0+FP+acmelite", **options):
-        super().__init__(delegraph.get_partitioner("tosa", spec=spec, **options), "AcmeBackend")
+        super().__init__(
+            delegraph.get_partitioner("tosa", spec=spec, **options), "AcmeBackend"
+        )
 
 
 class AcmeBackend(BackendDetails):
@@ -61,7 +73,11 @@ class AcmeBackend(BackendDetails):
 
     @staticmethod
     def preprocess(edge_program, compile_specs):
-        blob = delegraph.get_backend("tosa").preprocess(edge_program, list(compile_specs)).processed_bytes
+        blob = (
+            delegraph.get_backend("tosa")
+            .preprocess(edge_program, list(compile_specs))
+            .processed_bytes
+        )
         return PreprocessResult(tosa.render(tosa.read(join(blob))).encode())
 
 
@@ -71,13 +87,16 @@ class AcmeRuntime(BackendRuntime):
     @staticmethod
     def load(processed_bytes, compile_specs, named_data):
         program = tosa.Program(tosa.parse(processed_bytes.decode()))
-        return lambda *args: tuple(torch.from_numpy(y.copy()) for y in program([x.numpy() for x in args]))
+        return lambda *args: tuple(
+            torch.from_numpy(y.copy()) for y in program([x.numpy() for x in args])
+        )
 
 
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.small, self.large = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 5)
+        self.small = nn.Conv2d(3, 4, 3)
+        self.large = nn.Conv2d(4, 2, 5)
 
     def forward(self, x):
         return self.large(self.small(x).relu().sin()) * 2
@@ -86,32 +105,49 @@ class Net(nn.Module):
 def test_a_plugin_narrows_the_target_reads_the_graph_and_runs_it():
     x = torch.randn(1, 3, 12, 12)
     with delegraph.register(
-        AcmeBackend, partitioner=AcmePartitioner, runtime=AcmeRuntime, name="acme", options=OPTIONS
+        AcmeBackend,
+        partitioner=AcmePartitioner,
+        runtime=AcmeRuntime,
+        name="acme",
+        options=OPTIONS,
     ):
         lowered = delegraph.lower(
-            Net().eval(), (x,), backends=["acme"], options={"acme": {"spec": "TOSA-1.0+FP+acmelite"}}
+            Net().eval(),
+            (x,),
+            backends=["acme"],
+            options={"acme": {"spec": "TOSA-1.0+FP+acmelite"}},
         )
         assert lowered.verify(x).relative_error < 1e-5
     target = "; the target is TOSA-1.0+FP+acmelite"
     assert {row.operator: row.reason for row in lowered.report.refusals} == {
-        "aten.conv2d.default": f"TOSA CONV2D: Acme has kernels of at most 3 by 3{target}",
+        "aten.conv2d.default": (
+            f"TOSA CONV2D: Acme has kernels of at most 3 by 3{target}"
+        ),
         "aten.sin.default": f"TOSA SIN: Acme has no trigonometry{target}",
     }
     graphs = [tosa.parse(d.processed_bytes.decode()) for d in lowered.delegates]
-    assert [op.name for g in graphs for op in g.operators if op.name in ("CONV2D", "MUL")] == ["CONV2D", "MUL"]
+    assert [
+        op.name for g in graphs for op in g.operators if op.name in ("CONV2D", "MUL")
+    ] == ["CONV2D", "MUL"]
 
 
 def test_a_narrowed_target_is_asked_wherever_the_target_is():
     program = torch.export.export(Net().eval(), (torch.randn(1, 3, 12, 12),))
-    spec, narrow = tosa.TosaSpec.parse("TOSA-1.0+FP"), tosa.TosaSpec.parse("tosa-1.0+ACMELITE+fp")
-    assert str(narrow) == "TOSA-1.0+FP+acmelite" and tosa.TosaSpec.parse(str(narrow)) == narrow != spec
+    spec = tosa.TosaSpec.parse("TOSA-1.0+FP")
+    narrow = tosa.TosaSpec.parse("tosa-1.0+ACMELITE+fp")
+    assert (
+        str(narrow) == "TOSA-1.0+FP+acmelite"
+        and tosa.TosaSpec.parse(str(narrow)) == narrow != spec
+    )
     graph = tosa.compile_program(program, spec)
     assert tosa.violations(graph, spec) == []
     assert [v.problem.split(";")[0] for v in tosa.violations(graph, narrow)] == [
         "TOSA SIN: Acme has no trigonometry",
         "TOSA CONV2D: Acme has kernels of at most 3 by 3",
     ]
-    with pytest.raises(Unsupported, match=r"aten.sin.default: TOSA SIN: Acme has no trigonometry"):
+    with pytest.raises(
+        Unsupported, match=r"aten.sin.default: TOSA SIN: Acme has no trigonometry"
+    ):
         tosa.compile_program(program, narrow)
 
 
@@ -120,11 +156,15 @@ def test_a_graph_is_written_and_its_constants_are_read():
     graph = tosa.compile_program(program, tosa.TosaSpec.parse("TOSA-1.0+FP"))
     again = tosa.read(tosa.TosaFile(graph, tosa.TosaSpec.parse("TOSA-1.0+FP")).join())
     assert tosa.render(again) == tosa.render(tosa.parse(tosa.render(again)))
-    elements = [sorted(tosa.materialize(value).ravel().tolist()) for value in again.constants()]
+    elements = [
+        sorted(tosa.materialize(value).ravel().tolist()) for value in again.constants()
+    ]
     assert sorted(program.state_dict["weight"].ravel().tolist()) in elements
     (result,) = again.outputs
     assert isinstance(result, tosa.Value) and isinstance(result.producer, tosa.Operator)
-    assert result.type == tosa.Type((1, 2), tosa.DType.FP32) and isinstance(again, tosa.Graph)
+    assert result.type == tosa.Type((1, 2), tosa.DType.FP32) and isinstance(
+        again, tosa.Graph
+    )
 
 
 @pytest.mark.parametrize("name", ["fp", "bf16", "8k", "cf", "Acme", "a-c", ""])
@@ -135,7 +175,9 @@ def test_names_that_targets_have_or_cannot_have(name):
 
 def test_a_narrowed_target_has_one_meaning():
     tosa.narrow("acmelite", why_not_acme)
-    with pytest.raises(ValueError, match="'acmelite' is another narrower target already"):
+    with pytest.raises(
+        ValueError, match="'acmelite' is another narrower target already"
+    ):
         tosa.narrow("acmelite", lambda operator: None)
     with pytest.raises(OptionError, match="unknown extension acme2"):
         tosa.TosaSpec.parse("TOSA-1.0+FP+acme2")

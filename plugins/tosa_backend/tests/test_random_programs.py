@@ -1,4 +1,6 @@
-"""Random programs: whatever the partitioner takes compiles, and the whole computes what eager does."""
+"""Random programs: whatever the partitioner takes compiles, and the whole computes what
+eager does.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from .support.random_programs import RandomProgram
 torch.set_num_threads(1)
 TARGETS = ("TOSA-1.0+FP+INT", "TOSA-1.0+FP+INT", "TOSA-1.0+FP", "TOSA-1.1+FP+INT")
 BOUND = 1e-4
-"""Largest error relative to the largest output, or to 1: a dozen steps amplify the rounding of the first."""
+"""Largest error relative to the largest output, or to 1: a dozen steps amplify the
+rounding of the first.
+"""
 
 
 class Masked(TOSAPartitioner):
@@ -22,16 +26,24 @@ class Masked(TOSAPartitioner):
 
     def __init__(self, spec, seed):
         super().__init__(spec)
-        ask, mask = self.support.why_not, random.Random(seed).getrandbits(31) & random.Random(~seed).getrandbits(31)
-        self.support.why_not = lambda n: "by chance" if mask >> (n.meta["debug_handle"] % 31) & 1 else ask(n)
+        ask = self.support.why_not
+        mask = random.Random(seed).getrandbits(31) & random.Random(~seed).getrandbits(
+            31
+        )
+        self.support.why_not = lambda n: (
+            "by chance" if mask >> (n.meta["debug_handle"] % 31) & 1 else ask(n)
+        )
 
 
 def check(seed):
     """Half of the programs go to TOSA whole, as far as it takes them, half in parts."""
-    module, inputs = RandomProgram(seed).eval(), RandomProgram(seed).inputs()
+    module = RandomProgram(seed).eval()
+    inputs = RandomProgram(seed).inputs()
     target = TARGETS[seed // 2 % len(TARGETS)]
     partitioner = Masked(target, seed) if seed % 2 else TOSAPartitioner(target)
-    lowered = delegraph.lower(torch.export.export(module, inputs), backends=[partitioner])
+    lowered = delegraph.lower(
+        torch.export.export(module, inputs), backends=[partitioner]
+    )
     assert all(row.reason for row in lowered.report.refusals)
     for _ in range(2):  # the program counts its calls
         given, own = ([x.clone() for x in inputs] for _ in range(2))
@@ -45,8 +57,14 @@ def check(seed):
 def compare(mine, eager):
     assert (mine.dtype, mine.shape) == (eager.dtype, eager.shape)
     if eager.is_floating_point():
-        scale = max(1.0, eager[eager.isfinite()].abs().max().item()) if eager.isfinite().any() else 1.0
-        torch.testing.assert_close(mine, eager, rtol=0, atol=BOUND * scale, equal_nan=True)
+        scale = (
+            max(1.0, eager[eager.isfinite()].abs().max().item())
+            if eager.isfinite().any()
+            else 1.0
+        )
+        torch.testing.assert_close(
+            mine, eager, rtol=0, atol=BOUND * scale, equal_nan=True
+        )
     else:
         assert torch.equal(mine, eager)
 

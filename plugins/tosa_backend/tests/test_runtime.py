@@ -27,17 +27,23 @@ def node(cls, *operands, **attributes):
 
 
 def load(inputs, outputs, operators):
-    return TOSARuntime.load(TosaFile(Graph(inputs, outputs, operators), SPEC).join(), [], {})
+    return TOSARuntime.load(
+        TosaFile(Graph(inputs, outputs, operators), SPEC).join(), [], {}
+    )
 
 
 @pytest.fixture
 def layer():
     """relu(conv(x) + bias) and the channel-first input, as two outputs."""
     generator = torch.Generator().manual_seed(0)
-    weight, bias = torch.randn(5, 3, 3, 2, generator=generator), torch.randn(5, generator=generator)
+    weight = torch.randn(5, 3, 3, 2, generator=generator)
+    bias = torch.randn(5, generator=generator)
     x = Value(Type((1, 6, 7, 2), DType.FP32), name="x")
     zero = literal([0], DType.FP32, np.float32)
-    weights = literal(weight.numpy(), DType.FP32, np.float32), literal(bias.numpy(), DType.FP32, np.float32)
+    weights = (
+        literal(weight.numpy(), DType.FP32, np.float32),
+        literal(bias.numpy(), DType.FP32, np.float32),
+    )
     window = dict(pad=(1, 1, 1, 1), stride=(1, 1), dilation=(1, 1), acc_type=DType.FP32)
     conv = node(ops.CONV2D, x, *weights, zero, zero, **window)
     relu = node(ops.CLAMP, conv.outputs[0], min_val=0, max_val=float("inf"))
@@ -50,7 +56,9 @@ def test_equals_torch(layer):
     delegate, weight, bias = layer
     x = torch.randn(1, 6, 7, 2)
     result, turned = delegate(x)
-    expected = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), bias, padding=1).relu()
+    expected = torch.nn.functional.conv2d(
+        x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2), bias, padding=1
+    ).relu()
     torch.testing.assert_close(result.permute(0, 3, 1, 2), expected)
     assert torch.equal(turned, x.permute(0, 3, 1, 2)) and turned.is_contiguous()
 
@@ -58,7 +66,9 @@ def test_equals_torch(layer):
 def test_inputs_of_any_strides_and_with_gradients(layer):
     delegate, *_ = layer
     x = torch.randn(7, 2, 1, 6).permute(2, 3, 0, 1).requires_grad_()
-    for result, expected in zip(delegate(x), delegate(x.detach().contiguous()), strict=True):
+    for result, expected in zip(
+        delegate(x), delegate(x.detach().contiguous()), strict=True
+    ):
         assert torch.equal(result, expected) and not result.requires_grad
 
 
@@ -69,10 +79,19 @@ def test_inputs_of_any_strides_and_with_gradients(layer):
         ((torch.zeros(1, 6, 7, 2),) * 2, "1 input is wanted, 2 were given"),
         (
             (torch.zeros(1, 2, 6, 7),),
-            r"input 0 \(x\): float32 \[1, 6, 7, 2\] is wanted, float32 \[1, 2, 6, 7\] was given",
+            (
+                r"input 0 \(x\): float32 \[1, 6, 7, 2\] is wanted, float32 \[1, 2, 6,"
+                r" 7\] was given"
+            ),
         ),
-        ((torch.zeros(1, 6, 7, 2, dtype=torch.float64),), r"wanted, float64 \[1, 6, 7, 2\] was given"),
-        ((torch.zeros(1, 6, 7, 2, dtype=torch.bfloat16),), r"wanted, bfloat16 \[1, 6, 7, 2\] was given"),
+        (
+            (torch.zeros(1, 6, 7, 2, dtype=torch.float64),),
+            r"wanted, float64 \[1, 6, 7, 2\] was given",
+        ),
+        (
+            (torch.zeros(1, 6, 7, 2, dtype=torch.bfloat16),),
+            r"wanted, bfloat16 \[1, 6, 7, 2\] was given",
+        ),
         (
             (torch.zeros(1, 6, 7, 2, device="meta"),),
             "input 0: a tensor on the CPU is wanted, a tensor on meta was given",
@@ -87,8 +106,11 @@ def test_wrong_inputs(layer, arguments, message):
 
 
 def test_outputs_are_memory_of_their_own():
-    """Writing to an output must change neither the input, nor a constant of the next call, nor another output."""
-    x, one = Value(Type((2, 3), DType.FP32)), literal(np.ones((2, 3)), DType.FP32, np.float32)
+    """Writing to an output must change neither the input, nor a constant of the next
+    call, nor another output.
+    """
+    x = Value(Type((2, 3), DType.FP32))
+    one = literal(np.ones((2, 3)), DType.FP32, np.float32)
     flat = node(ops.RESHAPE, x, literal([6], DType.SHAPE, np.int64))
     constant = node(ops.IDENTITY, one)
     total = node(ops.ADD, x, one)
@@ -110,7 +132,9 @@ def test_reversed_and_rank_0_outputs():
     backwards = node(ops.REVERSE, x, axis=0)
     total = node(ops.REDUCE_SUM, x, axis=0)
     scalar = node(ops.RESHAPE, total.outputs[0], literal([], DType.SHAPE, np.int64))
-    delegate = load([x], [backwards.outputs[0], scalar.outputs[0]], [backwards, total, scalar])
+    delegate = load(
+        [x], [backwards.outputs[0], scalar.outputs[0]], [backwards, total, scalar]
+    )
     reverse, sum = delegate(torch.tensor([1, 2, 3], dtype=torch.int32))
     assert reverse.tolist() == [3, 2, 1]
     assert (sum.item(), sum.shape, sum.dtype) == (6, torch.Size([]), torch.int32)
@@ -120,13 +144,24 @@ def test_an_axis_of_size_1_is_reversed():
     x = Value(Type((1, 2), DType.FP32))
     total = node(ops.ADD, x, x)
     backwards = node(ops.REVERSE, total.outputs[0], axis=0)
-    (result,) = load([x], [backwards.outputs[0]], [total, backwards])(torch.tensor([[1.0, 2.0]]))
+    (result,) = load([x], [backwards.outputs[0]], [total, backwards])(
+        torch.tensor([[1.0, 2.0]])
+    )
     assert result.tolist() == [[2.0, 4.0]]
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int16, torch.int32, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, torch.int8, torch.int16, torch.int32, torch.float16, torch.float32],
+)
 def test_every_element_type_goes_in_and_out(dtype):
-    x = Value(Type((2, 2), {torch.float16: DType.FP16, torch.float32: DType.FP32}.get(dtype) or _named(dtype)))
+    x = Value(
+        Type(
+            (2, 2),
+            {torch.float16: DType.FP16, torch.float32: DType.FP32}.get(dtype)
+            or _named(dtype),
+        )
+    )
     turned = node(ops.TRANSPOSE, x, perms=(1, 0))
     given = torch.tensor([[0, 1], [2, 3]]).to(dtype)
     (result,) = load([x], turned.outputs, [turned])(given)
@@ -147,7 +182,9 @@ def test_observed_values_by_the_numbers_of_the_file():
     given = torch.randn(2, 3)
     outputs, told = TOSARuntime.observe(file.join(), [], {})(given)
     assert set(told) == {file.numbers[total], file.numbers[result]} and 0 not in told
-    assert torch.equal(told[file.numbers[total]][0], given + torch.tensor([1.0, 2.0, 3.0]))
+    assert torch.equal(
+        told[file.numbers[total]][0], given + torch.tensor([1.0, 2.0, 3.0])
+    )
     assert torch.equal(told[file.numbers[result]][0], outputs[0])
 
 
@@ -167,7 +204,14 @@ def test_damaged_blob():
 
 def test_operator_that_the_host_cannot_compute():
     x = Value(Type((2,), DType.FP32))
-    custom = node(ops.CUSTOM, x, operator_name="f", domain_name="d", implementation_attrs=b"", types=(x.type,))
+    custom = node(
+        ops.CUSTOM,
+        x,
+        operator_name="f",
+        domain_name="d",
+        implementation_attrs=b"",
+        types=(x.type,),
+    )
     with pytest.raises(Unsupported, match="does not compute CUSTOM"):
         load([x], custom.outputs, [custom])
 
@@ -177,22 +221,42 @@ def test_a_file_takes_inputs_by_their_names_and_says_what_it_is(tmp_path):
     operator = node(ops.SUB, x, y)
     operator.outputs[0].name = "difference"
     file = tmp_path / "sub.tosa"
-    file.write_bytes(TosaFile(Graph([x, y], operator.outputs, [operator]), TosaSpec()).join())
+    file.write_bytes(
+        TosaFile(Graph([x, y], operator.outputs, [operator]), TosaSpec()).join()
+    )
     loaded = delegraph.load(file)
-    a, b = torch.ones(2, 3), torch.full((2, 3), 3.0)
-    for (got,) in (loaded(a, b), loaded(a, **{"the.y": b}), loaded(**{"the.y": b}, x=a)):
+    a = torch.ones(2, 3)
+    b = torch.full((2, 3), 3.0)
+    for (got,) in (
+        loaded(a, b),
+        loaded(a, **{"the.y": b}),
+        loaded(**{"the.y": b}, x=a),
+    ):
         assert torch.equal(got, a - b)
     assert repr(loaded) == "<LoadedProgram sub.tosa: forward>"
     (method,) = loaded.summary.methods
-    assert [t.name for t in (*method.inputs, *method.outputs)] == ["x", "the.y", "difference"]
+    assert [t.name for t in (*method.inputs, *method.outputs)] == [
+        "x",
+        "the.y",
+        "difference",
+    ]
     with ThreadPoolExecutor(4) as executor:
-        assert all(torch.equal(r, a - b) for (r,) in executor.map(lambda _: loaded(a, b), range(40)))
+        assert all(
+            torch.equal(r, a - b)
+            for (r,) in executor.map(lambda _: loaded(a, b), range(40))
+        )
     for call, said in (
-        (lambda: loaded(a, z=b), "the input 'z' is none of the file's; inputs: x, the.y"),
+        (
+            lambda: loaded(a, z=b),
+            "the input 'z' is none of the file's; inputs: x, the.y",
+        ),
         (lambda: loaded(a, x=b), "the input 'x' is given twice"),
         (lambda: loaded(x=a), "the input 'the.y' is not given"),
         (lambda: loaded(a), "2 inputs are wanted, 1 were given"),
-        (lambda: loaded(a, b.numpy()), "input 1: a tensor on the CPU is wanted, a ndarray was given"),
+        (
+            lambda: loaded(a, b.numpy()),
+            "input 1: a tensor on the CPU is wanted, a ndarray was given",
+        ),
     ):
         with pytest.raises(InputError, match=re.escape(said)):
             call()

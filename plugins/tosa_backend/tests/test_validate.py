@@ -31,17 +31,23 @@ def zero(dtype: DType = F32) -> Value:
 
 
 def found(graph: Graph, spec: TosaSpec = FP) -> list[str]:
-    """Without rule and section, which test_every_violation_names_its_rule_and_section is about."""
-    return [str(v).replace(f" [{v.rule}: {v.section}]", "") for v in violations(graph, spec)]
+    """Without rule and section, which test_every_violation_names_its_rule_and_section
+    is about.
+    """
+    return [
+        str(v).replace(f" [{v.rule}: {v.section}]", "") for v in violations(graph, spec)
+    ]
 
 
 def test_every_violation_names_its_rule_and_section():
-    deep, runtime = value(*[1] * 7), value(1)
+    deep = value(*[1] * 7)
+    runtime = value(1)
     exp = apply(ops.EXP, wide := value(2, dtype=DType.BF16))
     exp.source = "model.py:9, in exp"
     add = apply(ops.ADD, wide, wide)
     add.inputs = (wide,)
-    abs_, negate = apply(ops.ABS, deep), apply(ops.NEGATE, value(2), runtime, zero())
+    abs_ = apply(ops.ABS, deep)
+    negate = apply(ops.NEGATE, value(2), runtime, zero())
     reduce = ops.REDUCE_SUM((wide,), axis=2)
     reduce.outputs = (value(1),)
     graph = Graph([wide, deep, runtime], [], [exp, add, abs_, negate, reduce])
@@ -53,27 +59,50 @@ def test_every_violation_names_its_rule_and_section():
     assert ("operand-defined", "Operator Graphs") in broken
     assert ("axis", "REDUCE_SUM, Operation Function") in broken
     first = next(str(v) for v in violations(graph, FP) if v.operator is exp)
-    assert "target is TOSA-1.0+FP [profile: EXP, Supported Data Types]\n    at model.py:9" in first
+    assert (
+        "target is TOSA-1.0+FP [profile: EXP, Supported Data Types]\n    at model.py:9"
+        in first
+    )
 
 
 def test_all_rules_that_one_operator_breaks_are_found():
-    x, weight, bias = value(1, 8, 8, 3), value(4, 3, 3, 2), value(5)
+    x = value(1, 8, 8, 3)
+    weight = value(4, 3, 3, 2)
+    bias = value(5)
     zeros = [literal(numbers, F32, np.float32) for numbers in ([1], [0, 0])]
-    attributes = {"pad": (-1, 0, 0, 0), "stride": (2, 1), "dilation": (1, 1), "acc_type": F32}
+    attributes = {
+        "pad": (-1, 0, 0, 0),
+        "stride": (2, 1),
+        "dilation": (1, 1),
+        "acc_type": F32,
+    }
     conv = ops.CONV2D((x, weight, bias, *zeros), **attributes)
     conv.outputs = (value(1, 3, 6, 4),)
     graph = Graph([x, weight, bias], conv.outputs, [conv])
-    assert [v.rule for v in violations(graph, FP)] == ["channels", "pad", "bias", "zero-point", "single-element"]
+    assert [v.rule for v in violations(graph, FP)] == [
+        "channels",
+        "pad",
+        "bias",
+        "zero-point",
+        "single-element",
+    ]
 
 
 @pytest.mark.parametrize("sample", list(samples()), ids=lambda s: s.label)
 def test_legal_graphs_have_no_violation(sample):
     needed = required(sample.graph)
-    assert found(sample.graph, TosaSpec(profiles=needed.profiles, extensions=needed.extensions)) == []
+    assert (
+        found(
+            sample.graph,
+            TosaSpec(profiles=needed.profiles, extensions=needed.extensions),
+        )
+        == []
+    )
 
 
 def test_all_are_found_at_once():
-    x, y = value(2, 3, name="x"), value(2, 3, dtype=DType.INT32, name="x")
+    x = value(2, 3, name="x")
+    y = value(2, 3, dtype=DType.INT32, name="x")
     add = apply(ops.ADD, x, x)
     add.outputs[0].type = Type((2, 2), F32)
     sub = apply(ops.SUB, y, y)
@@ -106,7 +135,12 @@ def clamped(x: Value, nan_mode: int) -> Operator:
     return made(ops.CLAMP, (x,), (2, 3), min_val=0.0, max_val=1.0, nan_mode=nan_mode)
 
 
-def made(cls: type[Operator], inputs: tuple[Value, ...], shape: tuple[int, ...], **attributes: object) -> Operator:
+def made(
+    cls: type[Operator],
+    inputs: tuple[Value, ...],
+    shape: tuple[int, ...],
+    **attributes: object,
+) -> Operator:
     """An operator whose result is declared as it may not be."""
     operator = cls(inputs, **attributes)
     operator.outputs = (value(*shape),)
@@ -118,9 +152,21 @@ def made(cls: type[Operator], inputs: tuple[Value, ...], shape: tuple[int, ...],
     [
         (lambda x: (reduced(x, 1), reduced(x, 2)), "axis"),
         (lambda x: (reshaped(x, 3, 2), reshaped(x, 3, 3)), "element-count"),
-        (lambda x: (made(ops.EXP, (x,), (2, 3)), made(ops.EXP, (x,), (3, 2))), "result-type"),
-        (lambda x: (made(ops.EXP, (x,), (2, 3)), made(ops.EXP, (value(2, 3),), (2, 3))), "operand-defined"),
-        (lambda x: (negated(x, zero()), negated(x, literal([1], F32, np.float32))), "zero-point"),
+        (
+            lambda x: (made(ops.EXP, (x,), (2, 3)), made(ops.EXP, (x,), (3, 2))),
+            "result-type",
+        ),
+        (
+            lambda x: (
+                made(ops.EXP, (x,), (2, 3)),
+                made(ops.EXP, (value(2, 3),), (2, 3)),
+            ),
+            "operand-defined",
+        ),
+        (
+            lambda x: (negated(x, zero()), negated(x, literal([1], F32, np.float32))),
+            "zero-point",
+        ),
         (lambda x: (clamped(x, NanMode.PROPAGATE), clamped(x, 1)), "attribute-type"),
     ],
 )
@@ -128,20 +174,27 @@ def test_what_is_like_a_legal_operator_in_all_but_one_thing_is_found(make, rule)
     x = value(2, 3)
     legal, broken = make(x)
     operators = [legal, *make(x)[:1], broken]
-    assert [(v.operator, v.rule) for v in violations(Graph([x], [], operators), FP)] == [(broken, rule)]
+    assert [
+        (v.operator, v.rule) for v in violations(Graph([x], [], operators), FP)
+    ] == [(broken, rule)]
 
 
 def test_what_is_broken_alike_is_found_each_time():
     x = value(2, 3)
     operators = [reduced(x, 2), reduced(x, 2)]
-    assert [(v.operator, v.rule) for v in violations(Graph([x], [], operators), FP)] == [(o, "axis") for o in operators]
+    assert [
+        (v.operator, v.rule) for v in violations(Graph([x], [], operators), FP)
+    ] == [(o, "axis") for o in operators]
 
 
 def test_validate_raises_with_all_of_them():
     x = value(2, dtype=DType.BF16)
     graph = Graph([x], (exp := apply(ops.EXP, x)).outputs, [exp])
     with pytest.raises(
-        InvalidGraph, match="3 violations of TOSA-1.0\\+FP:\n  input 0: a tensor of bf16 needs EXT-BF16"
+        InvalidGraph,
+        match=(
+            "3 violations of TOSA-1.0\\+FP:\n  input 0: a tensor of bf16 needs EXT-BF16"
+        ),
     ) as caught:
         validate(graph, FP)
     assert len(caught.value.violations) == 3
@@ -157,11 +210,15 @@ def test_operands_before_uses():
     assert found(Graph([x], b.outputs, [b, a])) == [
         "operator 0 (EXP): operand 0 (%?: [2]fp32) is not defined before it is used"
     ]
-    assert "result 0 (%?: [2]fp32) is defined already" in found(Graph([x], a.outputs, [a, a]))[0]
+    assert (
+        "result 0 (%?: [2]fp32) is defined already"
+        in found(Graph([x], a.outputs, [a, a]))[0]
+    )
 
 
 def test_inputs():
-    x, constant = value(2), literal([1.0], F32, np.float32)
+    x = value(2)
+    constant = literal([1.0], F32, np.float32)
     shape = value(2, dtype=DType.SHAPE)
     assert found(Graph([x, x, constant, shape], [x], [])) == [
         "input 1: the value is an input already",
@@ -179,14 +236,18 @@ def test_constants_of_types_that_files_cannot_hold():
 
 
 def test_operands_that_must_be_constant():
-    x, runtime = value(2), value(1)
+    x = value(2)
+    runtime = value(1)
     negate = apply(ops.NEGATE, x, runtime, zero())
     assert found(Graph([x, runtime], negate.outputs, [negate])) == [
         "operator 0 (NEGATE): TOSA NEGATE: input1_zp must be a compile-time constant"
     ]
     reshape = ops.RESHAPE((x, shape := value(1, dtype=DType.SHAPE)))
     reshape.outputs = (value(2),)
-    assert any("not a constant shape" in text for text in found(Graph([x, shape], reshape.outputs, [reshape])))
+    assert any(
+        "not a constant shape" in text
+        for text in found(Graph([x, shape], reshape.outputs, [reshape]))
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +263,10 @@ def test_operands_that_must_be_constant():
         (ops.TRANSPOSE((value(2, 3),), perms=[1, 0]), "attribute perms is .* no Ints"),
         (ops.TRANSPOSE((value(2, 3),), perms=(1.0, 0)), "no Ints"),
         (ops.CLAMP((value(2, 3),), min_val="0", max_val=1), "attribute min_val is '0'"),
-        (ops.CLAMP((value(2, 3),), min_val=0, max_val=1, nan_mode="PROPAGATE"), "no NanMode"),
+        (
+            ops.CLAMP((value(2, 3),), min_val=0, max_val=1, nan_mode="PROPAGATE"),
+            "no NanMode",
+        ),
         (ops.CLAMP((value(2, 3),), min_val=0, max_val=math.nan), "not in order"),
         (ops.ADD((value(2, 3),)), r"it has 1 operands, needs 2 \(input1, input2\)"),
         (ops.CONCAT((), axis=0), "at least one tensor"),
@@ -218,8 +282,11 @@ def test_malformed_operators(operator, words):
 def test_operators_without_results(version):
     for sample in samples(version=version):
         operator = parse(render(sample.graph)).operators[0]
-        inferred, operator.outputs = operator.outputs, ()
-        graph = Graph([v for v in operator.inputs if v.constant is None], [], [operator])
+        inferred = operator.outputs
+        operator.outputs = ()
+        graph = Graph(
+            [v for v in operator.inputs if v.constant is None], [], [operator]
+        )
         rules = {v.rule for v in violations(graph, TosaSpec(version))}
         assert rules & {"result-type", "result-count"} or not inferred, sample.label
 
@@ -230,17 +297,26 @@ def test_unknown_operators():
 
     unknown = SOFTMAX((x := value(2),))
     unknown.outputs = (value(2),)
-    assert found(Graph([x], unknown.outputs, [unknown])) == ["operator 0 (SOFTMAX): it is no operator of TOSA"]
+    assert found(Graph([x], unknown.outputs, [unknown])) == [
+        "operator 0 (SOFTMAX): it is no operator of TOSA"
+    ]
 
 
 def test_graphs_of_control_flow_are_checked():
     inner = value(2, dtype=DType.BF16)
     body = Graph([inner], (exp := apply(ops.EXP, inner)).outputs, [exp], name="then")
-    condition, x = value(1, dtype=DType.BOOL), value(2, dtype=DType.BF16)
+    condition = value(1, dtype=DType.BOOL)
+    x = value(2, dtype=DType.BF16)
     chosen = apply(ops.COND_IF, condition, x, then_graph=body, else_graph=body)
-    texts = found(Graph([condition, x], chosen.outputs, [chosen]), TosaSpec.parse("TOSA-1.0+FP+cf"))
+    texts = found(
+        Graph([condition, x], chosen.outputs, [chosen]),
+        TosaSpec.parse("TOSA-1.0+FP+cf"),
+    )
     where = "graph then, operator 0 (EXP)"
-    assert f"{where}: TOSA EXP on bf16 needs EXT-BF16; the target is TOSA-1.0+FP+controlflow" in texts
+    assert (
+        f"{where}: TOSA EXP on bf16 needs EXT-BF16; the target is"
+        " TOSA-1.0+FP+controlflow" in texts
+    )
 
 
 def nested(depth: int) -> Graph:
@@ -257,7 +333,8 @@ def test_nesting():
     spec = TosaSpec.parse("TOSA-1.0+FP+cf")
     assert found(nested(5), spec) == []
     assert found(nested(6), spec) == [
-        "graph: control flow is nested 6 deep, the program counts as well and MAX_NESTING is 6"
+        "graph: control flow is nested 6 deep, the program counts as well and"
+        " MAX_NESTING is 6"
     ]
 
 
@@ -267,19 +344,34 @@ def test_a_graph_that_contains_itself():
     chosen.outputs = (value(1, dtype=DType.BOOL),)
     graph = Graph([flag], chosen.outputs, [chosen], name="endless")
     chosen.then_graph = chosen.else_graph = graph
-    assert "nested without end" in found(graph, TosaSpec.parse("TOSA-1.0+FP+cf+nolevel"))[-1]
+    assert (
+        "nested without end"
+        in found(graph, TosaSpec.parse("TOSA-1.0+FP+cf+nolevel"))[-1]
+    )
 
 
 def test_every_limit_that_an_operator_exceeds():
     x = value(1, 20000, 20000, 1)
-    pool = apply(ops.MAX_POOL2D, x, kernel=(10000, 10000), stride=(10000, 10000), pad=(0, 0, 0, 0))
+    pool = apply(
+        ops.MAX_POOL2D,
+        x,
+        kernel=(10000, 10000),
+        stride=(10000, 10000),
+        pad=(0, 0, 0, 0),
+    )
     texts = found(Graph([x], pool.outputs, [pool]))
-    for name, text in zip(("kernel_y", "kernel_x", "stride_y", "stride_x"), texts, strict=True):
+    for name, text in zip(
+        ("kernel_y", "kernel_x", "stride_y", "stride_x"), texts, strict=True
+    ):
         assert name in text
 
 
 def test_the_outside_validator_agrees_on_a_whole_graph():
-    graph = merged(s.graph for s in samples() if s.allowed_by[0] == {"PRO-FP"} or s.allowed_by[0] == {"PRO-INT"})
+    graph = merged(
+        s.graph
+        for s in samples()
+        if s.allowed_by[0] == {"PRO-FP"} or s.allowed_by[0] == {"PRO-INT"}
+    )
     assert found(graph, DEFAULT) == []
     reference_tools.judge(TosaFile(graph, DEFAULT).join(), DEFAULT)
     assert found(graph, FP) != []

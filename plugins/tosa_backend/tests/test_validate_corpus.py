@@ -1,4 +1,5 @@
-"""The validator against tosa-opt and the reference model: it refuses what either refuses and accepts what both accept.
+"""The validator against tosa-opt and the reference model: it refuses what either
+refuses and accepts what both accept.
 
 The full corpus is slow; every eleventh graph of it runs by default.
 """
@@ -17,7 +18,10 @@ from .support import reference_tools
 from .support.corpus import Illegal, illegal, legal
 from .support.samples import arrays
 
-CORPUS = [*(Illegal(f"{s.label}: unchanged", s.graph, s.allowed_by[0]) for s in legal()), *illegal()]
+CORPUS = [
+    *(Illegal(f"{s.label}: unchanged", s.graph, s.allowed_by[0]) for s in legal()),
+    *illegal(),
+]
 NO_INPUTS = ("int4", "int48")
 """Element types that the reference model's Python binding does not take."""
 
@@ -39,7 +43,8 @@ def ours(case: Illegal) -> str:
 def written(case: Illegal) -> bytes | None:
     try:
         return TosaFile(case.graph, spec_of(case.allowed_by)).join()
-    except (DelegraphError, ValueError, OverflowError, IndexError):  # nobody could write it
+    except (DelegraphError, ValueError, OverflowError, IndexError):
+        # nobody could write it
         return None
 
 
@@ -52,33 +57,50 @@ def tosa_opt(job: tuple[bytes, TosaSpec]) -> str:
 
 
 def reference(files: list[tuple[Illegal, bytes]]) -> list[str]:
-    """Refusals of the reference model; empty for what it accepts and what it cannot be asked."""
+    """Refusals of the reference model; empty for what it accepts and what it cannot be
+    asked.
+    """
     jobs = [(file, arrays(case.graph)) for case, file in files]
     answers = reference_tools.run_each(jobs, timeout=600)
     return [
-        answer if isinstance(answer, str) and answer != UNPREDICTABLE and asked(case) else ""
+        (
+            answer
+            if isinstance(answer, str) and answer != UNPREDICTABLE and asked(case)
+            else ""
+        )
         for (case, _), answer in zip(files, answers, strict=True)
     ]
 
 
 def asked(case: Illegal) -> bool:
-    """Whether the reference model can run the file: it takes no int4 and int48, and has no custom operator at all."""
-    return not any(t in case.label for t in NO_INPUTS) and not case.label.startswith("CUSTOM")
+    """Whether the reference model can run the file: it takes no int4 and int48, and has
+    no custom operator at all.
+    """
+    return not any(t in case.label for t in NO_INPUTS) and not case.label.startswith(
+        "CUSTOM"
+    )
 
 
 def disagreements(cases: list[Illegal]) -> tuple[int, int, list[str]]:
     """(accepted by all, refused by one, what is not as it should be)."""
     files = [(case, file) for case in cases if (file := written(case)) is not None]
     with ThreadPool(2) as pool:
-        legality = pool.map(tosa_opt, [(file, spec_of(case.allowed_by)) for case, file in files])
-    wrong, accepted, refused = [], 0, 0
+        legality = pool.map(
+            tosa_opt, [(file, spec_of(case.allowed_by)) for case, file in files]
+        )
+    wrong = []
+    accepted = 0
+    refused = 0
     for (case, file), opt, model in zip(files, legality, reference(files), strict=True):
         found = ours(case) or unreadable(file)
         accepted += not (opt or model)
         refused += bool(opt or model)
         judged = opt or model or asked(case)
         if judged and bool(found) != bool(opt or model):
-            wrong.append(f"{case.label}\n  ours: {found}\n  tosa-opt: {opt}\n  reference model: {model}")
+            wrong.append(
+                f"{case.label}\n  ours: {found}\n  tosa-opt: {opt}\n  reference model:"
+                f" {model}"
+            )
     return accepted, refused, wrong
 
 

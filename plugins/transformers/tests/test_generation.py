@@ -1,4 +1,6 @@
-"""Language models of transformers from ``lower`` to tokens; the judge is transformers' own greedy search."""
+"""Language models of transformers from ``lower`` to tokens; the judge is transformers'
+own greedy search.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,25 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and torchao
 
 PROMPT = [7, 3, 11, 2, 40, 9, 1]
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 
 
 def small(kind="Llama", **more):
-    sizes = {**SIZES, "num_key_value_heads": 1, "vocab_size": 50, "max_position_embeddings": 64, "pad_token_id": 0}
-    config = getattr(transformers, f"{kind}Config" if kind != "Gemma3" else "Gemma3TextConfig")
+    sizes = {
+        **SIZES,
+        "num_key_value_heads": 1,
+        "vocab_size": 50,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+    }
+    config = getattr(
+        transformers, f"{kind}Config" if kind != "Gemma3" else "Gemma3TextConfig"
+    )
     torch.manual_seed(0)
     model = getattr(transformers, f"{kind}ForCausalLM")(config(**sizes, **more)).eval()
     model.generation_config.cache_config = {"batch_size": 1, "max_cache_len": 30}
@@ -29,15 +44,28 @@ def small(kind="Llama", **more):
 
 
 def mamba():
-    sizes = {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 8}
-    config = transformers.Mamba2Config(hidden_size=32, num_hidden_layers=1, vocab_size=50, pad_token_id=0, **sizes)
+    sizes = {
+        "num_heads": 4,
+        "head_dim": 16,
+        "state_size": 8,
+        "n_groups": 2,
+        "chunk_size": 8,
+    }
+    config = transformers.Mamba2Config(
+        hidden_size=32, num_hidden_layers=1, vocab_size=50, pad_token_id=0, **sizes
+    )
     torch.manual_seed(0)
     return transformers.Mamba2ForCausalLM(config).eval()
 
 
 def greedy(model, count):
     with torch.no_grad():
-        made = model.generate(torch.tensor([PROMPT]), max_new_tokens=count, do_sample=False, eos_token_id=None)
+        made = model.generate(
+            torch.tensor([PROMPT]),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+        )
     return made[0, len(PROMPT) :].tolist()
 
 
@@ -47,7 +75,9 @@ def llama():
     from delegraph_transformers import generation_steps
 
     model = small()
-    return model, delegraph.lower(**generation_steps(model, prompt_length=3), backends=["tosa"], require_full=True)
+    return model, delegraph.lower(
+        **generation_steps(model, prompt_length=3), backends=["tosa"], require_full=True
+    )
 
 
 def test_tokens_are_those_of_eager_lowered_and_from_two_tosa_files(llama, tmp_path):
@@ -60,7 +90,9 @@ def test_tokens_are_those_of_eager_lowered_and_from_two_tosa_files(llama, tmp_pa
     files = [tmp_path / "prefill.tosa", tmp_path / "decode.tosa"]
     for file, delegate in zip(files, lowered.delegates, strict=True):
         delegate.save(file)
-    assert generate([delegraph.load(file) for file in files], PROMPT, 20).tokens == wanted
+    assert (
+        generate([delegraph.load(file) for file in files], PROMPT, 20).tokens == wanted
+    )
     stopped = generate(lowered, PROMPT, 20, stop=wanted[2:3])
     assert stopped.tokens == wanted[: wanted.index(wanted[2]) + 1]
 
@@ -76,7 +108,9 @@ def test_the_command_generates_from_a_pte_file(llama, tmp_path):
     told = Generate.run(parser.parse_args([str(tmp_path / "m.pte"), *prompt]))
     wanted = greedy(model, 20)
     assert told.content["tokens"] == wanted and told.content["peak_memory"] > 0
-    assert told.text.startswith(" ".join(map(str, wanted)) + "\n7 tokens of the prompt in ")
+    assert told.text.startswith(
+        " ".join(map(str, wanted)) + "\n7 tokens of the prompt in "
+    )
     with pytest.raises(UsageError, match="either --prompt-tokens or --prompt"):
         Generate.run(parser.parse_args([str(tmp_path / "m.pte")]))
 
@@ -87,7 +121,11 @@ def test_lower_takes_a_model_with_its_generation_config_and_leaves_it_alone():
     lowered = delegraph.lower(model, backends=[])
     assert lowered.methods == ["prefill", "decode"]
     assert model.generation_config.to_dict() == settings
-    caches = [n for n in lowered.exported_program("decode").graph.nodes if n.name.startswith("caches")]
+    caches = [
+        n
+        for n in lowered.exported_program("decode").graph.nodes
+        if n.name.startswith("caches")
+    ]
     assert {tuple(n.meta["val"].shape) for n in caches} == {(1, 1, 30, 16)}
 
 
@@ -97,13 +135,23 @@ def test_a_model_with_states_goes_on_from_those_that_it_is_given():
     model = mamba()
     step = generation_steps(model)["program"]["decode"]
     tokens = [*PROMPT, *greedy(model, 20)]
-    scores, states, made = torch.empty(0), step.empty_caches, []
+    scores = torch.empty(0)
+    states = step.empty_caches
+    made = []
     with torch.no_grad():
         # pieces of 3, 3 and 1 tokens, and then each token that eager made
-        for begin, end in [(0, 3), (3, 6), *((k, k + 1) for k in range(6, len(tokens) - 1))]:
+        for begin, end in [
+            (0, 3),
+            (3, 6),
+            *((k, k + 1) for k in range(6, len(tokens) - 1)),
+        ]:
             kept = [state.clone() for state in states]
-            scores, after = step(torch.tensor([tokens[begin:end]]), torch.tensor([begin]), states)
-            assert all(map(torch.equal, states, kept)), "what the caller passed stays as it is"
+            scores, after = step(
+                torch.tensor([tokens[begin:end]]), torch.tensor([begin]), states
+            )
+            assert all(map(torch.equal, states, kept)), (
+                "what the caller passed stays as it is"
+            )
             states = after
             made += [int(scores.argmax())] if end >= len(PROMPT) else []
     assert made == tokens[len(PROMPT) :]
@@ -112,11 +160,16 @@ def test_a_model_with_states_goes_on_from_those_that_it_is_given():
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """A model whose methods share its caches in a file, the lowered program, and the file."""
+    """A model whose methods share its caches in a file, the lowered program, and the
+    file.
+    """
     from delegraph_transformers import generation_steps
 
-    model, path = small(), tmp_path_factory.mktemp("kept") / "m.pte"
-    lowered = delegraph.lower(**generation_steps(model, prompt_length=3, keep_caches=True), backends=[])
+    model = small()
+    path = tmp_path_factory.mktemp("kept") / "m.pte"
+    lowered = delegraph.lower(
+        **generation_steps(model, prompt_length=3, keep_caches=True), backends=[]
+    )
     lowered.save(path, share_mutable_buffers=True)
     return model, lowered, path
 
@@ -128,7 +181,8 @@ def test_methods_share_caches_that_the_file_keeps(kept, runtime):
     if runtime:
         pytest.importorskip("executorch.runtime")
     model, _, path = kept
-    program, wanted = delegraph.load(path, runtime=runtime), greedy(model, 20)
+    program = delegraph.load(path, runtime=runtime)
+    wanted = greedy(model, 20)
     for _ in range(2):  # the second text begins where the first one left its rows
         assert generate(program, PROMPT, 20).tokens == wanted
     assert generate(program, PROMPT[:2], 5).tokens != wanted[:5]
@@ -139,7 +193,9 @@ def test_methods_share_caches_that_the_file_keeps(kept, runtime):
 def words(tmp_path_factory):
     """A tokenizer.json whose tokens are w0 to w49."""
     tokenizers = pytest.importorskip("tokenizers")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{k}": k for k in range(50)}, unk_token="w0"))
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({f"w{k}": k for k in range(50)}, unk_token="w0")
+    )
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     path = tmp_path_factory.mktemp("words") / "tokenizer.json"
     tokenizer.save(str(path))
@@ -147,23 +203,34 @@ def words(tmp_path_factory):
 
 
 @pytest.mark.parametrize("more", [[], ["--no-warm-up"], ["--runtime", "executorch"]])
-def test_the_command_generates_from_a_file_that_keeps_its_caches(kept, words, more, capfd):
+def test_the_command_generates_from_a_file_that_keeps_its_caches(
+    kept, words, more, capfd
+):
     from delegraph.cli import main
 
     if "executorch" in more:
         pytest.importorskip("executorch.runtime")
     model, _, path = kept
-    wanted, command = greedy(model, 20), ["generate", str(path), *more]
+    wanted = greedy(model, 20)
+    command = ["generate", str(path), *more]
     assert main([*command, "--prompt-tokens", *map(str, PROMPT)]) == 0
     shown = capfd.readouterr().out.splitlines()
     assert shown[0] == " ".join(map(str, wanted))
-    assert [re.sub(r"\d[\d.e+]*", "_", line).replace("ms", "s") for line in shown[1:]] == [
+    assert [
+        re.sub(r"\d[\d.e+]*", "_", line).replace("ms", "s") for line in shown[1:]
+    ] == [
         "_ tokens of the prompt in _ s: _ tokens/s",
         "_ tokens after the first in _ s: _ tokens/s",
         "loaded in _ s; peak memory _ MB, _ MB before the file was loaded",
     ]
     assert shown[1].startswith("7 tokens") and shown[2].startswith("19 tokens")
-    text = ["--prompt", " ".join(f"w{k}" for k in PROMPT), "--tokenizer", str(words), "--json"]
+    text = [
+        "--prompt",
+        " ".join(f"w{k}" for k in PROMPT),
+        "--tokenizer",
+        str(words),
+        "--json",
+    ]
     assert main([*command, *text]) == 0
     told = json.loads(capfd.readouterr().out)
     assert told["prompt"] == PROMPT and told["tokens"] == wanted
@@ -179,13 +246,24 @@ def test_the_command_generates_from_a_file_that_keeps_its_caches(kept, words, mo
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--prompt-tokens", "7", "50"], "the model has no token 50: they go from 0 to 49"),
-        (["--prompt-tokens", "7", "--max-new-tokens", "31"], "1 tokens and 31 more do not fit into the cache, which"),
-        (["--prompt", "w1", "--tokenizer", "broken.json"], "broken.json is no tokenizer.json"),
+        (
+            ["--prompt-tokens", "7", "50"],
+            "the model has no token 50: they go from 0 to 49",
+        ),
+        (
+            ["--prompt-tokens", "7", "--max-new-tokens", "31"],
+            "1 tokens and 31 more do not fit into the cache, which",
+        ),
+        (
+            ["--prompt", "w1", "--tokenizer", "broken.json"],
+            "broken.json is no tokenizer.json",
+        ),
         (["--prompt", "w1"], "--prompt needs --tokenizer"),
     ],
 )
-def test_the_command_says_what_is_wrong(kept, arguments, said, tmp_path, monkeypatch, capfd):
+def test_the_command_says_what_is_wrong(
+    kept, arguments, said, tmp_path, monkeypatch, capfd
+):
     from delegraph.cli import main
 
     monkeypatch.chdir(tmp_path)
@@ -201,7 +279,10 @@ def test_threads_make_one_text_after_the_other_with_caches_that_are_kept(kept):
     prompts = [PROMPT, PROMPT[:2], PROMPT[1:]]
     wanted = [generate(program, prompt, 8).tokens for prompt in prompts]
     with ThreadPoolExecutor(len(prompts)) as threads:
-        assert [made.tokens for made in threads.map(lambda p: generate(program, p, 8), prompts)] == wanted
+        assert [
+            made.tokens
+            for made in threads.map(lambda p: generate(program, p, 8), prompts)
+        ] == wanted
 
 
 def test_what_keeps_its_caches_takes_tokens_and_position(kept):
@@ -209,13 +290,24 @@ def test_what_keeps_its_caches_takes_tokens_and_position(kept):
 
     _, lowered, path = kept
     program = delegraph.load(path)
-    assert [i.name for i in program.summary.methods[0].inputs] == ["input_ids", "position"]
+    assert [i.name for i in program.summary.methods[0].inputs] == [
+        "input_ids",
+        "position",
+    ]
     scores, seen = program.method("decode")(torch.tensor([[7]]), torch.tensor([0]))
     assert scores.shape == (1, 50) and seen.tolist() == [-1, 30]
-    assert program.method("prefill")(torch.tensor([[7, 3, 11]]), torch.tensor([1]))[1].tolist() == [0, 30]
-    with pytest.raises(InputError, match=r"7 tokens and 25 more do not fit into the cache, which has 30"):
+    assert program.method("prefill")(torch.tensor([[7, 3, 11]]), torch.tensor([1]))[
+        1
+    ].tolist() == [0, 30]
+    with pytest.raises(
+        InputError,
+        match=r"7 tokens and 25 more do not fit into the cache, which has 30",
+    ):
         generate(program, PROMPT, 25)
-    with pytest.raises(InputError, match="was of position 3, and this one found the caches of position 0"):
+    with pytest.raises(
+        InputError,
+        match="was of position 3, and this one found the caches of position 0",
+    ):
         generate(lowered, PROMPT, 5)
 
 
@@ -233,10 +325,19 @@ def test_two_files_that_keep_their_caches_are_refused(kept, tmp_path):
 
     steps = generation_steps(kept[0], prompt_length=3, keep_caches=True)
     for name in ("prefill", "decode"):
-        one = {key: {name: value[name]} for key, value in steps.items() if name in value}
+        one = {
+            key: {name: value[name]} for key, value in steps.items() if name in value
+        }
         delegraph.lower(**one, backends=[]).save(tmp_path / f"{name}.pte")
     with pytest.raises(InputError, match="this one found the caches of position 0"):
-        generate([delegraph.load(tmp_path / f"{name}.pte") for name in ("prefill", "decode")], PROMPT, 5)
+        generate(
+            [
+                delegraph.load(tmp_path / f"{name}.pte")
+                for name in ("prefill", "decode")
+            ],
+            PROMPT,
+            5,
+        )
 
 
 @pytest.mark.parametrize("results", [1, 2])
@@ -247,7 +348,10 @@ def test_what_takes_tokens_and_position_and_is_no_step_is_refused(results, tmp_p
         def forward(self, input_ids, position):
             return (input_ids[..., None] * torch.ones(50) + position,) * results
 
-    inputs = {"input_ids": torch.ones(1, 1, dtype=torch.long), "position": torch.tensor([0])}
+    inputs = {
+        "input_ids": torch.ones(1, 1, dtype=torch.long),
+        "position": torch.tensor([0]),
+    }
     lowered = delegraph.lower(
         {"prefill": Scores(), "decode": Scores()},
         example_kwargs={"prefill": inputs, "decode": inputs},
@@ -262,14 +366,19 @@ def test_kept_states_begin_as_zeros_where_a_text_begins():
     from delegraph_transformers import generation_steps
 
     model = mamba()
-    step = generation_steps(model, prompt_length=3, keep_caches=True)["program"]["decode"]
+    step = generation_steps(model, prompt_length=3, keep_caches=True)["program"][
+        "decode"
+    ]
     wanted = greedy(model, 4)
     with torch.no_grad():
         for text in range(2):
             made = []
             for position, token in enumerate([*PROMPT, *wanted[:-1]]):
                 scores, seen = step(torch.tensor([[token]]), torch.tensor([position]))
-                assert seen.tolist() == [position - 1 if position else (-1, len(PROMPT) + 2)[text], 0]
+                assert seen.tolist() == [
+                    position - 1 if position else (-1, len(PROMPT) + 2)[text],
+                    0,
+                ]
                 made.append(int(scores.argmax()))
             assert made[len(PROMPT) - 1 :] == wanted
 
@@ -279,11 +388,16 @@ def test_what_does_not_fit_is_said(llama):
     from delegraph_transformers.models import read
 
     _, lowered = llama
-    with pytest.raises(InputError, match=r"7 tokens and 25 more do not fit into the cache, which has 30"):
+    with pytest.raises(
+        InputError,
+        match=r"7 tokens and 25 more do not fit into the cache, which has 30",
+    ):
         generate(lowered, PROMPT, 25)
     with pytest.raises(InputError, match="at least 1 each"):
         generate(lowered, [], 3)
-    linear = delegraph.lower(torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),), backends=[])
+    linear = delegraph.lower(
+        torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),), backends=[]
+    )
     with pytest.raises(InputError, match="has no method decode"):
         generate(linear, PROMPT, 3)
     with pytest.raises(InputError, match="BertModel does not generate"):
@@ -295,43 +409,64 @@ def test_what_does_not_fit_is_said(llama):
 def quantized(model, weights):
     """``model`` with weights of torchao, or as it is for "float"."""
     from torchao.quantization import Int8DynamicActivationIntxWeightConfig as Dynamic
-    from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup, quantize_
+    from torchao.quantization import (
+        Int8WeightOnlyConfig,
+        IntxWeightOnlyConfig,
+        PerGroup,
+        quantize_,
+    )
 
     configs = {
         "int8": Int8WeightOnlyConfig(),
         "int4": IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(16)),
-        "8da4w": Dynamic(weight_dtype=torch.int4, weight_granularity=PerGroup(32)),  # what XNNPACK takes
+        # what XNNPACK takes
+        "8da4w": Dynamic(weight_dtype=torch.int4, weight_granularity=PerGroup(32)),
     }
     if weights in configs:
         quantize_(model, configs[weights])
     return model
 
 
-@pytest.mark.parametrize("weights", ["8da4w", *(pytest.param(w, marks=pytest.mark.slow) for w in ("int8", "int4"))])
-@pytest.mark.parametrize("backend", [None, *(pytest.param(b, marks=pytest.mark.slow) for b in ("xnnpack", "tosa"))])
+@pytest.mark.parametrize(
+    "weights",
+    ["8da4w", *(pytest.param(w, marks=pytest.mark.slow) for w in ("int8", "int4"))],
+)
+@pytest.mark.parametrize(
+    "backend",
+    [None, *(pytest.param(b, marks=pytest.mark.slow) for b in ("xnnpack", "tosa"))],
+)
 def test_quantized_weights_beside_caches_that_are_kept(weights, backend, tmp_path):
     from delegraph_transformers import generate, generation_steps
 
     model = quantized(small(), weights)
-    wanted, backends = greedy(model, 20), [backend] if backend else []
+    wanted = greedy(model, 20)
+    backends = [backend] if backend else []
     if (weights, backend) == ("8da4w", "xnnpack"):
-        # which rounds activations otherwise than eager: the same file with its caches as arguments is the judge
+        # which rounds activations otherwise than eager: the same file with its caches
+        # as arguments is the judge
         steps = generation_steps(model, prompt_length=3)
         delegraph.lower(**steps, backends=backends).save(tmp_path / "taken.pte")
         wanted = generate(delegraph.load(tmp_path / "taken.pte"), PROMPT, 20).tokens
     steps = generation_steps(model, prompt_length=3, keep_caches=True)
-    delegraph.lower(**steps, backends=backends).save(tmp_path / "kept.pte", share_mutable_buffers=True)
+    delegraph.lower(**steps, backends=backends).save(
+        tmp_path / "kept.pte", share_mutable_buffers=True
+    )
     for runtime in (None, "executorch") if backend != "tosa" else (None,):
         if runtime:
             pytest.importorskip("executorch.runtime")
         program = delegraph.load(tmp_path / "kept.pte", runtime=runtime)
-        assert [generate(program, PROMPT, 20).tokens for _ in range(2)] == [wanted, wanted]
+        assert [generate(program, PROMPT, 20).tokens for _ in range(2)] == [
+            wanted,
+            wanted,
+        ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("weights", ["float", "int8", "int4"])
 @pytest.mark.parametrize("backend", ["tosa", "xnnpack"])
-@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Gemma3", "Phi3", "Mixtral", "Mamba2"])
+@pytest.mark.parametrize(
+    "kind", ["Llama", "Qwen3", "Gemma3", "Phi3", "Mixtral", "Mamba2"]
+)
 def test_families(kind, backend, weights, tmp_path):
     from delegraph_transformers import generate, generation_steps
 
@@ -340,21 +475,33 @@ def test_families(kind, backend, weights, tmp_path):
         "Gemma3": {"head_dim": 16, "sliding_window": 8},
         "Mixtral": {"num_local_experts": 4},
     }
-    model = quantized(mamba() if kind == "Mamba2" else small(kind, **more.get(kind, {})), weights)
+    model = quantized(
+        mamba() if kind == "Mamba2" else small(kind, **more.get(kind, {})), weights
+    )
     if kind == "Mixtral":
         model.set_experts_implementation("batched_mm")
-    lowered = delegraph.lower(**generation_steps(model, prompt_length=3), backends=[backend])
+    lowered = delegraph.lower(
+        **generation_steps(model, prompt_length=3), backends=[backend]
+    )
     lowered.save(tmp_path / "m.pte")
     wanted = greedy(model, 20)
     assert generate(lowered, PROMPT, 20).tokens == wanted
     assert generate(delegraph.load(tmp_path / "m.pte"), PROMPT, 20).tokens == wanted
     steps = generation_steps(model, prompt_length=3, keep_caches=True)
-    delegraph.lower(**steps, backends=[backend]).save(tmp_path / "kept.pte", share_mutable_buffers=True)
+    delegraph.lower(**steps, backends=[backend]).save(
+        tmp_path / "kept.pte", share_mutable_buffers=True
+    )
     for runtime in (None, "executorch") if backend == "xnnpack" else (None,):
         program = delegraph.load(tmp_path / "kept.pte", runtime=runtime)
-        assert [generate(program, PROMPT, 20).tokens for _ in range(2)] == [wanted, wanted]
+        assert [generate(program, PROMPT, 20).tokens for _ in range(2)] == [
+            wanted,
+            wanted,
+        ]
     if backend == "tosa" and len(lowered.delegates) == 2:
         files = [tmp_path / "prefill.tosa", tmp_path / "decode.tosa"]
         for file, delegate in zip(files, lowered.delegates, strict=True):
             delegate.save(file)
-        assert generate([delegraph.load(file) for file in files], PROMPT, 20).tokens == wanted
+        assert (
+            generate([delegraph.load(file) for file in files], PROMPT, 20).tokens
+            == wanted
+        )

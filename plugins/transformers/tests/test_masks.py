@@ -1,4 +1,6 @@
-"""Encoders whose masks, positions and boxes are int64, as transformers makes them, are one delegate of TOSA."""
+"""Encoders whose masks, positions and boxes are int64, as transformers makes them, are
+one delegate of TOSA.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,36 @@ import torch
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
 
-LAYERS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2}
+LAYERS = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+}
 TEXT = LAYERS | {"vocab_size": 100, "max_position_embeddings": 64, "pad_token_id": 0}
 MARKS = {"bos_token_id": 1, "eos_token_id": 2}
 SEPARATORS = {"cls_token_id": 1, "sep_token_id": 2}
 BUCKETS = {"position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 DISTANCES = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
 IMAGE = LAYERS | {"image_size": 32, "patch_size": 8}
-T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 100}
+T5 = {
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 96,
+    "num_layers": 2,
+    "num_heads": 4,
+    "vocab_size": 100,
+}
 MODELS = {
     "LayoutLMModel": TEXT | {"max_2d_position_embeddings": 64},
     "ModernBertModel": TEXT | MARKS | SEPARATORS | {"local_attention": 8},
     "DebertaModel": TEXT | DISTANCES,
     "DebertaV2Model": TEXT | DISTANCES | BUCKETS,
-    "OwlViTForObjectDetection": {"text_config": TEXT | MARKS, "vision_config": IMAGE, "projection_dim": 64},
+    "OwlViTForObjectDetection": {
+        "text_config": TEXT | MARKS,
+        "vision_config": IMAGE,
+        "projection_dim": 64,
+    },
     "T5EncoderModel": T5,
 }
 COMPUTED = ("DebertaModel", "DebertaV2Model")
@@ -45,8 +63,11 @@ def arguments(name):
 def test_it_is_one_delegate(name):
     torch.manual_seed(0)
     model = getattr(transformers, name)
-    model, given = model(model.config_class(**MODELS[name])).eval(), arguments(name)
-    sure = {"tosa": {"int32_inputs": ["attention_mask=0..1"]}} if name in COMPUTED else {}
+    model = model(model.config_class(**MODELS[name])).eval()
+    given = arguments(name)
+    sure = (
+        {"tosa": {"int32_inputs": ["attention_mask=0..1"]}} if name in COMPUTED else {}
+    )
     with torch.no_grad():
         program = torch.export.export(model, (), given)
     lowered = delegraph.lower(program, backends=["tosa"], options=sure)

@@ -1,4 +1,6 @@
-"""Errors outside of the window of transformers' versions, and where the window is written."""
+"""Errors outside of the window of transformers' versions, and where the window is
+written.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from delegraph_transformers import models, versions
 
 transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).parents[3]
-SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 30}
+SIZES = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 30,
+}
 
 
 def build():
@@ -22,7 +30,9 @@ def pretend(monkeypatch, number):
     monkeypatch.setattr(versions, "version", lambda name: number)
 
 
-@pytest.mark.parametrize("number", ["5.23.0", "5.23.4", "5.24.0", "5.24.9", "5.24.0.dev0"])
+@pytest.mark.parametrize(
+    "number", ["5.23.0", "5.23.4", "5.24.0", "5.24.9", "5.24.0.dev0"]
+)
 def test_versions_in_the_window_are_not_named(monkeypatch, number):
     pretend(monkeypatch, number)
     assert versions.untried_version() == ""
@@ -31,12 +41,26 @@ def test_versions_in_the_window_are_not_named(monkeypatch, number):
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        ("5.25.0", "transformers 5.25.0 is newer than 5.24.0, the newest version that was tried"),
+        (
+            "5.25.0",
+            (
+                "transformers 5.25.0 is newer than 5.24.0, the newest version that was"
+                " tried"
+            ),
+        ),
         ("6.0.0rc1", "transformers 6.0.0rc1 is newer than 5.24.0"),
-        ("5.9.1", "transformers 5.9.1 is older than 5.23.0, the oldest version that was tried"),
+        (
+            "5.9.1",
+            (
+                "transformers 5.9.1 is older than 5.23.0, the oldest version that was"
+                " tried"
+            ),
+        ),
     ],
 )
-@pytest.mark.parametrize("broken", [TypeError("no argument cache"), ImportError("no StaticCache")])
+@pytest.mark.parametrize(
+    "broken", [TypeError("no argument cache"), ImportError("no StaticCache")]
+)
 def test_errors_name_a_version_outside_of_the_window(monkeypatch, number, said, broken):
     from delegraph_transformers import generation_steps
 

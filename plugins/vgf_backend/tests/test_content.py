@@ -11,26 +11,46 @@ from delegraph.errors import FormatError
 from delegraph_engines import unseal
 from delegraph_vgf.content import MARK, content_of
 
-INPUT, OUTPUT = vgfpy.ResourceCategory.Input, vgfpy.ResourceCategory.Output
-FORMATS = {"fp32": 100, "fp16": 76, "int8": 14, "int16": 75, "int32": 99, "bool": 1000460000}
+INPUT = vgfpy.ResourceCategory.Input
+OUTPUT = vgfpy.ResourceCategory.Output
+FORMATS = {
+    "fp32": 100,
+    "fp16": 76,
+    "int8": 14,
+    "int16": 75,
+    "int32": 99,
+    "bool": 1000460000,
+}
 """Name of a type of TOSA -> VkFormat."""
 
 
 class Network(torch.nn.Module):
-    """Results of several types, constants with NaN and infinity, inputs whose order is not that of their use."""
+    """Results of several types, constants with NaN and infinity, inputs whose order is
+    not that of their use.
+    """
 
     def __init__(self):
         super().__init__()
-        self.conv, self.linear = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 5)
-        self.register_buffer("odd", torch.tensor([float("nan"), float("inf"), -0.0, 1e-45, 1.0]))
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+        self.linear = torch.nn.Linear(4, 5)
+        self.register_buffer(
+            "odd", torch.tensor([float("nan"), float("inf"), -0.0, 1e-45, 1.0])
+        )
 
     def forward(self, scale, x):
         y = torch.relu(self.conv(x)).amax((2, 3))
         z = torch.softmax(self.linear(y), 1) * scale
-        return z, y > 0.5, y.argmax(1).to(torch.int32), y.half(), torch.maximum(z, self.odd)
+        return (
+            z,
+            y > 0.5,
+            y.argmax(1).to(torch.int32),
+            y.half(),
+            torch.maximum(z, self.odd),
+        )
 
 
-MODEL, INPUTS = Network().eval(), (torch.tensor(2.0), torch.randn(2, 3, 8, 8))
+MODEL = Network().eval()
+INPUTS = (torch.tensor(2.0), torch.randn(2, 3, 8, 8))
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +73,18 @@ class Arms:
         assert header.IsValid() and header.CheckVersion() and header.IsLatestVersion()
 
         def section(of, create):
-            start, size = (getattr(header, f"Get{of}{what}")() for what in ("Offset", "Size"))
+            start, size = (
+                getattr(header, f"Get{of}{what}")() for what in ("Offset", "Size")
+            )
             return create(data[start : start + size], size)
 
         self.modules = section("ModuleTable", vgfpy.CreateModuleTableDecoder)
-        self.sequence = section("ModelSequenceTable", vgfpy.CreateModelSequenceTableDecoder)
-        self.resources = section("ModelResourceTable", vgfpy.CreateModelResourceTableDecoder)
+        self.sequence = section(
+            "ModelSequenceTable", vgfpy.CreateModelSequenceTableDecoder
+        )
+        self.resources = section(
+            "ModelResourceTable", vgfpy.CreateModelResourceTableDecoder
+        )
         self.constants = section("Constants", vgfpy.CreateConstantDecoder)
 
     def borders(self, side):
@@ -68,18 +94,25 @@ class Arms:
         rows = []
         for k in range(self.sequence.getBindingsSize(slots)):
             at = self.sequence.getBindingSlotMrtIndex(slots, k)
-            slot, name = self.sequence.getBindingSlotBinding(slots, k), self.sequence.getName(names, k)
+            slot = self.sequence.getBindingSlotBinding(slots, k)
+            name = self.sequence.getName(names, k)
             rows.append((name, slot, self.resources.getCategory(at), *self.type(at)))
         return rows
 
     def type(self, at):
-        return self.resources.getVkFormat(at), tuple(self.resources.getTensorShape(at) or ())
+        return self.resources.getVkFormat(at), tuple(
+            self.resources.getTensorShape(at) or ()
+        )
 
     def stored(self):
         """(format, shape, bytes) of each constant."""
         numbers = range(self.constants.size())
         return [
-            (*self.type(self.constants.getConstantMrtIndex(k)), bytes(self.constants.getConstant(k))) for k in numbers
+            (
+                *self.type(self.constants.getConstantMrtIndex(k)),
+                bytes(self.constants.getConstant(k)),
+            )
+            for k in numbers
         ]
 
 
@@ -94,24 +127,30 @@ def declared(values):
 
 def test_arms_library_finds_the_inputs_and_outputs_that_we_lowered(data, graph):
     file = Arms(data)
-    inputs, outputs = file.borders("Input"), file.borders("Output")
+    inputs = file.borders("Input")
+    outputs = file.borders("Output")
     assert [row[3:] for row in inputs] == declared(graph.inputs)
     assert [row[3:] for row in outputs] == declared(graph.outputs)
-    assert {row[2] for row in inputs} == {INPUT} and {row[2] for row in outputs} == {OUTPUT}
+    assert {row[2] for row in inputs} == {INPUT} and {row[2] for row in outputs} == {
+        OUTPUT
+    }
     assert len({row[1] for row in (*inputs, *outputs)}) == 7  # a slot each
 
 
 def test_arms_library_finds_one_module_and_one_segment_that_runs_it(data):
     file = Arms(data)
     assert (file.modules.size(), file.sequence.modelSequenceTableSize()) == (1, 1)
-    assert file.modules.getModuleType(0) == vgfpy.ModuleType.Graph and file.modules.hasSPIRVCode(0)
+    assert file.modules.getModuleType(
+        0
+    ) == vgfpy.ModuleType.Graph and file.modules.hasSPIRVCode(0)
     assert file.sequence.getSegmentModuleIndex(0) == 0
     assert file.modules.getSPIRVModuleCode(0)[0] == 0x07230203  # SPIR-V's magic number
 
 
 def test_constants_have_the_bits_of_the_weights(data):
     """Vectors of a few elements are not among them: they are part of the SPIR-V."""
-    conv, linear = MODEL.conv.weight.detach().permute(0, 2, 3, 1), MODEL.linear.weight.detach()
+    conv = MODEL.conv.weight.detach().permute(0, 2, 3, 1)
+    linear = MODEL.linear.weight.detach()
     assert Arms(data).stored() == [
         (100, (4, 3, 3, 3), conv.numpy().tobytes()),
         (100, (5, 1, 1, 4), linear.numpy().tobytes()),
@@ -119,28 +158,47 @@ def test_constants_have_the_bits_of_the_weights(data):
 
 
 def test_our_reader_finds_the_same(data):
-    ours, arms = content_of(data), Arms(data)
+    ours = content_of(data)
+    arms = Arms(data)
     for side, tensors in (("Input", ours.inputs), ("Output", ours.outputs)):
         assert [(t.name, t.slot, t.format, t.shape) for t in tensors] == [
             (name, slot, *type) for name, slot, _, *type in arms.borders(side)
         ]
     extents = [(constant.start, constant.bytes) for constant in ours.constants]
-    assert [(t.format, t.shape) for t in ours.constants] == [row[:2] for row in arms.stored()]
-    assert [bytes(data[start : start + size]) for start, size in extents] == [row[2] for row in arms.stored()]
+    assert [(t.format, t.shape) for t in ours.constants] == [
+        row[:2] for row in arms.stored()
+    ]
+    assert [bytes(data[start : start + size]) for start, size in extents] == [
+        row[2] for row in arms.stored()
+    ]
 
 
 def test_a_quantized_network_is_a_file_of_int8():
-    """Its weights are int8, and what crosses the border is what the program takes and returns."""
+    """Its weights are int8, and what crosses the border is what the program takes and
+    returns.
+    """
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 5))
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(288, 5),
+    )
     batches = [(torch.randn(1, 3, 8, 8),) for _ in range(3)]
     program = delegraph.quantize(model.eval(), batches, backend="tosa")
-    ours, tosa = (delegraph.lower(program, backends=[name], require_full=True) for name in ("vgf", "tosa"))
+    ours, tosa = (
+        delegraph.lower(program, backends=[name], require_full=True)
+        for name in ("vgf", "tosa")
+    )
     file = Arms(bytes(unseal(ours.delegates[0].processed_bytes, MARK)[0]))
     graph = delegraph_tosa.read(tosa.delegates[0].processed_bytes)
     assert [row[3:] for row in file.borders("Input")] == declared(graph.inputs)
     assert [row[3:] for row in file.borders("Output")] == declared(graph.outputs)
-    stored = {shape: len(data) for form, shape, data in file.stored() if form == FORMATS["int8"]}
+    stored = {
+        shape: len(data)
+        for form, shape, data in file.stored()
+        if form == FORMATS["int8"]
+    }
     assert stored == {(8, 3, 3, 3): 216, (5, 1, 1, 288): 1440}
 
 
@@ -165,7 +223,14 @@ def test_each_damage_is_a_format_error_and_no_other(data):
 
 @pytest.mark.parametrize(
     "place, form, value",
-    [(8, "<B", 1), (9, "<B", 6), (16, "<Q", 2**63), (24, "<Q", 2**64 - 1), (64, "<Q", 0), (72, "<Q", 2**40)],
+    [
+        (8, "<B", 1),
+        (9, "<B", 6),
+        (16, "<Q", 2**63),
+        (24, "<Q", 2**64 - 1),
+        (64, "<Q", 0),
+        (72, "<Q", 2**40),
+    ],
 )
 def test_a_header_that_leads_astray_is_refused(data, place, form, value):
     damaged = bytearray(data)

@@ -1,4 +1,6 @@
-"""Programs as VGF files: what is compiled, what is refused and why, and what runs where there is a Vulkan driver."""
+"""Programs as VGF files: what is compiled, what is refused and why, and what runs where
+there is a Vulkan driver.
+"""
 
 import os
 import subprocess
@@ -33,7 +35,13 @@ class Network(torch.nn.Module):
 
     def forward(self, x, scale, mask):
         y = torch.where(mask, torch.relu(self.conv(x)) * scale, float("nan"))
-        return y, y.isnan(), y.amax((2, 3)).argmax(1).to(torch.int32), scale * 2, y.half()
+        return (
+            y,
+            y.isnan(),
+            y.amax((2, 3)).argmax(1).to(torch.int32),
+            scale * 2,
+            y.half(),
+        )
 
 
 MODEL = Network().eval()
@@ -61,30 +69,51 @@ def test_a_damaged_file_is_refused_before_it_runs(lowered):
 
 
 def test_a_converter_that_refuses_gives_the_partition_to_the_host():
-    model, x = torch.nn.Linear(2, 2).eval(), torch.ones(1, 2)
-    lowered = delegraph.lower(model, (x,), backends=["vgf"], options={"vgf": {"flags": "--no-such-flag"}})
+    model = torch.nn.Linear(2, 2).eval()
+    x = torch.ones(1, 2)
+    lowered = delegraph.lower(
+        model, (x,), backends=["vgf"], options={"vgf": {"flags": "--no-such-flag"}}
+    )
     assert not lowered.delegates
     [refused] = lowered.report.given_back
-    assert "model-converter ended with " in refused.reason and "--no-such-flag" in refused.reason
+    assert (
+        "model-converter ended with " in refused.reason
+        and "--no-such-flag" in refused.reason
+    )
     torch.testing.assert_close(lowered(x), model(x))
 
 
 def test_a_file_that_is_called_otherwise_is_refused():
     options = {"vgf": {"flags": "--type-narrowing full"}}
-    lowered = delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["vgf"], options=options)
+    lowered = delegraph.lower(
+        torch.nn.ReLU(), (torch.ones(2),), backends=["vgf"], options=options
+    )
     [refused] = lowered.report.given_back
     assert "float16" in refused.reason and "float32" in refused.reason
 
 
 def test_a_target_that_vgf_has_not_is_refused_at_once():
     with pytest.raises(OptionError, match=r"TOSA-0\.80.*made from TOSA 1\.0"):
-        delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["vgf"], options={"vgf": {"spec": "TOSA-0.80+MI"}})
+        delegraph.lower(
+            torch.nn.ReLU(),
+            (torch.ones(2),),
+            backends=["vgf"],
+            options={"vgf": {"spec": "TOSA-0.80+MI"}},
+        )
 
 
-@pytest.mark.parametrize("flags, told", [("'", "No closing quotation"), ("a\0b", "character"), ("\udc80", "character")])
+@pytest.mark.parametrize(
+    "flags, told",
+    [("'", "No closing quotation"), ("a\0b", "character"), ("\udc80", "character")],
+)
 def test_flags_that_no_process_can_be_given_are_refused_at_once(flags, told):
     with pytest.raises(OptionError, match=f"'flags'.*{told}"):
-        delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["vgf"], options={"vgf": {"flags": flags}})
+        delegraph.lower(
+            torch.nn.ReLU(),
+            (torch.ones(2),),
+            backends=["vgf"],
+            options={"vgf": {"flags": flags}},
+        )
 
 
 class Branches(torch.nn.Module):
@@ -96,13 +125,25 @@ class Branches(torch.nn.Module):
     "model, dynamic, spec, reason",
     [
         (Branches(), None, "TOSA-1.0+FP+cf", "VGF files have no COND_IF"),
-        (torch.nn.ReLU(), ({0: torch.export.Dim("n", max=9)},), "TOSA-1.0+FP", "wants every size at compile time"),
-        (torch.nn.ReLU(), ({0: torch.export.Dim("n", max=9)},), "TOSA-1.1+FP+shape", "VGF files have fixed sizes"),
+        (
+            torch.nn.ReLU(),
+            ({0: torch.export.Dim("n", max=9)},),
+            "TOSA-1.0+FP",
+            "wants every size at compile time",
+        ),
+        (
+            torch.nn.ReLU(),
+            ({0: torch.export.Dim("n", max=9)},),
+            "TOSA-1.1+FP+shape",
+            "VGF files have fixed sizes",
+        ),
     ],
 )
 def test_what_the_converter_refuses_makes_no_partition(model, dynamic, spec, reason):
     program = torch.export.export(model, (torch.ones(2, 3),), dynamic_shapes=dynamic)
-    report = delegraph.lower(program, backends=["vgf"], options={"vgf": {"spec": spec}}).report
+    report = delegraph.lower(
+        program, backends=["vgf"], options={"vgf": {"spec": spec}}
+    ).report
     assert not report.given_back
     assert any(reason in refusal.reason for refusal in report.refusals)
 
@@ -111,16 +152,25 @@ def test_inspect_shows_what_is_in_a_file(lowered, tmp_path):
     lowered.save(tmp_path / "m.vgf")
     shown = str(VgfFormat.inspect(tmp_path / "m.vgf")).splitlines()
     assert shown[0] == f"VGF file 0.5.0: {(tmp_path / 'm.vgf').stat().st_size} bytes"
-    assert "input input_1: float32[]" in shown and "output output_1: bool[2, 4, 6, 6]" in shown
+    assert (
+        "input input_1: float32[]" in shown
+        and "output output_1: bool[2, 4, 6, 6]" in shown
+    )
     assert VgfFormat.summarize(tmp_path / "m.vgf").constants == 1
-    assert [(a.dtype.name, a.shape) for a in VgfFormat.sample(tmp_path / "m.vgf", 0)][1:] == [
+    assert [(a.dtype.name, a.shape) for a in VgfFormat.sample(tmp_path / "m.vgf", 0)][
+        1:
+    ] == [
         ("float32", ()),
         ("bool", (2, 4, 6, 6)),
     ]
 
 
-@pytest.mark.parametrize("told", [("float32", [1 << 40]), ("float32", [-1]), ("complex64", [2]), ("int", [])])
-def test_no_input_is_drawn_for_a_file_that_asks_for_what_there_is_not(told, lowered, tmp_path):
+@pytest.mark.parametrize(
+    "told", [("float32", [1 << 40]), ("float32", [-1]), ("complex64", [2]), ("int", [])]
+)
+def test_no_input_is_drawn_for_a_file_that_asks_for_what_there_is_not(
+    told, lowered, tmp_path
+):
     path = tmp_path / "m.vgf"
     path.write_bytes(unseal(lowered.delegates[0].processed_bytes, MARK)[0])
     path.write_bytes(Signature((told,), ()).seal(path, MARK))
@@ -139,7 +189,9 @@ def test_no_input_is_drawn_for_a_file_that_asks_for_what_there_is_not(told, lowe
         ("exec sleep 9", "within 0.3 seconds"),
     ],
 )
-def test_however_the_trial_of_a_driver_ends_it_is_said(does, said, tmp_path, monkeypatch):
+def test_however_the_trial_of_a_driver_ends_it_is_said(
+    does, said, tmp_path, monkeypatch
+):
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{does}\n")
     python.chmod(0o755)
@@ -150,29 +202,55 @@ def test_however_the_trial_of_a_driver_ends_it_is_said(does, said, tmp_path, mon
 
 
 def test_the_cache_knows_the_converter():
-    [specs] = [d.compile_specs for d in delegraph.lower(torch.nn.ReLU(), (torch.ones(2),), backends=["vgf"]).delegates]
-    assert VgfBackend.fingerprint(list(specs)).startswith("ai-ml-sdk-model-converter 0.")
+    [specs] = [
+        d.compile_specs
+        for d in delegraph.lower(
+            torch.nn.ReLU(), (torch.ones(2),), backends=["vgf"]
+        ).delegates
+    ]
+    assert VgfBackend.fingerprint(list(specs)).startswith(
+        "ai-ml-sdk-model-converter 0."
+    )
 
 
 def test_a_header_says_whether_the_file_runs(lowered):
     blob = lowered.delegates[0].processed_bytes
-    assert VgfRuntime.compatible(BlobHeader("VgfBackend", len(blob), blob[:4096]), ()).verdict == "runs"
+    assert (
+        VgfRuntime.compatible(
+            BlobHeader("VgfBackend", len(blob), blob[:4096]), ()
+        ).verdict
+        == "runs"
+    )
     newer = blob[:9] + b"\x09" + blob[10:4096]
     for beginning in (newer, b"", b"VGF1"):
-        assert VgfRuntime.compatible(BlobHeader("VgfBackend", 9, beginning), ()).verdict == "cannot"
+        assert (
+            VgfRuntime.compatible(BlobHeader("VgfBackend", 9, beginning), ()).verdict
+            == "cannot"
+        )
 
 
 @pytest.mark.parametrize("present", [False, True])
-def test_without_the_converter_it_is_unavailable_with_the_line_that_installs_it(present, tmp_path):
+def test_without_the_converter_it_is_unavailable_with_the_line_that_installs_it(
+    present, tmp_path
+):
     """As in an environment without it: a module of that name cannot be found."""
     code = "import sys; sys.modules['model_converter'] = None\n" if not present else ""
-    code += "import delegraph; [b] = [b for b in delegraph.backends() if b.name == 'vgf']; print(b.status, b.hint)"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown == ("ok \n" if present else "unavailable pip install 'delegraph-vgf[runtime]'\n")
+    code += (
+        "import delegraph; [b] = [b for b in delegraph.backends() if b.name == 'vgf'];"
+        " print(b.status, b.hint)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert shown == (
+        "ok \n" if present else "unavailable pip install 'delegraph-vgf[runtime]'\n"
+    )
 
 
 def test_a_host_without_a_loader_is_told_what_to_install(monkeypatch):
-    monkeypatch.setattr(vulkan, "why_not", lambda: "there is no Vulkan loader (libvulkan.so.1)")
+    monkeypatch.setattr(
+        vulkan, "why_not", lambda: "there is no Vulkan loader (libvulkan.so.1)"
+    )
     with pytest.raises(NoRuntime, match="no Vulkan loader") as error:
         VgfRuntime.is_available()
     assert "apt-get install libvulkan1 mesa-vulkan-drivers" in error.value.hint
@@ -182,8 +260,16 @@ def test_a_host_without_a_loader_is_told_what_to_install(monkeypatch):
     "version, error, told",
     [
         (None, None, "there is no Vulkan loader"),
-        ((1, 3, 239), "requires extension: VK_ARM_tensors", "1.3.239 is too old for Arm's emulation layer"),
-        ((1, 4, 309), "Required features not supported", "no Vulkan driver here has what"),
+        (
+            (1, 3, 239),
+            "requires extension: VK_ARM_tensors",
+            "1.3.239 is too old for Arm's emulation layer",
+        ),
+        (
+            (1, 4, 309),
+            "Required features not supported",
+            "no Vulkan driver here has what",
+        ),
         ((1, 4, 309), None, ""),
     ],
 )
@@ -206,24 +292,43 @@ def test_the_environment_is_put_back(monkeypatch):
     monkeypatch.setenv("VK_LAYER_PATH", "/mine")
     monkeypatch.delenv("VK_INSTANCE_LAYERS", raising=False)
     with vulkan.layers():
-        assert os.environ["VK_INSTANCE_LAYERS"].startswith("VK_LAYER_ML_Graph_Emulation:")
-    assert os.environ["VK_LAYER_PATH"] == "/mine" and "VK_INSTANCE_LAYERS" not in os.environ
+        assert os.environ["VK_INSTANCE_LAYERS"].startswith(
+            "VK_LAYER_ML_Graph_Emulation:"
+        )
+    assert (
+        os.environ["VK_LAYER_PATH"] == "/mine"
+        and "VK_INSTANCE_LAYERS" not in os.environ
+    )
 
 
 @pytest.mark.usefixtures("here")
 def test_the_results_are_those_of_eager(lowered):
     assert lowered.verify(*INPUTS).relative_error < 1e-5
     dtypes = [value.dtype for value in lowered(*INPUTS)]
-    assert dtypes == [torch.float32, torch.bool, torch.int32, torch.float32, torch.float16]
+    assert dtypes == [
+        torch.float32,
+        torch.bool,
+        torch.int32,
+        torch.float32,
+        torch.float16,
+    ]
 
 
 @pytest.mark.usefixtures("here")
 def test_integers_are_those_of_tosas_host_runtime():
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(288, 5))
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(288, 5),
+    )
     batches = [(torch.randn(1, 3, 8, 8),) for _ in range(3)]
     program = delegraph.quantize(model.eval(), batches, backend="tosa")
-    ours, theirs = (delegraph.lower(program, backends=[name], require_full=True) for name in ("vgf", "tosa"))
+    ours, theirs = (
+        delegraph.lower(program, backends=[name], require_full=True)
+        for name in ("vgf", "tosa")
+    )
     for (x,) in batches:
         assert torch.equal(ours(x), theirs(x))
 
@@ -237,7 +342,9 @@ def test_results_have_memory_of_their_own(lowered):
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("x", [torch.ones(2, 3, 8, 7), torch.ones(2, 3, 8, 8).double(), torch.ones(3, 8, 8)])
+@pytest.mark.parametrize(
+    "x", [torch.ones(2, 3, 8, 7), torch.ones(2, 3, 8, 8).double(), torch.ones(3, 8, 8)]
+)
 def test_an_input_of_another_type_is_refused(lowered, tmp_path, x):
     lowered.save(tmp_path / "m.vgf")
     with pytest.raises(InputError, match="input 0"):

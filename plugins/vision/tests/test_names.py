@@ -1,4 +1,6 @@
-"""``timm:NAME`` and ``torchvision:NAME``, with small stand-ins for both libraries; slow: with the real ones."""
+"""``timm:NAME`` and ``torchvision:NAME``, with small stand-ins for both libraries;
+slow: with the real ones.
+"""
 
 import sys
 from importlib.util import find_spec
@@ -28,28 +30,44 @@ def timm(monkeypatch):
     module = ModuleType("timm")
     module.list_models = lambda: ["small_net", "big_net"]
     module.create_model = lambda name: Small()
-    module.__spec__ = SimpleNamespace(name="timm", loader=None, origin="timm", submodule_search_locations=None)
+    module.__spec__ = SimpleNamespace(
+        name="timm", loader=None, origin="timm", submodule_search_locations=None
+    )
     monkeypatch.setitem(sys.modules, "timm", module)
 
 
 @pytest.fixture
 def torchvision(monkeypatch):
     """With the kinds of models that torchvision has."""
-    kinds = {"net": "resnet", "clip": "video.resnet", "flow": "optical_flow.raft", "boxes": "detection.ssd"}
+    kinds = {
+        "net": "resnet",
+        "clip": "video.resnet",
+        "flow": "optical_flow.raft",
+        "boxes": "detection.ssd",
+    }
     kinds["masks"] = "segmentation.fcn"
     models = ModuleType("torchvision.models")
     models.list_models = lambda: [*kinds]
-    models.get_model_builder = lambda name: SimpleNamespace(__module__=f"torchvision.models.{kinds[name]}")
+    models.get_model_builder = lambda name: SimpleNamespace(
+        __module__=f"torchvision.models.{kinds[name]}"
+    )
     asked = []
     models.get_model = lambda name, **settings: asked.append(settings) or Small()
     crops = {"net": [12], "masks": 10}
     models.get_model_weights = lambda name: [
-        SimpleNamespace(transforms=lambda: SimpleNamespace(**({"crop_size": crops[name]} if name in crops else {})))
+        SimpleNamespace(
+            transforms=lambda: SimpleNamespace(
+                **({"crop_size": crops[name]} if name in crops else {})
+            )
+        )
     ]
     module = ModuleType("torchvision")
-    module.models, module.asked = models, asked
+    module.models = models
+    module.asked = asked
     for name, made in (("torchvision", module), ("torchvision.models", models)):
-        made.__spec__ = SimpleNamespace(name=name, loader=None, origin=name, submodule_search_locations=[])
+        made.__spec__ = SimpleNamespace(
+            name=name, loader=None, origin=name, submodule_search_locations=[]
+        )
         monkeypatch.setitem(sys.modules, name, made)
     return module
 
@@ -63,7 +81,9 @@ def test_a_name_of_timm_is_a_model_with_an_image_of_its_size(timm):
     model, (image,) = forward("timm:small_net")
     assert image.shape == (1, 3, 8, 8) and not model.training
     again, (same,) = forward("timm:small_net")
-    assert torch.equal(image, same) and torch.equal(model.linear.weight, again.linear.weight)
+    assert torch.equal(image, same) and torch.equal(
+        model.linear.weight, again.linear.weight
+    )
     lowered = delegraph.lower(model, (image,), backends=["tosa"])
     assert lowered.host_operators == 0 and lowered.verify(image).agrees()
 
@@ -75,7 +95,9 @@ def test_weights_of_a_file(timm, tmp_path):
     model, _ = forward(f"timm:small_net@{file}")
     torch.testing.assert_close(model.state_dict(), wanted)
     torch.save({"state_dict": wanted}, file)
-    torch.testing.assert_close(forward(f"timm:small_net@{file}")[0].state_dict(), wanted)
+    torch.testing.assert_close(
+        forward(f"timm:small_net@{file}")[0].state_dict(), wanted
+    )
 
 
 def test_a_file_of_another_model_or_none(timm, tmp_path):
@@ -96,12 +118,18 @@ def test_an_error_without_a_text_is_named(timm, tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "load", load)
     (tmp_path / "empty.pth").write_bytes(b"")
-    with pytest.raises(delegraph.InputError, match=r"empty.pth' does not hold weights of this model: EOFError"):
+    with pytest.raises(
+        delegraph.InputError,
+        match=r"empty.pth' does not hold weights of this model: EOFError",
+    ):
         forward(f"timm:small_net@{tmp_path / 'empty.pth'}")
 
 
 def test_an_unknown_name_and_what_is_like_it(timm, torchvision):
-    said = r"timm has no model 'smal_net'\n  raised by reading of models of from_timm [^?]*hint: did you mean small_net"
+    said = (
+        r"timm has no model 'smal_net'\n  raised by reading of models of from_timm"
+        r" [^?]*hint: did you mean small_net"
+    )
     with pytest.raises(delegraph.InputError, match=said):
         forward("timm:smal_net")
     with pytest.raises(delegraph.InputError, match=r"torchvision has 5 models"):
@@ -109,24 +137,34 @@ def test_an_unknown_name_and_what_is_like_it(timm, torchvision):
 
 
 def test_inputs_of_the_kinds_of_torchvision(torchvision):
-    shapes = {"net": [(1, 3, 12, 12)], "clip": [(1, 3, 16, 224, 224)], "flow": [(1, 3, 224, 224)] * 2}
+    shapes = {
+        "net": [(1, 3, 12, 12)],
+        "clip": [(1, 3, 16, 224, 224)],
+        "flow": [(1, 3, 224, 224)] * 2,
+    }
     shapes["masks"] = [(1, 3, 10, 10)]
     for name, wanted in shapes.items():
         _, inputs = forward(f"torchvision:{name}")
         assert [tuple(image.shape) for image in inputs] == wanted
-    assert torchvision.asked == [{"weights": None}] * 3 + [{"weights": None, "weights_backbone": None}]
+    assert torchvision.asked == [{"weights": None}] * 3 + [
+        {"weights": None, "weights_backbone": None}
+    ]
     with pytest.raises(delegraph.InputError, match="takes a list of images"):
         forward("torchvision:boxes")
 
 
 @pytest.mark.skipif(find_spec("timm") is not None, reason="timm is installed")
 def test_without_the_library_the_error_says_how_to_get_it():
-    with pytest.raises(delegraph.PluginUnavailable, match=r'pip install "delegraph-vision\[timm\]"'):
+    with pytest.raises(
+        delegraph.PluginUnavailable, match=r'pip install "delegraph-vision\[timm\]"'
+    ):
         forward("timm:small_net")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["timm:efficientnet_b0", "torchvision:mobilenet_v3_small"])
+@pytest.mark.parametrize(
+    "text", ["timm:efficientnet_b0", "torchvision:mobilenet_v3_small"]
+)
 def test_a_real_model(text):
     pytest.importorskip(text.partition(":")[0])
     model, inputs = forward(text)
@@ -134,12 +172,21 @@ def test_a_real_model(text):
     assert lowered.host_operators == 0 and lowered.verify(*inputs).agrees()
 
 
-def test_a_library_that_does_not_fit_torch_is_said_with_what_to_install(tmp_path, monkeypatch):
-    """torchvision of another build than torch's raises this when it is imported, and timm imports it."""
-    (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+def test_a_library_that_does_not_fit_torch_is_said_with_what_to_install(
+    tmp_path, monkeypatch
+):
+    """torchvision of another build than torch's raises this when it is imported, and
+    timm imports it.
+    """
+    (tmp_path / "timm.py").write_text(
+        "raise RuntimeError('operator torchvision::nms does not exist')"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     with pytest.raises(delegraph.errors.PluginUnavailable) as caught:
         read_model("timm:resnet18")
     assert "torchvision::nms does not exist (with timm " in str(caught.value)
-    assert f"torch {torch.__version__})" in str(caught.value) and "in one command" in caught.value.hint
+    assert (
+        f"torch {torch.__version__})" in str(caught.value)
+        and "in one command" in caught.value.hint
+    )

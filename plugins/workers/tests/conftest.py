@@ -18,7 +18,9 @@ def folder(tmp_path_factory):
     shutil.copy(SUPPORT / "troubled.py", made)
     info = made / "troubled-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: troubled\nVersion: 1.0\n")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: troubled\nVersion: 1.0\n"
+    )
     (info / "entry_points.txt").write_text("[delegraph]\ntroubled = troubled\n")
     return made
 

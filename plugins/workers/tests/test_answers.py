@@ -20,13 +20,17 @@ def registry():
 
 
 class Slow(CapabilityPartitioner):
-    """A partitioner that says what its answer depends on, and leaves marks for its backend."""
+    """A partitioner that says what its answer depends on, and leaves marks for its
+    backend.
+    """
 
     asked: ClassVar[list] = []
 
     def __init__(self, refused="cos", knows=True):
         why = Reason("none of these", hint="none", cause="x")
-        super().__init__(lambda node: why if refused in str(node.target) else None, "CountingBackend")
+        super().__init__(
+            lambda node: why if refused in str(node.target) else None, "CountingBackend"
+        )
         self.told = refused if knows else None
 
     def fingerprint(self, exported_program):
@@ -35,7 +39,9 @@ class Slow(CapabilityPartitioner):
     def partition(self, exported_program):
         self.asked.append(exported_program)
         result = super().partition(exported_program)
-        for k, node in enumerate(n for n in exported_program.graph.nodes if n.meta.get("delegation_tag")):
+        for k, node in enumerate(
+            n for n in exported_program.graph.nodes if n.meta.get("delegation_tag")
+        ):
             node.meta |= {"mark": [k, (0.5, None)], "local:mark": object()}
         return result
 
@@ -43,7 +49,13 @@ class Slow(CapabilityPartitioner):
 def answered(folder, registry, partitioner=None, module=None):
     Slow.asked.clear()
     given = [partitioner or Slow()]
-    return delegraph.lower(module or model(), X, backends=given, registry=registry, compiler=Compiler(cache=folder))
+    return delegraph.lower(
+        module or model(),
+        X,
+        backends=given,
+        registry=registry,
+        compiler=Compiler(cache=folder),
+    )
 
 
 def test_an_answer_of_a_partitioner_is_found_again(registry, tmp_path):
@@ -53,20 +65,31 @@ def test_an_answer_of_a_partitioner_is_found_again(registry, tmp_path):
     assert not Slow.asked
     assert "an answer of Slow is from the cache" in program.report.notes
     assert contents(program) == contents(wanted)
-    assert len(CountingBackend.calls) == 2  # the marks are in the keys of partitions, and were put back
-    assert [str(cause) for cause in program.report.causes] == [str(cause) for cause in wanted.report.causes]
+    # the marks are in the keys of partitions, and were put back
+    assert len(CountingBackend.calls) == 2
+    assert [str(cause) for cause in program.report.causes] == [
+        str(cause) for cause in wanted.report.causes
+    ]
     assert program.report.causes[0].hint == "none"
     marks = [n.meta["mark"] for d in program.delegates for n in d.nodes]
-    assert marks == [n.meta["mark"] for d in wanted.delegates for n in d.nodes] and isinstance(marks[0][1], tuple)
+    assert marks == [
+        n.meta["mark"] for d in wanted.delegates for n in d.nodes
+    ] and isinstance(marks[0][1], tuple)
 
 
-def test_an_answer_belongs_to_one_program_its_names_and_what_the_partitioner_says(registry, tmp_path):
+def test_an_answer_belongs_to_one_program_its_names_and_what_the_partitioner_says(
+    registry, tmp_path
+):
     class Renamed(Blocks):
         def forward(self, x):
             return super().forward(x.reshape(1, 64))
 
     answered(tmp_path, registry)
-    for others in ({"partitioner": Slow("relu")}, {"module": model(seed=1)}, {"module": Renamed().eval()}):
+    for others in (
+        {"partitioner": Slow("relu")},
+        {"module": model(seed=1)},
+        {"module": Renamed().eval()},
+    ):
         answered(tmp_path, registry, **others)
         assert Slow.asked
     answered(tmp_path, registry, Slow(knows=False))
@@ -74,7 +97,13 @@ def test_an_answer_belongs_to_one_program_its_names_and_what_the_partitioner_say
 
 
 @pytest.mark.parametrize(
-    "damage", [b"", b'[{}, [["t", "B", []]], [], [], []]', b'[{}, [], [], [[999, "", false, null]], []]', b"[]"]
+    "damage",
+    [
+        b"",
+        b'[{}, [["t", "B", []]], [], [], []]',
+        b'[{}, [], [], [[999, "", false, null]], []]',
+        b"[]",
+    ],
 )
 def test_a_damaged_answer_is_a_miss(damage, registry, tmp_path):
     wanted = contents(answered(tmp_path, registry))
@@ -82,4 +111,6 @@ def test_a_damaged_answer_is_a_miss(damage, registry, tmp_path):
         path.write_bytes(entry(path, damage) if damage else b"")
     program = answered(tmp_path, registry)
     assert Slow.asked and contents(program) == wanted
-    assert sum("is not used: " in note for note in program.report.notes) == len(entries(tmp_path))
+    assert sum("is not used: " in note for note in program.report.notes) == len(
+        entries(tmp_path)
+    )

@@ -1,4 +1,6 @@
-"""Compiled partitions in a folder: what is there is not compiled again, and gives what a compile would give."""
+"""Compiled partitions in a folder: what is there is not compiled again, and gives what
+a compile would give.
+"""
 
 import hashlib
 import os
@@ -56,7 +58,11 @@ class CountingBackend(BackendDetails):
         if refused:
             raise Unsupported("unsupported", f"no {refused[0].name} here", refused[0])
         calls = [n for n in graph.nodes if n.op == "call_function"]
-        constants = [constant_tensor(edge_program, s) for _, s in placeholders(edge_program) if s.target]
+        constants = [
+            constant_tensor(edge_program, s)
+            for _, s in placeholders(edge_program)
+            if s.target
+        ]
         told = [(n.name, str(n.target), n.meta["debug_handle"]) for n in calls]
         store = NamedDataStore()
         for k, tensor in enumerate(constants[:1]):
@@ -65,12 +71,17 @@ class CountingBackend(BackendDetails):
         handles = {k: (n.meta["debug_handle"],) for k, n in enumerate(calls)}
         facts = {"needs": "FP", "shape": (1, 2.5, None), "figures": {3: [True]}}
         blob = Weights(repr((told, compile_specs)).encode(), constants)
-        return PreprocessResult(blob, handles, store.get_named_data_store_output(), facts)
+        return PreprocessResult(
+            blob, handles, store.get_named_data_store_output(), facts
+        )
 
 
 class Everything(CapabilityPartitioner):
     def __init__(self):
-        super().__init__(lambda node: "no cos" if "cos" in str(node.target) else None, "CountingBackend")
+        super().__init__(
+            lambda node: "no cos" if "cos" in str(node.target) else None,
+            "CountingBackend",
+        )
 
 
 @pytest.fixture
@@ -105,7 +116,9 @@ X = (torch.randn(1, 64),)
 
 def lowered(module, registry, folder, executor=None):
     compiler = Compiler(cache=folder, executor=executor)
-    return delegraph.lower(module, X, backends=[Everything()], registry=registry, compiler=compiler)
+    return delegraph.lower(
+        module, X, backends=[Everything()], registry=registry, compiler=compiler
+    )
 
 
 def contents(program):
@@ -133,7 +146,9 @@ def test_the_second_lowering_compiles_nothing_and_gives_the_same(registry, tmp_p
     assert len(CountingBackend.calls) == 2
     assert said(second) == [f"cache {tmp_path}: 2 partitions found, 0 stored"]
     assert contents(first) == contents(second)
-    assert [str(d.inputs) for d in first.delegates] == [str(d.inputs) for d in second.delegates]
+    assert [str(d.inputs) for d in first.delegates] == [
+        str(d.inputs) for d in second.delegates
+    ]
 
 
 def test_without_a_cache_backends_get_the_program_with_its_names(registry):
@@ -168,7 +183,8 @@ def test_equal_partitions_compile_once_in_one_lowering(registry, tmp_path):
         assert [[h for (h,) in given[1].values()] for given in (first, second)] == [
             [n.meta["debug_handle"] for n in d.nodes] for d in program.delegates
         ]
-        assert program.delegates[0].blob is program.delegates[1].blob  # and a file has it once
+        # and a file has it once
+        assert program.delegates[0].blob is program.delegates[1].blob
 
 
 def test_one_of_many_changed_and_many_equal_ones_compile_one(registry, tmp_path):
@@ -187,18 +203,29 @@ def test_one_of_many_changed_and_many_equal_ones_compile_one(registry, tmp_path)
     with ThreadPoolExecutor(4) as pool:
         program = lowered(module, registry, tmp_path / "other", executor=pool)
     assert len(CountingBackend.calls) == 26
-    assert {row.compiled for row in program.report.delegates} == {"compiled", "equal to lowered_module_0"}
+    assert {row.compiled for row in program.report.delegates} == {
+        "compiled",
+        "equal to lowered_module_0",
+    }
 
 
 def test_the_report_says_whence_each_delegate_is(registry, tmp_path):
-    bare = delegraph.lower(model(), X, backends=[Everything()], registry=registry).report
+    bare = delegraph.lower(
+        model(), X, backends=[Everything()], registry=registry
+    ).report
     assert [row.compiled for row in bare.delegates] == ["", ""]
     assert "compiled" not in str(bare)
     for whence in ("compiled", "from the cache"):
         report = lowered(model(same=True), registry, tmp_path).report
-        assert [row.compiled for row in report.delegates] == [whence, "equal to lowered_module_0"]
+        assert [row.compiled for row in report.delegates] == [
+            whence,
+            "equal to lowered_module_0",
+        ]
         assert f", {whence}\n" in str(report)
-        assert [row["compiled"] for row in report.to_json()["delegates"]] == [whence, "equal to lowered_module_0"]
+        assert [row["compiled"] for row in report.to_json()["delegates"]] == [
+            whence,
+            "equal to lowered_module_0",
+        ]
 
 
 def test_an_equal_of_one_that_is_refused_is_refused_too(registry, tmp_path):
@@ -222,10 +249,16 @@ def test_another_fingerprint_or_other_sources_miss(registry, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("independent", [(), ("torch",), ("torch", "delegraph")])
-def test_versions_matter_unless_the_backend_says_that_they_do_not(independent, tmp_path, monkeypatch):
+def test_versions_matter_unless_the_backend_says_that_they_do_not(
+    independent, tmp_path, monkeypatch
+):
     registry = Registry(discover=False)
     target = f"{__name__}:CountingBackend"
-    registry.register(BackendSpec("counting", target, "CountingBackend", 1, independent_of=independent))
+    registry.register(
+        BackendSpec(
+            "counting", target, "CountingBackend", 1, independent_of=independent
+        )
+    )
     CountingBackend.calls.clear()
     lowered(model(), registry, tmp_path)
     real = installed._sources
@@ -235,7 +268,9 @@ def test_versions_matter_unless_the_backend_says_that_they_do_not(independent, t
         assert (len(CountingBackend.calls) == 2) == ("torch" in independent)
     CountingBackend.calls.clear()
     monkeypatch.setattr(
-        installed, "_sources", lambda package: "others" if package == "delegraph_workers" else real(package)
+        installed,
+        "_sources",
+        lambda package: "others" if package == "delegraph_workers" else real(package),
     )
     lowered(model(), registry, tmp_path)
     assert (not CountingBackend.calls) == ("delegraph" in independent)
@@ -243,13 +278,17 @@ def test_versions_matter_unless_the_backend_says_that_they_do_not(independent, t
 
 def test_names_matter_to_a_backend_that_keeps_them(registry, tmp_path, monkeypatch):
     monkeypatch.setattr(CountingBackend, "keeps_names", True)
-    plain = contents(delegraph.lower(model(), X, backends=[Everything()], registry=registry))
+    plain = contents(
+        delegraph.lower(model(), X, backends=[Everything()], registry=registry)
+    )
     assert contents(lowered(model(same=True), registry, tmp_path)) != plain
     assert len(CountingBackend.calls) == 4  # equal partitions have other names
     for _ in range(2):
         assert contents(lowered(model(), registry, tmp_path)) == plain
     assert len(CountingBackend.calls) == 5  # one of the two is that of the other model
-    assert "linear" in CountingBackend.calls[-2] or "linear_1" in CountingBackend.calls[-1]
+    assert (
+        "linear" in CountingBackend.calls[-2] or "linear_1" in CountingBackend.calls[-1]
+    )
 
 
 def test_sources_are_hashed_by_content(tmp_path, monkeypatch):
@@ -263,14 +302,20 @@ def test_sources_are_hashed_by_content(tmp_path, monkeypatch):
     code.write_text("a = 2\n")
     changed = installed._sources.__wrapped__("sourced")
     assert changed != before
-    (tmp_path / "sourced/gone.py").symlink_to(tmp_path / "nowhere")  # an editor replaces it just now
+    # an editor replaces it just now
+    (tmp_path / "sourced/gone.py").symlink_to(tmp_path / "nowhere")
     assert installed._sources.__wrapped__("sourced") not in (before, changed)
 
 
-def test_a_backend_without_a_fingerprint_is_not_cached_and_the_report_says_so_once(registry, tmp_path, monkeypatch):
+def test_a_backend_without_a_fingerprint_is_not_cached_and_the_report_says_so_once(
+    registry, tmp_path, monkeypatch
+):
     monkeypatch.setattr(CountingBackend, "version", None)
     program = lowered(model(), registry, tmp_path)
-    text = "CountingBackend gives no fingerprint for its compile specs: nothing that has them is cached"
+    text = (
+        "CountingBackend gives no fingerprint for its compile specs: nothing that has"
+        " them is cached"
+    )
     assert [n for n in program.report.notes if "fingerprint" in n] == [text]
     assert "linear" in CountingBackend.calls[0]
     assert list(tmp_path.iterdir()) == []
@@ -286,7 +331,10 @@ def test_what_is_no_json_is_not_stored(registry, tmp_path, monkeypatch):
 
     monkeypatch.setattr(CountingBackend, "preprocess", staticmethod(preprocess))
     program = lowered(model(), registry, tmp_path)
-    assert "could not be stored in the cache: its result holds <object object" in said(program)[1]
+    assert (
+        "could not be stored in the cache: its result holds <object object"
+        in said(program)[1]
+    )
     assert len(program.delegates) == 2
 
 
@@ -300,13 +348,17 @@ def test_entries_do_not_hold_the_weights(registry, tmp_path):
     assert all(path.stat().st_size < 4_000 for path in entries(tmp_path))
 
 
-def test_a_blob_from_the_cache_notices_weights_that_were_changed_since(registry, tmp_path):
+def test_a_blob_from_the_cache_notices_weights_that_were_changed_since(
+    registry, tmp_path
+):
     lowered(model(), registry, tmp_path)
     module = model()
     program = lowered(module, registry, tmp_path)
     with torch.no_grad():
         module.layers[0].weight.add_(1)
-    with pytest.raises(ContractViolation, match="was changed after the program was lowered"):
+    with pytest.raises(
+        ContractViolation, match="was changed after the program was lowered"
+    ):
         join(program.delegates[0].module.blob)
 
 
@@ -314,24 +366,36 @@ DAMAGES = {
     "truncated": lambda path, data: data[: len(data) // 2],
     "empty": lambda path, data: b"",
     "foreign": lambda path, data: b"something else entirely",
-    "a flipped bit": lambda path, data: data[:100] + bytes([data[100] ^ 1]) + data[101:],
+    "a flipped bit": lambda path, data: (
+        data[:100] + bytes([data[100] ^ 1]) + data[101:]
+    ),
     "another digest": lambda path, data: data[:20] + bytes([data[20] ^ 1]) + data[21:],
     "nonsense": lambda path, data: entry(path, b'[{}, [["x"]], {}, null, null]'),
     "no list": lambda path, data: entry(path, b"7"),
     "no JSON": lambda path, data: entry(path, b"["),
     "deep JSON": lambda path, data: entry(path, b"[" * 100_000),
-    "another constant": lambda path, data: entry(path, b'[{}, [[[99, 0, 5000]]], {"d": []}, null, null]'),
-    "no handles": lambda path, data: entry(
-        path, b'[{}, [[]], {"d": [["debug_handle_map", {"d": [[0, {"t": [99]}]]}]]}, null, null]'
+    "another constant": lambda path, data: entry(
+        path, b'[{}, [[[99, 0, 5000]]], {"d": []}, null, null]'
     ),
-    "that of another key": lambda path, data: next(p for p in entries(path.parent) if p != path).read_bytes(),
+    "no handles": lambda path, data: entry(
+        path,
+        b'[{}, [[]], {"d": [["debug_handle_map", {"d": [[0, {"t": [99]}]]}]]}, null,'
+        b" null]",
+    ),
+    "that of another key": (
+        lambda path, data: next(
+            p for p in entries(path.parent) if p != path
+        ).read_bytes()
+    ),
 }
 
 
 def entry(path, header):
     """What delegraph does not write, with the right digest."""
     rest = struct.pack("<Q", len(header)) + header
-    return b"delegraph entry2" + hashlib.sha256(path.stem.encode() + rest).digest() + rest
+    return (
+        b"delegraph entry2" + hashlib.sha256(path.stem.encode() + rest).digest() + rest
+    )
 
 
 @pytest.mark.parametrize("name", DAMAGES)
@@ -344,7 +408,8 @@ def test_a_damaged_entry_is_a_miss_and_a_note(name, registry, tmp_path):
     assert len(CountingBackend.calls) == 4
     assert contents(program) == wanted
     assert sum("is not used: " in note for note in said(program)) == 2
-    assert len(said(lowered(model(), registry, tmp_path))) == 1  # they were written anew
+    # they were written anew
+    assert len(said(lowered(model(), registry, tmp_path))) == 1
 
 
 MADE = {
@@ -355,14 +420,17 @@ MADE = {
 }
 
 
-@pytest.mark.skipif(os.name != "posix", reason="other systems have other kinds of files")
+@pytest.mark.skipif(
+    os.name != "posix", reason="other systems have other kinds of files"
+)
 @pytest.mark.parametrize("kind", MADE)
 def test_what_is_no_file_is_no_entry(kind, registry, tmp_path):
     """A pipe was waited for, a device read without end, and a link followed."""
     kept = Cache(tmp_path)
     wanted = contents(lowered(model(), registry, kept))
     listed = entries(tmp_path)
-    elsewhere, data = tmp_path / "elsewhere", listed[0].read_bytes()
+    elsewhere = tmp_path / "elsewhere"
+    data = listed[0].read_bytes()
     elsewhere.write_bytes(data)
     for path in listed:
         path.unlink()
@@ -381,7 +449,10 @@ def test_a_limit_that_cannot_be_kept_is_a_note(registry, tmp_path, monkeypatch):
 
     monkeypatch.setattr(cache_module.Cache, "make_room", fail)
     program = lowered(model(), registry, tmp_path)
-    assert said(program)[1] == "the limit of the cache could not be kept: Permission denied"
+    assert (
+        said(program)[1]
+        == "the limit of the cache could not be kept: Permission denied"
+    )
     assert len(program.delegates) == 2
 
 
@@ -391,7 +462,10 @@ def test_an_entry_that_cannot_be_written_is_a_note(registry, tmp_path, monkeypat
 
     monkeypatch.setattr(cache_module, "write_whole", fail)
     program = lowered(model(), registry, tmp_path)
-    assert said(program)[1] == "a partition could not be stored in the cache: no space left"
+    assert (
+        said(program)[1]
+        == "a partition could not be stored in the cache: no space left"
+    )
     assert len(program.delegates) == 2
 
 
@@ -431,7 +505,9 @@ def test_a_refusal_has_the_user_s_names_and_lines(registry, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_compile_for_the_cache_may_not_change_the_caller_s_weights(registry, tmp_path, monkeypatch):
+def test_a_compile_for_the_cache_may_not_change_the_caller_s_weights(
+    registry, tmp_path, monkeypatch
+):
     compiled = CountingBackend.preprocess
 
     def zeroes(edge_program, compile_specs):
@@ -449,10 +525,15 @@ def test_a_compile_for_the_cache_may_not_change_the_caller_s_weights(registry, t
 def test_threads_and_lowerings_side_by_side_give_the_same(registry, tmp_path):
     wanted = contents(lowered(model(), registry, tmp_path / "one"))
     with ThreadPoolExecutor(4) as pool:
-        made = [pool.submit(lowered, model(), registry, tmp_path / "many") for _ in range(6)]
+        made = [
+            pool.submit(lowered, model(), registry, tmp_path / "many") for _ in range(6)
+        ]
         assert all(contents(program.result()) == wanted for program in made)
     with ThreadPoolExecutor(2) as pool:
-        assert contents(lowered(model(), registry, tmp_path / "executor", executor=pool)) == wanted
+        assert (
+            contents(lowered(model(), registry, tmp_path / "executor", executor=pool))
+            == wanted
+        )
     assert not list(tmp_path.rglob("*.part"))
 
 
@@ -462,7 +543,9 @@ def test_two_threads_lower_with_one_compiler(registry, tmp_path):
     compiler = Compiler(tmp_path / "shared")
 
     def lower_one(one):
-        made = delegraph.lower(one, X, backends=[Everything()], registry=registry, compiler=compiler)
+        made = delegraph.lower(
+            one, X, backends=[Everything()], registry=registry, compiler=compiler
+        )
         return contents(made)
 
     with ThreadPoolExecutor(2) as pool:
@@ -470,7 +553,9 @@ def test_two_threads_lower_with_one_compiler(registry, tmp_path):
     assert len(entries(tmp_path / "shared")) == 8
 
 
-def test_the_environment_names_the_folder_for_who_names_none(registry, tmp_path, monkeypatch):
+def test_the_environment_names_the_folder_for_who_names_none(
+    registry, tmp_path, monkeypatch
+):
     monkeypatch.setenv("DELEGRAPH_CACHE", str(tmp_path / "env"))
     lowered(model(), registry, None)
     assert len(entries(tmp_path / "env")) == 2
@@ -488,13 +573,16 @@ def test_true_is_the_user_s_folder_and_false_is_none(registry, tmp_path, monkeyp
     assert not (tmp_path / "env").exists()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", ".")  # no absolute path, and not the working directory: its blobs would run
+    # no absolute path, and not the working directory: its blobs would run
+    monkeypatch.setenv("XDG_CACHE_HOME", ".")
     assert cache_module.user_folder() == tmp_path / "home/.cache/delegraph"
     for wrong in (5, b"x", [1]):
         with pytest.raises(OptionError):
             lowered(model(), registry, wrong)
     for limit in (-1, 2.5, True):
-        with pytest.raises(OptionError, match="the limit of a cache is a number of bytes"):
+        with pytest.raises(
+            OptionError, match="the limit of a cache is a number of bytes"
+        ):
             Cache(tmp_path, limit=limit)
 
 
@@ -512,7 +600,11 @@ def test_a_cache_lists_checks_and_removes_its_entries(registry, tmp_path):
     lowered(model(), registry, kept)
     one, other = sorted(kept.entries())
     assert one.bytes == entries(tmp_path)[0].stat().st_size
-    told = {"backend": "CountingBackend", "producer": "in-process", "torch": torch.__version__}
+    told = {
+        "backend": "CountingBackend",
+        "producer": "in-process",
+        "torch": torch.__version__,
+    }
     assert unpacked(one.key, one.path.read_bytes())[0][0] == told
     kept.remove([one.key])
     assert list(kept.entries()) == [other]
@@ -526,7 +618,8 @@ def test_the_limit_holds_after_a_lowering(registry, tmp_path):
 class Elsewhere(dict):
     """A store in memory; ``why`` makes it fail."""
 
-    why, name = None, "memory of ours"
+    why = None
+    name = "memory of ours"
 
     def read(self, key):
         if self.why:
@@ -544,7 +637,9 @@ def test_a_remote_store_is_read_through_and_written_back(registry, tmp_path):
     assert len(CountingBackend.calls) == len(store) == 2
     assert contents(program) == wanted
     assert [row.compiled for row in program.report.delegates] == ["from the cache"] * 2
-    assert [p.name for p in entries(tmp_path / "one")] == [p.name for p in entries(tmp_path / "two")]
+    assert [p.name for p in entries(tmp_path / "one")] == [
+        p.name for p in entries(tmp_path / "two")
+    ]
     lowered(model(), registry, tmp_path / "two")
     assert len(CountingBackend.calls) == 2
 
@@ -555,14 +650,22 @@ def test_entries_of_a_remote_store_are_checked(registry, tmp_path):
     store.update({key: data[:-1] for key, data in store.items()})
     program = lowered(model(), registry, Cache(tmp_path / "two", remote=store))
     assert contents(program) == wanted
-    assert sum("remote cache entry" in note and "is not used" in note for note in said(program)) == 2
+    assert (
+        sum(
+            "remote cache entry" in note and "is not used" in note
+            for note in said(program)
+        )
+        == 2
+    )
     assert len(CountingBackend.calls) == 4
     lowered(model(), registry, Cache(tmp_path / "three", remote=store))
     assert len(CountingBackend.calls) == 4  # they were written anew
 
 
 @pytest.mark.parametrize("answer", ["text", 7, [300], b"", memoryview(b"x" * 99)])
-def test_whatever_a_remote_store_answers_is_a_note(answer, registry, tmp_path, monkeypatch):
+def test_whatever_a_remote_store_answers_is_a_note(
+    answer, registry, tmp_path, monkeypatch
+):
     monkeypatch.setattr(Elsewhere, "read", lambda self, key: answer)
     program = lowered(model(), registry, Cache(tmp_path, remote=Elsewhere()))
     assert len(program.delegates) == len(entries(tmp_path)) == 2
@@ -571,14 +674,21 @@ def test_whatever_a_remote_store_answers_is_a_note(answer, registry, tmp_path, m
 
 @pytest.mark.parametrize(
     ("why", "shown"),
-    [(OSError(28, "its own"), "OSError (No space left on device)"), (ValueError("its own"), "ValueError")],
+    [
+        (OSError(28, "its own"), "OSError (No space left on device)"),
+        (ValueError("its own"), "ValueError"),
+    ],
 )
-def test_a_remote_store_that_fails_is_one_line_and_not_asked_again(why, shown, registry, tmp_path):
+def test_a_remote_store_that_fails_is_one_line_and_not_asked_again(
+    why, shown, registry, tmp_path
+):
     store = Elsewhere()
     store.why = why
     program = lowered(model(), registry, Cache(tmp_path, remote=store))
     assert len(program.delegates) == len(entries(tmp_path)) == 2 and not store
-    assert said(program)[1:] == [f"the remote cache memory of ours is not used: {shown}"]
+    assert said(program)[1:] == [
+        f"the remote cache memory of ours is not used: {shown}"
+    ]
 
 
 def test_entries_have_no_paths_and_no_environment(registry, tmp_path, monkeypatch):
@@ -586,7 +696,15 @@ def test_entries_have_no_paths_and_no_environment(registry, tmp_path, monkeypatc
     lowered(model(), registry, tmp_path)
     for path in entries(tmp_path):
         data = path.read_bytes()
-        assert not any(word in data for word in (b"7c0ffee7", b".py", os.getcwd().encode(), str(tmp_path).encode()))
+        assert not any(
+            word in data
+            for word in (
+                b"7c0ffee7",
+                b".py",
+                os.getcwd().encode(),
+                str(tmp_path).encode(),
+            )
+        )
 
 
 class DoublingRuntime(BackendRuntime):
@@ -622,12 +740,18 @@ def test_a_plugin_with_the_api_number_of_this_core_is_cached_and_profiled(tmp_pa
             return x + x
 
     registry = Registry(discover=False)
-    spec = BackendSpec("counting", f"{__name__}:CountingBackend", "CountingBackend", api=1)
+    spec = BackendSpec(
+        "counting", f"{__name__}:CountingBackend", "CountingBackend", api=1
+    )
     registry.register(spec, runtime=DoublingRuntime, partitioner=Everything)
     CountingBackend.calls.clear()
     for _ in range(2):
         lowered = delegraph.lower(
-            Double().eval(), (torch.ones(2),), backends=["counting"], registry=registry, compiler=Compiler(tmp_path)
+            Double().eval(),
+            (torch.ones(2),),
+            backends=["counting"],
+            registry=registry,
+            compiler=Compiler(tmp_path),
         )
     assert len(CountingBackend.calls) == 1
     assert lowered.delegates[0].fingerprint == CountingBackend.version

@@ -28,47 +28,70 @@ def made():
 
 def test_a_cache_is_filled_listed_checked_and_cleared(tmp_path, capsys, monkeypatch):
     (tmp_path / "m.py").write_text(MODEL)
-    words, kept = [f"{tmp_path / 'm.py'}:made"], tmp_path / "kept"
+    words = [f"{tmp_path / 'm.py'}:made"]
+    kept = tmp_path / "kept"
     assert lowered(capsys, *words, "--cache", kept) == ["compiled"]
     assert lowered(capsys, *words, f"--cache={kept}") == ["from the cache"]
     monkeypatch.setenv("DELEGRAPH_CACHE", str(kept))
     assert lowered(capsys, *words) == ["from the cache"]
     code, out, _ = run(capsys, "cache")
     line, total = out.splitlines()
-    assert code == 0 and "backend BackendWithCompilerDemo, producer delegraph-demo " in line
+    assert (
+        code == 0
+        and "backend BackendWithCompilerDemo, producer delegraph-demo " in line
+    )
     assert total.startswith("1 file, ") and total.endswith(f", in {kept}")
     assert run(capsys, "cache", "size")[1] == f"{total}\n"
     (entry,) = kept.iterdir()
     (kept / f"{'0' * 64}.entry").write_bytes(b"damaged")
     assert "  damaged\n" in run(capsys, "cache", "list", "--cache", kept)[1]
     code, found = as_data(capsys, "cache", "verify")
-    assert found["removed"] == ["0" * 64] and [row["key"] for row in found["entries"]] == [entry.stem]
+    assert found["removed"] == ["0" * 64] and [
+        row["key"] for row in found["entries"]
+    ] == [entry.stem]
     assert run(capsys, "cache", "clear")[1].splitlines()[0] == "removed: 1 file"
     assert list(kept.iterdir()) == []
-    assert "there is no folder" in fails(capsys, "cache", "--cache", tmp_path / "none", code=2, error="usage-invalid")
+    assert "there is no folder" in fails(
+        capsys, "cache", "--cache", tmp_path / "none", code=2, error="usage-invalid"
+    )
 
 
-@pytest.mark.parametrize("header", [b"7", b"[7]", b"[]", b'[[["a"]]]', b"{}", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "header", [b"7", b"[7]", b"[]", b'[[["a"]]]', b"{}", b"[" * 100_000]
+)
 def test_an_entry_whose_facts_are_nonsense_is_damaged(header, tmp_path, capsys):
     path = tmp_path / f"{0:064}.entry"
     path.write_bytes(entry(path, header))
-    assert run(capsys, "cache", "--cache", tmp_path)[1].splitlines()[0].endswith("  damaged")
-    assert as_data(capsys, "cache", "verify", "--cache", tmp_path)[1]["removed"] == [path.stem]
+    assert (
+        run(capsys, "cache", "--cache", tmp_path)[1]
+        .splitlines()[0]
+        .endswith("  damaged")
+    )
+    assert as_data(capsys, "cache", "verify", "--cache", tmp_path)[1]["removed"] == [
+        path.stem
+    ]
 
 
 def test_the_user_s_folder_and_a_remote_one(tmp_path, capsys, monkeypatch):
     (tmp_path / "m.py").write_text(MODEL)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("delegraph_workers.cache.sys.platform", "linux")
-    far, words = f"file://{tmp_path}/far", [f"{tmp_path / 'm.py'}:made"]
+    far = f"file://{tmp_path}/far"
+    words = [f"{tmp_path / 'm.py'}:made"]
     assert lowered(capsys, *words, "--cache") == ["compiled"]
     assert len(list((tmp_path / "delegraph").iterdir())) == 1
-    assert lowered(capsys, *words, "--cache", tmp_path / "one", "--cache-remote", far) == ["compiled"]
-    assert lowered(capsys, *words, "--cache", tmp_path / "two", "--cache-remote", far) == ["from the cache"]
+    assert lowered(
+        capsys, *words, "--cache", tmp_path / "one", "--cache-remote", far
+    ) == ["compiled"]
+    assert lowered(
+        capsys, *words, "--cache", tmp_path / "two", "--cache-remote", far
+    ) == ["from the cache"]
     assert lowered(capsys, *words, "--cache-remote", far) == ["from the cache"]
 
 
-def test_what_cannot_be_read_is_not_taken_for_damaged_and_what_cannot_be_removed_is_said(tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_read_is_not_taken_for_damaged_and_what_cannot_be_removed_is_said(
+    tmp_path, capsys, monkeypatch
+):
     """In a folder of many, ``verify`` removed entries that only their owners can read."""
     paths = [tmp_path / f"{k:064}.entry" for k in range(3)]
     for path in paths:
@@ -79,13 +102,19 @@ def test_what_cannot_be_read_is_not_taken_for_damaged_and_what_cannot_be_removed
         if path == paths[0]:
             raise PermissionError(13, "Permission denied")
         if path == paths[1]:
-            raise FileNotFoundError(2, "No such file or directory")  # another process removed it
+            # another process removed it
+            raise FileNotFoundError(2, "No such file or directory")
         return real(path)
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
     rows = as_data(capsys, "cache", "verify", "--cache", tmp_path)[1]["entries"]
-    assert [row["damaged"] for row in rows] == [False] * 3 and {"backend": "7"} in [row["told"] for row in rows]
-    assert "  cannot be read: Permission denied\n" in run(capsys, "cache", "--cache", tmp_path)[1]
+    assert [row["damaged"] for row in rows] == [False] * 3 and {"backend": "7"} in [
+        row["told"] for row in rows
+    ]
+    assert (
+        "  cannot be read: Permission denied\n"
+        in run(capsys, "cache", "--cache", tmp_path)[1]
+    )
     assert len(list(tmp_path.iterdir())) == 3
     real_unlink = Path.unlink
 
@@ -95,7 +124,9 @@ def test_what_cannot_be_read_is_not_taken_for_damaged_and_what_cannot_be_removed
         real_unlink(path, **options)
 
     monkeypatch.setattr(Path, "unlink", unlink)
-    why = fails(capsys, "cache", "clear", "--cache", tmp_path, code=1, error="write-failed")
+    why = fails(
+        capsys, "cache", "clear", "--cache", tmp_path, code=1, error="write-failed"
+    )
     assert "1 of 3 files in" in why and "Operation not permitted" in why
     assert list(tmp_path.iterdir()) == [paths[0]]
 
@@ -104,5 +135,16 @@ def test_what_cannot_be_read_is_not_taken_for_damaged_and_what_cannot_be_removed
 def test_other_commands_that_lower_have_the_flags_too(command, tmp_path, capsys):
     (tmp_path / "m.py").write_text(MODEL)
     kept = tmp_path / "kept"
-    assert run(capsys, command, f"{tmp_path / 'm.py'}:made", "--backend", "tosa", "--cache", kept)[0] == 0
+    assert (
+        run(
+            capsys,
+            command,
+            f"{tmp_path / 'm.py'}:made",
+            "--backend",
+            "tosa",
+            "--cache",
+            kept,
+        )[0]
+        == 0
+    )
     assert len(list(kept.iterdir())) == 1

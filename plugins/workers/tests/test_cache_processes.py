@@ -1,4 +1,6 @@
-"""Processes that share a cache's folder and are killed at random; entries that are damaged at random."""
+"""Processes that share a cache's folder and are killed at random; entries that are
+damaged at random.
+"""
 
 import os
 import random
@@ -103,7 +105,9 @@ print(len(known), "entries", sorted(p for p in os.listdir(folder) if not p.endsw
 
 def share(folder, rounds):
     words = [warm_python(), "-W", "ignore", "-c", PROCESSES, str(folder), str(rounds)]
-    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        words, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(" entries []\n")
 
@@ -121,11 +125,16 @@ def test_so_do_eight_processes_in_a_hundred_rounds(tmp_path):
 
 def damage(data, dice):
     """The bytes of an entry after an accident."""
-    place, kind = dice.randrange(len(data)), dice.randrange(5)
+    place = dice.randrange(len(data))
+    kind = dice.randrange(5)
     if kind == 0:
         return data[:place]
     if kind == 1:
-        return data[:place] + bytes([data[place] ^ (1 << dice.randrange(8))]) + data[place + 1 :]
+        return (
+            data[:place]
+            + bytes([data[place] ^ (1 << dice.randrange(8))])
+            + data[place + 1 :]
+        )
     if kind == 2:
         return data[:place] + dice.randbytes(dice.randrange(1, 9)) + data[place:]
     if kind == 3:
@@ -140,10 +149,15 @@ def check_damages(count):
     store.add_named_data("weight", layer.weight, 16)
     store.add_named_data("extra", b"more", 4, "elsewhere")
     given = PreprocessResult(
-        TensorBlob(layer.weight), {1: (1,)}, store.get_named_data_store_output(), {"a": (1.5, None)}
+        TensorBlob(layer.weight),
+        {1: (1,)},
+        store.get_named_data_store_output(),
+        {"a": (1.5, None)},
     )
     data = write_result("key", {"backend": "B"}, given, form)
-    assert join(read_result("key", data, form).processed_bytes) == join(given.processed_bytes)
+    assert join(read_result("key", data, form).processed_bytes) == join(
+        given.processed_bytes
+    )
     dice = random.Random(0)
     for _ in range(count):
         with pytest.raises(FormatError):

@@ -1,6 +1,8 @@
-"""Two backends whose requirements exclude each other, each in an environment of its own, serve one lowering.
+"""Two backends whose requirements exclude each other, each in an environment of its
+own, serve one lowering.
 
-The environments see torch and delegraph through the one that runs the tests; the wheels in them are made here.
+The environments see torch and delegraph through the one that runs the tests; the wheels
+in them are made here.
 """
 
 import gc
@@ -22,7 +24,14 @@ import torch
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.discovery.doctor.report import report
 from delegraph.discovery.registry import Registry
-from delegraph.errors import DelegraphWarning, FormatError, InputError, PluginConflict, PluginUnavailable, Unsupported
+from delegraph.errors import (
+    DelegraphWarning,
+    FormatError,
+    InputError,
+    PluginConflict,
+    PluginUnavailable,
+    Unsupported,
+)
 from delegraph.formats import Quantization, QuantizationParameters
 from delegraph.host import FileFormat
 from delegraph.partitioner import CapabilityPartitioner
@@ -172,20 +181,30 @@ def wheel(folder, name, version, files, requires=(), entry=None):
         for module, text in files.items():
             made.writestr(f"{module}.py", text)
         made.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
-        made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        made.writestr(
+            f"{info}/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         if entry:
-            made.writestr(f"{info}/entry_points.txt", f"[delegraph]\n{entry} = {entry}_plugin\n")
+            made.writestr(
+                f"{info}/entry_points.txt", f"[delegraph]\n{entry} = {entry}_plugin\n"
+            )
     return path
 
 
 def make_environment(folder, low, operator, version, function):
-    """A virtual environment with a backend and the version of a compiler that it is for; returns its interpreter."""
+    """A virtual environment with a backend and the version of a compiler that it is
+    for; returns its interpreter.
+    """
     venv.create(folder, system_site_packages=True, with_pip=False)
     python = folder / "bin" / "python"
     purelib = next((folder / "lib").iterdir()) / "site-packages"
     name = low.title()
     texts = {"low": low, "name": name, "operator": operator, "function": function}
-    compiler = f"import json\nVERSION = '{version}'\ndef {function}(*told):\n    return json.dumps(told).encode()\n"
+    compiler = (
+        f"import json\nVERSION = '{version}'\ndef {function}(*told):\n    return"
+        " json.dumps(told).encode()\n"
+    )
     wheels = [
         wheel(folder, "acme-compiler", version, {"acme_compiler": compiler}),
         wheel(
@@ -195,7 +214,9 @@ def make_environment(folder, low, operator, version, function):
             {
                 f"{low}_{part}": text.format(**texts)
                 for part, text in zip(
-                    ("backend", "plugin", "quantizer", "format"), (SOURCE, LIGHT, QUANTIZER, FORMAT), strict=True
+                    ("backend", "plugin", "quantizer", "format"),
+                    (SOURCE, LIGHT, QUANTIZER, FORMAT),
+                    strict=True,
                 )
             },
             [f"acme-compiler=={version}"],
@@ -204,8 +225,12 @@ def make_environment(folder, low, operator, version, function):
     ]
     for path in wheels:  # what pip install --no-deps does with a wheel of modules
         zipfile.ZipFile(path).extractall(purelib)
-    ours = [p for p in (*site.getsitepackages(), *sys.path) if p.endswith("site-packages")]
-    lines = "".join(f"import site; site.addsitedir({p!r})\n" for p in dict.fromkeys(ours))
+    ours = [
+        p for p in (*site.getsitepackages(), *sys.path) if p.endswith("site-packages")
+    ]
+    lines = "".join(
+        f"import site; site.addsitedir({p!r})\n" for p in dict.fromkeys(ours)
+    )
     (purelib / "ours.pth").write_text(lines)
     return python
 
@@ -216,7 +241,10 @@ def settings(tmp_path_factory):
     one = make_environment(folder / "one", "one", "sin", "1.0", "old_name")
     two = make_environment(folder / "two", "two", "cos", "2.0", "new_name")
     path = folder / "delegraph.toml"
-    path.write_text(f'[backends.one]\npython = "{one}"\n\n[backends.second]\npython = "{two}"\nbackend = "two"\n')
+    path.write_text(
+        f'[backends.one]\npython = "{one}"\n\n[backends.second]\npython ='
+        f' "{two}"\nbackend = "two"\n'
+    )
     return path
 
 
@@ -238,47 +266,91 @@ class Waves(nn.Module):
 
 def test_listing_names_the_environment_and_imports_nothing(registry, settings):
     known = {b.name: b for b in registry.backends()}
-    one, second = known["one"], known["second"]
-    assert one.usable and one.summary == f"of acme (acme-one 3.1 in {settings.parent / 'one'})"
-    assert second.backend_id == "TwoBackend" and second.has_runtime and second.options[0].choices == ("well", "crash")
+    one = known["one"]
+    second = known["second"]
+    assert (
+        one.usable
+        and one.summary == f"of acme (acme-one 3.1 in {settings.parent / 'one'})"
+    )
+    assert (
+        second.backend_id == "TwoBackend"
+        and second.has_runtime
+        and second.options[0].choices == ("well", "crash")
+    )
     assert one.has_quantizer and one.formats == (".one", ".two")
-    assert not {"acme_compiler", "one_backend", "one_plugin", "two_backend", "one_format"} & sys.modules.keys()
+    assert (
+        not {"acme_compiler", "one_backend", "one_plugin", "two_backend", "one_format"}
+        & sys.modules.keys()
+    )
     kept = sorted((settings.parent / "cache/delegraph/environments").iterdir())
     assert len(kept) == 2 and json.loads(kept[0].read_text())["told"]["protocol"] == 1
 
 
 @pytest.mark.slow
 def test_two_versions_of_a_compiler_serve_one_lowering(registry, settings, tmp_path):
-    model, x = Waves().eval(), torch.linspace(-1, 1, 6)
-    lowered = delegraph.lower(model, (x,), backends=["one", "second"], registry=registry)
-    assert [(d.backend, d.facts["compiler"], d.output) for d in lowered.report.delegates] == [
+    model = Waves().eval()
+    x = torch.linspace(-1, 1, 6)
+    lowered = delegraph.lower(
+        model, (x,), backends=["one", "second"], registry=registry
+    )
+    assert [
+        (d.backend, d.facts["compiler"], d.output) for d in lowered.report.delegates
+    ] == [
         ("one", "1.0", "compiled by 1.0"),
         ("second", "2.0", "compiled by 2.0"),
     ]
-    assert lowered.report.delegates[0].facts["environment"] == f"acme-one 3.1 in {settings.parent / 'one'}"
+    assert (
+        lowered.report.delegates[0].facts["environment"]
+        == f"acme-one 3.1 in {settings.parent / 'one'}"
+    )
     torch.testing.assert_close(lowered(x), model(x))
     assert lowered.verify(x).agrees()
     told = str(lowered.report)
     assert "only sin, with 1.0" in told and "only cos, with 2.0" in told
     assert not {"acme_compiler", "one_backend", "two_backend"} & sys.modules.keys()
     quantized = delegraph.quantize(model, [(x,)], backend="one", registry=registry)
-    steps = [str(n.target) for n in quantized.graph.nodes if "quantize_per_tensor" in str(n.target)]
+    steps = [
+        str(n.target)
+        for n in quantized.graph.nodes
+        if "quantize_per_tensor" in str(n.target)
+    ]
     assert len(steps) == 6  # the input and the results of two, there and back
-    delegate, path = lowered.delegates[0], tmp_path / "sines.one"
+    delegate = lowered.delegates[0]
+    path = tmp_path / "sines.one"
     delegate.save(path)
     assert path.read_bytes() == delegate.processed_bytes
     assert FileFormat(path, registry).inspect(path).to_json() == {"version": "1.0"}
-    torch.testing.assert_close(delegraph.load(path, registry=registry)(x)[0], torch.sin(torch.sin(x)))
+    torch.testing.assert_close(
+        delegraph.load(path, registry=registry)(x)[0], torch.sin(torch.sin(x))
+    )
     assert not {"one_quantizer", "one_format"} & sys.modules.keys()
     crashed = delegraph.lower(
-        model, (x,), backends=["one", "second"], registry=registry, options={"one": {"mode": "crash"}}
+        model,
+        (x,),
+        backends=["one", "second"],
+        registry=registry,
+        options={"one": {"mode": "crash"}},
     )
-    assert "SIGABRT" in crashed.report.given_back[0].reason and len(crashed.report.delegates) == 1
+    assert (
+        "SIGABRT" in crashed.report.given_back[0].reason
+        and len(crashed.report.delegates) == 1
+    )
     for found in ("compiled", "from the cache"):
-        kept = delegraph.lower(model, (x,), backends=["one", "second"], registry=registry, compiler=Compiler(tmp_path))
+        kept = delegraph.lower(
+            model,
+            (x,),
+            backends=["one", "second"],
+            registry=registry,
+            compiler=Compiler(tmp_path),
+        )
         assert [d.compiled for d in kept.report.delegates] == [found] * 2
-        assert [d.processed_bytes for d in kept.delegates] == [d.processed_bytes for d in lowered.delegates]
-    assert [(d.producer, d.fingerprint) for d in kept.delegates] == [("acme-one 3.1", "1.0"), ("acme-two 3.1", "2.0")]
+        assert [d.processed_bytes for d in kept.delegates] == [
+            d.processed_bytes for d in lowered.delegates
+        ]
+    assert [(d.producer, d.fingerprint) for d in kept.delegates] == [
+        ("acme-one 3.1", "1.0"),
+        ("acme-two 3.1", "2.0"),
+    ]
     for name in ("one", "second"):
         environments.environment(name).close()
     environments._environment.cache_clear()
@@ -287,10 +359,19 @@ def test_two_versions_of_a_compiler_serve_one_lowering(registry, settings, tmp_p
 def test_the_command_takes_a_file_of_settings(settings, tmp_path):
     environ = os.environ | {"XDG_CACHE_HOME": str(settings.parent / "cache")}
     command = [sys.executable, "-m", "delegraph", "backends", "--config", str(settings)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, check=True, cwd=tmp_path
+    )
     assert "acme-one 3.1" in done.stdout
     (tmp_path / "delegraph.toml").write_text(settings.read_text())
-    done = subprocess.run(command[:-2], env=environ, capture_output=True, text=True, check=True, cwd=tmp_path)
+    done = subprocess.run(
+        command[:-2],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
     assert "acme-one" not in done.stdout
 
 
@@ -298,7 +379,10 @@ def test_the_command_takes_a_file_of_settings(settings, tmp_path):
     ("text", "why"),
     [
         ('[backends."a b"]\npython = "/bin/python"', "'a b'.* is ignored"),
-        ('[[backends]]\npython = "/bin/python"', "backends is ignored, as it is a list"),
+        (
+            '[[backends]]\npython = "/bin/python"',
+            "backends is ignored, as it is a list",
+        ),
         ('[backend.a]\npython = "/bin/python"', "table or key 'backend' is ignored"),
         ('backends = "a"', "backends is ignored, as it is a str"),
     ],
@@ -322,11 +406,19 @@ def test_settings_that_are_no_toml_name_the_file(tmp_path):
         ('python = "/bin/python"\nshell = "x"', "unknown key 'shell'"),
     ],
 )
-def test_a_table_that_is_wrong_costs_its_backend_alone(table, why, tosa, declared, monkeypatch):
+def test_a_table_that_is_wrong_costs_its_backend_alone(
+    table, why, tosa, declared, monkeypatch
+):
     real = config.description_of
-    monkeypatch.setattr(plugin, "description_of", lambda setting: tosa if setting.name == "well" else real(setting))
+    monkeypatch.setattr(
+        plugin,
+        "description_of",
+        lambda setting: tosa if setting.name == "well" else real(setting),
+    )
     monkeypatch.setattr(plugin, "is_installed", lambda distribution: False)
-    registry, path = declared(f'[backends.wrong]\n{table}\n[backends.well]\npython = "{sys.executable}"\n')
+    registry, path = declared(
+        f'[backends.wrong]\n{table}\n[backends.well]\npython = "{sys.executable}"\n'
+    )
     rows = {b.name: b for b in registry.backends() if b.name in ("wrong", "well")}
     assert rows["wrong"].status == "unavailable" and why in rows["wrong"].error
     assert rows["wrong"].location.startswith(f"[backends.wrong] of {path}")
@@ -344,7 +436,9 @@ def test_settings_that_others_may_write_are_not_read(tmp_path, monkeypatch):
 
 @pytest.fixture
 def declared(tmp_path, monkeypatch):
-    """What the declarations of a file of settings are in a registry, and the path of that file."""
+    """What the declarations of a file of settings are in a registry, and the path of
+    that file.
+    """
     path = tmp_path / "delegraph.toml"
     monkeypatch.setenv("DELEGRAPH_CONFIG", str(path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -364,18 +458,31 @@ def script(path, text):
     return path
 
 
-def test_an_environment_that_does_not_answer_is_an_unavailable_backend(declared, tmp_path):
-    """The row of the backend says why, which environment it is, which line of the settings names it."""
-    chatty = script(tmp_path / "chatty", f'echo hello; exec {sys.executable} -c "print([1])"')
-    registry, path = declared(
-        f'[backends.gone]\npython = "{tmp_path}/bin/python"\n[backends.bare]\npython = "/bin/false"\n'
-        f'[backends.chatty]\npython = "{chatty}"\n'
+def test_an_environment_that_does_not_answer_is_an_unavailable_backend(
+    declared, tmp_path
+):
+    """The row of the backend says why, which environment it is, which line of the
+    settings names it.
+    """
+    chatty = script(
+        tmp_path / "chatty", f'echo hello; exec {sys.executable} -c "print([1])"'
     )
-    for name, why in (("gone", "No such file"), ("bare", "does not describe 'bare'"), ("chatty", r"\[1\]")):
+    registry, path = declared(
+        f'[backends.gone]\npython = "{tmp_path}/bin/python"\n[backends.bare]\npython ='
+        f' "/bin/false"\n[backends.chatty]\npython = "{chatty}"\n'
+    )
+    for name, why in (
+        ("gone", "No such file"),
+        ("bare", "does not describe 'bare'"),
+        ("chatty", r"\[1\]"),
+    ):
         with pytest.raises(PluginUnavailable, match=why) as error:
             registry.get_backend(name)
         assert "an environment of its own that cannot be used" in error.value.message
-        assert error.value.hint == f"mend that environment, or change or remove [backends.{name}] in {path}"
+        assert (
+            error.value.hint
+            == f"mend that environment, or change or remove [backends.{name}] in {path}"
+        )
         row = next(b for b in registry.backends() if b.name == name)
         assert row.status == "unavailable" and re.search(why, row.error)
         assert row.location.startswith(f"[backends.{name}] of {path}: ")
@@ -383,40 +490,62 @@ def test_an_environment_that_does_not_answer_is_an_unavailable_backend(declared,
 
 @pytest.fixture
 def tosa():
-    return describe.describe("tosa")  # before there are settings, which this process would follow
+    # before there are settings, which this process would follow
+    return describe.describe("tosa")
 
 
 def test_what_is_disabled_here_is_used_there(declared, tmp_path, monkeypatch):
-    """The way out of a conflict is to disable the plugin here; the variable is not about the other environment."""
+    """The way out of a conflict is to disable the plugin here; the variable is not
+    about the other environment.
+    """
     monkeypatch.setenv("DELEGRAPH_DISABLE_PLUGINS", "delegraph-tosa")
     monkeypatch.setenv("DELEGRAPH_PLUGINS", "delegraph-workers")
     seen = tmp_path / "seen"
     told = script(tmp_path / "python", f"env > {seen}; echo '{{}}'")
     registry, _ = declared(f'[backends.far]\npython = "{told}"\nbackend = "tosa"\n')
-    assert "in no known form" in next(b for b in registry.backends() if b.name == "far").error
+    assert (
+        "in no known form"
+        in next(b for b in registry.backends() if b.name == "far").error
+    )
     assert "DELEGRAPH_CONFIG" in seen.read_text() and "PLUGINS" not in seen.read_text()
 
 
-def test_a_backend_that_is_installed_here_too_is_a_conflict_with_a_way_out(tosa, declared, monkeypatch):
+def test_a_backend_that_is_installed_here_too_is_a_conflict_with_a_way_out(
+    tosa, declared, monkeypatch
+):
     monkeypatch.setattr(plugin, "description_of", lambda setting: tosa)
-    registry, path = declared(f'[backends.far]\npython = "{sys.executable}"\nbackend = "tosa"\n')
-    with pytest.raises(PluginConflict, match="2 plugins offer a backend 'TOSABackend'") as error:
+    registry, path = declared(
+        f'[backends.far]\npython = "{sys.executable}"\nbackend = "tosa"\n'
+    )
+    with pytest.raises(
+        PluginConflict, match="2 plugins offer a backend 'TOSABackend'"
+    ) as error:
         registry.get_backend("TOSABackend")
     row = next(b for b in registry.backends() if b.name == "far")
-    assert (row.status, row.error, row.hint) == ("conflict", error.value.message, error.value.hint)
-    assert f"delegraph-workers 0.1.0 ([backends.far] of {path}: {sys.executable})" in error.value.message
+    assert (row.status, row.error, row.hint) == (
+        "conflict",
+        error.value.message,
+        error.value.hint,
+    )
+    assert (
+        f"delegraph-workers 0.1.0 ([backends.far] of {path}: {sys.executable})"
+        in error.value.message
+    )
     assert error.value.hint.endswith(f"; or change or remove [backends.far] in {path}")
-    assert registry.get_format("a.tosa") is TosaFormat  # which the distribution here declares
+    # which the distribution here declares
+    assert registry.get_format("a.tosa") is TosaFormat
 
 
-# --- what is asked and answered, with a worker that is this process ---------------------------------------------------
+# --- what is asked and answered, with a worker that is this process -------------------
 
 
 class Here:
     """Does what a worker does, in this process."""
 
     def __init__(self, folder, python=None):
-        self.pid, self.alive, self.grown = os.getpid(), True, 0
+        self.pid = os.getpid()
+        self.alive = True
+        self.grown = 0
 
     def run(self, job, limits):
         return execute.execute(job), "printed"
@@ -427,7 +556,9 @@ class Here:
 
 @pytest.fixture
 def far(monkeypatch):
-    """A registry that has TOSA as ``far``, in an environment of its own that is this one."""
+    """A registry that has TOSA as ``far``, in an environment of its own that is this
+    one.
+    """
     told = describe.describe("tosa")
     monkeypatch.setattr(workers, "WorkerProcess", Here)
     monkeypatch.setattr(environments, "WorkerProcess", Here)
@@ -435,9 +566,18 @@ def far(monkeypatch):
     for module in (plugin, environments, quantizer, formats):
         monkeypatch.setattr(module, "described", lambda: known)
     monkeypatch.setattr(plugin, "is_installed", lambda distribution: False)
-    caches = environments._environment, environments._backend, environments._partitioner, environments._runtime
+    caches = (
+        environments._environment,
+        environments._backend,
+        environments._partitioner,
+        environments._runtime,
+    )
     caches += quantizer._quantizer, formats._format
-    yield Registry(entry_points=[e for e in entry_points() if e.value == "delegraph_workers.plugin"])
+    yield Registry(
+        entry_points=[
+            e for e in entry_points() if e.value == "delegraph_workers.plugin"
+        ]
+    )
     for each in caches:
         each.cache_clear()
 
@@ -445,7 +585,8 @@ def far(monkeypatch):
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
-        self.inner, self.norm = nn.Linear(8, 24), nn.LayerNorm(8)
+        self.inner = nn.Linear(8, 24)
+        self.norm = nn.LayerNorm(8)
 
     def forward(self, x):
         q, k, v = self.inner(self.norm(x)).chunk(3, -1)
@@ -453,15 +594,34 @@ class Attention(nn.Module):
         return torch.linalg.cholesky_ex(mixed @ mixed.mT + torch.eye(4))[0] + x.sum()
 
 
-CONVOLUTIONS = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+CONVOLUTIONS = nn.Sequential(
+    nn.Conv2d(3, 8, 3),
+    nn.BatchNorm2d(8),
+    nn.ReLU(),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+)
 
 
-@pytest.mark.parametrize(("model", "x"), [(Attention(), torch.randn(1, 4, 8)), (CONVOLUTIONS, torch.randn(1, 3, 8, 8))])
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [(Attention(), torch.randn(1, 4, 8)), (CONVOLUTIONS, torch.randn(1, 3, 8, 8))],
+)
 def test_what_comes_from_there_is_what_would_be_made_here(model, x, far):
     model = model.eval()
-    made = delegraph.lower(model, (x,), backends=["far"], registry=far, options={"far": {"spec": "TOSA-1.0+FP"}})
-    wanted = delegraph.lower(model, (x,), backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP"}})
-    assert [bytes(d.processed_bytes) for d in made.delegates] == [bytes(d.processed_bytes) for d in wanted.delegates]
+    made = delegraph.lower(
+        model,
+        (x,),
+        backends=["far"],
+        registry=far,
+        options={"far": {"spec": "TOSA-1.0+FP"}},
+    )
+    wanted = delegraph.lower(
+        model, (x,), backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP"}}
+    )
+    assert [bytes(d.processed_bytes) for d in made.delegates] == [
+        bytes(d.processed_bytes) for d in wanted.delegates
+    ]
     refusals = [
         [(r.operator, r.reason, c.hint) for c in report.causes for r in c.refusals]
         for report in (made.report, wanted.report)
@@ -470,12 +630,23 @@ def test_what_comes_from_there_is_what_would_be_made_here(model, x, far):
     assert made.verify(x).agrees()
 
 
-def test_what_is_compiled_there_is_cached_by_what_is_installed_there(far, tmp_path, monkeypatch):
-    """A renamed model misses, since TOSA keeps names; another fingerprint, or other code there, misses as well."""
-    small, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.randn(1, 4)
+def test_what_is_compiled_there_is_cached_by_what_is_installed_there(
+    far, tmp_path, monkeypatch
+):
+    """A renamed model misses, since TOSA keeps names; another fingerprint, or other
+    code there, misses as well.
+    """
+    small = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    x = torch.randn(1, 4)
 
     def compiled(**choices):
-        lowered = delegraph.lower(small, (x,), backends=["far"], registry=far, compiler=Compiler(tmp_path, **choices))
+        lowered = delegraph.lower(
+            small,
+            (x,),
+            backends=["far"],
+            registry=far,
+            compiler=Compiler(tmp_path, **choices),
+        )
         (delegate,) = lowered.report.delegates
         return delegate.compiled, lowered
 
@@ -483,14 +654,25 @@ def test_what_is_compiled_there_is_cached_by_what_is_installed_there(far, tmp_pa
     warm, second = compiled()
     assert (cold, warm) == ("compiled", "from the cache")
     assert first.delegates[0].processed_bytes == second.delegates[0].processed_bytes
-    assert first.delegates[0].producer == f"delegraph-tosa {describe.describe('tosa')['version']}"
+    assert (
+        first.delegates[0].producer
+        == f"delegraph-tosa {describe.describe('tosa')['version']}"
+    )
     assert compiled(isolation="process")[0] == "from the cache"
     real = serve.about
     with monkeypatch.context() as patch:
-        patch.setitem(serve.ANSWERS, "about", lambda *a: ({**real(*a)[0], "installed": ["other code"]}, []))
+        patch.setitem(
+            serve.ANSWERS,
+            "about",
+            lambda *a: ({**real(*a)[0], "installed": ["other code"]}, []),
+        )
         assert compiled()[0] == "compiled"
     with monkeypatch.context() as patch:
-        patch.setitem(serve.ANSWERS, "about", lambda *a: ({**real(*a)[0], "fingerprint": None}, []))
+        patch.setitem(
+            serve.ANSWERS,
+            "about",
+            lambda *a: ({**real(*a)[0], "fingerprint": None}, []),
+        )
         lowered = compiled()[1]
         assert any("gives no fingerprint" in note for note in lowered.report.notes)
     assert compiled()[0] == "from the cache"
@@ -508,20 +690,39 @@ def test_unknown_jobs_are_refused():
     assert "does not know the job 'dance'" in told["error"]["message"]
 
 
-@pytest.mark.parametrize(("protocol", "workers", "theirs"), [(2, {"workers": "9.0"}, "9.0"), (0, {}, "there")])
-def test_another_protocol_is_one_line_with_both_versions(protocol, workers, theirs, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("protocol", "workers", "theirs"),
+    [(2, {"workers": "9.0"}, "9.0"), (0, {}, "there")],
+)
+def test_another_protocol_is_one_line_with_both_versions(
+    protocol, workers, theirs, tmp_path, monkeypatch
+):
     python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho '{json.dumps({'protocol': protocol, 'path': [], **workers})}'\n")
+    python.write_text(
+        "#!/bin/sh\necho"
+        f" '{json.dumps({'protocol': protocol, 'path': [], **workers})}'\n"
+    )
     python.chmod(0o700)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(plugin, "settings", lambda: [config.Setting("far", str(python), "far")])
+    monkeypatch.setattr(
+        plugin, "settings", lambda: [config.Setting("far", str(python), "far")]
+    )
     plugin.described.cache_clear()
-    made = Registry(entry_points=[e for e in entry_points() if e.value == "delegraph_workers.plugin"])
+    made = Registry(
+        entry_points=[
+            e for e in entry_points() if e.value == "delegraph_workers.plugin"
+        ]
+    )
     (row,) = made.backends()
     plugin.described.cache_clear()
     version = importlib.metadata.version("delegraph-workers")
-    why = f"delegraph-workers {theirs} speaks protocol {protocol}, and delegraph-workers {version} here speaks 1"
-    assert not row.usable and row.error.endswith(f"{python}: {why}; install the same one in both")
+    why = (
+        f"delegraph-workers {theirs} speaks protocol {protocol}, and delegraph-workers"
+        f" {version} here speaks 1"
+    )
+    assert not row.usable and row.error.endswith(
+        f"{python}: {why}; install the same one in both"
+    )
     with pytest.raises(PluginUnavailable, match=f"speaks protocol {protocol}"):
         delegraph.lower(nn.ReLU(), (torch.ones(1),), backends=["far"], registry=made)
 
@@ -531,21 +732,36 @@ def test_the_runtime_there_says_whether_a_blob_runs(far, monkeypatch):
     specs = [CompileSpec("tosa_spec", b"TOSA-1.0+FP")]
     header = BlobHeader("TOSABackend", 9, b"something", "delegraph-tosa 0.1.0")
     verdict = runtime.compatible(header, specs)
-    assert verdict == delegraph.get_runtime("tosa").compatible(header, specs) and verdict.verdict == "cannot"
+    assert (
+        verdict == delegraph.get_runtime("tosa").compatible(header, specs)
+        and verdict.verdict == "cannot"
+    )
     for wrong in ("perhaps", ["perhaps", "so"], [3]):
-        monkeypatch.setitem(serve.ANSWERS, "compatible", lambda *a, wrong=wrong: ({"verdict": wrong}, []))
+        monkeypatch.setitem(
+            serve.ANSWERS,
+            "compatible",
+            lambda *a, wrong=wrong: ({"verdict": wrong}, []),
+        )
         with pytest.raises(FormatError, match="a verdict that is none"):
             runtime.compatible(header, specs)
 
 
-@pytest.mark.parametrize(("model", "x"), [(CONVOLUTIONS, torch.randn(2, 3, 8, 8)), (Attention(), torch.randn(1, 4, 8))])
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [(CONVOLUTIONS, torch.randn(2, 3, 8, 8)), (Attention(), torch.randn(1, 4, 8))],
+)
 def test_a_quantizer_there_makes_what_it_would_make_here(model, x, far):
-    """Scales that are derived of others, layers that are written out, what stays in floats: the program is the same."""
+    """Scales that are derived of others, layers that are written out, what stays in
+    floats: the program is the same.
+    """
     assert [b.has_quantizer for b in far.backends()] == [True]
     batches = [(x,), (x * 2,)]
     there = delegraph.quantize(model.eval(), batches, backend="far", registry=far)
     here = delegraph.quantize(model.eval(), batches, backend="tosa")
-    assert "quantize_per_tensor" in str(there.graph) and write(there).key == write(here).key
+    assert (
+        "quantize_per_tensor" in str(there.graph)
+        and write(there).key == write(here).key
+    )
 
 
 class OwnObserver(MinMaxObserver):
@@ -555,21 +771,37 @@ class OwnObserver(MinMaxObserver):
 @pytest.mark.parametrize(
     ("method", "function", "why"),
     [
-        ("annotate", lambda self, model: annotate_all(model, OwnObserver), "torchao's own observers"),
-        ("annotate", lambda self, model: annotate_all(model, object()), "which cannot be sent"),
-        ("prepare_obs_or_fq_callback", lambda self, model, made: None, "changes observers"),
+        (
+            "annotate",
+            lambda self, model: annotate_all(model, OwnObserver),
+            "torchao's own observers",
+        ),
+        (
+            "annotate",
+            lambda self, model: annotate_all(model, object()),
+            "which cannot be sent",
+        ),
+        (
+            "prepare_obs_or_fq_callback",
+            lambda self, model, made: None,
+            "changes observers",
+        ),
         ("validate", lambda self, model: 1 / 0, "ZeroDivisionError|division by zero"),
     ],
 )
 def test_quantizers_there_that_cannot_be_used(method, function, why, far, monkeypatch):
     monkeypatch.setattr(TOSAQuantizer, method, function)
     with pytest.raises(delegraph.DelegraphError, match=why):
-        delegraph.quantize(nn.ReLU().eval(), [(torch.randn(2, 2),)], backend="far", registry=far)
+        delegraph.quantize(
+            nn.ReLU().eval(), [(torch.randn(2, 2),)], backend="far", registry=far
+        )
 
 
 def annotate_all(model, observer):
     for node in (n for n in model.graph.nodes if n.op == "call_function"):
-        node.meta["quantization_annotation"] = QuantizationAnnotation({}, QuantizationSpec(torch.int8, observer))
+        node.meta["quantization_annotation"] = QuantizationAnnotation(
+            {}, QuantizationSpec(torch.int8, observer)
+        )
 
 
 @pytest.mark.parametrize(
@@ -591,37 +823,55 @@ def test_annotations_of_messages_are_not_trusted(told):
 
 @pytest.mark.parametrize(
     "name",
-    ["os:system", "delegraph_tosa.nothing:Observer", "delegraph_tosa.quantizer.observer:BINS", "delegraph_tosa:x"],
+    [
+        "os:system",
+        "delegraph_tosa.nothing:Observer",
+        "delegraph_tosa.quantizer.observer:BINS",
+        "delegraph_tosa:x",
+    ],
 )
 def test_a_message_names_no_class_but_an_observer_of_a_plugin(name):
     graph = torch.export.export(nn.ReLU(), (torch.ones(1),)).graph
-    with pytest.raises(Unsupported, match=f"the observer {name.replace(':', '.')}, and"):
+    with pytest.raises(
+        Unsupported, match=f"the observer {name.replace(':', '.')}, and"
+    ):
         annotations.apply_annotations(graph, [[["observer", name]], []], None)
 
 
 def test_a_file_format_there_does_what_it_would_do_here(far, tmp_path, monkeypatch):
-    small, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.randn(1, 4)
-    path, other = tmp_path / "model.tosa", tmp_path / "here.tosa"
+    small = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    x = torch.randn(1, 4)
+    path = tmp_path / "model.tosa"
+    other = tmp_path / "here.tosa"
     made = delegraph.lower(small, (x,), backends=["far"], registry=far)
     made.save(path)
     here = delegraph.lower(small, (x,), backends=["tosa"])
     here.save(other)
     assert path.read_bytes() == other.read_bytes()
-    loaded, wanted = delegraph.load(path, registry=far), delegraph.load(other)
+    loaded = delegraph.load(path, registry=far)
+    wanted = delegraph.load(other)
     torch.testing.assert_close(loaded(x), wanted(x), rtol=0, atol=0)
     sides = {"x": QuantizationParameters("int8", 0.1, 3)}, {"y": None}
-    monkeypatch.setattr(TosaFormat, "quantization", staticmethod(lambda path: Quantization(*sides)))
+    monkeypatch.setattr(
+        TosaFormat, "quantization", staticmethod(lambda path: Quantization(*sides))
+    )
     assert loaded.quantization == Quantization(*sides)
     assert loaded.summary == wanted.summary
     assert loaded.compatible().verdict == wanted.compatible().verdict == "runs"
-    there, kind = FileFormat(path, far), FileFormat(other, delegraph.default_registry())
+    there = FileFormat(path, far)
+    kind = FileFormat(other, delegraph.default_registry())
     for ability in ("inspect", "page", "verify", "blobs"):
-        ours, theirs = getattr(there, ability)(path), getattr(kind, ability)(path)
+        ours = getattr(there, ability)(path)
+        theirs = getattr(kind, ability)(path)
         assert str(ours) == str(theirs)
-    assert there.inspect(path).to_json() == json.loads(json.dumps(kind.inspect(path).to_json()))
+    assert there.inspect(path).to_json() == json.loads(
+        json.dumps(kind.inspect(path).to_json())
+    )
     inputs = there.sample(path, 3)
     assert [a.dtype for a in inputs] == [a.dtype for a in kind.sample(path, 3)]
-    for (name, value), (as_here, expected) in zip(there.run(path, inputs), kind.run(path, inputs), strict=True):
+    for (name, value), (as_here, expected) in zip(
+        there.run(path, inputs), kind.run(path, inputs), strict=True
+    ):
         assert name == as_here
         np.testing.assert_array_equal(value, expected)
     assert "max_iterations" in inspect.signature(there.kind.run).parameters
@@ -629,7 +879,9 @@ def test_a_file_format_there_does_what_it_would_do_here(far, tmp_path, monkeypat
     with pytest.raises(FormatError):
         there.inspect(path)
     with pytest.raises(InputError, match="one delegate and nothing of the host"):
-        delegraph.lower(Attention().eval(), (torch.randn(1, 4, 8),), backends=["far"], registry=far).save(path)
+        delegraph.lower(
+            Attention().eval(), (torch.randn(1, 4, 8),), backends=["far"], registry=far
+        ).save(path)
 
 
 @pytest.mark.parametrize("answer", [{}, {"rows": 3}, {"rows": [["a"]]}])
@@ -639,17 +891,28 @@ def test_answers_of_formats_are_not_trusted(answer, far, monkeypatch, tmp_path):
         FileFormat(tmp_path / "a.tosa", far).blobs(tmp_path / "a.tosa")
 
 
-@pytest.mark.parametrize("rows", [[["object", [1]]], [["float32", [3]]], [["none", [1]]], [[]]])
+@pytest.mark.parametrize(
+    "rows", [[["object", [1]]], [["float32", [3]]], [["none", [1]]], [[]]]
+)
 def test_arrays_of_messages_are_not_trusted(rows):
     with pytest.raises(FormatError, match="arrays in a message"):
         arrays.read_arrays(rows, [memoryview(bytes(8))])
 
 
 def test_a_backend_there_meets_the_delegates_of_one_here(far):
-    with far.register(SinBackend, partitioner=CapabilityPartitioner(only_sin, "SinBackend")):
-        model, x = Waves().eval(), torch.linspace(-1, 1, 6)
-        made = delegraph.lower(model, (x,), backends=["sinbackend", "far"], registry=far)
-        assert sorted(d.backend_id for d in made.delegates) == ["SinBackend", "TOSABackend", "TOSABackend"]
+    with far.register(
+        SinBackend, partitioner=CapabilityPartitioner(only_sin, "SinBackend")
+    ):
+        model = Waves().eval()
+        x = torch.linspace(-1, 1, 6)
+        made = delegraph.lower(
+            model, (x,), backends=["sinbackend", "far"], registry=far
+        )
+        assert sorted(d.backend_id for d in made.delegates) == [
+            "SinBackend",
+            "TOSABackend",
+            "TOSABackend",
+        ]
 
 
 def only_sin(node):
@@ -662,11 +925,18 @@ class SinBackend(BackendDetails):
         return PreprocessResult(b"sin")
 
 
-@pytest.mark.parametrize("answer", [{"tags": {"nobody": "a"}}, {"tags": {}, "marks": {}, "partitions": [["a"]]}, {}])
+@pytest.mark.parametrize(
+    "answer",
+    [{"tags": {"nobody": "a"}}, {"tags": {}, "marks": {}, "partitions": [["a"]]}, {}],
+)
 def test_answers_of_partitioners_are_not_trusted(answer, far, monkeypatch):
-    monkeypatch.setitem(execute.ANSWERS, "partition", lambda header, parts: (answer, []))
+    monkeypatch.setitem(
+        execute.ANSWERS, "partition", lambda header, parts: (answer, [])
+    )
     with pytest.raises(FormatError, match="answered what no partitioner does"):
-        delegraph.lower(Waves().eval(), (torch.ones(3),), backends=["far"], registry=far)
+        delegraph.lower(
+            Waves().eval(), (torch.ones(3),), backends=["far"], registry=far
+        )
 
 
 class Marking(CapabilityPartitioner):
@@ -679,7 +949,11 @@ class Marking(CapabilityPartitioner):
     def partition(self, exported_program):
         result = super().partition(exported_program)
         for node in exported_program.graph.nodes:
-            node.meta |= {"mark": self.mark, "local:mark": object(), "torch_fn": object()}
+            node.meta |= {
+                "mark": self.mark,
+                "local:mark": object(),
+                "torch_fn": object(),
+            }
         return result
 
 
@@ -716,12 +990,27 @@ def test_values_of_messages_are_not_trusted(rows):
 
 
 def test_values_come_back():
-    given = [torch.randn(2, 3).t(), torch.ones(0, 2), torch.tensor(float("nan")), 3, -0.0, True, None]
+    given = [
+        torch.randn(2, 3).t(),
+        torch.ones(0, 2),
+        torch.tensor(float("nan")),
+        3,
+        -0.0,
+        True,
+        None,
+    ]
     turned = torch.tensor([1 + 2j]).conj()
-    given += [turned, turned.imag, torch.ones(2, dtype=torch.bfloat16), torch.tensor([True])]
+    given += [
+        turned,
+        turned.imag,
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.tensor([True]),
+    ]
     rows, parts = tensors.write_values(given)
     for was, value in zip(
-        given, tensors.read_values(json.loads(json.dumps(rows)), list(map(memoryview, parts))), strict=True
+        given,
+        tensors.read_values(json.loads(json.dumps(rows)), list(map(memoryview, parts))),
+        strict=True,
     ):
         assert type(was) is type(value)
         if isinstance(was, torch.Tensor):
@@ -735,20 +1024,31 @@ def test_no_two_backends_share_a_target(far, monkeypatch):
     names = ["a-b", "a_b", "a.b", "a+b", "ab", "a_2db"]
     assert len({plugin.identifier(name) for name in names}) == len(names)
     told = plugin.described()["far"][1]
-    known = {name: (config.Setting(name, sys.executable, "tosa"), told) for name in names}
+    known = {
+        name: (config.Setting(name, sys.executable, "tosa"), told) for name in names
+    }
     for module in (plugin, environments):
         monkeypatch.setattr(module, "described", lambda: known)
     for spec in plugin.delegraph_partitioners():
         assert getattr(environments, spec.target.partition(":")[2]).name == spec.name
-    kinds = [getattr(environments, spec.target.partition(":")[2]) for spec in plugin.delegraph_runtimes()]
+    kinds = [
+        getattr(environments, spec.target.partition(":")[2])
+        for spec in plugin.delegraph_runtimes()
+    ]
     assert len(set(kinds)) == len(names)
 
 
 def test_two_environments_of_one_backend_are_told_apart_by_name(far, monkeypatch):
-    """The second one's partitions were compiled in the first one, which the report did not say."""
+    """The second one's partitions were compiled in the first one, which the report did
+    not say.
+    """
     told = plugin.described()["far"][1]
-    names, asked = ("older", "newer"), []
-    known = {n: (config.Setting(n, f"/{n}/python", "tosa"), {**told, "prefix": f"/{n}"}) for n in names}
+    names = ("older", "newer")
+    asked = []
+    known = {
+        n: (config.Setting(n, f"/{n}/python", "tosa"), {**told, "prefix": f"/{n}"})
+        for n in names
+    }
     for module in (plugin, environments):
         monkeypatch.setattr(module, "described", lambda: known)
 
@@ -759,21 +1059,31 @@ def test_two_environments_of_one_backend_are_told_apart_by_name(far, monkeypatch
 
     for module in (workers, environments):
         monkeypatch.setattr(module, "WorkerProcess", There)
-    both = Registry(entry_points=[e for e in entry_points() if e.value == "delegraph_workers.plugin"])
+    both = Registry(
+        entry_points=[
+            e for e in entry_points() if e.value == "delegraph_workers.plugin"
+        ]
+    )
     for name in names:
         asked.clear()
         chosen = [f"delegraph-workers/{name}"]
-        lowered = delegraph.lower(nn.ReLU().eval(), (torch.ones(2),), backends=chosen, registry=both)
+        lowered = delegraph.lower(
+            nn.ReLU().eval(), (torch.ones(2),), backends=chosen, registry=both
+        )
         lowered(torch.ones(2))
         (row,) = lowered.report.delegates
-        assert row.facts["environment"].endswith(f" in /{name}") and {*asked} == {f"/{name}/python"}
+        assert row.facts["environment"].endswith(f" in /{name}") and {*asked} == {
+            f"/{name}/python"
+        }
 
 
 def test_what_nobody_has_any_more_is_let_go_there(far):
     """A process that lowers one model after the other kept all of their delegates."""
     before = len(kept._kept)
     for _ in range(3):
-        lowered = delegraph.lower(nn.ReLU().eval(), (torch.ones(2),), backends=["far"], registry=far)
+        lowered = delegraph.lower(
+            nn.ReLU().eval(), (torch.ones(2),), backends=["far"], registry=far
+        )
         lowered(torch.ones(2))
         assert len(kept._kept) <= before + 1
         del lowered
@@ -783,8 +1093,11 @@ def test_what_nobody_has_any_more_is_let_go_there(far):
 
 
 def test_a_fork_has_processes_of_its_own(far, monkeypatch):
-    """It shared the pipes of the process that it is of, and ended its workers when it ended."""
-    mine, ended = environments.environment("far"), []
+    """It shared the pipes of the process that it is of, and ended its workers when it
+    ended.
+    """
+    mine = environments.environment("far")
+    ended = []
     monkeypatch.setattr(mine.workers, "close", lambda: ended.append("workers"))
     with monkeypatch.context() as patch:
         patch.setattr(environments.os, "getpid", lambda: -7)

@@ -1,6 +1,8 @@
-"""Executors of other processes and machines: which of them do, and what a lost worker costs.
+"""Executors of other processes and machines: which of them do, and what a lost worker
+costs.
 
-Most tests are of an executor that runs a copy of what it is given in a thread: to the plugin it looks like any other.
+Most tests are of an executor that runs a copy of what it is given in a thread: to the
+plugin it looks like any other.
 """
 
 import logging
@@ -36,22 +38,38 @@ class Steps(nn.Module):
         return x
 
 
-def lowered(registry, executor=None, names=("sin", "sin"), backends=("good",), options=None, **choices):
+def lowered(
+    registry,
+    executor=None,
+    names=("sin", "sin"),
+    backends=("good",),
+    options=None,
+    **choices,
+):
     model = Steps(*names).eval()
     compiler = Compiler(executor=executor, **choices)
-    given = {"backends": list(backends), "registry": registry, "compiler": compiler, "options": options}
+    given = {
+        "backends": list(backends),
+        "registry": registry,
+        "compiler": compiler,
+        "options": options,
+    }
     return delegraph.lower(model, (torch.ones(512, 1024),), **given)
 
 
 def contents(result):
-    return [(d.name, d.processed_bytes, d.debug_handle_map, d.facts) for d in result.delegates]
+    return [
+        (d.name, d.processed_bytes, d.debug_handle_map, d.facts)
+        for d in result.delegates
+    ]
 
 
 class Copying:
     """The face of an executor; ``wrong`` takes the place of the first answers."""
 
     def __init__(self, *wrong):
-        self.wrong, self.jobs = list(wrong), []
+        self.wrong = list(wrong)
+        self.jobs = []
 
     def submit(self, function, job):
         future: Future = Future()
@@ -73,8 +91,12 @@ def test_blobs_are_those_of_a_serial_lowering(registry, caplog):
     with caplog.at_level(logging.INFO, "delegraph.progress"):
         pool = Copying()
         assert contents(lowered(registry, pool)) == contents(lowered(registry))
-    assert len(pool.jobs) == 2 and all(len(job) < 20_000 for job in pool.jobs)  # the weight has 2 MB
-    assert any("GoodBackend_0 of forward, GoodBackend, compiled by process" in line for line in caplog.messages)
+    # the weight has 2 MB
+    assert len(pool.jobs) == 2 and all(len(job) < 20_000 for job in pool.jobs)
+    assert any(
+        "GoodBackend_0 of forward, GoodBackend, compiled by process" in line
+        for line in caplog.messages
+    )
 
 
 def test_a_cache_and_a_pool(registry, tmp_path):
@@ -86,18 +108,31 @@ def test_a_cache_and_a_pool(registry, tmp_path):
     assert len(pool.jobs) == jobs == 2
 
 
-def test_progress_names_the_partition_where_a_cache_hides_its_names(registry, tmp_path, monkeypatch, caplog):
+def test_progress_names_the_partition_where_a_cache_hides_its_names(
+    registry, tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr(registry.get_backend("good"), "keeps_names", False)
     with caplog.at_level(logging.INFO, "delegraph.progress"):
         lowered(registry, Copying(), cache=tmp_path / "cache")
-    assert any("GoodBackend_0 of forward, GoodBackend, compiled by process" in line for line in caplog.messages)
+    assert any(
+        "GoodBackend_0 of forward, GoodBackend, compiled by process" in line
+        for line in caplog.messages
+    )
 
 
-def test_a_worker_that_does_not_see_the_folder_gets_weights_with_the_job(registry, monkeypatch):
+def test_a_worker_that_does_not_see_the_folder_gets_weights_with_the_job(
+    registry, monkeypatch
+):
     real = execute.fetch_from
-    monkeypatch.setattr(execute, "fetch_from", lambda folder, inline: real(folder and "/nowhere", inline))
+    monkeypatch.setattr(
+        execute,
+        "fetch_from",
+        lambda folder, inline: real(folder and "/nowhere", inline),
+    )
     pool = Copying()
-    assert contents(lowered(registry, pool, names=("sin",))) == contents(lowered(registry, names=("sin",)))
+    assert contents(lowered(registry, pool, names=("sin",))) == contents(
+        lowered(registry, names=("sin",))
+    )
     assert [len(job) > 2_000_000 for job in pool.jobs] == [False, True]
 
 
@@ -111,7 +146,9 @@ def test_what_is_lost_twice_is_the_hosts(registry):
     pool = Copying(*[OSError("the worker is gone")] * 2)
     result = lowered(registry, pool, names=("sin",))
     assert not result.delegates and len(pool.jobs) == 2
-    assert "the executor lost it twice: OSError: the worker is gone" in str(result.report)
+    assert "the executor lost it twice: OSError: the worker is gone" in str(
+        result.report
+    )
 
 
 @pytest.mark.parametrize("names", [("cosh",), ("sinh",)])
@@ -119,7 +156,13 @@ def test_errors_are_those_of_a_serial_lowering(names, registry):
     told = []
     for executor in (None, Copying()):
         try:
-            told.append(str(lowered(registry, executor, names, ("failing", "refusing")).report.given_back))
+            told.append(
+                str(
+                    lowered(
+                        registry, executor, names, ("failing", "refusing")
+                    ).report.given_back
+                )
+            )
         except PluginFailed as e:
             told.append((str(e).partition(" (")[0], str(e.source), type(e.__cause__)))
     assert told[0] == told[1]
@@ -128,8 +171,12 @@ def test_errors_are_those_of_a_serial_lowering(names, registry):
 def test_another_version_there_is_refused(registry, monkeypatch):
     pool = Copying()
     real = execute.versions_of
-    monkeypatch.setattr(execute, "versions_of", lambda name: real(name) | {"torch": "2.9"})
-    with pytest.raises(delegraph.errors.DelegraphError, match=r"has other versions .*torch 2\.9, not"):
+    monkeypatch.setattr(
+        execute, "versions_of", lambda name: real(name) | {"torch": "2.9"}
+    )
+    with pytest.raises(
+        delegraph.errors.DelegraphError, match=r"has other versions .*torch 2\.9, not"
+    ):
         lowered(registry, pool)
 
 
@@ -155,8 +202,14 @@ def foreign(answer):
         (foreign, "speaks protocol 2"),
         (lambda answer: answer[:20], "no message"),
         (lambda answer: None, "returned NoneType"),
-        (lambda answer: message.pack({"error": {"kinds": 3}}), "error in no known form"),
-        (lambda answer: message.pack({}, [b"delegraph entry2" + bytes(40)]), "damaged, truncated or no entry"),
+        (
+            lambda answer: message.pack({"error": {"kinds": 3}}),
+            "error in no known form",
+        ),
+        (
+            lambda answer: message.pack({}, [b"delegraph entry2" + bytes(40)]),
+            "damaged, truncated or no entry",
+        ),
     ],
 )
 def test_answers_are_not_trusted(wrong, text, registry):
@@ -191,12 +244,22 @@ def test_a_refusal_is_of_the_constants_and_the_limits(registry):
     def refused(value, limits):
         program = torch.export.export(Column(value), (torch.ones(8),), strict=False)
         with pytest.raises(Unsupported, match="no plan for it") as error:
-            there.compile("RefusingBackend", "troubled/refusing", {}, {"": [program]}, {"": [[]]}, limits)
+            there.compile(
+                "RefusingBackend",
+                "troubled/refusing",
+                {},
+                {"": [program]},
+                {"": [[]]},
+                limits,
+            )
         assert error.value.hint == "none"
         return len(pool.jobs)
 
     try:
-        asked = [refused(value, Limits(seconds)) for value, seconds in [(1.0, 1), (1.0, 1), (2.0, 1), (1.0, 9)]]
+        asked = [
+            refused(value, Limits(seconds))
+            for value, seconds in [(1.0, 1), (1.0, 1), (2.0, 1), (1.0, 9)]
+        ]
         assert asked == [1, 1, 2, 3]
         there.forget()
         assert refused(1.0, Limits(1)) == 4
@@ -207,9 +270,13 @@ def test_a_refusal_is_of_the_constants_and_the_limits(registry):
 @pytest.mark.slow
 def test_a_pool_of_processes_one_of_which_dies(registry, monkeypatch):
     wanted = contents(lowered(registry, names=("sin", "cos", "sin")))
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        2, mp_context=multiprocessing.get_context("spawn")
+    ) as pool:
         assert contents(lowered(registry, pool, ("sin", "cos", "sin"))) == wanted
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        2, mp_context=multiprocessing.get_context("spawn")
+    ) as pool:
         result = lowered(registry, pool, ("sin", "cos", "sin"), ("crashing", "good"))
         assert "SIGSEGV" in result.report.given_back[0].reason
         with pytest.raises(BrokenProcessPool):
@@ -222,14 +289,21 @@ def test_dask_and_a_worker_that_is_killed(registry, folder, monkeypatch):
     distributed = pytest.importorskip("distributed", reason="pip install distributed")
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("TROUBLED_SECONDS", "5")
-    wanted, killed = contents(lowered(registry)), []
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+    wanted = contents(lowered(registry))
+    killed = []
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None
+    ) as cluster:
         with distributed.Client(cluster) as client:
             assert contents(lowered(registry, client.get_executor())) == wanted
             pids = client.run(os.getpid)
 
             def kill_a_busy_one():
-                while not (busy := [worker for worker, tasks in client.processing().items() if tasks]):
+                while not (
+                    busy := [
+                        worker for worker, tasks in client.processing().items() if tasks
+                    ]
+                ):
                     time.sleep(0.1)
                 time.sleep(1)
                 killed.append(pids[busy[0]])
@@ -239,7 +313,9 @@ def test_dask_and_a_worker_that_is_killed(registry, folder, monkeypatch):
             killer.start()
             assert contents(lowered(registry, client.get_executor())) == wanted
             killer.join()
-            assert len(killed) == 1 and not {*killed} & {*client.run(os.getpid).values()}
+            assert len(killed) == 1 and not {*killed} & {
+                *client.run(os.getpid).values()
+            }
 
 
 @pytest.mark.slow
@@ -255,13 +331,16 @@ def test_loky_and_a_worker_that_is_killed(registry, folder, monkeypatch):
 
 @pytest.mark.slow
 def test_submitit(registry, folder, monkeypatch, tmp_path):
-    """Its jobs are no futures of concurrent.futures, and have ``result()`` all the same."""
+    """Its jobs are no futures of concurrent.futures, and have ``result()`` all the
+    same.
+    """
     submitit = pytest.importorskip("submitit", reason="pip install submitit")
     monkeypatch.setenv("PYTHONPATH", str(folder))
     pool = submitit.LocalExecutor(tmp_path / "jobs")
     pool.update_parameters(timeout_min=5)
     assert contents(lowered(registry, pool)) == contents(lowered(registry))
-    assert len(list((tmp_path / "jobs").glob("*_result.pkl"))) == 2  # one job a partition, and none to warm up
+    # one job a partition, and none to warm up
+    assert len(list((tmp_path / "jobs").glob("*_result.pkl"))) == 2
 
 
 def test_everything_is_put_away(registry, tmp_path, monkeypatch):
@@ -283,7 +362,9 @@ class Counting:
     """Counts how many do something at a time."""
 
     def __init__(self):
-        self.now, self.most, self.lock = 0, 0, threading.Lock()
+        self.now = 0
+        self.most = 0
+        self.lock = threading.Lock()
 
     def __enter__(self):
         with self.lock:
@@ -302,7 +383,8 @@ def test_a_broken_pool_is_replaced_by_as_many_workers_as_it_had(registry, monkey
 
     class Here:
         def __init__(self, folder, python=None):
-            self.pid, self.alive = os.getpid(), True
+            self.pid = os.getpid()
+            self.alive = True
 
         def run(self, job, limits):
             with counting:
@@ -313,12 +395,15 @@ def test_a_broken_pool_is_replaced_by_as_many_workers_as_it_had(registry, monkey
 
     monkeypatch.setattr("delegraph_workers.workers.WorkerProcess", Here)
     names = ["sin"] * 6
-    assert contents(lowered(registry, Broken(), names)) == contents(lowered(registry, None, names))
+    assert contents(lowered(registry, Broken(), names)) == contents(
+        lowered(registry, None, names)
+    )
     assert counting.most == 2
 
 
 def test_so_are_environments_of_their_own_which_a_pool_does_not_know():
-    counting, pool = Counting(), Copying()
+    counting = Counting()
+    pool = Copying()
     pool._max_workers = 2
 
     class FarBackend(Remote):
@@ -335,10 +420,19 @@ def test_so_are_environments_of_their_own_which_a_pool_does_not_know():
 
     there = Workers(pool)
     try:
-        made = there.stand_in(FarBackend, "delegraph-workers/far", ("delegraph-workers", "1"))
-        assert (made.__name__, made.__module__) == (FarBackend.__name__, FarBackend.__module__)
+        made = there.stand_in(
+            FarBackend, "delegraph-workers/far", ("delegraph-workers", "1")
+        )
+        assert (made.__name__, made.__module__) == (
+            FarBackend.__name__,
+            FarBackend.__module__,
+        )
         with ThreadPoolExecutor(8) as threads:
-            results = list(threads.map(lambda _: made.preprocess(None, []).processed_bytes, range(8)))
+            results = list(
+                threads.map(
+                    lambda _: made.preprocess(None, []).processed_bytes, range(8)
+                )
+            )
         assert results == [b"far"] * 8 and counting.most == 2
     finally:
         there.close()
@@ -349,13 +443,19 @@ def test_an_executor_that_was_shut_down_is_said_so(backends, registry):
     """It was an error of another module, or the partitions were the host's."""
     pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
     pool.shutdown()
-    given = [registry.get_partitioner("good")] if backends == "partitioner" else backends
-    with pytest.raises(OptionError, match="the ProcessPoolExecutor takes no calls: RuntimeError: cannot schedule"):
+    given = (
+        [registry.get_partitioner("good")] if backends == "partitioner" else backends
+    )
+    with pytest.raises(
+        OptionError,
+        match="the ProcessPoolExecutor takes no calls: RuntimeError: cannot schedule",
+    ):
         lowered(registry, pool, ("sin",), given)
 
 
 def test_settings_belong_to_their_programs_in_whatever_order_methods_come(registry):
-    there, jobs = Workers(Copying()), []
+    there = Workers(Copying())
+    jobs = []
 
     def send(header, *given):
         jobs.append(header)
@@ -365,12 +465,29 @@ def test_settings_belong_to_their_programs_in_whatever_order_methods_come(regist
     program = torch.export.export(nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
     programs = {"prefill": [program], "decode": [program, program]}
     specs = {
-        name: [[CompileSpec("of", f"{name} {k}".encode())] for k in range(len(programs[name]))] for name in programs
+        name: [
+            [CompileSpec("of", f"{name} {k}".encode())]
+            for k in range(len(programs[name]))
+        ]
+        for name in programs
     }
     try:
         with pytest.raises(Unsupported, match="seen enough"):
-            there.compile("GoodBackend", "troubled/good", {}, programs, dict(reversed(specs.items())))
+            there.compile(
+                "GoodBackend",
+                "troubled/good",
+                {},
+                programs,
+                dict(reversed(specs.items())),
+            )
     finally:
         there.close()
-    told = [(method, bytes.fromhex(given[0][1]).decode()) for method, given in jobs[0]["programs"]]
-    assert told == [("prefill", "prefill 0"), ("decode", "decode 0"), ("decode", "decode 1")]
+    told = [
+        (method, bytes.fromhex(given[0][1]).decode())
+        for method, given in jobs[0]["programs"]
+    ]
+    assert told == [
+        ("prefill", "prefill 0"),
+        ("decode", "decode 0"),
+        ("decode", "decode 1"),
+    ]

@@ -1,4 +1,6 @@
-"""Compilers that end their process, or do not end: what it costs, and what the report says."""
+"""Compilers that end their process, or do not end: what it costs, and what the report
+says.
+"""
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +37,12 @@ def lowered(names, registry, *backends, require_full=False, **choices):
     inputs = (torch.ones(512, 1024),)
     used = [*backends, "good"]
     return delegraph.lower(
-        model, inputs, backends=used, registry=registry, require_full=require_full, compiler=Compiler(**choices)
+        model,
+        inputs,
+        backends=used,
+        registry=registry,
+        require_full=require_full,
+        compiler=Compiler(**choices),
     )
 
 
@@ -45,10 +52,15 @@ def blobs(result):
 
 def test_a_crash_costs_one_partition(registry):
     """Two workers: one that dies, and the one that the others are compiled in."""
-    result = lowered(["sin", "sinh"], registry, "crashing", "refusing", isolation="process")
+    result = lowered(
+        ["sin", "sinh"], registry, "crashing", "refusing", isolation="process"
+    )
     crashed, refused = result.report.given_back
     assert crashed.backend == "crashing" and refused.backend == "refusing"
-    assert "its process was killed by SIGSEGV" in crashed.reason and "crashing soon" in crashed.reason
+    assert (
+        "its process was killed by SIGSEGV" in crashed.reason
+        and "crashing soon" in crashed.reason
+    )
     assert "troubled.py" in crashed.reason and " s;" in crashed.reason
     assert "no plan for it" in refused.reason
     assert blobs(result) == blobs(lowered(["sin", "sinh"], registry, "refusing"))
@@ -67,7 +79,10 @@ def test_four_ways_to_misbehave(registry):
     assert list(reasons) == troubled
     assert "was killed by SIGSEGV" in reasons["crashing"]
     assert "ended with exit code 0" in reasons["exiting"]
-    assert "was stopped after 3 s" in reasons["hanging"] and "patience" in reasons["hanging"]
+    assert (
+        "was stopped after 3 s" in reasons["hanging"]
+        and "patience" in reasons["hanging"]
+    )
     assert "time.sleep" in reasons["hanging"] or "troubled.py" in reasons["hanging"]
     assert "needs more than 1000 MB" in reasons["greedy"]
     assert "it exited: no licence" in reasons["leaving"]
@@ -77,7 +92,9 @@ def test_four_ways_to_misbehave(registry):
 
 
 def test_what_a_backend_declares_is_enough(registry, monkeypatch):
-    """``isolated=True``; the others are compiled here. Nothing is started, since nobody answers."""
+    """``isolated=True``; the others are compiled here. Nothing is started, since nobody
+    answers.
+    """
     begun = []
 
     class Recorded(workers.Workers):
@@ -88,7 +105,11 @@ def test_what_a_backend_declares_is_enough(registry, monkeypatch):
     lowered(["sin"], registry, "leaving")
     assert begun == [["troubled/leaving"]]
     delegraph.lower(
-        Steps("sin").eval(), (torch.ones(512, 1024),), backends=[], registry=registry, compiler=Compiler(**APART)
+        Steps("sin").eval(),
+        (torch.ones(512, 1024),),
+        backends=[],
+        registry=registry,
+        compiler=Compiler(**APART),
     )
     assert len(begun) == 1  # there is nothing to compile
 
@@ -97,8 +118,13 @@ def test_a_registered_backend_is_refused(registry):
     import troubled
 
     made = type("HereBackend", (troubled.GoodBackend,), {"__module__": "troubled"})
-    additions = CapabilityPartitioner(lambda n: None if n.target is aten.add.Tensor else "no", "HereBackend")
-    with registry.register(made), pytest.raises(OptionError, match="HereBackend was registered in this process"):
+    additions = CapabilityPartitioner(
+        lambda n: None if n.target is aten.add.Tensor else "no", "HereBackend"
+    )
+    with (
+        registry.register(made),
+        pytest.raises(OptionError, match="HereBackend was registered in this process"),
+    ):
         delegraph.lower(
             Steps("sin").eval(),
             (torch.ones(512, 1024),),
@@ -113,8 +139,14 @@ def test_a_registered_backend_is_refused(registry):
     [
         ({"isolation": "thread"}, "isolation is 'process' or None, not 'thread'"),
         ({"time_limit": 0}, "time_limit is a finite number above 0, not 0"),
-        ({"time_limit": float("nan")}, "time_limit is a finite number above 0, not nan"),
-        ({"memory_limit": float("inf")}, "memory_limit is a finite number above 0, not inf"),
+        (
+            {"time_limit": float("nan")},
+            "time_limit is a finite number above 0, not nan",
+        ),
+        (
+            {"memory_limit": float("inf")},
+            "memory_limit is a finite number above 0, not inf",
+        ),
         ({"memory_limit": 1}, "memory_limit is 1 bytes, and a worker itself uses"),
         ({"memory_limit": "1G"}, "memory_limit is a finite number above 0, not '1G'"),
     ],
@@ -126,8 +158,15 @@ def test_wrong_choices(choices, text, registry):
 
 def test_without_the_distribution_there_is_one_error(registry, monkeypatch):
     monkeypatch.setattr(Registry, "declared", lambda self, kind: [])
-    with pytest.raises(PluginUnavailable, match="comes with delegraph-workers") as error:
-        delegraph.lower(Steps("sin").eval(), (torch.ones(512, 1024),), backends=["leaving"], registry=registry)
+    with pytest.raises(
+        PluginUnavailable, match="comes with delegraph-workers"
+    ) as error:
+        delegraph.lower(
+            Steps("sin").eval(),
+            (torch.ones(512, 1024),),
+            backends=["leaving"],
+            registry=registry,
+        )
     assert error.value.hint == "pip install delegraph-workers"
 
 
@@ -140,18 +179,33 @@ def test_an_executor_may_isolate_too(registry):
             def submit(self, function, job):
                 return threads.submit(*pickle.loads(pickle.dumps((function, job))))
 
-        result = lowered(["sin"], registry, "crashing", executor=Face(), isolation="process")
+        result = lowered(
+            ["sin"], registry, "crashing", executor=Face(), isolation="process"
+        )
     assert "SIGSEGV" in result.report.given_back[0].reason
-    assert blobs(result) == blobs(lowered(["sin"], registry)) and result.report.delegates[0].output == "compiled well"
+    assert (
+        blobs(result) == blobs(lowered(["sin"], registry))
+        and result.report.delegates[0].output == "compiled well"
+    )
 
 
 @pytest.mark.slow
 def test_a_worker_reads_a_quantized_program():
-    """torch registers the operators of quantized programs when a module of it is imported, which no rule needs here."""
-    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.randn(2, 4)
+    """torch registers the operators of quantized programs when a module of it is
+    imported, which no rule needs here.
+    """
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+    x = torch.randn(2, 4)
     quantized = delegraph.quantize(model, [(x,)], backend="tosa")
-    apart, here = (delegraph.lower(quantized, backends=["tosa"], compiler=c) for c in (Compiler(**APART), None))
-    assert [d.processed_bytes for d in apart.delegates] == [d.processed_bytes for d in here.delegates] != []
+    apart, here = (
+        delegraph.lower(quantized, backends=["tosa"], compiler=c)
+        for c in (Compiler(**APART), None)
+    )
+    assert (
+        [d.processed_bytes for d in apart.delegates]
+        == [d.processed_bytes for d in here.delegates]
+        != []
+    )
 
 
 def test_isolated_partitions_have_a_fingerprint_and_are_cached(registry, tmp_path):

@@ -1,4 +1,6 @@
-"""A remote cache in an object store: S3's protocol, spoken by moto's server (``pip install "moto[server]" s3fs``)."""
+"""A remote cache in an object store: S3's protocol, spoken by moto's server (``pip
+install "moto[server]" s3fs``).
+"""
 
 import pytest
 from delegraph.discovery.registry import Registry
@@ -18,7 +20,9 @@ def registry():
 @pytest.fixture
 def store(monkeypatch):
     """An S3 server in this process, with the bucket "team"."""
-    server = pytest.importorskip("moto.server", reason='needs pip install "moto[server]"')
+    server = pytest.importorskip(
+        "moto.server", reason='needs pip install "moto[server]"'
+    )
     s3fs = pytest.importorskip("s3fs", reason="needs pip install s3fs")
     running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     running.start()
@@ -44,7 +48,9 @@ def test_a_team_shares_what_one_of_them_compiled(store, registry, tmp_path):
     server, system = store
     url = "s3://team/delegraph"
     wanted = contents(lowered(model(), registry, Cache(tmp_path / "one", remote=url)))
-    names = sorted(path.rpartition("/")[2] for path in system.ls("team/delegraph", refresh=True))
+    names = sorted(
+        path.rpartition("/")[2] for path in system.ls("team/delegraph", refresh=True)
+    )
     assert names == [path.name for path in entries(tmp_path / "one")]
     program = lowered(model(), registry, Cache(tmp_path / "two", remote=url))
     assert contents(program) == wanted and len(CountingBackend.calls) == 2
@@ -56,10 +62,21 @@ def test_a_team_shares_what_one_of_them_compiled(store, registry, tmp_path):
     assert contents(program) == wanted and len(CountingBackend.calls) == 4
     assert sum("remote cache entry" in note for note in said(program)) == 2
 
-    program = lowered(model(), registry, Cache(tmp_path / "four", remote="s3://nobody/has/it"))
-    assert "the remote cache s3://nobody/has/it is not used: " in said(program)[1] and len(said(program)) == 2
+    program = lowered(
+        model(), registry, Cache(tmp_path / "four", remote="s3://nobody/has/it")
+    )
+    assert (
+        "the remote cache s3://nobody/has/it is not used: " in said(program)[1]
+        and len(said(program)) == 2
+    )
 
     server.stop()  # and away
     program = lowered(model(seed=5), registry, Cache(tmp_path / "two", remote=url))
     assert len(program.delegates) == 2
-    assert sum("the remote cache s3://team/delegraph is not used: " in note for note in said(program)) == 1
+    assert (
+        sum(
+            "the remote cache s3://team/delegraph is not used: " in note
+            for note in said(program)
+        )
+        == 1
+    )

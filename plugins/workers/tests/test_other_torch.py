@@ -1,6 +1,8 @@
-"""Networks partitioned, compiled and run by a process of another torch: blobs are those of this one.
+"""Networks partitioned, compiled and run by a process of another torch: blobs are those
+of this one.
 
-DELEGRAPH_TORCH_2_15 names the Python of an environment with torch 2.15, delegraph, its workers and delegraph-tosa.
+DELEGRAPH_TORCH_2_15 names the Python of an environment with torch 2.15, delegraph, its
+workers and delegraph-tosa.
 """
 
 import os
@@ -29,11 +31,20 @@ def other(tmp_path_factory):
     """A registry that has the TOSA of the other environment, as ``far``."""
     python = os.environ.get(VARIABLE)
     if not python:
-        pytest.skip(f"{VARIABLE} names no Python with torch 2.15: its wheels for Linux need CUDA's libraries")
-    told = subprocess.run([python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)
+        pytest.skip(
+            f"{VARIABLE} names no Python with torch 2.15: its wheels for Linux need"
+            " CUDA's libraries"
+        )
+    told = subprocess.run(
+        [python, "-c", "import torch; print(torch.__version__)"],
+        capture_output=True,
+        text=True,
+    )
     assert told.stdout.startswith("2.15."), told
     folder = tmp_path_factory.mktemp("torch")
-    (folder / "delegraph.toml").write_text(f'[backends.far]\npython = "{python}"\nbackend = "tosa"\n')
+    (folder / "delegraph.toml").write_text(
+        f'[backends.far]\npython = "{python}"\nbackend = "tosa"\n'
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DELEGRAPH_CONFIG", str(folder / "delegraph.toml"))
         patch.setenv("XDG_CACHE_HOME", str(folder))
@@ -48,27 +59,45 @@ def registry_of(plugin):
 
 def quantized():
     torch.manual_seed(0)
-    layers = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1)
-    model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(8, 4)).eval()
+    layers = (
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+    )
+    model = torch.nn.Sequential(
+        *layers, torch.nn.Flatten(), torch.nn.Linear(8, 4)
+    ).eval()
     x = torch.randn(1, 3, 16, 16)
-    return delegraph.quantize(model, [(x,)], backend="tosa", registry=registry_of("delegraph_tosa.plugin")), (x,)
+    return delegraph.quantize(
+        model, [(x,)], backend="tosa", registry=registry_of("delegraph_tosa.plugin")
+    ), (x,)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [mobilenet_v2.mobilenet_v2, transformer.bert_base, quantized])
+@pytest.mark.parametrize(
+    "make", [mobilenet_v2.mobilenet_v2, transformer.bert_base, quantized]
+)
 def test_the_other_torch_compiles_the_same_blobs(make, other, monkeypatch):
     model, inputs = make()
     made = delegraph.lower(model, inputs, backends=["far"], registry=other)
     assert made.delegates and made.verify(*inputs).agrees()
-    there, compile_here, equal = environments.environment("far"), TOSABackend.preprocess, []
+    there = environments.environment("far")
+    compile_here = TOSABackend.preprocess
+    equal = []
 
     def compile_in_both(edge_program, compile_specs):
-        programs, specs = {"": [edge_program]}, {"": [compile_specs]}
-        (result,) = there.workers.compile("TOSABackend", there.backend, {}, programs, specs)[""]
+        programs = {"": [edge_program]}
+        specs = {"": [compile_specs]}
+        (result,) = there.workers.compile(
+            "TOSABackend", there.backend, {}, programs, specs
+        )[""]
         expected = compile_here(edge_program, compile_specs)
         equal.append(join(result.processed_bytes) == join(expected.processed_bytes))
         return expected
 
     monkeypatch.setattr(TOSABackend, "preprocess", staticmethod(compile_in_both))
-    delegraph.lower(model, inputs, backends=["tosa"], registry=registry_of("delegraph_tosa.plugin"))
+    delegraph.lower(
+        model, inputs, backends=["tosa"], registry=registry_of("delegraph_tosa.plugin")
+    )
     assert equal and all(equal)

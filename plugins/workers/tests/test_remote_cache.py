@@ -17,7 +17,10 @@ def registry():
     return made
 
 
-REMOTES = {"memory": lambda path: f"memory://{path.name}", "file": lambda path: f"file://{path}/far"}
+REMOTES = {
+    "memory": lambda path: f"memory://{path.name}",
+    "file": lambda path: f"file://{path}/far",
+}
 
 
 @pytest.mark.parametrize("kind", REMOTES)
@@ -29,7 +32,9 @@ def test_a_remote_folder_is_read_through_and_written_back(kind, registry, tmp_pa
     assert len(CountingBackend.calls) == 2
     assert contents(program) == wanted
     assert [row.compiled for row in program.report.delegates] == ["from the cache"] * 2
-    assert [p.name for p in entries(tmp_path / "one")] == [p.name for p in entries(tmp_path / "two")]
+    assert [p.name for p in entries(tmp_path / "one")] == [
+        p.name for p in entries(tmp_path / "two")
+    ]
     lowered(model(), registry, tmp_path / "two")
     assert len(CountingBackend.calls) == 2
 
@@ -41,7 +46,13 @@ def test_entries_of_a_remote_folder_are_checked(registry, tmp_path):
         path.write_bytes(path.read_bytes()[:-1])
     program = lowered(model(), registry, Cache(tmp_path / "two", remote=url))
     assert contents(program) == wanted
-    assert sum("remote cache entry" in note and "is not used" in note for note in said(program)) == 2
+    assert (
+        sum(
+            "remote cache entry" in note and "is not used" in note
+            for note in said(program)
+        )
+        == 2
+    )
     assert len(CountingBackend.calls) == 4
     lowered(model(), registry, Cache(tmp_path / "three", remote=url))
     assert len(CountingBackend.calls) == 4  # they were written anew
@@ -55,8 +66,13 @@ def full(*args):
     raise OSError(28, "No space left on device")
 
 
-@pytest.mark.parametrize(("system", "why"), [(slow, "no answer in 0.05 s"), (full, "No space left on device")])
-def test_a_remote_folder_that_is_slow_or_full_is_one_line(system, why, registry, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("system", "why"),
+    [(slow, "no answer in 0.05 s"), (full, "No space left on device")],
+)
+def test_a_remote_folder_that_is_slow_or_full_is_one_line(
+    system, why, registry, tmp_path, monkeypatch
+):
     monkeypatch.setattr(remote_cache, "_PATIENCE", 0.05)
     monkeypatch.setattr(remote_cache.RemoteFolder, "_open", system)
     program = lowered(model(), registry, Cache(tmp_path / "one", remote="memory://x"))
@@ -65,8 +81,12 @@ def test_a_remote_folder_that_is_slow_or_full_is_one_line(system, why, registry,
     assert note.startswith("the remote cache memory://x is not used: ") and why in note
 
 
-@pytest.mark.parametrize("url", ["nosuch://user:secret@host/folder?token=secret", "file:///proc/nowhere/x"])
-def test_a_remote_folder_that_is_away_is_one_line_without_its_password(url, registry, tmp_path):
+@pytest.mark.parametrize(
+    "url", ["nosuch://user:secret@host/folder?token=secret", "file:///proc/nowhere/x"]
+)
+def test_a_remote_folder_that_is_away_is_one_line_without_its_password(
+    url, registry, tmp_path
+):
     program = lowered(model(), registry, Cache(tmp_path / "one", remote=url))
     assert len(program.delegates) == len(entries(tmp_path / "one")) == 2
     _, note = said(program)

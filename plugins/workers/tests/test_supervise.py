@@ -1,4 +1,6 @@
-"""Processes that do not speak as workers do, started as an interpreter of another environment is."""
+"""Processes that do not speak as workers do, started as an interpreter of another
+environment is.
+"""
 
 import json
 import os
@@ -34,7 +36,8 @@ def speaking(tmp_path):
     made = []
 
     def make(body):
-        script, folder = tmp_path / "python", tmp_path / "jobs"
+        script = tmp_path / "python"
+        folder = tmp_path / "jobs"
         folder.mkdir()
         script.write_text(START + body)
         script.chmod(0o700)
@@ -47,7 +50,11 @@ def speaking(tmp_path):
 
 
 def left(tmp_path):
-    return [path.name for path in (tmp_path / "jobs").iterdir() if path.name != "delegraph.toml"]
+    return [
+        path.name
+        for path in (tmp_path / "jobs").iterdir()
+        if path.name != "delegraph.toml"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -60,11 +67,19 @@ def left(tmp_path):
         ("say('x' * 100_000)", "since it said"),
         ("say(BEGUN + BEGUN)", "since it said {'begun': True}"),
         ("say(BEGUN + DONE)", "left no answer"),
-        ("open(json.loads(line)['answer'] + '.partial', 'w').write('half'); os.kill(os.getpid(), 9)", "by SIGKILL"),
+        (
+            (
+                "open(json.loads(line)['answer'] + '.partial', 'w').write('half');"
+                " os.kill(os.getpid(), 9)"
+            ),
+            "by SIGKILL",
+        ),
     ],
 )
 def test_a_worker_that_says_something_else_is_stopped(said, why, speaking, tmp_path):
-    worker = speaking(f"say(READY)\nline = os.fdopen(requests).readline()\n{said}\ntime.sleep(60)")
+    worker = speaking(
+        f"say(READY)\nline = os.fdopen(requests).readline()\n{said}\ntime.sleep(60)"
+    )
     with pytest.raises(Unsupported, match="its process") as error:
         worker.run(b"job", Limits())
     assert why in error.value.message
@@ -76,11 +91,16 @@ def test_a_worker_that_says_something_else_is_stopped(said, why, speaking, tmp_p
     [
         ("say('{\"ready\": 99}\\n'); time.sleep(60)", "speaks protocol 99"),
         ("say('hello\\n'); time.sleep(60)", "a worker said b'hello'"),
-        ("print('no licence'); time.sleep(60)", "had not started after 0.5 s; it printed: no licence"),
+        (
+            "print('no licence'); time.sleep(60)",
+            "had not started after 0.5 s; it printed: no licence",
+        ),
     ],
 )
 def test_a_worker_that_does_not_start_is_stopped(said, why, speaking, monkeypatch):
-    """One of another version was kept, and the next job waited five minutes for it to start."""
+    """One of another version was kept, and the next job waited five minutes for it to
+    start.
+    """
     monkeypatch.setattr(supervise, "START_LIMIT", 0.5 if "licence" in said else 60.0)
     worker = speaking(said)
     with pytest.raises(DelegraphError, match=why):
@@ -88,16 +108,25 @@ def test_a_worker_that_does_not_start_is_stopped(said, why, speaking, monkeypatc
     assert not worker.alive
 
 
-def test_a_worker_that_closes_its_descriptors_and_goes_on_is_stopped(speaking, monkeypatch):
+def test_a_worker_that_closes_its_descriptors_and_goes_on_is_stopped(
+    speaking, monkeypatch
+):
     monkeypatch.setattr(supervise, "_DYING", 0.2)
-    worker = speaking("say(READY)\nos.fdopen(requests).readline()\nos.close(answers)\ntime.sleep(60)")
+    worker = speaking(
+        "say(READY)\nos.fdopen(requests).readline()\nos.close(answers)\ntime.sleep(60)"
+    )
     with pytest.raises(Unsupported, match="its process was killed by SIGKILL"):
         worker.run(b"job", Limits())
     assert not worker.alive
 
 
-def test_an_interrupted_job_leaves_no_worker_that_answers_it_later(speaking, tmp_path, monkeypatch):
-    worker = speaking("say(READY)\nfor line in os.fdopen(requests):\n    say(BEGUN)\n    time.sleep(60)")
+def test_an_interrupted_job_leaves_no_worker_that_answers_it_later(
+    speaking, tmp_path, monkeypatch
+):
+    worker = speaking(
+        "say(READY)\nfor line in os.fdopen(requests):\n    say(BEGUN)\n   "
+        " time.sleep(60)"
+    )
     real = WorkerProcess._line
 
     def interrupted(self, until):
@@ -113,7 +142,10 @@ def test_an_interrupted_job_leaves_no_worker_that_answers_it_later(speaking, tmp
 
 
 def test_a_limit_of_years_is_waited_for(speaking):
-    body = "say(READY)\nfor line in os.fdopen(requests):\n    say(BEGUN)\n    time.sleep(0.2)\n"
+    body = (
+        "say(READY)\nfor line in os.fdopen(requests):\n    say(BEGUN)\n   "
+        " time.sleep(0.2)\n"
+    )
     body += "    answer(line)\n    say(DONE)"
     assert speaking(body).run(b"job", Limits(seconds=1e9))[0] == b"job"
 
@@ -125,10 +157,13 @@ def test_an_environment_does_not_ask_itself(tmp_path, monkeypatch):
     asked = tmp_path / "asked"
     python = tmp_path / "python"
     python.write_text(
-        f'#!/bin/sh\necho asked >> {asked}\n[ $(wc -l < {asked}) -lt 5 ] || exit 3\nexec {sys.executable} "$@"\n'
+        f"#!/bin/sh\necho asked >> {asked}\n[ $(wc -l < {asked}) -lt 5 ] || exit"
+        f' 3\nexec {sys.executable} "$@"\n'
     )
     python.chmod(0o700)
-    (home / "delegraph.toml").write_text(f'[backends.far]\npython = "{python}"\nbackend = "nobody"\n')
+    (home / "delegraph.toml").write_text(
+        f'[backends.far]\npython = "{python}"\nbackend = "nobody"\n'
+    )
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("DELEGRAPH_CONFIG", raising=False)
@@ -139,7 +174,9 @@ def test_an_environment_does_not_ask_itself(tmp_path, monkeypatch):
     assert asked.read_text().count("asked") == 1
 
 
-@pytest.mark.parametrize("told", [{}, {"protocol": "1", "path": []}, {"protocol": PROTOCOL, "path": 3}])
+@pytest.mark.parametrize(
+    "told", [{}, {"protocol": "1", "path": []}, {"protocol": PROTOCOL, "path": 3}]
+)
 def test_descriptions_in_no_known_form_are_of_no_backend(told, tmp_path, monkeypatch):
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho '{json.dumps(told)}'\n")
@@ -166,8 +203,12 @@ def wait_until(condition):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
-def test_a_worker_that_dies_is_noticed_although_what_it_started_lives(speaking, tmp_path, monkeypatch):
-    """A compiler's server had the worker's end of the pipe, which stayed open: the lowering waited for it."""
+def test_a_worker_that_dies_is_noticed_although_what_it_started_lives(
+    speaking, tmp_path, monkeypatch
+):
+    """A compiler's server had the worker's end of the pipe, which stayed open: the
+    lowering waited for it.
+    """
     monkeypatch.setattr(supervise, "_LOOK", 0.05)
     started = tmp_path / "started"
     body = f"""
@@ -178,20 +219,31 @@ open({str(started)!r}, "w").write(str(subprocess.Popen(["sleep", "60"], close_fd
 say(BEGUN)
 os._exit(3)
 """
-    worker, begin = speaking(body), time.monotonic()
+    worker = speaking(body)
+    begin = time.monotonic()
     with pytest.raises(Unsupported, match="its process ended with exit code 3"):
         worker.run(b"job", Limits())
     assert time.monotonic() - begin < 50
     assert wait_until(lambda: is_gone(int(started.read_text())))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems send no signal when a pipe is closed")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="other systems send no signal when a pipe is closed"
+)
 def test_what_a_worker_started_ends_with_the_process_that_asked():
     lifeline, ours = os.pipe()
-    code = "from delegraph_workers.worker import _die_with; import subprocess, sys\n_die_with(int(sys.argv[1]))\n"
-    code += "child = subprocess.Popen(['sleep', '60'])\nprint(child.pid, flush=True)\nchild.wait()"
+    code = (
+        "from delegraph_workers.worker import _die_with; import subprocess,"
+        " sys\n_die_with(int(sys.argv[1]))\n"
+    )
+    code += (
+        "child = subprocess.Popen(['sleep', '60'])\nprint(child.pid,"
+        " flush=True)\nchild.wait()"
+    )
     command = [sys.executable, "-c", code, str(lifeline)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=(lifeline,), start_new_session=True) as worker:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, pass_fds=(lifeline,), start_new_session=True
+    ) as worker:
         child = int(worker.stdout.readline())
         os.close(lifeline)
         assert not is_gone(child)
@@ -207,10 +259,14 @@ def test_what_cannot_be_started_leaves_no_descriptors(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_folder_that_is_no_absolute_path_is_not_the_working_directory(tmp_path, monkeypatch):
+def test_a_folder_that_is_no_absolute_path_is_not_the_working_directory(
+    tmp_path, monkeypatch
+):
     """The settings name executables."""
     (tmp_path / "delegraph").mkdir()
-    (tmp_path / "delegraph/delegraph.toml").write_text(f'[backends.far]\npython = "{sys.executable}"\n')
+    (tmp_path / "delegraph/delegraph.toml").write_text(
+        f'[backends.far]\npython = "{sys.executable}"\n'
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DELEGRAPH_CONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -223,7 +279,12 @@ def test_a_folder_that_is_no_absolute_path_is_not_the_working_directory(tmp_path
 
 
 def test_what_this_interpreter_was_told_is_not_told_another(tmp_path, monkeypatch):
-    for variable in ("PYTHONHOME", "PYTHONPATH", "PYTHONEXECUTABLE", "DELEGRAPH_PLUGINS"):
+    for variable in (
+        "PYTHONHOME",
+        "PYTHONPATH",
+        "PYTHONEXECUTABLE",
+        "DELEGRAPH_PLUGINS",
+    ):
         monkeypatch.setenv(variable, "/of/this/one")
     monkeypatch.setenv("LICENCE", "theirs")
     there = config.variables_there(tmp_path)

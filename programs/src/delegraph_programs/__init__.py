@@ -1,7 +1,9 @@
-"""Programs of ``torch.export``: their functional form, decomposition on demand, subgraphs, and calls.
+"""Programs of ``torch.export``: their functional form, decomposition on demand,
+subgraphs, and calls.
 
-Importing this package imports no torch; that comes with the first name that needs it. The names below are public. The
-modules serve the distributions of delegraph, and may change in any release.
+Importing this package imports no torch; that comes with the first name that needs it.
+The names below are public. The modules serve the distributions of delegraph, and may
+change in any release.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ _MODULES = {
     "tensor_memory": "memory_of why_no_bytes",
     "tracing_lock": "TRACING",
 }
-"""Module -> its public names. A module is imported when one of its names is first used."""
+"""Module -> its public names. A module is imported when one of its names is first used.
+"""
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [

@@ -1,6 +1,7 @@
 """How a program is called.
 
-Arguments become the flat list that its graph takes, results the structure that it returns.
+Arguments become the flat list that its graph takes, results the structure that it
+returns.
 """
 
 from __future__ import annotations
@@ -23,45 +24,70 @@ from .size_names import named
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 VARYING = (torch.Tensor, *_SYMBOLS)
-"""Types of leaves (single arguments) that may differ from call to call; all other leaves are fixed by the export."""
+"""Types of leaves (single arguments) that may differ from call to call; all other
+leaves are fixed by the export.
+"""
 
 
 class TensorCheck:
-    """What a tensor argument has to be, prepared so that checking one costs next to nothing.
+    """What a tensor argument has to be, prepared so that checking one costs next to
+    nothing.
 
-    ``sizes``: the recorded shape; symbolic sizes in it are not compared. ``device``: the type of the device ("cpu");
-    None for any device but ``meta``, whose tensors have no elements.
+    ``sizes``: the recorded shape; symbolic sizes in it are not compared. ``device``:
+    the type of the device ("cpu"); None for any device but ``meta``, whose tensors have
+    no elements.
     """
 
-    def __init__(self, dtype: torch.dtype, sizes: Sequence[Any], device: str | None = None) -> None:
-        """Prepare the check of a tensor with this dtype and these sizes, on ``device`` (None: any but meta)."""
-        self.dtype, self.sizes, self.device = dtype, tuple(sizes), device
+    def __init__(
+        self, dtype: torch.dtype, sizes: Sequence[Any], device: str | None = None
+    ) -> None:
+        """Prepare the check of a tensor with this dtype and these sizes, on ``device``
+        (None: any but meta).
+        """
+        self.dtype = dtype
+        self.sizes = tuple(sizes)
+        self.device = device
         # a fixed shape is compared at once, in one step; None if a size is symbolic
-        self._shape = self.sizes if all(isinstance(d, int) for d in self.sizes) else None
+        self._shape = (
+            self.sizes if all(isinstance(d, int) for d in self.sizes) else None
+        )
 
-        # dimension and size, for fixed sizes: comparing a symbolic size would fix it in the program
+        # dimension and size, for fixed sizes: comparing a symbolic size would fix it in
+        # the program
         self._fixed = [(k, d) for k, d in enumerate(self.sizes) if isinstance(d, int)]
 
     def fits(self, value: Any) -> bool:
-        """Whether ``value`` is a dense tensor of the dtype, rank, fixed sizes and device.
+        """Whether ``value`` is a dense tensor of the dtype, rank, fixed sizes and
+        device.
 
         Of a subclass of torch.Tensor only if it computes as torch.Tensor does.
         """
         kind = type(value)
-        # first the usual case, a torch.Tensor itself: looking at a subclass takes longer
-        if kind is not torch.Tensor and not (isinstance(value, torch.Tensor) and _is_plain(kind)):
+        # first the usual case, a torch.Tensor itself: looking at a subclass takes
+        # longer
+        if kind is not torch.Tensor and not (
+            isinstance(value, torch.Tensor) and _is_plain(kind)
+        ):
             return False
-        if value.dtype is not self.dtype or value.layout is not torch.strided or value.is_nested:
+        if (
+            value.dtype is not self.dtype
+            or value.layout is not torch.strided
+            or value.is_nested
+        ):
             return False
         device = value.device.type
-        wrong_device = device == "meta" if self.device is None else device != self.device
+        wrong_device = (
+            device == "meta" if self.device is None else device != self.device
+        )
         if wrong_device:
             return False
         if self._shape is not None:
             same: bool = value.shape == self._shape
             return same
         shape = value.shape
-        return len(self.sizes) == len(shape) and all(shape[k] == d for k, d in self._fixed)
+        return len(self.sizes) == len(shape) and all(
+            shape[k] == d for k, d in self._fixed
+        )
 
 
 def _is_plain(kind: type[torch.Tensor]) -> bool:
@@ -73,18 +99,22 @@ def _is_plain(kind: type[torch.Tensor]) -> bool:
 
 
 class Arguments:
-    """Turns the arguments of a call into the flat list that a program takes, and checks them.
+    """Turns the arguments of a call into the flat list that a program takes, and checks
+    them.
 
-    One object serves all calls of a program. ``_leaves``: the recorded values of the flat arguments. ``_fits``: for
-    each of them, a function that tells whether an argument fits. ``_plain``: no argument contains other arguments; then
-    a call has ``_count`` positional arguments, and keywords with the keys of ``_names``. ``_ranges``: position of an
-    input -> the lowest and the highest integer that it may hold (``WITHIN``). ``_indices``: the same for inputs whose
-    elements are indices (``INDEXED``).
+    One object serves all calls of a program. ``_leaves``: the recorded values of the
+    flat arguments. ``_fits``: for each of them, a function that tells whether an
+    argument fits. ``_plain``: no argument contains other arguments; then a call has
+    ``_count`` positional arguments, and keywords with the keys of ``_names``.
+    ``_ranges``: position of an input -> the lowest and the highest integer that it may
+    hold (``WITHIN``). ``_indices``: the same for inputs whose elements are indices
+    (``INDEXED``).
     """
 
     def __init__(self, program: ExportedProgram) -> None:
         """Read from ``program`` how it is called."""
-        self._program, self._spec = program, program.call_spec.in_spec
+        self._program = program
+        self._spec = program.call_spec.in_spec
         signature: Any = program.module_call_graph[0].signature
         self._arguments = signature.forward_arg_names or ()
         self._leaves = [n.meta.get("val") for n in user_inputs(program)]
@@ -92,18 +122,27 @@ class Arguments:
         self._ranges = _marked_ranges(program, WITHIN)
         self._indices = _marked_ranges(program, INDEXED)
         parts = self._spec.children() if self._spec is not None else []
-        # The parts are positional arguments and keywords. Plain ones need no walk through nested structures.
-        self._plain = len(parts) == 2 and all(leaf.is_leaf() for part in parts for leaf in part.children())
+        # The parts are positional arguments and keywords. Plain ones need no walk
+        # through nested structures.
+        self._plain = len(parts) == 2 and all(
+            leaf.is_leaf() for part in parts for leaf in part.children()
+        )
         self._count = parts[0].num_children if self._plain else 0
         self._names = dict.fromkeys(parts[1].context or ()) if self._plain else {}
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """The flat list of arguments, in the order of the program's inputs.
 
-        Raises InputError if the structure, an argument or a size is not what the program was exported for.
+        Raises InputError if the structure, an argument or a size is not what the
+        program was exported for.
         """
-        if self._plain and len(args) == self._count and (kwargs.keys() == self._names.keys()):
-            # no argument contains others, and their number and names are right: no structure has to be walked
+        if (
+            self._plain
+            and len(args) == self._count
+            and (kwargs.keys() == self._names.keys())
+        ):
+            # no argument contains others, and their number and names are right: no
+            # structure has to be walked
             flat = [*args, *(kwargs[name] for name in self._names)]
         else:
             flat = flat_arguments(self._spec, args, kwargs, self._arguments)
@@ -115,33 +154,52 @@ class Arguments:
         if sizes.fits is not None and not sizes.fits(flat):
             raise sizes.explain(flat, input_names(self._program))
         for position, (low, high) in self._ranges.items():
-            expect_within(flat[position], low, high, lambda: input_names(self._program), position)
+            expect_within(
+                flat[position], low, high, lambda: input_names(self._program), position
+            )
         for position, (low, high) in self._indices.items():
-            expect_indices(flat[position], low, high, lambda: input_names(self._program), position)
+            expect_indices(
+                flat[position], low, high, lambda: input_names(self._program), position
+            )
         return flat
 
     def _wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> InputError:
         """The error for a call whose arguments do not fit.
 
-        It describes their structure if that is wrong, otherwise the first argument that does not fit.
+        It describes their structure if that is wrong, otherwise the first argument that
+        does not fit.
         """
         flat = flat_arguments(self._spec, args, kwargs, self._arguments)
-        rows = zip(input_names(self._program), self._leaves, self._fits, flat, strict=True)
-        name, wanted, value = next((name, wanted, value) for name, wanted, fits, value in rows if not fits(value))
-        shape = named(list(wanted.shape), user_inputs(self._program)) if isinstance(wanted, torch.Tensor) else ""
+        rows = zip(
+            input_names(self._program), self._leaves, self._fits, flat, strict=True
+        )
+        name, wanted, value = next(
+            (name, wanted, value)
+            for name, wanted, fits, value in rows
+            if not fits(value)
+        )
+        shape = (
+            named(list(wanted.shape), user_inputs(self._program))
+            if isinstance(wanted, torch.Tensor)
+            else ""
+        )
         return wrong_input(name, wanted, shape, value)
 
     @cached_property
     def _sizes(self) -> InputSizes:
-        """The sizes that are not fixed; read at the first call, because that takes a while."""
+        """The sizes that are not fixed; read at the first call, because that takes a
+        while.
+        """
         return InputSizes(self._program)
 
 
 def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
-    """A function that tells whether a flat argument fits ``wanted``, the value recorded for it.
+    """A function that tells whether a flat argument fits ``wanted``, the value recorded
+    for it.
 
-    For a dense tensor: ``TensorCheck.fits``. For any other tensor (sparse ones): the same layout, dtype and shape. For
-    a symbolic number: any number. For any other value, which the export fixed: ``is_fixed``.
+    For a dense tensor: ``TensorCheck.fits``. For any other tensor (sparse ones): the
+    same layout, dtype and shape. For a symbolic number: any number. For any other
+    value, which the export fixed: ``is_fixed``.
     """
     if isinstance(wanted, torch.Tensor) and wanted.layout is torch.strided:
         return TensorCheck(wanted.dtype, wanted.shape, wanted.device.type).fits
@@ -149,7 +207,9 @@ def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
         same = (wanted.layout, wanted.dtype, wanted.shape)
 
         def fits(value: Any) -> bool:
-            """Whether the value is a tensor of the same layout, dtype and shape; a nested one has no shape."""
+            """Whether the value is a tensor of the same layout, dtype and shape; a
+            nested one has no shape.
+            """
             if not isinstance(value, torch.Tensor) or value.is_nested:
                 return False
             return (value.layout, value.dtype, value.shape) == same
@@ -161,7 +221,9 @@ def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
 
 
 def _marked_ranges(program: ExportedProgram, key: str) -> dict[int, tuple[int, int]]:
-    """Position of an input -> the range that its metadata has under ``key``; only for inputs that have it."""
+    """Position of an input -> the range that its metadata has under ``key``; only for
+    inputs that have it.
+    """
     ranges = {}
     for position, node in enumerate(user_inputs(program)):
         if key in node.meta:
@@ -171,7 +233,9 @@ def _marked_ranges(program: ExportedProgram, key: str) -> dict[int, tuple[int, i
 
 
 def outside(value: Any, low: int, high: int) -> int | None:
-    """Return the extreme element of a tensor of integers that is below ``low`` or above ``high``; None without one."""
+    """Return the extreme element of a tensor of integers that is below ``low`` or above
+    ``high``; None without one.
+    """
     if not isinstance(value, torch.Tensor) or not value.numel():
         return None
     least, most = (int(end) for end in torch.aminmax(value))
@@ -180,27 +244,40 @@ def outside(value: Any, low: int, high: int) -> int | None:
     return most if most > high else None
 
 
-def expect_indices(value: Any, low: int, high: int, names: Callable[[], Sequence[str]], position: int) -> None:
-    """Raise InputError if ``value``, a tensor of indices, has an element for which eager raises an error.
+def expect_indices(
+    value: Any, low: int, high: int, names: Callable[[], Sequence[str]], position: int
+) -> None:
+    """Raise InputError if ``value``, a tensor of indices, has an element for which
+    eager raises an error.
 
-    Those are the elements below ``low`` or above ``high``. The rest is as in ``expect_within``.
+    Those are the elements below ``low`` or above ``high``. The rest is as in
+    ``expect_within``.
     """
     found = outside(value, low, high)
     if found is not None:
         name = names()[position]
-        text = f"an index is out of range: input {name} has an element {found}; {low} to {high} are in range"
+        text = (
+            f"an index is out of range: input {name} has an element {found}; {low} to"
+            f" {high} are in range"
+        )
         raise InputError("input-invalid", text)
 
 
-def expect_within(value: Any, low: int, high: int, names: Callable[[], Sequence[str]], position: int) -> None:
-    """Raise InputError if ``value``, a tensor of integers, has an element below ``low`` or above ``high``.
+def expect_within(
+    value: Any, low: int, high: int, names: Callable[[], Sequence[str]], position: int
+) -> None:
+    """Raise InputError if ``value``, a tensor of integers, has an element below ``low``
+    or above ``high``.
 
-    ``names`` returns what the caller calls the flat inputs, ``value`` is the one at ``position``.
+    ``names`` returns what the caller calls the flat inputs, ``value`` is the one at
+    ``position``.
     """
     found = outside(value, low, high)
     if found is not None:
         name = names()[position]
-        text = f"input {name} has an element {found}; it was lowered for {low} to {high}"
+        text = (
+            f"input {name} has an element {found}; it was lowered for {low} to {high}"
+        )
         hint = "lower the program for a wider range, or without one"
         raise InputError("input-invalid", text, hint=hint)
 
@@ -208,7 +285,8 @@ def expect_within(value: Any, low: int, high: int, names: Callable[[], Sequence[
 def is_fixed(wanted: Any, value: Any) -> bool:
     """Whether an argument, ``value``, is what the export fixed it to, ``wanted``.
 
-    A number, text or None must be equal, and no tensor or array equals one. NaN equals NaN, and 0.0 does not equal
+    A number, text or None must be equal, and no tensor or array equals one. NaN equals
+    NaN, and 0.0 does not equal
     -0.0. Objects of other types are not compared: True.
     """
     if not isinstance(wanted, (int, float, complex, str, type(None))):
@@ -218,35 +296,56 @@ def is_fixed(wanted: Any, value: Any) -> bool:
     if isinstance(wanted, float) and isinstance(value, float):
         # the program may divide by a zero, whose sign then matters
         same_sign = math.copysign(1, value) == math.copysign(1, wanted)
-        return (value == wanted and same_sign) or (math.isnan(value) and math.isnan(wanted))
+        return (value == wanted and same_sign) or (
+            math.isnan(value) and math.isnan(wanted)
+        )
     return bool(value == wanted)
 
 
 def wrong_input(name: str, wanted: Any, shape: str, value: Any) -> InputError:
-    """The error for the argument ``name``, whose ``value`` is not what the program was exported for.
+    """The error for the argument ``name``, whose ``value`` is not what the program was
+    exported for.
 
-    ``wanted`` is the recorded value, ``shape`` its shape as text ("" if it is no tensor).
+    ``wanted`` is the recorded value, ``shape`` its shape as text ("" if it is no
+    tensor).
     """
-    requirement = "is to be a number" if isinstance(wanted, torch.SymInt) else f"was exported as {wanted!r}"
+    requirement = (
+        "is to be a number"
+        if isinstance(wanted, torch.SymInt)
+        else f"was exported as {wanted!r}"
+    )
     if isinstance(wanted, torch.Tensor):
         device = f" on {wanted.device}" if wanted.device.type != "cpu" else ""
         requirement = f"is to be {wanted.dtype} of shape {shape}{device}"
     hint = None
-    if isinstance(value, np.ndarray) and isinstance(wanted, torch.Tensor):  # a frequent mistake
+    # a frequent mistake
+    if isinstance(value, np.ndarray) and isinstance(wanted, torch.Tensor):
         hint = "torch.from_numpy(array)"
     elif isinstance(value, torch.Tensor) and value.is_nested:
         hint = "torch.nested.to_padded_tensor(nested, 0.0) makes a dense tensor of it"
-    return InputError("input-invalid", f"input {name} {requirement}; it is {_describe(value)}", hint=hint)
+    return InputError(
+        "input-invalid",
+        f"input {name} {requirement}; it is {_describe(value)}",
+        hint=hint,
+    )
 
 
 def _describe(value: Any) -> str:
     """What an argument is, in words for an error message."""
     if not isinstance(value, torch.Tensor):
-        return repr(value) if isinstance(value, (int, float, str, type(None))) else f"of type {type(value).__name__}"
+        return (
+            repr(value)
+            if isinstance(value, (int, float, str, type(None)))
+            else f"of type {type(value).__name__}"
+        )
     if value.is_nested:  # its sizes are no list of numbers
         return f"a nested tensor of {value.dtype} with {value.dim()} dimensions"
     kind = "" if _is_plain(type(value)) else f"{type(value).__name__} of "
-    layout = "" if value.layout is torch.strided else f"{str(value.layout).removeprefix('torch.')} "
+    layout = (
+        ""
+        if value.layout is torch.strided
+        else f"{str(value.layout).removeprefix('torch.')} "
+    )
     where = "" if value.device.type == "cpu" else f" on {value.device}"
     return f"{kind}{layout}{value.dtype} of shape {list(value.shape)}{where}"
 
@@ -254,7 +353,8 @@ def _describe(value: Any) -> str:
 def packer(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
     """A function that packs flat results into the structure that the program returns.
 
-    For one value and for plain tuples it avoids torch's slow walk through the structure.
+    For one value and for plain tuples it avoids torch's slow walk through the
+    structure.
     """
     if spec.is_leaf():
         return lambda values: values[0]

@@ -8,22 +8,31 @@ from typing import Any
 from torch.fx import Node
 
 Counterpart = Callable[[Node], Node | None]
-"""A function from a node of the first graph to its counterpart in the second; None if it has none."""
+"""A function from a node of the first graph to its counterpart in the second; None if
+it has none.
+"""
 
 
-def same_arguments(ours: Any, theirs: Any, counterpart: Counterpart = lambda node: node) -> bool:
-    """Whether two arguments are the same, in type as well: 1, 1.0 and True differ, and so do 0.0 and -0.0.
+def same_arguments(
+    ours: Any, theirs: Any, counterpart: Counterpart = lambda node: node
+) -> bool:
+    """Whether two arguments are the same, in type as well: 1, 1.0 and True differ, and
+    so do 0.0 and -0.0.
 
-    Lists and tuples are not told apart. ``counterpart`` maps the nodes in ``ours`` to those in ``theirs``; by default
-    both are of one graph.
+    Lists and tuples are not told apart. ``counterpart`` maps the nodes in ``ours`` to
+    those in ``theirs``; by default both are of one graph.
     """
     if isinstance(ours, Node):
         return counterpart(ours) is theirs
     if isinstance(ours, (list, tuple)):
         same_kind = isinstance(theirs, (list, tuple)) and len(ours) == len(theirs)
-        return same_kind and all(same_arguments(a, b, counterpart) for a, b in zip(ours, theirs, strict=True))
+        return same_kind and all(
+            same_arguments(a, b, counterpart) for a, b in zip(ours, theirs, strict=True)
+        )
     if isinstance(ours, Mapping):
         same_keys = isinstance(theirs, Mapping) and list(ours) == list(theirs)
-        return same_keys and all(same_arguments(a, theirs[k], counterpart) for k, a in ours.items())
+        return same_keys and all(
+            same_arguments(a, theirs[k], counterpart) for k, a in ours.items()
+        )
     # texts, because == takes 0.0 and -0.0 for equal, and NaN for different from itself
     return ours is theirs or (type(ours) is type(theirs) and repr(ours) == repr(theirs))

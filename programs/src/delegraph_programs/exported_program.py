@@ -1,7 +1,7 @@
 """Reads exported programs by their signatures, and builds new ones from graphs.
 
-torch has no public way to build an ExportedProgram from a graph, so ``build_program`` uses private names of
-``torch.export``. If a new torch changes these, adapt this module.
+torch has no public way to build an ExportedProgram from a graph, so ``build_program``
+uses private names of ``torch.export``. If a new torch changes these, adapt this module.
 """
 
 from __future__ import annotations
@@ -66,11 +66,15 @@ __all__ = [
 ]
 
 CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
-"""torch's operator that calls a delegate in a lowered graph: ``CALL_DELEGATE(lowered_module, *inputs)``."""
+"""torch's operator that calls a delegate in a lowered graph:
+``CALL_DELEGATE(lowered_module, *inputs)``.
+"""
 CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 STATE_WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 SHARED_STATE = "shared_state"
-"""Metadata key of the placeholders of a buffer that several methods use and one writes: the host keeps it."""
+"""Metadata key of the placeholders of a buffer that several methods use and one writes:
+the host keeps it.
+"""
 MUTATIONS = (*STATE_WRITES, OutputKind.USER_INPUT_MUTATION)
 
 
@@ -82,32 +86,55 @@ def placeholders(program: ExportedProgram) -> list[tuple[Node, InputSpec]]:
 
 def written_targets(program: ExportedProgram) -> set[str]:
     """The names of the parameters and buffers that the program writes."""
-    return {s.target for s in program.graph_signature.output_specs if s.kind in STATE_WRITES and s.target}
+    return {
+        s.target
+        for s in program.graph_signature.output_specs
+        if s.kind in STATE_WRITES and s.target
+    }
 
 
 def trained_targets(program: ExportedProgram) -> list[str]:
-    """The names of the parameters whose gradients the program returns; empty unless it has a backward graph."""
+    """The names of the parameters whose gradients the program returns; empty unless it
+    has a backward graph.
+    """
     specs = program.graph_signature.output_specs
-    return [s.target for s in specs if s.kind is OutputKind.GRADIENT_TO_PARAMETER and s.target]
+    return [
+        s.target
+        for s in specs
+        if s.kind is OutputKind.GRADIENT_TO_PARAMETER and s.target
+    ]
 
 
 def written_values(program: ExportedProgram) -> dict[Node, Node]:
-    """Placeholder of each parameter and buffer that the program writes -> the node of its final value."""
-    specs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
-    final = {s.target: value for s, value in specs if s.kind in STATE_WRITES}  # name of the parameter or buffer -> node
+    """Placeholder of each parameter and buffer that the program writes -> the node of
+    its final value.
+    """
+    specs = zip(
+        program.graph_signature.output_specs, output_values(program), strict=True
+    )
+    # name of the parameter or buffer -> node
+    final = {s.target: value for s, value in specs if s.kind in STATE_WRITES}
     if not final:
         return {}
-    return {n: final[s.target] for n, s in placeholders(program) if s.kind in CONSTANT_KINDS and s.target in final}
+    return {
+        n: final[s.target]
+        for n, s in placeholders(program)
+        if s.kind in CONSTANT_KINDS and s.target in final
+    }
 
 
 def constant_placeholders(program: ExportedProgram) -> set[Node]:
     """The placeholders of parameters, buffers and constants whose values never change.
 
-    Those that the program writes, parameters that its caller trains, and buffers that another method writes
-    (``SHARED_STATE``) are left out.
+    Those that the program writes, parameters that its caller trains, and buffers that
+    another method writes (``SHARED_STATE``) are left out.
     """
     written = written_targets(program).union(trained_targets(program))
-    constant = [n for n, s in placeholders(program) if s.kind in CONSTANT_KINDS and s.target not in written]
+    constant = [
+        n
+        for n, s in placeholders(program)
+        if s.kind in CONSTANT_KINDS and s.target not in written
+    ]
     return {node for node in constant if SHARED_STATE not in node.meta}
 
 
@@ -117,24 +144,38 @@ def user_inputs(program: ExportedProgram) -> list[Node]:
 
 
 def copy_node(graph: Graph, node: Node, value_of: Callable[[Node], Any]) -> Node:
-    """Append a copy of ``node`` to ``graph`` and return it. It keeps its name if that is free there.
+    """Append a copy of ``node`` to ``graph`` and return it. It keeps its name if that
+    is free there.
 
-    ``value_of`` maps each operand to its copy. A copied ``get_attr`` always has ``meta["val"]``, which may be None.
+    ``value_of`` maps each operand to its copy. A copied ``get_attr`` always has
+    ``meta["val"]``, which may be None.
     """
-    args, kwargs = map_arg(node.args, value_of), map_arg(node.kwargs, value_of)
+    args = map_arg(node.args, value_of)
+    kwargs = map_arg(node.kwargs, value_of)
     names = graph._graph_namespace
-    name = names.create_name(node.name, None) if node.name in names._used_names else node.name
-    copy = _append(graph, Node(graph, name, node.op, node.target, args, kwargs, node.type), node.meta)
+    name = (
+        names.create_name(node.name, None)
+        if node.name in names._used_names
+        else node.name
+    )
+    copy = _append(
+        graph,
+        Node(graph, name, node.op, node.target, args, kwargs, node.type),
+        node.meta,
+    )
     if node.op == "get_attr":
-        copy.meta.setdefault("val", None)  # torch does not set it on some nodes that fetch a subgraph
+        # torch does not set it on some nodes that fetch a subgraph
+        copy.meta.setdefault("val", None)
     return copy
 
 
 def placeholder_of(graph: Graph, node: Node) -> Node:
-    """Append a placeholder for the value of ``node``, with its metadata, to ``graph`` and return it.
+    """Append a placeholder for the value of ``node``, with its metadata, to ``graph``
+    and return it.
 
-    It keeps the name of the node if that is free. torch's generated code calls an input with the name of a Python
-    builtin, such as ``input``, ``input_1``; so no other node gets that name.
+    It keeps the name of the node if that is free. torch's generated code calls an input
+    with the name of a Python builtin, such as ``input``, ``input_1``; so no other node
+    gets that name.
     """
     names = graph._graph_namespace
     if node.name in names._used_names:
@@ -143,20 +184,31 @@ def placeholder_of(graph: Graph, node: Node) -> Node:
         name = node.name
         if hasattr(builtins, name):
             names._used_names.add(f"{name}_1")
-    return _append(graph, Node(graph, name, "placeholder", name, (), {}, node.type), node.meta)
+    return _append(
+        graph, Node(graph, name, "placeholder", name, (), {}, node.type), node.meta
+    )
 
 
 def append_node(
-    graph: Graph, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, meta: dict[str, Any]
+    graph: Graph,
+    op: str,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    meta: dict[str, Any],
 ) -> Node:
     """Append a new node to ``graph`` and return it. ``name`` must be unused there."""
     return _append(graph, Node(graph, name, op, target, args, kwargs), meta)
 
 
 def _append(graph: Graph, new: Node, meta: Mapping[str, Any]) -> Node:
-    """Append the node ``new``, whose name is unused, to the graph, with a shallow copy of ``meta``; returns ``new``."""
-    # ``graph.node_copy`` does the same, but takes three times as long (4 of 48 ms for MobileNetV2): it also checks for
-    # Python's builtin names and for new symbolic numbers among the arguments, which a copy does not have.
+    """Append the node ``new``, whose name is unused, to the graph, with a shallow copy
+    of ``meta``; returns ``new``.
+    """
+    # ``graph.node_copy`` does the same, but takes three times as long (4 of 48 ms for
+    # MobileNetV2): it also checks for Python's builtin names and for new symbolic
+    # numbers among the arguments, which a copy does not have.
     new.meta.update(meta)
     graph._graph_namespace._used_names.add(new.name)
     graph._graph_namespace.associate_name_with_obj(new.name, new)
@@ -167,31 +219,53 @@ def _append(graph: Graph, new: Node, meta: Mapping[str, Any]) -> Node:
 
 
 def copy_program(program: ExportedProgram) -> ExportedProgram:
-    """A copy of ``program`` with a graph of its own. Tensors, delegates and subgraphs are shared."""
-    graph, copies = Graph(owning_module=program.graph_module), dict[Node, Node]()  # ``copies``: node -> its copy
+    """A copy of ``program`` with a graph of its own. Tensors, delegates and subgraphs
+    are shared.
+    """
+    # ``copies``: node -> its copy
+    graph = Graph(owning_module=program.graph_module)
+    copies = dict[Node, Node]()
     for node in program.graph.nodes:
         copies[node] = copy_node(graph, node, copies.__getitem__)
-    inputs, outputs = program.graph_signature.input_specs, program.graph_signature.output_specs
-    return build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)
+    inputs = program.graph_signature.input_specs
+    outputs = program.graph_signature.output_specs
+    return build_program(
+        program.graph_module,
+        graph,
+        inputs,
+        outputs,
+        program,
+        root_call(program),
+        check=False,
+    )
 
 
 def constant_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
     """The tensor of a parameter, buffer or constant that ``spec`` names."""
     target = str(spec.target)
     state: Any = program.state_dict
-    # buffers that are not persistent are in ``constants``, as are constants; all others are in the state
-    tensor: torch.Tensor = state[target] if target in state else program.constants[target]
+    # buffers that are not persistent are in ``constants``, as are constants; all others
+    # are in the state
+    tensor: torch.Tensor = (
+        state[target] if target in state else program.constants[target]
+    )
     return tensor
 
 
-def add_constant(program: ExportedProgram, tensor: torch.Tensor, name: str = "constant") -> Node:
-    """Add ``tensor`` to the constants of ``program``, without copying it; returns its new placeholder.
+def add_constant(
+    program: ExportedProgram, tensor: torch.Tensor, name: str = "constant"
+) -> Node:
+    """Add ``tensor`` to the constants of ``program``, without copying it; returns its
+    new placeholder.
 
-    The constant is called ``name``, with a number if that name is taken. The placeholder stands before the user's
-    inputs. A transform may call this for its program.
+    The constant is called ``name``, with a number if that name is taken. The
+    placeholder stands before the user's inputs. A transform may call this for its
+    program.
     """
-    graph, signature = program.graph, program.graph_signature
-    mode = detect_fake_mode([n.meta.get("val") for n in graph.nodes])  # makes recorded values; None for real tensors
+    graph = program.graph
+    signature = program.graph_signature
+    # makes recorded values; None for real tensors
+    mode = detect_fake_mode([n.meta.get("val") for n in graph.nodes])
     taken = {*program.constants, *program.state_dict, *(n.name for n in graph.nodes)}
     names = itertools.chain([name], (f"{name}_{k}" for k in itertools.count(1)))
     target = next(free for free in names if free not in taken)
@@ -207,8 +281,13 @@ def add_constant(program: ExportedProgram, tensor: torch.Tensor, name: str = "co
     with graph.inserting_before(following):
         node: Node = graph.placeholder(target)
     node.name = target
-    node.meta["val"] = tensor if mode is None else mode.from_tensor(tensor, static_shapes=True)
-    signature.input_specs.insert(position, InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), target))
+    node.meta["val"] = (
+        tensor if mode is None else mode.from_tensor(tensor, static_shapes=True)
+    )
+    signature.input_specs.insert(
+        position,
+        InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), target),
+    )
     program.constants[target] = tensor
     return node
 
@@ -219,15 +298,19 @@ def output_node(graph: Graph) -> Node:
 
 
 def output_values(program: ExportedProgram) -> tuple[Any, ...]:
-    """The nodes and Python constants that the graph returns, in the order of the signature's output specs."""
+    """The nodes and Python constants that the graph returns, in the order of the
+    signature's output specs.
+    """
     values: Any = output_node(program.graph).args[0]
     return tuple(values)
 
 
 def argument_of(value: Any) -> ArgumentSpec:
-    """The argument spec for ``value``: a node (by the type of its recorded value) or a Python constant.
+    """The argument spec for ``value``: a node (by the type of its recorded value) or a
+    Python constant.
 
-    A node whose recorded value is a plain number, bool or str, or a placeholder without a value, is a constant, too.
+    A node whose recorded value is a plain number, bool or str, or a placeholder without
+    a value, is a constant, too.
     """
     if not isinstance(value, Node):
         return ConstantArgument("", value)
@@ -237,15 +320,24 @@ def argument_of(value: Any) -> ArgumentSpec:
         torch.SymBool: SymBoolArgument,
     }
     val = value.meta.get("val")
-    if isinstance(val, (int, float, bool, str)) or (val is None and value.op == "placeholder"):
+    if isinstance(val, (int, float, bool, str)) or (
+        val is None and value.op == "placeholder"
+    ):
         return ConstantArgument(value.name, val)
     spec: ArgumentSpec = kinds.get(type(val), TensorArgument)(name=value.name)
     return spec
 
 
-def name_outputs(specs: Iterable[OutputSpec], values: Iterable[Any]) -> list[OutputSpec]:
-    """``specs`` with their arguments replaced by ``values``, the new results of the graph, in order."""
-    return [OutputSpec(s.kind, argument_of(v), s.target) for s, v in zip(specs, values, strict=True)]
+def name_outputs(
+    specs: Iterable[OutputSpec], values: Iterable[Any]
+) -> list[OutputSpec]:
+    """``specs`` with their arguments replaced by ``values``, the new results of the
+    graph, in order.
+    """
+    return [
+        OutputSpec(s.kind, argument_of(v), s.target)
+        for s, v in zip(specs, values, strict=True)
+    ]
 
 
 def build_program(
@@ -259,21 +351,30 @@ def build_program(
 ) -> ExportedProgram:
     """Build an ExportedProgram from ``graph``.
 
-    ``root``: has the submodules and delegates that the graph fetches. ``inputs``, ``outputs``: the signature. ``like``:
-    the program whose tensors the signature names; they are shared, not copied. ``call``: the list of ModuleCallEntry
-    that says how callers flatten arguments and unflatten results. ``check=False``: do not validate the program, because
-    it is not complete yet. Raises SpecViolationError if it is invalid.
+    ``root``: has the submodules and delegates that the graph fetches. ``inputs``,
+    ``outputs``: the signature. ``like``: the program whose tensors the signature names;
+    they are shared, not copied. ``call``: the list of ModuleCallEntry that says how
+    callers flatten arguments and unflatten results. ``check=False``: do not validate
+    the program, because it is not complete yet. Raises SpecViolationError if it is
+    invalid.
     """
-    # Only tensors that the signature names: a part of a program must not keep the weights of the rest alive.
-    targets = {str(s.target) for s in inputs if s.kind in CONSTANT_KINDS or s.kind is InputKind.CUSTOM_OBJ}
-    # ``ExportedProgram(...)`` generates Python code for the graph, which takes more than half of its time. A lazy
-    # module generates the code at its first call, and most programs of a lowering are never called.
+    # Only tensors that the signature names: a part of a program must not keep the
+    # weights of the rest alive.
+    targets = {
+        str(s.target)
+        for s in inputs
+        if s.kind in CONSTANT_KINDS or s.kind is InputKind.CUSTOM_OBJ
+    }
+    # ``ExportedProgram(...)`` generates Python code for the graph, which takes more
+    # than half of its time. A lazy module generates the code at its first call, and
+    # most programs of a lowering are never called.
     module = _LazyGraphModule(root, graph)
     module.meta.update(getattr(root, "meta", {}))
-    # For the same reason ``ExportedProgram.__init__`` is not called; all fields that it would set are set here. If a
-    # new torch adds a field, reading it raises AttributeError; then add the field below. Example inputs are None,
-    # because those of ``like`` do not fit a part of it. The verifier is that of plain exported programs, whatever the
-    # dialect of ``like``.
+    # For the same reason ``ExportedProgram.__init__`` is not called; all fields that it
+    # would set are set here. If a new torch adds a field, reading it raises
+    # AttributeError; then add the field below. Example inputs are None, because those
+    # of ``like`` do not fit a part of it. The verifier is that of plain exported
+    # programs, whatever the dialect of ``like``.
     program = object.__new__(ExportedProgram)
     program.__dict__.update(
         _graph_module=module,
@@ -284,7 +385,8 @@ def build_program(
         _example_inputs=None,
         _constants={k: v for k, v in like.constants.items() if k in targets},
         _verifiers=[Verifier],
-        _guards_code=list(like._guards_code),  # conditions on sizes, which the parts of a program share
+        # conditions on sizes, which the parts of a program share
+        _guards_code=list(like._guards_code),
     )
     if check:
         validate(program)
@@ -292,14 +394,17 @@ def build_program(
 
 
 def forget_guards(program: ExportedProgram) -> None:
-    """Drop torch's conditions on the sizes of inputs, which are wrong after dimensions were moved."""
+    """Drop torch's conditions on the sizes of inputs, which are wrong after dimensions
+    were moved.
+    """
     program._guards_code = []
 
 
 def validate(program: ExportedProgram) -> None:
     """Call ``program.validate()``. Raises SpecViolationError if the program is invalid.
 
-    torch would read the blob of each delegate to check its type. ``is_validating`` lets delegates avoid joining it.
+    torch would read the blob of each delegate to check its type. ``is_validating`` lets
+    delegates avoid joining it.
     """
     token = _VALIDATING.set(True)
     try:
@@ -326,7 +431,8 @@ def is_validating() -> bool:
 
 
 def has_effect(node: Node) -> bool:
-    """Whether a call has an effect besides its result, so that it must stay even if its result is unused.
+    """Whether a call has an effect besides its result, so that it must stay even if its
+    result is unused.
 
     A call of an operator without results has one.
     """
@@ -335,19 +441,31 @@ def has_effect(node: Node) -> bool:
 
 
 def flat_arguments(
-    spec: pytree.TreeSpec | None, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str] = ()
+    spec: pytree.TreeSpec | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    names: Sequence[str] = (),
 ) -> list[Any]:
     """The leaves of the arguments of a call, in flat order.
 
-    ``spec``: the structure that the arguments must have; None accepts any positional arguments. ``names``: of the
-    positional arguments, for errors; may be incomplete. Raises InputError, which says what is missing or different, if
-    the arguments have another structure.
+    ``spec``: the structure that the arguments must have; None accepts any positional
+    arguments. ``names``: of the positional arguments, for errors; may be incomplete.
+    Raises InputError, which says what is missing or different, if the arguments have
+    another structure.
     """
-    known = list(spec.child(1).context or []) if spec is not None else []  # keywords; child 0 has what is positional
+    # keywords; child 0 has what is positional
+    known = list(spec.child(1).context or []) if spec is not None else []
     unknown = [k for k in kwargs if k not in known]
     if unknown:
-        text = f"unknown keyword argument {unknown[0]!r}; {_describe_call(spec, names, args, kwargs)}"
-        hint = f"give {unknown[0]} by position, as in the export" if unknown[0] in names else None
+        text = (
+            f"unknown keyword argument {unknown[0]!r};"
+            f" {_describe_call(spec, names, args, kwargs)}"
+        )
+        hint = (
+            f"give {unknown[0]} by position, as in the export"
+            if unknown[0] in names
+            else None
+        )
         raise InputError("input-invalid", text, hint=hint)
     # in the order of the export, which the spec has, too
     ordered = {k: kwargs[k] for k in known if k in kwargs}
@@ -358,49 +476,87 @@ def flat_arguments(
         flat = spec.flatten_up_to((tuple(args), ordered))
     except ValueError:  # the structures differ in something else
         flat = []
-    # ``flatten_up_to`` does not look into what stands in the place of a leaf: there a container is wrong, too
+    # ``flatten_up_to`` does not look into what stands in the place of a leaf: there a
+    # container is wrong, too
     if not flat or not all(map(pytree.tree_is_leaf, flat)):
         why = _other_structure(spec, structure, names)
         call = _describe_call(spec, names, args, kwargs)
-        raise InputError("input-invalid", why if why.startswith("input") else call + why)
+        raise InputError(
+            "input-invalid", why if why.startswith("input") else call + why
+        )
     return flat
 
 
-def _other_structure(wanted: pytree.TreeSpec, actual: pytree.TreeSpec, names: Sequence[str]) -> str:
-    """The first difference between a call's arguments and the exported ones: ``input x is to be ...; it is ...``.
+def _other_structure(
+    wanted: pytree.TreeSpec, actual: pytree.TreeSpec, names: Sequence[str]
+) -> str:
+    """The first difference between a call's arguments and the exported ones: ``input x
+    is to be ...; it is ...``.
 
-    If the number of arguments or the keywords differ: the missing ones, as ``: x, y not given``, or "" if none is
-    missing. ``wanted`` and ``actual`` have the positional arguments as child 0, and the keyword arguments as child 1.
-    ``names``: of the positional arguments; if there are too few, errors say their positions.
+    If the number of arguments or the keywords differ: the missing ones, as ``: x, y not
+    given``, or "" if none is missing. ``wanted`` and ``actual`` have the positional
+    arguments as child 0, and the keyword arguments as child 1. ``names``: of the
+    positional arguments; if there are too few, errors say their positions.
     """
-    count, keys = wanted.child(0).num_children, list(wanted.child(1).context or [])
-    actual_count, actual_keys = actual.child(0).num_children, list(actual.child(1).context or [])
+    count = wanted.child(0).num_children
+    keys = list(wanted.child(1).context or [])
+    actual_count = actual.child(0).num_children
+    actual_keys = list(actual.child(1).context or [])
     if (count, keys) == (actual_count, actual_keys):
-        inputs = [*(names[:count] if len(names) >= count else map(str, range(count))), *keys]
+        inputs = [
+            *(names[:count] if len(names) >= count else map(str, range(count))),
+            *keys,
+        ]
         # the structure of each input, positional ones first
-        parts, actual_parts = ([*spec.child(0).children(), *spec.child(1).children()] for spec in (wanted, actual))
+        parts, actual_parts = (
+            [*spec.child(0).children(), *spec.child(1).children()]
+            for spec in (wanted, actual)
+        )
         return next(filter(None, map(_difference, inputs, parts, actual_parts)))
-    missing = [*names[actual_count:count], *(key for key in keys if key not in actual_keys)]
+    missing = [
+        *names[actual_count:count],
+        *(key for key in keys if key not in actual_keys),
+    ]
     return f": {', '.join(missing)} not given" if missing else ""
 
 
-def _difference(name: str, wanted: pytree.TreeSpec, actual: pytree.TreeSpec) -> str | None:
-    """The first difference between the structures of the input ``name``, in words; None if there is none.
+def _difference(
+    name: str, wanted: pytree.TreeSpec, actual: pytree.TreeSpec
+) -> str | None:
+    """The first difference between the structures of the input ``name``, in words; None
+    if there is none.
 
     A container of the same kind and size is searched for a difference inside of it.
     """
-    form, actual_form = ((spec.type, _keys_or_context(spec), spec.num_children) for spec in (wanted, actual))
+    form, actual_form = (
+        (spec.type, _keys_or_context(spec), spec.num_children)
+        for spec in (wanted, actual)
+    )
     if form != actual_form:
         return f"input {name} is to be {_kind(wanted)}; it is {_kind(actual)}"
     keys = list(wanted.context) if wanted.type is dict else range(wanted.num_children)
     # by key, because the keys of the dict may be in another order
-    children = dict(zip(actual.context if actual.type is dict else keys, actual.children(), strict=True))
+    children = dict(
+        zip(
+            actual.context if actual.type is dict else keys,
+            actual.children(),
+            strict=True,
+        )
+    )
     inner = [f"{name}[{key!r}]" for key in keys]
-    return next(filter(None, map(_difference, inner, wanted.children(), [children[key] for key in keys])), None)
+    return next(
+        filter(
+            None,
+            map(_difference, inner, wanted.children(), [children[key] for key in keys]),
+        ),
+        None,
+    )
 
 
 def _keys_or_context(spec: pytree.TreeSpec) -> Any:
-    """The context that pytree records for a container. For a dict, a set of its keys, whose order does not matter."""
+    """The context that pytree records for a container. For a dict, a set of its keys,
+    whose order does not matter.
+    """
     return set(spec.context) if spec.type is dict else spec.context
 
 
@@ -410,47 +566,73 @@ def _kind(spec: pytree.TreeSpec) -> str:
         return "a single value, such as a tensor"
     if spec.type is dict:
         return f"a dict with the keys {spec.context}"
-    return f"a {spec.type.__name__} of {spec.num_children}" if spec.type else "a container"
+    return (
+        f"a {spec.type.__name__} of {spec.num_children}" if spec.type else "a container"
+    )
 
 
 def _describe_call(
-    spec: pytree.TreeSpec | None, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+    spec: pytree.TreeSpec | None,
+    names: Sequence[str],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
 ) -> str:
     """``the program takes (x, scale=); it was given (Tensor, int)``, for errors."""
-    count = spec.child(0).num_children if spec is not None else len(names)  # positional parameters
+    # positional parameters
+    count = spec.child(0).num_children if spec is not None else len(names)
     keys = list(spec.child(1).context or []) if spec is not None else []
-    positional = list(names[:count]) if len(names) >= count else [f"input {k}" for k in range(count)]
-    types = [*(type(a).__name__ for a in args), *(f"{k}={type(v).__name__}" for k, v in kwargs.items())]
+    positional = (
+        list(names[:count])
+        if len(names) >= count
+        else [f"input {k}" for k in range(count)]
+    )
+    types = [
+        *(type(a).__name__ for a in args),
+        *(f"{k}={type(v).__name__}" for k, v in kwargs.items()),
+    ]
     parameters = [*positional, *(f"{key}=" for key in keys)]
-    return f"the program takes ({', '.join(parameters)}); it was given ({', '.join(types)})"
+    return (
+        f"the program takes ({', '.join(parameters)}); it was given"
+        f" ({', '.join(types)})"
+    )
 
 
 def leaf_names(spec: pytree.TreeSpec | None, names: Sequence[str]) -> list[str] | None:
-    """The expression for each leaf of a call's arguments, in flat order: ``x``, ``pair['a']``.
+    """The expression for each leaf of a call's arguments, in flat order: ``x``,
+    ``pair['a']``.
 
-    ``spec``: the structure of the arguments, ``program.call_spec.in_spec``. ``names``: of the positional arguments.
-    None if ``spec`` is None or ``names`` are too few.
+    ``spec``: the structure of the arguments, ``program.call_spec.in_spec``. ``names``:
+    of the positional arguments. None if ``spec`` is None or ``names`` are too few.
     """
     if spec is None:
         return None
-    args, kwargs = pytree.tree_unflatten(range(spec.num_leaves), spec)  # of that structure; any leaves will do
+    # of that structure; any leaves will do
+    args, kwargs = pytree.tree_unflatten(range(spec.num_leaves), spec)
     if len(names) < len(args):
         return None
     roots = [*zip(names, args, strict=False), *kwargs.items()]
-    return [root + pytree.keystr(path) for root, value in roots for path, _ in pytree.tree_flatten_with_path(value)[0]]
+    return [
+        root + pytree.keystr(path)
+        for root, value in roots
+        for path, _ in pytree.tree_flatten_with_path(value)[0]
+    ]
 
 
 def root_call(program: ExportedProgram) -> list[ModuleCallEntry]:
     """The ``call`` of ``build_program`` for a program that is called like ``program``."""
-    # ``program.call_spec`` has the same, but creates a class at each access, which takes half a millisecond. Entries
-    # about nodes and submodules are left out.
+    # ``program.call_spec`` has the same, but creates a class at each access, which
+    # takes half a millisecond. Entries about nodes and submodules are left out.
     signature: Any = program.module_call_graph[0].signature
-    in_spec, out_spec, names = signature.in_spec, signature.out_spec, signature.forward_arg_names
+    in_spec = signature.in_spec
+    out_spec = signature.out_spec
+    names = signature.forward_arg_names
     return [ModuleCallEntry("", ModuleCallSignature([], [], in_spec, out_spec, names))]
 
 
 def flat_call(inputs: int, outputs: int) -> list[ModuleCallEntry]:
-    """The ``call`` of ``build_program`` for a program with that many positional inputs and a flat tuple of results."""
+    """The ``call`` of ``build_program`` for a program with that many positional inputs
+    and a flat tuple of results.
+    """
     in_spec = pytree.tree_structure(((0,) * inputs, {}))
     out_spec = pytree.tree_structure((0,) * outputs)
     return [ModuleCallEntry("", ModuleCallSignature([], [], in_spec, out_spec))]

@@ -1,9 +1,10 @@
 """Interpolations whose scale factors are not those by which eager resizes.
 
-``interpolate(x, scale_factor=1.1)`` of 4 elements has 4 elements. Some of eager's kernels copy an axis that keeps its
-size, and repeat each element of an axis that doubles its size, whatever the factor. Others step by the factor. Which
-kernel runs depends on the operator, the sizes and the memory layout. Backends cannot know that, so the factor in the
-graph becomes 1.0 or 2.0 where eager ignores it.
+``interpolate(x, scale_factor=1.1)`` of 4 elements has 4 elements. Some of eager's
+kernels copy an axis that keeps its size, and repeat each element of an axis that
+doubles its size, whatever the factor. Others step by the factor. Which kernel runs
+depends on the operator, the sizes and the memory layout. Backends cannot know that, so
+the factor in the graph becomes 1.0 or 2.0 where eager ignores it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,17 @@ from torch.utils._sympy.value_ranges import bound_sympy
 from .operator_schema import bound_arguments
 
 _SMALL = 128
-"""Eager's kernel for nearest pixels of small images: height and width of the output add up to at most this."""
+"""Eager's kernel for nearest pixels of small images: height and width of the output add
+up to at most this.
+"""
 _FEW = 3
 """Up to so many channels, the memory layout does not decide which kernel runs."""
 _UNBOUNDED = 1 << 31
 """Stands for a size without an upper bound."""
 _NEAREST = frozenset({"upsample_nearest2d", "upsample_nearest3d"})
-"""Operators with kernels that copy and repeat elements, and others that step by the factor."""
+"""Operators with kernels that copy and repeat elements, and others that step by the
+factor.
+"""
 _COPYING = frozenset(
     {
         "upsample_linear1d",
@@ -37,11 +42,15 @@ _COPYING = frozenset(
 )
 """Operators whose every kernel copies an axis that keeps its size."""
 _CUBIC = "upsample_bicubic2d"
-"""An operator whose kernel for uint8 copies such an axis, and the one for floats does not."""
+"""An operator whose kernel for uint8 copies such an axis, and the one for floats does
+not.
+"""
 
 
 class ResizedAxis(NamedTuple):
-    """One axis of an interpolation: its sizes before and after, and the scale factor, or None without one."""
+    """One axis of an interpolation: its sizes before and after, and the scale factor,
+    or None without one.
+    """
 
     size: Any
     out: Any
@@ -49,7 +58,9 @@ class ResizedAxis(NamedTuple):
 
 
 def use_factors_of_eager(graph: Graph) -> None:
-    """Set the scale factors of interpolations to those by which eager resizes, where the sizes tell."""
+    """Set the scale factors of interpolations to those by which eager resizes, where
+    the sizes tell.
+    """
     for node in graph.nodes:
         name = _name_of(node)
         if name is None:
@@ -61,7 +72,9 @@ def use_factors_of_eager(graph: Graph) -> None:
 
 
 def why_factor_undecided(node: Node) -> str | None:
-    """Return why sizes known at run time decide by which factor eager resizes, or None if they do not."""
+    """Return why sizes known at run time decide by which factor eager resizes, or None
+    if they do not.
+    """
     name = _name_of(node)
     if name is None:
         return None
@@ -69,17 +82,22 @@ def why_factor_undecided(node: Node) -> str | None:
         copies = name not in _NEAREST or _is_vectorized(node, name) is not False
         if not copies or not _may_differ(axis, repeats=name in _NEAREST):
             continue
-        if _is_fixed(axis) and (name not in _NEAREST or _is_vectorized(node, name) is not None):
+        if _is_fixed(axis) and (
+            name not in _NEAREST or _is_vectorized(node, name) is not None
+        ):
             continue
         return (
-            f"at some sizes, eager ignores the scale factor {axis.factor}, and sizes are known at run time only; "
-            "interpolate with recompute_scale_factor=True uses the sizes everywhere"
+            f"at some sizes, eager ignores the scale factor {axis.factor}, and sizes"
+            " are known at run time only; interpolate with recompute_scale_factor=True"
+            " uses the sizes everywhere"
         )
     return None
 
 
 def _name_of(node: Node) -> str | None:
-    """The name of an interpolation that some kernel of eager computes without its factors, or None."""
+    """The name of an interpolation that some kernel of eager computes without its
+    factors, or None.
+    """
     packet = getattr(node.target, "overloadpacket", None)
     name: str = getattr(packet, "__name__", "")
     if name == _CUBIC and node.meta["val"].dtype is torch.uint8:
@@ -88,7 +106,9 @@ def _name_of(node: Node) -> str | None:
 
 
 def _axes_of(node: Node) -> list[ResizedAxis]:
-    """The spatial axes of an interpolation. Factors of aligned corners do not count, so they are None."""
+    """The spatial axes of an interpolation. Factors of aligned corners do not count, so
+    they are None.
+    """
     image: Any = node.args[0]
     sizes = image.meta["val"].shape[2:]
     outs = node.meta["val"].shape[2:]
@@ -98,12 +118,16 @@ def _axes_of(node: Node) -> list[ResizedAxis]:
     elif "scale_factors" in arguments:
         factors = arguments["scale_factors"] or [None] * len(sizes)
     else:
-        factors = [value for key, value in arguments.items() if key.startswith("scales")]
+        factors = [
+            value for key, value in arguments.items() if key.startswith("scales")
+        ]
     return [ResizedAxis(*row) for row in zip(sizes, outs, factors, strict=True)]
 
 
 def _set_factors(node: Node, factors: list[float | None]) -> None:
-    """Write ``factors`` into a call: those of all axes are one argument, or each is an argument of its own."""
+    """Write ``factors`` into a call: those of all axes are one argument, or each is an
+    argument of its own.
+    """
     arguments = bound_arguments(node)
     names = [key for key in arguments if key.startswith("scales")]
     if "scale_factors" in arguments:
@@ -120,7 +144,9 @@ def _is_fixed(axis: ResizedAxis) -> bool:
 
 
 def _factor_of(node: Node, name: str, axis: ResizedAxis) -> float | None:
-    """The factor by which eager resizes ``axis``, or the given one if that is not known."""
+    """The factor by which eager resizes ``axis``, or the given one if that is not
+    known.
+    """
     if axis.factor is None or not _is_fixed(axis):
         return axis.factor
     if axis.out == axis.size and (name not in _NEAREST or _is_vectorized(node, name)):
@@ -131,7 +157,8 @@ def _factor_of(node: Node, name: str, axis: ResizedAxis) -> float | None:
 
 
 def _is_vectorized(node: Node, name: str) -> bool | None:
-    """Whether eager's kernel copies and repeats elements instead of stepping by the factor.
+    """Whether eager's kernel copies and repeats elements instead of stepping by the
+    factor.
 
     None if that depends on sizes known at run time only.
     """
@@ -160,7 +187,9 @@ def _range_of(size: Any) -> tuple[int, int]:
         return size, size
     ranges = size.node.shape_env.var_to_range
     expression = size.node.expr
-    bounds = bound_sympy(expression, {symbol: ranges[symbol] for symbol in expression.free_symbols})
+    bounds = bound_sympy(
+        expression, {symbol: ranges[symbol] for symbol in expression.free_symbols}
+    )
     return max(_limited(bounds.lower), 0), _limited(bounds.upper)
 
 
@@ -170,9 +199,11 @@ def _limited(bound: Any) -> int:
 
 
 def _may_differ(axis: ResizedAxis, repeats: bool) -> bool:
-    """Whether a size in the range of ``axis`` keeps, or (``repeats``) doubles, under a factor that is not 1 or 2.
+    """Whether a size in the range of ``axis`` keeps, or (``repeats``) doubles, under a
+    factor that is not 1 or 2.
 
-    The axis then has 1 / (factor - 1) elements at most. One element is the same in any way.
+    The axis then has 1 / (factor - 1) elements at most. One element is the same in any
+    way.
     """
     if axis.factor is None:
         return False

@@ -1,4 +1,6 @@
-"""Sets of nodes: those that can be reached from others, and groups that are joined pair by pair."""
+"""Sets of nodes: those that can be reached from others, and groups that are joined pair
+by pair.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,20 @@ if TYPE_CHECKING:
 
 
 def find_root(parent: dict[Node, Node], node: Node) -> Node:
-    """The node that represents the group of ``node``; ``parent`` leads from each node towards it (union-find)."""
+    """The node that represents the group of ``node``; ``parent`` leads from each node
+    towards it (union-find).
+    """
     while parent[node] is not node:
         parent[node] = node = parent[parent[node]]
     return node
 
 
-def reachable(starts: Iterable[Node], onward: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    """``starts``, and every node that can be reached from them; ``onward`` gives the next nodes of a node."""
+def reachable(
+    starts: Iterable[Node], onward: Callable[[Node], Iterable[Node]]
+) -> set[Node]:
+    """``starts``, and every node that can be reached from them; ``onward`` gives the
+    next nodes of a node.
+    """
     reached: set[Node] = set()
     waiting = list(starts)
     while waiting:

@@ -1,4 +1,6 @@
-"""What this package knows of a delegate: a module that a graph calls, and whose own graph it does not run."""
+"""What this package knows of a delegate: a module that a graph calls, and whose own
+graph it does not run.
+"""
 
 from __future__ import annotations
 

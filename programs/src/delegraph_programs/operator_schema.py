@@ -15,7 +15,9 @@ from torch.fx import Node
 
 
 def overloads(names: str) -> frozenset[Any]:
-    """The ATen overloads of these names, as in ``overloads("view.default select.int")``."""
+    """The ATen overloads of these names, as in ``overloads("view.default
+    select.int")``.
+    """
     return frozenset(attrgetter(name)(torch.ops.aten) for name in names.split())
 
 
@@ -27,8 +29,12 @@ def bound_arguments(node: Node) -> dict[str, Any]:
 
 
 def is_view(node: Node) -> bool:
-    """Whether a call returns its first argument or a view of it, as far as the schema tells."""
-    arguments = node.target._schema.arguments if isinstance(node.target, OpOverload) else []
+    """Whether a call returns its first argument or a view of it, as far as the schema
+    tells.
+    """
+    arguments = (
+        node.target._schema.arguments if isinstance(node.target, OpOverload) else []
+    )
     return bool(arguments) and arguments[0].alias_info is not None
 
 
@@ -40,11 +46,15 @@ def is_random(node: Node) -> bool:
     if not isinstance(node.target, OpOverload) or not _is_seeded(node.target):
         return False
     arguments = bound_arguments(node)
-    # Attention names the probability ``dropout_p``, recurrent layers ``dropout``, and dropouts ``p``, by which other
-    # operators (``bernoulli``) mean something else. None for those: they always draw.
+    # Attention names the probability ``dropout_p``, recurrent layers ``dropout``, and
+    # dropouts ``p``, by which other operators (``bernoulli``) mean something else. None
+    # for those: they always draw.
     p = arguments.get("p") if "dropout" in node.target._schema.name else None
     probability = arguments.get("dropout_p", arguments.get("dropout", p))
-    return arguments.get("train", arguments.get("training")) is not False and probability != 0
+    return (
+        arguments.get("train", arguments.get("training")) is not False
+        and probability != 0
+    )
 
 
 @cache

@@ -1,9 +1,11 @@
-"""Values that must have the strides with which they were recorded, and how they get them.
+"""Values that must have the strides with which they were recorded, and how they get
+them.
 
-A graph was recorded with certain strides. Kernels on the host keep them; delegates may return others. That shows in
-operators that read memory, or its order (``as_strided``, random numbers, custom operators), in delegates that were
-compiled for the recorded strides, and in what the caller gets. One scan of the graph finds these values before the
-first call, so that calls rearrange these and no others.
+A graph was recorded with certain strides. Kernels on the host keep them; delegates may
+return others. That shows in operators that read memory, or its order (``as_strided``,
+random numbers, custom operators), in delegates that were compiled for the recorded
+strides, and in what the caller gets. One scan of the graph finds these values before
+the first call, so that calls rearrange these and no others.
 """
 
 from __future__ import annotations
@@ -27,16 +29,26 @@ from .source_line import source_of
 aten = torch.ops.aten
 WINDOWS = overloads("as_strided.default _reshape_alias.default")
 """Views that show memory by place."""
-COPIES_BY_PLACE = overloads("as_strided_copy.default as_strided_scatter.default _reshape_alias_copy.default")
-"""Operators that read memory by place, as such views do, and return a tensor of their own."""
-READ_MEMORY = WINDOWS | COPIES_BY_PLACE | overloads("sym_stride.int sym_storage_offset.default")
+COPIES_BY_PLACE = overloads(
+    "as_strided_copy.default as_strided_scatter.default _reshape_alias_copy.default"
+)
+"""Operators that read memory by place, as such views do, and return a tensor of their
+own.
+"""
+READ_MEMORY = (
+    WINDOWS | COPIES_BY_PLACE | overloads("sym_stride.int sym_storage_offset.default")
+)
 """Operators whose results depend on the strides of their operands."""
 NEED_PACKED = overloads("view.dtype view_as_complex.default")
-"""Views that need the elements of the last dimension side by side in memory, and so refuse some strides."""
+"""Views that need the elements of the last dimension side by side in memory, and so
+refuse some strides.
+"""
 _VALUES_ONLY = frozenset({"aten", "prims", "quantized_decomposed", "torchao"})
-"""Namespaces whose other operators compute the same for all strides; operators of users may read memory.
+"""Namespaces whose other operators compute the same for all strides; operators of users
+may read memory.
 
-Copies before those of torchao would hide from backends that a layer has quantized operands.
+Copies before those of torchao would hide from backends that a layer has quantized
+operands.
 """
 
 
@@ -44,8 +56,9 @@ Copies before those of torchao would hide from backends that a layer has quantiz
 class Layout:
     """The strides of a tensor, and its storage offset if something may read it.
 
-    ``strides`` is None if they depend on sizes known at run time. The tensor is then dense, and ``order`` lists its
-    dimensions, innermost first. ``offset`` is None if any offset will do.
+    ``strides`` is None if they depend on sizes known at run time. The tensor is then
+    dense, and ``order`` lists its dimensions, innermost first. ``offset`` is None if
+    any offset will do.
     """
 
     strides: tuple[int, ...] | None
@@ -54,7 +67,8 @@ class Layout:
 
     @classmethod
     def of(cls, val: Any, with_offset: bool = False) -> Layout | None:
-        """The layout of the recorded value ``val``; None if it is no strided tensor, or is symbolic and not dense.
+        """The layout of the recorded value ``val``; None if it is no strided tensor, or
+        is symbolic and not dense.
 
         ``offset`` is recorded if ``with_offset`` is set and the offset is not symbolic.
         """
@@ -68,10 +82,13 @@ class Layout:
         return None if order is None else cls(None, order, offset)
 
     def strides_for(self, shape: torch.Size) -> tuple[int, ...]:
-        """The strides for a value of this shape; those of a dense tensor with ``order`` if ``strides`` is None."""
+        """The strides for a value of this shape; those of a dense tensor with ``order``
+        if ``strides`` is None.
+        """
         if self.strides is not None:
             return self.strides
-        strides, step = [0] * len(shape), 1
+        strides = [0] * len(shape)
+        step = 1
         for dim in self.order:
             strides[dim] = step
             step *= max(shape[dim], 1)  # as torch does: a size of 0 counts as 1
@@ -79,18 +96,28 @@ class Layout:
 
 
 def dense_order(val: torch.Tensor) -> tuple[int, ...] | None:
-    """The dimensions of a dense tensor, innermost first; None if the tensor is not dense.
+    """The dimensions of a dense tensor, innermost first; None if the tensor is not
+    dense.
 
-    Symbolic sizes are compared by their text, because comparing their values would fix them.
+    Symbolic sizes are compared by their text, because comparing their values would fix
+    them.
     """
     order: list[int] = []
-    step: Any = 1  # the stride of the next dimension: the number of elements inside of it
+    # the stride of the next dimension: the number of elements inside of it
+    step: Any = 1
     for _ in range(val.dim()):
-        fitting = [d for d in range(val.dim()) if d not in order and str(val.stride(d)) == str(step)]
+        fitting = [
+            d
+            for d in range(val.dim())
+            if d not in order and str(val.stride(d)) == str(step)
+        ]
         if not fitting:
             return None
-        # In a dense tensor, several dimensions can fit only if all but one have size 1: those of size 1 come first.
-        order.append(next((d for d in fitting if str(val.shape[d]) == "1"), fitting[-1]))
+        # In a dense tensor, several dimensions can fit only if all but one have size 1:
+        # those of size 1 come first.
+        order.append(
+            next((d for d in fitting if str(val.shape[d]) == "1"), fitting[-1])
+        )
         step = step * val.shape[order[-1]]
     return tuple(order)
 
@@ -98,57 +125,84 @@ def dense_order(val: torch.Tensor) -> tuple[int, ...] | None:
 def arrange(value: Any, layout: Layout) -> Any:
     """``value`` with the strides of ``layout``, and its offset unless that is None.
 
-    Returns ``value`` itself or a view of its memory where that is possible, else a copy.
+    Returns ``value`` itself or a view of its memory where that is possible, else a
+    copy.
     """
-    strides = layout.strides if layout.strides is not None else layout.strides_for(value.shape)
-    if value.stride() == strides and (layout.offset is None or value.storage_offset() == layout.offset):
+    strides = (
+        layout.strides
+        if layout.strides is not None
+        else layout.strides_for(value.shape)
+    )
+    if value.stride() == strides and (
+        layout.offset is None or value.storage_offset() == layout.offset
+    ):
         return value
-    # only strides of dimensions of size 1 differ: they move no element, so a view of the same memory will do
+    # only strides of dimensions of size 1 differ: they move no element, so a view of
+    # the same memory will do
     if layout.offset is None and same_strides(value, strides):
         return value.as_strided(value.shape, strides)
     return _copy_with_strides(value, strides, layout.offset or 0)
 
 
 def same_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether ``strides`` put every element of ``value`` where it is; those of dimensions of size 1 do not matter."""
+    """Whether ``strides`` put every element of ``value`` where it is; those of
+    dimensions of size 1 do not matter.
+    """
     sizes = zip(value.shape, value.stride(), strides, strict=True)
-    return not value.numel() or all(size == 1 or have == want for size, have, want in sizes)
+    return not value.numel() or all(
+        size == 1 or have == want for size, have, want in sizes
+    )
 
 
-def _copy_with_strides(value: torch.Tensor, strides: tuple[int, ...], offset: int) -> torch.Tensor:
+def _copy_with_strides(
+    value: torch.Tensor, strides: tuple[int, ...], offset: int
+) -> torch.Tensor:
     """A copy of ``value`` in new memory, with these strides and this offset.
 
-    Recorded elements that share memory are equal. If those of ``value`` differ, as a caller's may, it is made dense.
+    Recorded elements that share memory are equal. If those of ``value`` differ, as a
+    caller's may, it is made dense.
     """
     whole = value
     extent = 0  # how many places in memory the elements span, gaps included
     if value.numel():
-        extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, strides, strict=True))
+        extent = 1 + sum(
+            (size - 1) * stride
+            for size, stride in zip(value.shape, strides, strict=True)
+        )
     copy = value.new_empty(offset + extent).as_strided(value.shape, strides, offset)
     target = copy
-    # along a dimension of stride 0, all elements share one place in memory: write it once
+    # along a dimension of stride 0, all elements share one place in memory: write it
+    # once
     for dim, stride in enumerate(strides):
         if stride == 0 and value.shape[dim]:
-            target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+            target = target.narrow(dim, 0, 1)
+            value = value.narrow(dim, 0, 1)
     target.copy_(value)
     if value.shape != whole.shape and not torch.equal(copy, whole):
         return whole.contiguous()
     return copy
 
 
-def result_layouts(module: GraphModule, state: Collection[Node] = (), outward: bool = False) -> dict[Node, Layout]:
-    """Node -> the layout that calls must give its value, because a call that depends on strides reads the value.
+def result_layouts(
+    module: GraphModule, state: Collection[Node] = (), outward: bool = False
+) -> dict[Node, Layout]:
+    """Node -> the layout that calls must give its value, because a call that depends on
+    strides reads the value.
 
-    There are two kinds of such nodes. Delegates, and calls with subgraphs, may return other strides than the recorded
-    ones: their results, if a reader depends on them. Any other call may do so too, if another kernel replaces the
-    recorded one: its result, if an operator such as ``as_strided`` reads the memory of that result itself.
+    There are two kinds of such nodes. Delegates, and calls with subgraphs, may return
+    other strides than the recorded ones: their results, if a reader depends on them.
+    Any other call may do so too, if another kernel replaces the recorded one: its
+    result, if an operator such as ``as_strided`` reads the memory of that result
+    itself.
 
-    ``outward``: the graph's outputs count as read. ``state``: the graph's inputs that are copies of the program's
-    buffers. Raises Unsupported if an operator reads memory that a lowered program does not have (``_check_memory``).
+    ``outward``: the graph's outputs count as read. ``state``: the graph's inputs that
+    are copies of the program's buffers. Raises Unsupported if an operator reads memory
+    that a lowered program does not have (``_check_memory``).
     """
     readers = [n for n in module.graph.nodes if _reads(n, module, sees_layout)]
     ends = [*readers, output_node(module.graph)] if outward else readers
-    read = reachable(ends, lambda node: node.all_input_nodes)  # every value on which a reader depends
+    # every value on which a reader depends
+    read = reachable(ends, lambda node: node.all_input_nodes)
     wanted = {n for n in read if _is_opaque_result(n)}  # the first kind
     for reader in readers:
         if reader.target in READ_MEMORY:
@@ -160,52 +214,71 @@ def result_layouts(module: GraphModule, state: Collection[Node] = (), outward: b
     return {n: layout for n, layout in layouts.items() if layout is not None}
 
 
-def subgraph_layouts(owner: Node, subgraph: GraphModule, known: Mapping[Node, Layout]) -> dict[Node, Layout]:
-    """``result_layouts`` of ``subgraph``, which the ``get_attr`` node ``owner`` fetches.
+def subgraph_layouts(
+    owner: Node, subgraph: GraphModule, known: Mapping[Node, Layout]
+) -> dict[Node, Layout]:
+    """``result_layouts`` of ``subgraph``, which the ``get_attr`` node ``owner``
+    fetches.
 
     ``known``: ``result_layouts`` of the graph that ``owner`` is in.
     """
-    # The subgraph's outputs count as read if the results of a call of it are: then the call, or a node that unpacks one
-    # of its results, has a layout in ``known``.
-    results_are_read = any(call in known or any(r in known for r in call.users) for call in owner.users)
-    # They do so too if a call in the subgraph depends on strides, since the outputs of one iteration of a loop are the
-    # inputs of the next.
-    strides_are_read = any(_reads(n, subgraph, sees_layout) for n in subgraph.graph.nodes)
+    # The subgraph's outputs count as read if the results of a call of it are: then the
+    # call, or a node that unpacks one of its results, has a layout in ``known``.
+    results_are_read = any(
+        call in known or any(r in known for r in call.users) for call in owner.users
+    )
+    # They do so too if a call in the subgraph depends on strides, since the outputs of
+    # one iteration of a loop are the inputs of the next.
+    strides_are_read = any(
+        _reads(n, subgraph, sees_layout) for n in subgraph.graph.nodes
+    )
     return result_layouts(subgraph, outward=results_are_read or strides_are_read)
 
 
 def output_layouts(program: ExportedProgram) -> list[Layout | None]:
-    """The recorded layout of each output that depends on a delegate or on a call with subgraphs.
+    """The recorded layout of each output that depends on a delegate or on a call with
+    subgraphs.
 
-    None for other outputs, which have eager's strides anyway, and for outputs that are no strided tensors.
+    None for other outputs, which have eager's strides anyway, and for outputs that are
+    no strided tensors.
     """
     dependent: set[Node] = set()
     for node in program.graph.nodes:
         if _is_opaque(node) or not dependent.isdisjoint(node.all_input_nodes):
             dependent.add(node)
     values: Any = output_node(program.graph).args[0]
-    return [Layout.of(v.meta.get("val")) if isinstance(v, Node) and v in dependent else None for v in values]
+    return [
+        Layout.of(v.meta.get("val")) if isinstance(v, Node) and v in dependent else None
+        for v in values
+    ]
 
 
 def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
-    """Input -> an operator that gives wrong results if the input has other strides than the recorded ones.
+    """Input -> an operator that gives wrong results if the input has other strides than
+    the recorded ones.
 
-    Such an operator (``as_strided`` or the like, or a delegate or subgraph with one in it) reads the memory of a value
-    that is computed from the input. Eager derives the strides of that value from those of the input; a lowered program
-    gives the value the recorded strides, or those that a delegate returns. An operator that reads the memory of an
-    input itself, or of a view of the input, is left out: eager would read the same memory.
+    Such an operator (``as_strided`` or the like, or a delegate or subgraph with one in
+    it) reads the memory of a value that is computed from the input. Eager derives the
+    strides of that value from those of the input; a lowered program gives the value the
+    recorded strides, or those that a delegate returns. An operator that reads the
+    memory of an input itself, or of a view of the input, is left out: eager would read
+    the same memory.
     """
-    module, inputs = program.graph_module, set(user_inputs(program))
+    module = program.graph_module
+    inputs = set(user_inputs(program))
     pinned: dict[Node, Node] = {}
     seen: set[tuple[Node, bool]] = set()
-    # Walk from each reader of memory to the inputs. ``waiting``: (node that the walk has reached, reader, computed).
-    # ``computed``: between node and reader lies a call that is no view, or the reader is a delegate or has a subgraph,
-    # so that what it reads may be computed in there.
+    # Walk from each reader of memory to the inputs. ``waiting``: (node that the walk
+    # has reached, reader, computed). ``computed``: between node and reader lies a call
+    # that is no view, or the reader is a delegate or has a subgraph, so that what it
+    # reads may be computed in there.
     waiting = [
         (operand, reader, _is_opaque(reader))
         for reader in module.graph.nodes
         if _reads(reader, module, lambda node: node.target in READ_MEMORY)
-        for operand in (reader.all_input_nodes if _is_opaque(reader) else reader.all_input_nodes[:1])
+        for operand in (
+            reader.all_input_nodes if _is_opaque(reader) else reader.all_input_nodes[:1]
+        )
     ]
     while waiting:
         node, reader, computed = waiting.pop()
@@ -213,19 +286,29 @@ def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
             seen.add((node, computed))
             if node in inputs and computed:
                 pinned.setdefault(node, reader)
-            waiting += [(operand, reader, computed or not is_view(node)) for operand in node.all_input_nodes]
+            waiting += [
+                (operand, reader, computed or not is_view(node))
+                for operand in node.all_input_nodes
+            ]
     return pinned
 
 
 def _reads(node: Node, module: GraphModule, predicate: Callable[[Node], bool]) -> bool:
-    """Whether ``predicate`` holds for the call ``node``, or for a call in its subgraphs or in its delegate."""
+    """Whether ``predicate`` holds for the call ``node``, or for a call in its subgraphs
+    or in its delegate.
+    """
     if predicate(node):
         return True
-    # the subgraphs of a call, or its delegate, are attributes of ``module``; nodes among its operands fetch them
+    # the subgraphs of a call, or its delegate, are attributes of ``module``; nodes
+    # among its operands fetch them
     for owner in node.all_input_nodes if _is_opaque(node) else ():
-        fetched = getattr(module, str(owner.target), None) if owner.op == "get_attr" else None
+        fetched = (
+            getattr(module, str(owner.target), None) if owner.op == "get_attr" else None
+        )
         inner = fetched.inner if isinstance(fetched, Opaque) else fetched
-        if isinstance(inner, GraphModule) and any(_reads(n, inner, predicate) for n in inner.graph.nodes):
+        if isinstance(inner, GraphModule) and any(
+            _reads(n, inner, predicate) for n in inner.graph.nodes
+        ):
             return True
     return False
 
@@ -236,7 +319,9 @@ def _is_opaque(node: Node) -> bool:
 
 
 def _is_opaque_result(node: Node) -> bool:
-    """Whether the node is a call of a delegate or of subgraphs that returns one tensor, or unpacks a result of such."""
+    """Whether the node is a call of a delegate or of subgraphs that returns one tensor,
+    or unpacks a result of such.
+    """
     if _is_opaque(node):
         return isinstance(node.meta.get("val"), torch.Tensor)
     return node.op == "call_function" and any(map(_is_opaque, node.all_input_nodes))
@@ -251,32 +336,44 @@ def sees_layout(node: Node) -> bool:
         return False
     if node.target in READ_MEMORY or node.target in NEED_PACKED:
         return True
-    return torch.Tag.nondeterministic_seeded in node.target.tags or node.target.namespace not in _VALUES_ONLY
+    return (
+        torch.Tag.nondeterministic_seeded in node.target.tags
+        or node.target.namespace not in _VALUES_ONLY
+    )
 
 
 def memory_root(value: Node) -> Node:
-    """The tensor that ``value`` is a view of, as far as schemas tell; ``value`` itself if it is no view."""
+    """The tensor that ``value`` is a view of, as far as schemas tell; ``value`` itself
+    if it is no view.
+    """
     while is_view(value):
         value = value.all_input_nodes[0]
     return value
 
 
 def _check_memory(reader: Node, root: Node, state: Collection[Node]) -> None:
-    """Raise Unsupported if ``reader`` reads memory between or around the elements of ``root``.
+    """Raise Unsupported if ``reader`` reads memory between or around the elements of
+    ``root``.
 
-    In a lowered program, results of delegates and buffers (``state``) have no memory besides their elements. Between
-    the elements of a computed tensor with gaps, eager may have copied other values, which the recorded value does not
-    show.
+    In a lowered program, results of delegates and buffers (``state``) have no memory
+    besides their elements. Between the elements of a computed tensor with gaps, eager
+    may have copied other values, which the recorded value does not show.
     """
     has_gaps = root.op == "call_function" and dense_order(root.meta["val"]) is None
-    if (root in state or _is_opaque_result(root) or has_gaps) and not _is_covered(root.meta["val"], reader.meta["val"]):
-        text = f"{reader.target} reads memory around {root.name}, which is not there in a lowered program"
+    if (root in state or _is_opaque_result(root) or has_gaps) and not _is_covered(
+        root.meta["val"], reader.meta["val"]
+    ):
+        text = (
+            f"{reader.target} reads memory around {root.name}, which is not there in a"
+            " lowered program"
+        )
         hint = "index the tensor instead, or leave what it is a view of to the host"
         raise Unsupported("unsupported", text, reader, source_of(reader), hint)
 
 
 def _is_covered(root: torch.Tensor, view: Any) -> bool:
-    """Whether every element that ``view`` shows is an element of the tensor ``root``, whose memory it is a view of.
+    """Whether every element that ``view`` shows is an element of the tensor ``root``,
+    whose memory it is a view of.
 
     True if ``view`` is no tensor; False if a size, stride or offset is symbolic.
     """
@@ -288,15 +385,26 @@ def _is_covered(root: torch.Tensor, view: Any) -> bool:
             return False
     if 0 in view.shape:
         return True  # it shows no element
-    # mark the elements of ``root`` in an array that stands for the memory, and look whether ``view`` shows others
-    memory = torch.zeros(max(_end_in_memory(root), _end_in_memory(view)), dtype=torch.bool)
+    # mark the elements of ``root`` in an array that stands for the memory, and look
+    # whether ``view`` shows others
+    memory = torch.zeros(
+        max(_end_in_memory(root), _end_in_memory(view)), dtype=torch.bool
+    )
     # the elements of an expanded dimension share one place: mark it once
-    shape = [1 if stride == 0 else size for size, stride in zip(root.shape, root.stride(), strict=True)]
+    shape = [
+        1 if stride == 0 else size
+        for size, stride in zip(root.shape, root.stride(), strict=True)
+    ]
     memory.as_strided(shape, root.stride(), root.storage_offset()).fill_(True)
-    return bool(memory.as_strided(view.shape, view.stride(), view.storage_offset()).all())
+    return bool(
+        memory.as_strided(view.shape, view.stride(), view.storage_offset()).all()
+    )
 
 
 def _end_in_memory(val: torch.Tensor) -> int:
     """The place in memory behind the last element of a tensor that has elements."""
-    last = sum((size - 1) * stride for size, stride in zip(val.shape, val.stride(), strict=True))
+    last = sum(
+        (size - 1) * stride
+        for size, stride in zip(val.shape, val.stride(), strict=True)
+    )
     return int(val.storage_offset() + last + 1)

@@ -1,4 +1,6 @@
-"""Tensors that share memory. A lowered program is functional, so its writes reach no other input or buffer."""
+"""Tensors that share memory. A lowered program is functional, so its writes reach no
+other input or buffer.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +16,55 @@ from .errors import InputError
 Key = TypeVar("Key")
 
 
-def expect_written_apart(inputs: Sequence[Node], flat: Sequence[Any], written: Sequence[int]) -> None:
-    """Raise InputError if an input that the program writes shares memory with another one that it uses.
+def expect_written_apart(
+    inputs: Sequence[Node], flat: Sequence[Any], written: Sequence[int]
+) -> None:
+    """Raise InputError if an input that the program writes shares memory with another
+    one that it uses.
 
-    In eager PyTorch the other input would change as well. ``flat``: the values of ``inputs``. ``written``: the
-    positions of inputs that the program writes.
+    In eager PyTorch the other input would change as well. ``flat``: the values of
+    ``inputs``. ``written``: the positions of inputs that the program writes.
     """
-    tensors = {k: value for k, value in enumerate(flat) if isinstance(value, torch.Tensor)}
+    tensors = {
+        k: value for k, value in enumerate(flat) if isinstance(value, torch.Tensor)
+    }
     for k in written:
         for other, value in tensors.items():
-            if other != k and (inputs[other].users or other in written) and share_memory(tensors[k], value):
-                written_name, other_name = inputs[k].name, inputs[other].name
-                text = f"inputs {written_name} and {other_name} share memory, and the program writes {written_name}"
-                raise InputError("input-invalid", text, hint=f"give {other_name} memory of its own: clone()")
+            if (
+                other != k
+                and (inputs[other].users or other in written)
+                and share_memory(tensors[k], value)
+            ):
+                written_name = inputs[k].name
+                other_name = inputs[other].name
+                text = (
+                    f"inputs {written_name} and {other_name} share memory, and the"
+                    f" program writes {written_name}"
+                )
+                raise InputError(
+                    "input-invalid",
+                    text,
+                    hint=f"give {other_name} memory of its own: clone()",
+                )
 
 
 def overlapping(tensors: Mapping[Key, torch.Tensor]) -> Iterator[tuple[Key, Key]]:
-    """Pairs of keys whose tensors' address ranges overlap. No other two tensors can share memory."""
-    spans = [(span, key) for key, tensor in tensors.items() if (span := addresses(tensor)) is not None]
-    # In order of first addresses, an earlier tensor overlaps the present one if it ends after the present one begins.
-    # ``reaching``: the end and the key of each earlier tensor that does.
+    """Pairs of keys whose tensors' address ranges overlap. No other two tensors can
+    share memory.
+    """
+    spans = [
+        (span, key)
+        for key, tensor in tensors.items()
+        if (span := addresses(tensor)) is not None
+    ]
+    # In order of first addresses, an earlier tensor overlaps the present one if it ends
+    # after the present one begins. ``reaching``: the end and the key of each earlier
+    # tensor that does.
     reaching: list[tuple[int, Key]] = []
     for (first, end), key in sorted(spans, key=lambda pair: pair[0]):
-        reaching = [(other_end, other) for other_end, other in reaching if other_end > first]
+        reaching = [
+            (other_end, other) for other_end, other in reaching if other_end > first
+        ]
         yield from ((other, key) for _, other in reaching)
         reaching.append((end, key))
 
@@ -44,10 +72,12 @@ def overlapping(tensors: Mapping[Key, torch.Tensor]) -> Iterator[tuple[Key, Key]
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether an element of ``a`` and an element of ``b`` overlap in memory.
 
-    Also True, without a closer look, if their elements differ in size or alignment and their address ranges overlap.
-    Comparing storages is not enough: two storages made of one numpy array are two views of its memory.
+    Also True, without a closer look, if their elements differ in size or alignment and
+    their address ranges overlap. Comparing storages is not enough: two storages made of
+    one numpy array are two views of its memory.
     """
-    span_a, span_b = addresses(a), addresses(b)
+    span_a = addresses(a)
+    span_b = addresses(b)
     if span_a is None or span_b is None or a.device != b.device:
         return False
     (first_a, end_a), (first_b, end_b) = span_a, span_b
@@ -57,10 +87,13 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     if size != b.element_size() or (first_b - first_a) % size:
         return True  # elements overlap in part, or may do so
     origin = min(first_a, first_b)
-    # mark the elements of ``a`` in an array that stands for the memory, and look whether ``b`` has one of them
+    # mark the elements of ``a`` in an array that stands for the memory, and look
+    # whether ``b`` has one of them
     occupied = torch.zeros((max(end_a, end_b) - origin) // size, dtype=torch.bool)
     occupied.as_strided(a.shape, a.stride(), (first_a - origin) // size).fill_(True)
-    return bool(occupied.as_strided(b.shape, b.stride(), (first_b - origin) // size).any())
+    return bool(
+        occupied.as_strided(b.shape, b.stride(), (first_b - origin) // size).any()
+    )
 
 
 def addresses(tensor: torch.Tensor) -> tuple[int, int] | None:
@@ -68,12 +101,19 @@ def addresses(tensor: torch.Tensor) -> tuple[int, int] | None:
 
     None for a tensor without memory of its own: sparse, fake, meta or empty.
     """
-    if tensor.layout is not torch.strided or isinstance(tensor, FakeTensor) or not tensor.numel():
+    if (
+        tensor.layout is not torch.strided
+        or isinstance(tensor, FakeTensor)
+        or not tensor.numel()
+    ):
         return None
     memory = tensor.untyped_storage().data_ptr()
     if not memory:  # on the device "meta", or a wrapper around other tensors
         return None
     size = tensor.element_size()
     first = memory + int(tensor.storage_offset()) * size
-    steps = ((int(n) - 1) * int(stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    steps = (
+        (int(n) - 1) * int(stride)
+        for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return first, first + (1 + sum(steps)) * size

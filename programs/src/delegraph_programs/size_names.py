@@ -1,4 +1,6 @@
-"""Names that people understand for the sizes that torch calls ``s77``, or ``u0`` where data decides them."""
+"""Names that people understand for the sizes that torch calls ``s77``, or ``u0`` where
+data decides them.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,19 @@ __all__ = ["named", "names_of_symbols"]
 
 
 def named(text: object, nodes: list[Node]) -> str:
-    """Replace torch's symbols in ``text``, a size or shape, by user names; ``nodes`` are the program's inputs."""
+    """Replace torch's symbols in ``text``, a size or shape, by user names; ``nodes``
+    are the program's inputs.
+    """
     names = {str(symbol): name for symbol, name in names_of_symbols(nodes).items()}
     return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(text))
 
 
 def names_of_symbols(nodes: list[Node]) -> dict[sympy.Symbol, str]:
-    """Symbol -> the name of its Dim, or else of the first input size that is the symbol: ``x.size(0)``.
+    """Symbol -> the name of its Dim, or else of the first input size that is the
+    symbol: ``x.size(0)``.
 
-    ``nodes`` are the program's inputs, in order. A symbol without a Dim that is the size of no input is left out.
+    ``nodes`` are the program's inputs, in order. A symbol without a Dim that is the
+    size of no input is left out.
     """
     mode = detect_fake_mode([n.meta.get("val") for n in nodes if n.op == "placeholder"])
     environment: Any = None if mode is None else mode.shape_env
@@ -32,10 +38,16 @@ def names_of_symbols(nodes: list[Node]) -> dict[sympy.Symbol, str]:
     names: dict[sympy.Symbol, str] = {}
     for node in nodes:
         value = node.meta.get("val")
-        if isinstance(value, torch.SymInt) and isinstance(value.node.expr, sympy.Symbol):
+        if isinstance(value, torch.SymInt) and isinstance(
+            value.node.expr, sympy.Symbol
+        ):
             names.setdefault(value.node.expr, node.name)
-        for d, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
-            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+        for d, size in enumerate(
+            value.shape if isinstance(value, torch.Tensor) else ()
+        ):
+            if isinstance(size, torch.SymInt) and isinstance(
+                size.node.expr, sympy.Symbol
+            ):
                 names.setdefault(size.node.expr, f"{node.name}.size({d})")
     return names | dims
 
@@ -45,10 +57,22 @@ def _names_of_dims(environment: Any) -> dict[sympy.Symbol, str]:
 
     torch keeps these names by the source of a size, such as ``L['x'].size()[0]``.
     """
-    name_of_source: dict[str, str] = dict(getattr(environment, "source_name_to_debug_name", {}))
+    name_of_source: dict[str, str] = dict(
+        getattr(environment, "source_name_to_debug_name", {})
+    )
     symbols = getattr(environment, "source_to_var", {})
-    # if all inputs have multiples of a Dim, and none the Dim itself, torch lists it by its name
+    # if all inputs have multiples of a Dim, and none the Dim itself, torch lists it by
+    # its name
     name_of_source |= {name: name for name in symbols if name.isidentifier()}
-    # ``replace`` gives the symbol that is left where torch found two symbols to be equal
-    names = {environment.replace(symbols[source]): name for source, name in name_of_source.items() if source in symbols}
-    return {symbol: name for symbol, name in names.items() if isinstance(symbol, sympy.Symbol)}
+    # ``replace`` gives the symbol that is left where torch found two symbols to be
+    # equal
+    names = {
+        environment.replace(symbols[source]): name
+        for source, name in name_of_source.items()
+        if source in symbols
+    }
+    return {
+        symbol: name
+        for symbol, name in names.items()
+        if isinstance(symbol, sympy.Symbol)
+    }

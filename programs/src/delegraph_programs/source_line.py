@@ -29,10 +29,11 @@ _GENERATED = "<eval_with_key>"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A frame of a stack trace: file, number of the line, name of the function, and the line itself.
+    """A frame of a stack trace: file, number of the line, name of the function, and the
+    line itself.
 
-    ``module``: the module that computes there, as ``1.frac (FractionalMaxPool2d)``; "" if it is not known, and for a
-    line of the model's own ``forward``.
+    ``module``: the module that computes there, as ``1.frac (FractionalMaxPool2d)``; ""
+    if it is not known, and for a line of the model's own ``forward``.
     """
 
     file: str
@@ -43,9 +44,11 @@ class Source:
 
     @property
     def place(self) -> str:
-        """``file:line``; the path is relative to the working directory if the file is inside of it.
+        """``file:line``; the path is relative to the working directory if the file is
+        inside of it.
 
-        If the line belongs to torch, the module is the place: it says which part of the user's model called torch.
+        If the line belongs to torch, the module is the place: it says which part of the
+        user's model called torch.
         """
         if self.module and not self.is_users:
             return f"module {self.module}"
@@ -63,10 +66,12 @@ class Source:
 
 
 def source_of(node: Any) -> Source | None:
-    """Return the user's line from which ``node`` was traced, with the module; None if the line is not known.
+    """Return the user's line from which ``node`` was traced, with the module; None if
+    the line is not known.
 
-    The line is that of the innermost frame of ``node.meta["stack_trace"]`` that belongs neither to torch nor to
-    Python's library. If all frames belong to these, as in an ``nn.Sequential``, it is the innermost frame.
+    The line is that of the innermost frame of ``node.meta["stack_trace"]`` that belongs
+    neither to torch nor to Python's library. If all frames belong to these, as in an
+    ``nn.Sequential``, it is the innermost frame.
     """
     source = _innermost(node.meta.get("stack_trace") or "")
     if source is None:
@@ -75,9 +80,11 @@ def source_of(node: Any) -> Source | None:
 
 
 def line_of(node: Any) -> Source | None:
-    """Return ``source_of(node)``, equal for all modules that run the same line of the user's.
+    """Return ``source_of(node)``, equal for all modules that run the same line of the
+    user's.
 
-    Amounts are added up by line: a line of a repeated block counts once, with the sum of all its modules.
+    Amounts are added up by line: a line of a repeated block counts once, with the sum
+    of all its modules.
     """
     source = source_of(node)
     if source is None or not source.is_users:
@@ -86,7 +93,8 @@ def line_of(node: Any) -> Source | None:
 
 
 def _module_of(node: Any, names_model: bool) -> str:
-    """Return the path and the class of the innermost module that called ``node``; "" if it is not known.
+    """Return the path and the class of the innermost module that called ``node``; "" if
+    it is not known.
 
     The model itself has no path. Its class is returned if ``names_model``, else "".
     """
@@ -94,7 +102,8 @@ def _module_of(node: Any, names_model: bool) -> str:
     if not stack:
         return ""
     path, kind = list(stack.values())[-1]
-    path = _OF_SELF.sub("", path).split("@")[0]  # torch marks the second call of a module as "path@1"
+    # torch marks the second call of a module as "path@1"
+    path = _OF_SELF.sub("", path).split("@")[0]
     name = (kind if isinstance(kind, str) else kind.__name__).rpartition(".")[2]
     if path:
         return f"{path} ({name})"
@@ -102,7 +111,8 @@ def _module_of(node: Any, names_model: bool) -> str:
 
 
 def stack_of(node: Any) -> tuple[Source, ...]:
-    """All frames of the stack trace of ``node``, the outermost first; empty if the node has no stack trace.
+    """All frames of the stack trace of ``node``, the outermost first; empty if the node
+    has no stack trace.
 
     Frames of torch are included, those of code that torch.fx generated are not.
     """
@@ -111,7 +121,9 @@ def stack_of(node: Any) -> tuple[Source, ...]:
 
 @lru_cache(maxsize=1024)
 def _relative(file: str, folder: str) -> str:
-    """The file's path, relative to ``folder`` (the working directory) if the file is inside of it."""
+    """The file's path, relative to ``folder`` (the working directory) if the file is
+    inside of it.
+    """
     inside = os.path.abspath(file).startswith(folder + os.sep)
     return os.path.relpath(file) if inside else file
 
@@ -119,31 +131,49 @@ def _relative(file: str, folder: str) -> str:
 @lru_cache(maxsize=4096)
 def _innermost(trace: str) -> Source | None:
     """The user's line in a stack trace, given as text; None if it has no usable frame."""
-    frames = [(file, int(line), function, code) for file, line, function, code in _FRAME.findall(trace)]
-    # without a frame of the user's, as in programs that torch itself builds, take the innermost other frame
-    return innermost(frames) or innermost(frames, lambda file: not file.startswith(_GENERATED))
+    frames = [
+        (file, int(line), function, code)
+        for file, line, function, code in _FRAME.findall(trace)
+    ]
+    # without a frame of the user's, as in programs that torch itself builds, take the
+    # innermost other frame
+    return innermost(frames) or innermost(
+        frames, lambda file: not file.startswith(_GENERATED)
+    )
 
 
 @lru_cache(maxsize=4096)
 def _stack(trace: str) -> tuple[Source, ...]:
     """All frames of a stack trace, given as text, except those in generated code."""
-    frames = ((file, int(line), function, code.strip()) for file, line, function, code in _FRAME.findall(trace))
-    return tuple(Source(*frame) for frame in frames if not frame[0].startswith(_GENERATED))
+    frames = (
+        (file, int(line), function, code.strip())
+        for file, line, function, code in _FRAME.findall(trace)
+    )
+    return tuple(
+        Source(*frame) for frame in frames if not frame[0].startswith(_GENERATED)
+    )
 
 
 def _is_users(file: str) -> bool:
-    """Whether a file belongs neither to torch nor to Python's library, and is no generated code."""
-    # site-packages and dist-packages lie in the folder of Python's library: other packages count as the user's
+    """Whether a file belongs neither to torch nor to Python's library, and is no
+    generated code.
+    """
+    # site-packages and dist-packages lie in the folder of Python's library: other
+    # packages count as the user's
     if file.startswith(_STANDARD) and "-packages" not in file:
         return False
     return not _LIBRARY.search(file) and not file.startswith(_GENERATED)
 
 
-def innermost(frames: Iterable[tuple[str, int, str, str]], accepts: Callable[[str], bool] = _is_users) -> Source | None:
-    """The last of ``frames`` (file, line, function, code) for whose file ``accepts`` is true; None if there is none.
+def innermost(
+    frames: Iterable[tuple[str, int, str, str]],
+    accepts: Callable[[str], bool] = _is_users,
+) -> Source | None:
+    """The last of ``frames`` (file, line, function, code) for whose file ``accepts`` is
+    true; None if there is none.
 
-    ``frames`` are ordered from the outermost to the innermost. By default, files are accepted that belong neither to
-    torch nor to Python's library.
+    ``frames`` are ordered from the outermost to the innermost. By default, files are
+    accepted that belong neither to torch nor to Python's library.
     """
     accepted = [frame for frame in frames if accepts(frame[0])]
     return Source(*accepted[-1][:3], accepted[-1][3].strip()) if accepted else None

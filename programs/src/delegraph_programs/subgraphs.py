@@ -1,14 +1,18 @@
-"""Subgraphs of higher-order calls (cond, while_loop, map, scan and the like), as programs of their own.
+"""Subgraphs of higher-order calls (cond, while_loop, map, scan and the like), as
+programs of their own.
 
-A branch or a loop's body is a GraphModule that the call takes as an operand. It is found because it is such an operand,
-and not by a list of operators, so that new operators work. Every step of a lowering takes an ExportedProgram. So a
-subgraph is extracted as one, goes through the steps as its parent does, and is put back.
+A branch or a loop's body is a GraphModule that the call takes as an operand. It is
+found because it is such an operand, and not by a list of operators, so that new
+operators work. Every step of a lowering takes an ExportedProgram. So a subgraph is
+extracted as one, goes through the steps as its parent does, and is put back.
 
-A subgraph gets all its values as inputs, weights too. A parameter, buffer or constant of the parent that all calls of a
-subgraph pass alike becomes one of the extracted program, so that a delegate in a branch can own its weights. The call
-must then stop passing what none of its subgraphs takes any more; and since all subgraphs of one call take the same
-inputs, ``put_back`` decides for each call which placeholders stay. A tensor that is an attribute of a subgraph, made
-from numbers in the user's branch, becomes a constant of the extracted program, and an attribute again afterwards.
+A subgraph gets all its values as inputs, weights too. A parameter, buffer or constant
+of the parent that all calls of a subgraph pass alike becomes one of the extracted
+program, so that a delegate in a branch can own its weights. The call must then stop
+passing what none of its subgraphs takes any more; and since all subgraphs of one call
+take the same inputs, ``put_back`` decides for each call which placeholders stay. A
+tensor that is an attribute of a subgraph, made from numbers in the user's branch,
+becomes a constant of the extracted program, and an attribute again afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +25,13 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
+from torch.export.graph_signature import (
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
 from torch.fx import Graph, GraphModule, Node
 
 from .exported_program import (
@@ -35,23 +45,29 @@ from .exported_program import (
 )
 
 _SHARED = {"cond": 3, "while_loop": 3, "map_impl": 2, "scan": 3}
-"""Operator -> position of the argument that lists the last inputs of its subgraphs, which are the same every time.
+"""Operator -> position of the argument that lists the last inputs of its subgraphs,
+which are the same every time.
 
-The inputs before these change from one call of the subgraph to the next: what a loop carries, the slices of a map. A
-``cond`` has no such inputs.
+The inputs before these change from one call of the subgraph to the next: what a loop
+carries, the slices of a map. A ``cond`` has no such inputs.
 """
-_POINTWISE = frozenset({"flex_attention", "flex_attention_backward", "associative_scan"})
-"""Operators that apply their subgraphs to single elements, so that there is nothing to delegate in them."""
+_POINTWISE = frozenset(
+    {"flex_attention", "flex_attention_backward", "associative_scan"}
+)
+"""Operators that apply their subgraphs to single elements, so that there is nothing to
+delegate in them.
+"""
 
 
 @dataclass
 class Subgraph:
     """One subgraph as a program, with its place in the parent program.
 
-    ``attribute``: the parent's attribute that holds it. ``calls``: the calls that use it. ``names``: the names of its
-    placeholders, by position. ``single``: it returns a bare value instead of a tuple, as the condition of a
-    ``while_loop`` does; ``program`` then returns a tuple of one. ``tensors``: name of a placeholder of ``program`` ->
-    the tensor attribute of the subgraph that it stands for.
+    ``attribute``: the parent's attribute that holds it. ``calls``: the calls that use
+    it. ``names``: the names of its placeholders, by position. ``single``: it returns a
+    bare value instead of a tuple, as the condition of a ``while_loop`` does;
+    ``program`` then returns a tuple of one. ``tensors``: name of a placeholder of
+    ``program`` -> the tensor attribute of the subgraph that it stands for.
     """
 
     attribute: str
@@ -63,7 +79,9 @@ class Subgraph:
 
 
 def extract_subgraphs(program: ExportedProgram) -> list[Subgraph]:
-    """Copies of the subgraphs of the calls in ``program``, in graph order, without those nested in them."""
+    """Copies of the subgraphs of the calls in ``program``, in graph order, without
+    those nested in them.
+    """
     calls: dict[str, list[Node]] = {}
     for call in _possible_calls(program.graph):
         for node in _fetching_nodes(call):
@@ -72,30 +90,51 @@ def extract_subgraphs(program: ExportedProgram) -> list[Subgraph]:
         return []
     constant_nodes = constant_placeholders(program)
     constants = {n: s for n, s in placeholders(program) if n in constant_nodes}
-    return [_as_program(program, attribute, users, constants) for attribute, users in calls.items()]
+    return [
+        _as_program(program, attribute, users, constants)
+        for attribute, users in calls.items()
+    ]
 
 
-def rewrite_subgraphs(program: ExportedProgram, rewrite: Callable[[ExportedProgram], ExportedProgram]) -> None:
-    """Replace each subgraph of ``program`` by the result of ``rewrite``; calls may lose operands."""
-    put_back(program, [(subgraph, rewrite(subgraph.program)) for subgraph in extract_subgraphs(program)])
+def rewrite_subgraphs(
+    program: ExportedProgram, rewrite: Callable[[ExportedProgram], ExportedProgram]
+) -> None:
+    """Replace each subgraph of ``program`` by the result of ``rewrite``; calls may lose
+    operands.
+    """
+    put_back(
+        program,
+        [
+            (subgraph, rewrite(subgraph.program))
+            for subgraph in extract_subgraphs(program)
+        ],
+    )
 
 
-def put_back(program: ExportedProgram, rewritten: Sequence[tuple[Subgraph, ExportedProgram]]) -> set[Node]:
+def put_back(
+    program: ExportedProgram, rewritten: Sequence[tuple[Subgraph, ExportedProgram]]
+) -> set[Node]:
     """Replace subgraphs by the programs that they were rewritten to.
 
-    ``rewritten``: pairs of a subgraph and its new program. Calls stop passing operands that none of their subgraphs
-    takes any more. Returns those operands, which are placeholders of ``program``.
+    ``rewritten``: pairs of a subgraph and its new program. Calls stop passing operands
+    that none of their subgraphs takes any more. Returns those operands, which are
+    placeholders of ``program``.
     """
     by_attribute = {subgraph.attribute: (subgraph, new) for subgraph, new in rewritten}
     dropped: set[Node] = set()
-    for call in dict.fromkeys(call for subgraph, _ in rewritten for call in subgraph.calls):
-        attributes = [str(node.target) for node in _fetching_nodes(call, program.graph_module)]
+    for call in dict.fromkeys(
+        call for subgraph, _ in rewritten for call in subgraph.calls
+    ):
+        attributes = [
+            str(node.target) for node in _fetching_nodes(call, program.graph_module)
+        ]
         pairs = [by_attribute[name] for name in attributes if name in by_attribute]
         dropped |= _align_inputs(call, pairs, may_drop=len(pairs) == len(attributes))
     for subgraph, new in rewritten:
         module: GraphModule = new.graph_module
         _fetch_tensors(module, subgraph.tensors)
-        if subgraph.single:  # the program returns a tuple of one, the call expects the bare value
+        # the program returns a tuple of one, the call expects the bare value
+        if subgraph.single:
             output = output_node(module.graph)
             output.args = (output.args[0][0],)  # type: ignore[index]
         module.recompile()
@@ -104,9 +143,15 @@ def put_back(program: ExportedProgram, rewritten: Sequence[tuple[Subgraph, Expor
 
 
 def graphs(module: GraphModule) -> Iterator[Graph]:
-    """The graph of ``module``, and those of the subgraphs in it, at any depth; each once, outer ones first."""
+    """The graph of ``module``, and those of the subgraphs in it, at any depth; each
+    once, outer ones first.
+    """
     yield module.graph
-    fetching = (node for call in _possible_calls(module.graph) for node in _fetching_nodes(call, module))
+    fetching = (
+        node
+        for call in _possible_calls(module.graph)
+        for node in _fetching_nodes(call, module)
+    )
     # several calls may take one subgraph: ``fromkeys`` lists each name once, in order
     for name in dict.fromkeys(str(node.target) for node in fetching):
         yield from graphs(getattr(module, name))
@@ -119,7 +164,9 @@ def all_nodes(module: GraphModule) -> Iterator[Node]:
 
 def next_handles(module: GraphModule) -> Iterator[int]:
     """Debug handles that no call of ``module`` has yet."""
-    return itertools.count(1 + max((n.meta.get("debug_handle", 0) for n in all_nodes(module)), default=0))
+    return itertools.count(
+        1 + max((n.meta.get("debug_handle", 0) for n in all_nodes(module)), default=0)
+    )
 
 
 def subgraphs_of(call: Node) -> list[GraphModule]:
@@ -129,27 +176,39 @@ def subgraphs_of(call: Node) -> list[GraphModule]:
 
 
 def _possible_calls(graph: Graph) -> Iterable[Node]:
-    """The nodes among which calls with subgraphs may be: all nodes, or none if no node fetches an attribute.
+    """The nodes among which calls with subgraphs may be: all nodes, or none if no node
+    fetches an attribute.
 
-    Subgraphs are attributes that nodes fetch. Most graphs have no such node, so looking through them is saved.
+    Subgraphs are attributes that nodes fetch. Most graphs have no such node, so looking
+    through them is saved.
     """
     return graph.nodes if graph.find_nodes(op="get_attr", sort=False) else ()
 
 
 def _fetching_nodes(call: Node, module: Any = None) -> Iterator[Node]:
-    """The ``get_attr`` nodes that fetch the subgraphs of a higher-order call; none for any other node.
+    """The ``get_attr`` nodes that fetch the subgraphs of a higher-order call; none for
+    any other node.
 
-    ``module`` has the subgraphs as attributes; None stands for the module that owns the graph of ``call``.
+    ``module`` has the subgraphs as attributes; None stands for the module that owns the
+    graph of ``call``.
     """
-    if isinstance(call.target, HigherOrderOperator) and str(call.target) not in _POINTWISE:
+    if (
+        isinstance(call.target, HigherOrderOperator)
+        and str(call.target) not in _POINTWISE
+    ):
         root = module or call.graph.owning_module
         for operand in call.all_input_nodes:
-            if operand.op == "get_attr" and isinstance(getattr(root, str(operand.target), None), GraphModule):
+            if operand.op == "get_attr" and isinstance(
+                getattr(root, str(operand.target), None), GraphModule
+            ):
                 yield operand
 
 
 def _as_program(
-    program: ExportedProgram, attribute: str, calls: list[Node], constants: Mapping[Node, InputSpec]
+    program: ExportedProgram,
+    attribute: str,
+    calls: list[Node],
+    constants: Mapping[Node, InputSpec],
 ) -> Subgraph:
     """The subgraph ``attribute`` as a program. ``calls``: the calls that use it.
 
@@ -168,42 +227,67 @@ def _as_program(
     values: tuple[Any, ...] = (output.args[0],) if single else tuple(output.args[0])  # type: ignore[arg-type]
     output.args = (values,)
     # the tensors that were attributes of the subgraph, as constants of the program
-    added = [InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name), f"{attribute}.{name}") for name in tensors]
+    added = [
+        InputSpec(
+            InputKind.CONSTANT_TENSOR, TensorArgument(name), f"{attribute}.{name}"
+        )
+        for name in tensors
+    ]
     inputs = list(added)
     nodes = [n for n in graph.nodes if n.op == "placeholder" and n.name not in tensors]
-    # for each call: position of an input -> the operand that the call passes there every time
+    # for each call: position of an input -> the operand that the call passes there
+    # every time
     shared = [_shared_inputs(call, len(nodes)) for call in calls]
     for position, node in enumerate(nodes):
         passed = {operands.get(position) for operands in shared}
         inputs.append(_input_spec(node, passed, constants))
     outputs = [OutputSpec(OutputKind.USER_OUTPUT, argument_of(v), None) for v in values]
-    call_spec = flat_call(sum(s.kind is InputKind.USER_INPUT for s in inputs), len(values))
+    call_spec = flat_call(
+        sum(s.kind is InputKind.USER_INPUT for s in inputs), len(values)
+    )
     # Not checked here: the step that rewrites the subgraph checks its result.
-    extracted = build_program(module, graph, inputs, outputs, program, call_spec, check=False)
-    extracted.constants.update({str(s.target): t for s, t in zip(added, tensors.values(), strict=True)})
-    return Subgraph(attribute, calls, extracted, [n.name for n in nodes], single, tensors)
+    extracted = build_program(
+        module, graph, inputs, outputs, program, call_spec, check=False
+    )
+    extracted.constants.update(
+        {str(s.target): t for s, t in zip(added, tensors.values(), strict=True)}
+    )
+    return Subgraph(
+        attribute, calls, extracted, [n.name for n in nodes], single, tensors
+    )
 
 
-def _tensor_placeholders(module: Any, graph: Graph) -> tuple[dict[Node, Node], dict[str, torch.Tensor]]:
-    """Add a placeholder to ``graph`` for each tensor that ``module`` fetches from its attributes.
+def _tensor_placeholders(
+    module: Any, graph: Graph
+) -> tuple[dict[Node, Node], dict[str, torch.Tensor]]:
+    """Add a placeholder to ``graph`` for each tensor that ``module`` fetches from its
+    attributes.
 
-    A program cannot have such attributes. Returns ``get_attr`` node -> placeholder, and name of the placeholder ->
-    tensor.
+    A program cannot have such attributes. Returns ``get_attr`` node -> placeholder, and
+    name of the placeholder -> tensor.
     """
     placeholders: dict[Node, Node] = {}
     tensors: dict[str, torch.Tensor] = {}
     for node in module.graph.nodes:
-        attribute = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        attribute = (
+            getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        )
         if isinstance(attribute, torch.Tensor):
-            placeholders[node] = new = graph.create_node("placeholder", node.name, name=node.name)
+            placeholders[node] = new = graph.create_node(
+                "placeholder", node.name, name=node.name
+            )
             new.meta, tensors[new.name] = dict(node.meta), attribute
     return placeholders, tensors
 
 
 def _fetch_tensors(module: GraphModule, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Undo ``_tensor_placeholders``: replace the placeholders by nodes that fetch the tensors again."""
+    """Undo ``_tensor_placeholders``: replace the placeholders by nodes that fetch the
+    tensors again.
+    """
     first = next(n for n in module.graph.nodes if n.op != "placeholder")
-    for node in [n for n in module.graph.nodes if n.op == "placeholder" and n.name in tensors]:
+    for node in [
+        n for n in module.graph.nodes if n.op == "placeholder" and n.name in tensors
+    ]:
         setattr(module, node.name, tensors[node.name])
         with module.graph.inserting_before(first):
             fetched = module.graph.create_node("get_attr", node.name)
@@ -213,22 +297,27 @@ def _fetch_tensors(module: GraphModule, tensors: Mapping[str, torch.Tensor]) -> 
 
 
 def _shared_inputs(call: Node, count: int) -> dict[int, Any]:
-    """Position of a subgraph's input -> the operand that ``call`` passes there every time.
+    """Position of a subgraph's input -> the operand that ``call`` passes there every
+    time.
 
-    ``count`` is the number of the subgraph's inputs. The last of them get the same operands in each iteration of a
-    loop; the first ones, which a loop carries, are left out. Empty for an operator that ``_SHARED`` does not list.
+    ``count`` is the number of the subgraph's inputs. The last of them get the same
+    operands in each iteration of a loop; the first ones, which a loop carries, are left
+    out. Empty for an operator that ``_SHARED`` does not list.
     """
     position = _SHARED.get(str(call.target))
     operands: Any = () if position is None else call.args[position]
     return dict(enumerate(operands, start=count - len(operands)))
 
 
-def _input_spec(node: Node, passed: set[Any], constants: Mapping[Node, InputSpec]) -> InputSpec:
+def _input_spec(
+    node: Node, passed: set[Any], constants: Mapping[Node, InputSpec]
+) -> InputSpec:
     """The spec of ``node``, an input of a subgraph.
 
-    ``passed``: what the calls pass for ``node``, as nodes of the parent; None in place of a value that changes from one
-    run of the subgraph to the next. If all calls pass the same constant of the parent, the input becomes that constant,
-    otherwise a run-time input. ``constants``: the parent's constant placeholders, with their specs.
+    ``passed``: what the calls pass for ``node``, as nodes of the parent; None in place
+    of a value that changes from one run of the subgraph to the next. If all calls pass
+    the same constant of the parent, the input becomes that constant, otherwise a
+    run-time input. ``constants``: the parent's constant placeholders, with their specs.
     """
     spec = constants.get(next(iter(passed))) if len(passed) == 1 else None
     if spec is None:
@@ -236,12 +325,15 @@ def _input_spec(node: Node, passed: set[Any], constants: Mapping[Node, InputSpec
     return InputSpec(spec.kind, argument_of(node), spec.target, spec.persistent)
 
 
-def _align_inputs(call: Node, pairs: Sequence[tuple[Subgraph, ExportedProgram]], may_drop: bool) -> set[Node]:
+def _align_inputs(
+    call: Node, pairs: Sequence[tuple[Subgraph, ExportedProgram]], may_drop: bool
+) -> set[Node]:
     """Drop operands of ``call`` that none of its subgraphs uses any more; returns them.
 
-    ``pairs``: the subgraphs of ``call`` that were rewritten, each with its new program. A placeholder that is missing
-    in only some of the new programs is restored in these. No operand is dropped if a subgraph has other calls, which
-    still pass it, or if ``may_drop`` is false because not all subgraphs of ``call`` were rewritten.
+    ``pairs``: the subgraphs of ``call`` that were rewritten, each with its new program.
+    A placeholder that is missing in only some of the new programs is restored in these.
+    No operand is dropped if a subgraph has other calls, which still pass it, or if
+    ``may_drop`` is false because not all subgraphs of ``call`` were rewritten.
     """
     dropped: set[int] = set()  # positions among the inputs of a subgraph
     operands: dict[int, Any] = {}
@@ -253,12 +345,16 @@ def _align_inputs(call: Node, pairs: Sequence[tuple[Subgraph, ExportedProgram]],
     if dropped:
         position = _SHARED[str(call.target)]  # of the argument that has the operands
         remaining = [v for k, v in operands.items() if k not in dropped]
-        call.update_arg(position, tuple(remaining) if isinstance(call.args[position], tuple) else remaining)
+        call.update_arg(
+            position,
+            tuple(remaining) if isinstance(call.args[position], tuple) else remaining,
+        )
     return {operands[k] for k in dropped}
 
 
 def _unused_constants(pairs: Sequence[tuple[Subgraph, ExportedProgram]]) -> set[int]:
-    """Positions of inputs that are constants of the parent, and that no subgraph uses any more; see ``_align_inputs``.
+    """Positions of inputs that are constants of the parent, and that no subgraph uses
+    any more; see ``_align_inputs``.
 
     Delegates in the new programs own the constants instead.
     """
@@ -268,22 +364,29 @@ def _unused_constants(pairs: Sequence[tuple[Subgraph, ExportedProgram]]) -> set[
         names = {n.name for n in new.graph.nodes if n.op == "placeholder" and n.users}
         used.update(k for k, name in enumerate(subgraph.names) if name in names)
         # the first specs are those of tensor attributes, which no call passes
-        specs = enumerate(subgraph.program.graph_signature.input_specs[len(subgraph.tensors) :])
+        specs = enumerate(
+            subgraph.program.graph_signature.input_specs[len(subgraph.tensors) :]
+        )
         constant.update(k for k, spec in specs if spec.kind is not InputKind.USER_INPUT)
     return constant - used
 
 
 def _align_placeholders(subgraph: Subgraph, graph: Graph, dropped: set[int]) -> None:
-    """Let ``graph``, the rewritten ``subgraph``, have the placeholders of ``subgraph`` except positions ``dropped``.
+    """Let ``graph``, the rewritten ``subgraph``, have the placeholders of ``subgraph``
+    except positions ``dropped``.
 
-    Those that are missing in ``graph`` are inserted at their positions, and dropped ones are erased.
+    Those that are missing in ``graph`` are inserted at their positions, and dropped
+    ones are erased.
     """
     present = {n.name: n for n in graph.nodes if n.op == "placeholder"}
-    original = {n.name: n for n in subgraph.program.graph.nodes if n.op == "placeholder"}
+    original = {
+        n.name: n for n in subgraph.program.graph.nodes if n.op == "placeholder"
+    }
     for name in (subgraph.names[k] for k in dropped):
         if name in present:
             graph.erase_node(present[name])
-    following = next(iter(graph.nodes))  # the node before which the next placeholder belongs
+    # the node before which the next placeholder belongs
+    following = next(iter(graph.nodes))
     for name in (name for k, name in enumerate(subgraph.names) if k not in dropped):
         if name not in present:
             with graph.inserting_before(following):

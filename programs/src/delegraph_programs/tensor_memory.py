@@ -1,4 +1,6 @@
-"""Access to the bytes of a model's tensors, and a check whether a tensor was written in the meantime."""
+"""Access to the bytes of a model's tensors, and a check whether a tensor was written in
+the meantime.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,25 @@ _SAMPLED = 32
 _ROW = 8191
 """The number of words of 8 bytes that ``fingerprint`` sums at a time."""
 _PIECE = 1 << 20
-"""The most bytes that ``memory_of`` copies at a time, for a tensor that is not in C order."""
+"""The most bytes that ``memory_of`` copies at a time, for a tensor that is not in C
+order.
+"""
 
 
 def why_no_bytes(tensor: torch.Tensor) -> str | None:
-    """Why the elements of ``tensor`` cannot be read as one block of memory; None if they can.
+    """Why the elements of ``tensor`` cannot be read as one block of memory; None if
+    they can.
 
-    Wrapper subclasses hold other tensors, or nothing, in place of elements; the reason names their class. Subclasses
-    without a ``__torch_dispatch__`` of their own have elements like any tensor.
+    Wrapper subclasses hold other tensors, or nothing, in place of elements; the reason
+    names their class. Subclasses without a ``__torch_dispatch__`` of their own have
+    elements like any tensor.
     """
     kind = type(tensor)
     if kind.__torch_dispatch__ is not _PLAIN:
-        return f"it is a {kind.__name__}, a tensor subclass that keeps its elements in a way of its own"
+        return (
+            f"it is a {kind.__name__}, a tensor subclass that keeps its elements in a"
+            " way of its own"
+        )
     if tensor.is_meta:
         return "it is on the meta device and has no elements"
     if tensor.layout is not torch.strided:
@@ -42,21 +51,35 @@ def why_no_bytes(tensor: torch.Tensor) -> str | None:
 @cache
 def _weights() -> np.ndarray[Any, Any]:
     """Random odd numbers, the same in every process."""
-    return np.frombuffer(b"".join(sha256(b"%d" % k).digest() for k in range(_ROW // 4 + 1)), "<i8")[:_ROW] | 1
+    return (
+        np.frombuffer(
+            b"".join(sha256(b"%d" % k).digest() for k in range(_ROW // 4 + 1)), "<i8"
+        )[:_ROW]
+        | 1
+    )
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
-    """A name for type, shape and elements of ``tensor``, the same in every process. It reads all elements.
+    """A name for type, shape and elements of ``tensor``, the same in every process. It
+    reads all elements.
 
-    It is no proof against those who look for two tensors of one name: compare what has the same. SHA-256 of all bytes
-    takes six times as long, a third of what lowering BERT takes besides its compiler. So the words of each row are
-    summed with random weights, modulo 2**64, and only the sums are digested, with what is left behind the last row. An
-    odd number of words, since the highest bits of two words cancel out: signs of the imaginary parts, say.
+    It is no proof against those who look for two tensors of one name: compare what has
+    the same. SHA-256 of all bytes takes six times as long, a third of what lowering
+    BERT takes besides its compiler. So the words of each row are summed with random
+    weights, modulo 2**64, and only the sums are digested, with what is left behind the
+    last row. An odd number of words, since the highest bits of two words cancel out:
+    signs of the imaginary parts, say.
     """
     digest = sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
     for piece in memory_of(tensor.contiguous()) if tensor.numel() else ():
         end = len(piece) - len(piece) % (8 * _ROW)
-        digest.update(np.einsum("ij,j->i", np.frombuffer(piece[:end], "<i8").reshape(-1, _ROW), _weights()))
+        digest.update(
+            np.einsum(
+                "ij,j->i",
+                np.frombuffer(piece[:end], "<i8").reshape(-1, _ROW),
+                _weights(),
+            )
+        )
         digest.update(piece[end:])
     return digest.hexdigest()
 
@@ -64,9 +87,10 @@ def fingerprint(tensor: torch.Tensor) -> str:
 class State(NamedTuple):
     """What ``state_of`` records of a tensor, to see later whether it was written.
 
-    ``version``: torch's count of writes; None for inference tensors, which have no count. ``place``: address of the
-    first element. ``size``: the number of bytes that can be compared; 0 if none can. ``first`` and ``last``: the bytes
-    at both ends of these.
+    ``version``: torch's count of writes; None for inference tensors, which have no
+    count. ``place``: address of the first element. ``size``: the number of bytes that
+    can be compared; 0 if none can. ``first`` and ``last``: the bytes at both ends of
+    these.
     """
 
     version: int | None
@@ -78,47 +102,69 @@ class State(NamedTuple):
 
 
 def state_of(tensor: torch.Tensor) -> State:
-    """The state of ``tensor``, for ``is_written``. Reads a few bytes only: it neither copies nor hashes the tensor.
+    """The state of ``tensor``, for ``is_written``. Reads a few bytes only: it neither
+    copies nor hashes the tensor.
 
-    torch counts the writes to a tensor in ``_version``. ``tensor.data`` shares the memory but has a count of its own,
-    so a write through it only shows as another shape, or as other bytes at either end. Such a write is missed if
-    it changes neither; the conformance kit compares all bytes.
+    torch counts the writes to a tensor in ``_version``. ``tensor.data`` shares the
+    memory but has a count of its own, so a write through it only shows as another
+    shape, or as other bytes at either end. Such a write is missed if it changes
+    neither; the conformance kit compares all bytes.
     """
     version = None if tensor.is_inference() else tensor._version
     if not tensor.is_cpu or tensor.numel() == 0 or why_no_bytes(tensor) is not None:
         return State(version, tensor.shape)
-    # the elements of other tensors do not lie side by side: only the first can be compared
-    place, size = tensor.data_ptr(), tensor.nbytes if tensor.is_contiguous() else tensor.itemsize
+    # the elements of other tensors do not lie side by side: only the first can be
+    # compared
+    place = tensor.data_ptr()
+    size = tensor.nbytes if tensor.is_contiguous() else tensor.itemsize
     sampled = min(size, _SAMPLED)
-    first, last = _string_at(place, sampled), _string_at(place + size - sampled, sampled)
+    first = _string_at(place, sampled)
+    last = _string_at(place + size - sampled, sampled)
     return State(version, tensor.shape, place, size, first, last)
 
 
 def is_written(tensor: torch.Tensor, before: State) -> bool:
-    """Whether ``tensor`` was written since ``state_of`` returned ``before``, as far as a ``State`` can tell.
+    """Whether ``tensor`` was written since ``state_of`` returned ``before``, as far as
+    a ``State`` can tell.
 
-    It was if torch's count of writes, the shape, or the bytes at either end are different now.
+    It was if torch's count of writes, the shape, or the bytes at either end are
+    different now.
     """
     version, shape, place, size, first, last = before
     if (version is not None and tensor._version != version) or tensor.shape != shape:
         return True
-    if not size or tensor.data_ptr() != place:  # the elements may have moved without a change
+    # the elements may have moved without a change
+    if not size or tensor.data_ptr() != place:
         return state_of(tensor)[4:] != before[4:]  # only the bytes at both ends
     sampled = len(first)
-    return _string_at(place, sampled) != first or _string_at(place + size - sampled, sampled) != last
+    return (
+        _string_at(place, sampled) != first
+        or _string_at(place + size - sampled, sampled) != last
+    )
 
 
 def memory_of(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """The bytes of ``tensor`` in C order: one view of its memory if that is possible, otherwise copied pieces.
+    """The bytes of ``tensor`` in C order: one view of its memory if that is possible,
+    otherwise copied pieces.
 
-    A view is possible for a contiguous tensor on the CPU. A copied piece is some rows of at most _PIECE bytes together,
-    or a single row.
+    A view is possible for a contiguous tensor on the CPU. A copied piece is some rows
+    of at most _PIECE bytes together, or a single row.
     """
     tensor = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
-    in_order = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-    rows_of_a_piece = len(tensor) if in_order else _PIECE * len(tensor) // max(1, tensor.nbytes)
+    in_order = (
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+    rows_of_a_piece = (
+        len(tensor) if in_order else _PIECE * len(tensor) // max(1, tensor.nbytes)
+    )
     for piece in torch.split(tensor, max(1, rows_of_a_piece)):
         elements = piece.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        # one element is contiguous whatever its stride, but can be seen as bytes at stride 1 only
-        bytes_of: Any = elements.as_strided(elements.shape, (1,)).view(torch.uint8).numpy()
+        # one element is contiguous whatever its stride, but can be seen as bytes at
+        # stride 1 only
+        bytes_of: Any = (
+            elements.as_strided(elements.shape, (1,)).view(torch.uint8).numpy()
+        )
         yield memoryview(bytes_of)

@@ -1,7 +1,9 @@
-"""Parameters that are tensor subclasses, such as torchao's quantized weights, become the plain tensors that they hold.
+"""Parameters that are tensor subclasses, such as torchao's quantized weights, become
+the plain tensors that they hold.
 
-torch.export keeps such a parameter as one input of the graph, and reads its parts by calls of an operator of its own.
-No file format has that operator, and the parameter itself has no memory that could be written.
+torch.export keeps such a parameter as one input of the graph, and reads its parts by
+calls of an operator of its own. No file format has that operator, and the parameter
+itself has no memory that could be written.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ _UNWRAP = "torch._functorch._aot_autograd.subclass_parametrization.unwrap_tensor
 
 
 def unwrap_subclasses(program: ExportedProgram) -> ExportedProgram:
-    """``program`` with each part of a subclass as a constant of its own; the tensors are shared, not copied.
+    """``program`` with each part of a subclass as a constant of its own; the tensors
+    are shared, not copied.
 
-    Returns ``program`` itself if it has no such parameter, otherwise a copy. Raises InputError if a call uses the
-    subclass as a whole: then what the call computes is written in the subclass, and not in the graph.
+    Returns ``program`` itself if it has no such parameter, otherwise a copy. Raises
+    InputError if a call uses the subclass as a whole: then what the call computes is
+    written in the subclass, and not in the graph.
     """
     if not _wrapped(program):
         return program
@@ -40,7 +44,8 @@ def unwrap_subclasses(program: ExportedProgram) -> ExportedProgram:
     for node in program.graph.nodes:
         if node.target is _PART and node.args[0] in wrapped:
             wrapped[node] = operator.attrgetter(node.args[1])(wrapped[node.args[0]])
-    plain: dict[tuple[str, str], Node] = {}  # (parameter, its part) -> the constant, which several calls may read
+    # (parameter, its part) -> the constant, which several calls may read
+    plain: dict[tuple[str, str], Node] = {}
     for node, tensor in reversed(wrapped.items()):
         if node.op == "call_function" and not is_traceable_wrapper_subclass(tensor):
             whole, part = node.args
@@ -59,10 +64,25 @@ def unwrap_subclasses(program: ExportedProgram) -> ExportedProgram:
 
 def _wrapped(program: ExportedProgram) -> dict[Node, torch.Tensor]:
     """Placeholder -> its tensor, for those that are subclasses around other tensors."""
-    constants = ((n, constant_tensor(program, s)) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS)
-    return {n: tensor for n, tensor in constants if is_traceable_wrapper_subclass(tensor)}
+    constants = (
+        (n, constant_tensor(program, s))
+        for n, s in placeholders(program)
+        if s.kind in CONSTANT_KINDS
+    )
+    return {
+        n: tensor for n, tensor in constants if is_traceable_wrapper_subclass(tensor)
+    }
 
 
 def _used_whole(node: Node, tensor: torch.Tensor, user: Node) -> InputError:
-    text = f"{node.name} is a {type(tensor).__name__}, whose parts torch.export has not traced"
-    return InputError("input-invalid", text, user, source_of(user), f"call {_UNWRAP} before the export")
+    text = (
+        f"{node.name} is a {type(tensor).__name__}, whose parts torch.export has not"
+        " traced"
+    )
+    return InputError(
+        "input-invalid",
+        text,
+        user,
+        source_of(user),
+        f"call {_UNWRAP} before the export",
+    )

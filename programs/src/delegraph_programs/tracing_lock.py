@@ -1,4 +1,6 @@
-"""What every trace by torch needs here: one lock, and a filter for torch's log, since we report failures ourselves."""
+"""What every trace by torch needs here: one lock, and a filter for torch's log, since
+we report failures ourselves.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +18,37 @@ from .errors import DelegraphError
 class Turn:
     """A re-entrant lock around work that a fork may interrupt.
 
-    If a process forks while another thread holds the lock, no thread of the new process will ever release it. ``work``
-    says what a thread does while it holds the lock ("lowering"). The fork leaves that work half done, so acquiring the
-    lock in the new process raises a DelegraphError instead of waiting forever. If ``work`` is None, the guarded data is
-    consistent at any moment, and the new process gets a free lock.
+    If a process forks while another thread holds the lock, no thread of the new process
+    will ever release it. ``work`` says what a thread does while it holds the lock
+    ("lowering"). The fork leaves that work half done, so acquiring the lock in the new
+    process raises a DelegraphError instead of waiting forever. If ``work`` is None, the
+    guarded data is consistent at any moment, and the new process gets a free lock.
     """
 
     def __init__(self, work: str | None = None) -> None:
-        """``work``: what a thread does while it holds the lock, for an error; None if a fork can interrupt nothing."""
-        self._lock, self._work = threading.RLock(), work
+        """``work``: what a thread does while it holds the lock, for an error; None if a
+        fork can interrupt nothing.
+        """
+        self._lock = threading.RLock()
+        self._work = work
         self._torn = False  # a fork interrupted the work
         _turns.add(self)
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Acquire the lock; returns False if it is held by another thread and ``blocking`` is false.
+        """Acquire the lock; returns False if it is held by another thread and
+        ``blocking`` is false.
 
         Raises DelegraphError in a process that was forked in the middle of the work.
         """
         if self._torn:
-            text = f"this process was forked while another thread was {self._work}, whose work is left half done here"
-            hint = "fork while no thread does so, or start processes by multiprocessing's 'spawn' or 'forkserver'"
+            text = (
+                f"this process was forked while another thread was {self._work}, whose"
+                " work is left half done here"
+            )
+            hint = (
+                "fork while no thread does so, or start processes by multiprocessing's"
+                " 'spawn' or 'forkserver'"
+            )
             raise DelegraphError("forked-at-work", text, hint=hint)
         return self._lock.acquire(blocking)
 
@@ -54,12 +67,16 @@ class Turn:
         return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     def after_fork(self) -> None:
-        """Make the lock usable in the forked process, whose only thread is the one that forked."""
+        """Make the lock usable in the forked process, whose only thread is the one that
+        forked.
+        """
         if self._lock.acquire(blocking=False):
             self._lock.release()
         else:
-            # another thread held the lock, and that thread does not exist in this process
-            self._torn, self._lock = self._work is not None, threading.RLock()
+            # another thread held the lock, and that thread does not exist in this
+            # process
+            self._torn = self._work is not None
+            self._lock = threading.RLock()
 
 
 _turns: WeakSet[Turn] = WeakSet()
@@ -75,10 +92,12 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_after_fork)
 
 TRACING = Turn("lowering")
-"""Held by the one thread that lowers, except while thread-safe backends compile, and by others that trace.
+"""Held by the one thread that lowers, except while thread-safe backends compile, and by
+others that trace.
 
-torch's tracers keep their state in the process: a trace in one thread takes away the modes of a torch.export in another
-one, and restores them for good after that has ended. Plugins trace as well, mostly without knowing it.
+torch's tracers keep their state in the process: a trace in one thread takes away the
+modes of a torch.export in another one, and restores them for good after that has ended.
+Plugins trace as well, mostly without knowing it.
 """
 
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
@@ -88,10 +107,12 @@ _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_sha
 def unlogged(names: Sequence[str] = _LOGGERS) -> Iterator[None]:
     """A block in which the loggers ``names`` drop warnings and errors.
 
-    By default these are torch's loggers of calls that fail under fake tensors: the caller reports such failures itself.
+    By default these are torch's loggers of calls that fail under fake tensors: the
+    caller reports such failures itself.
     """
     loggers = [logging.getLogger(name) for name in names]
-    no_warnings = partial(_is_no_warning)  # a new object for each block: a logger adds the same filter only once
+    # a new object for each block: a logger adds the same filter only once
+    no_warnings = partial(_is_no_warning)
     for logger in loggers:
         logger.addFilter(no_warnings)
     try:

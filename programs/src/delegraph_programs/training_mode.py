@@ -1,6 +1,8 @@
-"""Whether training mode makes a difference, to a module, and to a program that was exported in it.
+"""Whether training mode makes a difference, to a module, and to a program that was
+exported in it.
 
-torch marks neither: a module is judged by what its code reads, a program by the arguments of some calls.
+torch marks neither: a module is judged by what its code reads, a program by the
+arguments of some calls.
 """
 
 from __future__ import annotations
@@ -22,11 +24,15 @@ from .source_line import source_of
 from .subgraphs import all_nodes
 
 _MODES = ("train", "training", "use_input_stats", "dropout_p")
-"""Names of the arguments by which torch passes training mode to a call: True, or a probability above 0."""
+"""Names of the arguments by which torch passes training mode to a call: True, or a
+probability above 0.
+"""
 
 
 def training_note(program: ExportedProgram) -> str | None:
-    """A note that names the calls that behave as in training, and what to do; None if there are none."""
+    """A note that names the calls that behave as in training, and what to do; None if
+    there are none.
+    """
     calls = [n for n in all_nodes(program.graph_module) if _is_in_training(n)]
     if not calls:
         return None
@@ -34,19 +40,28 @@ def training_note(program: ExportedProgram) -> str | None:
     source = source_of(calls[0])
     where = f" (first at {source.place})" if source else ""
     names = ", ".join(f"{count} x {name}" for name, count in counted.items())
-    text = f"exported in training mode{where}: {names} drop values at random, or normalize by the statistics of their"
-    return f"{text} batch; call model.eval() before torch.export.export, unless that is what you want"
+    text = (
+        f"exported in training mode{where}: {names} drop values at random, or normalize"
+        " by the statistics of their"
+    )
+    return (
+        f"{text} batch; call model.eval() before torch.export.export, unless that is"
+        " what you want"
+    )
 
 
 def _is_in_training(node: Node) -> bool:
-    """Whether training mode makes the call drop values at random, or use the statistics of its batch."""
+    """Whether training mode makes the call drop values at random, or use the statistics
+    of its batch.
+    """
     if not isinstance(node.target, OpOverload) or not _has_mode(node.target):
         return False
     arguments = bound_arguments(node)
     if not any(arguments.get(name) for name in _MODES):
         return False
-    # A norm without running statistics computes with those of the batch in evaluation, too. A dropout, or an LSTM with
-    # dropout between its layers, whose probability (``p``, ``dropout``) is 0 is the same in both modes.
+    # A norm without running statistics computes with those of the batch in evaluation,
+    # too. A dropout, or an LSTM with dropout between its layers, whose probability
+    # (``p``, ``dropout``) is 0 is the same in both modes.
     by_batch = "running_mean" in arguments and arguments["running_mean"] is None
     return not by_batch and arguments.get("dropout", arguments.get("p")) != 0
 
@@ -58,17 +73,21 @@ def _has_mode(op: OpOverload) -> bool:
 
 
 def reads_mode(module: torch.nn.Module) -> bool:
-    """Whether the results of a module may depend on its ``training``, judged by its own code.
+    """Whether the results of a module may depend on its ``training``, judged by its own
+    code.
 
-    True for dropout, for norms, and for a module that passes ``self.training`` to a function; not for a wrapper around
-    such modules. True also for a ScriptModule, whose code cannot be read.
+    True for dropout, for norms, and for a module that passes ``self.training`` to a
+    function; not for a wrapper around such modules. True also for a ScriptModule, whose
+    code cannot be read.
     """
     if isinstance(module, torch.jit.ScriptModule):
         return True
     # an object may have a ``forward`` of its own in place of its class's
     instance_forward = getattr(vars(module).get("forward"), "__code__", None)
     kind: Any = type(module)
-    return _class_reads_mode(kind) or (instance_forward is not None and "training" in _names(instance_forward))
+    return _class_reads_mode(kind) or (
+        instance_forward is not None and "training" in _names(instance_forward)
+    )
 
 
 _NOT_COMPUTING = {"train", "eval", "__repr__", "extra_repr"}
@@ -77,7 +96,9 @@ _NOT_COMPUTING = {"train", "eval", "__repr__", "extra_repr"}
 
 @cache
 def _class_reads_mode(cls: type) -> bool:
-    """Whether a method of a module's class, or of a base class apart from ``nn.Module``, names ``training``."""
+    """Whether a method of a module's class, or of a base class apart from
+    ``nn.Module``, names ``training``.
+    """
     for base in cls.__mro__:
         if not issubclass(base, torch.nn.Module) or base is torch.nn.Module:
             continue
@@ -89,8 +110,14 @@ def _class_reads_mode(cls: type) -> bool:
 
 
 def _code_of(function: Any) -> CodeType | None:
-    """The code object behind a function, method, property or decorated function; None if there is none."""
-    function = getattr(function, "__func__", None) or getattr(function, "fget", None) or function
+    """The code object behind a function, method, property or decorated function; None
+    if there is none.
+    """
+    function = (
+        getattr(function, "__func__", None)
+        or getattr(function, "fget", None)
+        or function
+    )
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     return getattr(function, "__code__", None)

@@ -11,7 +11,9 @@ from torch.export import ExportedProgram
 Program = torch.nn.Module | ExportedProgram
 
 Arguments = Sequence[Any] | torch.Tensor
-"""The positional arguments of a call; a bare tensor stands for a tuple that contains it alone."""
+"""The positional arguments of a call; a bare tensor stands for a tuple that contains it
+alone.
+"""
 ExampleInputs = Arguments | Mapping[str, Arguments | None] | None
 """The arguments of one method, or of several methods by name."""
 Transform = Callable[[ExportedProgram], ExportedProgram]

@@ -20,14 +20,20 @@ class Gated(nn.Module):
 
 
 def targets(program):
-    return [node.target for node in all_nodes(program.graph_module) if node.op == "call_function"]
+    return [
+        node.target
+        for node in all_nodes(program.graph_module)
+        if node.op == "call_function"
+    ]
 
 
 def test_calls_are_decomposed_in_subgraphs_too_and_compute_the_same():
     x = torch.randn(3, 4)
     program, _ = normalize(torch.export.export(Gated(), (x,)))
     program = decompose_calls(program, lambda node: False)
-    assert aten.silu.default not in targets(program) and aten.sigmoid.default in targets(program)
+    assert aten.silu.default not in targets(
+        program
+    ) and aten.sigmoid.default in targets(program)
     ours = program.module(check_guards=False)
     eager = Gated()
     for _ in range(2):
@@ -50,4 +56,6 @@ def test_recurrent_cells_compute_the_same_in_parts(cell):
     program, _ = normalize(torch.export.export(model, (x, state)))
     program = decompose_calls(program, lambda node: False)
     assert not any("cell" in str(target) for target in targets(program))
-    torch.testing.assert_close(program.module(check_guards=False)(x, state), model(x, state))
+    torch.testing.assert_close(
+        program.module(check_guards=False)(x, state), model(x, state)
+    )

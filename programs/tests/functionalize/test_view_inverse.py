@@ -1,4 +1,6 @@
-"""The matrix of every view and every write: functional programs equal eager, over two calls, and none is retraced."""
+"""The matrix of every view and every write: functional programs equal eager, over two
+calls, and none is retraced.
+"""
 
 import copy
 import itertools
@@ -8,17 +10,27 @@ import torch
 from delegraph_programs import normalize
 from torch import nn
 
-from ..support.views_and_writes import BY_ELEMENTS, COMPLEX, REAL_WRITES, RETRACED, VIEWS, WRITES
+from ..support.views_and_writes import (
+    BY_ELEMENTS,
+    COMPLEX,
+    REAL_WRITES,
+    RETRACED,
+    VIEWS,
+    WRITES,
+)
 
 KINDS = ("buffer", "input", "computed")
 
 
 class Cells(nn.Module):
-    """Each cell, a view and a write, on a tensor of its own, which is seen through views from before and after."""
+    """Each cell, a view and a write, on a tensor of its own, which is seen through
+    views from before and after.
+    """
 
     def __init__(self, cells, kind):
         super().__init__()
-        self.cells, self.kind = cells, kind
+        self.cells = cells
+        self.kind = kind
         for k, (view, _) in enumerate(cells):
             self.register_buffer(f"b{k}", numbers(view))
 
@@ -26,9 +38,14 @@ class Cells(nn.Module):
         return [self.cell(k, x) for k, x in enumerate(inputs)]
 
     def cell(self, k, x):
-        view, write = (table[name] for table, name in zip((VIEWS, ALL), self.cells[k], strict=True))
-        tensor = {"buffer": getattr(self, f"b{k}"), "input": x, "computed": x * 1}[self.kind]
-        before, written = view(tensor), view(tensor)
+        view, write = (
+            table[name] for table, name in zip((VIEWS, ALL), self.cells[k], strict=True)
+        )
+        tensor = {"buffer": getattr(self, f"b{k}"), "input": x, "computed": x * 1}[
+            self.kind
+        ]
+        before = view(tensor)
+        written = view(tensor)
         write(written)
         return tensor, written, before, view(tensor), tensor * 2
 
@@ -42,7 +59,9 @@ def numbers(view):
 
 
 def is_defined(view, write):
-    """Whether eager runs the cell; it refuses some writes of some types, and to what overlaps itself."""
+    """Whether eager runs the cell; it refuses some writes of some types, and to what
+    overlaps itself.
+    """
     if write in REAL_WRITES and view in COMPLEX:
         return False
     try:
@@ -53,40 +72,71 @@ def is_defined(view, write):
 
 
 NOT_EXPORTED = {("squeeze dims", "set by a mask")}
-"""torch.export asks whether the mask has exactly one element set, which it cannot know, and gives up."""
-CELLS = [cell for cell in itertools.product(VIEWS, ALL) if is_defined(*cell) and cell not in NOT_EXPORTED]
+"""torch.export asks whether the mask has exactly one element set, which it cannot know,
+and gives up.
+"""
+CELLS = [
+    cell
+    for cell in itertools.product(VIEWS, ALL)
+    if is_defined(*cell) and cell not in NOT_EXPORTED
+]
 
 
 def check(cells, kind):
     module = Cells(cells, kind).eval()
-    program = torch.export.export(copy.deepcopy(module), tuple(numbers(view) for view, _ in cells))
+    program = torch.export.export(
+        copy.deepcopy(module), tuple(numbers(view) for view, _ in cells)
+    )
     normal, notes = normalize(program)
     assert bool(notes) == any(view in RETRACED for view, _ in cells), notes
     ours = normal.module(check_guards=False)
     for call in range(2):
-        mine, eager = (tuple(numbers(view) + call for view, _ in cells) for _ in range(2))
-        got, wanted = ours(*mine), module(*eager)
+        mine, eager = (
+            tuple(numbers(view) + call for view, _ in cells) for _ in range(2)
+        )
+        got = ours(*mine)
+        wanted = module(*eager)
         for cell, *pair in zip(cells, got, wanted, strict=True):
-            torch.testing.assert_close(*pair, rtol=0, atol=0, equal_nan=True, msg=f"{cell}, {kind}, call {call}")
-        torch.testing.assert_close(mine, eager, rtol=0, atol=0, equal_nan=True, msg=f"inputs, call {call}")
+            torch.testing.assert_close(
+                *pair,
+                rtol=0,
+                atol=0,
+                equal_nan=True,
+                msg=f"{cell}, {kind}, call {call}",
+            )
+        torch.testing.assert_close(
+            mine, eager, rtol=0, atol=0, equal_nan=True, msg=f"inputs, call {call}"
+        )
 
 
-SAMPLE = [cell for k, cell in enumerate(c for c in CELLS if c[0] not in RETRACED) if k % 20 == 0]
+SAMPLE = [
+    cell
+    for k, cell in enumerate(c for c in CELLS if c[0] not in RETRACED)
+    if k % 20 == 0
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sample(kind):
     """Every view, with writes in turn."""
-    assert {view for view, _ in SAMPLE} >= {view for view in VIEWS if view not in RETRACED}
+    assert {view for view, _ in SAMPLE} >= {
+        view for view in VIEWS if view not in RETRACED
+    }
     check(SAMPLE[KINDS.index(kind) :: 3], kind)
 
 
 @pytest.mark.parametrize("view", [view for view in VIEWS if view not in RETRACED])
 def test_an_inverse_is_used_where_there_is_one(view):
-    """The other tests would not notice that one is lost: elements are written one by one then, more slowly."""
-    program = torch.export.export(Cells([(view, "add_")], "buffer").eval(), (numbers(view),))
+    """The other tests would not notice that one is lost: elements are written one by
+    one then, more slowly.
+    """
+    program = torch.export.export(
+        Cells([(view, "add_")], "buffer").eval(), (numbers(view),)
+    )
     normal, _ = normalize(program)
-    by_elements = any(n.target is torch.ops.aten.index_put.default for n in normal.graph.nodes)
+    by_elements = any(
+        n.target is torch.ops.aten.index_put.default for n in normal.graph.nodes
+    )
     assert by_elements == (view in BY_ELEMENTS)
 
 
@@ -105,7 +155,9 @@ BY_DATA = {
 
 
 class WritesByData(nn.Module):
-    """Writes through a view whose sizes depend on data: where it lies is known in a call only."""
+    """Writes through a view whose sizes depend on data: where it lies is known in a
+    call only.
+    """
 
     def __init__(self, view):
         super().__init__()
@@ -123,8 +175,15 @@ class WritesByData(nn.Module):
 @pytest.mark.parametrize("name", BY_DATA)
 def test_a_view_whose_sizes_depend_on_data_is_left_to_torch(name):
     model = WritesByData(BY_DATA[name])
-    functional, notes = normalize(torch.export.export(model, (torch.zeros(4), torch.tensor(2))))
+    functional, notes = normalize(
+        torch.export.export(model, (torch.zeros(4), torch.tensor(2)))
+    )
     assert len(notes) == 1 and f"{name} has no inverse" in notes[0]
     for k in (1, 3):
         inputs = torch.randn(4), torch.tensor(k)
-        torch.testing.assert_close(functional.module(check_guards=False)(*inputs), model(*inputs), rtol=0, atol=0)
+        torch.testing.assert_close(
+            functional.module(check_guards=False)(*inputs),
+            model(*inputs),
+            rtol=0,
+            atol=0,
+        )

@@ -1,4 +1,6 @@
-"""Local functionalization: in-place programs equal eager, and the report says when the graph had to be retraced."""
+"""Local functionalization: in-place programs equal eager, and the report says when the
+graph had to be retraced.
+"""
 
 import copy
 from types import SimpleNamespace
@@ -48,7 +50,9 @@ class NoGrad(nn.Module):
 
 
 class Stored(nn.Module):
-    """What it stores it returns too: torch from 2.14 on erases the copy twice, and warns."""
+    """What it stores it returns too: torch from 2.14 on erases the copy twice, and
+    warns.
+    """
 
     def __init__(self):
         super().__init__()
@@ -61,7 +65,9 @@ class Stored(nn.Module):
 
 
 class Replaced(nn.Module):
-    """What torch exports a new tensor in a buffer's place as: a copy that is recorded as the new tensor itself."""
+    """What torch exports a new tensor in a buffer's place as: a copy that is recorded
+    as the new tensor itself.
+    """
 
     def __init__(self):
         super().__init__()
@@ -124,7 +130,8 @@ def nested_views(x):
 
 def view_is_read_later(x):
     y = x + 1
-    row, column = y[1], y.select(1, 2)
+    row = y[1]
+    column = y.select(1, 2)
     both = row.view(2, 2)
     y.mul_(3)
     column.add_(1)
@@ -178,7 +185,9 @@ def written_twice(x):
 
 
 class Remembers(nn.Module):
-    """A broadcast copy beside an ``out=``: torch's retrace takes the row for the buffer."""
+    """A broadcast copy beside an ``out=``: torch's retrace takes the row for the
+    buffer.
+    """
 
     def __init__(self):
         super().__init__()
@@ -193,7 +202,8 @@ class Remembers(nn.Module):
 class Windows(nn.Module):
     def __init__(self, size, step):
         super().__init__()
-        self.size, self.step = size, step
+        self.size = size
+        self.step = step
         self.register_buffer("b", torch.ones(5))
 
     def forward(self, x):
@@ -202,7 +212,9 @@ class Windows(nn.Module):
 
 
 def memory_of_a_view(x):
-    """``as_strided`` shows the memory of ``y``, which is another tensor after the first write."""
+    """``as_strided`` shows the memory of ``y``, which is another tensor after the first
+    write.
+    """
     y = x + 1
     y.t().mul_(2)
     z = y[1:].as_strided((2, 3), (4, 1), 1)
@@ -211,10 +223,14 @@ def memory_of_a_view(x):
 
 
 def copied_memory(x):
-    """``as_strided_copy`` of a written view reads the memory of the tensor that it is a view of."""
+    """``as_strided_copy`` of a written view reads the memory of the tensor that it is a
+    view of.
+    """
     y = x + 1
     row = y[1].mul_(2)
-    return torch.as_strided_copy(row, (2, 3), (4, 1), 1), torch.as_strided_copy(row, (2,), (1,))
+    return torch.as_strided_copy(row, (2, 3), (4, 1), 1), torch.as_strided_copy(
+        row, (2,), (1,)
+    )
 
 
 def scattered_memory(x):
@@ -257,7 +273,9 @@ LOCAL = {
     "replaced_buffer": Replaced(),
     "through_expand": fn(through_expand),
     "out_argument": fn(lambda x: torch.add(x, 1, out=torch.zeros(3, 4))),
-    "out_argument_of_another_type": fn(lambda x: torch.add(x, 1, out=torch.zeros(3, 4, dtype=torch.float64))),
+    "out_argument_of_another_type": fn(
+        lambda x: torch.add(x, 1, out=torch.zeros(3, 4, dtype=torch.float64))
+    ),
     "copy_of_a_row": Remembers(),
     "windows": Windows(2, 2),
     "memory_of_a_view": fn(memory_of_a_view),
@@ -268,7 +286,8 @@ LOCAL = {
 
 def memory_of_another(x):
     """``set_``, of whose schema nobody can see that both tensors are one from there on."""
-    y, given = torch.zeros(3, 4), x * 2
+    y = torch.zeros(3, 4)
+    given = x * 2
     y.set_(given)
     given.add_(1)
     return y + 0
@@ -287,22 +306,35 @@ def run_both(module, *inputs, times=2):
     before = str(program.graph)
     normal, notes = normalize(program)
     assert str(program.graph) == before, "the caller's program was changed"
-    ours, theirs = normal.module(check_guards=False), copy.deepcopy(module)
+    ours = normal.module(check_guards=False)
+    theirs = copy.deepcopy(module)
     for _ in range(times):
-        mine, eager = copy.deepcopy(inputs), copy.deepcopy(inputs)
-        torch.testing.assert_close(ours(*mine), theirs(*eager), rtol=0, atol=0, equal_nan=True)
+        mine = copy.deepcopy(inputs)
+        eager = copy.deepcopy(inputs)
+        torch.testing.assert_close(
+            ours(*mine), theirs(*eager), rtol=0, atol=0, equal_nan=True
+        )
         torch.testing.assert_close(mine, eager, rtol=0, atol=0)
     return normal, notes
 
 
-SHAPES = {"statistics": (2, 4), "slice_write": (4,), "counter": (3,), "write_half": (4, 4)}
+SHAPES = {
+    "statistics": (2, 4),
+    "slice_write": (4,),
+    "counter": (3,),
+    "write_half": (4, 4),
+}
 
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_local(name):
     normal, notes = run_both(LOCAL[name], torch.randn(SHAPES.get(name, (3, 4))))
     assert notes == []
-    assert not [n for n in normal.graph.nodes if getattr(n.target, "_schema", None) and n.target._schema.is_mutable]
+    assert not [
+        n
+        for n in normal.graph.nodes
+        if getattr(n.target, "_schema", None) and n.target._schema.is_mutable
+    ]
 
 
 IN_THE_MIDDLE = {
@@ -315,7 +347,9 @@ IN_THE_MIDDLE = {
 
 @pytest.mark.parametrize("name", IN_THE_MIDDLE)
 def test_places_are_counted_from_the_start_of_memory(name):
-    """The value that replaces a written input starts its own memory, also where the input does not."""
+    """The value that replaces a written input starts its own memory, also where the
+    input does not.
+    """
     _, notes = run_both(fn(IN_THE_MIDDLE[name]), in_the_middle())
     assert notes == []
 
@@ -352,17 +386,36 @@ def read_in_other_units(x):
         (read_beside, with_gaps()),
         (lambda x: (x.mul_(2), x.as_strided((2,), (1,), 3))[1], in_the_middle()),
         (lambda x: x.as_strided((2,), (1,), 3).mul_(2) + x[0, 0], in_the_middle()),
-        (lambda x: (x.as_strided((2,), (1,), 18).mul_(2), x + 0)[1], torch.arange(20.0)[:12].reshape(3, 4)),
-        (lambda x: (x.mul_(2), torch.as_strided_scatter(x[1], x[0, :2], (2,), (1,)))[1], in_the_middle()),
+        (
+            lambda x: (x.as_strided((2,), (1,), 18).mul_(2), x + 0)[1],
+            torch.arange(20.0)[:12].reshape(3, 4),
+        ),
+        (
+            lambda x: (x.mul_(2), torch.as_strided_scatter(x[1], x[0, :2], (2,), (1,)))[
+                1
+            ],
+            in_the_middle(),
+        ),
     ],
-    ids=["written beside", "read beside", "read before", "written before", "written behind", "scattered"],
+    ids=[
+        "written beside",
+        "read beside",
+        "read before",
+        "written before",
+        "written behind",
+        "scattered",
+    ],
 )
 def test_memory_around_a_written_tensor_is_refused_or_right(function, x):
-    """A new value has no memory around it; what torch makes of this is right by what a kernel keeps of its argument."""
+    """A new value has no memory around it; what torch makes of this is right by what a
+    kernel keeps of its argument.
+    """
     try:
         run_both(fn(function), x)
     except InputError as e:
-        assert "cannot be made functional" in e.message and "test_writes.py" in str(e.source)
+        assert "cannot be made functional" in e.message and "test_writes.py" in str(
+            e.source
+        )
 
 
 def test_places_in_other_units():
@@ -393,49 +446,85 @@ class Region(nn.Module):
 @pytest.mark.parametrize(
     ("step", "says"),
     [
-        (lambda h, y: h.copy_(y[0]), "what is written to h is torch.float32 of shape [4], and was"),
+        (
+            lambda h, y: h.copy_(y[0]),
+            "what is written to h is torch.float32 of shape [4], and was",
+        ),
         (lambda h, y: (h.unfold(0, 2, 2).add_(1), h * y)[1], "result 0 of call 1"),
-        (lambda h, y: (h.unfold(1, 3, 3).add_(1), y)[1], "what two calls leave in inputs and buffers"),
+        (
+            lambda h, y: (h.unfold(1, 3, 3).add_(1), y)[1],
+            "what two calls leave in inputs and buffers",
+        ),
     ],
     ids=["types", "results", "state"],
 )
-@pytest.mark.parametrize("known", [True, False], ids=["example inputs", "made-up inputs"])
+@pytest.mark.parametrize(
+    "known", [True, False], ids=["example inputs", "made-up inputs"]
+)
 def test_what_torch_gets_wrong_is_refused(step, says, known):
-    """torch's own functionalization of a broadcast copy, and of a write through windows that leave elements out."""
-    module, x = Region(step).eval(), torch.randn(3, 4)
+    """torch's own functionalization of a broadcast copy, and of a write through windows
+    that leave elements out.
+    """
+    module = Region(step).eval()
+    x = torch.randn(3, 4)
     program = torch.export.export(module, (x,))
     if not known:
         program._example_inputs = None
-    with pytest.raises(InputError, match="wrap_with_autocast.*what torch makes of it differs from eager") as e:
+    with pytest.raises(
+        InputError,
+        match="wrap_with_autocast.*what torch makes of it differs from eager",
+    ) as e:
         normalize(program)
     assert says in str(e.value) and "test_writes.py" in str(e.value.source)
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["example inputs", "made-up inputs"])
+@pytest.mark.parametrize(
+    "known", [True, False], ids=["example inputs", "made-up inputs"]
+)
 def test_what_torch_gets_right_is_not(known):
-    """Random numbers are the same on both sides, and the user's tensors and generator stay as they are."""
-    module, x = Region(lambda h, y: h.add_(torch.rand_like(h)) + F.dropout(y, 0.5, True)).eval(), torch.randn(3, 4)
+    """Random numbers are the same on both sides, and the user's tensors and generator
+    stay as they are.
+    """
+    module = Region(
+        lambda h, y: h.add_(torch.rand_like(h)) + F.dropout(y, 0.5, True)
+    ).eval()
+    x = torch.randn(3, 4)
     program = torch.export.export(module, (x,))
     if not known:
         program._example_inputs = None
-    before, state = x.clone(), torch.random.get_rng_state()
+    before = x.clone()
+    state = torch.random.get_rng_state()
     _, notes = normalize(program)
-    assert [n.partition(":")[0] for n in notes] == ["retraced, because of wrap_with_autocast"]
+    assert [n.partition(":")[0] for n in notes] == [
+        "retraced, because of wrap_with_autocast"
+    ]
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert torch.equal(x, before) and torch.equal(program.state_dict["h"], torch.ones(3, 4)), "the user's own"
+    assert torch.equal(x, before) and torch.equal(
+        program.state_dict["h"], torch.ones(3, 4)
+    ), "the user's own"
 
 
 def test_a_program_that_eager_cannot_run_is_not_compared():
-    """An index that was made up may be out of range; the report says that nothing was seen."""
-    module = Region(lambda h, y: y[torch.full((1,), 5) - y.new_ones(1, dtype=torch.int64) * 5])
+    """An index that was made up may be out of range; the report says that nothing was
+    seen.
+    """
+    module = Region(
+        lambda h, y: y[torch.full((1,), 5) - y.new_ones(1, dtype=torch.int64) * 5]
+    )
     program = torch.export.export(module.eval(), (torch.randn(3, 4),))
     with torch._subclasses.FakeTensorMode():
         program._example_inputs = ((torch.empty(3, 4),), {})
     _, notes = normalize(program)
-    assert notes[1] == "not compared with eager after that, since its tensors have no values"
+    assert (
+        notes[1]
+        == "not compared with eager after that, since its tensors have no values"
+    )
 
 
-@pytest.mark.parametrize("literal", [lambda: torch.tensor(3.0), lambda: torch.tensor([1.0, 2.0]).view(2, 1).detach()])
+@pytest.mark.parametrize(
+    "literal",
+    [lambda: torch.tensor(3.0), lambda: torch.tensor([1.0, 2.0]).view(2, 1).detach()],
+)
 def test_a_literal_that_is_returned_is_another_tensor_in_each_call(literal):
     normal, _ = run_both(fn(lambda x: (x + 1, literal())), torch.randn(3, 4))
     call = normal.module(check_guards=False)
@@ -445,14 +534,22 @@ def test_a_literal_that_is_returned_is_another_tensor_in_each_call(literal):
 
 def test_tensors_from_nothing_have_the_dtype_that_was_exported():
     def create(x):
-        made = torch.full((3,), 2.5), torch.eye(3), torch.linspace(0, 1, 3), torch.randn(3), torch.arange(3.0)
+        made = (
+            torch.full((3,), 2.5),
+            torch.eye(3),
+            torch.linspace(0, 1, 3),
+            torch.randn(3),
+            torch.arange(3.0),
+        )
         return tuple(x + m for m in made), torch.arange(3) + torch.ones(3)
 
     program = torch.export.export(fn(create), (torch.ones(3),))
     call = normalize(program)[0].module(check_guards=False)
     torch.set_default_dtype(torch.float64)
     try:
-        results = torch.utils._pytree.tree_leaves(call(torch.ones(3, dtype=torch.float32)))
+        results = torch.utils._pytree.tree_leaves(
+            call(torch.ones(3, dtype=torch.float32))
+        )
     finally:
         torch.set_default_dtype(torch.float32)
     assert {r.dtype for r in results} == {torch.float32}
@@ -468,7 +565,11 @@ def test_operators_of_others_are_given_no_dtype():
         library.define("pair(int n, *, ScalarType? dtype=None) -> (Tensor, Tensor)")
         library.impl("pair", two_of_ones, "CompositeExplicitAutograd")
         torch.library.register_fake("writes_test::pair", two_of_ones, lib=library)
-        normal, _ = normalize(torch.export.export(fn(lambda x: x + torch.ops.writes_test.pair(3)[1]), (torch.ones(3),)))
+        normal, _ = normalize(
+            torch.export.export(
+                fn(lambda x: x + torch.ops.writes_test.pair(3)[1]), (torch.ones(3),)
+            )
+        )
         (call,) = (n for n in normal.graph.nodes if "pair" in str(n.target))
         assert not call.kwargs
 
@@ -489,11 +590,14 @@ class Cut(nn.Module):
 
 
 def test_views_of_sizes_that_come_from_data():
-    module, x = Cut().eval(), torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    module = Cut().eval()
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
     program = torch.export.export(copy.deepcopy(module), (x, torch.tensor([3])))
     run = normalize(program)[0].module(check_guards=False)
     for size in (3, 8, 1):  # each call adds to what the last one left
-        for got, wanted in zip(run(x, torch.tensor([size])), module(x, torch.tensor([size])), strict=True):
+        for got, wanted in zip(
+            run(x, torch.tensor([size])), module(x, torch.tensor([size])), strict=True
+        ):
             assert torch.equal(got, wanted)
 
 
@@ -509,7 +613,9 @@ def test_input_mutation_is_in_the_signature():
 
 def test_handles_are_unique_and_in_order():
     normal, _ = normalize(torch.export.export(LOCAL["chain"], (torch.randn(3),)))
-    handles = [n.meta["debug_handle"] for n in normal.graph.nodes if n.op == "call_function"]
+    handles = [
+        n.meta["debug_handle"] for n in normal.graph.nodes if n.op == "call_function"
+    ]
     assert handles == list(range(1, len(handles) + 1))
 
 
@@ -522,20 +628,33 @@ def test_normalizing_again_keeps_handles():
 
 
 def test_promotion_is_not_taken_over():
-    """x.add_(y64) keeps float32; the functional add gives float64, so its result is cast."""
+    """x.add_(y64) keeps float32; the functional add gives float64, so its result is
+    cast.
+    """
     module = fn(lambda x, y: (x + 0).add_(y))
-    normal, notes = run_both(module, torch.randn(3), torch.randn(3, dtype=torch.float64))
-    assert notes == [] and [str(n.target) for n in normal.graph.nodes][-2] == "aten.to.dtype"
+    normal, notes = run_both(
+        module, torch.randn(3), torch.randn(3, dtype=torch.float64)
+    )
+    assert (
+        notes == []
+        and [str(n.target) for n in normal.graph.nodes][-2] == "aten.to.dtype"
+    )
 
 
-@pytest.mark.parametrize("name", ["write_through_view", "pieces", "reshape_that_copies", "written_twice"])
+@pytest.mark.parametrize(
+    "name", ["write_through_view", "pieces", "reshape_that_copies", "written_twice"]
+)
 def test_loaded_from_disk(name, tmp_path):
-    """A saved program has lost its storages; schemas and calls under fake tensors still tell what aliases."""
+    """A saved program has lost its storages; schemas and calls under fake tensors still
+    tell what aliases.
+    """
     x = torch.randn(3, 4)
     torch.export.save(torch.export.export(LOCAL[name], (x,)), tmp_path / "p.pt2")
     normal, notes = normalize(torch.export.load(tmp_path / "p.pt2"))
     assert notes == []
-    torch.testing.assert_close(normal.module(check_guards=False)(x), LOCAL[name](x), rtol=0, atol=0)
+    torch.testing.assert_close(
+        normal.module(check_guards=False)(x), LOCAL[name](x), rtol=0, atol=0
+    )
 
 
 def test_what_was_added_has_the_handle_of_the_call_that_it_was_added_for():
@@ -545,7 +664,9 @@ def test_what_was_added_has_the_handle_of_the_call_that_it_was_added_for():
 
 
 class Attribute(nn.Module):
-    """Keeps its state in a tensor that is no buffer, and maybe a buffer that shows the same memory."""
+    """Keeps its state in a tensor that is no buffer, and maybe a buffer that shows the
+    same memory.
+    """
 
     def __init__(self, shared=False):
         super().__init__()
@@ -569,7 +690,9 @@ def test_a_constant_that_is_written_is_kept_as_a_buffer_is(shared):
 
 
 class Hidden(nn.Module):
-    """Writes a buffer through an object that torch.export does not look into: to it that is another tensor."""
+    """Writes a buffer through an object that torch.export does not look into: to it
+    that is another tensor.
+    """
 
     def __init__(self):
         super().__init__()
@@ -582,12 +705,17 @@ class Hidden(nn.Module):
 
 
 def test_write_to_a_constant_that_shares_its_memory_in_part_is_an_error():
-    with pytest.raises(InputError, match="c_lifted_tensor_0 shares memory with b_seen in a way that is not known"):
+    with pytest.raises(
+        InputError,
+        match="c_lifted_tensor_0 shares memory with b_seen in a way that is not known",
+    ):
         normalize(torch.export.export(Hidden(), (torch.ones(3),)))
 
 
 def test_programs_are_what_the_constructor_makes():
-    """Programs are assembled without generating code; their attributes are the constructor's."""
+    """Programs are assembled without generating code; their attributes are the
+    constructor's.
+    """
     made, _ = normalize(torch.export.export(Counter(), (torch.randn(3),)))
     constructed = torch.export.ExportedProgram(
         made.graph_module,
@@ -603,7 +731,9 @@ def test_programs_are_what_the_constructor_makes():
     for name, value in vars(constructed).items():
         assert type(vars(made)[name]) is type(value) or name == "_graph_module"
     copied = copy.deepcopy(made)
-    torch.testing.assert_close(copied.module(check_guards=False)(torch.ones(3)), torch.full((3,), 2.0))
+    torch.testing.assert_close(
+        copied.module(check_guards=False)(torch.ones(3)), torch.full((3,), 2.0)
+    )
     assert "add" in str(made) and "add" in made.graph_module.code
 
 
@@ -618,14 +748,19 @@ def test_what_nobody_can_make_functional_is_an_error():
             self.table.add_(x)
             return self.row * 2
 
-    with pytest.raises(InputError, match="functional: aten.add_.Tensor: b_row shares memory with b_table"):
+    with pytest.raises(
+        InputError,
+        match="functional: aten.add_.Tensor: b_row shares memory with b_table",
+    ):
         normalize(torch.export.export(Overlapping(), (torch.ones(3),)))
 
 
 @pytest.mark.filterwarnings("ignore:erase_node:UserWarning")
 @pytest.mark.parametrize("inside", [False, True], ids=["region", "region in a branch"])
 def test_casts_of_autocast_are_written_out(inside):
-    """A backend that compiled the body of the region would otherwise compute in other types than eager does."""
+    """A backend that compiled the body of the region would otherwise compute in other
+    types than eager does.
+    """
 
     class Cast(nn.Module):
         def __init__(self):
@@ -637,11 +772,23 @@ def test_casts_of_autocast_are_written_out(inside):
                 return torch.relu(self.linear(x)).float()
 
         def forward(self, x):
-            return torch.cond(x.sum() > 0, self.region, lambda x: x * 2, (x,)) if inside else self.region(x) + 1
+            return (
+                torch.cond(x.sum() > 0, self.region, lambda x: x * 2, (x,))
+                if inside
+                else self.region(x) + 1
+            )
 
-    module, x = Cast().eval(), torch.randn(2, 4).abs()
+    module = Cast().eval()
+    x = torch.randn(2, 4).abs()
     normal, notes = normalize(torch.export.export(module, (x,)))
-    assert notes and "wrap_with_autocast: its casts show only when it is traced" in notes[0]
-    calls = {str(n.target) for n in all_nodes(normal.graph_module) if n.op == "call_function"}
+    assert (
+        notes
+        and "wrap_with_autocast: its casts show only when it is traced" in notes[0]
+    )
+    calls = {
+        str(n.target) for n in all_nodes(normal.graph_module) if n.op == "call_function"
+    }
     assert "aten._to_copy.default" in calls and "wrap_with_autocast" not in calls
-    torch.testing.assert_close(normal.module(check_guards=False)(x), module(x), rtol=0, atol=0)
+    torch.testing.assert_close(
+        normal.module(check_guards=False)(x), module(x), rtol=0, atol=0
+    )

@@ -1,4 +1,6 @@
-"""Random programs that write in place through views of views of inputs, buffers and intermediates."""
+"""Random programs that write in place through views of views of inputs, buffers and
+intermediates.
+"""
 
 import random
 
@@ -9,13 +11,15 @@ from torch import nn
 class Program(nn.Module):
     """``steps`` random steps over a pool of tensors; the same steps at every call.
 
-    ``wide``: also views and writes that few programs use: windows, expanded tensors, other types, ``out=``.
-    ``reads_memory``: some read elements in the order in which they are in memory.
+    ``wide``: also views and writes that few programs use: windows, expanded tensors,
+    other types, ``out=``. ``reads_memory``: some read elements in the order in which
+    they are in memory.
     """
 
     def __init__(self, seed, steps=10, wide=False, reads_memory=False):
         super().__init__()
-        self.seed, self.steps = seed, steps
+        self.seed = seed
+        self.steps = steps
         self.kinds = [view, view, view, write, write, read]
         self.kinds += [rare_view, rare_write] if wide else []
         self.kinds += [read_memory, read_memory] if reads_memory else []
@@ -24,7 +28,8 @@ class Program(nn.Module):
 
     def forward(self, x, y):
         choose = random.Random(self.seed)
-        pool, results = [x, y, self.a, self.b, x + 1], []
+        pool = [x, y, self.a, self.b, x + 1]
+        results = []
         for _ in range(self.steps):
             tensor = choose.choice(pool)
             kind = choose.choice(self.kinds)
@@ -34,24 +39,43 @@ class Program(nn.Module):
 
 
 def inputs(call):
-    return torch.arange(12.0).reshape(4, 3) / 4 - call, torch.arange(8.0).reshape(2, 4) - 3 + call
+    return (
+        torch.arange(12.0).reshape(4, 3) / 4 - call,
+        torch.arange(8.0).reshape(2, 4) - 3 + call,
+    )
 
 
 def read(choose, tensor, pool):
-    return choose.choice([lambda: tensor * 2, lambda: tensor.sum(), lambda: tensor, lambda: tensor.relu() + 1])()
+    return choose.choice(
+        [
+            lambda: tensor * 2,
+            lambda: tensor.sum(),
+            lambda: tensor,
+            lambda: tensor.relu() + 1,
+        ]
+    )()
 
 
 def read_memory(choose, tensor, pool):
     """Of a computed value, or of the tensor itself, from its first element on."""
     tensor = choose.choice(
-        [lambda: tensor, lambda: tensor.sin(), lambda: tensor.cos().mT if tensor.dim() > 1 else tensor]
+        [
+            lambda: tensor,
+            lambda: tensor.sin(),
+            lambda: tensor.cos().mT if tensor.dim() > 1 else tensor,
+        ]
     )()
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    span = 1 + sum(
+        (size - 1) * stride
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return tensor.as_strided((max(1, min(span, 6) - 1),), (1,)) * 2
 
 
 def view(choose, tensor, pool):
-    return choose.choice([*_any_rank(tensor), *(_of_axes(choose, tensor) if tensor.dim() else [])])()
+    return choose.choice(
+        [*_any_rank(tensor), *(_of_axes(choose, tensor) if tensor.dim() else [])]
+    )()
 
 
 def rare_view(choose, tensor, pool):
@@ -63,7 +87,10 @@ def rare_view(choose, tensor, pool):
     ]
     if tensor.dim() and tensor.dim() < 5:
         size = choose.randrange(1, tensor.shape[-1] + 1)
-        found += [lambda: tensor.unfold(-1, size, size), lambda: tensor.flatten().unfold(0, 1, 2)]
+        found += [
+            lambda: tensor.unfold(-1, size, size),
+            lambda: tensor.flatten().unfold(0, 1, 2),
+        ]
     return choose.choice(found)()
 
 

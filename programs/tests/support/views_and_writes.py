@@ -9,7 +9,16 @@ RETRACED = {"real", "imag", "conj"}
 """Views that the local walk leaves to torch."""
 
 BY_ELEMENTS = {
-    *("H", "adjoint", "expand", "expand_as", "broadcast_to", "unfold", "unfold with gaps", "as_strided"),
+    *(
+        "H",
+        "adjoint",
+        "expand",
+        "expand_as",
+        "broadcast_to",
+        "unfold",
+        "unfold with gaps",
+        "as_strided",
+    ),
     *("hsplit", "vsplit", "dsplit", "atleast_3d"),
 }
 """Views without an inverse operator: what they show is written element by element."""
@@ -73,14 +82,18 @@ VIEWS = {
     "unbind": lambda t: t.unbind(1)[2],
     "atleast_3d": lambda t: torch.atleast_3d(t),
     "view as ints and back": lambda t: t.view(torch.int32).view(torch.float32)[1],
-    "view_as_complex": lambda t: torch.view_as_real(torch.view_as_complex(t.view(3, 2, 2)))[1],
+    "view_as_complex": lambda t: torch.view_as_real(
+        torch.view_as_complex(t.view(3, 2, 2))
+    )[1],
     "view_as_real": lambda t: torch.view_as_real(t)[..., 1],
     "real": lambda t: t.real,
     "imag": lambda t: t.imag[1],
     "conj": lambda t: t.conj()[0],
     "numpy indexing": lambda t: t[1, None, ..., 1:3],
     "index that copies": lambda t: t[[0, 2]],
-    "view of a view of a view": lambda t: t.t()[1:3].unsqueeze(0).narrow(2, 1, 2).flatten(1)[0],
+    "view of a view of a view": lambda t: (
+        t.t()[1:3].unsqueeze(0).narrow(2, 1, 2).flatten(1)[0]
+    ),
 }
 
 WRITES = {

@@ -1,7 +1,8 @@
 """The command line: ``delegraph`` and ``python -m delegraph``.
 
-Exit codes: 0 success, 1 the work failed, 2 wrong usage. Results go to stdout. Everything else goes to stderr: progress,
-warnings, prints of models and plugins. An error is one paragraph, or with ``--json`` one JSON object.
+Exit codes: 0 success, 1 the work failed, 2 wrong usage. Results go to stdout.
+Everything else goes to stderr: progress, warnings, prints of models and plugins. An
+error is one paragraph, or with ``--json`` one JSON object.
 """
 
 from __future__ import annotations
@@ -42,30 +43,37 @@ __all__ = ["main", "parser", "run"]
 
 
 def run() -> NoReturn:
-    """Run the command of this process and end the process with its exit code. This is the console script.
+    """Run the command of this process and end the process with its exit code. This is
+    the console script.
 
-    The process ends by ``os._exit``, so that the teardown of a plugin's native code cannot change the exit code. If
-    native code crashes, the stack of Python is printed, which shows the plugin's file.
+    The process ends by ``os._exit``, so that the teardown of a plugin's native code
+    cannot change the exit code. If native code crashes, the stack of Python is printed,
+    which shows the plugin's file.
     """
     faulthandler.enable(file=2)
     loading.shows_hangs = True
     code = main(ends_process=True)
-    with contextlib.suppress(BaseException):  # an exit handler of a plugin that fails does not change the code either
+    # an exit handler of a plugin that fails does not change the code either
+    with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()  # they remove temporary files, for example
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # the stream is closed or missing
+        # the stream is closed or missing
+        with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
     os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> int:
-    """Run one command and return its exit code: 128 plus the signal's number if a signal ended the work.
+    """Run one command and return its exit code: 128 plus the signal's number if a
+    signal ended the work.
 
-    ``argv``: the words of the command line after the program's name; None: those of this process. ``ends_process``: the
-    process exits after the command, so signal handlers are not restored.
+    ``argv``: the words of the command line after the program's name; None: those of
+    this process. ``ends_process``: the process exits after the command, so signal
+    handlers are not restored.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    if "_ARGCOMPLETE" in os.environ:  # the script of `delegraph completion` runs this program at each TAB
+    # the script of `delegraph completion` runs this program at each TAB
+    if "_ARGCOMPLETE" in os.environ:
         from .completion import complete
 
         complete(parser)  # does not return
@@ -74,41 +82,62 @@ def main(argv: Sequence[str] | None = None, *, ends_process: bool = False) -> in
         with _stoppable(ends_process), native.stdout_kept(), terminal.messages_kept():
             return _finish(words)
     except KeyboardInterrupt as e:
-        # ``_stoppable`` passes the signal as argument; code of the model may raise KeyboardInterrupt as well
-        stop = next((argument for argument in e.args if isinstance(argument, signal.Signals)), signal.SIGINT)
-        terminal.tell("interrupted" if stop == signal.SIGINT else f"stopped by {stop.name}")
+        # ``_stoppable`` passes the signal as argument; code of the model may raise
+        # KeyboardInterrupt as well
+        stop = next(
+            (argument for argument in e.args if isinstance(argument, signal.Signals)),
+            signal.SIGINT,
+        )
+        terminal.tell(
+            "interrupted" if stop == signal.SIGINT else f"stopped by {stop.name}"
+        )
         return 128 + int(stop)
 
 
 _APART = 1.0
 """A signal is ignored if it comes less than so many seconds after another one.
 
-A process may get a signal twice: from the terminal, and from the program that started it and passes the signal on.
+A process may get a signal twice: from the terminal, and from the program that started
+it and passes the signal on.
 """
 
 
 @contextlib.contextmanager
 def _stoppable(ends_process: bool) -> Iterator[None]:
-    """A block in which SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, so that temporary files are removed.
+    """A block in which SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, so that
+    temporary files are removed.
 
-    Signals that are ignored (nohup) or have a handler of the program are left alone. ``ends_process``: the process
-    exits after the block. It then ignores the signals whose handlers were replaced, so that a late one does not
-    interrupt its exit. Otherwise the handlers are restored.
+    Signals that are ignored (nohup) or have a handler of the program are left alone.
+    ``ends_process``: the process exits after the block. It then ignores the signals
+    whose handlers were replaced, so that a late one does not interrupt its exit.
+    Otherwise the handlers are restored.
     """
-    candidates = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():  # only the main thread can set handlers
+    candidates = [
+        getattr(signal, name)
+        for name in ("SIGINT", "SIGTERM", "SIGHUP")
+        if hasattr(signal, name)
+    ]
+    # only the main thread can set handlers
+    if threading.current_thread() is not threading.main_thread():
         candidates = []
     handlers = {s: signal.getsignal(s) for s in candidates}
-    ours = [s for s, handler in handlers.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
+    ours = [
+        s
+        for s, handler in handlers.items()
+        if handler in (signal.SIG_DFL, signal.default_int_handler)
+    ]
     last = -math.inf  # when the last of these signals came
 
     def stop(number: int, frame: object) -> None:
-        """The handler: raise KeyboardInterrupt with the signal, unless the signal is repeated."""
+        """The handler: raise KeyboardInterrupt with the signal, unless the signal is
+        repeated.
+        """
         nonlocal last
         now = time.monotonic()
         is_repeated = now - last < _APART
         last = now
-        if not is_repeated:  # a second exception would interrupt the clean-up after the first
+        # a second exception would interrupt the clean-up after the first
+        if not is_repeated:
             raise KeyboardInterrupt(signal.Signals(number))
 
     for number in ours:
@@ -127,19 +156,27 @@ def _flags(words: Sequence[str]) -> Sequence[str]:
 
 def _finish(words: Sequence[str]) -> int:
     """Run the command, print its result or error, and return the exit code."""
-    # the words are searched for --debug and --json, because an error may come before they are parsed
+    # the words are searched for --debug and --json, because an error may come before
+    # they are parsed
     flags = _flags(words)
     debug = "--debug" in flags
     text = None  # of --help and --version: printed as it is, also with --json
     try:
         outcome = _run(words)
     except _HelpShown as e:
-        outcome, text = Outcome("", {}, ""), str(e)
+        outcome = Outcome("", {}, "")
+        text = str(e)
     except Failed as e:  # for a defect, its cause has the interesting traceback
-        outcome = _failure(e.error, debug, e.error.__cause__ if e.error.code == "internal" else None, e.content)
+        outcome = _failure(
+            e.error,
+            debug,
+            e.error.__cause__ if e.error.code == "internal" else None,
+            e.content,
+        )
     except DelegraphError as e:
         outcome = _failure(e, debug)
-    except (Exception, SystemExit, loading.ProcessExit) as e:  # also exits: the command has returned no result
+    except (Exception, SystemExit, loading.ProcessExit) as e:
+        # also exits: the command has returned no result
         outcome = _failure(defect(e), debug, e)
     if text is None:
         text = as_json(outcome) if "--json" in flags else outcome.text
@@ -151,18 +188,30 @@ def _finish(words: Sequence[str]) -> int:
 
 
 def _run(words: Sequence[str]) -> Outcome:
-    """Parse the words and run the command that they name. Raises what the command raises, or UsageError."""
+    """Parse the words and run the command that they name. Raises what the command
+    raises, or UsageError.
+    """
     stdout = sys.stdout
-    tracebacks = _showing_failures() if "--debug" in _flags(words) else contextlib.nullcontext()
-    with terminal.streams_guarded(), _readable_warnings(), tracebacks, loading.exits_raise():
-        from ..command.compilers import expect_installed  # imported late because it needs pluggy
+    tracebacks = (
+        _showing_failures() if "--debug" in _flags(words) else contextlib.nullcontext()
+    )
+    with (
+        terminal.streams_guarded(),
+        _readable_warnings(),
+        tracebacks,
+        loading.exits_raise(),
+    ):
+        # imported late because it needs pluggy
+        from ..command.compilers import expect_installed
 
         _use_settings(_flags(words))
         command_line = parser(words)
-        # all else prints to stderr; but while arguments are parsed, ``output_path`` looks at sys.stdout for /dev/stdout
+        # all else prints to stderr; but while arguments are parsed, ``output_path``
+        # looks at sys.stdout for /dev/stdout
         with contextlib.redirect_stdout(stdout):
             args, unknown = command_line.parse_known_args(words)
-            if unknown:  # ``parse_args`` would show the usage of delegraph, not that of the command
+            # ``parse_args`` would show the usage of delegraph, not that of the command
+            if unknown:
                 expect_installed(unknown)
                 args.refuse(f"unrecognized arguments: {' '.join(unknown)}")
         outcome: Outcome = args.run_command(args)
@@ -170,18 +219,22 @@ def _run(words: Sequence[str]) -> Outcome:
 
 
 def _use_settings(flags: Sequence[str]) -> None:
-    """Put the path of ``--config`` into the environment variable from which plugins read their settings.
+    """Put the path of ``--config`` into the environment variable from which plugins
+    read their settings.
 
-    To be called before ``parser``, which loads plugins. Raises PluginUnavailable if delegraph-workers, which reads
-    settings files, is not installed.
+    To be called before ``parser``, which loads plugins. Raises PluginUnavailable if
+    delegraph-workers, which reads settings files, is not installed.
     """
     from ..discovery.own import provided  # imported late because it needs pluggy
 
     for k, word in enumerate(flags):
         name, equals, value = word.partition("=")
-        if name == "--config" and (equals or k + 1 < len(flags)):  # ``--config=FILE`` or ``--config FILE``
+        # ``--config=FILE`` or ``--config FILE``
+        if name == "--config" and (equals or k + 1 < len(flags)):
             provided("delegraph_workers.config:settings", "--config")
-            os.environ["DELEGRAPH_CONFIG"] = os.path.abspath(value if equals else flags[k + 1])
+            os.environ["DELEGRAPH_CONFIG"] = os.path.abspath(
+                value if equals else flags[k + 1]
+            )
 
 
 class _HelpShown(Exception):
@@ -189,41 +242,62 @@ class _HelpShown(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises UsageError or ``_HelpShown`` where argparse would print and exit.
+    """A parser that raises UsageError or ``_HelpShown`` where argparse would print and
+    exit.
 
     So ``--json`` applies to wrong usage, too.
     """
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError("usage-invalid", f"{message}\n{self.format_usage().rstrip()}", hint=f"{self.prog} --help")
+        raise UsageError(
+            "usage-invalid",
+            f"{message}\n{self.format_usage().rstrip()}",
+            hint=f"{self.prog} --help",
+        )
 
     def _print_message(self, message: str, file: object = None) -> None:
         raise _HelpShown(message.rstrip("\n"))
 
 
 def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser for the command with which ``words`` begin. Raises what ``find_command`` does.
+    """The parser for the command with which ``words`` begin. Raises what
+    ``find_command`` does.
 
-    If ``words`` are empty or begin with a flag, the parser only has the names and summaries of all commands, for
-    --help. The parsed arguments have ``run_command``, which runs the command, and ``refuse``, which raises UsageError.
+    If ``words`` are empty or begin with a flag, the parser only has the names and
+    summaries of all commands, for
+    --help. The parsed arguments have ``run_command``, which runs the command, and
+    ``refuse``, which raises UsageError.
     """
-    from .lookup import find_command, list_commands  # imported late because they need pluggy: see ``defect``
+    # imported late because they need pluggy: see ``defect``
+    from .lookup import find_command, list_commands
 
-    top = _Parser(prog="delegraph", description="Lower PyTorch programs to hardware backends.")
+    top = _Parser(
+        prog="delegraph", description="Lower PyTorch programs to hardware backends."
+    )
     top.add_argument("--version", action="version", version=f"delegraph {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     if words and not words[0].startswith("-"):
         command = find_command(words[0])
         chosen = commands.add_parser(words[0])
-        chosen.add_argument("--json", action="store_true", help="print one JSON object with a schema field")
-        chosen.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        settings = "settings to read in place of the user's: backends in environments of their own (delegraph-workers)"
+        chosen.add_argument(
+            "--json",
+            action="store_true",
+            help="print one JSON object with a schema field",
+        )
+        chosen.add_argument(
+            "--debug", action="store_true", help="show the traceback of an error"
+        )
+        settings = (
+            "settings to read in place of the user's: backends in environments of their"
+            " own (delegraph-workers)"
+        )
         chosen.add_argument("--config", metavar="FILE", help=settings)
         command.add_arguments(chosen)
         chosen.set_defaults(run_command=command.run, refuse=chosen.error)
     else:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DelegraphWarning)  # they would clutter the help
+            # they would clutter the help
+            warnings.simplefilter("ignore", DelegraphWarning)
             for name, summary in list_commands():
                 commands.add_parser(name, help=printable(summary).replace("%", "%%"))
     return top
@@ -231,12 +305,25 @@ def parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _readable_warnings() -> Iterator[None]:
-    """A block in which each DelegraphWarning is one line on stderr; other warnings look as usual."""
+    """A block in which each DelegraphWarning is one line on stderr; other warnings look
+    as usual.
+    """
 
-    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any) -> None:
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        *_: Any,
+        **__: Any,
+    ) -> None:
         """Replaces ``warnings.showwarning``, which Python calls for each warning."""
         ours = issubclass(category, DelegraphWarning)
-        text = f"warning: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno)
+        text = (
+            f"warning: {message}\n"
+            if ours
+            else warnings.formatwarning(message, category, filename, lineno)
+        )
         terminal.tell(text, end="")
 
     with warnings.catch_warnings():
@@ -247,7 +334,9 @@ def _readable_warnings() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _showing_failures() -> Iterator[None]:
-    """A block in which exceptions of backends that become refusals are shown on stderr, with their tracebacks."""
+    """A block in which exceptions of backends that become refusals are shown on stderr,
+    with their tracebacks.
+    """
     logger = logging.getLogger("delegraph.failures")
     level = logger.level
     handler = _FailureHandler()
@@ -268,15 +357,27 @@ class _FailureHandler(logging.Handler):
 
 
 def _failure(
-    error: DelegraphError, debug: bool, shown: BaseException | None = None, content: Mapping[str, Any] | None = None
+    error: DelegraphError,
+    debug: bool,
+    shown: BaseException | None = None,
+    content: Mapping[str, Any] | None = None,
 ) -> Outcome:
-    """Print an error to stderr (with ``--json`` as well, for logs) and return the outcome for it.
+    """Print an error to stderr (with ``--json`` as well, for logs) and return the
+    outcome for it.
 
-    ``debug``: print a traceback, too: that of the exception ``shown`` or, if that is None, of ``error``. ``content``:
-    additional fields for JSON, such as a report. The exit code is 2 for wrong usage, else 1.
+    ``debug``: print a traceback, too: that of the exception ``shown`` or, if that is
+    None, of ``error``. ``content``: additional fields for JSON, such as a report. The
+    exit code is 2 for wrong usage, else 1.
     """
     if debug:
         terminal.tell("".join(traceback.format_exception(shown or error)), end="")
     terminal.tell(f"error [{error.code}]: {error}")
-    wrong_usage = isinstance(error, (UsageError, OptionError, BackendNotFound, FormatNotFound))
-    return Outcome("delegraph.error/1", {**describe_error(error), **(content or {})}, "", 2 if wrong_usage else 1)
+    wrong_usage = isinstance(
+        error, (UsageError, OptionError, BackendNotFound, FormatNotFound)
+    )
+    return Outcome(
+        "delegraph.error/1",
+        {**describe_error(error), **(content or {})},
+        "",
+        2 if wrong_usage else 1,
+    )

@@ -24,18 +24,26 @@ class Attempt(LoweringResult):
     reports: list[str] = field(default_factory=list)
 
     def content(self) -> dict[str, Any]:
-        """The fields of the JSON form ``delegraph.lower/1``, which a failed command adds to ``delegraph.error/1``."""
+        """The fields of the JSON form ``delegraph.lower/1``, which a failed command
+        adds to ``delegraph.error/1``.
+        """
         report = None if self.report is None else self.report.to_json()
         gates = {name: error is None for name, error in self.gates.items()}
         verification = verification_content(self.verifications)
-        written = None if self.output is None else {"path": str(self.output), "bytes": self.bytes}
+        written = (
+            None
+            if self.output is None
+            else {"path": str(self.output), "bytes": self.bytes}
+        )
         outcome = {"report": report, "verification": verification, "gates": gates}
         return {**outcome, "output": written, "reports": self.reports}
 
     def text(self) -> str:
         """The text that is printed: its report, and the names of the files written."""
         lines = [] if self.report is None else [TextReport.render(self).rstrip()]
-        lines += [] if self.output is None else [f"wrote {self.output} ({self.bytes} bytes)"]
+        lines += (
+            [] if self.output is None else [f"wrote {self.output} ({self.bytes} bytes)"]
+        )
         # a single report is at the path that the user gave
         lines += [f"wrote {', '.join(self.reports)}"] if len(self.reports) > 1 else []
         return "\n".join(lines)
@@ -43,7 +51,8 @@ class Attempt(LoweringResult):
 
 @contextlib.contextmanager
 def attempt(result: Attempt) -> Iterator[None]:
-    """A block of work on a MODEL. An error raised inside is not passed on but stored as ``result.error``.
+    """A block of work on a MODEL. An error raised inside is not passed on but stored as
+    ``result.error``.
 
     At the end of the block, ``result.seconds`` is set to the time that the block took.
     """
@@ -52,7 +61,8 @@ def attempt(result: Attempt) -> Iterator[None]:
         yield
     except DelegraphError as e:
         result.error = e
-    except (Exception, SystemExit) as e:  # a defect; reports that tell failures are written all the same
+    except (Exception, SystemExit) as e:
+        # a defect; reports that tell failures are written all the same
         result.error = defect(e)
         result.error.__cause__ = e
     result.seconds = time.perf_counter() - start

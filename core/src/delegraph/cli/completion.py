@@ -1,7 +1,8 @@
-"""``delegraph completion``: completion in a shell, by argcomplete. Nothing here imports torch.
+"""``delegraph completion``: completion in a shell, by argcomplete. Nothing here imports
+torch.
 
-The printed script runs ``delegraph`` at each TAB, so it offers the commands, backends and options that are installed.
-An answer takes as long as ``delegraph backends``.
+The printed script runs ``delegraph`` at each TAB, so it offers the commands, backends
+and options that are installed. An answer takes as long as ``delegraph backends``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ class Completion:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("shell", choices=["bash", "zsh", "fish"], help="the shell that will read the script")
+        parser.add_argument(
+            "shell",
+            choices=["bash", "zsh", "fish"],
+            help="the shell that will read the script",
+        )
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
@@ -37,36 +42,53 @@ class Completion:
 
 
 def complete(make_parser: Callable[[list[str]], argparse.ArgumentParser]) -> None:
-    """Write the completions for the line in the environment variables of argcomplete, and end the process.
+    """Write the completions for the line in the environment variables of argcomplete,
+    and end the process.
 
     ``make_parser``: returns the parser for the complete words of the line.
     """
-    line, point, start = (os.environ[name] for name in ("COMP_LINE", "COMP_POINT", "_ARGCOMPLETE"))
-    typed = split_line(line, int(point))[3][int(start) :]  # the complete words after the program's name
+    line, point, start = (
+        os.environ[name] for name in ("COMP_LINE", "COMP_POINT", "_ARGCOMPLETE")
+    )
+    # the complete words after the program's name
+    typed = split_line(line, int(point))[3][int(start) :]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DelegraphWarning)  # they would disturb the line being typed
+        # they would disturb the line being typed
+        warnings.simplefilter("ignore", DelegraphWarning)
         try:
             parser = make_parser(typed)
-        except DelegraphError:  # the command does not exist or is broken, so there is nothing to complete
+        except DelegraphError:
+            # the command does not exist or is broken, so there is nothing to complete
             os._exit(1)
         for action in _arguments(parser):
-            # FILE of a flag is a file to write, or of any format: argcomplete then offers all files
-            if action.metavar in _COMPLETERS and not (action.metavar == "FILE" and action.option_strings):
+            # FILE of a flag is a file to write, or of any format: argcomplete then
+            # offers all files
+            if action.metavar in _COMPLETERS and not (
+                action.metavar == "FILE" and action.option_strings
+            ):
                 action.completer = _COMPLETERS[action.metavar]  # type: ignore[attr-defined]
         CompletionFinder()(parser, always_complete_options=False, validator=_fits)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """All arguments of a parser and of its commands. (argparse lists them only in private attributes.)"""
+    """All arguments of a parser and of its commands. (argparse lists them only in
+    private attributes.)
+    """
     for action in parser._actions:
-        commands = action.choices.values() if isinstance(action, argparse._SubParsersAction) else ()
+        commands = (
+            action.choices.values()
+            if isinstance(action, argparse._SubParsersAction)
+            else ()
+        )
         yield action
         for command in commands:
             yield from _arguments(command)
 
 
 def _fits(candidate: str, prefix: str) -> bool:
-    """Whether to offer ``candidate`` for the typed ``prefix``. Texts with control characters are never offered."""
+    """Whether to offer ``candidate`` for the typed ``prefix``. Texts with control
+    characters are never offered.
+    """
     return candidate.startswith(prefix) and candidate.isprintable()
 
 
@@ -75,7 +97,8 @@ def _backend_names(**_: Any) -> list[str]:
 
 
 def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
-    """``tosa.spec=`` for each option of the backends on the line, or of all backends if the line has none.
+    """``tosa.spec=`` for each option of the backends on the line, or of all backends if
+    the line has none.
 
     An option with choices, or a bool, gets a candidate for each value.
     """
@@ -83,14 +106,24 @@ def _option_values(parsed_args: argparse.Namespace, **_: Any) -> Iterator[str]:
     for info in default_registry().backends():
         if info.name in ([names] if isinstance(names, str) else names):
             for option in info.options:
-                values = ("true", "false") if option.type is bool else option.choices or ("",)
+                values = (
+                    ("true", "false")
+                    if option.type is bool
+                    else option.choices or ("",)
+                )
                 yield from (f"{info.name}.{option.name}={value}" for value in values)
 
 
 def _readable_files(prefix: str, **_: Any) -> list[str]:
     """The files whose suffix is that of a declared format."""
-    declared = (spec for plugin in default_registry().plugins() for spec in plugin.declarations)
-    return list(FilesCompleter([spec.suffix for spec in declared if isinstance(spec, FormatSpec)])(prefix))
+    declared = (
+        spec for plugin in default_registry().plugins() for spec in plugin.declarations
+    )
+    return list(
+        FilesCompleter(
+            [spec.suffix for spec in declared if isinstance(spec, FormatSpec)]
+        )(prefix)
+    )
 
 
 _COMPLETERS: Mapping[Any, Any] = {
@@ -99,4 +132,5 @@ _COMPLETERS: Mapping[Any, Any] = {
     "MODEL": FilesCompleter((".py", ".pt2")),
     "FILE": _readable_files,
 }
-"""Metavar -> completer. Other arguments, and FILE of an option, complete to any file."""
+"""Metavar -> completer. Other arguments, and FILE of an option, complete to any file.
+"""

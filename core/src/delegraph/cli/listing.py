@@ -1,4 +1,6 @@
-"""``delegraph backends`` and ``delegraph doctor``. Importing this module does not import torch."""
+"""``delegraph backends`` and ``delegraph doctor``. Importing this module does not
+import torch.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +25,51 @@ class Backends:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("-v", "--verbose", action="store_true", help="also options, formats and origin")
-        text = "ask the runtimes which backends can run programs here and now; imports them"
+        parser.add_argument(
+            "-v",
+            "--verbose",
+            action="store_true",
+            help="also options, formats and origin",
+        )
+        text = (
+            "ask the runtimes which backends can run programs here and now; imports"
+            " them"
+        )
         parser.add_argument("--available", action="store_true", help=text)
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        """List the backends, and the plugins whose backends are not known because they cannot be used."""
+        """List the backends, and the plugins whose backends are not known because they
+        cannot be used.
+        """
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DelegraphWarning)  # the list says what is wrong
+            # the list says what is wrong
+            warnings.simplefilter("ignore", DelegraphWarning)
             infos = default_registry().backends()
-        # a plugin of another status has no backends in ``infos`` unless its faults are about single backends
+        # a plugin of another status has no backends in ``infos`` unless its faults are
+        # about single backends
         in_table = (Status.OK, Status.CONFLICT)
-        unlisted = [p for p in default_registry().plugins() if p.status not in in_table and not p.faults]
+        unlisted = [
+            p
+            for p in default_registry().plugins()
+            if p.status not in in_table and not p.faults
+        ]
         backends = [_backend_json(info) for info in infos]
         text = _table_of_backends(infos, unlisted, args.verbose)
         if args.available and infos:
-            problems = [_why_unavailable(info) for info in infos]  # why it cannot run programs here, "" if it can
+            # why it cannot run programs here, "" if it can
+            problems = [_why_unavailable(info) for info in infos]
             for backend, problem in zip(backends, problems, strict=True):
                 backend["available"] = problem
-            rows = [[f"{i.name} here:", why or "can run programs"] for i, why in zip(infos, problems, strict=True)]
+            rows = [
+                [f"{i.name} here:", why or "can run programs"]
+                for i, why in zip(infos, problems, strict=True)
+            ]
             text = f"{text}\n{table(rows)}"
-        content = {"backends": backends, "plugins_without_backends": [*map(_plugin_json, unlisted)]}
+        content = {
+            "backends": backends,
+            "plugins_without_backends": [*map(_plugin_json, unlisted)],
+        }
         return Outcome("delegraph.backends/1", content, text)
 
 
@@ -58,12 +83,20 @@ class Doctor:
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        """Examine all plugins; the exit code is 1 if one cannot be used although it is not disabled."""
+        """Examine all plugins; the exit code is 1 if one cannot be used although it is
+        not disabled.
+        """
         with warnings.catch_warnings(), progress("examining plugins"):
-            warnings.simplefilter("ignore", DelegraphWarning)  # the report says what is wrong
+            # the report says what is wrong
+            warnings.simplefilter("ignore", DelegraphWarning)
             report = default_registry().doctor(args.timeout)
             report = replace(report, notes=(*report.notes, *list_collisions()))
-        return Outcome("delegraph.doctor/1", report.to_json(), str(report), 0 if report.healthy else 1)
+        return Outcome(
+            "delegraph.doctor/1",
+            report.to_json(),
+            str(report),
+            0 if report.healthy else 1,
+        )
 
 
 def _why_unavailable(info: BackendInfo) -> str:
@@ -73,7 +106,11 @@ def _why_unavailable(info: BackendInfo) -> str:
     try:
         runtime = default_registry().runtime_for(info.full_name)
         with AtWork(runtime, "is_available", registry=default_registry()):
-            return "" if runtime.is_available() else f"{runtime.__name__} says that it is not available"
+            return (
+                ""
+                if runtime.is_available()
+                else f"{runtime.__name__} says that it is not available"
+            )
     except DelegraphError as e:
         return f"{e.message}; {e.hint}" if e.hint else e.message
 
@@ -89,10 +126,13 @@ def _seconds(text: str) -> float:
 _seconds.__name__ = "number of seconds"  # argparse shows this name in errors
 
 
-def _table_of_backends(infos: list[BackendInfo], unlisted: list[PluginRecord], verbose: bool) -> str:
+def _table_of_backends(
+    infos: list[BackendInfo], unlisted: list[PluginRecord], verbose: bool
+) -> str:
     """The text of ``delegraph backends``.
 
-    ``unlisted``: plugins that cannot be used and whose backends are not known, so that they have no row in ``infos``.
+    ``unlisted``: plugins that cannot be used and whose backends are not known, so that
+    they have no row in ``infos``.
     """
     if not infos and not unlisted:
         return "no backends are installed; try: pip install delegraph-tosa"
@@ -100,9 +140,19 @@ def _table_of_backends(infos: list[BackendInfo], unlisted: list[PluginRecord], v
     if verbose:
         lines += map(_describe_backend, infos)
     elif infos:
-        rows = [[i.name, str(i.status), f"{i.distribution} {i.version}".strip(), i.error or i.summary] for i in infos]
+        rows = [
+            [
+                i.name,
+                str(i.status),
+                f"{i.distribution} {i.version}".strip(),
+                i.error or i.summary,
+            ]
+            for i in infos
+        ]
         lines.append(table([["NAME", "STATUS", "FROM", "SUMMARY"], *rows]))
-    lines += [printable(f"{p.name} ({p.owner}) is {p.status}: {p.error}") for p in unlisted]
+    lines += [
+        printable(f"{p.name} ({p.owner}) is {p.status}: {p.error}") for p in unlisted
+    ]
     return "\n".join(lines)
 
 
@@ -119,20 +169,37 @@ def _describe_backend(info: BackendInfo) -> str:
         ["options", "" if info.options else "none"],
     ]
     options = table([_describe_option(o) for o in info.options]).splitlines()
-    lines = [*("  " + line for line in table(facts).splitlines()), *("    " + line for line in options)]
-    return "\n".join([printable(f"{info.name}  [{info.status}]  {info.summary}".rstrip()), *lines])
+    lines = [
+        *("  " + line for line in table(facts).splitlines()),
+        *("    " + line for line in options),
+    ]
+    return "\n".join(
+        [printable(f"{info.name}  [{info.status}]  {info.summary}".rstrip()), *lines]
+    )
 
 
 def _describe_option(option: OptionSpec) -> list[str]:
     """The cells for an option: name, type, default, choices and help."""
     default = "no default" if option.default is None else f"default {option.default!r}"
-    choices = [f"one of {', '.join(map(repr, option.choices))}"] if option.choices else []
-    return [option.name, option.type.__name__, default, "; ".join([*choices, *([option.help] if option.help else [])])]
+    choices = (
+        [f"one of {', '.join(map(repr, option.choices))}"] if option.choices else []
+    )
+    return [
+        option.name,
+        option.type.__name__,
+        default,
+        "; ".join([*choices, *([option.help] if option.help else [])]),
+    ]
 
 
 def _backend_json(info: BackendInfo) -> dict[str, Any]:
     options = [vars(o) for o in info.options]
-    return {**vars(info), "status": info.status.value, "full_name": info.full_name, "options": options}
+    return {
+        **vars(info),
+        "status": info.status.value,
+        "full_name": info.full_name,
+        "options": options,
+    }
 
 
 def _plugin_json(plugin: PluginRecord) -> dict[str, Any]:

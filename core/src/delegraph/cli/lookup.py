@@ -24,7 +24,9 @@ BUILT_IN = {spec.name: spec for spec in COMMANDS}
 
 
 def list_commands() -> list[tuple[str, str]]:
-    """(name to type, summary) of each command. Imports the light modules of plugins, but no target."""
+    """(name to type, summary) of each command. Imports the light modules of plugins,
+    but no target.
+    """
     commands = [(spec.name, spec.summary) for spec in COMMANDS]
     for spec, record, rivals in _declared_commands():
         name = _full_name(spec, record) if rivals else spec.name
@@ -35,7 +37,8 @@ def list_commands() -> list[tuple[str, str]]:
 def find_command(name: str) -> type[Command] | _PluginCommand:
     """Import and return the command ``name``, which may be ``distribution/name``.
 
-    Raises UsageError if there is none, PluginConflict, PluginUnavailable or PluginBroken.
+    Raises UsageError if there is none, PluginConflict, PluginUnavailable or
+    PluginBroken.
     """
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].target.partition(":")
@@ -45,22 +48,33 @@ def find_command(name: str) -> type[Command] | _PluginCommand:
 
 
 def list_collisions() -> Iterator[str]:
-    """A sentence for each command of a plugin whose name another plugin or delegraph itself has, too."""
+    """A sentence for each command of a plugin whose name another plugin or delegraph
+    itself has, too.
+    """
     for spec, record, rivals in _declared_commands():
         if others := [rival for rival in rivals if rival != record.address]:
             also = " and ".join(others)
-            yield f"{record.address} has a command {spec.name!r}, and so has {also}; it is {_full_name(spec, record)}"
+            yield (
+                f"{record.address} has a command {spec.name!r}, and so has {also}; it"
+                f" is {_full_name(spec, record)}"
+            )
 
 
 def _declared_commands() -> Iterator[tuple[CommandSpec, PluginRecord, list[str]]]:
     """(command, its plugin, rivals) for all commands of plugins.
 
-    ``rivals`` are texts that name the other owners of commands of the same name: delegraph itself, and other plugins.
+    ``rivals`` are texts that name the other owners of commands of the same name:
+    delegraph itself, and other plugins.
     """
     declared = default_registry().declared(CommandSpec)
     for spec, record in declared:
         core = ["delegraph itself"] if spec.name in BUILT_IN else []
-        yield spec, record, core + [r.address for s, r in declared if s.name == spec.name and s is not spec]
+        yield (
+            spec,
+            record,
+            core
+            + [r.address for s, r in declared if s.name == spec.name and s is not spec],
+        )
 
 
 def _full_name(spec: CommandSpec, record: PluginRecord) -> str:
@@ -79,9 +93,11 @@ class _PluginCommand:
             self.target.add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> Outcome:
-        """As ``Command.run``. Raises ContractViolation if the command returns no Outcome.
+        """As ``Command.run``. Raises ContractViolation if the command returns no
+        Outcome.
 
-        A DelegraphError that the command itself raises passes as if delegraph had raised it.
+        A DelegraphError that the command itself raises passes as if delegraph had
+        raised it.
         """
         work = AtWork(self.target, "run", registry=default_registry())
         try:
@@ -89,9 +105,14 @@ class _PluginCommand:
                 outcome = self.target.run(args)
         except DelegraphError as e:
             if e.raised_by == work.text and not isinstance(e, PluginFailed):
-                e.raised_by = None  # commands report wrong arguments by such errors: the plugin has no defect
+                # commands report wrong arguments by such errors: the plugin has no
+                # defect
+                e.raised_by = None
             raise
         if not isinstance(outcome, Outcome):
-            text = f"{work.text}, returned {type(outcome).__name__} and no delegraph.command.Outcome"
+            text = (
+                f"{work.text}, returned {type(outcome).__name__} and no"
+                " delegraph.command.Outcome"
+            )
             raise ContractViolation("contract-violation", text)
         return outcome

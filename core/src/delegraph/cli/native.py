@@ -1,7 +1,9 @@
-"""Keeps prints of C and C++ code in models and plugins out of stdout, where only the result belongs.
+"""Keeps prints of C and C++ code in models and plugins out of stdout, where only the
+result belongs.
 
-Such code prints to descriptor 1, which replacing ``sys.stdout`` does not affect. So descriptor 1 is redirected to
-stderr, and the result is written to a copy of the original descriptor.
+Such code prints to descriptor 1, which replacing ``sys.stdout`` does not affect. So
+descriptor 1 is redirected to stderr, and the result is written to a copy of the
+original descriptor.
 """
 
 from __future__ import annotations
@@ -14,19 +16,29 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def stdout_kept() -> Iterator[None]:
-    """A block in which descriptor 1 is stderr, and ``sys.stdout`` writes to a copy of the original descriptor 1.
+    """A block in which descriptor 1 is stderr, and ``sys.stdout`` writes to a copy of
+    the original descriptor 1.
 
-    At the end of the block, the buffers of C are flushed, and descriptor 1 is restored. If Python's ``sys.stdout`` does
-    not write to descriptor 1, as in tests, it is left alone.
+    At the end of the block, the buffers of C are flushed, and descriptor 1 is restored.
+    If Python's ``sys.stdout`` does not write to descriptor 1, as in tests, it is left
+    alone.
     """
-    original, before = os.dup(1), sys.stdout
+    original = os.dup(1)
+    before = sys.stdout
     os.dup2(2, 1)  # from here on, descriptor 1 is stderr
     writes_to_1 = False
-    with contextlib.suppress(OSError, AttributeError, ValueError):  # sys.stdout is not a file, as in tests
+    # sys.stdout is not a file, as in tests
+    with contextlib.suppress(OSError, AttributeError, ValueError):
         writes_to_1 = before.fileno() == 1
     try:
         if writes_to_1:
-            with open(original, "w", encoding=before.encoding, errors=before.errors, closefd=False) as sys.stdout:
+            with open(
+                original,
+                "w",
+                encoding=before.encoding,
+                errors=before.errors,
+                closefd=False,
+            ) as sys.stdout:
                 yield
         else:
             yield

@@ -1,6 +1,8 @@
-"""What commands of ``delegraph`` use, in the core and in plugins; ``delegraph.plugin.CommandSpec`` declares a command.
+"""What commands of ``delegraph`` use, in the core and in plugins;
+``delegraph.plugin.CommandSpec`` declares a command.
 
-This package is public. Import it in the module of the command's target, not in a light module.
+This package is public. Import it in the module of the command's target, not in a light
+module.
 """
 
 from __future__ import annotations
@@ -12,10 +14,25 @@ if TYPE_CHECKING:
     from ..discovery.own import provided
     from .arrays import read_array
     from .compilers import add_compiler_flags, chosen_compiler
-    from .contract import Command, Outcome, check_model, load_model, parse_options, progress, table
+    from .contract import (
+        Command,
+        Outcome,
+        check_model,
+        load_model,
+        parse_options,
+        progress,
+        table,
+    )
     from .inputs import read_inputs
     from .model import read_model
-    from .outcome import as_json, expect_file, expect_places, natural_number, output_path, show
+    from .outcome import (
+        as_json,
+        expect_file,
+        expect_places,
+        natural_number,
+        output_path,
+        show,
+    )
     from .terminal import tell
 
 __all__ = [
@@ -57,7 +74,9 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import each name when it is first used: the CLI uses ``terminal`` to report that pluggy is missing."""
+        """Import each name when it is first used: the CLI uses ``terminal`` to report
+        that pluggy is missing.
+        """
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_HOME[name], __name__), name)

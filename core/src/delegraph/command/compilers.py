@@ -15,7 +15,8 @@ __all__ = ["add_compiler_flags", "chosen_compiler"]
 
 
 def add_compiler_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of all installed compilers (``CompilerSpec.options``) to ``parser``.
+    """Add the flags of all installed compilers (``CompilerSpec.options``) to
+    ``parser``.
 
     Raises PluginConflict if two distributions have one flag, or if the command has it.
     """
@@ -51,26 +52,38 @@ def chosen_compiler(args: argparse.Namespace) -> Any:
         return None
     if len(chosen) > 1:
         names = " and ".join(name for name, _ in chosen)
-        raise UsageError("usage-invalid", f"the flags are of several compilers: {names}")
+        raise UsageError(
+            "usage-invalid", f"the flags are of several compilers: {names}"
+        )
     name, options = chosen[0]
     return default_registry().get(CompilerSpec, name)(**options)
 
 
 def expect_installed(words: Sequence[str]) -> None:
-    """Raise UsageError if one of ``words``, which a command does not know, is a flag of a compiler that is missing."""
+    """Raise UsageError if one of ``words``, which a command does not know, is a flag of
+    a compiler that is missing.
+    """
     declared = default_registry().declared(CompilerSpec)
     installed = {flag.name for spec, _ in declared for flag in spec.options}
     for word in words:
         name = word.partition("=")[0].removeprefix("--")
         provider = provider_of("flags", name)
         if word.startswith("--") and provider is not None and name not in installed:
-            text = f"the flag --{name} comes with {provider.distribution}, which is not installed"
+            text = (
+                f"the flag --{name} comes with {provider.distribution}, which is not"
+                " installed"
+            )
             raise UsageError("usage-invalid", text, hint=provider.hint)
 
 
-def _add_flag(parser: argparse.ArgumentParser, spec: CompilerSpec, flag: FlagSpec) -> None:
+def _add_flag(
+    parser: argparse.ArgumentParser, spec: CompilerSpec, flag: FlagSpec
+) -> None:
     """Add one flag. Its value is None if it is not given."""
-    given: dict[str, Any] = {"dest": _place(spec, flag), "help": flag.help.replace("%", "%%")}
+    given: dict[str, Any] = {
+        "dest": _place(spec, flag),
+        "help": flag.help.replace("%", "%%"),
+    }
     if flag.type is bool:
         given |= {"action": "store_true", "default": None}
     else:
@@ -93,4 +106,6 @@ def _split(text: str) -> list[str]:
 def _conflict(flag: FlagSpec, text: str) -> PluginConflict:
     """The error for a flag that several would have."""
     hint = "set DELEGRAPH_DISABLE_PLUGINS to one of the distributions"
-    return PluginConflict("plugin-conflict", f"{text} the flag --{flag.name}", hint=hint)
+    return PluginConflict(
+        "plugin-conflict", f"{text} the flag --{flag.name}", hint=hint
+    )

@@ -12,7 +12,15 @@ from ..io.escape import table
 from .model import check_model, load_model
 from .outcome import Outcome, progress
 
-__all__ = ["Command", "Outcome", "check_model", "load_model", "parse_options", "progress", "table"]
+__all__ = [
+    "Command",
+    "Outcome",
+    "check_model",
+    "load_model",
+    "parse_options",
+    "progress",
+    "table",
+]
 
 
 class Command(Protocol):
@@ -20,27 +28,36 @@ class Command(Protocol):
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Add the command's arguments to ``parser``, which already has ``--json`` and ``--debug``.
+        """Add the command's arguments to ``parser``, which already has ``--json`` and
+        ``--debug``.
 
-        Must not import torch, since ``delegraph COMMAND --help`` calls it, too. Shell completion suggests values for
-        arguments with the metavar BACKEND, MODEL or BACKEND.OPTION=VALUE, and for positional ones with FILE.
+        Must not import torch, since ``delegraph COMMAND --help`` calls it, too. Shell
+        completion suggests values for arguments with the metavar BACKEND, MODEL or
+        BACKEND.OPTION=VALUE, and for positional ones with FILE.
         """
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         """Do the work and return its result, which ``delegraph`` prints.
 
-        During the call, ``sys.stdout`` is stderr: only the Outcome is printed to stdout. Raises
-        ``delegraph.errors.UsageError`` for wrong arguments (exit code 2), another DelegraphError if the work fails
-        (exit code 1). Any other exception is reported as a defect of the plugin.
+        During the call, ``sys.stdout`` is stderr: only the Outcome is printed to
+        stdout. Raises ``delegraph.errors.UsageError`` for wrong arguments (exit code
+        2), another DelegraphError if the work fails (exit code 1). Any other exception
+        is reported as a defect of the plugin.
         """
 
 
-def parse_options(backends: Sequence[str], assignments: Sequence[str]) -> dict[str, dict[str, Any]]:
+def parse_options(
+    backends: Sequence[str], assignments: Sequence[str]
+) -> dict[str, dict[str, Any]]:
     """Backend -> {option: value}, for texts ``BACKEND.OPTION=VALUE`` of ``--option``.
 
-    Raises BackendNotFound for an unknown backend, OptionError for a wrong option or a backend not in ``backends``.
+    Raises BackendNotFound for an unknown backend, OptionError for a wrong option or a
+    backend not in ``backends``.
     """
     specs = {name: default_registry().spec(name) for name in backends}
     texts = split_assignments(assignments, backends)
-    return {name: from_text(specs[name].options, values, f"backend {name!r}") for name, values in texts.items()}
+    return {
+        name: from_text(specs[name].options, values, f"backend {name!r}")
+        for name, values in texts.items()
+    }

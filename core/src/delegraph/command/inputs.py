@@ -13,14 +13,18 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
-def read_inputs(path: Path, method: str, program: ExportedProgram, example: tuple[Any, Any]) -> tuple[Any, Any]:
-    """(arguments, keyword arguments) to call ``method`` with: those of ``example`` with the file's arrays as tensors.
+def read_inputs(
+    path: Path, method: str, program: ExportedProgram, example: tuple[Any, Any]
+) -> tuple[Any, Any]:
+    """(arguments, keyword arguments) to call ``method`` with: those of ``example`` with
+    the file's arrays as tensors.
 
-    ``program``: the method's program, which has the names of the inputs. In the file, arrays are named like the
-    program's inputs, or ``arr_0``, ``arr_1``, ... in the order of the tensor inputs, as ``numpy.savez(file, *arrays)``
-    does. A name with the method in front, such as ``forward.x``, takes precedence, for a file with inputs of several
-    methods. Inputs that are no tensors stay those of ``example``. Raises InputError if the file cannot be read or lacks
-    an array.
+    ``program``: the method's program, which has the names of the inputs. In the file,
+    arrays are named like the program's inputs, or ``arr_0``, ``arr_1``, ... in the
+    order of the tensor inputs, as ``numpy.savez(file, *arrays)`` does. A name with the
+    method in front, such as ``forward.x``, takes precedence, for a file with inputs of
+    several methods. Inputs that are no tensors stay those of ``example``. Raises
+    InputError if the file cannot be read or lacks an array.
     """
     import torch
     from delegraph_programs import user_inputs
@@ -29,13 +33,26 @@ def read_inputs(path: Path, method: str, program: ExportedProgram, example: tupl
     arrays = read_arrays(path)
     leaves, spec = pytree.tree_flatten(example)
     names = [node.name for node in user_inputs(program)]
-    tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]  # positions among all inputs
+    # positions among all inputs
+    tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     for position, k in enumerate(tensors):
-        keys = (f"{method}.{names[k]}", names[k], f"{method}.arr_{position}", f"arr_{position}")
+        keys = (
+            f"{method}.{names[k]}",
+            names[k],
+            f"{method}.arr_{position}",
+            f"arr_{position}",
+        )
         key = next((key for key in keys if key in arrays), None)
         if key is None:
-            text = f"{path} has no array for the input {names[k]} of method {method}; it has {', '.join(arrays)}"
-            raise InputError("input-invalid", text, hint=f"numpy.savez(file, {', '.join(names[j] for j in tensors)})")
+            text = (
+                f"{path} has no array for the input {names[k]} of method {method}; it"
+                f" has {', '.join(arrays)}"
+            )
+            raise InputError(
+                "input-invalid",
+                text,
+                hint=f"numpy.savez(file, {', '.join(names[j] for j in tensors)})",
+            )
         leaves[k] = _tensor(path, key, arrays[key], leaves[k].dtype)
     return tuple(pytree.tree_unflatten(leaves, spec))
 
@@ -43,13 +60,16 @@ def read_inputs(path: Path, method: str, program: ExportedProgram, example: tupl
 def _tensor(path: Path, key: str, array: np.ndarray[Any, Any], dtype: Any) -> Any:
     """The file's ``array``, called ``key``, as a tensor for an input of ``dtype``.
 
-    It keeps its own type, which the call checks later; only for bfloat16 inputs it is converted. Raises InputError for
-    a type that torch lacks.
+    It keeps its own type, which the call checks later; only for bfloat16 inputs it is
+    converted. Raises InputError for a type that torch lacks.
     """
     import torch
 
     try:
         tensor = torch.from_numpy(array)
     except TypeError as e:
-        raise InputError("input-invalid", f"{path}: the array {key} is no tensor: {e}") from e
-    return tensor.to(dtype) if dtype is torch.bfloat16 else tensor  # numpy has no bfloat16
+        raise InputError(
+            "input-invalid", f"{path}: the array {key} is no tensor: {e}"
+        ) from e
+    # numpy has no bfloat16
+    return tensor.to(dtype) if dtype is torch.bfloat16 else tensor

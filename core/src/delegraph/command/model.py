@@ -1,4 +1,6 @@
-"""Loads a MODEL of the command line: a ``.pt2`` file, ``path.py[:function]``, or ``scheme:name``."""
+"""Loads a MODEL of the command line: a ``.pt2`` file, ``path.py[:function]``, or
+``scheme:name``.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,23 @@ from ..errors import FormatError, InputError, UsageError
 from ..plugin import ModelSpec
 from .outcome import expect_file, working_directory_kept
 
-_FORM = "a function without arguments that returns (module, args), (module, args, kwargs), an ExportedProgram or a dict"
+_FORM = (
+    "a function without arguments that returns (module, args), (module, args, kwargs),"
+    " an ExportedProgram or a dict"
+)
 _KEYS = ("model", "args", "kwargs", "dynamic_shapes", "methods", "transforms")
-"""Keys of the dict that a model file may return; each dict in its ``methods`` may have the first four."""
+"""Keys of the dict that a model file may return; each dict in its ``methods`` may have
+the first four.
+"""
 
 
 @dataclass
 class GivenModel:
-    """A loaded model: the arguments of ``delegraph.lower``, each as a mapping by method.
+    """A loaded model: the arguments of ``delegraph.lower``, each as a mapping by
+    method.
 
-    ``programs``: modules or ExportedPrograms. ``inputs``: example inputs; None for an ExportedProgram without any.
+    ``programs``: modules or ExportedPrograms. ``inputs``: example inputs; None for an
+    ExportedProgram without any.
     """
 
     programs: dict[str, Any] = field(default_factory=dict)
@@ -41,10 +50,22 @@ class GivenModel:
     dynamic_shapes: dict[str, Any] = field(default_factory=dict)
     transforms: tuple[Any, ...] = ()
 
-    def add(self, method: str, program: Any, inputs: Any, kwargs: Any = None, dynamic_shapes: Any = None) -> None:
-        """Add a method with its arguments of ``delegraph.lower``; ``kwargs`` are its example keyword arguments."""
+    def add(
+        self,
+        method: str,
+        program: Any,
+        inputs: Any,
+        kwargs: Any = None,
+        dynamic_shapes: Any = None,
+    ) -> None:
+        """Add a method with its arguments of ``delegraph.lower``; ``kwargs`` are its
+        example keyword arguments.
+        """
         self.programs[method], self.inputs[method] = program, inputs
-        self.kwargs[method], self.dynamic_shapes[method] = dict(kwargs or {}), dynamic_shapes
+        self.kwargs[method], self.dynamic_shapes[method] = (
+            dict(kwargs or {}),
+            dynamic_shapes,
+        )
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for ``delegraph.lower`` and ``delegraph.compare``."""
@@ -57,10 +78,12 @@ class GivenModel:
 
 
 def read_model(text: str) -> GivenModel:
-    """Load the MODEL ``text``. For a .py file, this runs the file and calls the function.
+    """Load the MODEL ``text``. For a .py file, this runs the file and calls the
+    function.
 
-    Raises UsageError if there is no such file, function or scheme, FormatError for a damaged ``.pt2`` file, InputError
-    if the file's code fails or returns something else than a model.
+    Raises UsageError if there is no such file, function or scheme, FormatError for a
+    damaged ``.pt2`` file, InputError if the file's code fails or returns something else
+    than a model.
     """
     declared = _by_scheme(text)
     if declared is not None:
@@ -73,15 +96,21 @@ def read_model(text: str) -> GivenModel:
         return model
     build = _find_function(_run_file(path), path, function)
     if not _can_be_called_without_arguments(build):
-        raise UsageError("usage-invalid", f"{path}:{build.__name__} takes arguments; {_FORM} is wanted")
+        raise UsageError(
+            "usage-invalid",
+            f"{path}:{build.__name__} takes arguments; {_FORM} is wanted",
+        )
     return _model_returned(_guard(build, path), text)
 
 
-def from_elsewhere(spec: ModelSpec, given: Any, text: str, registry: Registry) -> GivenModel:
+def from_elsewhere(
+    spec: ModelSpec, given: Any, text: str, registry: Registry
+) -> GivenModel:
     """Let the plugin that declares ``spec`` read a model.
 
-    ``given``: the name after the scheme, or an object of one of ``spec.types``. ``text`` names the model in errors.
-    Raises what the plugin raises, and InputError if it does not return a model.
+    ``given``: the name after the scheme, or an object of one of ``spec.types``.
+    ``text`` names the model in errors. Raises what the plugin raises, and InputError if
+    it does not return a model.
     """
     read = registry.get(ModelSpec, spec.scheme)
     with AtWork(read, "reading of models", registry=registry):
@@ -90,10 +119,12 @@ def from_elsewhere(spec: ModelSpec, given: Any, text: str, registry: Registry) -
 
 
 def _by_scheme(text: str) -> tuple[ModelSpec, str] | None:
-    """The declaration of the scheme in ``scheme:name``, and the name; None if ``text`` is to be read as a file.
+    """The declaration of the scheme in ``scheme:name``, and the name; None if ``text``
+    is to be read as a file.
 
-    A text without a colon, or with a ``.`` or ``/`` before the first one, is that of a file, and so is the name of a
-    file that exists. Raises UsageError if no plugin declares the scheme.
+    A text without a colon, or with a ``.`` or ``/`` before the first one, is that of a
+    file, and so is the name of a file that exists. Raises UsageError if no plugin
+    declares the scheme.
     """
     scheme, colon, name = text.partition(":")
     if not colon or "." in scheme or "/" in scheme or Path(text).exists():
@@ -102,23 +133,35 @@ def _by_scheme(text: str) -> tuple[ModelSpec, str] | None:
 
 
 def _model_returned(returned: Any, text: str) -> GivenModel:
-    """The model that a model file's function ``returned``, in one of these forms; ``text`` names the model in errors.
+    """The model that a model file's function ``returned``, in one of these forms;
+    ``text`` names the model in errors.
 
-    A module with its example inputs, or an ExportedProgram, is the method ``forward``. A dict has ``model`` for the
-    method ``forward`` alone, or ``methods`` for several by name, and ``transforms`` for all of them. Raises InputError
-    for any other form.
+    A module with its example inputs, or an ExportedProgram, is the method ``forward``.
+    A dict has ``model`` for the method ``forward`` alone, or ``methods`` for several by
+    name, and ``transforms`` for all of them. Raises InputError for any other form.
     """
     model = GivenModel()
     if isinstance(returned, Mapping):
         _expect_keys(text, returned, _KEYS)
         transforms = returned.get("transforms", ())
         if not isinstance(transforms, (tuple, list)):
-            raise InputError("input-invalid", f"{text}: transforms is a list, not {_describe(transforms)}")
+            raise InputError(
+                "input-invalid",
+                f"{text}: transforms is a list, not {_describe(transforms)}",
+            )
         model.transforms = tuple(transforms)
         methods = returned.get("methods", {"forward": returned})
-        if not isinstance(methods, Mapping) or ("methods" in returned and "model" in returned):
-            form = "either 'model' or 'methods', which maps names to dicts or to what one method alone would return"
-            raise InputError("input-invalid", f"{text}: the dict has {form}; it is {_describe(returned)}")
+        if not isinstance(methods, Mapping) or (
+            "methods" in returned and "model" in returned
+        ):
+            form = (
+                "either 'model' or 'methods', which maps names to dicts or to what one"
+                " method alone would return"
+            )
+            raise InputError(
+                "input-invalid",
+                f"{text}: the dict has {form}; it is {_describe(returned)}",
+            )
     else:
         methods = {"forward": returned}
     for method, described in methods.items():
@@ -127,42 +170,72 @@ def _model_returned(returned: Any, text: str) -> GivenModel:
 
 
 def load_model(text: str) -> tuple[Any, tuple[Any, ...] | None, dict[str, Any]]:
-    """(program, example inputs or None, example keyword arguments) of a MODEL, for commands that take only these.
+    """(program, example inputs or None, example keyword arguments) of a MODEL, for
+    commands that take only these.
 
-    Raises what ``read_model`` does, and InputError for a MODEL that has several methods, dynamic shapes or transforms.
+    Raises what ``read_model`` does, and InputError for a MODEL that has several
+    methods, dynamic shapes or transforms.
     """
     model = read_model(text)
-    if list(model.programs) != ["forward"] or model.dynamic_shapes["forward"] or model.transforms:
+    if (
+        list(model.programs) != ["forward"]
+        or model.dynamic_shapes["forward"]
+        or model.transforms
+    ):
         more = "methods, dynamic_shapes or transforms"
-        raise InputError("input-invalid", f"{text} gives {more}; this command takes a model and its inputs only")
+        raise InputError(
+            "input-invalid",
+            f"{text} gives {more}; this command takes a model and its inputs only",
+        )
     return model.programs["forward"], model.inputs["forward"], model.kwargs["forward"]
 
 
 def _add_method(model: GivenModel, text: str, method: str, described: Any) -> None:
-    """Add a method to ``model``. ``described``: an ExportedProgram, or a tuple or dict with module and example inputs.
+    """Add a method to ``model``. ``described``: an ExportedProgram, or a tuple or dict
+    with module and example inputs.
 
-    A dict may also have an ExportedProgram in place of the module; if it has no "args", those of the program are taken.
-    Raises InputError for any other form; ``text`` names the model in errors.
+    A dict may also have an ExportedProgram in place of the module; if it has no "args",
+    those of the program are taken. Raises InputError for any other form; ``text`` names
+    the model in errors.
     """
     from torch.export import ExportedProgram
 
     if isinstance(described, ExportedProgram):
         _add_program(model, method, described)
         return
-    parts = described  # becomes (module, example inputs, and maybe keyword inputs and dynamic shapes)
+    # becomes (module, example inputs, and maybe keyword inputs and dynamic shapes)
+    parts = described
     if isinstance(parts, Mapping):
-        # the dict that describes ``forward`` may be the whole one that the model file returned, with all keys
+        # the dict that describes ``forward`` may be the whole one that the model file
+        # returned, with all keys
         _expect_keys(text, parts, _KEYS if method == "forward" else _KEYS[:4])
         if "model" not in parts:
-            raise InputError("input-invalid", f"{text} returned {_describe(parts)}, which has no 'model'")
-        parts = (parts["model"], parts.get("args", ()), parts.get("kwargs"), parts.get("dynamic_shapes"))
+            raise InputError(
+                "input-invalid",
+                f"{text} returned {_describe(parts)}, which has no 'model'",
+            )
+        parts = (
+            parts["model"],
+            parts.get("args", ()),
+            parts.get("kwargs"),
+            parts.get("dynamic_shapes"),
+        )
         if isinstance(parts[0], ExportedProgram) and not parts[1]:
             _add_program(model, method, parts[0])
             return
-    elif not (isinstance(parts, tuple) and (len(parts) == 2 or (len(parts) == 3 and isinstance(parts[2], Mapping)))):
-        raise InputError("input-invalid", f"{text} returned {_describe(parts)}; a model file has {_FORM}")
+    elif not (
+        isinstance(parts, tuple)
+        and (len(parts) == 2 or (len(parts) == 3 and isinstance(parts[2], Mapping)))
+    ):
+        raise InputError(
+            "input-invalid",
+            f"{text} returned {_describe(parts)}; a model file has {_FORM}",
+        )
     if not isinstance(parts[1], (tuple, list)):
-        raise InputError("input-invalid", f"{text}: example inputs are a tuple, not {_describe(parts[1])}")
+        raise InputError(
+            "input-invalid",
+            f"{text}: example inputs are a tuple, not {_describe(parts[1])}",
+        )
     model.add(method, parts[0], tuple(parts[1]), *parts[2:])
 
 
@@ -173,17 +246,27 @@ def _add_program(model: GivenModel, method: str, program: Any) -> None:
 
 
 def _expect_keys(text: str, given: Mapping[Any, Any], known: Sequence[str]) -> None:
-    """Raise InputError if the dict ``given`` has keys that are not in ``known``; ``text`` names the model."""
+    """Raise InputError if the dict ``given`` has keys that are not in ``known``;
+    ``text`` names the model.
+    """
     unknown = [key for key in given if key not in known]
     if unknown:
         names = ", ".join(map(repr, unknown))
-        raise InputError("input-invalid", f"{text}: the dict has {names}; what it may have is {', '.join(known)}")
+        raise InputError(
+            "input-invalid",
+            f"{text}: the dict has {names}; what it may have is {', '.join(known)}",
+        )
 
 
 def _describe(value: Any) -> str:
-    """The kind of a value in words, for errors: ``a tuple of 3 (Net, Tensor, dict)``, ``None``, ``an int``."""
+    """The kind of a value in words, for errors: ``a tuple of 3 (Net, Tensor, dict)``,
+    ``None``, ``an int``.
+    """
     if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)} ({', '.join(type(v).__name__ for v in value)})"
+        return (
+            f"a {type(value).__name__} of {len(value)}"
+            f" ({', '.join(type(v).__name__ for v in value)})"
+        )
     if isinstance(value, Mapping):
         return f"a dict with {', '.join(map(repr, value)) or 'nothing in it'}"
     if value is None:
@@ -193,19 +276,26 @@ def _describe(value: Any) -> str:
 
 
 def check_model(text: str) -> Path | None:
-    """The file of a MODEL, without loading it; None for ``scheme:name``. Raises UsageError if it does not exist."""
+    """The file of a MODEL, without loading it; None for ``scheme:name``. Raises
+    UsageError if it does not exist.
+    """
     return None if _by_scheme(text) is not None else _path_and_function(text)[0]
 
 
 def _path_and_function(text: str) -> tuple[Path, str | None]:
-    """(path, name of the function or None) of a MODEL ``path.py[:function]`` or ``path.pt2``.
+    """(path, name of the function or None) of a MODEL ``path.py[:function]`` or
+    ``path.pt2``.
 
     Raises UsageError for another suffix, or if the file cannot be read.
     """
     head, colon, tail = text.rpartition(":")
-    path, function = (Path(head), tail) if colon and head.endswith(".py") else (Path(text), None)
+    path, function = (
+        (Path(head), tail) if colon and head.endswith(".py") else (Path(text), None)
+    )
     if path.suffix not in (".py", ".pt2"):
-        raise UsageError("usage-invalid", f"MODEL is a .pt2 file or path.py[:function], not {text!r}")
+        raise UsageError(
+            "usage-invalid", f"MODEL is a .pt2 file or path.py[:function], not {text!r}"
+        )
     expect_file(path)
     return path, function
 
@@ -214,36 +304,52 @@ _QUANTIZED = "torch.ao.quantization.fx._decomposed"
 
 
 def _load_exported(path: Path) -> Any:
-    """The ExportedProgram in a ``.pt2`` file. Raises FormatError if torch cannot load it.
+    """The ExportedProgram in a ``.pt2`` file. Raises FormatError if torch cannot load
+    it.
 
-    If torch does not know the operators of a quantized program, the module that registers them is imported, and the
-    file is loaded once more.
+    If torch does not know the operators of a quantized program, the module that
+    registers them is imported, and the file is loaded once more.
     """
     import torch
 
     with _logged_errors("torch.export") as logged:
         try:
             return torch.export.load(path)
-        except Exception as e:  # zip, JSON and torch raise all kinds of errors for a damaged file
-            if _QUANTIZED not in sys.modules and any("quantized_decomposed" in text for text in (*logged, str(e))):
+        except Exception as e:
+            # zip, JSON and torch raise all kinds of errors for a damaged file
+            if _QUANTIZED not in sys.modules and any(
+                "quantized_decomposed" in text for text in (*logged, str(e))
+            ):
                 importlib.import_module(_QUANTIZED)
                 return _load_exported(path)
-            why = [*logged, _in_short(e)][0]  # the first error is about the format that the file has
-            raise FormatError("format-invalid", f"{path} is not a program that this torch can load: {why}") from e
+            # the first error is about the format that the file has
+            why = [*logged, _in_short(e)][0]
+            raise FormatError(
+                "format-invalid",
+                f"{path} is not a program that this torch can load: {why}",
+            ) from e
 
 
 @contextmanager
 def _logged_errors(name: str) -> Iterator[list[str]]:
-    """A block in which exceptions logged by the logger ``name`` are collected as one-line texts, and not shown.
+    """A block in which exceptions logged by the logger ``name`` are collected as
+    one-line texts, and not shown.
 
-    If torch cannot read a file, it logs the error and tries an older format. It raises only the error of the latter.
+    If torch cannot read a file, it logs the error and tries an older format. It raises
+    only the error of the latter.
     """
     errors: list[str] = []
 
     def keep(record: logging.LogRecord) -> bool:
-        """A filter of the logger: keep the exception of a message, and do not show the message."""
+        """A filter of the logger: keep the exception of a message, and do not show the
+        message.
+        """
         # ``exc_info``: (type, exception, traceback), or None
-        errors.extend(_in_short(e) for e in (record.exc_info or ())[1:2] if isinstance(e, BaseException))
+        errors.extend(
+            _in_short(e)
+            for e in (record.exc_info or ())[1:2]
+            if isinstance(e, BaseException)
+        )
         return False
 
     logger = logging.getLogger(name)
@@ -260,10 +366,12 @@ def _in_short(error: BaseException) -> str:
 
 
 def _run_file(path: Path) -> ModuleType:
-    """Run the file as a module and return the module. Raises InputError if the file's code fails.
+    """Run the file as a module and return the module. Raises InputError if the file's
+    code fails.
 
-    The file's folder is appended to ``sys.path``, so that the file can import its neighbours. As the folder comes last,
-    the neighbours do not shadow installed modules.
+    The file's folder is appended to ``sys.path``, so that the file can import its
+    neighbours. As the folder comes last, the neighbours do not shadow installed
+    modules.
     """
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
@@ -276,15 +384,26 @@ def _run_file(path: Path) -> ModuleType:
     return module
 
 
-def _find_function(module: ModuleType, path: Path, name: str | None) -> Callable[[], Any]:
-    """The function ``name`` of a model file. Raises UsageError if the file has no such function.
+def _find_function(
+    module: ModuleType, path: Path, name: str | None
+) -> Callable[[], Any]:
+    """The function ``name`` of a model file. Raises UsageError if the file has no such
+    function.
 
-    If ``name`` is None: the function ``model``, else the one with the file's name, else the only public one that can be
-    called without arguments.
+    If ``name`` is None: the function ``model``, else the one with the file's name, else
+    the only public one that can be called without arguments.
     """
     # functions that the file defines itself, not those that it imports
-    functions = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
-    fitting = [n for n, f in functions.items() if not n.startswith("_") and _can_be_called_without_arguments(f)]
+    functions = {
+        n: f
+        for n, f in vars(module).items()
+        if inspect.isfunction(f) and f.__module__ == module.__name__
+    }
+    fitting = [
+        n
+        for n, f in functions.items()
+        if not n.startswith("_") and _can_be_called_without_arguments(f)
+    ]
     if name is not None:
         candidates = [name]
     else:
@@ -293,8 +412,14 @@ def _find_function(module: ModuleType, path: Path, name: str | None) -> Callable
         if candidate in functions:
             return functions[candidate]
     known = f"it has {', '.join(fitting)}" if fitting else "it has none"
-    missing = f"no function {name!r}" if name else f"no function called model or {path.stem}"
-    raise UsageError("usage-invalid", f"{path} has {missing}; {_FORM} is wanted ({known})", hint=f"{path}:FUNCTION")
+    missing = (
+        f"no function {name!r}" if name else f"no function called model or {path.stem}"
+    )
+    raise UsageError(
+        "usage-invalid",
+        f"{path} has {missing}; {_FORM} is wanted ({known})",
+        hint=f"{path}:FUNCTION",
+    )
 
 
 def _can_be_called_without_arguments(function: Callable[..., Any]) -> bool:
@@ -305,7 +430,8 @@ def _can_be_called_without_arguments(function: Callable[..., Any]) -> bool:
 
 
 def _guard(run: Callable[[], Any], path: Path) -> Any:
-    """Call ``run`` and return its result. An error becomes an InputError with the line of ``path`` that led to it.
+    """Call ``run`` and return its result. An error becomes an InputError with the line
+    of ``path`` that led to it.
 
     The working directory is the same afterwards.
     """
@@ -315,9 +441,20 @@ def _guard(run: Callable[[], Any], path: Path) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # also SystemExit: a script that exits returns no model
-        frames = [f for f in traceback.extract_tb(e.__traceback__) if Path(f.filename).resolve() == path.resolve()]
+        frames = [
+            f
+            for f in traceback.extract_tb(e.__traceback__)
+            if Path(f.filename).resolve() == path.resolve()
+        ]
         last = frames[-1] if frames else None
-        line = last and Source(last.filename, last.lineno or 0, last.name, last.line or "")
-        if isinstance(e, InputError):  # such as that of a standard stream that the file closes
-            raise InputError("input-invalid", f"{path} failed: {e.message}", source=line, hint=e.hint) from e
-        raise InputError("input-invalid", f"{path} failed: {_in_short(e)}", source=line) from e
+        line = last and Source(
+            last.filename, last.lineno or 0, last.name, last.line or ""
+        )
+        # such as that of a standard stream that the file closes
+        if isinstance(e, InputError):
+            raise InputError(
+                "input-invalid", f"{path} failed: {e.message}", source=line, hint=e.hint
+            ) from e
+        raise InputError(
+            "input-invalid", f"{path} failed: {_in_short(e)}", source=line
+        ) from e

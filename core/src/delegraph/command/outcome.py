@@ -27,7 +27,8 @@ from . import terminal
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a command. ``text`` is printed, or with ``--json`` the object ``content`` with its ``schema``.
+    """The result of a command. ``text`` is printed, or with ``--json`` the object
+    ``content`` with its ``schema``.
 
     ``code``: the exit code.
     """
@@ -39,55 +40,92 @@ class Outcome:
 
 
 class Failed(Exception):
-    """A command failed with ``error``. With ``--json``, its results so far, ``content``, are added to the error."""
+    """A command failed with ``error``. With ``--json``, its results so far,
+    ``content``, are added to the error.
+    """
 
     def __init__(self, error: DelegraphError, content: dict[str, Any]) -> None:
         super().__init__(str(error))
-        self.error, self.content = error, content
+        self.error = error
+        self.content = content
 
 
 def defect(error: BaseException) -> DelegraphError:
     """The DelegraphError for an exception that no command expects.
 
-    If a module is missing that delegraph requires, the error says what to install. Otherwise there is a defect.
+    If a module is missing that delegraph requires, the error says what to install.
+    Otherwise there is a defect.
     """
-    requirement = _requirement_with_module(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+    requirement = (
+        _requirement_with_module(error.name or "")
+        if isinstance(error, ModuleNotFoundError)
+        else None
+    )
     if requirement:
-        text = f"delegraph requires {requirement}, which is not installed in this environment ({sys.prefix})"
-        return DelegraphError("requirement-missing", text, hint=f"python -m pip install '{requirement}'")
-    hint = "this is a defect of delegraph or of a plugin; run it again with --debug and report what that shows"
+        text = (
+            f"delegraph requires {requirement}, which is not installed in this"
+            f" environment ({sys.prefix})"
+        )
+        return DelegraphError(
+            "requirement-missing", text, hint=f"python -m pip install '{requirement}'"
+        )
+    hint = (
+        "this is a defect of delegraph or of a plugin; run it again with --debug and"
+        " report what that shows"
+    )
     return InternalError("internal", f"{type(error).__name__}: {error}", hint=hint)
 
 
 def _requirement_with_module(module: str) -> str | None:
-    """The requirement of delegraph, such as ``pluggy>=1.5``, that provides ``module``; None if none does.
+    """The requirement of delegraph, such as ``pluggy>=1.5``, that provides ``module``;
+    None if none does.
 
-    A requirement is found by its name, which is that of its module for each distribution that delegraph requires.
+    A requirement is found by its name, which is that of its module for each
+    distribution that delegraph requires.
     """
     try:
         requirements = metadata.requires("delegraph") or []
     except metadata.PackageNotFoundError:  # delegraph runs from its sources
         return None
     distribution = module.partition(".")[0].replace("_", "-").lower()
-    return next((text for text in requirements if re.split(r"[^\w.-]", text)[0].lower() == distribution), None)
+    return next(
+        (
+            text
+            for text in requirements
+            if re.split(r"[^\w.-]", text)[0].lower() == distribution
+        ),
+        None,
+    )
 
 
 def describe_error(error: DelegraphError) -> dict[str, Any]:
     """The fields of the JSON form ``delegraph.error/1``."""
     source = None if error.source is None else str(error.source)
-    fields = {"code": error.code, "message": error.message, "source": source, "hint": error.hint}
+    fields = {
+        "code": error.code,
+        "message": error.message,
+        "source": source,
+        "hint": error.hint,
+    }
     return {**fields, "raised_by": error.raised_by}
 
 
 def as_json(outcome: Outcome) -> str:
-    """An outcome as the text of one JSON object, with its schema first. Infinity and NaN become null."""
-    fields = {name: value for name, value in outcome.content.items() if name != "schema"}  # a report has its own
+    """An outcome as the text of one JSON object, with its schema first. Infinity and
+    NaN become null.
+    """
+    # a report has its own
+    fields = {
+        name: value for name, value in outcome.content.items() if name != "schema"
+    }
     content = _plain({"schema": outcome.schema, **fields})
     return json.dumps(content, indent=2, default=str, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
-    """``value``, at any depth, with keys as str, None for infinity and NaN, and the names of classes in their place."""
+    """``value``, at any depth, with keys as str, None for infinity and NaN, and the
+    names of classes in their place.
+    """
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -106,25 +144,34 @@ def expect_file(path: Path) -> None:
     except FileNotFoundError:
         raise UsageError("usage-invalid", f"there is no file {path}") from None
     except OSError as e:
-        raise UsageError("usage-invalid", f"cannot read {path}: {e.strerror or e}") from e
+        raise UsageError(
+            "usage-invalid", f"cannot read {path}: {e.strerror or e}"
+        ) from e
 
 
 def expect_places(written: Iterable[Path], read: Iterable[Path]) -> None:
     """Check, before the work, the files that a command will write and read.
 
-    Raises WriteError if one of ``written`` cannot be written, UsageError if it is there twice or is also in ``read``.
+    Raises WriteError if one of ``written`` cannot be written, UsageError if it is there
+    twice or is also in ``read``.
     """
-    taken = {_file_identity(path): "is read" for path in read}  # file -> why nothing else may be written to it
+    # file -> why nothing else may be written to it
+    taken = {_file_identity(path): "is read" for path in read}
     for path in written:
         expect_writable(path)
         file = _file_identity(path)
-        if file in taken and not os.fspath(path).startswith(("/dev/", "/proc/")):  # streams take several contents
-            raise UsageError("usage-invalid", f"{path} {taken[file]}; write to another file")
+        # streams take several contents
+        if file in taken and not os.fspath(path).startswith(("/dev/", "/proc/")):
+            raise UsageError(
+                "usage-invalid", f"{path} {taken[file]}; write to another file"
+            )
         taken[file] = "is given for two files"
 
 
 def _file_identity(path: Path) -> object:
-    """A key that is equal for all paths to the same file, including symbolic and hard links to it."""
+    """A key that is equal for all paths to the same file, including symbolic and hard
+    links to it.
+    """
     try:
         status = os.stat(path)
     except OSError:
@@ -135,11 +182,13 @@ def _file_identity(path: Path) -> object:
 def output_path(text: str) -> Path:
     """For argparse: a path to write to.
 
-    While a command runs, descriptor 1 is stderr, and ``sys.stdout`` writes to another descriptor (``cli.native``). So
-    the path of that other descriptor is returned for ``/dev/stdout``.
+    While a command runs, descriptor 1 is stderr, and ``sys.stdout`` writes to another
+    descriptor (``cli.native``). So the path of that other descriptor is returned for
+    ``/dev/stdout``.
     """
     if text in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
-        with contextlib.suppress(OSError, AttributeError):  # closed, or replaced by an object that is no file
+        # closed, or replaced by an object that is no file
+        with contextlib.suppress(OSError, AttributeError):
             return Path(f"/dev/fd/{sys.stdout.fileno()}")
     return Path(text)
 
@@ -156,7 +205,9 @@ natural_number.__name__ = "natural number"  # argparse shows this name in errors
 
 
 def show(text: str) -> None:
-    """Replace the last line on a terminal by ``text``. Does nothing if stderr is no terminal."""
+    """Replace the last line on a terminal by ``text``. Does nothing if stderr is no
+    terminal.
+    """
     if terminal.is_watched():
         terminal.clear_line()
         terminal.tell(text, end="")
@@ -164,9 +215,11 @@ def show(text: str) -> None:
 
 @contextlib.contextmanager
 def working_directory_kept() -> Iterator[None]:
-    """A block after which the working directory is as before, so that paths of the command line keep their meaning.
+    """A block after which the working directory is as before, so that paths of the
+    command line keep their meaning.
 
-    Code of a model may change it: its file when it is run, and ``forward`` when it is exported or called.
+    Code of a model may change it: its file when it is run, and ``forward`` when it is
+    exported or called.
     """
     before = None
     with contextlib.suppress(OSError):  # it may have been deleted
@@ -180,22 +233,30 @@ def working_directory_kept() -> Iterator[None]:
 
 
 INTERVAL = 30.0
-"""Seconds between lines of progress if stderr is no terminal, so that a log file stays short."""
+"""Seconds between lines of progress if stderr is no terminal, so that a log file stays
+short.
+"""
 
 
 @contextlib.contextmanager
 def progress(text: str) -> Iterator[None]:
-    """A block during which stderr shows ``text``, the seconds elapsed, and the last message of ``delegraph.progress``.
+    """A block during which stderr shows ``text``, the seconds elapsed, and the last
+    message of ``delegraph.progress``.
 
-    On a terminal this is one line, which is removed at the end. Otherwise a line is written every INTERVAL seconds. The
-    engine logs to ``delegraph.progress``, for example which partition a backend compiles. The working directory is the
-    same after the block.
+    On a terminal this is one line, which is removed at the end. Otherwise a line is
+    written every INTERVAL seconds. The engine logs to ``delegraph.progress``, for
+    example which partition a backend compiles. The working directory is the same after
+    the block.
     """
-    state, over, start = _ProgressHandler(text), threading.Event(), time.monotonic()
+    state = _ProgressHandler(text)
+    over = threading.Event()
+    start = time.monotonic()
     watched = terminal.is_watched()
 
     def write_lines() -> None:
-        """Write a line each second, or each INTERVAL, until the block is over. Runs in a thread of its own."""
+        """Write a line each second, or each INTERVAL, until the block is over. Runs in
+        a thread of its own.
+        """
         while not over.wait(1.0 if watched else INTERVAL):
             line = f"{state.text}, {time.monotonic() - start:.0f} s ..."
             show(line) if watched else terminal.tell(line)

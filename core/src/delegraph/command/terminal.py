@@ -1,9 +1,11 @@
-"""Prints to the terminal. Everything that the command line itself prints goes through this module.
+"""Prints to the terminal. Everything that the command line itself prints goes through
+this module.
 
-Much of that text comes from elsewhere: from files, plugins and exceptions. So control characters, characters that
-change the direction of writing, and characters that the terminal's encoding lacks are replaced by escapes. What models
-and plugins print themselves is not changed: their code could write to the terminal anyway, and progress bars need
-control characters.
+Much of that text comes from elsewhere: from files, plugins and exceptions. So control
+characters, characters that change the direction of writing, and characters that the
+terminal's encoding lacks are replaced by escapes. What models and plugins print
+themselves is not changed: their code could write to the terminal anyway, and progress
+bars need control characters.
 """
 
 from __future__ import annotations
@@ -21,10 +23,13 @@ from ..io.escape import printable
 def show(text: str, end: str = "\n") -> None:
     """Write a result to stdout. Raises WriteError if it cannot be written.
 
-    A pipe whose reader has stopped, as ``head`` does, is no error: the rest of the result is dropped.
+    A pipe whose reader has stopped, as ``head`` does, is no error: the rest of the
+    result is dropped.
     """
     if sys.stdout is None or sys.stdout.closed:
-        raise WriteError("write-failed", "cannot write to the standard output: it is closed")
+        raise WriteError(
+            "write-failed", "cannot write to the standard output: it is closed"
+        )
     try:
         sys.stdout.write(_safe(text, sys.stdout) + end)
         sys.stdout.flush()
@@ -32,13 +37,18 @@ def show(text: str, end: str = "\n") -> None:
         # stdout becomes /dev/null; otherwise Python would flush again at exit, and fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(e, BrokenPipeError):
-            raise WriteError("write-failed", f"cannot write to the standard output: {e.strerror or e}") from e
+            raise WriteError(
+                "write-failed",
+                f"cannot write to the standard output: {e.strerror or e}",
+            ) from e
 
 
 class GuardedStream:
-    """A standard stream that code of models and plugins cannot close; everything else goes to ``stream``.
+    """A standard stream that code of models and plugins cannot close; everything else
+    goes to ``stream``.
 
-    Without it, a model that closes ``sys.stdout`` would take the errors of the command with it.
+    Without it, a model that closes ``sys.stdout`` would take the errors of the command
+    with it.
     """
 
     def __init__(self, stream: TextIO, name: str) -> None:
@@ -60,7 +70,11 @@ class GuardedStream:
     def close(self) -> NoReturn:
         """Raise InputError: the command needs the stream."""
         hint = "remove that call; print(..., file=FILE) writes elsewhere"
-        raise InputError("input-invalid", f"the model closes {self._name}, which the command writes to", hint=hint)
+        raise InputError(
+            "input-invalid",
+            f"the model closes {self._name}, which the command writes to",
+            hint=hint,
+        )
 
     def detach(self) -> NoReturn:
         """Raise InputError: without its buffer the stream is of no use."""
@@ -69,10 +83,14 @@ class GuardedStream:
 
 @contextlib.contextmanager
 def streams_guarded() -> Iterator[None]:
-    """A block in which ``sys.stdout`` and ``sys.stderr`` write to stderr, and cannot be closed."""
+    """A block in which ``sys.stdout`` and ``sys.stderr`` write to stderr, and cannot be
+    closed.
+    """
     before = sys.stdout, sys.stderr
     if sys.stderr is not None:
-        guarded: Any = [GuardedStream(sys.stderr, name) for name in ("sys.stdout", "sys.stderr")]
+        guarded: Any = [
+            GuardedStream(sys.stderr, name) for name in ("sys.stdout", "sys.stderr")
+        ]
         sys.stdout, sys.stderr = guarded
     try:
         yield
@@ -82,12 +100,15 @@ def streams_guarded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def messages_kept() -> Iterator[None]:
-    """A block whose messages reach stderr also if code in it replaces ``sys.stderr``, or closes its descriptor."""
+    """A block whose messages reach stderr also if code in it replaces ``sys.stderr``,
+    or closes its descriptor.
+    """
     global _messages, _descriptor
     before = _messages, _descriptor
     _messages = sys.stderr
     _descriptor = None
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed, or no file, as in tests
+    # stderr is closed, or no file, as in tests
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         _descriptor = os.dup(sys.stderr.fileno())
     try:
         yield
@@ -98,13 +119,17 @@ def messages_kept() -> Iterator[None]:
 
 
 _messages: TextIO | None = None
-"""Where messages go inside of ``messages_kept``; None outside of it, where they go to ``sys.stderr``."""
+"""Where messages go inside of ``messages_kept``; None outside of it, where they go to
+``sys.stderr``.
+"""
 _descriptor: int | None = None
 """A copy of stderr's descriptor, for messages if the stream was closed."""
 
 
 def tell(text: str, end: str = "\n") -> None:
-    """Write a message that is no result to stderr. Errors are ignored, because they could not be shown."""
+    """Write a message that is no result to stderr. Errors are ignored, because they
+    could not be shown.
+    """
     stream = _messages or sys.stderr
     try:
         stream.write(_safe(text, stream) + end)
@@ -127,16 +152,20 @@ def is_watched() -> bool:
 
 
 def occupy_closed_descriptors() -> None:
-    """Open /dev/null as each closed standard stream; otherwise the next opened file would get its descriptor."""
+    """Open /dev/null as each closed standard stream; otherwise the next opened file
+    would get its descriptor.
+    """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
+            # gets the lowest free descriptor, which is this one
+            os.open(os.devnull, os.O_RDWR)
 
 
 def _safe(text: str, stream: TextIO) -> str:
-    """``text`` with escapes for characters that do not print, and for those that the stream's encoding lacks.
+    """``text`` with escapes for characters that do not print, and for those that the
+    stream's encoding lacks.
 
     Line breaks and tabs stay.
     """

@@ -1,4 +1,6 @@
-"""Delegates: the modules that lowered programs call, and facts about them. This package is public."""
+"""Delegates: the modules that lowered programs call, and facts about them. This package
+is public.
+"""
 
 from .delegates import (
     DelegateDebug,

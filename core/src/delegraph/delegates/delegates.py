@@ -1,4 +1,6 @@
-"""The delegates of a program, called by its own graph or by a subgraph, such as a branch or a loop body."""
+"""The delegates of a program, called by its own graph or by a subgraph, such as a
+branch or a loop body.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,20 @@ class DelegateDebug:
     debug_handle_map: dict[Any, tuple[int, ...]]
 
 
-def delegate_calls(program: ExportedProgram | GraphModule) -> Iterator[tuple[Node, LoweredBackendModule]]:
+def delegate_calls(
+    program: ExportedProgram | GraphModule,
+) -> Iterator[tuple[Node, LoweredBackendModule]]:
     """Yields each call of a delegate, with the delegate's module.
 
-    First the calls in the graph, in graph order, then those in its subgraphs, at any depth.
+    First the calls in the graph, in graph order, then those in its subgraphs, at any
+    depth.
     """
     module = program if isinstance(program, GraphModule) else program.graph_module
     subgraphs: dict[str, GraphModule] = {}
     for node in module.graph.nodes:
-        attribute = getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        attribute = (
+            getattr(module, str(node.target), None) if node.op == "get_attr" else None
+        )
         if isinstance(attribute, GraphModule):
             subgraphs[str(node.target)] = attribute
         if node.target is CALL_DELEGATE:
@@ -49,13 +56,17 @@ def delegate_calls(program: ExportedProgram | GraphModule) -> Iterator[tuple[Nod
 def merged_named_data(
     programs: Iterable[ExportedProgram], own: Mapping[str, bytes] = MappingProxyType({})
 ) -> NamedDataStoreOutput:
-    """The named data of all delegates of ``programs``, and ``own``, the caller's own data by key.
+    """The named data of all delegates of ``programs``, and ``own``, the caller's own
+    data by key.
 
-    Equal contents are stored once, as in one file. Raises NamedDataError if one key has different data.
+    Equal contents are stored once, as in one file. Raises NamedDataError if one key has
+    different data.
     """
     store = NamedDataStore()
     # a delegate that is called several times counts once
-    modules = dict.fromkeys(module for program in programs for _, module in delegate_calls(program))
+    modules = dict.fromkeys(
+        module for program in programs for _, module in delegate_calls(program)
+    )
     for module in modules:
         if module.named_data_store_output is not None:
             store.merge_named_data_store(module.named_data_store_output)
@@ -65,12 +76,16 @@ def merged_named_data(
 
 
 def delegate_map(program: ExportedProgram) -> dict[int, DelegateDebug]:
-    """Debug handle of each call of a delegate -> the delegate's backend and debug handle map.
+    """Debug handle of each call of a delegate -> the delegate's backend and debug
+    handle map.
 
-    Two delegates may use the same debug identifier, so an event belongs to a handle and an identifier together.
+    Two delegates may use the same debug identifier, so an event belongs to a handle and
+    an identifier together.
     """
     return {
-        node.meta["debug_handle"]: DelegateDebug(m.backend_id, dict(m.meta.get("debug_handle_map") or {}))
+        node.meta["debug_handle"]: DelegateDebug(
+            m.backend_id, dict(m.meta.get("debug_handle_map") or {})
+        )
         for node, m in delegate_calls(program)
     }
 
@@ -82,18 +97,25 @@ class MethodPrograms:
         self._programs = dict(programs)
 
     def exported_program(self, name: str = "forward") -> ExportedProgram:
-        """The program of a method, with calls of its delegates. Raises InputError if there is none of that name."""
+        """The program of a method, with calls of its delegates. Raises InputError if
+        there is none of that name.
+        """
         return self._programs[self._known(name)]
 
     def _known(self, name: str) -> str:
         """``name``, if there is a method of that name. Raises InputError if not."""
         if name not in self._programs:
-            raise InputError("input-invalid", f"there is no method {name!r}; methods: {list(self._programs)}")
+            raise InputError(
+                "input-invalid",
+                f"there is no method {name!r}; methods: {list(self._programs)}",
+            )
         return name
 
     @property
     def named_data(self) -> NamedDataStoreOutput:
-        """The named data of all delegates of all methods; equal contents once, as in one program file."""
+        """The named data of all delegates of all methods; equal contents once, as in
+        one program file.
+        """
         return merged_named_data(self._programs.values())
 
     @property
@@ -106,9 +128,11 @@ class MethodPrograms:
 class DelegateInfo:
     """One delegate of a lowered program.
 
-    ``name``: the attribute of the method's program that has the module. ``nodes``: the operators that it replaces, as a
-    report counts them: without calls that unpack results or compute sizes. ``seconds``: seconds by step. ``compiled``:
-    where the blob comes from, if the lowering used a cache: compiled now, from the cache, or from an equal delegate.
+    ``name``: the attribute of the method's program that has the module. ``nodes``: the
+    operators that it replaces, as a report counts them: without calls that unpack
+    results or compute sizes. ``seconds``: seconds by step. ``compiled``: where the blob
+    comes from, if the lowering used a cache: compiled now, from the cache, or from an
+    equal delegate.
     """
 
     method: str
@@ -144,7 +168,9 @@ class DelegateInfo:
 
     @property
     def debug_handle_map(self) -> dict[Any, tuple[int, ...]]:
-        """The backend's debug identifier -> debug handles of the operators that it stands for."""
+        """The backend's debug identifier -> debug handles of the operators that it
+        stands for.
+        """
         return dict(self.module.meta.get("debug_handle_map") or {})
 
     @property
@@ -154,17 +180,23 @@ class DelegateInfo:
 
     @property
     def figures(self) -> dict[Any, dict[str, int | float]]:
-        """The backend's debug identifier -> amounts that the backend expects, by name, such as cycles."""
+        """The backend's debug identifier -> amounts that the backend expects, by name,
+        such as cycles.
+        """
         return dict(self.module.meta.get("figures", {}))
 
     @property
     def producer(self) -> str:
-        """The distribution that provides the backend, and its version; "" if it is not known."""
+        """The distribution that provides the backend, and its version; "" if it is not
+        known.
+        """
         return str(self.module.meta.get("producer", ""))
 
     @property
     def fingerprint(self) -> str:
-        """What the backend says that the blob depends on besides the program, such as a compiler's version; or ""."""
+        """What the backend says that the blob depends on besides the program, such as a
+        compiler's version; or "".
+        """
         return str(self.module.meta.get("fingerprint", ""))
 
     @property

@@ -25,7 +25,8 @@ from ..io.blob import join
 class Argument:
     """One input or output of a delegate: a tensor or a Python number (``is_number``).
 
-    ``name``: its name in the program. ``dtype`` and ``shape``: those of the tensor, or None for a number.
+    ``name``: its name in the program. ``dtype`` and ``shape``: those of the tensor, or
+    None for a number.
     """
 
     name: str
@@ -36,7 +37,8 @@ class Argument:
     def of(cls, name: str, val: Any, dtype: torch.dtype | None = None) -> Argument:
         """The argument ``name`` with the recorded value ``val``.
 
-        ``dtype``: the dtype in which the value crosses the border between host and delegate; None for its own.
+        ``dtype``: the dtype in which the value crosses the border between host and
+        delegate; None for its own.
         """
         if not isinstance(val, torch.Tensor):
             return cls(name, None, None)
@@ -59,22 +61,28 @@ class Argument:
 
 
 class LoweredBackendModule(torch.nn.Module):
-    """The module that a lowered graph calls through ``torch.ops.higher_order.executorch_call_delegate``.
+    """The module that a lowered graph calls through
+    ``torch.ops.higher_order.executorch_call_delegate``.
 
-    Its properties are read-only. ``blob`` is what the backend returned; ``processed_bytes`` joins it when it is first
-    read. It has no ``module_name``, on purpose: ``torch.export.save`` of a lowered program must fail, because it would
+    Its properties are read-only. ``blob`` is what the backend returned;
+    ``processed_bytes`` joins it when it is first read. It has no ``module_name``, on
+    purpose: ``torch.export.save`` of a lowered program must fail, because it would
     silently leave out the blob.
 
-    ``inputs`` and ``outputs`` are the calling convention. They do not contain the buffers that the delegate keeps
-    (``state``): these are buffers of ``original_module``, which returns their new values first, as mutations in its
-    signature. A runtime starts with their values in ``original_module`` at every load, and keeps them between calls.
+    ``inputs`` and ``outputs`` are the calling convention. They do not contain the
+    buffers that the delegate keeps (``state``): these are buffers of
+    ``original_module``, which returns their new values first, as mutations in its
+    signature. A runtime starts with their values in ``original_module`` at every load,
+    and keeps them between calls.
 
-    ``boundary_types``: value of the host's program by name -> the dtype in which it crosses the border of a delegate.
+    ``boundary_types``: value of the host's program by name -> the dtype in which it
+    crosses the border of a delegate.
 
-    A call of the module takes the inputs one by one and returns a tuple. If the module stands for a whole program, an
-    entry point may set ``whole``. The module is then called like that program: ``whole(delegate, args, kwargs)`` calls
-    the delegate, with arguments and results in the program's structure. A copy of the module shares the blob and all
-    tensors except those of its state.
+    A call of the module takes the inputs one by one and returns a tuple. If the module
+    stands for a whole program, an entry point may set ``whole``. The module is then
+    called like that program: ``whole(delegate, args, kwargs)`` calls the delegate, with
+    arguments and results in the program's structure. A copy of the module shares the
+    blob and all tensors except those of its state.
     """
 
     def __init__(
@@ -87,11 +95,15 @@ class LoweredBackendModule(torch.nn.Module):
     ) -> None:
         """A module without a blob, which ``attach`` adds.
 
-        ``original_module``: the partition as a program. ``compile_specs``: the settings for the backend.
+        ``original_module``: the partition as a program. ``compile_specs``: the settings
+        for the backend.
         """
         super().__init__()
-        self._backend_id, self._original_module, self._compile_specs = backend_id, original_module, tuple(compile_specs)
-        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        self._backend_id = backend_id
+        self._original_module = original_module
+        self._compile_specs = tuple(compile_specs)
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
         self.meta: dict[str, Any] = {}
         self.blob: bytes | Blob = b""
         self._named_data_store_output: NamedDataStoreOutput | None = None
@@ -99,30 +111,47 @@ class LoweredBackendModule(torch.nn.Module):
         self.boundary_types: Mapping[str, torch.dtype] = {}
 
     def belongs_to(self, backend_id: str) -> None:
-        """Set ``backend_id`` to the backend's class name; a partitioner may use another name for it."""
+        """Set ``backend_id`` to the backend's class name; a partitioner may use another
+        name for it.
+        """
         self._backend_id = backend_id
 
     def restore(self, original_module: ExportedProgram) -> None:
-        """Set ``original_module`` to the partition, extracted anew: a backend rewrote the program that it had."""
+        """Set ``original_module`` to the partition, extracted anew: a backend rewrote
+        the program that it had.
+        """
         self._original_module = original_module
 
-    def attach(self, result: PreprocessResult, producer: tuple[str, str], fingerprint: str | None = None) -> None:
-        """Store ``result``, which the backend's ``preprocess`` returned; all but blob and named data goes to ``meta``.
+    def attach(
+        self,
+        result: PreprocessResult,
+        producer: tuple[str, str],
+        fingerprint: str | None = None,
+    ) -> None:
+        """Store ``result``, which the backend's ``preprocess`` returned; all but blob
+        and named data goes to ``meta``.
 
-        ``producer``: the backend's distribution and its version. ``fingerprint``: what the backend's ``fingerprint``
-        returned; None if it has none.
+        ``producer``: the backend's distribution and its version. ``fingerprint``: what
+        the backend's ``fingerprint`` returned; None if it has none.
         """
-        self.blob, self._named_data_store_output = result.processed_bytes, result.data_store_output
+        self.blob = result.processed_bytes
+        self._named_data_store_output = result.data_store_output
         self.meta["debug_handle_map"] = result.debug_handle_map
         self.meta["producer"] = " ".join(filter(None, producer))
         self.meta["fingerprint"] = fingerprint or ""
-        delegate_info = result._delegate_info_meta  # ExecuTorch's name; a mapping becomes facts, too
+        # ExecuTorch's name; a mapping becomes facts, too
+        delegate_info = result._delegate_info_meta
         if delegate_info is not None:
             self.meta["_delegate_info_meta"] = delegate_info
-        facts = {**(delegate_info if isinstance(delegate_info, Mapping) else {}), **result.facts}
+        facts = {
+            **(delegate_info if isinstance(delegate_info, Mapping) else {}),
+            **result.facts,
+        }
         self.meta["facts"] = {str(name): str(fact) for name, fact in facts.items()}
         self.meta["output"] = result.output
-        self.meta["figures"] = {identifier: dict(amounts) for identifier, amounts in result.figures.items()}
+        self.meta["figures"] = {
+            identifier: dict(amounts) for identifier, amounts in result.figures.items()
+        }
 
     @property
     def backend_id(self) -> str:
@@ -156,16 +185,22 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def place(self) -> tuple[str, Iterable[Node]]:
-        """What an error of the backend names: partition and method, as text, and the partition's nodes."""
+        """What an error of the backend names: partition and method, as text, and the
+        partition's nodes.
+        """
         program = self.original_module.graph_module
-        where = f"partition {program.meta['partition']} of method {program.meta['method']}"
+        where = (
+            f"partition {program.meta['partition']} of method {program.meta['method']}"
+        )
         return where, program.graph.nodes
 
     @property
     def processed_bytes(self) -> bytes:
-        """The blob as bytes, as a ``.pte`` stores it; empty while torch validates the program, which needs no blob.
+        """The blob as bytes, as a ``.pte`` stores it; empty while torch validates the
+        program, which needs no blob.
 
-        A blob of several pieces is joined at the first read, and the bytes then take its place in ``blob``.
+        A blob of several pieces is joined at the first read, and the bytes then take
+        its place in ``blob``.
         """
         if is_validating():
             return b""
@@ -190,7 +225,8 @@ class LoweredBackendModule(torch.nn.Module):
         return graph
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """The tensors of the buffers in ``state``, which are written when torch itself runs ``original_module``.
+        """The tensors of the buffers in ``state``, which are written when torch itself
+        runs ``original_module``.
 
         A runtime that runs the blob has tensors of its own.
         """
@@ -201,17 +237,26 @@ class LoweredBackendModule(torch.nn.Module):
         """All named data by key, internal and external, as bytes: what a runtime gets."""
         store = self.named_data_store_output or NamedDataStoreOutput()
         tables = [store.pte_data, *store.external_data.values()]
-        return {k: join(store.buffers[e.buffer_index]) for entries in tables for k, e in entries.items()}
+        return {
+            k: join(store.buffers[e.buffer_index])
+            for entries in tables
+            for k, e in entries.items()
+        }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the delegate. If ``whole`` is set, the arguments and results are those of the whole program."""
+        """Call the delegate. If ``whole`` is set, the arguments and results are those
+        of the whole program.
+        """
         if self.whole is not None:
             return self.whole(partial(CALL_DELEGATE, self), args, kwargs)
         return CALL_DELEGATE(self, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
-        """A copy that shares everything that is never written: the blob, and all tensors but those of the state."""
-        # ``deepcopy`` takes what ``memo`` has for an object instead of a copy: here the tensor itself
+        """A copy that shares everything that is never written: the blob, and all
+        tensors but those of the state.
+        """
+        # ``deepcopy`` takes what ``memo`` has for an object instead of a copy: here the
+        # tensor itself
         memo.update((id(t), t) for t in self._shared())
         twin = LoweredBackendModule(
             self.backend_id,
@@ -220,13 +265,17 @@ class LoweredBackendModule(torch.nn.Module):
             self.inputs,
             self.outputs,
         )
-        twin.blob, twin._named_data_store_output, twin.whole = self.blob, self._named_data_store_output, self.whole
+        twin.blob = self.blob
+        twin._named_data_store_output = self._named_data_store_output
+        twin.whole = self.whole
         twin.meta = dict(self.meta)
         twin.boundary_types = self.boundary_types
         memo[id(self)] = twin
         return twin
 
     def _shared(self) -> list[torch.Tensor]:
-        """The tensors of the partition that a call never writes; copies of the module share them."""
+        """The tensors of the partition that a call never writes; copies of the module
+        share them.
+        """
         tables = (self.original_module.state_dict, self.original_module.constants)
         return [t for table in tables for k, t in table.items() if k not in self.state]

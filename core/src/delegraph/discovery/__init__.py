@@ -1,1 +1,3 @@
-"""From installed distributions to backends by name: entry points, records of what became of each plugin, look-up."""
+"""From installed distributions to backends by name: entry points, records of what
+became of each plugin, look-up.
+"""

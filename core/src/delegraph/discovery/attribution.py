@@ -1,14 +1,17 @@
-"""Adds to errors of plugins which plugin raised them, what it was doing, and the user's line.
+"""Adds to errors of plugins which plugin raised them, what it was doing, and the user's
+line.
 
-delegraph calls a plugin's code only inside of ``with AtWork(...)``, or through ``AtWork(...).around(function)``. An
-AtWork can be created in advance and entered many times (about a microsecond each), also by several threads at once::
+delegraph calls a plugin's code only inside of ``with AtWork(...)``, or through
+``AtWork(...).around(function)``. An AtWork can be created in advance and entered many
+times (about a microsecond each), also by several threads at once::
 
-    work = AtWork(runtime, "delegate", "partition ToyBackend_0 of method forward", nodes, registry)
-    with work:
+    work = AtWork(runtime, "delegate", "partition ToyBackend_0 of method forward",
+    nodes, registry) with work:
         results = delegate(*args)
 
-Only the plugin's own call belongs inside: an error of delegraph raised there would be attributed to the plugin. Checks
-of what the plugin returned come after the block, or raise a ContractViolation whose message names the plugin.
+Only the plugin's own call belongs inside: an error of delegraph raised there would be
+attributed to the plugin. Checks of what the plugin returned come after the block, or
+raise a ContractViolation whose message names the plugin.
 """
 
 from __future__ import annotations
@@ -47,16 +50,19 @@ _registry: ContextVar[Owners | None] = ContextVar("registry", default=None)
 
 @dataclass(eq=False)
 class AtWork:
-    """A context manager around a call of a plugin: it adds the plugin's name to errors that are raised inside.
+    """A context manager around a call of a plugin: it adds the plugin's name to errors
+    that are raised inside.
 
-    ``plugin``: the plugin's class, an instance of it, or a function. ``doing``: what the plugin is called for, such as
-    "preprocess". ``where``: the partition, if there is one. ``nodes``: the operators that the call is about; an error
-    shows the first known line of the user's program among them. ``registry``: finds the plugin's distribution; if None,
-    the registry of the enclosing ``attributing`` block does.
+    ``plugin``: the plugin's class, an instance of it, or a function. ``doing``: what
+    the plugin is called for, such as "preprocess". ``where``: the partition, if there
+    is one. ``nodes``: the operators that the call is about; an error shows the first
+    known line of the user's program among them. ``registry``: finds the plugin's
+    distribution; if None, the registry of the enclosing ``attributing`` block does.
 
-    A DelegraphError keeps its class and code, and gets ``raised_by``. KeyboardInterrupt and errors of the program's own
-    signal handlers pass unchanged. Every other error, SystemExit included, becomes a PluginFailed with that error as
-    cause. Settings of torch that the plugin changed are restored, with a warning.
+    A DelegraphError keeps its class and code, and gets ``raised_by``. KeyboardInterrupt
+    and errors of the program's own signal handlers pass unchanged. Every other error,
+    SystemExit included, becomes a PluginFailed with that error as cause. Settings of
+    torch that the plugin changed are restored, with a warning.
     """
 
     plugin: Any
@@ -67,13 +73,17 @@ class AtWork:
 
     @cached_property
     def text(self) -> str:
-        """A line such as ``preprocess of ToyBackend (toy 1.0), at partition ToyBackend_0 of method forward``."""
+        """A line such as ``preprocess of ToyBackend (toy 1.0), at partition
+        ToyBackend_0 of method forward``.
+        """
         at = f", at {self.where}" if self.where else ""
         return f"{self.doing} of {self._kind.__name__} ({self.owner}){at}"
 
     @cached_property
     def owner(self) -> str:
-        """The plugin's distribution and version; the file of the class if no installed plugin declares it."""
+        """The plugin's distribution and version; the file of the class if no installed
+        plugin declares it.
+        """
         registry = self.registry or _registry.get()
         record = registry.owner(self._kind) if registry is not None else None
         if record is not None and record.distribution != IN_PROCESS:
@@ -83,30 +93,48 @@ class AtWork:
 
     @cached_property
     def _kind(self) -> Any:
-        """The plugin's class or function. Of a wrapper of delegraph's own, the class of the object inside."""
+        """The plugin's class or function. Of a wrapper of delegraph's own, the class of
+        the object inside.
+        """
         plugin = self.plugin
-        while type(plugin).__module__.startswith("delegraph.") and hasattr(plugin, "inner"):
+        while type(plugin).__module__.startswith("delegraph.") and hasattr(
+            plugin, "inner"
+        ):
             plugin = plugin.inner
         return plugin if isinstance(plugin, type | FunctionType) else type(plugin)
 
     def __enter__(self) -> None:
         remember()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """End the work. Raises PluginFailed in place of ``error``, but adds the plugin's name to a DelegraphError."""
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """End the work. Raises PluginFailed in place of ``error``, but adds the
+        plugin's name to a DelegraphError.
+        """
         put_back(self)
-        if error is None or isinstance(error, KeyboardInterrupt) or _is_from_signal_handler(error):
+        if (
+            error is None
+            or isinstance(error, KeyboardInterrupt)
+            or _is_from_signal_handler(error)
+        ):
             return
         node = _node_argument(error)
         if not isinstance(error, DelegraphError):
             raise self._failed(error, node) from error
-        if error.raised_by is None:  # else an AtWork inside of this one has named the plugin
+        # else an AtWork inside of this one has named the plugin
+        if error.raised_by is None:
             error.raised_by = self.text
             error.node = error.node or node
             error.source = error.source or (node and source_of(node))
 
     def around(self, function: Callable[P, R]) -> Callable[P, R]:
-        """A function with the signature of ``function`` that calls it inside of this block."""
+        """A function with the signature of ``function`` that calls it inside of this
+        block.
+        """
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             with self:
@@ -115,34 +143,52 @@ class AtWork:
         return call
 
     def _failed(self, error: BaseException, node: Any) -> PluginFailed:
-        """The PluginFailed that replaces ``error``. ``node``: the call that the error is about; None if not known."""
+        """The PluginFailed that replaces ``error``. ``node``: the call that the error
+        is about; None if not known.
+        """
         at = f" at {node.name} ({node.target})" if node is not None else ""
         text = f"{self.text}, raised {describe(error, own=[self._kind.__module__])}{at}"
         lines = map(source_of, self.nodes if node is None else [node])
-        hint = f"if the text does not say what to do, tell the authors of {self.owner}; --debug shows the traceback"
-        failed = PluginFailed("plugin-failed", text, node, next(filter(None, lines), None), hint)
+        hint = (
+            f"if the text does not say what to do, tell the authors of {self.owner};"
+            " --debug shows the traceback"
+        )
+        failed = PluginFailed(
+            "plugin-failed", text, node, next(filter(None, lines), None), hint
+        )
         failed.raised_by = self.text
         return failed
 
 
 def _is_from_signal_handler(error: BaseException) -> bool:
-    """Whether a signal handler of the program raised the error, for example one that ends the process."""
-    handlers = {getattr(signal.getsignal(s), "__code__", None) for s in signal.valid_signals()}
+    """Whether a signal handler of the program raised the error, for example one that
+    ends the process.
+    """
+    handlers = {
+        getattr(signal.getsignal(s), "__code__", None) for s in signal.valid_signals()
+    }
     return any(frame.f_code in handlers for frame, _ in walk_tb(error.__traceback__))
 
 
 def _node_argument(error: BaseException) -> Any:
     """The call node that ``error`` is about; None if not known.
 
-    The traceback lists the functions that were running. A plugin usually passes the node that it works on from function
-    to function, so this returns the node of the innermost function that has exactly one call node among its arguments.
-    Other local variables are not considered, because one may be left over from a loop.
+    The traceback lists the functions that were running. A plugin usually passes the
+    node that it works on from function to function, so this returns the node of the
+    innermost function that has exactly one call node among its arguments. Other local
+    variables are not considered, because one may be left over from a loop.
     """
     node = None
-    for frame, _ in walk_tb(error.__traceback__):  # from the outermost function to the innermost
+    # from the outermost function to the innermost
+    for frame, _ in walk_tb(error.__traceback__):
         parameters = frame.f_code.co_varnames[: frame.f_code.co_argcount]
-        # the module's name is compared, and not the class, because torch may not be imported
-        nodes = (v for v in map(frame.f_locals.get, parameters) if type(v).__module__ == "torch.fx.node")
+        # the module's name is compared, and not the class, because torch may not be
+        # imported
+        nodes = (
+            v
+            for v in map(frame.f_locals.get, parameters)
+            if type(v).__module__ == "torch.fx.node"
+        )
         calls = [n for n in nodes if getattr(n, "op", None) == "call_function"]
         node = calls[0] if len(calls) == 1 else node
     return node
@@ -160,10 +206,11 @@ def attributing(registry: Owners) -> Iterator[None]:
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """A block of plugin code for callers that word its errors themselves: errors pass unchanged.
+    """A block of plugin code for callers that word its errors themselves: errors pass
+    unchanged.
 
-    As for an ``AtWork``, settings of torch that the plugin changed are restored; the warning describes the work by
-    ``text``.
+    As for an ``AtWork``, settings of torch that the plugin changed are restored; the
+    warning describes the work by ``text``.
     """
     remember()
     try:

@@ -1,4 +1,6 @@
-"""Imports the object that ``"package.module:Name"`` names, but never from the working directory."""
+"""Imports the object that ``"package.module:Name"`` names, but never from the working
+directory.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 
 class ShadowedByWorkingDirectory(ImportError):
-    """The module would be loaded from the working directory, where it is neither installed nor put on the path."""
+    """The module would be loaded from the working directory, where it is neither
+    installed nor put on the path.
+    """
 
 
 class TargetMissing(AttributeError):
@@ -24,25 +28,43 @@ class TargetMissing(AttributeError):
 
 
 class ProcessExit(BaseException):
-    """Imported code called ``os._exit``, which would have ended the process without any message."""
+    """Imported code called ``os._exit``, which would have ended the process without any
+    message.
+    """
 
 
 def installed_path() -> list[str]:
-    """``sys.path`` without the working directory, unless the user put that on the path on purpose.
+    """``sys.path`` without the working directory, unless the user put that on the path
+    on purpose.
 
-    Python puts the working directory (or the script's folder) first for scripts, ``-m``, ``-c`` and interactive
-    sessions; that entry is removed. It stays if PYTHONPATH has it, or if it comes after the standard library, because
-    entries there come from the installation (the ``.pth`` file of an editable install).
+    Python puts the working directory (or the script's folder) first for scripts,
+    ``-m``, ``-c`` and interactive sessions; that entry is removed. It stays if
+    PYTHONPATH has it, or if it comes after the standard library, because entries there
+    come from the installation (the ``.pth`` file of an editable install).
     """
     here = _working_directory()
-    standard = sys.path.index(_STANDARD_LIBRARY) if _STANDARD_LIBRARY in sys.path else len(sys.path)
-    wanted = {os.path.abspath(p) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p}
-    kept = [p for p in sys.path[:standard] if os.path.abspath(p or os.curdir) != here or here in wanted]
+    standard = (
+        sys.path.index(_STANDARD_LIBRARY)
+        if _STANDARD_LIBRARY in sys.path
+        else len(sys.path)
+    )
+    wanted = {
+        os.path.abspath(p)
+        for p in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if p
+    }
+    kept = [
+        p
+        for p in sys.path[:standard]
+        if os.path.abspath(p or os.curdir) != here or here in wanted
+    ]
     return [p for p in kept + sys.path[standard:] if p not in ("", os.curdir)]
 
 
 def _working_directory() -> str:
-    """The working directory; "" if it was deleted, since nothing can be loaded from it then."""
+    """The working directory; "" if it was deleted, since nothing can be loaded from it
+    then.
+    """
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -50,7 +72,8 @@ def _working_directory() -> str:
 
 
 def find(module: str) -> ModuleSpec | None:
-    """The import spec of ``module``, which is not searched in the working directory; None if not found.
+    """The import spec of ``module``, which is not searched in the working directory;
+    None if not found.
 
     Imports nothing, not even parent packages.
     """
@@ -65,13 +88,19 @@ def find(module: str) -> ModuleSpec | None:
 
 
 def _top_level(name: str, path: list[str]) -> ModuleSpec | None:
-    """The spec of a top-level module, from the first finder on ``sys.meta_path`` that has it; None if none has.
+    """The spec of a top-level module, from the first finder on ``sys.meta_path`` that
+    has it; None if none has.
 
-    Only the finder of files uses ``path``. Others (built-in modules, some editable installs) have tables of their own.
+    Only the finder of files uses ``path``. Others (built-in modules, some editable
+    installs) have tables of their own.
     """
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)
-        spec = find_spec(name, path if finder is PathFinder else None) if find_spec else None
+        spec = (
+            find_spec(name, path if finder is PathFinder else None)
+            if find_spec
+            else None
+        )
         if isinstance(spec, ModuleSpec):
             return spec
     return None
@@ -79,46 +108,64 @@ def _top_level(name: str, path: list[str]) -> ModuleSpec | None:
 
 def missing(modules: Iterable[str]) -> list[str]:
     """Those of ``modules`` that are not installed. Imports nothing."""
-    # ``sys.modules`` has None for a module whose import is forbidden: it counts as not installed
-    return [m for m in modules if not (sys.modules.get(m) or (m not in sys.modules and find(m)))]
+    # ``sys.modules`` has None for a module whose import is forbidden: it counts as not
+    # installed
+    return [
+        m
+        for m in modules
+        if not (sys.modules.get(m) or (m not in sys.modules and find(m)))
+    ]
 
 
 def import_installed(module: str) -> Any:
     """Import ``module`` and return it.
 
-    Raises ShadowedByWorkingDirectory if Python would take the module's package from the working directory although it
-    is not installed there. Errors of the import itself are raised as they are.
+    Raises ShadowedByWorkingDirectory if Python would take the module's package from the
+    working directory although it is not installed there. Errors of the import itself
+    are raised as they are.
     """
     top = module.partition(".")[0]
-    loaded = sys.modules.get(top)  # if the package was imported before, its own location counts
+    # if the package was imported before, its own location counts
+    loaded = sys.modules.get(top)
     spec = loaded.__spec__ if loaded is not None else _top_level(top, list(sys.path))
     location = _location(spec) if spec is not None else None
     if location is not None and os.path.dirname(location) == _working_directory():
         installed = find(top)
         if installed is None or _location(installed) != location:
-            text = f"module {top!r} would be loaded from the working directory ({location}); "
-            raise ShadowedByWorkingDirectory(text + "plugins are only loaded from where they are installed")
+            text = (
+                f"module {top!r} would be loaded from the working directory"
+                f" ({location}); "
+            )
+            raise ShadowedByWorkingDirectory(
+                text + "plugins are only loaded from where they are installed"
+            )
     return importlib.import_module(module)
 
 
 def _location(spec: ModuleSpec) -> str | None:
-    """The package's folder or the module's file, as an absolute path; None if it has neither."""
+    """The package's folder or the module's file, as an absolute path; None if it has
+    neither.
+    """
     if spec.submodule_search_locations:
         return os.path.abspath(next(iter(spec.submodule_search_locations)))
     return os.path.abspath(spec.origin) if spec.has_location and spec.origin else None
 
 
-# --- code that hangs --------------------------------------------------------------------------------------------------
+# --- code that hangs ------------------------------------------------------------------
 
 HANG = 5.0
 """Seconds that the import of a light module may take before its stack is shown."""
 shows_hangs = False
-"""Whether ``hangs_shown`` does anything. Commands set it: a process has one such timer, which a program may use."""
+"""Whether ``hangs_shown`` does anything. Commands set it: a process has one such timer,
+which a program may use.
+"""
 
 
 @contextlib.contextmanager
 def hangs_shown() -> Iterator[None]:
-    """A block during which the stack is printed to stderr if it takes longer than HANG seconds."""
+    """A block during which the stack is printed to stderr if it takes longer than HANG
+    seconds.
+    """
     if not shows_hangs:
         yield
         return
@@ -129,10 +176,12 @@ def hangs_shown() -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-# --- code that ends the process ---------------------------------------------------------------------------------------
+# --- code that ends the process -------------------------------------------------------
 
 _guarded: dict[int, int] = {}
-"""Thread in which ``os._exit`` raises -> id of the process in which it does (a fork has the same threads' ids)."""
+"""Thread in which ``os._exit`` raises -> id of the process in which it does (a fork has
+the same threads' ids).
+"""
 _guarding = threading.Lock()
 _real_exit = os._exit
 
@@ -141,15 +190,21 @@ _real_exit = os._exit
 def exits_raise() -> Iterator[None]:
     """A block in which ``os._exit`` raises ProcessExit if this thread calls it.
 
-    In other threads, and in processes that are forked inside the block, it ends the process as usual.
+    In other threads, and in processes that are forked inside the block, it ends the
+    process as usual.
     """
     global _real_exit
     thread = threading.get_ident()
     with _guarding:
-        if not _guarded:  # the first thread in such a block replaces ``os._exit``, the last one restores it
-            _real_exit, os._exit = os._exit, _raise_or_exit
-        outer = _guarded.get(thread)  # set if this thread is in an outer block, which must stay guarded
-        _guarded[thread] = os.getpid()  # a forked process has another id, so it is not guarded
+        # the first thread in such a block replaces ``os._exit``, the last one restores
+        # it
+        if not _guarded:
+            _real_exit = os._exit
+            os._exit = _raise_or_exit
+        # set if this thread is in an outer block, which must stay guarded
+        outer = _guarded.get(thread)
+        # a forked process has another id, so it is not guarded
+        _guarded[thread] = os.getpid()
     try:
         yield
     finally:
@@ -164,18 +219,23 @@ def _raise_or_exit(status: int) -> NoReturn:
     """Replaces ``os._exit`` while any thread is in ``exits_raise``."""
     if _guarded.get(threading.get_ident()) == os.getpid():
         caller = sys._getframe(1)
-        raise ProcessExit(f"os._exit({status!r}) was called ({caller.f_code.co_filename}:{caller.f_lineno})")
+        raise ProcessExit(
+            f"os._exit({status!r}) was called"
+            f" ({caller.f_code.co_filename}:{caller.f_lineno})"
+        )
     _real_exit(status)
 
 
-# --- objects ----------------------------------------------------------------------------------------------------------
+# --- objects --------------------------------------------------------------------------
 
 
 def load(target: str, installed: bool = True) -> Any:
-    """Import and return the object that ``target`` (``"package.module:Qualified.name"``) names.
+    """Import and return the object that ``target``
+    (``"package.module:Qualified.name"``) names.
 
-    ``installed=False`` allows imports from the working directory, for targets that the program itself registered.
-    Raises what the import raises, or TargetMissing if the module lacks the name.
+    ``installed=False`` allows imports from the working directory, for targets that the
+    program itself registered. Raises what the import raises, or TargetMissing if the
+    module lacks the name.
     """
     module, _, qualified = target.partition(":")
     value = import_installed(module) if installed else importlib.import_module(module)
@@ -184,8 +244,12 @@ def load(target: str, installed: bool = True) -> Any:
             from difflib import get_close_matches
 
             file = getattr(sys.modules[module], "__file__", None) or "built in"
-            close = get_close_matches(part, [n for n in dir(value) if not n.startswith("_")], n=1)
+            close = get_close_matches(
+                part, [n for n in dir(value) if not n.startswith("_")], n=1
+            )
             alike = f"; it has {close[0]!r}" if close else ""
-            raise TargetMissing(f"module {module!r} ({file}) has no {qualified!r}{alike}")
+            raise TargetMissing(
+                f"module {module!r} ({file}) has no {qualified!r}{alike}"
+            )
         value = getattr(value, part)
     return value

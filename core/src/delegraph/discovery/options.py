@@ -1,4 +1,6 @@
-"""Checks and converts a backend's options, which become keyword arguments of its partitioner."""
+"""Checks and converts a backend's options, which become keyword arguments of its
+partitioner.
+"""
 
 from __future__ import annotations
 
@@ -12,37 +14,58 @@ from ..plugin import OptionSpec, accepts, expected
 from .record import suggestion
 
 
-def complete_options(specs: Sequence[OptionSpec], given: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Name -> value, for the options in ``given``, checked against ``specs``, and for others that have a default.
+def complete_options(
+    specs: Sequence[OptionSpec], given: Mapping[str, Any], owner: str
+) -> dict[str, Any]:
+    """Name -> value, for the options in ``given``, checked against ``specs``, and for
+    others that have a default.
 
-    A value of None counts as not given. An option that is not given and has no default is left out of the result, so
-    that the partitioner decides. ``owner`` names the backend in errors. Raises OptionError for an unknown option or a
-    value of the wrong type.
+    A value of None counts as not given. An option that is not given and has no default
+    is left out of the result, so that the partitioner decides. ``owner`` names the
+    backend in errors. Raises OptionError for an unknown option or a value of the wrong
+    type.
     """
     known = {s.name: s for s in specs}
-    checked = {name: _value(_option(known, name, owner), value, owner) for name, value in given.items()}
+    checked = {
+        name: _value(_option(known, name, owner), value, owner)
+        for name, value in given.items()
+    }
     values = {s.name: checked.get(s.name) for s in specs}
-    with_defaults = {name: known[name].default if value is None else value for name, value in values.items()}
+    with_defaults = {
+        name: known[name].default if value is None else value
+        for name, value in values.items()
+    }
     return {name: value for name, value in with_defaults.items() if value is not None}
 
 
-def from_text(specs: Sequence[OptionSpec], texts: Mapping[str, str], owner: str) -> dict[str, Any]:
-    """Texts of the command line, by option, converted to the types in ``specs``. ``owner`` names the backend in errors.
+def from_text(
+    specs: Sequence[OptionSpec], texts: Mapping[str, str], owner: str
+) -> dict[str, Any]:
+    """Texts of the command line, by option, converted to the types in ``specs``.
+    ``owner`` names the backend in errors.
 
     Raises OptionError for an unknown option or a text that cannot be converted.
     """
     known = {s.name: s for s in specs}
-    return {name: _parse(_option(known, name, owner), text, owner) for name, text in texts.items()}
+    return {
+        name: _parse(_option(known, name, owner), text, owner)
+        for name, text in texts.items()
+    }
 
 
 def assigned_backends(assignments: Iterable[str]) -> list[str]:
-    """The backends named in texts of the form ``BACKEND.OPTION=VALUE``, each once, in order."""
+    """The backends named in texts of the form ``BACKEND.OPTION=VALUE``, each once, in
+    order.
+    """
     names = (text.partition("=")[0].rpartition(".")[0] for text in assignments)
     return list(dict.fromkeys(filter(None, names)))
 
 
-def split_assignments(assignments: Iterable[str], backends: Sequence[str]) -> dict[str, dict[str, str]]:
-    """``["tosa.spec=TOSA-1.0"]`` -> ``{"tosa": {"spec": "TOSA-1.0"}}``; for a single backend ``spec=...`` is enough.
+def split_assignments(
+    assignments: Iterable[str], backends: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """``["tosa.spec=TOSA-1.0"]`` -> ``{"tosa": {"spec": "TOSA-1.0"}}``; for a single
+    backend ``spec=...`` is enough.
 
     Raises OptionError for another form, or for a backend that is not in ``backends``.
     """
@@ -51,11 +74,15 @@ def split_assignments(assignments: Iterable[str], backends: Sequence[str]) -> di
         path, equals, value = text.partition("=")
         backend, _, option = path.rpartition(".")  # ``backend`` is "" in ``spec=...``
         if not equals or not option or (not backend and len(backends) != 1):
-            raise OptionError("option-invalid", f"--option {text!r} is not of the form BACKEND.OPTION=VALUE")
+            raise OptionError(
+                "option-invalid",
+                f"--option {text!r} is not of the form BACKEND.OPTION=VALUE",
+            )
         target = backend or backends[0]
         if target not in backends:
             text = (
-                f"--option {text!r}: backend {target!r} is not asked for (asked for: {', '.join(backends) or 'none'})"
+                f"--option {text!r}: backend {target!r} is not asked for (asked for:"
+                f" {', '.join(backends) or 'none'})"
             )
             raise OptionError("option-invalid", text, hint=f"add --backend {target}")
         texts.setdefault(target, {})[option] = value
@@ -66,30 +93,43 @@ def _option(known: Mapping[str, OptionSpec], name: str, owner: str) -> OptionSpe
     """The option called ``name``. Raises OptionError if ``known`` has none."""
     if name not in known:
         accepted = f"it takes {', '.join(known)}" if known else "it takes none"
-        raise OptionError("option-invalid", f"{owner} has no option {name!r}{suggestion(name, known)} ({accepted})")
+        raise OptionError(
+            "option-invalid",
+            f"{owner} has no option {name!r}{suggestion(name, known)} ({accepted})",
+        )
     return known[name]
 
 
 def _value(spec: OptionSpec, value: Any, owner: str) -> Any:
-    """``value`` converted to the option's type; None stays None. Raises OptionError if it is of another type."""
+    """``value`` converted to the option's type; None stays None. Raises OptionError if
+    it is of another type.
+    """
     if value is None:
         return None
     if spec.type is str and isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not accepts(spec, value):
-        raise OptionError("option-invalid", f"option {spec.name!r} of {owner} is {expected(spec)}, not {value!r}")
+        raise OptionError(
+            "option-invalid",
+            f"option {spec.name!r} of {owner} is {expected(spec)}, not {value!r}",
+        )
     return spec.type(value)
 
 
 def _parse(spec: OptionSpec, text: str, owner: str) -> Any:
-    """``text`` converted to the option's type. Raises OptionError if it cannot be converted."""
+    """``text`` converted to the option's type. Raises OptionError if it cannot be
+    converted.
+    """
     value: Any = text  # stays a str if it cannot be converted; ``_value`` refuses that
     with contextlib.suppress(ValueError, KeyError):
         value = _PARSERS[spec.type](text)
     return _value(spec, value, owner)
 
 
-_BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
+_BOOLEANS = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
 _PARSERS: dict[type, Callable[[str], Any]] = {
     str: str,
     int: lambda text: int(text, 0),

@@ -9,23 +9,51 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import PluginUnavailable
-from ..plugin import BackendSpec, CommandSpec, CompilerSpec, Declaration, FormatSpec, ModelSpec, ReportSpec
+from ..plugin import (
+    BackendSpec,
+    CommandSpec,
+    CompilerSpec,
+    Declaration,
+    FormatSpec,
+    ModelSpec,
+    ReportSpec,
+)
 from .loading import load, missing
 
 COMMANDS = (
-    CommandSpec("backends", "delegraph.cli.listing:Backends", "list the backends that are installed"),
-    CommandSpec("doctor", "delegraph.cli.listing:Doctor", "examine every plugin; exit code 1 if one is broken"),
-    CommandSpec("lower", "delegraph.cli.lowering:Lower", "lower a model and write what a backend makes of it"),
-    CommandSpec("completion", "delegraph.cli.completion:Completion", "print a script that completes in a shell"),
+    CommandSpec(
+        "backends",
+        "delegraph.cli.listing:Backends",
+        "list the backends that are installed",
+    ),
+    CommandSpec(
+        "doctor",
+        "delegraph.cli.listing:Doctor",
+        "examine every plugin; exit code 1 if one is broken",
+    ),
+    CommandSpec(
+        "lower",
+        "delegraph.cli.lowering:Lower",
+        "lower a model and write what a backend makes of it",
+    ),
+    CommandSpec(
+        "completion",
+        "delegraph.cli.completion:Completion",
+        "print a script that completes in a shell",
+    ),
 )
-"""The core's commands. They are looked up here first, so that they work without reading any plugin."""
+"""The core's commands. They are looked up here first, so that they work without reading
+any plugin.
+"""
 
 REPORTS = (
     ReportSpec(".txt", "delegraph.report.formats:TextReport", "as it is printed"),
     ReportSpec(".json", "delegraph.report.formats:JsonReport", "for programs"),
 )
 OWN: tuple[Declaration, ...] = (*COMMANDS, *REPORTS)
-"""All declarations of the core. A plugin's declaration of the same name is found only as ``distribution/name``."""
+"""All declarations of the core. A plugin's declaration of the same name is found only
+as ``distribution/name``.
+"""
 
 
 _GROUPS: Mapping[type[Declaration], str] = {
@@ -40,7 +68,9 @@ _GROUPS: Mapping[type[Declaration], str] = {
 
 
 class Provider(NamedTuple):
-    """A distribution of this project. ``install``: what pip installs, such as ``delegraph-iree[engine]``."""
+    """A distribution of this project. ``install``: what pip installs, such as
+    ``delegraph-iree[engine]``.
+    """
 
     distribution: str
     install: str
@@ -48,17 +78,23 @@ class Provider(NamedTuple):
     @property
     def hint(self) -> str:
         """The command that installs the distribution."""
-        return f'pip install "{self.install}"' if "[" in self.install else f"pip install {self.install}"
+        return (
+            f'pip install "{self.install}"'
+            if "[" in self.install
+            else f"pip install {self.install}"
+        )
 
 
 def provider_of(kind: type[Declaration] | str, name: str) -> Provider | None:
     """The distribution of this project that declares ``name``; None if none does.
 
-    ``kind``: the class of the declaration, or "runtimes" for runtimes that execute whole files, or "flags" for
-    flags of compilers. Backends are found by
-    their name and by their id.
+    ``kind``: the class of the declaration, or "runtimes" for runtimes that execute
+    whole files, or "flags" for flags of compilers. Backends are found by their name and
+    by their id.
     """
-    return _providers().get((kind if isinstance(kind, str) else _GROUPS.get(kind, ""), name))
+    return _providers().get(
+        (kind if isinstance(kind, str) else _GROUPS.get(kind, ""), name)
+    )
 
 
 def names_of_backends() -> dict[str, Provider]:
@@ -80,7 +116,9 @@ def _providers() -> dict[tuple[str, str], Provider]:
         for group in (*_GROUPS.values(), "runtimes", "flags"):
             for name in described.get(group, ()):
                 # formats, reports and commands work without the extra
-                found[group, name] = whole if group in ("backends", "models", "runtimes") else plain
+                found[group, name] = (
+                    whole if group in ("backends", "models", "runtimes") else plain
+                )
         for backend_id in described.get("backends", {}).values():
             found["backends", backend_id] = whole
     return found
@@ -97,13 +135,16 @@ def _our_distributions() -> dict[str, dict[str, Any]]:
 def provided(target: str, what: str) -> Any:
     """Import and return ``target``, an object of another first-party distribution.
 
-    Raises PluginUnavailable, with the pip command as hint, if that distribution is not installed. ``what``: the feature
-    that needs it, which begins the error's text.
+    Raises PluginUnavailable, with the pip command as hint, if that distribution is not
+    installed. ``what``: the feature that needs it, which begins the error's text.
     """
-    # a first-party distribution is called as its package: delegraph-analysis has delegraph_analysis
+    # a first-party distribution is called as its package: delegraph-analysis has
+    # delegraph_analysis
     package = target.partition(":")[0].partition(".")[0]
     if missing([package]):
         distribution = package.replace("_", "-")
         text = f"{what} comes with {distribution}, which is not installed"
-        raise PluginUnavailable("plugin-unavailable", text, hint=f"pip install {distribution}")
+        raise PluginUnavailable(
+            "plugin-unavailable", text, hint=f"pip install {distribution}"
+        )
     return load(target)

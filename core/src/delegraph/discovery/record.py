@@ -15,7 +15,8 @@ import pluggy
 from ..plugin import BackendSpec, Declaration
 from .loading import ProcessExit, ShadowedByWorkingDirectory, TargetMissing
 
-ALLOW, DENY = "DELEGRAPH_PLUGINS", "DELEGRAPH_DISABLE_PLUGINS"
+ALLOW = "DELEGRAPH_PLUGINS"
+DENY = "DELEGRAPH_DISABLE_PLUGINS"
 
 
 class Status(StrEnum):
@@ -31,9 +32,11 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a backend or a whole plugin (``error``), and what to do about it (``hint``).
+    """What is wrong with a backend or a whole plugin (``error``), and what to do about
+    it (``hint``).
 
-    ``status`` is the status of a plugin with this fault. It is ``ok`` for a warning, after which the plugin is usable.
+    ``status`` is the status of a plugin with this fault. It is ``ok`` for a warning,
+    after which the plugin is usable.
     """
 
     status: Status
@@ -43,12 +46,14 @@ class Fault:
 
 @dataclass(frozen=True)
 class PluginRecord:
-    """One plugin, which is one entry point of a distribution, and the result of loading it.
+    """One plugin, which is one entry point of a distribution, and the result of loading
+    it.
 
-    ``name``: name of the entry point. ``location``: file of the light module, or the distribution's folder if the file
-    is not known. ``error``, ``hint``, ``exception``: of the fault that makes the whole plugin unusable; empty if it is
-    usable. ``faults``: short name of a backend that cannot be used -> why. ``manager``: has the plugin's event hooks;
-    None if it was not loaded.
+    ``name``: name of the entry point. ``location``: file of the light module, or the
+    distribution's folder if the file is not known. ``error``, ``hint``, ``exception``:
+    of the fault that makes the whole plugin unusable; empty if it is usable.
+    ``faults``: short name of a backend that cannot be used -> why. ``manager``: has the
+    plugin's event hooks; None if it was not loaded.
     """
 
     name: str
@@ -65,8 +70,12 @@ class PluginRecord:
     requirements: tuple[str, ...] = ()
     """The requirements of the plugin's distribution, as METADATA has them."""
     objects: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """Target -> object, for objects that were registered in this process and need no import."""
-    manager: pluggy.PluginManager | None = field(default=None, repr=False, compare=False)
+    """Target -> object, for objects that were registered in this process and need no
+    import.
+    """
+    manager: pluggy.PluginManager | None = field(
+        default=None, repr=False, compare=False
+    )
 
     @property
     def owner(self) -> str:
@@ -75,7 +84,9 @@ class PluginRecord:
 
     @property
     def modules(self) -> list[str]:
-        """The file of the plugin's light module, and the names of the modules of its targets."""
+        """The file of the plugin's light module, and the names of the modules of its
+        targets.
+        """
         return [self.location, *(d.target.partition(":")[0] for d in self.declarations)]
 
     @property
@@ -85,8 +96,14 @@ class PluginRecord:
 
     @property
     def hooks(self) -> list[str]:
-        """The names of all hooks that the plugin implements, also of those that declare nothing on this machine."""
-        callers = self.manager.get_hookcallers(next(iter(self.manager.get_plugins()))) if self.manager else None
+        """The names of all hooks that the plugin implements, also of those that declare
+        nothing on this machine.
+        """
+        callers = (
+            self.manager.get_hookcallers(next(iter(self.manager.get_plugins())))
+            if self.manager
+            else None
+        )
         return [c.name for c in callers or ()]
 
     @property
@@ -94,35 +111,48 @@ class PluginRecord:
         """Distribution, version and file, for messages about several plugins at once."""
         return f"{self.owner} ({self.location})"
 
-    def failed(self, fault: Fault, exception: BaseException | None = None) -> PluginRecord:
+    def failed(
+        self, fault: Fault, exception: BaseException | None = None
+    ) -> PluginRecord:
         """A copy of the record with ``fault`` as the fault of the whole plugin."""
-        return replace(self, status=fault.status, error=fault.error, hint=fault.hint, exception=exception)
+        return replace(
+            self,
+            status=fault.status,
+            error=fault.error,
+            hint=fault.hint,
+            exception=exception,
+        )
 
 
 class PluginDefect(Exception):
-    """A plugin violates the rules of ``delegraph.plugin``; ``remedy`` says what its authors must change."""
+    """A plugin violates the rules of ``delegraph.plugin``; ``remedy`` says what its
+    authors must change.
+    """
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(message)
         self.remedy = remedy
 
 
-# --- saying what is wrong ---------------------------------------------------------------------------------------------
+# --- saying what is wrong -------------------------------------------------------------
 
 
 _LONGEST = 1000
 _SELF_EXPLANATORY = (PluginDefect, TargetMissing, ProcessExit)
 """Exceptions of delegraph's own, whose text needs no name of a class."""
 _INNOCENT = {*sys.stdlib_module_names, "delegraph", "delegraph_programs"} - {"__main__"}
-"""Packages whose lines are not shown for a plugin's error: its own call of them is the interesting line."""
+"""Packages whose lines are not shown for a plugin's error: its own call of them is the
+interesting line.
+"""
 
 
 def describe(error: BaseException, own: Collection[str] = ()) -> str:
-    """An exception in one line of text, with the file and line of the plugin's code that raised it.
+    """An exception in one line of text, with the file and line of the plugin's code
+    that raised it.
 
-    The line is the innermost one of the traceback in the plugin's packages or, if there is none, in a package that is
-    neither Python's library nor delegraph. ``own``: known modules of the plugin, or their files; their top-level
-    packages are the plugin's.
+    The line is the innermost one of the traceback in the plugin's packages or, if there
+    is none, in a package that is neither Python's library nor delegraph. ``own``: known
+    modules of the plugin, or their files; their top-level packages are the plugin's.
     """
     described = name_and_text(error)
     if isinstance(error, _SELF_EXPLANATORY):
@@ -132,10 +162,16 @@ def describe(error: BaseException, own: Collection[str] = ()) -> str:
 
 
 def name_and_text(error: BaseException) -> str:
-    """The name of an exception's class and the first line of its text, cut if it is long."""
+    """The name of an exception's class and the first line of its text, cut if it is
+    long.
+    """
     try:  # ``__str__`` may be the plugin's code, and fail
         # ``str`` of a KeyError may show the key only, without a word about it
-        text = repr(error.args) if isinstance(error, KeyError) else str(error).strip().partition("\n")[0]
+        text = (
+            repr(error.args)
+            if isinstance(error, KeyError)
+            else str(error).strip().partition("\n")[0]
+        )
     except KeyboardInterrupt:
         raise
     except BaseException as e:
@@ -147,8 +183,11 @@ def name_and_text(error: BaseException) -> str:
 
 
 def _plugin_line(error: BaseException, own: Collection[str]) -> str | None:
-    """``file:line`` of the plugin's code that ``describe`` shows; None if the traceback has no such line."""
-    if isinstance(error, SyntaxError):  # the traceback ends at the import; the error names the line with the mistake
+    """``file:line`` of the plugin's code that ``describe`` shows; None if the traceback
+    has no such line.
+    """
+    # the traceback ends at the import; the error names the line with the mistake
+    if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}" if error.filename else None
     # (file, package, line number), outermost frame first
     frames = [
@@ -156,12 +195,21 @@ def _plugin_line(error: BaseException, own: Collection[str]) -> str | None:
         for frame, line in walk_tb(error.__traceback__)
     ]
     # ``own`` has files and modules
-    own_packages = {package for file, package, _ in frames if file in own} | {*map(_package, own)}
-    shown = [f"{file}:{line}" for file, package, line in frames if package in own_packages]
+    own_packages = {package for file, package, _ in frames if file in own} | {
+        *map(_package, own)
+    }
+    shown = [
+        f"{file}:{line}" for file, package, line in frames if package in own_packages
+    ]
     if not shown:
-        # files such as "<frozen importlib._bootstrap>" are not files that a reader could open
+        # files such as "<frozen importlib._bootstrap>" are not files that a reader
+        # could open
         others = [frame for frame in frames if not frame[0].startswith("<")]
-        shown = [f"{file}:{line}" for file, package, line in others if package not in _INNOCENT]
+        shown = [
+            f"{file}:{line}"
+            for file, package, line in others
+            if package not in _INNOCENT
+        ]
     return shown[-1] if shown else None
 
 
@@ -171,21 +219,36 @@ def _package(module: str) -> str:
 
 
 def advice(error: BaseException, record: PluginRecord) -> str:
-    """A hint for the error with which a plugin failed: what the user can do and, for a defect, what its authors can."""
+    """A hint for the error with which a plugin failed: what the user can do and, for a
+    defect, what its authors can.
+    """
     owner = record.distribution
     if isinstance(error, PluginDefect):
         return f"for the authors of {owner}: {error.remedy}; {without(record)}"
     if isinstance(error, TargetMissing):
-        return f"for the authors of {owner}: name what the module has; or reinstall {owner}; {without(record)}"
+        return (
+            f"for the authors of {owner}: name what the module has; or reinstall"
+            f" {owner}; {without(record)}"
+        )
     if isinstance(error, ShadowedByWorkingDirectory):
         return "run this in another folder, or install what lies in this one"
-    if isinstance(error, ModuleNotFoundError) and error.name and isinstance(error.name, str):
+    if (
+        isinstance(error, ModuleNotFoundError)
+        and error.name
+        and isinstance(error.name, str)
+    ):
         return f"{_absent_module(error.name, record)}; {without(record)}"
     if isinstance(error, SyntaxError):
         python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
-        return f"reinstall {owner}, in a version that is written for {python}; {without(record)}"
+        return (
+            f"reinstall {owner}, in a version that is written for {python};"
+            f" {without(record)}"
+        )
     if isinstance(error, (SystemExit, ProcessExit)):
-        return f"for the authors of {owner}: a module that is imported must not exit; {without(record)}"
+        return (
+            f"for the authors of {owner}: a module that is imported must not exit;"
+            f" {without(record)}"
+        )
     return f"reinstall or upgrade {owner}, or tell its authors; {without(record)}"
 
 
@@ -195,29 +258,47 @@ def without(record: PluginRecord) -> str:
 
 
 def _absent_module(name: str, record: PluginRecord) -> str:
-    """The hint for the missing module ``name``: reinstall the plugin if the module is its own, else install it.
+    """The hint for the missing module ``name``: reinstall the plugin if the module is
+    its own, else install it.
 
-    The module is the plugin's own if a target or the light module lies in the same package, or if the file of the light
-    module is not known, because that module itself is missing.
+    The module is the plugin's own if a target or the light module lies in the same
+    package, or if the file of the light module is not known, because that module itself
+    is missing.
     """
     top = name.partition(".")[0]
-    is_own = any(d.target.startswith((f"{top}.", f"{top}:")) for d in record.declarations)
-    if is_own or f"{os.sep}{top}" in os.path.splitext(record.location)[0] or not record.location.endswith(".py"):
-        return f"reinstall {record.distribution}, whose files are incomplete unless it forgot to declare {name!r}"
-    return f"install what provides {name!r}; {record.distribution} should declare it in BackendSpec.requires"
+    is_own = any(
+        d.target.startswith((f"{top}.", f"{top}:")) for d in record.declarations
+    )
+    if (
+        is_own
+        or f"{os.sep}{top}" in os.path.splitext(record.location)[0]
+        or not record.location.endswith(".py")
+    ):
+        return (
+            f"reinstall {record.distribution}, whose files are incomplete unless it"
+            f" forgot to declare {name!r}"
+        )
+    return (
+        f"install what provides {name!r}; {record.distribution} should declare it in"
+        " BackendSpec.requires"
+    )
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"``, where x is the name in ``known`` that is nearest to ``name``; "" if none is near."""
+    """``"; did you mean 'x'?"``, where x is the name in ``known`` that is nearest to
+    ``name``; "" if none is near.
+    """
     near = nearest(name, known)
     return "" if near is None else f"; did you mean {near!r}?"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The name in ``known`` that ``name`` was probably meant to be; None if none is near. Case does not count.
+    """The name in ``known`` that ``name`` was probably meant to be; None if none is
+    near. Case does not count.
 
-    A name is near if one of the two begins with the other, or if few letters are wrong, missing, too many or swapped
-    with their neighbour: one in names of up to five letters, two in longer ones.
+    A name is near if one of the two begins with the other, or if few letters are wrong,
+    missing, too many or swapped with their neighbour: one in names of up to five
+    letters, two in longer ones.
     """
     asked = name.lower()
     found: list[tuple[int, str]] = []
@@ -232,7 +313,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def _edits(a: str, b: str) -> int:
-    """How many letters have to be added, removed, replaced or swapped with their neighbour to make ``b`` of ``a``."""
+    """How many letters have to be added, removed, replaced or swapped with their
+    neighbour to make ``b`` of ``a``.
+    """
     before_last: list[int] = []
     last = list(range(len(b) + 1))
     for i, letter in enumerate(a, 1):

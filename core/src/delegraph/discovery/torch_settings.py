@@ -1,7 +1,7 @@
 """Restores settings of torch that a plugin changed, and warns with the plugin's name.
 
-The default dtype belongs to the process. If another thread changes it while a plugin works, the warning names the
-plugin by mistake.
+The default dtype belongs to the process. If another thread changes it while a plugin
+works, the warning names the plugin by mistake.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _warned: set[str] = set()
 
 
 def remember() -> None:
-    """Push the current settings on this thread's stack; called when a plugin begins to work. Takes 0.5 microseconds."""
+    """Push the current settings on this thread's stack; called when a plugin begins to
+    work. Takes 0.5 microseconds.
+    """
     try:
         _local.before.append(_settings())
     except AttributeError:
@@ -29,22 +31,29 @@ def remember() -> None:
 
 
 def put_back(who: Any) -> None:
-    """Pop the settings that ``remember`` pushed, and restore those that changed, with a warning.
+    """Pop the settings that ``remember`` pushed, and restore those that changed, with a
+    warning.
 
-    Called when the plugin's work is done; ``who.text`` describes the work in the warning. Each warning is shown once.
+    Called when the plugin's work is done; ``who.text`` describes the work in the
+    warning. Each warning is shown once.
     """
     before = _local.before.pop()
     now = _settings()
     if now == before or now is None:  # nothing changed, or torch is not imported
         return
     torch: Any = sys.modules["torch"]
-    wanted = before or (torch.float32, True, now[2])  # torch was imported in the meantime: its initial settings
+    # torch was imported in the meantime: its initial settings
+    wanted = before or (torch.float32, True, now[2])
     setters = torch.set_default_dtype, torch.set_grad_enabled, torch.set_num_threads
     for name, old, new, restore in zip(_NAMES, wanted, now, setters, strict=True):
         if old != new:
             restore(old)
-            text = f"{who.text}, changed torch's {name} from {old} to {new}; it is {old} again"
-            if text not in _warned:  # a runtime may do it in each call, and one warning is enough
+            text = (
+                f"{who.text}, changed torch's {name} from {old} to {new}; it is {old}"
+                " again"
+            )
+            # a runtime may do it in each call, and one warning is enough
+            if text not in _warned:
                 _warned.add(text)
                 warnings.warn(text, DelegraphWarning, stacklevel=3)
 

@@ -1,6 +1,7 @@
 """The work of a lowering; ``pipeline`` lists its steps.
 
-The names below are public, for other faces of the one pipeline and for support checks; the modules are not.
+The names below are public, for other faces of the one pipeline and for support checks;
+the modules are not.
 """
 
 from .extract import extract_partition

@@ -1,9 +1,10 @@
 """Leaves calls that only check something to the host.
 
-No backend is asked for them, and no delegate returns values for them. ExecuTorch drops assertions. Here the host makes
-those about values that it has: inputs, what it computes itself, and what delegates return. To check a value inside of a
-delegate, the delegate would have to return it in each call, on a device too; such a check is dropped, and the report
-says so.
+No backend is asked for them, and no delegate returns values for them. ExecuTorch drops
+assertions. Here the host makes those about values that it has: inputs, what it computes
+itself, and what delegates return. To check a value inside of a delegate, the delegate
+would have to return it in each call, on a device too; such a check is dropped, and the
+report says so.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from .partition import ON_HOST, Plan
 
 
 def settle_checks(plan: Plan) -> tuple[bool, str]:
-    """Leave checks of the host's values to the host, and drop checks of values inside of delegates.
+    """Leave checks of the host's values to the host, and drop checks of values inside
+    of delegates.
 
-    Checks are calls that only check something. Those that were delegated and stay are marked (``ON_HOST``), so that no
-    partition gets them when the program is planned again; those that are dropped are erased from the program. Returns
-    whether the program has to be planned again, and a note for the report ("" if nothing was dropped).
+    Checks are calls that only check something. Those that were delegated and stay are
+    marked (``ON_HOST``), so that no partition gets them when the program is planned
+    again; those that are dropped are erased from the program. Returns whether the
+    program has to be planned again, and a note for the report ("" if nothing was
+    dropped).
     """
     graph = plan.program.graph
     checks = find_checks(graph)
@@ -43,7 +47,8 @@ def _uncomputable(plan: Plan, checks: Collection[Node]) -> set[Node]:
     hidden = {
         value
         for value, own in provider.items()
-        if value not in checks and all(user in checks or provider.get(user) is own for user in value.users)
+        if value not in checks
+        and all(user in checks or provider.get(user) is own for user in value.users)
     }
     in_order = [n for n in plan.program.graph.nodes if n in checks]
     dropped: set[Node] = set()
@@ -51,16 +56,21 @@ def _uncomputable(plan: Plan, checks: Collection[Node]) -> set[Node]:
         if any(used in dropped or used in hidden for used in node.all_input_nodes):
             dropped.add(node)
     for node in reversed(in_order):
-        if node.target not in ASSERTIONS and dropped.issuperset(node.users):  # it only served dropped checks
+        # it only served dropped checks
+        if node.target not in ASSERTIONS and dropped.issuperset(node.users):
             dropped.add(node)
     return dropped
 
 
 def _note(assertions: Sequence[Node]) -> str:
-    """The note about dropped ``assertions``, which are in graph order; "" if there are none."""
+    """The note about dropped ``assertions``, which are in graph order; "" if there are
+    none.
+    """
     # the user's lines, each once; None stands for those without a known line
     lines = dict.fromkeys(map(line_of, assertions))
     if not lines:
         return ""
     first = next((f", first at {line}" for line in lines if line), "")
-    return f"{pluralize(len(lines), 'check')} of values inside of delegates dropped{first}"
+    return (
+        f"{pluralize(len(lines), 'check')} of values inside of delegates dropped{first}"
+    )

@@ -1,4 +1,6 @@
-"""Calls the compilers of backends, one after the other, and checks their results and their effects."""
+"""Calls the compilers of backends, one after the other, and checks their results and
+their effects.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,22 @@ from ..discovery.attribution import AtWork
 from ..discovery.registry import InstalledBackend
 from ..errors import DelegraphError, Unsupported
 from .failures import may_be_refusal
-from .returned import check_others, check_result, check_untouched, flat_results, handles_of
+from .returned import (
+    check_others,
+    check_result,
+    check_untouched,
+    flat_results,
+    handles_of,
+)
 from .session import Compiled, Refused, Request
 from .snapshot import Snapshot
 
 LOG = logging.getLogger("delegraph.progress")
 
 
-def compile_here(requests: Sequence[Request], first: int = 1, total: int | None = None) -> list[Compiled]:
+def compile_here(
+    requests: Sequence[Request], first: int = 1, total: int | None = None
+) -> list[Compiled]:
     """Compile partitions in this process, one after the other.
 
     Backends are called in the order of their first requests (``calls_of``). A backend
@@ -35,8 +45,8 @@ def compile_here(requests: Sequence[Request], first: int = 1, total: int | None 
     and the backend is called again with the others. If it raises an exception of its
     own, each program is compiled alone. Programs that fail again are refused.
 
-    ``first`` and ``total`` are for the log ``delegraph.progress``: the number of the first
-    request, and how many requests there are.
+    ``first`` and ``total`` are for the log ``delegraph.progress``: the number of the
+    first request, and how many requests there are.
 
     Raises ContractViolation for wrong results and for forbidden changes.
     """
@@ -82,7 +92,9 @@ def compiles_jointly(kind: type[BackendDetails]) -> bool:
     one partition after the other.
     """
     default: Any = BackendDetails.preprocess_multimethod
-    return getattr(kind.preprocess_multimethod, "__func__", None) is not default.__func__
+    return (
+        getattr(kind.preprocess_multimethod, "__func__", None) is not default.__func__
+    )
 
 
 class _Given:
@@ -113,8 +125,14 @@ def _compile(call: Sequence[_Given]) -> None:
     for given in call:
         by_method.setdefault(given.request.method, []).append(given)
     in_order = [given for same_method in by_method.values() for given in same_method]
-    programs = {m: [given.program for given in same_method] for m, same_method in by_method.items()}
-    specs = {m: [list(given.request.compile_specs) for given in same_method] for m, same_method in by_method.items()}
+    programs = {
+        m: [given.program for given in same_method]
+        for m, same_method in by_method.items()
+    }
+    specs = {
+        m: [list(given.request.compile_specs) for given in same_method]
+        for m, same_method in by_method.items()
+    }
     try:
         returned = _call_backend(backend, in_order, programs, specs)
     except DelegraphError as error:
@@ -140,7 +158,8 @@ def _call_backend(
 ) -> Any:
     """Call ``preprocess_multimethod``, the only place where partitions are compiled.
 
-    ``call``: the partitions in the order of ``programs``. Returns the results by method, unchecked.
+    ``call``: the partitions in the order of ``programs``. Returns the results by
+    method, unchecked.
     """
     places = ", ".join(given.request.place for given in call)
     nodes = [n for given in call for n in given.program.graph.nodes]
@@ -180,5 +199,9 @@ def _concerned(call: Sequence[_Given], refusal: Unsupported) -> Sequence[_Given]
     if not isinstance(node, Node):
         return call
     refusal.source = refusal.source or source_of(node)
-    containing = [given for given in call if any(n is node for n in all_nodes(given.program.graph_module))]
+    containing = [
+        given
+        for given in call
+        if any(n is node for n in all_nodes(given.program.graph_module))
+    ]
     return containing or call

@@ -1,8 +1,10 @@
-"""Restores calls that were decomposed although the partitioner takes none of their parts.
+"""Restores calls that were decomposed although the partitioner takes none of their
+parts.
 
-A partitioner that only tags cannot be asked about single operators, so it sees them decomposed. If it then takes no
-part of one, the host calls it whole, as eager PyTorch does. A partitioner with a support check is asked before anything
-is decomposed, and never leaves such operators behind.
+A partitioner that only tags cannot be asked about single operators, so it sees them
+decomposed. If it then takes no part of one, the host calls it whole, as eager PyTorch
+does. A partitioner with a support check is asked before anything is decomposed, and
+never leaves such operators behind.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from ..partitioner import Refusal
 class Composite:
     """A call that was decomposed, and its parts.
 
-    ``parts``: the calls that replaced it. ``single``: it returns one value, not a tuple. ``results``: position of a
-    result that is used -> the part that computes it.
+    ``parts``: the calls that replaced it. ``single``: it returns one value, not a
+    tuple. ``results``: position of a result that is used -> the part that computes it.
     """
 
     target: Any
@@ -50,30 +52,55 @@ class Composites:
         self._replaced_by: dict[Node, Node] = {}
 
     def add(self, inlining: Inlining) -> None:
-        """Remember a decomposition that is about to replace its call, so that ``restore`` can undo that later."""
-        node, parts = inlining.node, list(inlining.inserted())
-        # the nodes that are replaced -> the position of the result that they have: the call, or those that unpack it
-        positions: dict[Node, Any] = {node: 0} if inlining.single else {u: u.args[1] for u in node.users}
+        """Remember a decomposition that is about to replace its call, so that
+        ``restore`` can undo that later.
+        """
+        node = inlining.node
+        parts = list(inlining.inserted())
+        # the nodes that are replaced -> the position of the result that they have: the
+        # call, or those that unpack it
+        positions: dict[Node, Any] = (
+            {node: 0} if inlining.single else {u: u.args[1] for u in node.users}
+        )
         values = inlining.results()
         results = {k: values[k] for k in sorted(set(positions.values()))}
-        self._replaced_by |= {n: results[k] for n, k in positions.items() if isinstance(results[k], Node)}
-        # A result may be an operand of the call itself and no part. Such a call is not remembered: it stays decomposed.
+        self._replaced_by |= {
+            n: results[k] for n, k in positions.items() if isinstance(results[k], Node)
+        }
+        # A result may be an operand of the call itself and no part. Such a call is not
+        # remembered: it stays decomposed.
         if parts and all(result in parts for result in results.values()):
-            call = node.target, node.args, dict(node.kwargs), dict(node.meta), node.name, inlining.single
+            call = (
+                node.target,
+                node.args,
+                dict(node.kwargs),
+                dict(node.meta),
+                node.name,
+                inlining.single,
+            )
             self._decomposed.append(Composite(*call, parts, results))
 
-    def restore(self, taken: Collection[Node], named: Collection[str], refusals: Sequence[Refusal]) -> list[Refusal]:
-        """Restore the calls none of whose parts is delegated; returns the refusals for the restored graph.
+    def restore(
+        self,
+        taken: Collection[Node],
+        named: Collection[str],
+        refusals: Sequence[Refusal],
+    ) -> list[Refusal]:
+        """Restore the calls none of whose parts is delegated; returns the refusals for
+        the restored graph.
 
-        ``taken``: the nodes that partitions compute. ``named``: names of nodes for which a partitioner asked for a
-        boundary type. ``refusals``: those for the decomposed graph. If parts of a restored call were refused, the call
-        gets one refusal in their place.
+        ``taken``: the nodes that partitions compute. ``named``: names of nodes for
+        which a partitioner asked for a boundary type. ``refusals``: those for the
+        decomposed graph. If parts of a restored call were refused, the call gets one
+        refusal in their place.
         """
         refusal_of = {r.node: r for r in refusals}
         erased: set[Node] = set()
         refused: list[Refusal] = []
         # a part may be erased meanwhile, because it was decomposed in turn
-        intact = [c for c in self._decomposed if not any(part._erased for part in c.parts)]
+        intact = [
+            c for c in self._decomposed if not any(part._erased for part in c.parts)
+        ]
         # in graph order: operands are restored before the calls that use them
         for composite in sorted(intact, key=lambda c: c.parts[0]):
             if self._can_be_whole(composite, taken, named):
@@ -85,44 +112,59 @@ class Composites:
         return [*(r for r in refusals if r.node not in erased), *refused]
 
     def now(self, node: Node) -> Node:
-        """The node that has the value of ``node`` now, after calls were decomposed or restored."""
+        """The node that has the value of ``node`` now, after calls were decomposed or
+        restored.
+        """
         while node in self._replaced_by:
             node = self._replaced_by[node]
         return node
 
-    def _can_be_whole(self, composite: Composite, taken: Collection[Node], named: Collection[str]) -> bool:
+    def _can_be_whole(
+        self, composite: Composite, taken: Collection[Node], named: Collection[str]
+    ) -> bool:
         """Whether a call can be restored.
 
-        That is so if no part is delegated, nothing outside uses an inner part, and every result needs every computed
-        operand. Otherwise a delegate could lie between two parts: it would use one result and compute an operand of
-        another.
+        That is so if no part is delegated, nothing outside uses an inner part, and
+        every result needs every computed operand. Otherwise a delegate could lie
+        between two parts: it would use one result and compute an operand of another.
         """
         parts = composite.parts
         if any(part in taken or part.name in named for part in parts):
             return False
-        inside, results = set(parts), set(composite.results.values())
+        inside = set(parts)
+        results = set(composite.results.values())
         if any(user not in inside for part in inside - results for user in part.users):
             return False
-        computed_operands = {n for n in map(self.now, _operands(composite)) if n.op not in ("placeholder", "get_attr")}
+        computed_operands = {
+            n
+            for n in map(self.now, _operands(composite))
+            if n.op not in ("placeholder", "get_attr")
+        }
         if any(n._erased for n in computed_operands):
             return False
-        # From each result, walk back through parts, and one step beyond them: that has to reach every operand.
+        # From each result, walk back through parts, and one step beyond them: that has
+        # to reach every operand.
         return all(
-            computed_operands <= reachable([result], lambda n: n.all_input_nodes if n in inside else ())
+            computed_operands
+            <= reachable([result], lambda n: n.all_input_nodes if n in inside else ())
             for result in results
         )
 
     def _put_together(self, composite: Composite) -> Node:
-        """Insert the call again, before its parts, let users use its results, and erase the parts; returns the call.
+        """Insert the call again, before its parts, let users use its results, and erase
+        the parts; returns the call.
 
-        The call has its old name and metadata. Its operands are those of old, or what has their values now.
+        The call has its old name and metadata. Its operands are those of old, or what
+        has their values now.
         """
         graph = composite.parts[0].graph
         with graph.inserting_before(composite.parts[0]):
             args, kwargs = map_arg((composite.args, composite.kwargs), self.now)
             call = graph.call_function(composite.target, args, kwargs)
             call.name = composite.name
-            call.meta = {k: v for k, v in composite.meta.items() if k != "delegation_tag"}
+            call.meta = {
+                k: v for k, v in composite.meta.items() if k != "delegation_tag"
+            }
             for k, result in composite.results.items():
                 replacement = call
                 if not composite.single:
@@ -142,7 +184,9 @@ def _operands(composite: Composite) -> list[Node]:
     return nodes
 
 
-def _first_refusal(composite: Composite, refusal_of: dict[Node, Refusal]) -> Refusal | None:
+def _first_refusal(
+    composite: Composite, refusal_of: dict[Node, Refusal]
+) -> Refusal | None:
     """The refusal of the first refused part; None if no part was refused.
 
     Parts that return tensors come first: what is said about a size tells a user less.

@@ -1,9 +1,12 @@
-"""Calls on constants alone that a backend leaves to the host are computed now, where that makes no file larger.
+"""Calls on constants alone that a backend leaves to the host are computed now, where
+that makes no file larger.
 
-A backend may take such calls: then it computes them when it compiles, or on the device. A call that it refuses would be
-computed again whenever the program is called. It is computed now if its value is at most as large as what goes away
-with it: the calls, and the constants that only they read. So the embedding of known positions becomes a constant; but a
-mask that is made of a few numbers, by calls that take few bytes in a file, does not become a table of megabytes.
+A backend may take such calls: then it computes them when it compiles, or on the device.
+A call that it refuses would be computed again whenever the program is called. It is
+computed now if its value is at most as large as what goes away with it: the calls, and
+the constants that only they read. So the embedding of known positions becomes a
+constant; but a mask that is made of a few numbers, by calls that take few bytes in a
+file, does not become a table of megabytes.
 """
 
 from __future__ import annotations
@@ -37,37 +40,49 @@ from .partition import Plan
 TOGETHER = 64 * 2**20
 """The most bytes of all values together that are computed now for one plan."""
 CALL = 128
-"""How many bytes a call is taken to need in a program file, with the description of its result."""
+"""How many bytes a call is taken to need in a program file, with the description of its
+result.
+"""
 SHARE = 128
-"""Values smaller than what they are computed from may together take this part of the bytes of all constants."""
+"""Values smaller than what they are computed from may together take this part of the
+bytes of all constants.
+"""
 aten = torch.ops.aten
 
 
 def compute_constants(plan: Plan, taken_too: bool) -> str:
-    """Replace calls on constants alone by their values, if ``plan`` leaves them to the host.
+    """Replace calls on constants alone by their values, if ``plan`` leaves them to the
+    host.
 
-    ``taken_too``: also replace calls that the backend takes. That is for a partitioner without a support check: its
-    backend would compute these calls whenever the program runs, and operators after them would not see that their
-    weights are constant. Returns a note for the report; "" if nothing was replaced. If something was, the program has
-    to be planned again.
+    ``taken_too``: also replace calls that the backend takes. That is for a partitioner
+    without a support check: its backend would compute these calls whenever the program
+    runs, and operators after them would not see that their weights are constant.
+    Returns a note for the report; "" if nothing was replaced. If something was, the
+    program has to be planned again.
     """
-    program, constants = plan.program, constant_placeholders(plan.program)
+    program = plan.program
+    constants = constant_placeholders(plan.program)
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
-    if not any(constants.issuperset(elements_read(n)) for n in calls):  # the usual case, found quickly
+    # the usual case, found quickly
+    if not any(constants.issuperset(elements_read(n)) for n in calls):
         return ""
     if not taken_too:  # only the host's: calls without tags, or with None among them
         calls = [n for n in calls if None in plan.tags.get(n, (None,))]
     on_constants = constant_calls(program)
     candidates = on_constants.intersection(calls)
-    # only calls whose values are used elsewhere are replaced; what only they need then goes away by itself
+    # only calls whose values are used elsewhere are replaced; what only they need then
+    # goes away by itself
     ends = [n for n in calls if n in candidates and _used_outside(n, candidates)]
-    values, total, is_changed = ConstantValues(constants_of(program)), 0, False
+    values = ConstantValues(constants_of(program))
+    total = 0
+    is_changed = False
     for node in _worth_computing(ends, _constant_bytes(program)):
         value = values.of(node)
         if value is not None and total + value.nbytes <= TOGETHER:
             total += value.nbytes
             constant = add_constant(program, value, f"{node.name}_computed")
-            values.by_node[constant] = value  # calls of which it is an operand now can be computed, too
+            # calls of which it is an operand now can be computed, too
+            values.by_node[constant] = value
             _replace(node, constant)
             is_changed = True
     if not is_changed:
@@ -77,45 +92,67 @@ def compute_constants(plan: Plan, taken_too: bool) -> str:
 
 
 def _constant_bytes(program: ExportedProgram) -> dict[Node, int]:
-    """Constant -> its bytes; 0 for constants that share memory, which a file stores only once."""
-    tensors = {n: constant_tensor(program, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS}
+    """Constant -> its bytes; 0 for constants that share memory, which a file stores
+    only once.
+    """
+    tensors = {
+        n: constant_tensor(program, s)
+        for n, s in placeholders(program)
+        if s.kind in CONSTANT_KINDS
+    }
     shared = {n for pair in overlapping(tensors) for n in pair if tensors[n].numel()}
-    return {n: 0 if n in shared else t.numel() * t.element_size() for n, t in tensors.items()}
+    return {
+        n: 0 if n in shared else t.numel() * t.element_size()
+        for n, t in tensors.items()
+    }
 
 
 def _worth_computing(ends: Sequence[Node], sizes: Mapping[Node, int]) -> list[Node]:
-    """The ``ends`` whose values take at most as many bytes as the nodes that become unneeded with them.
+    """The ``ends`` whose values take at most as many bytes as the nodes that become
+    unneeded with them.
 
-    ``ends``: calls whose values are used elsewhere. ``sizes``: the bytes of constants. Ends that share a call or a
-    constant are weighed together first, because the shared node becomes unneeded only with all of them. Small values
-    that free nothing, such as the norms of a weight, are chosen last, up to a share of all constants (``SHARE``).
+    ``ends``: calls whose values are used elsewhere. ``sizes``: the bytes of constants.
+    Ends that share a call or a constant are weighed together first, because the shared
+    node becomes unneeded only with all of them. Small values that free nothing, such as
+    the norms of a weight, are chosen last, up to a share of all constants (``SHARE``).
     """
     chosen: set[Node] = set()
     removed: set[Node] = set()  # nodes that become unneeded with the chosen ends
     for group in _groups_sharing_nodes(ends):
-        for candidates in (group, *([end] for end in group)):  # together, then each end by itself
+        # together, then each end by itself
+        for candidates in (group, *([end] for end in group)):
             if chosen.issuperset(candidates):
                 continue
             freed = _unneeded(candidates, removed)
-            if sum(map(_bytes, candidates)) <= sum(sizes.get(n, CALL * is_operator(n)) for n in freed):
+            if sum(map(_bytes, candidates)) <= sum(
+                sizes.get(n, CALL * is_operator(n)) for n in freed
+            ):
                 chosen.update(candidates)
                 removed |= freed
     room = sum(sizes.values()) // SHARE  # bytes for small values that free nothing
-    # the smallest first; only values smaller than the constants that they are computed from
+    # the smallest first; only values smaller than the constants that they are computed
+    # from
     for end in sorted(set(ends) - chosen, key=lambda end: (_bytes(end), end)):
-        if _bytes(end) <= room and _bytes(end) < sum(sizes.get(n, 0) for n in ancestors(end)):
+        if _bytes(end) <= room and _bytes(end) < sum(
+            sizes.get(n, 0) for n in ancestors(end)
+        ):
             chosen.add(end)
             room -= _bytes(end)
     return [end for end in ends if end in chosen]
 
 
 def _groups_sharing_nodes(ends: Sequence[Node]) -> list[list[Node]]:
-    """``ends`` in groups: two ends that need the same node are in one group, also by way of a third end."""
-    parent: dict[Node, Node] = {}  # union-find over the ends and all nodes that they need
+    """``ends`` in groups: two ends that need the same node are in one group, also by
+    way of a third end.
+    """
+    # union-find over the ends and all nodes that they need
+    parent: dict[Node, Node] = {}
     for end in ends:
         parent.setdefault(end, end)
         for node in ancestors(end):
-            parent[find_root(parent, parent.setdefault(node, node))] = find_root(parent, end)
+            parent[find_root(parent, parent.setdefault(node, node))] = find_root(
+                parent, end
+            )
     groups: dict[Node, list[Node]] = {}
     for end in ends:
         groups.setdefault(find_root(parent, end), []).append(end)
@@ -123,12 +160,15 @@ def _groups_sharing_nodes(ends: Sequence[Node]) -> list[list[Node]]:
 
 
 def _unneeded(ends: Sequence[Node], removed: Collection[Node]) -> set[Node]:
-    """The nodes that nothing needs any more once ``ends`` are replaced by constants; without those in ``removed``.
+    """The nodes that nothing needs any more once ``ends`` are replaced by constants;
+    without those in ``removed``.
 
-    ``removed``: nodes that go away already, for other ends. They count as users that need nothing.
+    ``removed``: nodes that go away already, for other ends. They count as users that
+    need nothing.
     """
     unneeded: set[Node] = set(ends)
-    for node in sorted(ancestors(*ends) - unneeded, reverse=True):  # users come before their operands
+    # users come before their operands
+    for node in sorted(ancestors(*ends) - unneeded, reverse=True):
         if all(user in unneeded or user in removed for user in node.users):
             unneeded.add(node)
     return unneeded.difference(removed)
@@ -141,18 +181,27 @@ def _bytes(node: Node) -> int:
 
 
 def _used_outside(node: Node, replaced: Collection[Node]) -> bool:
-    """Whether a call returns a tensor that is used by something else than the calls that are ``replaced``.
+    """Whether a call returns a tensor that is used by something else than the calls
+    that are ``replaced``.
 
     A copy of a constant never counts: its value would only be another copy.
     """
-    is_copy = node.target is aten.clone.default and node.all_input_nodes[0].op == "placeholder"
-    return isinstance(node.meta["val"], torch.Tensor) and not is_copy and any(u not in replaced for u in node.users)
+    is_copy = (
+        node.target is aten.clone.default
+        and node.all_input_nodes[0].op == "placeholder"
+    )
+    return (
+        isinstance(node.meta["val"], torch.Tensor)
+        and not is_copy
+        and any(u not in replaced for u in node.users)
+    )
 
 
 def _replace(node: Node, constant: Node) -> None:
     """Let users of ``node`` use the placeholder ``constant`` instead.
 
-    If the program returns ``node``, it returns a copy of the constant, because callers may write to results.
+    If the program returns ``node``, it returns a copy of the constant, because callers
+    may write to results.
     """
     if any(u.op == "output" for u in node.users):
         with node.graph.inserting_before(node):
@@ -163,7 +212,9 @@ def _replace(node: Node, constant: Node) -> None:
 
 
 def _erase_unused(program: ExportedProgram, on_constants: Collection[Node]) -> int:
-    """Erase calls without users. Returns how many operators among the calls ``on_constants`` were erased."""
+    """Erase calls without users. Returns how many operators among the calls
+    ``on_constants`` were erased.
+    """
     erased = 0
     for node in reversed(program.graph.nodes):
         if node.op == "call_function" and not node.users and not has_effect(node):

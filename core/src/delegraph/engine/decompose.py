@@ -1,9 +1,11 @@
 """Step 2 of a lowering: decomposition on demand.
 
-An operator that a backend keeps stays whole. Every other call that has a decomposition is traced by itself, under fake
-tensors; the decomposition takes its place, and the backend is asked about the new calls. If no backend takes any part,
-the call stays whole, and the host calls it as eager PyTorch does. Program files that need core ATen ask for that
-afterwards (``finish``). The program is never retraced as a whole, and where a backend refuses nothing, nothing is done.
+An operator that a backend keeps stays whole. Every other call that has a decomposition
+is traced by itself, under fake tensors; the decomposition takes its place, and the
+backend is asked about the new calls. If no backend takes any part, the call stays
+whole, and the host calls it as eager PyTorch does. Program files that need core ATen
+ask for that afterwards (``finish``). The program is never retraced as a whole, and
+where a backend refuses nothing, nothing is done.
 """
 
 from __future__ import annotations
@@ -48,33 +50,54 @@ Keeps = Callable[[Node], bool]
 
 
 class Decomposer:
-    """The decompositions of one lowering. Remembers traces, and which decompositions were of no use.
+    """The decompositions of one lowering. Remembers traces, and which decompositions
+    were of no use.
 
-    It changes the graphs of the programs that it gets, so they must belong to the lowering. ``watched``: check that
-    partitioners change nothing but tags (``plan.ask``). ``session``: calls them; None: they are called here.
-    ``may_fail``: an exception of a partitioner refuses the calls that it is about.
+    It changes the graphs of the programs that it gets, so they must belong to the
+    lowering. ``watched``: check that partitioners change nothing but tags
+    (``plan.ask``). ``session``: calls them; None: they are called here. ``may_fail``:
+    an exception of a partitioner refuses the calls that it is about.
     """
 
-    def __init__(self, watched: bool = True, session: Session | None = None, may_fail: bool = False) -> None:
-        """``watched``: check that partitioners change only tags. ``session``: None for none."""
-        self.tracer, self._watched, self._session = Tracer(), watched, session
+    def __init__(
+        self,
+        watched: bool = True,
+        session: Session | None = None,
+        may_fail: bool = False,
+    ) -> None:
+        """``watched``: check that partitioners change only tags. ``session``: None for
+        none.
+        """
+        self.tracer = Tracer()
+        self._watched = watched
+        self._session = session
         self._may_fail = may_fail
-        self._useless: set[Any] = set()  # keys of calls whose decomposition did not help
+        # keys of calls whose decomposition did not help
+        self._useless: set[Any] = set()
 
     @property
     def notes(self) -> list[str]:
         """Notes about calls whose decompositions could not be traced, with the reasons."""
         return list(dict.fromkeys(self.tracer.failures))
 
-    def plan(self, program: ExportedProgram, partitioner: Partitioner, later: Sequence[Partitioner] = ()) -> Plan:
-        """The plan of ``partitioner`` for ``program``, in which calls that no backend keeps are decomposed.
+    def plan(
+        self,
+        program: ExportedProgram,
+        partitioner: Partitioner,
+        later: Sequence[Partitioner] = (),
+    ) -> Plan:
+        """The plan of ``partitioner`` for ``program``, in which calls that no backend
+        keeps are decomposed.
 
-        ``later``: the partitioners of the next backends. A call that one of them keeps stays whole for it.
+        ``later``: the partitioners of the next backends. A call that one of them keeps
+        stays whole for it.
         """
         composites = Composites()
         answer = self.ask(program, partitioner, later, composites)
         result = answer.result
-        refusals = composites.restore(answer.tags, result.boundary_types, result.refusals)
+        refusals = composites.restore(
+            answer.tags, result.boundary_types, result.refusals
+        )
         plan = make_plan(answer._replace(result=replace(result, refusals=refusals)))
         plan.composites = composites  # a compiler may refuse what was decomposed for it
         return plan
@@ -86,59 +109,94 @@ class Decomposer:
         later: Sequence[Partitioner] = (),
         composites: Composites | None = None,
     ) -> Answer:
-        """The answer of ``partitioner`` about ``program``, with refused calls decomposed as far as that helps.
+        """The answer of ``partitioner`` about ``program``, with refused calls
+        decomposed as far as that helps.
 
-        ``later``: the partitioners of the next backends. A call that one of them keeps stays whole for it.
-        ``composites`` gets the calls that are decomposed.
+        ``later``: the partitioners of the next backends. A call that one of them keeps
+        stays whole for it. ``composites`` gets the calls that are decomposed.
         """
         composites = composites or Composites()
         self.tracer.begin(program)
         program = self._decompose_for_tags(program, partitioner, later, composites)
-        # The partitioner is asked again after each change, and not about the new calls alone: which nodes it takes may
-        # depend on the whole graph, since they have to form partitions. So no answer is kept between turns. A turn
-        # decomposes calls that the partitioner left, unless they were ``attempted`` before, their refusal is final,
-        # torch cannot decompose them, or they only check something (``ON_HOST``). The calls of their decompositions may
-        # be refused in the next turn, so the loop goes on until no call is left to attempt.
+        # The partitioner is asked again after each change, and not about the new calls
+        # alone: which nodes it takes may depend on the whole graph, since they have to
+        # form partitions. So no answer is kept between turns. A turn decomposes calls
+        # that the partitioner left, unless they were ``attempted`` before, their
+        # refusal is final, torch cannot decompose them, or they only check something
+        # (``ON_HOST``). The calls of their decompositions may be refused in the next
+        # turn, so the loop goes on until no call is left to attempt.
         attempted: set[Node] = set()
         while True:
-            answer = ask(program, partitioner, self._watched, self._session, self._may_fail)
+            answer = ask(
+                program, partitioner, self._watched, self._session, self._may_fail
+            )
             final = {r.node for r in answer.result.refusals if r.final}
-            left = [n for n in _calls(program) if n not in answer.tags and ON_HOST not in n.meta]
+            left = [
+                n
+                for n in _calls(program)
+                if n not in answer.tags and ON_HOST not in n.meta
+            ]
             left = [n for n in left if to_core(n.target) or beyond_core(n.target)]
             new = [n for n in left if n not in attempted and n not in final]
             attempted.update(new)
-            if not new or not self._decompose_left(program, partitioner, later, new, composites):
+            if not new or not self._decompose_left(
+                program, partitioner, later, new, composites
+            ):
                 return answer
             program = rebuild(program)
 
-    def finish(self, program: ExportedProgram, keep: Collection[Any] = ()) -> ExportedProgram:
+    def finish(
+        self, program: ExportedProgram, keep: Collection[Any] = ()
+    ) -> ExportedProgram:
         """``program`` and its subgraphs with the host's calls in core ATen.
 
         Operators in ``keep`` stay whole.
         """
         rewrite_subgraphs(program, lambda subgraph: self.finish(subgraph, keep))
         self.tracer.begin(program)
-        nodes = [n for n in _calls(program) if n.target not in keep and to_core(n.target)]
+        nodes = [
+            n for n in _calls(program) if n.target not in keep and to_core(n.target)
+        ]
         for node in nodes:
             # the report counts the user's call, not what it is decomposed to here
-            node.meta[LEFT] = (node.meta.get("debug_handle", 0), node.name, operator_name(node))
-        reducer = _Reducer(self.tracer, lambda node: node.target in keep, frozenset(keep))
+            node.meta[LEFT] = (
+                node.meta.get("debug_handle", 0),
+                node.name,
+                operator_name(node),
+            )
+        reducer = _Reducer(
+            self.tracer, lambda node: node.target in keep, frozenset(keep)
+        )
         changed = [n for n in nodes if reducer.decompose(n)]
         return rebuild(program) if changed else program
 
     def _decompose_for_tags(
-        self, program: ExportedProgram, partitioner: Partitioner, later: Sequence[Partitioner], composites: Composites
+        self,
+        program: ExportedProgram,
+        partitioner: Partitioner,
+        later: Sequence[Partitioner],
+        composites: Composites,
     ) -> ExportedProgram:
-        """``program``, decomposed for a partitioner without a support check; unchanged if ``partitioner`` has one.
+        """``program``, decomposed for a partitioner without a support check; unchanged
+        if ``partitioner`` has one.
 
-        A partitioner that can only tag is asked about core ATen, and about the other operators that it or a ``later``
-        partitioner wants to keep whole. ``composites`` gets the calls that are decomposed.
+        A partitioner that can only tag is asked about core ATen, and about the other
+        operators that it or a ``later`` partitioner wants to keep whole. ``composites``
+        gets the calls that are decomposed.
         """
-        decomposable = [] if support_of(partitioner) else [n for n in _calls(program) if to_core(n.target)]
+        decomposable = (
+            []
+            if support_of(partitioner)
+            else [n for n in _calls(program) if to_core(n.target)]
+        )
         if not decomposable:
             return program
         reducer = _Reducer(self.tracer, *self._kept(program, [partitioner, *later]))
-        changed = [n for n in decomposable if not reducer.keeps(n) and reducer.decompose(n, composites)]
+        changed = [
+            n
+            for n in decomposable
+            if not reducer.keeps(n) and reducer.decompose(n, composites)
+        ]
         return rebuild(program) if changed else program
 
     def _decompose_left(
@@ -149,7 +207,8 @@ class Decomposer:
         refused: Sequence[Node],
         composites: Composites,
     ) -> bool:
-        """Decompose the calls that ``partitioner`` ``refused``, unless one of ``later`` keeps them.
+        """Decompose the calls that ``partitioner`` ``refused``, unless one of ``later``
+        keeps them.
 
         Returns whether any call was decomposed.
         """
@@ -158,17 +217,24 @@ class Decomposer:
         support = self._support_of(partitioner)
         if support is None:
             reducer = _Reducer(self.tracer, *self._kept(program, [partitioner, *later]))
-            return any([reducer.decompose(n, composites) for n in unwanted])  # a list: all of them, not just the first
+            # a list: all of them, not just the first
+            return any([reducer.decompose(n, composites) for n in unwanted])
         keeps = AtWork(partitioner, "support check").around(_KeepsByAsking(support))
-        attempts = _Attempts(self.tracer, lambda node: keeps(node) or kept_later(node), self._useless)
+        attempts = _Attempts(
+            self.tracer, lambda node: keeps(node) or kept_later(node), self._useless
+        )
         return any([attempts.decompose(n, composites) for n in unwanted])
 
-    def _kept(self, program: ExportedProgram, partitioners: Sequence[Partitioner]) -> tuple[Keeps, frozenset[Any]]:
-        """A function that tells whether one of ``partitioners`` keeps a call whole; and operators.
+    def _kept(
+        self, program: ExportedProgram, partitioners: Sequence[Partitioner]
+    ) -> tuple[Keeps, frozenset[Any]]:
+        """A function that tells whether one of ``partitioners`` keeps a call whole; and
+        operators.
 
-        A trace must not decompose these operators, because the partitioners are asked about them. They are the
-        operators that partitioners without a support check list, and ``LINEAR`` if one has a support check. Each
-        support check begins with ``program`` here.
+        A trace must not decompose these operators, because the partitioners are asked
+        about them. They are the operators that partitioners without a support check
+        list, and ``LINEAR`` if one has a support check. Each support check begins with
+        ``program`` here.
         """
         answers: list[Keeps] = []
         whole: set[Any] = set()
@@ -184,8 +250,12 @@ class Decomposer:
             whole.update(operators)
         return lambda node: any(keeps(node) for keeps in answers), frozenset(whole)
 
-    def _kept_by(self, program: ExportedProgram, partitioner: Partitioner) -> tuple[Keeps, Collection[Any]]:
-        """Which calls ``partitioner`` keeps whole, and the operators about which it wants to be asked."""
+    def _kept_by(
+        self, program: ExportedProgram, partitioner: Partitioner
+    ) -> tuple[Keeps, Collection[Any]]:
+        """Which calls ``partitioner`` keeps whole, and the operators about which it
+        wants to be asked.
+        """
         work = AtWork(partitioner, "support check")
         support = self._support_of(partitioner)
         with work:
@@ -193,12 +263,20 @@ class Decomposer:
                 return work.around(_KeepsByAsking(support, program)), LINEAR
             operators, wanted = partitioner.ops_to_not_decompose(program)
         keeps = work.around(partial(_is_listed, frozenset(operators), wanted))
-        return (self._unless_it_fails(keeps) if self._may_fail else keeps), set(operators)
+        return (self._unless_it_fails(keeps) if self._may_fail else keeps), set(
+            operators
+        )
 
     def _support_of(self, partitioner: Partitioner) -> Support | None:
-        """The support check of a partitioner, which only refuses calls if it may fail; None if it has none."""
+        """The support check of a partitioner, which only refuses calls if it may fail;
+        None if it has none.
+        """
         support = support_of(partitioner)
-        return GuardedSupport(support) if support is not None and self._may_fail else support
+        return (
+            GuardedSupport(support)
+            if support is not None and self._may_fail
+            else support
+        )
 
     @staticmethod
     def _unless_it_fails(keeps: Keeps) -> Keeps:
@@ -216,8 +294,11 @@ class Decomposer:
         return kept
 
 
-def in_core_aten(program: ExportedProgram, keep: Collection[Any] = ()) -> ExportedProgram:
-    """A copy of ``program`` and its subgraphs with the host's calls in core ATen, except operators in ``keep``.
+def in_core_aten(
+    program: ExportedProgram, keep: Collection[Any] = ()
+) -> ExportedProgram:
+    """A copy of ``program`` and its subgraphs with the host's calls in core ATen,
+    except operators in ``keep``.
 
     A call that torch cannot decompose for its arguments stays whole.
     """
@@ -226,21 +307,40 @@ def in_core_aten(program: ExportedProgram, keep: Collection[Any] = ()) -> Export
 
 
 def _calls(program: ExportedProgram) -> list[Node]:
-    """The calls of operators of a program, without those of control flow and of delegates."""
-    return [n for n in program.graph.nodes if n.op == "call_function" and isinstance(n.target, OpOverload)]
+    """The calls of operators of a program, without those of control flow and of
+    delegates.
+    """
+    return [
+        n
+        for n in program.graph.nodes
+        if n.op == "call_function" and isinstance(n.target, OpOverload)
+    ]
 
 
 def rebuild(program: ExportedProgram) -> ExportedProgram:
-    """The program with a signature for its changed graph, and without the tags of the last answer."""
-    graph, signature = program.graph, program.graph_signature
+    """The program with a signature for its changed graph, and without the tags of the
+    last answer.
+    """
+    graph = program.graph
+    signature = program.graph_signature
     for node in graph.nodes:
         node.meta.pop("delegation_tag", None)
     outputs = name_outputs(signature.output_specs, output_values(program))
-    return build_program(program.graph_module, graph, signature.input_specs, outputs, program, root_call(program))
+    return build_program(
+        program.graph_module,
+        graph,
+        signature.input_specs,
+        outputs,
+        program,
+        root_call(program),
+    )
 
 
-def _is_listed(operators: Collection[Any], wanted: Callable[[Node], bool] | None, node: Node) -> bool:
-    """Whether ``operators`` and ``wanted``, from ``ops_to_not_decompose``, keep the call ``node`` whole.
+def _is_listed(
+    operators: Collection[Any], wanted: Callable[[Node], bool] | None, node: Node
+) -> bool:
+    """Whether ``operators`` and ``wanted``, from ``ops_to_not_decompose``, keep the
+    call ``node`` whole.
 
     ``wanted`` None keeps all calls of ``operators``.
     """
@@ -254,38 +354,48 @@ def support_of(partitioner: Partitioner) -> Support | None:
 
 
 class _KeepsByAsking:
-    """Tells whether a backend takes a call, by its support check. Remembers the answers.
+    """Tells whether a backend takes a call, by its support check. Remembers the
+    answers.
 
-    The call may be in ``program`` or in a decomposition inserted into it. ``program`` None: the one for which the
-    support check began last.
+    The call may be in ``program`` or in a decomposition inserted into it. ``program``
+    None: the one for which the support check began last.
     """
 
-    def __init__(self, support: Support, program: ExportedProgram | None = None) -> None:
-        """If ``program`` is given, let ``support`` begin with it and ask about all of its calls, in graph order."""
+    def __init__(
+        self, support: Support, program: ExportedProgram | None = None
+    ) -> None:
+        """If ``program`` is given, let ``support`` begin with it and ask about all of
+        its calls, in graph order.
+        """
         self._support = support
         self._known: dict[Node, bool] = {}
         if program is not None:
             support.begin(program)
-            for node in _calls(program):  # the contract of `Support`: every call, in graph order
+            # the contract of `Support`: every call, in graph order
+            for node in _calls(program):
                 self(node)
 
     def __call__(self, node: Node) -> bool:
-        """Whether the backend takes the call ``node``; of a call that unpacks results, the call that makes them."""
+        """Whether the backend takes the call ``node``; of a call that unpacks results,
+        the call that makes them.
+        """
         if node.target is operator.getitem:
             return self(node.args[0])  # type: ignore[arg-type]
         if node not in self._known:
             self._known[node] = self._support.why_not(node) is None
             if self._known[node]:
-                # also part of the contract: the backend may need this answer when it is asked about the users
+                # also part of the contract: the backend may need this answer when it is
+                # asked about the users
                 self._support.is_constant(node)
         return self._known[node]
 
 
 class _Reducer:
-    """Decomposes calls, and the calls in their decompositions, until each is kept or is core ATen.
+    """Decomposes calls, and the calls in their decompositions, until each is kept or is
+    core ATen.
 
-    ``keeps`` tells whether a call is kept. ``whole``: operators that traces leave whole, so that ``keeps`` is asked
-    about them.
+    ``keeps`` tells whether a call is kept. ``whole``: operators that traces leave
+    whole, so that ``keeps`` is asked about them.
     """
 
     def __init__(self, tracer: Tracer, keeps: Keeps, whole: frozenset[Any]) -> None:
@@ -294,9 +404,11 @@ class _Reducer:
         self.whole = whole
 
     def decompose(self, node: Node, composites: Composites | None = None) -> bool:
-        """Replace ``node`` by its decomposition, and so on for the new calls that nobody keeps.
+        """Replace ``node`` by its decomposition, and so on for the new calls that
+        nobody keeps.
 
-        ``composites`` records it; None: nothing does. Returns False if ``node`` has no decomposition.
+        ``composites`` records it; None: nothing does. Returns False if ``node`` has no
+        decomposition.
         """
         decomposition = self.tracer.decompose(node, to_core(node.target), self.whole)
         if decomposition is None:
@@ -304,7 +416,8 @@ class _Reducer:
         inlining = Inlining(node, decomposition)
         for call in inlining.calls:
             if not self.keeps(call):
-                # without ``composites``: what replaces ``call`` is a part of ``inlining``
+                # without ``composites``: what replaces ``call`` is a part of
+                # ``inlining``
                 self.decompose(call)
         if composites is not None:
             composites.add(inlining)
@@ -313,19 +426,28 @@ class _Reducer:
 
 
 class _Attempts:
-    """Decomposes calls for a backend with a support check, and only if the backend takes some of the parts.
+    """Decomposes calls for a backend with a support check, and only if the backend
+    takes some of the parts.
 
-    A core ATen operator is decomposed only if the backend takes all parts: parts left to the host gain nothing, since
-    the host runs the whole operator just as well. ``useless``: keys of calls whose decomposition did not help.
+    A core ATen operator is decomposed only if the backend takes all parts: parts left
+    to the host gain nothing, since the host runs the whole operator just as well.
+    ``useless``: keys of calls whose decomposition did not help.
     """
 
     def __init__(self, tracer: Tracer, keeps: Keeps, useless: set[Any]) -> None:
-        self.tracer, self.keeps, self._useless = tracer, keeps, useless
+        self.tracer = tracer
+        self.keeps = keeps
+        self._useless = useless
 
     def decompose(self, node: Node, composites: Composites) -> bool:
-        """Decompose ``node`` if the backend then takes more of the program; returns whether it did."""
-        # The key has the operators of the operands, because answers may depend on them, for example on constants.
-        producers = ((i.op, i.target) for i in node.all_input_nodes if i.op != "placeholder")
+        """Decompose ``node`` if the backend then takes more of the program; returns
+        whether it did.
+        """
+        # The key has the operators of the operands, because answers may depend on them,
+        # for example on constants.
+        producers = (
+            (i.op, i.target) for i in node.all_input_nodes if i.op != "placeholder"
+        )
         key = (self.tracer.signature(node), *producers)
         attempt = None if key in self._useless else self.attempt(node)
         if attempt is not None and attempt.is_worthwhile:
@@ -338,21 +460,32 @@ class _Attempts:
         return False
 
     def attempt(self, node: Node) -> _Attempt | None:
-        """Insert the decomposition of ``node`` before it, and ask the backend about it; None if there is none."""
-        decomposition = self.tracer.decompose(node, to_core(node.target) or beyond_core(node.target))
+        """Insert the decomposition of ``node`` before it, and ask the backend about it;
+        None if there is none.
+        """
+        decomposition = self.tracer.decompose(
+            node, to_core(node.target) or beyond_core(node.target)
+        )
         return None if decomposition is None else _Attempt(node, decomposition, self)
 
 
 class _Attempt(Inlining):
-    """A decomposition that is inserted before its call, with the backend's answers about it.
+    """A decomposition that is inserted before its call, with the backend's answers
+    about it.
 
-    ``complete``: the backend takes all parts. ``gains``: it takes at least one that is no view and no constant.
+    ``complete``: the backend takes all parts. ``gains``: it takes at least one that is
+    no view and no constant.
     """
 
-    def __init__(self, node: Node, decomposition: Decomposition, attempts: _Attempts) -> None:
-        """Insert ``decomposition`` before ``node``, and ask the backend of ``attempts`` about each of its calls."""
+    def __init__(
+        self, node: Node, decomposition: Decomposition, attempts: _Attempts
+    ) -> None:
+        """Insert ``decomposition`` before ``node``, and ask the backend of ``attempts``
+        about each of its calls.
+        """
         super().__init__(node, decomposition)
-        self.complete, self.gains = True, False
+        self.complete = True
+        self.gains = False
         self._constant: set[Node] = set()
         for call in self.calls:
             self._ask(call, attempts)

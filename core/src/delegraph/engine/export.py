@@ -1,4 +1,6 @@
-"""The step ``export``: modules become exported programs, one for each method; programs of the caller are checked."""
+"""The step ``export``: modules become exported programs, one for each method; programs
+of the caller are checked.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,17 @@ from .. import errors
 from ..errors import InputError
 
 _CHECK_OF_DATA = torch.ops.aten._has_compatible_shallow_copy_type.default
-_OF_TORCHS_RNNS = r"The tensor attributes (\S*\._flat_weights\[\d+\](, )?)+ were assigned during export"
+_OF_TORCHS_RNNS = (
+    r"The tensor attributes (\S*\._flat_weights\[\d+\](, )?)+ were assigned during"
+    r" export"
+)
 _EXPLANATION = re.compile(r"^ *Explanation: (.*)", re.MULTILINE)
 
 
 class Source(NamedTuple):
-    """What a method is lowered from: a module with the arguments for torch.export, or an ExportedProgram alone."""
+    """What a method is lowered from: a module with the arguments for torch.export, or
+    an ExportedProgram alone.
+    """
 
     program: Any
     inputs: Any
@@ -39,12 +46,15 @@ class Source(NamedTuple):
     shapes: Any
 
 
-def sources_by_method(program: Any, inputs: Any, kwargs: Any, shapes: Any) -> dict[str, Source]:
+def sources_by_method(
+    program: Any, inputs: Any, kwargs: Any, shapes: Any
+) -> dict[str, Source]:
     """Method name -> what the method is lowered from, given the arguments of ``lower``.
 
-    If ``program`` is a mapping by method, each of the other arguments is a mapping by method or None. A method that is
-    missing in one of these gets None. Otherwise there is one method, ``forward``. Raises InputError for names and
-    arguments of other types.
+    If ``program`` is a mapping by method, each of the other arguments is a mapping by
+    method or None. A method that is missing in one of these gets None. Otherwise there
+    is one method, ``forward``. Raises InputError for names and arguments of other
+    types.
     """
     if not isinstance(program, Mapping):
         return {"forward": Source(program, inputs, kwargs, shapes)}
@@ -52,17 +62,36 @@ def sources_by_method(program: Any, inputs: Any, kwargs: Any, shapes: Any) -> di
         raise InputError("input-invalid", "there is no method to lower")
     for method in program:
         if not isinstance(method, str):
-            raise InputError("input-invalid", f"the name of a method is a string, not {method!r}")
-    arguments = {"example_inputs": inputs, "example_kwargs": kwargs, "dynamic_shapes": shapes}
+            raise InputError(
+                "input-invalid", f"the name of a method is a string, not {method!r}"
+            )
+    arguments = {
+        "example_inputs": inputs,
+        "example_kwargs": kwargs,
+        "dynamic_shapes": shapes,
+    }
     for argument, table in arguments.items():
         if table is not None and not isinstance(table, Mapping):
-            text = f"{argument} of several methods is {{method: value}}, not {type(table).__name__}"
+            text = (
+                f"{argument} of several methods is {{method: value}}, not"
+                f" {type(table).__name__}"
+            )
             raise InputError("input-invalid", text)
         if unknown := sorted(map(str, (table or {}).keys() - program.keys())):
-            text = f"{argument} has the method {unknown[0]!r}, which the program does not have"
-            raise InputError("input-invalid", text, hint=f"its methods: {', '.join(program)}")
-    inputs, kwargs, shapes = inputs or {}, kwargs or {}, shapes or {}
-    return {m: Source(p, inputs.get(m), kwargs.get(m), shapes.get(m)) for m, p in program.items()}
+            text = (
+                f"{argument} has the method {unknown[0]!r}, which the program does not"
+                " have"
+            )
+            raise InputError(
+                "input-invalid", text, hint=f"its methods: {', '.join(program)}"
+            )
+    inputs = inputs or {}
+    kwargs = kwargs or {}
+    shapes = shapes or {}
+    return {
+        m: Source(p, inputs.get(m), kwargs.get(m), shapes.get(m))
+        for m, p in program.items()
+    }
 
 
 def export_method(method: str, source: Source) -> ExportedProgram:
@@ -74,9 +103,19 @@ def export_method(method: str, source: Source) -> ExportedProgram:
     if isinstance(program, torch.nn.Module):
         program = _export_module(program, *source[1:])
     if not isinstance(program, ExportedProgram):
-        kind = f"the class {program.__name__}" if isinstance(program, type) else type(program).__name__
-        text = f"method {method}: an nn.Module or an ExportedProgram is wanted, not {kind}"
-        hint = f"make one of it: {program.__name__}(...)" if isinstance(program, type) else None
+        kind = (
+            f"the class {program.__name__}"
+            if isinstance(program, type)
+            else type(program).__name__
+        )
+        text = (
+            f"method {method}: an nn.Module or an ExportedProgram is wanted, not {kind}"
+        )
+        hint = (
+            f"make one of it: {program.__name__}(...)"
+            if isinstance(program, type)
+            else None
+        )
         raise InputError("input-invalid", text, hint=hint)
     _expect_no_data_assigned(program)
     expect_distinct(program)
@@ -86,36 +125,64 @@ def export_method(method: str, source: Source) -> ExportedProgram:
 def _expect_no_data_assigned(program: ExportedProgram) -> None:
     """Raise InputError if the model assigns ``tensor.data = other``.
 
-    torch.export drops the assignment. It leaves only a check of the types, which shows that there was one.
+    torch.export drops the assignment. It leaves only a check of the types, which shows
+    that there was one.
     """
     modules = (m for m in program.graph_module.modules() if isinstance(m, GraphModule))
     assigned = (n for m in modules for n in m.graph.nodes if n.target is _CHECK_OF_DATA)
     for node in assigned:
-        text = f"{node.args[0]}.data is assigned; torch.export drops that, and the program goes on with the old value"
-        hint = "write into the tensor, x.copy_(other), or go on with the other one, x = other"
+        text = (
+            f"{node.args[0]}.data is assigned; torch.export drops that, and the program"
+            " goes on with the old value"
+        )
+        hint = (
+            "write into the tensor, x.copy_(other), or go on with the other one, x ="
+            " other"
+        )
         raise InputError("input-invalid", text, node, source_of(node), hint)
 
 
-def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: Any) -> ExportedProgram:
-    """Export a module. Raises InputError, with torch's reason and advice, if that fails."""
+def _export_module(
+    module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: Any
+) -> ExportedProgram:
+    """Export a module. Raises InputError, with torch's reason and advice, if that
+    fails.
+    """
     # what it is called where it is printed: its class, if it does not say otherwise
     kind = module._get_name()  # type: ignore[no-untyped-call]  # torch's
-    is_exported = "eval" in vars(module)  # the module of an ExportedProgram: torch replaces ``eval`` to forbid it
-    # the modules that compute otherwise in training, by name; the outermost one has none
-    in_training = [name or kind for name, m in module.named_modules() if m.training and (is_exported or reads_mode(m))]
+    # the module of an ExportedProgram: torch replaces ``eval`` to forbid it
+    is_exported = "eval" in vars(module)
+    # the modules that compute otherwise in training, by name; the outermost one has
+    # none
+    in_training = [
+        name or kind
+        for name, m in module.named_modules()
+        if m.training and (is_exported or reads_mode(m))
+    ]
     if in_training:
         text = f"module {in_training[0]} is in training mode"
-        hint = "give the ExportedProgram that it comes from" if is_exported else "call .eval() on the model first"
+        hint = (
+            "give the ExportedProgram that it comes from"
+            if is_exported
+            else "call .eval() on the model first"
+        )
         raise InputError("training-mode", text, hint=hint)
     if inputs is None and not kwargs and inspect.signature(module.forward).parameters:
-        hint = "delegraph.lower(module, (x, ...)): a tuple of tensors of the right shapes and dtypes"
-        raise InputError("input-invalid", f"{kind} is a module: example_inputs are needed", hint=hint)
+        hint = (
+            "delegraph.lower(module, (x, ...)): a tuple of tensors of the right shapes"
+            " and dtypes"
+        )
+        raise InputError(
+            "input-invalid", f"{kind} is a module: example_inputs are needed", hint=hint
+        )
     args = arguments_of(inputs)
     try:
         with TRACING, unlogged(("torch.export._trace",)), warnings.catch_warnings():
             warnings.filterwarnings("ignore", _OF_TORCHS_RNNS, UserWarning)
             kwargs = in_order_of_forward(module, kwargs)
-            if isinstance(shapes, torch.export.ShapesCollection | torch.export.AdditionalInputs):
+            if isinstance(
+                shapes, torch.export.ShapesCollection | torch.export.AdditionalInputs
+            ):
                 # these find tensors by identity
                 shapes = shapes.dynamic_shapes(module, args, kwargs)  # type: ignore[no-untyped-call]
             args, kwargs = distinct_inputs((args, kwargs), module)
@@ -123,60 +190,93 @@ def _export_module(module: torch.nn.Module, inputs: Any, kwargs: Any, shapes: An
     except Exception as e:  # torch and the code of the model may raise anything
         reason, advice = _reason_and_hint(str(e))
         text = f"torch.export could not export {kind}: {type(e).__name__}: {reason}"
-        raise InputError("export-failed", text, source=_user_line(e), hint=advice) from e
+        raise InputError(
+            "export-failed", text, source=_user_line(e), hint=advice
+        ) from e
 
 
 def _reason_and_hint(message: str) -> tuple[str, str | None]:
-    """What our error says of a message of torch.export, in a line, and its hint; None for no hint.
+    """What our error says of a message of torch.export, in a line, and its hint; None
+    for no hint.
 
-    Torch's message has many lines. Its first line becomes ours, with the explanation if there is one, and its advice
-    becomes the hint.
+    Torch's message has many lines. Its first line becomes ours, with the explanation if
+    there is one, and its advice becomes the hint.
     """
     first, _, rest = message.strip().partition("\n")
-    first = first.removesuffix(", but expected one of:")  # torch appends a list of signatures
+    # torch appends a list of signatures
+    first = first.removesuffix(", but expected one of:")
     if first.endswith(":") and rest:  # then the next line belongs to it
         first = f"{first} {rest.splitlines()[0]}"
-    explanation = _EXPLANATION.search(rest)  # Dynamo, which traces branches and loops, gives one
+    # Dynamo, which traces branches and loops, gives one
+    explanation = _EXPLANATION.search(rest)
     reason = f"{first}: {explanation[1]}" if explanation else first
     if "not a known type" in first:  # a result or an argument of the user's own class
-        hint = "for a dataclass: torch.export.register_dataclass(TheClass), once, before"
+        hint = (
+            "for a dataclass: torch.export.register_dataclass(TheClass), once, before"
+        )
         return reason.partition(" See https")[0], hint
     fixes = rest.partition("Suggested fixes:\n")[2].partition("\n\n")[0].splitlines()
     if fixes:
         return reason, f"torch suggests {'; '.join(line.strip() for line in fixes)}"
     if "on data-dependent expression" in first:
-        return reason, "a branch on values is torch.cond or torch.where; torch._check says what always holds"
+        return (
+            reason,
+            (
+                "a branch on values is torch.cond or torch.where; torch._check says"
+                " what always holds"
+            ),
+        )
     return reason, None
 
 
 def arguments_of(inputs: Any) -> tuple[Any, ...]:
-    """``inputs``, a tuple, a list, a bare tensor or None, as a tuple. Raises InputError for anything else."""
+    """``inputs``, a tuple, a list, a bare tensor or None, as a tuple. Raises InputError
+    for anything else.
+    """
     if isinstance(inputs, torch.Tensor):
         return (inputs,)
     if not isinstance(inputs, tuple | list | None):
-        raise InputError("input-invalid", f"example_inputs is a tuple of arguments, not {type(inputs).__name__}")
+        raise InputError(
+            "input-invalid",
+            f"example_inputs is a tuple of arguments, not {type(inputs).__name__}",
+        )
     return tuple(inputs or ())
 
 
 def in_order_of_forward(module: torch.nn.Module, kwargs: Any) -> Any:
-    """The keyword arguments in the order of the parameters of ``forward``, which becomes that of the inputs.
+    """The keyword arguments in the order of the parameters of ``forward``, which
+    becomes that of the inputs.
 
     Those that ``forward`` takes by ``**`` come last, in the order of the caller.
     """
     if not isinstance(kwargs, Mapping):
         return kwargs
-    known = [name for name in inspect.signature(module.forward).parameters if name in kwargs]
+    known = [
+        name for name in inspect.signature(module.forward).parameters if name in kwargs
+    ]
     return {name: kwargs[name] for name in dict.fromkeys([*known, *kwargs])}
 
 
-_LIBRARIES = tuple(str(Path(file).parent) + os.sep for file in (delegraph_programs.__file__, errors.__file__))
+_LIBRARIES = tuple(
+    str(Path(file).parent) + os.sep
+    for file in (delegraph_programs.__file__, errors.__file__)
+)
 """The folders of delegraph_programs and of this package."""
 
 
 def _user_line(error: BaseException) -> SourceLine | None:
-    """The innermost line of the user's program that torch was tracing when it failed; None if there is none."""
-    # Dynamo keeps the frames of the user's code in ``real_stack``. Frames of delegraph are left out, and those of code
-    # that torch generates, whose file is "<string>".
-    frames = [*traceback.extract_tb(error.__traceback__), *getattr(error, "real_stack", ())]
-    tracing = [f for f in frames if f.filename != "<string>" and not f.filename.startswith(_LIBRARIES)]
+    """The innermost line of the user's program that torch was tracing when it failed;
+    None if there is none.
+    """
+    # Dynamo keeps the frames of the user's code in ``real_stack``. Frames of delegraph
+    # are left out, and those of code that torch generates, whose file is "<string>".
+    frames = [
+        *traceback.extract_tb(error.__traceback__),
+        *getattr(error, "real_stack", ()),
+    ]
+    tracing = [
+        f
+        for f in frames
+        if f.filename != "<string>" and not f.filename.startswith(_LIBRARIES)
+    ]
     return innermost((f.filename, f.lineno or 0, f.name, f.line or "") for f in tracing)

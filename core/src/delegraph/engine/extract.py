@@ -1,4 +1,6 @@
-"""The step ``extract``: each partition becomes an ExportedProgram of its own, with its tensors by reference."""
+"""The step ``extract``: each partition becomes an ExportedProgram of its own, with its
+tensors by reference.
+"""
 
 from __future__ import annotations
 
@@ -28,56 +30,84 @@ from .partition import Partition, Plan, Work
 from .plan import connected_partitions
 from .snapshot import Snapshot
 
-_WRITES = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION}
+_WRITES = {
+    InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
+    InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
+}
 
 
 def begin_work(method: str, plan: Plan, partition: Partition) -> Work:
-    """The ``Work`` on a partition: its program for the backend, and its module for the host, still without a blob.
+    """The ``Work`` on a partition: its program for the backend, and its module for the
+    host, still without a blob.
 
     ``method``: the name of the method that ``plan`` is for.
     """
     start = time.perf_counter()
-    program, spec = extract(method, plan, partition), partition.spec
+    program = extract(method, plan, partition)
+    spec = partition.spec
     inputs = [_argument(node, partition) for node in partition.inputs]
     outputs = [_argument(node, partition) for node in partition.outputs]
-    module = LoweredBackendModule(spec.backend_id, program, spec.compile_specs, inputs, outputs)
+    module = LoweredBackendModule(
+        spec.backend_id, program, spec.compile_specs, inputs, outputs
+    )
     module.boundary_types = dict(partition.boundary_types)
-    return Work(method, plan, partition, module, {"extract": time.perf_counter() - start})
+    return Work(
+        method, plan, partition, module, {"extract": time.perf_counter() - start}
+    )
 
 
 def _argument(node: Node, partition: Partition) -> Argument:
-    """The value of ``node`` as an input or output of the delegate, in its boundary type if it has one."""
+    """The value of ``node`` as an input or output of the delegate, in its boundary type
+    if it has one.
+    """
     return Argument.of(node.name, node.meta.get("val"), partition.boundary.get(node))
 
 
 def extract(method: str, plan: Plan, partition: Partition) -> ExportedProgram:
-    """The partition as a program. Its placeholders are its constants, then its inputs; it returns a flat tuple.
+    """The partition as a program. Its placeholders are its constants, then its inputs;
+    it returns a flat tuple.
 
-    A value with a boundary type crosses the border in that dtype and is cast inside. New values of buffers that the
-    partition owns and writes are returned first, as mutations; the partition gets copies of their tensors. ``meta`` of
-    the graph module has the ``method`` and the tag (``partition``), for the backend.
+    A value with a boundary type crosses the border in that dtype and is cast inside.
+    New values of buffers that the partition owns and writes are returned first, as
+    mutations; the partition gets copies of their tensors. ``meta`` of the graph module
+    has the ``method`` and the tag (``partition``), for the backend.
     """
     build = _Build(plan, partition)
     call = flat_call(len(partition.inputs), len(partition.outputs))
-    # Not validated: its nodes are copies of valid ones, in their order. torch takes half a millisecond for each hundred
-    # of them, and makes closures that only the garbage collector frees.
+    # Not validated: its nodes are copies of valid ones, in their order. torch takes
+    # half a millisecond for each hundred of them, and makes closures that only the
+    # garbage collector frees.
     like = plan.program
-    program = build_program(like.graph_module, build.graph, build.inputs, build.outputs, like, call, check=False)
+    program = build_program(
+        like.graph_module,
+        build.graph,
+        build.inputs,
+        build.outputs,
+        like,
+        call,
+        check=False,
+    )
     program.graph_module.meta.update(method=method, partition=partition.tag)
     for target in written_targets(program):
-        tensors = program.state_dict if target in program.state_dict else program.constants
-        shared, copy = tensors[target], tensors[target].detach().clone()
+        tensors = (
+            program.state_dict if target in program.state_dict else program.constants
+        )
+        shared = tensors[target]
+        copy = tensors[target].detach().clone()
         # torch expects a parameter where the signature has one
         is_parameter = isinstance(shared, torch.nn.Parameter)
-        tensors[target] = torch.nn.Parameter(copy, shared.requires_grad) if is_parameter else copy
+        tensors[target] = (
+            torch.nn.Parameter(copy, shared.requires_grad) if is_parameter else copy
+        )
     return program
 
 
 class ProgramsOf:
-    """A function that returns the partition's program for its backend, a fresh one at each call.
+    """A function that returns the partition's program for its backend, a fresh one at
+    each call.
 
-    The first program is the one that the module for the host has, too. Who calls it again may have changed that one,
-    so the module gets the last program.
+    The first program is the one that the module for the host has, too. Who calls it
+    again may have changed that one, so the module gets the last program.
     """
 
     def __init__(self, work: Work) -> None:
@@ -99,22 +129,32 @@ class _Build:
     """
 
     def __init__(self, plan: Plan, partition: Partition) -> None:
-        """Build the graph of ``partition``: placeholders of constants, then of inputs, its calls, and its outputs."""
-        self.graph, self.partition = Graph(owning_module=plan.program.graph_module), partition
+        """Build the graph of ``partition``: placeholders of constants, then of inputs,
+        its calls, and its outputs.
+        """
+        self.graph = Graph(owning_module=plan.program.graph_module)
+        self.partition = partition
         self.env: dict[Node, Node] = {}
         self.inputs: list[InputSpec] = []
-        specs = dict(placeholders(plan.program)) if partition.constants else {}  # placeholder -> its spec
+        # placeholder -> its spec
+        specs = dict(placeholders(plan.program)) if partition.constants else {}
         for node in partition.constants:
-            spec, new = specs[node], self._placeholder(node)
-            self.inputs.append(InputSpec(spec.kind, argument_of(new), spec.target, spec.persistent))
+            spec = specs[node]
+            new = self._placeholder(node)
+            self.inputs.append(
+                InputSpec(spec.kind, argument_of(new), spec.target, spec.persistent)
+            )
         self.inputs += [self._input(n) for n in partition.inputs]
         for node in partition.nodes:
-            # subgraphs that the call takes are fetched by nodes, which belong to no partition
+            # subgraphs that the call takes are fetched by nodes, which belong to no
+            # partition
             for operand in node.all_input_nodes:
                 if operand.op == "get_attr" and operand not in self.env:
                     self._copy(operand)
             self._copy(node)
-        self.outputs = self._return([(last, specs[n]) for n, last in partition.state.items()])
+        self.outputs = self._return(
+            [(last, specs[n]) for n, last in partition.state.items()]
+        )
 
     def _copy(self, node: Node) -> None:
         """Add a copy of a node that is no placeholder."""
@@ -132,41 +172,59 @@ class _Build:
     def _input(self, node: Node) -> InputSpec:
         """Add a placeholder for a run-time input; returns its spec.
 
-        If the input has a boundary type, a cast brings it back to the recorded dtype inside of the partition.
+        If the input has a boundary type, a cast brings it back to the recorded dtype
+        inside of the partition.
         """
         placeholder = self._placeholder(node)
         if node in self.partition.boundary:
             recorded = placeholder.meta["val"].dtype
-            placeholder.meta["val"] = as_dtype(placeholder.meta["val"], self.partition.boundary[node])
+            placeholder.meta["val"] = as_dtype(
+                placeholder.meta["val"], self.partition.boundary[node]
+            )
             self.env[node] = cast(self.graph, placeholder, recorded)
             # the cast gets the debug handle of the first call that uses it
-            first_use = next(n for n in self.partition.nodes if node in n.all_input_nodes)
+            first_use = next(
+                n for n in self.partition.nodes if node in n.all_input_nodes
+            )
             self.env[node].meta["debug_handle"] = first_use.meta["debug_handle"]
         return InputSpec(InputKind.USER_INPUT, argument_of(placeholder), None)
 
     def _return(self, state: list[tuple[Node, InputSpec]]) -> list[OutputSpec]:
         """Add the graph's output; returns its specs.
 
-        The new values of ``state`` come first, then the results, cast to their boundary types. ``state``: last value of
-        each buffer, and the buffer's spec.
+        The new values of ``state`` come first, then the results, cast to their boundary
+        types. ``state``: last value of each buffer, and the buffer's spec.
         """
         values: list[Node] = []
         specs: list[OutputSpec] = []
         for last, spec in state:
             values.append(self.env[last])
-            specs.append(OutputSpec(_WRITES[spec.kind], argument_of(values[-1]), spec.target))
+            specs.append(
+                OutputSpec(_WRITES[spec.kind], argument_of(values[-1]), spec.target)
+            )
         for node in self.partition.outputs:
-            value, dtype = self.env[node], self.partition.boundary.get(node)
+            value = self.env[node]
+            dtype = self.partition.boundary.get(node)
             values.append(value if dtype is None else cast(self.graph, value, dtype))
-            specs.append(OutputSpec(OutputKind.USER_OUTPUT, argument_of(values[-1]), None))
+            specs.append(
+                OutputSpec(OutputKind.USER_OUTPUT, argument_of(values[-1]), None)
+            )
         self.graph.output(tuple(values))
         return specs
 
 
 def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
-    """Add a cast of ``node`` in core ATen, named after it and the dtype, with the node's source and debug handle."""
+    """Add a cast of ``node`` in core ATen, named after it and the dtype, with the
+    node's source and debug handle.
+    """
     name = f"{node.name}_as_{str(dtype).removeprefix('torch.')}"
-    new = graph.create_node("call_function", torch.ops.aten._to_copy.default, (node,), {"dtype": dtype}, name)
+    new = graph.create_node(
+        "call_function",
+        torch.ops.aten._to_copy.default,
+        (node,),
+        {"dtype": dtype},
+        name,
+    )
     new.meta = {k: v for k, v in node.meta.items() if k != "delegation_tag"}
     new.meta["val"] = as_dtype(node.meta["val"], dtype)
     return new
@@ -174,7 +232,8 @@ def cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
 
 def as_dtype(val: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``val``, a recorded value (a fake tensor), in another dtype."""
-    # Lowerings of one program share the mode of its fake tensors, which only one thread at a time may use.
+    # Lowerings of one program share the mode of its fake tensors, which only one thread
+    # at a time may use.
     with TRACING:
         return val.to(dtype)
 
@@ -184,18 +243,26 @@ def extract_partition(
     nodes: Sequence[Node],
     boundary_types: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> ExportedProgram:
-    """The program that ``preprocess`` would get for a partition of ``nodes``, calls of ``exported_program``.
+    """The program that ``preprocess`` would get for a partition of ``nodes``, calls of
+    ``exported_program``.
 
-    For a support check that asks its compiler in ``Support.partition_why_not(nodes)``; ``exported_program`` is the one
-    that ``begin`` got. The calls keep the names and debug handles of ``nodes``. Buffers that the program writes become
-    inputs. ``boundary_types``: those of the ``PartitionResult``. The result shares tensors and subgraphs with the
-    program, so only read them. Takes time linear in the program.
+    For a support check that asks its compiler in ``Support.partition_why_not(nodes)``;
+    ``exported_program`` is the one that ``begin`` got. The calls keep the names and
+    debug handles of ``nodes``. Buffers that the program writes become inputs.
+    ``boundary_types``: those of the ``PartitionResult``. The result shares tensors and
+    subgraphs with the program, so only read them. Takes time linear in the program.
     """
     constant = constant_placeholders(exported_program)
     used = {n for call in nodes for n in call.all_input_nodes if n in constant}
     # a plan with one partition, whose tag is the empty text
-    tags: dict[Node, tuple[str | None, ...]] = {n: ("",) for n in exported_program.graph.nodes if n in used}
+    tags: dict[Node, tuple[str | None, ...]] = {
+        n: ("",) for n in exported_program.graph.nodes if n in used
+    }
     tags |= dict.fromkeys(nodes, ("",))
     result = PartitionResult(exported_program, {"": DelegationSpec("")}, boundary_types)
     partition = connected_partitions(exported_program, result, tags)[""]
-    return extract("", Plan(exported_program, [partition], tags, {}, [], Snapshot(exported_program)), partition)
+    return extract(
+        "",
+        Plan(exported_program, [partition], tags, {}, [], Snapshot(exported_program)),
+        partition,
+    )

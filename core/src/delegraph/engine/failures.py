@@ -1,4 +1,6 @@
-"""Exceptions of backends that become refusals. Their tracebacks are logged for the authors of the backend."""
+"""Exceptions of backends that become refusals. Their tracebacks are logged for the
+authors of the backend.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,26 @@ from ..partitioner import Partitioner, Reason, Support
 
 LOG = logging.getLogger("delegraph.failures")
 """Gets each exception that became a refusal, with its traceback, at level INFO."""
-HINT = "the logger delegraph.failures, and --debug of the command line, show the traceback"
+HINT = (
+    "the logger delegraph.failures, and --debug of the command line, show the traceback"
+)
 
 
 def may_be_refusal(error: BaseException) -> bool:
     """Whether an exception of a plugin can count as a refusal.
 
-    That is not so if the memory was exhausted, or if the plugin tried to exit. Errors of delegraph's own, such as a
-    broken contract or a wrong option, are none of the plugin's exceptions; subclasses that a plugin defines are.
+    That is not so if the memory was exhausted, or if the plugin tried to exit. Errors
+    of delegraph's own, such as a broken contract or a wrong option, are none of the
+    plugin's exceptions; subclasses that a plugin defines are.
     """
     is_own = getattr(errors, type(error).__name__, None) is type(error)
     if is_own and not isinstance(error, PluginFailed):
         return False
     causes = list(_causes(error))
-    return all(isinstance(cause, Exception) and not isinstance(cause, MemoryError) for cause in causes)
+    return all(
+        isinstance(cause, Exception) and not isinstance(cause, MemoryError)
+        for cause in causes
+    )
 
 
 def text_of(failure: DelegraphError) -> str:
@@ -44,11 +52,21 @@ def log(failure: DelegraphError) -> None:
 
 
 def reason_of(error: BaseException) -> Reason:
-    """Why a call is refused about which a partitioner or its support check raised ``error``. Logs the error."""
-    failure = error.__cause__ if isinstance(error, PluginFailed) and error.__cause__ else error
+    """Why a call is refused about which a partitioner or its support check raised
+    ``error``. Logs the error.
+    """
+    failure = (
+        error.__cause__
+        if isinstance(error, PluginFailed) and error.__cause__
+        else error
+    )
     LOG.info("%s", error, exc_info=failure)
     text = name_and_text(failure)
-    return Reason(f"asking whether it is supported failed: {text}", hint=HINT, cause=f"not asked: {text}")
+    return Reason(
+        f"asking whether it is supported failed: {text}",
+        hint=HINT,
+        cause=f"not asked: {text}",
+    )
 
 
 class GuardedSupport:

@@ -13,7 +13,9 @@ from ..discovery.registry import InstalledBackend
 from ..errors import ContractViolation
 
 
-def fingerprint_of(backend: InstalledBackend, compile_specs: Sequence[CompileSpec]) -> str | None:
+def fingerprint_of(
+    backend: InstalledBackend, compile_specs: Sequence[CompileSpec]
+) -> str | None:
     """The backend's fingerprint for ``compile_specs``; None if it gives none.
 
     Raises ContractViolation for anything but a text or None.
@@ -23,6 +25,9 @@ def fingerprint_of(backend: InstalledBackend, compile_specs: Sequence[CompileSpe
     with AtWork(kind, "fingerprint", registry=backend):
         fingerprint = kind.fingerprint(list(compile_specs))
     if not isinstance(fingerprint, str | None):
-        text = f"{kind.__name__}.fingerprint returned {fingerprint!r:.80}, not a text or None"
+        text = (
+            f"{kind.__name__}.fingerprint returned {fingerprint!r:.80}, not a text or"
+            " None"
+        )
         raise ContractViolation("contract-violation", text)
     return fingerprint

@@ -1,8 +1,10 @@
-"""Partitions that a compiler refused are taken out of their plan, as if the support check had refused their operators.
+"""Partitions that a compiler refused are taken out of their plan, as if the support
+check had refused their operators.
 
-A backend says what it takes before anything is compiled. Its compiler may still find that one partition does not fit
-the device, or fail. The partition's operators then stay on the host, and the next backends are asked about them. Parts
-of the partition that compile take its place.
+A backend says what it takes before anything is compiled. Its compiler may still find
+that one partition does not fit the device, or fail. The partition's operators then stay
+on the host, and the next backends are asked about them. Parts of the partition that
+compile take its place.
 """
 
 from __future__ import annotations
@@ -21,25 +23,34 @@ from .partition import NotCompiled, Partition, Plan, Tags, Work
 
 
 def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:
-    """Take the partitions of ``refused``, which all belong to ``plan``, out of it; their ``kept`` parts replace them.
+    """Take the partitions of ``refused``, which all belong to ``plan``, out of it;
+    their ``kept`` parts replace them.
 
-    Changes the tags, refusals and order of ``plan``, and its program: calls that were decomposed for the compiler that
-    refused them are restored.
+    Changes the tags, refusals and order of ``plan``, and its program: calls that were
+    decomposed for the compiler that refused them are restored.
     """
     if not refused:
         return
     gone = {one.work.partition.tag for one in refused}
     kept = [work.partition for one in refused for work in one.kept]
     plan.partitions = [p for p in plan.partitions if p.tag not in gone] + kept
-    plan.tags = {node: left for node, tags in plan.tags.items() if (left := _tags_left(node, tags, gone))}
+    plan.tags = {
+        node: left
+        for node, tags in plan.tags.items()
+        if (left := _tags_left(node, tags, gone))
+    }
     _tag(plan, kept)
-    # the first tag is that of the partition that returns the value, or None for the host
+    # the first tag is that of the partition that returns the value, or None for the
+    # host
     by_tag = {partition.tag: partition for partition in plan.partitions}
-    calls = ((node, tags[0]) for node, tags in plan.tags.items() if node.op != "placeholder")
+    calls = (
+        (node, tags[0]) for node, tags in plan.tags.items() if node.op != "placeholder"
+    )
     plan.provider = {node: by_tag[tag] for node, tag in calls if tag is not None}
     for one in refused:
         plan.refusals += _refusals(one, plan.tags)
-    # Calls that were decomposed for this compiler alone are restored, for the next backend and for eager PyTorch.
+    # Calls that were decomposed for this compiler alone are restored, for the next
+    # backend and for eager PyTorch.
     named = {n.name for p in plan.partitions for n in p.boundary}
     plan.refusals = plan.composites.restore(plan.tags, named, plan.refusals)
     for partition in plan.partitions:
@@ -47,12 +58,17 @@ def give_back(plan: Plan, refused: Sequence[Narrowed]) -> None:
     plan.units = order(plan)
 
 
-def _tags_left(node: Node, tags: tuple[str | None, ...], gone: Collection[str]) -> tuple[str | None, ...]:
-    """The ``tags`` of ``node`` without those of partitions in ``gone``, which the compiler refused.
+def _tags_left(
+    node: Node, tags: tuple[str | None, ...], gone: Collection[str]
+) -> tuple[str | None, ...]:
+    """The ``tags`` of ``node`` without those of partitions in ``gone``, which the
+    compiler refused.
 
-    Only a call on constants has several tags: each partition computes it by itself. If it loses one of them, the host
-    computes it as well, which None in the first place says: the partitions that are left are compiled already, so none
-    of them can get another output to provide the value. A placeholder is not computed, and never gets None.
+    Only a call on constants has several tags: each partition computes it by itself. If
+    it loses one of them, the host computes it as well, which None in the first place
+    says: the partitions that are left are compiled already, so none of them can get
+    another output to provide the value. A placeholder is not computed, and never gets
+    None.
     """
     remaining = tuple(tag for tag in tags if tag is not None and tag not in gone)
     # shorter also if None was among the tags: then the host goes on computing the call
@@ -63,8 +79,8 @@ def _tags_left(node: Node, tags: tuple[str | None, ...], gone: Collection[str]) 
 def _tag(plan: Plan, parts: Sequence[Partition]) -> None:
     """Add the tags of ``parts`` to ``plan``.
 
-    If a call on constants is in a part, and something outside of the parts with copies needs it, the host computes it
-    as well: parts have no outputs for constants.
+    If a call on constants is in a part, and something outside of the parts with copies
+    needs it, the host computes it as well: parts have no outputs for constants.
     """
     for part in parts:
         for node in (*part.constants, *part.nodes):
@@ -72,7 +88,11 @@ def _tag(plan: Plan, parts: Sequence[Partition]) -> None:
     returned = {node for part in parts for node in part.outputs}
     copied = {node for part in parts for node in part.nodes if node not in returned}
     for node in reversed(plan.program.graph.nodes):  # users come first
-        if node in copied and plan.tags[node][0] is not None and _is_needed_elsewhere(node, plan.tags):
+        if (
+            node in copied
+            and plan.tags[node][0] is not None
+            and _is_needed_elsewhere(node, plan.tags)
+        ):
             plan.tags[node] = (None, *plan.tags[node])
 
 
@@ -84,26 +104,47 @@ def _is_needed_elsewhere(node: Node, tags: Tags) -> bool:
 
 def _refusals(refused: Narrowed, tags: Tags) -> list[Refusal]:
     """The refusals of the calls of a partition that the host computes now."""
-    reasons = {node: work.not_compiled for work in refused.refused for node in work.partition.nodes}
-    default = refused.refused[-1].not_compiled if refused.refused else refused.work.not_compiled
-    on_host = [n for n in refused.work.partition.nodes if is_operator(n) and tags.get(n, (None,))[0] is None]
+    reasons = {
+        node: work.not_compiled
+        for work in refused.refused
+        for node in work.partition.nodes
+    }
+    default = (
+        refused.refused[-1].not_compiled
+        if refused.refused
+        else refused.work.not_compiled
+    )
+    on_host = [
+        n
+        for n in refused.work.partition.nodes
+        if is_operator(n) and tags.get(n, (None,))[0] is None
+    ]
     return [Refusal(node, _reason(reasons.get(node, default))) for node in on_host]
 
 
 def _reason(why: NotCompiled | None) -> Reason:
-    """The reason for the operators of a refused partition; its ``cause`` makes equal ones one row of the report."""
+    """The reason for the operators of a refused partition; its ``cause`` makes equal
+    ones one row of the report.
+    """
     assert why is not None
     verb = "failed on" if why.failed else "refused"
     return Reason(
-        f"its compiler {verb} the partition: {why.reason}", hint=why.hint, cause=f"not compiled: {why.reason}"
+        f"its compiler {verb} the partition: {why.reason}",
+        hint=why.hint,
+        cause=f"not compiled: {why.reason}",
     )
 
 
 def given_back_row(backend: str, work: Work) -> GivenBack:
-    """The report's row about a refused partition; ``backend`` is the backend's name in the report."""
+    """The report's row about a refused partition; ``backend`` is the backend's name in
+    the report.
+    """
     assert work.not_compiled is not None
-    nodes, lines = work.partition.nodes, map(source_of, work.partition.nodes)
+    nodes = work.partition.nodes
+    lines = map(source_of, work.partition.nodes)
     source = work.not_compiled.source
     shown = source if isinstance(source, Source) else next(filter(None, lines), None)
     reason = work.not_compiled.reason
-    return GivenBack(work.method, backend, work.partition.tag, count_operators(nodes), reason, shown)
+    return GivenBack(
+        work.method, backend, work.partition.tag, count_operators(nodes), reason, shown
+    )

@@ -1,4 +1,6 @@
-"""The step ``insert``: builds the host's program, which calls a module in the place of each partition."""
+"""The step ``insert``: builds the host's program, which calls a module in the place of
+each partition.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,26 @@ from .partition import Partition, Plan, Work
 from .state import stored_by_delegates
 
 
-def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], names: Iterator[str]) -> ExportedProgram:
-    """The program of ``plan``, in which a call of its module replaces each partition; in subgraphs, too.
+def insert_delegates(
+    plan: Plan, work: Sequence[Work], handles: Iterator[int], names: Iterator[str]
+) -> ExportedProgram:
+    """The program of ``plan``, in which a call of its module replaces each partition;
+    in subgraphs, too.
 
-    ``work`` has the modules. ``handles`` yields debug handles for the calls. ``names`` yields names for the modules,
-    first for this graph, then for its subgraphs.
+    ``work`` has the modules. ``handles`` yields debug handles for the calls. ``names``
+    yields names for the modules, first for this graph, then for its subgraphs.
     """
-    # names of attributes that the program fetches already: subgraphs, and delegates of earlier backends
+    # names of attributes that the program fetches already: subgraphs, and delegates of
+    # earlier backends
     used_names = {n.target for n in plan.program.graph.nodes if n.op == "get_attr"}
     free_names = (name for name in names if name not in used_names)
     module_names = list(islice(free_names, len(plan.partitions)))
-    # subgraphs first, since their delegates may make constants of this graph superfluous
-    lowered = [(subgraph, insert_delegates(inner, work, handles, names)) for subgraph, inner in plan.inner]
+    # subgraphs first, since their delegates may make constants of this graph
+    # superfluous
+    lowered = [
+        (subgraph, insert_delegates(inner, work, handles, names))
+        for subgraph, inner in plan.inner
+    ]
     dropped = put_back(plan.program, lowered)
     modules = {w.partition.tag: w.module for w in work if w.plan is plan}
     host = _HostProgram(plan, dropped, iter(module_names))
@@ -54,7 +64,8 @@ def insert_delegates(plan: Plan, work: Sequence[Work], handles: Iterator[int], n
 def _is_for_delegates(plan: Plan, node: Node) -> bool:
     """Whether ``node`` fetches a subgraph that only delegated calls use.
 
-    Delegates have copies of their subgraphs, so the host's program does not need ``node``.
+    Delegates have copies of their subgraphs, so the host's program does not need
+    ``node``.
     """
     if node.op != "get_attr" or not node.users:
         return False
@@ -63,19 +74,28 @@ def _is_for_delegates(plan: Plan, node: Node) -> bool:
 
 
 class _HostProgram:
-    """Builds the host's new graph, its signature, and the table of modules that it calls."""
+    """Builds the host's new graph, its signature, and the table of modules that it
+    calls.
+    """
 
-    def __init__(self, plan: Plan, dropped: Collection[Node], names: Iterator[str]) -> None:
-        """Begin the host's graph with copies of the placeholders that stay with the host.
+    def __init__(
+        self, plan: Plan, dropped: Collection[Node], names: Iterator[str]
+    ) -> None:
+        """Begin the host's graph with copies of the placeholders that stay with the
+        host.
 
-        ``dropped``: constants that calls no longer pass to their subgraphs, because delegates inside own them.
-        ``names``: yields names for the modules.
+        ``dropped``: constants that calls no longer pass to their subgraphs, because
+        delegates inside own them. ``names``: yields names for the modules.
         """
-        self.plan, self.names = plan, names
+        self.plan = plan
+        self.names = names
         self.graph = Graph(owning_module=plan.program.graph_module)
         self.env: dict[Node, Node] = {}  # node of the plan's program -> its copy
         self.modules: dict[str, LoweredBackendModule] = {}  # by name
-        self.state = {buffer for partition in plan.partitions for buffer in partition.state}  # that delegates keep
+        # that delegates keep
+        self.state = {
+            buffer for partition in plan.partitions for buffer in partition.state
+        }
         self.inputs: list[InputSpec] = []  # of the placeholders that stay
         for node, spec in placeholders(plan.program):
             if self._stays(node, dropped):
@@ -85,13 +105,16 @@ class _HostProgram:
     def _stays(self, node: Node, dropped: Collection[Node]) -> bool:
         """Whether the host needs the placeholder ``node``.
 
-        It does not need a constant that only delegates use, nor a buffer that a delegate keeps.
+        It does not need a constant that only delegates use, nor a buffer that a
+        delegate keeps.
         """
         if node in self.state:
             return False
-        if not node.users:  # if the model itself does not use it, the host keeps it all the same
+        # if the model itself does not use it, the host keeps it all the same
+        if not node.users:
             return node not in dropped
-        # if every user is computed only in partitions that own the constant, the host does not need the constant
+        # if every user is computed only in partitions that own the constant, the host
+        # does not need the constant
         tags = self.plan.tags
         owning = {*tags.get(node, ())}
         return not all(user in tags and {*tags[user]} <= owning for user in node.users)
@@ -102,40 +125,60 @@ class _HostProgram:
         new.meta.pop("delegation_tag", None)
         self.env[node] = new
 
-    def call(self, partition: Partition, module: LoweredBackendModule, handle: int) -> None:
-        """Call ``module`` in the place of its partition; ``handle`` is the debug handle of the call.
+    def call(
+        self, partition: Partition, module: LoweredBackendModule, handle: int
+    ) -> None:
+        """Call ``module`` in the place of its partition; ``handle`` is the debug handle
+        of the call.
 
-        A value with a boundary type is cast to it before the call, or back from it after the call.
+        A value with a boundary type is cast to it before the call, or back from it
+        after the call.
         """
         name = next(self.names)
         self.modules[name] = module
         fetching = self.graph.create_node("get_attr", name, name=name)
         fetching.meta = {"val": None, "debug_handle": handle}
         dtypes = partition.boundary
-        args = [self._cast(self.env[n], dtypes[n]) if n in dtypes else self.env[n] for n in partition.inputs]
+        args = [
+            self._cast(self.env[n], dtypes[n]) if n in dtypes else self.env[n]
+            for n in partition.inputs
+        ]
         call = self.graph.call_function(CALL_DELEGATE, (fetching, *args))
         vals = []  # what the delegate returns: outputs in their boundary types
         for k, node in enumerate(partition.outputs):
             recorded = node.meta["val"]
-            vals.append(as_dtype(recorded, dtypes[node]) if node in dtypes else recorded)
+            vals.append(
+                as_dtype(recorded, dtypes[node]) if node in dtypes else recorded
+            )
             new = self.graph.call_function(operator.getitem, (call, k))
-            new.meta = {key: v for key, v in node.meta.items() if key != "delegation_tag"} | {"val": vals[k]}
+            new.meta = {
+                key: v for key, v in node.meta.items() if key != "delegation_tag"
+            } | {"val": vals[k]}
             self.env[node] = self._cast(new, recorded.dtype) if node in dtypes else new
         call.meta = {"val": tuple(vals), "debug_handle": handle}
 
     def _cast(self, node: Node, dtype: torch.dtype) -> Node:
-        """Add a cast at a border, marked so that reports do not count it as an operator."""
+        """Add a cast at a border, marked so that reports do not count it as an
+        operator.
+        """
         new = cast(self.graph, node, dtype)
         new.meta["boundary"] = True
         return new
 
     def build(self) -> ExportedProgram:
-        """The finished program. It does not return the new values of buffers that delegates keep."""
+        """The finished program. It does not return the new values of buffers that
+        delegates keep.
+        """
         program = self.plan.program
         left_out = stored_by_delegates(program, self.state)  # positions of outputs
-        specs, values = [], []
+        specs = []
+        values = []
         for k, (spec, value) in enumerate(
-            zip(program.graph_signature.output_specs, output_values(program), strict=True)
+            zip(
+                program.graph_signature.output_specs,
+                output_values(program),
+                strict=True,
+            )
         ):
             if k not in left_out:
                 specs.append(spec)
@@ -143,5 +186,9 @@ class _HostProgram:
         self.graph.output(tuple(values)).meta = dict(output_node(program.graph).meta)
         outputs = name_outputs(specs, values)
         fetched = (str(n.target) for n in self.env if n.op == "get_attr")
-        root: Mapping[str, object] = {name: getattr(program.graph_module, name) for name in fetched} | self.modules
-        return build_program(root, self.graph, self.inputs, outputs, program, root_call(program))
+        root: Mapping[str, object] = {
+            name: getattr(program.graph_module, name) for name in fetched
+        } | self.modules
+        return build_program(
+            root, self.graph, self.inputs, outputs, program, root_call(program)
+        )

@@ -1,8 +1,10 @@
-"""Numbers that a program reads off constants, such as ``.item()`` of a buffer, become literals.
+"""Numbers that a program reads off constants, such as ``.item()`` of a buffer, become
+literals.
 
-``torch.export`` gives such a number a symbol, because it does not look at the elements of a buffer. The symbol then
-makes shapes unknown, and backends refuse each call that uses it. Here the number is read off the constant: calls get it
-as a literal, the symbol vanishes from all recorded shapes, and assertions that hold are dropped. A ``cond`` on a
+``torch.export`` gives such a number a symbol, because it does not look at the elements
+of a buffer. The symbol then makes shapes unknown, and backends refuse each call that
+uses it. Here the number is read off the constant: calls get it as a literal, the symbol
+vanishes from all recorded shapes, and assertions that hold are dropped. A ``cond`` on a
 constant becomes the branch that is taken.
 
 A buffer that some method writes is not a constant, so numbers read off it stay calls.
@@ -32,11 +34,15 @@ _COND = torch.ops.higher_order.cond
 _BINDINGS = "unbacked_bindings"
 """Key in the metadata of a call: the symbols that torch made for its result."""
 _SYMBOLIC = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-_RANGES = frozenset({aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default})
+_RANGES = frozenset(
+    {aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default}
+)
 
 
 class Folded(NamedTuple):
-    """How many numbers were read off constants, and how many conditions on constants were decided."""
+    """How many numbers were read off constants, and how many conditions on constants
+    were decided.
+    """
 
     numbers: int = 0
     conditions: int = 0
@@ -47,14 +53,18 @@ class Folded(NamedTuple):
         if self.numbers:
             facts.append(f"{pluralize(self.numbers, 'number')} read off constants")
         if self.conditions:
-            facts.append(f"{pluralize(self.conditions, 'condition')} on constants decided")
+            facts.append(
+                f"{pluralize(self.conditions, 'condition')} on constants decided"
+            )
         return f"{' and '.join(facts)} while lowering" if facts else ""
 
 
 def fold_scalars(program: ExportedProgram) -> Folded:
-    """Replace numbers that ``program`` reads off constants by literals, in place, also in its subgraphs.
+    """Replace numbers that ``program`` reads off constants by literals, in place, also
+    in its subgraphs.
 
-    An assertion about such a number that does not hold stays, and fails when the program runs.
+    An assertion about such a number that does not hold stays, and fails when the
+    program runs.
     """
     folding = _Folding(program)
     for node in list(program.graph.nodes):
@@ -67,21 +77,28 @@ def fold_scalars(program: ExportedProgram) -> Folded:
         folded.append(fold_scalars(subgraph))
         return subgraph
 
-    if any(_reads_numbers(graph) for graph in graphs(program.graph_module) if graph is not program.graph):
+    if any(
+        _reads_numbers(graph)
+        for graph in graphs(program.graph_module)
+        if graph is not program.graph
+    ):
         rewrite_subgraphs(program, fold)
     return Folded(*map(sum, zip(*folded, strict=True)))
 
 
 def _reads_numbers(graph: Graph) -> bool:
     """Whether a graph has a call that reads a number off a tensor."""
-    return any(isinstance(n.target, OpOverload) and type(n.meta.get("val")) in _SYMBOLIC for n in graph.nodes)
+    return any(
+        isinstance(n.target, OpOverload) and type(n.meta.get("val")) in _SYMBOLIC
+        for n in graph.nodes
+    )
 
 
 class _Folding:
     """The numbers of one program that are known so far.
 
-    ``_known``: symbol -> its number, or an expression of other symbols. ``numbers`` and ``conditions``: those of
-    ``Folded``.
+    ``_known``: symbol -> its number, or an expression of other symbols. ``numbers`` and
+    ``conditions``: those of ``Folded``.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -92,31 +109,39 @@ class _Folding:
         self.conditions = 0
 
     def visit(self, node: Node) -> None:
-        """Replace ``node`` if its result is a number that is known by now; the operands were visited before."""
+        """Replace ``node`` if its result is a number that is known by now; the operands
+        were visited before.
+        """
         val = node.meta.get("val")
         self._substitute(node)
         if node.target is _COND:
             self._decide(node)
         elif node.target is aten._assert_scalar.default or node.target in _RANGES:
             self._check(node)
-        elif type(val) in _SYMBOLIC or (type(val) in _SYMBOLIC.values() and not isinstance(node.target, OpOverload)):
+        elif type(val) in _SYMBOLIC or (
+            type(val) in _SYMBOLIC.values() and not isinstance(node.target, OpOverload)
+        ):
             self._compute(node, val)
         elif _BINDINGS in node.meta and self._known:
             self._infer(node)
 
     def _compute(self, node: Node, val: Any) -> None:
-        """Replace a call that returns a number, if it is known; ``val`` is the number as it was recorded."""
+        """Replace a call that returns a number, if it is known; ``val`` is the number
+        as it was recorded.
+        """
         number = None
         if isinstance(node.target, OpOverload):
             number = self._values.results(node)
             self.numbers += number is not None
-        elif not node.all_input_nodes and callable(node.target):  # arithmetic of Python on literals
+        elif not node.all_input_nodes and callable(node.target):
+            # arithmetic of Python on literals
             try:
                 number = node.target(*node.args, **node.kwargs)
             except (ArithmeticError, TypeError, ValueError):  # as when the program runs
                 return
         if number is None:
-            number = node.meta["val"]  # a size, from whose recorded value all symbols may have vanished
+            # a size, from whose recorded value all symbols may have vanished
+            number = node.meta["val"]
         if type(number) is _SYMBOLIC.get(type(val), type(val)):
             self._learn(val, number)
             self._replace(node, number)
@@ -127,7 +152,9 @@ class _Folding:
         node.graph.erase_node(node)
 
     def _learn(self, val: Any, number: Any) -> None:
-        """Record the symbol whose value follows from ``val`` being ``number``, an int or another symbolic number."""
+        """Record the symbol whose value follows from ``val`` being ``number``, an int
+        or another symbolic number.
+        """
         if type(val) not in _SYMBOLIC:
             return
         expression = val.node.expr
@@ -137,7 +164,11 @@ class _Folding:
                 return
             expression = expression.args[0]
             value = sympy.Integer(int(number))
-        if expression.is_Symbol and expression != value and free_unbacked_symbols(expression):
+        if (
+            expression.is_Symbol
+            and expression != value
+            and free_unbacked_symbols(expression)
+        ):
             self._known[expression] = value
 
     def _check(self, node: Node) -> None:
@@ -155,10 +186,16 @@ class _Folding:
             node.graph.erase_node(node)
 
     def _infer(self, node: Node) -> None:
-        """Learn the sizes of the result of a call that had symbols of its own, now that its operands are known."""
+        """Learn the sizes of the result of a call that had symbols of its own, now that
+        its operands are known.
+        """
         val = node.meta["val"]
         vals = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-        fakes = [leaf for leaf in pytree.tree_leaves((vals, val)) if isinstance(leaf, FakeTensor)]
+        fakes = [
+            leaf
+            for leaf in pytree.tree_leaves((vals, val))
+            if isinstance(leaf, FakeTensor)
+        ]
         if not fakes or not isinstance(node.target, OpOverload):
             return
         mode = fakes[0].fake_mode
@@ -168,7 +205,9 @@ class _Folding:
         with mode, environment.ignore_fresh_unbacked_symbols(), torch.no_grad():
             inferred = node.target(*args, **kwargs)
         before = len(self._known)
-        for old, new in zip(pytree.tree_leaves(val), pytree.tree_leaves(inferred), strict=True):
+        for old, new in zip(
+            pytree.tree_leaves(val), pytree.tree_leaves(inferred), strict=True
+        ):
             if isinstance(old, torch.Tensor):
                 for size, found in zip(old.shape, new.shape, strict=True):
                     if not free_unbacked_symbols(found):
@@ -187,17 +226,23 @@ class _Folding:
         taken: Any = branches[0 if condition else 1]
         module: Any = self._program.graph_module
         branch: GraphModule = getattr(module, str(taken.target))
-        copies = dict(zip(branch.graph.find_nodes(op="placeholder"), operands, strict=True))  # type: ignore[arg-type]
+        copies = dict(
+            zip(branch.graph.find_nodes(op="placeholder"), operands, strict=True)  # type: ignore[arg-type]
+        )
         graph = node.graph
         new: list[Node] = []
         with graph.inserting_before(node):
             for inner in branch.graph.nodes:
                 if inner.op == "get_attr":
-                    copies[inner] = self._fetch(getattr(branch, str(inner.target)), inner)
+                    copies[inner] = self._fetch(
+                        getattr(branch, str(inner.target)), inner
+                    )
                 elif inner.op == "call_function":
                     copies[inner] = graph.node_copy(inner, lambda n: copies[n])
                     new.append(copies[inner])
-        results: Any = torch.fx.map_arg(output_node(branch.graph).args[0], lambda n: copies[n])
+        results: Any = torch.fx.map_arg(
+            output_node(branch.graph).args[0], lambda n: copies[n]
+        )
         for user in list(node.users):
             result = results[user.args[1]]
             if isinstance(result, Node):
@@ -210,7 +255,9 @@ class _Folding:
                 self.visit(call)
 
     def _fetch(self, attribute: Any, inner: Node) -> Any:
-        """What stands for an attribute of a branch in the program: a constant, or a subgraph that is fetched."""
+        """What stands for an attribute of a branch in the program: a constant, or a
+        subgraph that is fetched.
+        """
         if isinstance(attribute, torch.Tensor):
             return add_constant(self._program, attribute, inner.name)
         module: Any = self._program.graph_module
@@ -241,16 +288,25 @@ class _Folding:
                 if graph is not program.graph:
                     self._replace_in_subgraph(node)
         for node in reversed(program.graph.nodes):
-            if node.op in ("call_function", "get_attr") and not node.users and not has_effect(node):
+            if (
+                node.op in ("call_function", "get_attr")
+                and not node.users
+                and not has_effect(node)
+            ):
                 program.graph.erase_node(node)
         ranges = program.range_constraints.items()
-        program._range_constraints = {s: bounds for s, bounds in ranges if s not in self._known}
+        program._range_constraints = {
+            s: bounds for s, bounds in ranges if s not in self._known
+        }
         program.graph_module.recompile()
 
     def _replace_in_subgraph(self, node: Node) -> None:
         """Let users of a number that is known in a subgraph use the literal."""
         val: Any = node.meta.get("val")
-        if type(val) in _SYMBOLIC.values() and node.op in ("placeholder", "call_function"):
+        if type(val) in _SYMBOLIC.values() and node.op in (
+            "placeholder",
+            "call_function",
+        ):
             node.replace_all_uses_with(val)
 
     def _substitute(self, node: Node) -> None:
@@ -260,7 +316,9 @@ class _Folding:
         node.meta["val"] = pytree.tree_map(self._substituted, node.meta["val"])
         bindings = node.meta.get(_BINDINGS)
         if bindings:
-            node.meta[_BINDINGS] = {s: path for s, path in bindings.items() if s not in self._known}
+            node.meta[_BINDINGS] = {
+                s: path for s, path in bindings.items() if s not in self._known
+            }
             if not node.meta[_BINDINGS]:
                 del node.meta[_BINDINGS]
 
@@ -270,20 +328,29 @@ class _Folding:
             return self._number(val)
         if not isinstance(val, FakeTensor) or not val._has_symbolic_sizes_strides:
             return val
-        if not any(self._concerns(size) for size in (*val.shape, *val.stride(), val.storage_offset())):
+        if not any(
+            self._concerns(size)
+            for size in (*val.shape, *val.stride(), val.storage_offset())
+        ):
             return val
         shape = [self._number(size) for size in val.shape]
         strides = [self._number(stride) for stride in val.stride()]
         with val.fake_mode:
-            new = torch.empty_strided(shape, strides, dtype=val.dtype, device=val.device)
+            new = torch.empty_strided(
+                shape, strides, dtype=val.dtype, device=val.device
+            )
         return new.requires_grad_(val.requires_grad)
 
     def _concerns(self, size: Any) -> bool:
         """Whether a size has symbols that are known."""
-        return type(size) in _SYMBOLIC and not self._known.keys().isdisjoint(size.node.expr.free_symbols)
+        return type(size) in _SYMBOLIC and not self._known.keys().isdisjoint(
+            size.node.expr.free_symbols
+        )
 
     def _number(self, number: Any) -> Any:
-        """A number without the symbols that are known; one of Python if no symbol is left."""
+        """A number without the symbols that are known; one of Python if no symbol is
+        left.
+        """
         if not self._concerns(number):
             return number
         expression = number.node.expr
@@ -295,5 +362,9 @@ class _Folding:
         environment = number.node.shape_env
         if kind is bool:
             return environment.create_symboolnode(expression)
-        make = environment.create_symintnode if kind is int else environment.create_symfloatnode
+        make = (
+            environment.create_symintnode
+            if kind is int
+            else environment.create_symfloatnode
+        )
         return make(expression, hint=None)

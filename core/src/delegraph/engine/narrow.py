@@ -1,8 +1,10 @@
-"""Finds the smallest part of a partition that its compiler fails on, so that the rest stays delegated.
+"""Finds the smallest part of a partition that its compiler fails on, so that the rest
+stays delegated.
 
-A compiler that raises an exception seldom says which operator is to blame. The partition's calls are put into an order,
-and the longest beginning that compiles is found by halving. The call that follows it goes to the next backend or to the
-host, and the same is done with the calls after that.
+A compiler that raises an exception seldom says which operator is to blame. The
+partition's calls are put into an order, and the longest beginning that compiles is
+found by halving. The call that follows it goes to the next backend or to the host, and
+the same is done with the calls after that.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ Unit = Sequence[Node]
 class Narrowed:
     """What became of a partition that was not compiled.
 
-    ``work``: the work on the whole partition. ``kept``: the work on its parts that compile. ``refused``: copies of
-    ``work`` whose partitions have only the calls that do not compile, each with its reason.
+    ``work``: the work on the whole partition. ``kept``: the work on its parts that
+    compile. ``refused``: copies of ``work`` whose partitions have only the calls that
+    do not compile, each with its reason.
     """
 
     work: Work
@@ -42,10 +45,12 @@ class Narrowed:
 
 
 def narrow(work: Work, compile_part: Callable[[Work], None]) -> Narrowed:
-    """Compile parts of a partition on which its compiler failed; ``work`` has the failure.
+    """Compile parts of a partition on which its compiler failed; ``work`` has the
+    failure.
 
-    ``compile_part`` stores the result in the work that it gets, or why there is none. A partition is refused whole if
-    its compiler raised Unsupported, or if it cannot be split.
+    ``compile_part`` stores the result in the work that it gets, or why there is none. A
+    partition is refused whole if its compiler raised Unsupported, or if it cannot be
+    split.
     """
     assert work.not_compiled is not None, "only a failed partition is narrowed"
     if not work.not_compiled.failed or not _can_be_split(work.partition):
@@ -56,15 +61,19 @@ def narrow(work: Work, compile_part: Callable[[Work], None]) -> Narrowed:
 
 
 def _can_be_split(partition: Partition) -> bool:
-    """Whether a partition may become several: state and constants without copies belong to one delegate."""
-    return not partition.state and not any(node.meta.get("no_copy") for node in partition.constants)
+    """Whether a partition may become several: state and constants without copies belong
+    to one delegate.
+    """
+    return not partition.state and not any(
+        node.meta.get("no_copy") for node in partition.constants
+    )
 
 
 class _Search:
     """The search for the calls of one partition that its compiler fails on.
 
-    ``kept`` and ``refused``: those of ``Narrowed``. ``_left``: attempts that may still be made. ``_reason``: why the
-    last attempt failed.
+    ``kept`` and ``refused``: those of ``Narrowed``. ``_left``: attempts that may still
+    be made. ``_reason``: why the last attempt failed.
     """
 
     def __init__(self, work: Work, compile_part: Callable[[Work], None]) -> None:
@@ -77,16 +86,21 @@ class _Search:
         program = work.plan.program
         self._position = {node: k for k, node in enumerate(program.graph.nodes)}
         self._results = result_positions(program)
-        kept_buffers = {node for partition in work.plan.partitions for node in partition.state}
+        kept_buffers = {
+            node for partition in work.plan.partitions for node in partition.state
+        }
         self._returned = returned_values(program, kept_buffers)
         self._constant = constant_calls(work.partition)
 
     def run(self, units: Sequence[Unit]) -> None:
-        """Fill ``kept`` and ``refused``; ``units``, in their order, do not compile together."""
+        """Fill ``kept`` and ``refused``; ``units``, in their order, do not compile
+        together.
+        """
         if not units:
             self.refused.append(self._work)
         while units:
-            # the first ``good`` units compile, as ``beginning``; the first ``bad`` ones do not
+            # the first ``good`` units compile, as ``beginning``; the first ``bad`` ones
+            # do not
             good = 0
             bad = len(units)
             beginning = None
@@ -116,7 +130,9 @@ class _Search:
         return compiled is not None
 
     def _attempt(self, units: Sequence[Unit]) -> Work | None:
-        """The work on a part with ``units``, compiled; None if it does not compile, or if no attempt is left."""
+        """The work on a part with ``units``, compiled; None if it does not compile, or
+        if no attempt is left.
+        """
         if self._left == 0:
             return None
         self._left -= 1
@@ -129,37 +145,57 @@ class _Search:
         return work
 
     def _part(self, units: Sequence[Unit]) -> Partition:
-        """A partition of ``units``, with copies of the calls on constants that they need."""
+        """A partition of ``units``, with copies of the calls on constants that they
+        need.
+        """
         whole = self._work.partition
         own = {node for unit in units for node in unit}
-        nodes = reachable(own, lambda node: [n for n in node.all_input_nodes if n in self._constant])
+        nodes = reachable(
+            own, lambda node: [n for n in node.all_input_nodes if n in self._constant]
+        )
         used = {operand for node in nodes for operand in node.all_input_nodes}
         part = Partition(
             tag=f"{whole.tag}/{len(self.kept) + 1}",
             spec=whole.spec,
             nodes=sorted(nodes, key=self._position.__getitem__),
             constants=[node for node in whole.constants if node in used],
-            boundary={node: dtype for node, dtype in whole.boundary.items() if node in nodes or node in used},
+            boundary={
+                node: dtype
+                for node, dtype in whole.boundary.items()
+                if node in nodes or node in used
+            },
         )
         tags = self._work.plan.tags | dict.fromkeys(whole.nodes, ())
-        # None comes first for a call on constants, which never is an output: the host computes it as well
-        tags |= {node: (None, part.tag) if node in self._constant else (part.tag,) for node in nodes}
+        # None comes first for a call on constants, which never is an output: the host
+        # computes it as well
+        tags |= {
+            node: (None, part.tag) if node in self._constant else (part.tag,)
+            for node in nodes
+        }
         connect(part, tags, self._position, self._returned, self._results)
         return part
 
     def _refuse(self, units: Sequence[Unit]) -> None:
-        """Add ``units`` to ``refused``, with the reason of the last attempt that failed."""
-        nodes = sorted((node for unit in units for node in unit), key=self._position.__getitem__)
+        """Add ``units`` to ``refused``, with the reason of the last attempt that
+        failed.
+        """
+        nodes = sorted(
+            (node for unit in units for node in unit), key=self._position.__getitem__
+        )
         partition = replace(self._work.partition, nodes=nodes)
-        self.refused.append(replace(self._work, partition=partition, not_compiled=self._reason))
+        self.refused.append(
+            replace(self._work, partition=partition, not_compiled=self._reason)
+        )
 
 
 class _Units:
-    """The calls of a partition, except those on constants, in groups that are not separated.
+    """The calls of a partition, except those on constants, in groups that are not
+    separated.
 
-    A call that unpacks results is not separated from the call that makes them. Compilers match quantize and dequantize
-    with the call between them: so a quantize stays with the call before it, and a dequantize with its first user. If
-    the scale is computed at run time, all of these calls stay together.
+    A call that unpacks results is not separated from the call that makes them.
+    Compilers match quantize and dequantize with the call between them: so a quantize
+    stays with the call before it, and a dequantize with its first user. If the scale is
+    computed at run time, all of these calls stay together.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -179,7 +215,9 @@ class _Units:
                 self._join(node, value)
 
     def in_order(self) -> list[Unit]:
-        """The groups, each after those whose values it needs, and in graph order where there is a choice."""
+        """The groups, each after those whose values it needs, and in graph order where
+        there is a choice.
+        """
         position = {node: k for k, node in enumerate(self._calls)}
         groups: dict[int, list[Node]] = {}
         group_of: dict[Node, int] = {}
@@ -190,21 +228,35 @@ class _Units:
             group_of[node] = first
         needs: dict[int, set[int]] = {first: set() for first in groups}
         for node in self._calls:
-            operands = (group_of[operand] for operand in node.all_input_nodes if operand in group_of)
-            needs[group_of[node]].update(first for first in operands if first != group_of[node])
+            operands = (
+                group_of[operand]
+                for operand in node.all_input_nodes
+                if operand in group_of
+            )
+            needs[group_of[node]].update(
+                first for first in operands if first != group_of[node]
+            )
         return [groups[first] for first in sort_by_needs(needs)]
 
     def _join(self, node: Node, others: Sequence[Node]) -> None:
-        """Put ``node`` into one group with those of ``others`` that are calls of the partition."""
+        """Put ``node`` into one group with those of ``others`` that are calls of the
+        partition.
+        """
         for other in others:
             if other in self._root:
                 self._root[find_root(self._root, node)] = find_root(self._root, other)
 
 
 def constant_calls(partition: Partition) -> set[Node]:
-    """The calls of a partition that compute constants: all of their operands are constants, and none is random."""
+    """The calls of a partition that compute constants: all of their operands are
+    constants, and none is random.
+    """
     known = set(partition.constants)
     for node in partition.nodes:
-        if node.all_input_nodes and not draws(node) and all(operand in known for operand in node.all_input_nodes):
+        if (
+            node.all_input_nodes
+            and not draws(node)
+            and all(operand in known for operand in node.all_input_nodes)
+        ):
             known.add(node)
     return known.difference(partition.constants)

@@ -22,13 +22,15 @@ from .partition import Partition, Plan, Unit
 
 
 def order(plan: Plan) -> list[Unit]:
-    """The host's nodes and the partitions, each after what it needs, and in graph order where there is a choice.
+    """The host's nodes and the partitions, each after what it needs, and in graph order
+    where there is a choice.
 
-    Calls that draw random numbers keep graph order wherever partitions allow that. Raises ContractViolation, with the
-    path, if a partition would need its own result.
+    Calls that draw random numbers keep graph order wherever partitions allow that.
+    Raises ContractViolation, with the path, if a partition would need its own result.
     """
     nodes = plan.program.graph.nodes
-    units: dict[int, Unit] = {}  # position of the first node -> the unit that it belongs to
+    # position of the first node -> the unit that it belongs to
+    units: dict[int, Unit] = {}
     position: dict[int, int] = {}  # id of a unit -> the position of its first node
     for k, node in enumerate(nodes):
         if node.op not in ("placeholder", "output"):
@@ -40,22 +42,32 @@ def order(plan: Plan) -> list[Unit]:
         """The position of the unit of ``node``."""
         return position[id(plan.provider.get(node, node))]
 
-    # From here on, a unit (a partition, or a node of the host) is the position of its first node; of several units that
-    # may run next, the one with the smallest position does. ``needs``: unit -> the units that have to run before it.
-    needs = {k: set(map(position_of, _computed_inputs(unit))) for k, unit in units.items()}
+    # From here on, a unit (a partition, or a node of the host) is the position of its
+    # first node; of several units that may run next, the one with the smallest position
+    # does. ``needs``: unit -> the units that have to run before it.
+    needs = {
+        k: set(map(position_of, _computed_inputs(unit))) for k, unit in units.items()
+    }
     # each unit that draws random numbers also needs the one that draws before it
-    drawing = dict.fromkeys(position_of(n) for n in nodes if n.op == "call_function" and draws(n))
+    drawing = dict.fromkeys(
+        position_of(n) for n in nodes if n.op == "call_function" and draws(n)
+    )
     needs_with_draws = dict(needs)
     for before, after in pairwise(drawing):
         needs_with_draws[after] = needs[after] | {before}
     try:
         try:
             positions = sort_by_needs(needs_with_draws)
-        except CycleError:  # no order of whole partitions keeps that of the draws: ``random_notes`` reports it
+        except CycleError:
+            # no order of whole partitions keeps that of the draws: ``random_notes``
+            # reports it
             positions = sort_by_needs(needs)
     except CycleError as e:
         path = [units[k] for k in e.args[1]]  # argument 1 of the error is the cycle
-        names = [f"partition {unit.tag}" if isinstance(unit, Partition) else unit.name for unit in path]
+        names = [
+            f"partition {unit.tag}" if isinstance(unit, Partition) else unit.name
+            for unit in path
+        ]
         text = f"partitions depend on themselves: {' -> '.join(names)}"
         hint = "nodes on such a path have to be in the partition, or it has to be split"
         raise ContractViolation("contract-violation", text, hint=hint) from None
@@ -69,13 +81,16 @@ def _computed_inputs(unit: Unit) -> list[Node]:
 
 
 def sort_by_needs(needs: Mapping[int, set[int]]) -> list[int]:
-    """The keys of ``needs``, each after the keys that it needs; the smallest first where there is a choice."""
+    """The keys of ``needs``, each after the keys that it needs; the smallest first
+    where there is a choice.
+    """
     sorter = TopologicalSorter(needs)
     sorter.prepare()
     ready: list[int] = []
     result: list[int] = []
     while sorter.is_active():
-        # a heap of the keys whose needs are in the result: the smallest comes next, and may make others ready
+        # a heap of the keys whose needs are in the result: the smallest comes next, and
+        # may make others ready
         for k in sorter.get_ready():
             heapq.heappush(ready, k)
         result.append(heapq.heappop(ready))
@@ -87,21 +102,33 @@ def draws(node: Node) -> bool:
     """Whether a call draws random numbers, by itself or in a subgraph."""
     if isinstance(node.target, OpOverload):
         return is_random(node)
-    return any(map(draws, (n for subgraph in subgraphs_of(node) for n in all_nodes(subgraph))))
+    return any(
+        map(draws, (n for subgraph in subgraphs_of(node) for n in all_nodes(subgraph)))
+    )
 
 
-def random_notes(programs: Mapping[str, ExportedProgram], delegates: Sequence[DelegateInfo]) -> Iterator[str]:
+def random_notes(
+    programs: Mapping[str, ExportedProgram], delegates: Sequence[DelegateInfo]
+) -> Iterator[str]:
     """Notes for the report about random numbers that differ from eager's.
 
-    torch draws them from one generator in the order of the calls. They differ if a delegate draws by itself, or if the
-    order of the calls changed.
+    torch draws them from one generator in the order of the calls. They differ if a
+    delegate draws by itself, or if the order of the calls changed.
     """
     for delegate in delegates:
         if any(map(draws, delegate.nodes)):
             place = f"{delegate.name} of {delegate.method}"
-            yield f"{place} draws random numbers by itself: a seed does not give those of eager"
+            yield (
+                f"{place} draws random numbers by itself: a seed does not give those of"
+                " eager"
+            )
     for method, program in programs.items():
         # debug handles grow in the order of eager's calls
-        handles = [n.meta.get("debug_handle", 0) for n in program.graph.nodes if draws(n)]
+        handles = [
+            n.meta.get("debug_handle", 0) for n in program.graph.nodes if draws(n)
+        ]
         if handles != sorted(handles):
-            yield f"{method} draws random numbers in another order than eager: a seed does not give those of eager"
+            yield (
+                f"{method} draws random numbers in another order than eager: a seed"
+                " does not give those of eager"
+            )

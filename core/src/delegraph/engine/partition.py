@@ -1,4 +1,6 @@
-"""The data of a lowering: a partition, the plan of all partitions of a graph, and the work on one partition."""
+"""The data of a lowering: a partition, the plan of all partitions of a graph, and the
+work on one partition.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from .composites import Composites
 from .snapshot import Snapshot
 
 ON_HOST = "checked_on_host"
-"""Metadata key of a call that only checks something and stays on the host, whatever its tags."""
+"""Metadata key of a call that only checks something and stays on the host, whatever its
+tags.
+"""
 Tags = dict[Node, tuple[str | None, ...]]
 """Node -> where it is computed: tags of partitions, and None for the host."""
 
@@ -30,11 +34,12 @@ Tags = dict[Node, tuple[str | None, ...]]
 class Partition:
     """What one delegate computes. Lists are in graph order, except ``inputs``.
 
-    ``nodes``: its calls. ``constants``: the placeholders of parameters, buffers and constants that it owns. ``state``:
-    buffer that it owns and writes -> last value. ``inputs``: values that it gets at run time, in the order in which its
-    calls first use them. ``outputs``: values that others use. ``boundary``: node -> the dtype in which its value
-    crosses the border, where that is not the recorded one. ``boundary_types``: the same for all values
-    of the program, by name.
+    ``nodes``: its calls. ``constants``: the placeholders of parameters, buffers and
+    constants that it owns. ``state``: buffer that it owns and writes -> last value.
+    ``inputs``: values that it gets at run time, in the order in which its calls first
+    use them. ``outputs``: values that others use. ``boundary``: node -> the dtype in
+    which its value crosses the border, where that is not the recorded one.
+    ``boundary_types``: the same for all values of the program, by name.
     """
 
     tag: str
@@ -56,14 +61,17 @@ Unit = Partition | Node
 class Plan:
     """The partitions of one program, and what stays on the host.
 
-    ``tags``: where each node is computed; None stands for the host. A constant may have several tags, and None as well.
-    ``provider``: delegated node -> the partition that returns its value. ``snapshot``: the program as the partitioner
-    got it. ``units``: partitions and nodes of the host, in the order in which they run. ``inner``: subgraphs of calls
-    that the host makes, with their plans. ``composites``: calls that were decomposed for this plan.
+    ``tags``: where each node is computed; None stands for the host. A constant may have
+    several tags, and None as well. ``provider``: delegated node -> the partition that
+    returns its value. ``snapshot``: the program as the partitioner got it. ``units``:
+    partitions and nodes of the host, in the order in which they run. ``inner``:
+    subgraphs of calls that the host makes, with their plans. ``composites``: calls that
+    were decomposed for this plan.
 
-    A buffer that the program writes stays with the host, which passes it to delegates and stores what they return,
-    unless the partitioner tagged its placeholder. Then the one delegate that reads and writes the buffer owns it: the
-    buffer is in that partition's ``state``, and the host has neither the placeholder nor the write.
+    A buffer that the program writes stays with the host, which passes it to delegates
+    and stores what they return, unless the partitioner tagged its placeholder. Then the
+    one delegate that reads and writes the buffer owns it: the buffer is in that
+    partition's ``state``, and the host has neither the placeholder nor the write.
     """
 
     program: ExportedProgram
@@ -84,10 +92,12 @@ class Plan:
 
 
 class NotCompiled(NamedTuple):
-    """Why a partition was not compiled: a reason, a hint, and the user's line (None if it is not known).
+    """Why a partition was not compiled: a reason, a hint, and the user's line (None if
+    it is not known).
 
-    ``failed``: the compiler raised an exception of its own, so that it is not known which operator is to blame. Without
-    it, the compiler refused the partition as a whole.
+    ``failed``: the compiler raised an exception of its own, so that it is not known
+    which operator is to blame. Without it, the compiler refused the partition as a
+    whole.
     """
 
     reason: str
@@ -100,9 +110,10 @@ class NotCompiled(NamedTuple):
 class Work:
     """One partition on its way through the steps.
 
-    ``module``: its module, for the host. ``seconds``: seconds by step. After compiling, ``result`` is what the backend
-    returned, or ``not_compiled`` says why it refused the program. ``origin``: where the result comes from, if the
-    compiler keeps results; ``equal_to``: the equal partition whose result it is. ``name``: the attribute of the
+    ``module``: its module, for the host. ``seconds``: seconds by step. After compiling,
+    ``result`` is what the backend returned, or ``not_compiled`` says why it refused the
+    program. ``origin``: where the result comes from, if the compiler keeps results;
+    ``equal_to``: the equal partition whose result it is. ``name``: the attribute of the
     method's program that has the module, once there is one.
     """
 
@@ -118,16 +129,28 @@ class Work:
     name: str = ""
 
     def info(self, name: str) -> DelegateInfo:
-        """The delegate that the partition became. ``name``: the attribute of the method's program that has its module.
+        """The delegate that the partition became. ``name``: the attribute of the
+        method's program that has its module.
 
-        Also sets ``name`` of this work, since equal partitions name the one whose result they have.
+        Also sets ``name`` of this work, since equal partitions name the one whose
+        result they have.
         """
         self.name = name
         operators = tuple(filter(is_operator, self.partition.nodes))
-        origin = self.origin if self.equal_to is None else f"equal to {self.equal_to.name}"
-        return DelegateInfo(self.method, name, self.module, operators, self.seconds, origin)
+        origin = (
+            self.origin if self.equal_to is None else f"equal to {self.equal_to.name}"
+        )
+        return DelegateInfo(
+            self.method, name, self.module, operators, self.seconds, origin
+        )
 
 
-def broken(text: str, node: Node | None = None, hint: str | None = None) -> ContractViolation:
-    """The error for a partitioner that broke its contract; ``node`` is the node in question, if there is one."""
-    return ContractViolation("contract-violation", text, node, source_of(node) if node else None, hint)
+def broken(
+    text: str, node: Node | None = None, hint: str | None = None
+) -> ContractViolation:
+    """The error for a partitioner that broke its contract; ``node`` is the node in
+    question, if there is one.
+    """
+    return ContractViolation(
+        "contract-violation", text, node, source_of(node) if node else None, hint
+    )

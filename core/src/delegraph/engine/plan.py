@@ -1,4 +1,6 @@
-"""Checks a partitioner's tags and makes a ``Plan`` of them, from which host program and delegates are built."""
+"""Checks a partitioner's tags and makes a ``Plan`` of them, from which host program and
+delegates are built.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,12 @@ import operator
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from delegraph_programs import constant_placeholders, is_operator, output_values, written_values
+from delegraph_programs import (
+    constant_placeholders,
+    is_operator,
+    output_values,
+    written_values,
+)
 from delegraph_programs.exported_program import SHARED_STATE
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
@@ -24,7 +31,8 @@ from .state import give_state, returned_values
 
 
 class Answer(NamedTuple):
-    """A partitioner's result for a program, and the tags that it put on the program's nodes.
+    """A partitioner's result for a program, and the tags that it put on the program's
+    nodes.
 
     ``before``: the program as the partitioner got it; None if changes are not checked.
     """
@@ -35,8 +43,12 @@ class Answer(NamedTuple):
     before: Snapshot | None
 
 
-def check_settings(partitioner: Partitioner, programs: Mapping[str, ExportedProgram]) -> None:
-    """Let ``partitioner`` check its settings by the ``programs`` of all methods that it will be asked about."""
+def check_settings(
+    partitioner: Partitioner, programs: Mapping[str, ExportedProgram]
+) -> None:
+    """Let ``partitioner`` check its settings by the ``programs`` of all methods that it
+    will be asked about.
+    """
     with AtWork(partitioner, "check_settings"):
         partitioner.check_settings(programs)
 
@@ -48,16 +60,22 @@ def ask(
     session: Session | None = None,
     may_fail: bool = False,
 ) -> Answer:
-    """Ask ``partitioner`` about ``program``, and check that it did only what the contract allows.
+    """Ask ``partitioner`` about ``program``, and check that it did only what the
+    contract allows.
 
-    Calling it puts tags on the nodes of ``program``. ``watched``: also check that it changed only tags. That is left
-    out for a program that was made just to ask. ``session``: calls the partitioner, or has an earlier answer; None: it
-    is called here. ``may_fail``: an exception of the partitioner refuses the calls that it is about, or all if that is
-    not known. Raises ContractViolation.
+    Calling it puts tags on the nodes of ``program``. ``watched``: also check that it
+    changed only tags. That is left out for a program that was made just to ask.
+    ``session``: calls the partitioner, or has an earlier answer; None: it is called
+    here. ``may_fail``: an exception of the partitioner refuses the calls that it is
+    about, or all if that is not known. Raises ContractViolation.
     """
     before = Snapshot(program) if watched else None
     try:
-        result = _result(program, partitioner) if session is None else session.partition(partitioner, program)
+        result = (
+            _result(program, partitioner)
+            if session is None
+            else session.partition(partitioner, program)
+        )
     except PluginFailed as failure:
         if not may_fail or not may_be_refusal(failure):
             raise
@@ -66,7 +84,9 @@ def ask(
     subject = f"partitioner {type(partitioner).__name__}"
     if before is not None:
         _check_untouched(subject, before)
-    return Answer(program, result, _tags(program, result.partition_tags, subject), before)
+    return Answer(
+        program, result, _tags(program, result.partition_tags, subject), before
+    )
 
 
 def _result(program: ExportedProgram, partitioner: Partitioner) -> PartitionResult:
@@ -75,11 +95,13 @@ def _result(program: ExportedProgram, partitioner: Partitioner) -> PartitionResu
         return partitioner(program)
 
 
-def _result_after_failure(program: ExportedProgram, partitioner: Partitioner, failure: PluginFailed) -> PartitionResult:
+def _result_after_failure(
+    program: ExportedProgram, partitioner: Partitioner, failure: PluginFailed
+) -> PartitionResult:
     """The result of a partitioner that raised an exception.
 
-    If it has a support check, it is asked again without the calls about which the check raises. Otherwise all calls
-    are refused.
+    If it has a support check, it is asked again without the calls about which the check
+    raises. Otherwise all calls are refused.
     """
     _forget_tags(program)
     twin = guarded(partitioner)
@@ -92,7 +114,9 @@ def _result_after_failure(program: ExportedProgram, partitioner: Partitioner, fa
             _forget_tags(program)
     reason = reason_of(failure)
     calls = [node for node in program.graph.nodes if is_operator(node)]
-    return PartitionResult(program, {}, refusals=[Refusal(node, reason, final=True) for node in calls])
+    return PartitionResult(
+        program, {}, refusals=[Refusal(node, reason, final=True) for node in calls]
+    )
 
 
 def _forget_tags(program: ExportedProgram) -> None:
@@ -101,25 +125,45 @@ def _forget_tags(program: ExportedProgram) -> None:
 
 
 def make_plan(answer: Answer) -> Plan:
-    """The plan for an answer, which must have a snapshot. Raises ContractViolation for tags that cannot be."""
+    """The plan for an answer, which must have a snapshot. Raises ContractViolation for
+    tags that cannot be.
+    """
     program, result, tags, before = answer
     assert before is not None, "what is lowered is watched"
     partitions = connected_partitions(program, result, tags)
-    # the first tag of a call names the partition that returns its value; if it is None, the host computes the value
-    provider = {n: partitions[t[0]] for n, t in tags.items() if n.op != "placeholder" and t[0] is not None}
-    return Plan(program, [p for p in partitions.values() if p.nodes], tags, provider, list(result.refusals), before)
+    # the first tag of a call names the partition that returns its value; if it is None,
+    # the host computes the value
+    provider = {
+        n: partitions[t[0]]
+        for n, t in tags.items()
+        if n.op != "placeholder" and t[0] is not None
+    }
+    return Plan(
+        program,
+        [p for p in partitions.values() if p.nodes],
+        tags,
+        provider,
+        list(result.refusals),
+        before,
+    )
 
 
-def connected_partitions(program: ExportedProgram, result: PartitionResult, tags: Tags) -> dict[str, Partition]:
+def connected_partitions(
+    program: ExportedProgram, result: PartitionResult, tags: Tags
+) -> dict[str, Partition]:
     """The partitions of a program by tag, with inputs, outputs and state.
 
-    ``tags`` says where each node is computed. A partition without ``nodes`` has only constants.
+    ``tags`` says where each node is computed. A partition without ``nodes`` has only
+    constants.
     """
     partitions = _collect(tags, result)
-    # first the buffers that partitions keep: the host then does not return their new values
+    # first the buffers that partitions keep: the host then does not return their new
+    # values
     position = {n: k for k, n in enumerate(program.graph.nodes)}
     give_state(program, tags, partitions)
-    returned = returned_values(program, {n for p in partitions.values() for n in p.state})
+    returned = returned_values(
+        program, {n for p in partitions.values() for n in p.state}
+    )
     results = result_positions(program)
     for partition in partitions.values():
         connect(partition, tags, position, returned, results)
@@ -127,24 +171,36 @@ def connected_partitions(program: ExportedProgram, result: PartitionResult, tags
 
 
 def _check_untouched(subject: str, before: Snapshot) -> None:
-    """Raise ContractViolation if a partitioner changed more than tags since ``before``; ``subject`` names it."""
-    subgraphs, tensors = before.edited_subgraphs(), before.written_tensors()
+    """Raise ContractViolation if a partitioner changed more than tags since ``before``;
+    ``subject`` names it.
+    """
+    subgraphs = before.edited_subgraphs()
+    tensors = before.written_tensors()
     if subgraphs:
-        raise broken(f"{subject} changed the graph of {subgraphs[0]}; it may only set meta['delegation_tag']")
+        raise broken(
+            f"{subject} changed the graph of {subgraphs[0]}; it may only set"
+            " meta['delegation_tag']"
+        )
     if tensors:
-        raise broken(f"{subject} changed the tensor {tensors[0]!r}, which is the caller's")
+        raise broken(
+            f"{subject} changed the tensor {tensors[0]!r}, which is the caller's"
+        )
     if before.is_rewritten():
-        raise broken(f"{subject} changed the graph; it may only set meta['delegation_tag']")
+        raise broken(
+            f"{subject} changed the graph; it may only set meta['delegation_tag']"
+        )
     if (node := before.put_values_back()) is not None:
         text = f"{subject} changed the recorded type of {node.name} (meta['val'])"
         raise broken(f"{text}; it may only set meta['delegation_tag']", node)
 
 
 def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> Tags:
-    """Node -> its tags, for nodes that have some, except calls that only check something and stay on the host.
+    """Node -> its tags, for nodes that have some, except calls that only check
+    something and stay on the host.
 
-    ``valid``: the tags that the partitioner returned, as keys. ``subject`` names the partitioner in errors. Raises
-    ContractViolation for an unknown tag, or a tag on a node that cannot be delegated.
+    ``valid``: the tags that the partitioner returned, as keys. ``subject`` names the
+    partitioner in errors. Raises ContractViolation for an unknown tag, or a tag on a
+    node that cannot be delegated.
     """
     ownable = constant_placeholders(program) | set(written_values(program))
     tags: Tags = {}
@@ -155,12 +211,22 @@ def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> T
         if node.op == "output":
             raise broken(f"{subject}: output node {node.name} should not be tagged")
         if node.op == "placeholder" and node not in ownable:
-            kind = "placeholder node for non-params, non-buffer, and non-tensor constants"
+            kind = (
+                "placeholder node for non-params, non-buffer, and non-tensor constants"
+            )
             raise broken(f"{subject}: {kind} should not be tagged: {node.name}")
-        # a None in the first place is no tag to look up: it says that the host computes the call as well
-        for tag in node_tags[1:] if node_tags[0] is None and node.op == "call_function" else node_tags:
+        # a None in the first place is no tag to look up: it says that the host computes
+        # the call as well
+        for tag in (
+            node_tags[1:]
+            if node_tags[0] is None and node.op == "call_function"
+            else node_tags
+        ):
             if tag not in valid:
-                text = f"{subject}: tag {tag!r} of {node.name} is not in partition_tags {list(valid)}"
+                text = (
+                    f"{subject}: tag {tag!r} of {node.name} is not in partition_tags"
+                    f" {list(valid)}"
+                )
                 raise broken(text, node)
         tags[node] = node_tags
     return tags
@@ -169,49 +235,74 @@ def _tags(program: ExportedProgram, valid: Mapping[str, Any], subject: str) -> T
 def _tags_of(node: Node, tags: Tags, subject: str) -> tuple[str | None, ...]:
     """The tags of one node as a tuple, empty if it has none.
 
-    A call that unpacks results has the tags of the call that it unpacks, since delegates return single values.
-    ``tags``: those of earlier nodes. Raises ContractViolation for a tag that is no str, or that differs from the
-    unpacked call's.
+    A call that unpacks results has the tags of the call that it unpacks, since
+    delegates return single values. ``tags``: those of earlier nodes. Raises
+    ContractViolation for a tag that is no str, or that differs from the unpacked
+    call's.
     """
     tag_or_tags = node.meta.get("delegation_tag")
-    node_tags = tuple(tag_or_tags) if isinstance(tag_or_tags, (tuple, list)) else (tag_or_tags,)
+    node_tags = (
+        tuple(tag_or_tags) if isinstance(tag_or_tags, (tuple, list)) else (tag_or_tags,)
+    )
     if not all(tag is None or isinstance(tag, str) for tag in node_tags):
         kind = type(tag_or_tags).__name__
-        raise broken(f"{subject}: {node.name} has the tag {tag_or_tags!r:.80} ({kind}); a tag is a str", node)
-    if node_tags == (None,):  # None alone is no tag; beside others, it stands for the host
+        raise broken(
+            f"{subject}: {node.name} has the tag {tag_or_tags!r:.80} ({kind}); a tag is"
+            " a str",
+            node,
+        )
+    # None alone is no tag; beside others, it stands for the host
+    if node_tags == (None,):
         node_tags = ()
     if node.target is not operator.getitem or node.op != "call_function":
         return node_tags
     producer: tuple[str | None, ...] = tags.get(node.args[0], ())  # type: ignore[arg-type]
     if node_tags and node_tags != producer:
-        text = f"{subject}: {node.name} unpacks {node.args[0]} and is to have its tag {producer}, not {node_tags}"
+        text = (
+            f"{subject}: {node.name} unpacks {node.args[0]} and is to have its tag"
+            f" {producer}, not {node_tags}"
+        )
         raise broken(text, node)
     return producer
 
 
 def _collect(tags: Tags, result: PartitionResult) -> dict[str, Partition]:
-    """The partitions by tag, with their calls, constants and boundary types, but without inputs and outputs.
+    """The partitions by tag, with their calls, constants and boundary types, but
+    without inputs and outputs.
 
-    Raises ContractViolation if a constant that is to have no second copy has a user outside of its partition.
+    Raises ContractViolation if a constant that is to have no second copy has a user
+    outside of its partition.
     """
     dtypes = result.boundary_types
-    partitions = {tag: Partition(tag, spec, [], boundary_types=dtypes) for tag, spec in result.partition_tags.items()}
+    partitions = {
+        tag: Partition(tag, spec, [], boundary_types=dtypes)
+        for tag, spec in result.partition_tags.items()
+    }
     for node, node_tags in tags.items():  # in graph order
         if node.op != "placeholder":
             for tag in node_tags:
                 if tag is not None:  # not the host
                     partitions[tag].nodes.append(node)
     for tag, partition in partitions.items():
-        # its calls and their operands: among these are its constants, and its values with a boundary type
+        # its calls and their operands: among these are its constants, and its values
+        # with a boundary type
         used = {n for call in partition.nodes for n in (call, *call.all_input_nodes)}
         partition.constants = [n for n in used if n.op == "placeholder" and n in tags]
-        partition.boundary = {n: result.boundary_types[n.name] for n in used if n.name in result.boundary_types}
-        # "no_copy" is the partitioner's mark for a constant that is to have no second copy
+        partition.boundary = {
+            n: result.boundary_types[n.name]
+            for n in used
+            if n.name in result.boundary_types
+        }
+        # "no_copy" is the partitioner's mark for a constant that is to have no second
+        # copy
         unique = [n for n in partition.constants if n.meta.get("no_copy")]
         for node in unique:
             for user in node.users:
                 if tags.get(user) != (tag,):
-                    text = f"constant {node.name} is tagged with {tag} but has user {user.name} which has tag"
+                    text = (
+                        f"constant {node.name} is tagged with {tag} but has user"
+                        f" {user.name} which has tag"
+                    )
                     raise broken(f"{text} {tags.get(user)}", user)
     return partitions
 
@@ -223,40 +314,60 @@ def connect(
     returned: Collection[Node],
     results: Mapping[Node, int],
 ) -> None:
-    """Fill ``inputs`` and ``outputs`` of a partition, and put its constants in graph order.
+    """Fill ``inputs`` and ``outputs`` of a partition, and put its constants in graph
+    order.
 
-    ``position``: node -> its position in the graph. ``returned``: nodes whose values the host returns or stores.
-    ``results``: node -> its position among the results of the program.
+    ``position``: node -> its position in the graph. ``returned``: nodes whose values
+    the host returns or stores. ``results``: node -> its position among the results of
+    the program.
     """
     partition.constants.sort(key=position.__getitem__)
     inside = {*partition.nodes, *partition.constants}
     used = (operand for node in partition.nodes for operand in node.all_input_nodes)
-    # The order of first use is ExecuTorch's, and device halves that count positions rely on it. In graph order, blobs
-    # of equal layers could differ, because the host may compute their inputs in different orders.
-    partition.inputs = list(dict.fromkeys(n for n in used if n not in inside and n.op != "get_attr"))
-    outputs = [n for n in partition.nodes if tags[n][0] == partition.tag and _is_output(n, tags, returned)]
-    # Outputs that are results of the program change places with each other until they are in the program's order, as
-    # files of whole programs need; other outputs stay where they are.
-    in_order = iter(sorted((n for n in outputs if n in results), key=results.__getitem__))
+    # The order of first use is ExecuTorch's, and device halves that count positions
+    # rely on it. In graph order, blobs of equal layers could differ, because the host
+    # may compute their inputs in different orders.
+    partition.inputs = list(
+        dict.fromkeys(n for n in used if n not in inside and n.op != "get_attr")
+    )
+    outputs = [
+        n
+        for n in partition.nodes
+        if tags[n][0] == partition.tag and _is_output(n, tags, returned)
+    ]
+    # Outputs that are results of the program change places with each other until they
+    # are in the program's order, as files of whole programs need; other outputs stay
+    # where they are.
+    in_order = iter(
+        sorted((n for n in outputs if n in results), key=results.__getitem__)
+    )
     partition.outputs = [next(in_order) if n in results else n for n in outputs]
 
 
 def result_positions(program: ExportedProgram) -> dict[Node, int]:
-    """Node that the program returns -> its position among the outputs (the first, if there are several)."""
+    """Node that the program returns -> its position among the outputs (the first, if
+    there are several).
+    """
     positions: dict[Node, int] = {}
-    for k, (spec, value) in enumerate(zip(program.graph_signature.output_specs, output_values(program), strict=True)):
+    for k, (spec, value) in enumerate(
+        zip(program.graph_signature.output_specs, output_values(program), strict=True)
+    ):
         if spec.kind is OutputKind.USER_OUTPUT and isinstance(value, Node):
             positions.setdefault(value, k)
     return positions
 
 
 def _is_output(node: Node, tags: Tags, returned: Collection[Node]) -> bool:
-    """Whether ``node`` is an output of its partition: something elsewhere needs its value and has no copy.
+    """Whether ``node`` is an output of its partition: something elsewhere needs its
+    value and has no copy.
 
     A call with several results is never an output; the nodes that unpack them are.
     """
     has_several = isinstance(node.meta.get("val"), (list, tuple))
     users = [u for u in node.users if u.op != "output"]
-    # a user on the host (no tags), or in a partition that does not compute ``node`` itself
-    used_elsewhere = any(not tags.get(u) or not {*tags[u]} <= {*tags[node]} for u in users)
+    # a user on the host (no tags), or in a partition that does not compute ``node``
+    # itself
+    used_elsewhere = any(
+        not tags.get(u) or not {*tags[u]} <= {*tags[node]} for u in users
+    )
     return not has_several and (used_elsewhere or node in returned)

@@ -20,38 +20,54 @@ from .snapshot import Snapshot
 
 
 def handles_of(program: ExportedProgram) -> set[int]:
-    """The debug handles that a debug map may name: those of the program's nodes, and as many after the largest.
+    """The debug handles that a debug map may name: those of the program's nodes, and as
+    many after the largest.
 
-    A backend that lowers its program through another one adds calls of delegates, which get the handles after the
-    largest; there are at most as many as nodes with handles.
+    A backend that lowers its program through another one adds calls of delegates, which
+    get the handles after the largest; there are at most as many as nodes with handles.
     """
-    handles = {n.meta["debug_handle"] for n in all_nodes(program.graph_module) if "debug_handle" in n.meta}
+    handles = {
+        n.meta["debug_handle"]
+        for n in all_nodes(program.graph_module)
+        if "debug_handle" in n.meta
+    }
     following = 1 + max(handles, default=0)
     return handles | set(range(following, following + len(handles)))
 
 
-def flat_results(backend: str, programs: Mapping[str, Sequence[Any]], returned: Any) -> list[Any]:
-    """The results of ``preprocess_multimethod``, as one list in the order of ``programs``.
+def flat_results(
+    backend: str, programs: Mapping[str, Sequence[Any]], returned: Any
+) -> list[Any]:
+    """The results of ``preprocess_multimethod``, as one list in the order of
+    ``programs``.
 
     Raises ContractViolation unless each method has as many results as programs.
     """
     wanted = {m: len(p) for m, p in programs.items()}
     if isinstance(returned, Mapping):
         # method -> number of its results, or the type of what is no list of results
-        counts: Any = {m: len(r) if isinstance(r, (list, tuple)) else type(r).__name__ for m, r in returned.items()}
+        counts: Any = {
+            m: len(r) if isinstance(r, (list, tuple)) else type(r).__name__
+            for m, r in returned.items()
+        }
     else:
-        counts = f"{returned!r:.80}"  # written for the message alone: the text of results has all bytes of the blobs
+        # written for the message alone: the text of results has all bytes of the blobs
+        counts = f"{returned!r:.80}"
     if counts != wanted:
-        text = f"{backend}.preprocess_multimethod returned {counts} results a method; it was given {wanted} programs"
+        text = (
+            f"{backend}.preprocess_multimethod returned {counts} results a method; it"
+            f" was given {wanted} programs"
+        )
         raise ContractViolation("contract-violation", text)
     return [result for method in programs for result in returned[method]]
 
 
 def check_result(backend: str, tag: str, handles: Collection[int], result: Any) -> None:
-    """Raise ContractViolation unless ``result`` is a PreprocessResult with fields of the right types.
+    """Raise ContractViolation unless ``result`` is a PreprocessResult with fields of
+    the right types.
 
-    Debug handles in it must be among ``handles``. ``backend`` and ``tag``: the names of the backend and of the
-    partition.
+    Debug handles in it must be among ``handles``. ``backend`` and ``tag``: the names of
+    the backend and of the partition.
     """
 
     def wrong(returned: str, wanted: str, hint: str | None = None) -> ContractViolation:
@@ -62,10 +78,15 @@ def check_result(backend: str, tag: str, handles: Collection[int], result: Any) 
     wanted = "a PreprocessResult with bytes (or a Blob) is wanted"
     if not isinstance(result, PreprocessResult):
         raise wrong(f"{result!r:.80}", wanted)
-    if not isinstance(result.processed_bytes, bytes) and not is_blob(result.processed_bytes):
+    if not isinstance(result.processed_bytes, bytes) and not is_blob(
+        result.processed_bytes
+    ):
         raise wrong(type(result.processed_bytes).__name__, wanted)
     if why := _why_not_debug_map(result.debug_handle_map, handles):
-        raise wrong(f"a debug_handle_map {why}", "it maps identifiers, int or str, to tuples of handles")
+        raise wrong(
+            f"a debug_handle_map {why}",
+            "it maps identifiers, int or str, to tuples of handles",
+        )
     if why := _why_not_reported(result):
         figures = "figures are numbers below 2**63 by name, for identifiers of the map"
         raise wrong(why, f"output is text; facts have names; {figures}")
@@ -89,12 +110,17 @@ def _why_not_debug_map(debug_map: Any, handles: Collection[int]) -> str | None:
             return f"with {handle_list!r:.80} for {identifier!r:.80}"
         unknown = [handle for handle in handle_list if handle not in handles]
         if unknown:
-            return f"with debug handle {unknown[0]!r:.80} for {identifier!r:.80}, which no node of the partition has"
+            return (
+                f"with debug handle {unknown[0]!r:.80} for {identifier!r:.80}, which no"
+                " node of the partition has"
+            )
     return None
 
 
 def _why_not_reported(result: PreprocessResult) -> str | None:
-    """The fault of ``output``, ``facts`` or ``figures``, which end up in report files; None if they have none."""
+    """The fault of ``output``, ``facts`` or ``figures``, which end up in report files;
+    None if they have none.
+    """
     if not isinstance(result.output, str):
         return f"an output that is a {type(result.output).__name__}"
     tables = {"facts": result.facts, "figures": result.figures}
@@ -103,12 +129,17 @@ def _why_not_reported(result: PreprocessResult) -> str | None:
             return f"{name} that are a {type(table).__name__}"
     for identifier, amounts in result.figures.items():
         if identifier not in (result.debug_handle_map or {}):
-            return f"figures for {identifier!r:.80}, which debug_handle_map does not have"
+            return (
+                f"figures for {identifier!r:.80}, which debug_handle_map does not have"
+            )
         if not isinstance(amounts, Mapping):
             return f"the figures {amounts!r:.80} for {identifier!r:.80}"
         for name, amount in amounts.items():
-            is_number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
-            if not isinstance(name, str) or not is_number or not abs(amount) < 2**63:  # NaN is not less either
+            is_number = isinstance(amount, (int, float)) and not isinstance(
+                amount, bool
+            )
+            # NaN is not less either
+            if not isinstance(name, str) or not is_number or not abs(amount) < 2**63:
                 return f"the figure {name!r:.80} of {identifier!r:.80}"
     return None
 
@@ -122,9 +153,11 @@ def check_untouched(
 ) -> None:
     """Raise ContractViolation if a backend changed something that is not its own.
 
-    ``program``: the program of the partition ``tag`` as the backend left it. ``before``: a snapshot of it, taken before
-    the call. ``extract`` returns the program as it was. A backend may rewrite the graph of its program. It may not
-    change what it shares with others (``check_others``), nor the inputs and outputs with which the delegate is called.
+    ``program``: the program of the partition ``tag`` as the backend left it.
+    ``before``: a snapshot of it, taken before the call. ``extract`` returns the program
+    as it was. A backend may rewrite the graph of its program. It may not change what it
+    shares with others (``check_others``), nor the inputs and outputs with which the
+    delegate is called.
     """
     check_others(backend, tag, before)
     if before.is_rewritten():
@@ -132,49 +165,83 @@ def check_untouched(
 
 
 def check_others(backend: str, tag: str, before: Snapshot) -> None:
-    """Raise ContractViolation if a backend changed something that it shares with others.
+    """Raise ContractViolation if a backend changed something that it shares with
+    others.
 
-    These are the caller's weights, and subgraphs of branches and loops, which the host's graph contains too.
+    These are the caller's weights, and subgraphs of branches and loops, which the
+    host's graph contains too.
     """
     written = before.written_tensors()
     edited = before.edited_subgraphs()
     if written:
-        text = f"{backend}.preprocess changed weights of partition {tag}, which are the caller's: {written[0]}"
-        raise ContractViolation("contract-violation", text, hint="compute with copies: tensor.clone()")
+        text = (
+            f"{backend}.preprocess changed weights of partition {tag}, which are the"
+            f" caller's: {written[0]}"
+        )
+        raise ContractViolation(
+            "contract-violation", text, hint="compute with copies: tensor.clone()"
+        )
     if edited:
-        text = f"{backend}.preprocess changed the subgraph {edited[0]} in partition {tag}, which the host shares"
+        text = (
+            f"{backend}.preprocess changed the subgraph {edited[0]} in partition {tag},"
+            " which the host shares"
+        )
         hint = "rewrite a copy: copy.deepcopy(edge_program.graph_module)"
         raise ContractViolation("contract-violation", text, hint=hint)
 
 
-def _check_convention(backend: str, tag: str, program: ExportedProgram, fresh: ExportedProgram) -> None:
-    """Raise ContractViolation if a backend removed, reordered or added inputs or outputs of its program.
+def _check_convention(
+    backend: str, tag: str, program: ExportedProgram, fresh: ExportedProgram
+) -> None:
+    """Raise ContractViolation if a backend removed, reordered or added inputs or
+    outputs of its program.
 
-    The compiled blob would then be called in another way than the host calls it. ``fresh``: the program as it was.
-    Inputs are compared by name, outputs by type.
+    The compiled blob would then be called in another way than the host calls it.
+    ``fresh``: the program as it was. Inputs are compared by name, outputs by type.
     """
     inputs = [node.name for node in user_inputs(fresh)]
-    inputs_now = [n.name for n in program.graph.nodes if n.op == "placeholder" and n.name in inputs]
+    inputs_now = [
+        n.name
+        for n in program.graph.nodes
+        if n.op == "placeholder" and n.name in inputs
+    ]
     outputs = [_type_of(value) for value in _results(fresh)]
     values = _results(program)
-    # a backend's own nodes may have no recorded type: then the old type counts, or "?" if there was no such output
-    outputs_now = [_type_of(v) or old for v, old in zip_longest(values, outputs[: len(values)], fillvalue="?")]
-    for kind, wanted, present in (("inputs", inputs, inputs_now), ("outputs", outputs, outputs_now)):
+    # a backend's own nodes may have no recorded type: then the old type counts, or "?"
+    # if there was no such output
+    outputs_now = [
+        _type_of(v) or old
+        for v, old in zip_longest(values, outputs[: len(values)], fillvalue="?")
+    ]
+    for kind, wanted, present in (
+        ("inputs", inputs, inputs_now),
+        ("outputs", outputs, outputs_now),
+    ):
         if wanted != present:
-            text = f"{backend}.preprocess changed how partition {tag} is called: its {kind} are {wanted}"
-            hint = "an input that the compiled part does not need is still passed; ignore it there"
+            text = (
+                f"{backend}.preprocess changed how partition {tag} is called: its"
+                f" {kind} are {wanted}"
+            )
+            hint = (
+                "an input that the compiled part does not need is still passed; ignore"
+                " it there"
+            )
             text += f", and {present} in the program that it left"
             raise ContractViolation("contract-violation", text, hint=hint)
 
 
 def _results(program: ExportedProgram) -> list[Any]:
     """The values that a program returns, without new values of buffers and inputs."""
-    specs = zip(program.graph_signature.output_specs, output_values(program), strict=False)
+    specs = zip(
+        program.graph_signature.output_specs, output_values(program), strict=False
+    )
     return [value for spec, value in specs if spec.kind not in MUTATIONS]
 
 
 def _type_of(value: Any) -> str | None:
-    """The type of an output, as ``Argument`` writes it; None for a node without a recorded value."""
+    """The type of an output, as ``Argument`` writes it; None for a node without a
+    recorded value.
+    """
     if not isinstance(value, Node):
         return Argument.of("", value).type
     return Argument.of("", value.meta["val"]).type if "val" in value.meta else None

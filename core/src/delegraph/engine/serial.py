@@ -54,7 +54,9 @@ class _SerialSession:
     def __exit__(self, *raised: Any) -> None:
         self._open.__exit__(*raised)
 
-    def partition(self, partitioner: Partitioner, program: ExportedProgram) -> PartitionResult:
+    def partition(
+        self, partitioner: Partitioner, program: ExportedProgram
+    ) -> PartitionResult:
         if self._default is not None:
             return self._default.partition(partitioner, program)
         with self._registry.attributing(partitioner, "partition"):

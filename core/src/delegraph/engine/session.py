@@ -1,4 +1,5 @@
-"""The interfaces of a compiler: ``Request``, ``Compiled``, ``Session`` and ``Compiler``.
+"""The interfaces of a compiler: ``Request``, ``Compiled``, ``Session`` and
+``Compiler``.
 
 ``delegraph.compiler`` has the public names of this module.
 """
@@ -70,8 +71,8 @@ class Compiled(NamedTuple):
     """The answer to a ``Request``.
 
     ``origin``: where the result comes from, for the report: "compiled", "from the
-    cache", or "" for a compiler that keeps no results. ``seconds``: the time of
-    the call that succeeded, divided by the number of its partitions; 0 if the request is
+    cache", or "" for a compiler that keeps no results. ``seconds``: the time of the
+    call that succeeded, divided by the number of its partitions; 0 if the request is
     refused. ``equal_to``: the position of an equal request, whose result this one has.
     """
 
@@ -102,8 +103,11 @@ class Session(Protocol):
     ) -> None:
         """End the session."""
 
-    def partition(self, partitioner: Partitioner, program: ExportedProgram) -> PartitionResult:
-        """Call ``partitioner`` with ``program``, in a block of ``registry.attributing``.
+    def partition(
+        self, partitioner: Partitioner, program: ExportedProgram
+    ) -> PartitionResult:
+        """Call ``partitioner`` with ``program``, in a block of
+        ``registry.attributing``.
 
         A session that kept the answer may return it instead. It then puts the tags and
         the metadata on the program's nodes that the partitioner would.

@@ -13,33 +13,52 @@ from torch.fx import Graph, GraphModule, Node
 
 
 class Snapshot:
-    """The graph of a program, its subgraphs and its tensors, as they were when the snapshot was taken.
+    """The graph of a program, its subgraphs and its tensors, as they were when the
+    snapshot was taken.
 
-    Taking it costs time linear in the graphs, and a fixed time for each tensor: elements are neither copied nor hashed.
-    ``earlier``: a snapshot from which the states of the same tensors are taken over.
+    Taking it costs time linear in the graphs, and a fixed time for each tensor:
+    elements are neither copied nor hashed. ``earlier``: a snapshot from which the
+    states of the same tensors are taken over.
     """
 
-    def __init__(self, program: ExportedProgram, earlier: Snapshot | None = None) -> None:
-        """Record the nodes, recorded values, subgraphs and tensors of ``program``, and the state of each tensor."""
-        self._program, self._graph = program, _Nodes(program.graph)
+    def __init__(
+        self, program: ExportedProgram, earlier: Snapshot | None = None
+    ) -> None:
+        """Record the nodes, recorded values, subgraphs and tensors of ``program``, and
+        the state of each tensor.
+        """
+        self._program = program
+        self._graph = _Nodes(program.graph)
         self._values = [(n, n.meta.get("val")) for n in program.graph.nodes]
         modules = program.graph_module.named_modules()
-        self._subgraphs = [(name, m, _Nodes(m.graph)) for name, m in modules if name and isinstance(m, GraphModule)]
+        self._subgraphs = [
+            (name, m, _Nodes(m.graph))
+            for name, m in modules
+            if name and isinstance(m, GraphModule)
+        ]
         self._tensors = _tensors(program)
-        known: dict[int, State] = earlier._states if earlier else {}  # id of a tensor -> its state
-        self._states: dict[int, State] = {id(t): known.get(id(t)) or state_of(t) for t in self._tensors.values()}
+        # id of a tensor -> its state
+        known: dict[int, State] = earlier._states if earlier else {}
+        self._states: dict[int, State] = {
+            id(t): known.get(id(t)) or state_of(t) for t in self._tensors.values()
+        }
 
     def is_rewritten(self) -> bool:
-        """Whether the program's graph, literal arguments included, or its table of tensors has changed."""
+        """Whether the program's graph, literal arguments included, or its table of
+        tensors has changed.
+        """
         now = _tensors(self._program)
-        same_tensors = now.keys() == self._tensors.keys() and all(now[name] is t for name, t in self._tensors.items())
+        same_tensors = now.keys() == self._tensors.keys() and all(
+            now[name] is t for name, t in self._tensors.items()
+        )
         return not same_tensors or _Nodes(self._program.graph) != self._graph
 
     def put_values_back(self) -> Node | None:
-        """Restore the recorded value of each node. Returns the first node whose type was changed, or None.
+        """Restore the recorded value of each node. Returns the first node whose type
+        was changed, or None.
 
-        A new value of the same type is no change: torch's passes may compute values again when they only look at a
-        graph.
+        A new value of the same type is no change: torch's passes may compute values
+        again when they only look at a graph.
         """
         changed = None  # the first node whose type was changed
         for node, val in self._values:
@@ -51,20 +70,34 @@ class Snapshot:
         return changed
 
     def edited_subgraphs(self) -> list[str]:
-        """Names of the subgraphs that have changed. Other programs may contain the same subgraphs."""
-        return [name for name, module, before in self._subgraphs if _Nodes(module.graph) != before]
+        """Names of the subgraphs that have changed. Other programs may contain the same
+        subgraphs.
+        """
+        return [
+            name
+            for name, module, before in self._subgraphs
+            if _Nodes(module.graph) != before
+        ]
 
     def written_tensors(self) -> list[str]:
         """Names of the tensors in the snapshot that have been written since."""
-        return [name for name, t in self._tensors.items() if is_written(t, self._states[id(t)])]
+        return [
+            name
+            for name, t in self._tensors.items()
+            if is_written(t, self._states[id(t)])
+        ]
 
 
 def _type_of(val: Any) -> Any:
-    """The type of a recorded value, for comparisons. Symbolic sizes count as equal, because their names change."""
+    """The type of a recorded value, for comparisons. Symbolic sizes count as equal,
+    because their names change.
+    """
     if isinstance(val, (list, tuple)):
         return [_type_of(v) for v in val]
     if isinstance(val, torch.Tensor):
-        return val.dtype, [size if isinstance(size, int) else None for size in val.shape]
+        return val.dtype, [
+            size if isinstance(size, int) else None for size in val.shape
+        ]
     return type(val)
 
 
@@ -75,20 +108,36 @@ def _tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
 
 
 class _Nodes:
-    """The nodes of a graph, their targets and their arguments, in columns that compare quickly."""
+    """The nodes of a graph, their targets and their arguments, in columns that compare
+    quickly.
+    """
 
     def __init__(self, graph: Graph) -> None:
-        """Record the nodes of ``graph`` in order, what each one calls or fetches, and its arguments."""
+        """Record the nodes of ``graph`` in order, what each one calls or fetches, and
+        its arguments.
+        """
         nodes = list(graph.nodes)
-        fetches = [(n.graph.owning_module, str(n.target)) for n in nodes if n.op == "get_attr"]
+        fetches = [
+            (n.graph.owning_module, str(n.target)) for n in nodes if n.op == "get_attr"
+        ]
         # the attributes by identity: another object under the same name is a change
-        self.calls = nodes, [(n.op, n.target) for n in nodes], [id(getattr(*fetch, None)) for fetch in fetches]
+        self.calls = (
+            nodes,
+            [(n.op, n.target) for n in nodes],
+            [id(getattr(*fetch, None)) for fetch in fetches],
+        )
         self.arguments = [n.args for n in nodes], [n.kwargs for n in nodes]
 
     def __eq__(self, other: object) -> bool:
-        """Whether two graphs, or one graph at two times, have the same nodes with the same targets and arguments."""
+        """Whether two graphs, or one graph at two times, have the same nodes with the
+        same targets and arguments.
+        """
         if not isinstance(other, _Nodes) or self.calls != other.calls:
             return False
         pairs = zip(self.arguments, other.arguments, strict=True)
-        # arguments are nearly always the same objects, and comparing identities is much faster
-        return all(all(map(is_, before, now)) or same_arguments(before, now) for before, now in pairs)
+        # arguments are nearly always the same objects, and comparing identities is much
+        # faster
+        return all(
+            all(map(is_, before, now)) or same_arguments(before, now)
+            for before, now in pairs
+        )

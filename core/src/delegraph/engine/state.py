@@ -1,4 +1,6 @@
-"""Who keeps a buffer that a program writes: the host, or the one delegate that reads and writes it."""
+"""Who keeps a buffer that a program writes: the host, or the one delegate that reads
+and writes it.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +27,43 @@ from torch.fx import Node
 from .partition import Partition, Tags, broken
 
 
-def give_state(program: ExportedProgram, tags: Tags, partitions: Mapping[str, Partition]) -> None:
-    """Let partitions own the written buffers whose placeholders are tagged for them: fills their ``state``.
+def give_state(
+    program: ExportedProgram, tags: Tags, partitions: Mapping[str, Partition]
+) -> None:
+    """Let partitions own the written buffers whose placeholders are tagged for them:
+    fills their ``state``.
 
-    Raises ContractViolation if a buffer has several tags, or if a node outside of the partition reads the buffer or
-    computes its last value.
+    Raises ContractViolation if a buffer has several tags, or if a node outside of the
+    partition reads the buffer or computes its last value.
     """
     for buffer, last in written_values(program).items():
         if buffer not in tags:
             continue
         if len(tags[buffer]) > 1:
-            text = f"buffer {buffer.name} is written, so only one delegate can keep it, not {tags[buffer]}"
+            text = (
+                f"buffer {buffer.name} is written, so only one delegate can keep it,"
+                f" not {tags[buffer]}"
+            )
             raise broken(text, buffer)
         partition = partitions[str(tags[buffer][0])]
         own_tags = (partition.tag,)
-        outside_uses = [f"{u.name} reads it" for u in buffer.users if u.op == "output" or tags.get(u) != own_tags]
+        outside_uses = [
+            f"{u.name} reads it"
+            for u in buffer.users
+            if u.op == "output" or tags.get(u) != own_tags
+        ]
         if tags.get(last) != own_tags or last.op == "placeholder":
             outside_uses.append(f"{last.name} is its last value")
-        if outside_uses:  # each of these needs the buffer's value, which only the delegate would know
-            text = f"buffer {buffer.name} is written and tagged with {partition.tag}, but outside of that partition "
-            hint = "leave its placeholder untagged: the host then passes it to the delegate and stores what comes back"
+        # each of these needs the buffer's value, which only the delegate would know
+        if outside_uses:
+            text = (
+                f"buffer {buffer.name} is written and tagged with {partition.tag}, but"
+                " outside of that partition "
+            )
+            hint = (
+                "leave its placeholder untagged: the host then passes it to the"
+                " delegate and stores what comes back"
+            )
             raise broken(text + ", ".join(outside_uses), buffer, hint)
         partition.state[buffer] = last
         if buffer not in partition.constants:
@@ -52,10 +71,12 @@ def give_state(program: ExportedProgram, tags: Tags, partitions: Mapping[str, Pa
 
 
 def mark_shared_state(programs: Mapping[str, ExportedProgram]) -> Iterator[str]:
-    """Mark the placeholders of tensors that one method writes and another one uses; yields a note for each tensor.
+    """Mark the placeholders of tensors that one method writes and another one uses;
+    yields a note for each tensor.
 
-    The host keeps such a tensor in all of these methods, so that a file can have it in one place for all. Methods use
-    the same tensor, or equal ones of one name. In this process each method has its own copy.
+    The host keeps such a tensor in all of these methods, so that a file can have it in
+    one place for all. Methods use the same tensor, or equal ones of one name. In this
+    process each method has its own copy.
     """
     if len(programs) == 1:
         return
@@ -65,7 +86,15 @@ def mark_shared_state(programs: Mapping[str, ExportedProgram]) -> Iterator[str]:
         for node, spec in placeholders(program):
             if spec.kind in CONSTANT_KINDS:
                 target = str(spec.target)
-                uses.append(_Use(method, node, target, constant_tensor(program, spec), target in written))
+                uses.append(
+                    _Use(
+                        method,
+                        node,
+                        target,
+                        constant_tensor(program, spec),
+                        target in written,
+                    )
+                )
     marked: set[Node] = set()
     for writer in uses:
         if writer.is_written and writer.node not in marked:
@@ -74,7 +103,10 @@ def mark_shared_state(programs: Mapping[str, ExportedProgram]) -> Iterator[str]:
             if len(users) > 1:
                 marked.update(use.node for use in same)
                 writers = dict.fromkeys(use.method for use in same if use.is_written)
-                text = f"{writer.target} is used by {', '.join(users)} and written by {', '.join(writers)}:"
+                text = (
+                    f"{writer.target} is used by {', '.join(users)} and written by"
+                    f" {', '.join(writers)}:"
+                )
                 yield f"{text} no method sees what another writes"
     for node in marked:
         node.meta[SHARED_STATE] = True
@@ -91,22 +123,35 @@ class _Use(NamedTuple):
 
     def is_same(self, other: _Use) -> bool:
         """Whether both are one tensor, share memory, or have the same name and content."""
-        if self.node is other.node or not set(storages(self.tensor)).isdisjoint(storages(other.tensor)):
+        if self.node is other.node or not set(storages(self.tensor)).isdisjoint(
+            storages(other.tensor)
+        ):
             return True
         if self.target != other.target or self.method == other.method:
             return False
-        one, another = self.tensor.detach(), other.tensor.detach()
-        return (one.dtype, one.shape) == (another.dtype, another.shape) and torch.equal(one, another)
+        one = self.tensor.detach()
+        another = other.tensor.detach()
+        return (one.dtype, one.shape) == (another.dtype, another.shape) and torch.equal(
+            one, another
+        )
 
 
 def returned_values(program: ExportedProgram, kept: Collection[Node]) -> set[Node]:
-    """The nodes whose values the host returns or stores; not new values of buffers ``kept`` by delegates."""
+    """The nodes whose values the host returns or stores; not new values of buffers
+    ``kept`` by delegates.
+    """
     stored = stored_by_delegates(program, kept)
-    return {v for k, v in enumerate(output_values(program)) if isinstance(v, Node) and k not in stored}
+    return {
+        v
+        for k, v in enumerate(output_values(program))
+        if isinstance(v, Node) and k not in stored
+    }
 
 
 def stored_by_delegates(program: ExportedProgram, kept: Collection[Node]) -> set[int]:
-    """Positions of the program's outputs that are new values of the buffers in ``kept``."""
+    """Positions of the program's outputs that are new values of the buffers in
+    ``kept``.
+    """
     if not kept:
         return set()
     targets = {s.target for n, s in placeholders(program) if n in kept}

@@ -1,7 +1,8 @@
 """What would a backend take if the cause of a refusal were removed?
 
-The report repeats the support check for that when it is read. delegraph-analysis removes the cause from the program;
-without that distribution, the report makes no prediction.
+The report repeats the support check for that when it is read. delegraph-analysis
+removes the cause from the program; without that distribution, the report makes no
+prediction.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from .partition import Plan
 class SupportCheck(NamedTuple):
     """A support check of a lowering.
 
-    ``program``: the partitioned program. ``not_compiled``: the debug handles of operators that the partitioner takes
-    and the compiler refuses.
+    ``program``: the partitioned program. ``not_compiled``: the debug handles of
+    operators that the partitioner takes and the compiler refuses.
     """
 
     program: ExportedProgram
@@ -35,27 +36,43 @@ class SupportCheck(NamedTuple):
 
 
 class SupportChecks:
-    """The support checks of one lowering, to be repeated without the cause of a refusal."""
+    """The support checks of one lowering, to be repeated without the cause of a
+    refusal.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], SupportCheck] = {}  # by method and backend
 
     def keep(
-        self, method: str, backend: str, plan: Plan, partitioner: Partitioner, not_compiled: Iterable[Node]
+        self,
+        method: str,
+        backend: str,
+        plan: Plan,
+        partitioner: Partitioner,
+        not_compiled: Iterable[Node],
     ) -> None:
-        """Keep the check of ``backend`` on ``method``, if a refusal says what would have to change.
+        """Keep the check of ``backend`` on ``method``, if a refusal says what would
+        have to change.
 
-        Such a refusal has a ``Reason`` with ``unless``. Nothing is kept if the program has subgraphs on the host.
+        Such a refusal has a ``Reason`` with ``unless``. Nothing is kept if the program
+        has subgraphs on the host.
         """
-        if not plan.inner and any(getattr(r.reason, "unless", None) is not None for r in plan.refusals):
+        if not plan.inner and any(
+            getattr(r.reason, "unless", None) is not None for r in plan.refusals
+        ):
             handles = frozenset(n.meta.get("debug_handle", 0) for n in not_compiled)
-            self._kept[method, backend] = SupportCheck(plan.program, partitioner, handles)
+            self._kept[method, backend] = SupportCheck(
+                plan.program, partitioner, handles
+            )
 
-    def __call__(self, method: str, backend: str, reason: Reason) -> frozenset[int] | None:
-        """The debug handles of the operators that the backend would still refuse if ``reason`` did not hold.
+    def __call__(
+        self, method: str, backend: str, reason: Reason
+    ) -> frozenset[int] | None:
+        """The debug handles of the operators that the backend would still refuse if
+        ``reason`` did not hold.
 
-        None if that is not known: the check was not kept, the program cannot be changed so that the reason no longer
-        holds, or delegraph-analysis is not installed.
+        None if that is not known: the check was not kept, the program cannot be changed
+        so that the reason no longer holds, or delegraph-analysis is not installed.
         """
         check = self._kept.get((method, backend))
         if check is None or missing(["delegraph_analysis"]):
@@ -67,4 +84,6 @@ class SupportChecks:
                 answer = Decomposer(watched=False).ask(changed, check.partitioner)
             except DelegraphError:
                 return None
-        return check.not_compiled.union(r.node.meta.get("debug_handle", 0) for r in answer.result.refusals)
+        return check.not_compiled.union(
+            r.node.meta.get("debug_handle", 0) for r in answer.result.refusals
+        )

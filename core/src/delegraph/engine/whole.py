@@ -1,8 +1,9 @@
 """Files of whole programs: a delegate that has the inputs and outputs of its method.
 
-A delegate takes the values that its calls use, in the order of their first use, and returns each value once. The host's
-program adds the rest: unused inputs, results that are there twice, inputs and constants that are results. A file has no
-host, so its delegate is compiled again where these differ.
+A delegate takes the values that its calls use, in the order of their first use, and
+returns each value once. The host's program adds the rest: unused inputs, results that
+are there twice, inputs and constants that are results. A file has no host, so its
+delegate is compiled again where these differ.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ _HINT = "a .pte file holds whatever the host keeps and returns (delegraph-execut
 class _Border:
     """The inputs and outputs of a method whose operators are all in one delegate.
 
-    ``inputs``: the placeholders of its inputs. ``passed``: the placeholders that the host passes to the delegate, in
-    calling order. ``outputs``: for each result, the position of a delegate's output, or the placeholder that is the
-    result itself.
+    ``inputs``: the placeholders of its inputs. ``passed``: the placeholders that the
+    host passes to the delegate, in calling order. ``outputs``: for each result, the
+    position of a delegate's output, or the placeholder that is the result itself.
     """
 
     inputs: list[Node]
@@ -63,26 +64,37 @@ class _Border:
 
     def is_of(self, module: LoweredBackendModule) -> bool:
         """Whether the delegate itself has these inputs and outputs."""
-        return self.inputs == self.passed and self.outputs == list(range(len(module.outputs)))
+        return self.inputs == self.passed and self.outputs == list(
+            range(len(module.outputs))
+        )
 
 
-def whole_delegate(program: ExportedProgram, delegate: DelegateInfo, registry: Registry) -> DelegateInfo:
-    """The delegate with the inputs and outputs of ``program``, in order; it is compiled again if its own differ.
+def whole_delegate(
+    program: ExportedProgram, delegate: DelegateInfo, registry: Registry
+) -> DelegateInfo:
+    """The delegate with the inputs and outputs of ``program``, in order; it is compiled
+    again if its own differ.
 
-    ``program``: a lowered method whose only operator is the call of ``delegate``. Duplicates and passed-through inputs
-    become ``aten.clone`` in the delegate; so do constants that are results. Inputs that the export fixed, such as
-    numbers and None, are left out. Raises InputError for what a delegate cannot take, keep or return: buffers and
-    inputs that the host writes, results that are no tensors, and what the backend refuses.
+    ``program``: a lowered method whose only operator is the call of ``delegate``.
+    Duplicates and passed-through inputs become ``aten.clone`` in the delegate; so do
+    constants that are results. Inputs that the export fixed, such as numbers and None,
+    are left out. Raises InputError for what a delegate cannot take, keep or return:
+    buffers and inputs that the host writes, results that are no tensors, and what the
+    backend refuses.
     """
     border = _border_of(program)
     module = delegate.module
     if border.is_of(module):
         return delegate
-    return _compiled(lambda: _Build(program, module, border).program(), delegate, registry)
+    return _compiled(
+        lambda: _Build(program, module, border).program(), delegate, registry
+    )
 
 
 def _border_of(program: ExportedProgram) -> _Border:
-    """Read which values the host passes and returns. Raises InputError for what a file cannot have."""
+    """Read which values the host passes and returns. Raises InputError for what a file
+    cannot have.
+    """
     (call,) = [n for n in program.graph.nodes if n.target is CALL_DELEGATE]
     passed = [_through_casts(arg) for arg in call.args[1:]]
     inputs = [n for n in user_inputs(program) if isinstance(n.meta.get("val"), VARYING)]
@@ -100,7 +112,10 @@ def _border_of(program: ExportedProgram) -> _Border:
         if spec.kind in STATE_WRITES:
             raise _kept_by_host(str(spec.target))
         if spec.kind is OutputKind.USER_INPUT_MUTATION:
-            raise _cannot(f"the program writes to its input {spec.target}, which a file of one delegate cannot")
+            raise _cannot(
+                f"the program writes to its input {spec.target}, which a file of one"
+                " delegate cannot"
+            )
         outputs.append(_origin_of(value, call, position))
     return _Border(inputs, passed, outputs)
 
@@ -108,12 +123,18 @@ def _border_of(program: ExportedProgram) -> _Border:
 def _origin_of(value: Any, call: Node, position: int) -> int | Node:
     """The delegate's output, or the placeholder, that is the result at ``position``."""
     if not isinstance(value, Node):
-        text = f"result {position} is {value!r:.40}, and a file of one delegate returns tensors only"
+        text = (
+            f"result {position} is {value!r:.40}, and a file of one delegate returns"
+            " tensors only"
+        )
         raise _cannot(text, "return it from Python, or leave it out of the results")
     origin = _through_casts(value)
     if origin.op == "placeholder":
         if not isinstance(origin.meta.get("val"), torch.Tensor):
-            raise _cannot(f"result {position} is the number {origin.name}, and a file of one delegate returns tensors")
+            raise _cannot(
+                f"result {position} is the number {origin.name}, and a file of one"
+                " delegate returns tensors"
+            )
         return origin
     if origin.args[0] is not call:
         raise _cannot(f"the host computes result {position} ({origin.name})")
@@ -121,7 +142,9 @@ def _origin_of(value: Any, call: Node, position: int) -> int | Node:
 
 
 def _through_casts(node: Any) -> Node:
-    """The value of which ``node`` is a cast at the border of a delegate; ``node`` itself if it is none."""
+    """The value of which ``node`` is a cast at the border of a delegate; ``node``
+    itself if it is none.
+    """
     while node.op == "call_function" and node.meta.get("boundary"):
         node = node.args[0]
     found: Node = node
@@ -129,29 +152,42 @@ def _through_casts(node: Any) -> Node:
 
 
 def _cannot(text: str, hint: str = _HINT) -> InputError:
-    return InputError("input-invalid", f"the program cannot be a file of one delegate: {text}", hint=hint)
+    return InputError(
+        "input-invalid",
+        f"the program cannot be a file of one delegate: {text}",
+        hint=hint,
+    )
 
 
 def _kept_by_host(target: str) -> InputError:
-    hint = "a .pte file keeps it (delegraph-executorch), or a backend whose delegates keep state: TOSA's targets with"
+    hint = (
+        "a .pte file keeps it (delegraph-executorch), or a backend whose delegates keep"
+        " state: TOSA's targets with"
+    )
     return _cannot(f"it writes {target}, which the host keeps", f"{hint} +variable")
 
 
 class _Build:
     """Builds the program of a delegate with the inputs and outputs of its method.
 
-    ``env``: node of the delegate's program, or placeholder of the host's program -> its copy.
+    ``env``: node of the delegate's program, or placeholder of the host's program -> its
+    copy.
     """
 
-    def __init__(self, host: ExportedProgram, module: LoweredBackendModule, border: _Border) -> None:
-        self.host, self.module, self.border = host, module, border
+    def __init__(
+        self, host: ExportedProgram, module: LoweredBackendModule, border: _Border
+    ) -> None:
+        self.host = host
+        self.module = module
+        self.border = border
         self.part = module.original_module
         self.graph = Graph(owning_module=self.part.graph_module)
         self.env: dict[Node, Node] = {}
         self.inputs: list[InputSpec] = []
         self.outputs: list[OutputSpec] = []
         self.handles = next_handles(self.part.graph_module)
-        self.tensors: dict[str, torch.Tensor] = {}  # constants of the host that become the delegate's
+        # constants of the host that become the delegate's
+        self.tensors: dict[str, torch.Tensor] = {}
 
     def program(self) -> ExportedProgram:
         """The program, with its constants first, as partitions have it."""
@@ -166,28 +202,54 @@ class _Build:
                 self.env[node] = copy_node(self.graph, node, self.env.__getitem__)
         self._return()
         call = flat_call(len(self.border.inputs), len(self.border.outputs))
-        program = build_program(part.graph_module, self.graph, self.inputs, self.outputs, part, call, check=False)
+        program = build_program(
+            part.graph_module,
+            self.graph,
+            self.inputs,
+            self.outputs,
+            part,
+            call,
+            check=False,
+        )
         for target, tensor in self.tensors.items():
-            table: Any = program.constants if target in self.host.constants else program.state_dict
+            table: Any = (
+                program.constants
+                if target in self.host.constants
+                else program.state_dict
+            )
             table[target] = tensor
         return program
 
-    def _add(self, node: Node, spec: InputSpec, dtype: torch.dtype | None = None) -> Node:
-        """Add a placeholder for ``node``, which crosses the border as ``dtype`` if that is given."""
+    def _add(
+        self, node: Node, spec: InputSpec, dtype: torch.dtype | None = None
+    ) -> Node:
+        """Add a placeholder for ``node``, which crosses the border as ``dtype`` if that
+        is given.
+        """
         new = placeholder_of(self.graph, node)
         new.meta.pop("debug_handle", None)
         if dtype is not None:
             new.meta["val"] = as_dtype(new.meta["val"], dtype)
-        self.inputs.append(InputSpec(spec.kind, argument_of(new), spec.target, spec.persistent))
+        self.inputs.append(
+            InputSpec(spec.kind, argument_of(new), spec.target, spec.persistent)
+        )
         self.env[node] = new
         return new
 
     def _add_constants(self) -> None:
         """Add the constants that the host passes to the delegate or returns."""
-        own = {spec.target: node for node, spec in placeholders(self.part) if spec.kind in CONSTANT_KINDS}
-        returned = [origin for origin in self.border.outputs if isinstance(origin, Node)]
+        own = {
+            spec.target: node
+            for node, spec in placeholders(self.part)
+            if spec.kind in CONSTANT_KINDS
+        }
+        returned = [
+            origin for origin in self.border.outputs if isinstance(origin, Node)
+        ]
         for node, spec in placeholders(self.host):
-            if spec.kind in CONSTANT_KINDS and (node in returned or node in self.border.passed):
+            if spec.kind in CONSTANT_KINDS and (
+                node in returned or node in self.border.passed
+            ):
                 if spec.target in own:
                     self.env[node] = self.env[own[spec.target]]
                 else:
@@ -195,7 +257,9 @@ class _Build:
                     self.tensors[str(spec.target)] = constant_tensor(self.host, spec)
 
     def _add_inputs(self) -> None:
-        """Add all inputs of the method, in its order, and connect those that the delegate reads."""
+        """Add all inputs of the method, in its order, and connect those that the
+        delegate reads.
+        """
         specs = dict(placeholders(self.host))
         reading = dict(zip(self.border.passed, user_inputs(self.part), strict=True))
         for node in self.border.inputs:
@@ -205,30 +269,48 @@ class _Build:
                 self._add(node, specs[node], self.module.boundary_types.get(node.name))
         for node, own in reading.items():
             if own not in self.env:  # a constant of the host
-                self.env[own] = self._crossing(self.env[node], self.module.boundary_types.get(node.name))
+                self.env[own] = self._crossing(
+                    self.env[node], self.module.boundary_types.get(node.name)
+                )
 
     def _return(self) -> None:
-        """Return the new values of the delegate's own buffers, then the results of the method."""
+        """Return the new values of the delegate's own buffers, then the results of the
+        method.
+        """
         part_specs = self.part.graph_signature.output_specs
         pairs = list(zip(part_specs, output_values(self.part), strict=True))
         values: list[Node] = []
         for spec, value in pairs:
             if spec.kind in MUTATIONS:
                 values.append(self.env[value])
-                self.outputs.append(OutputSpec(spec.kind, argument_of(values[-1]), spec.target))
-        results = [self.env[value] for spec, value in pairs if spec.kind not in MUTATIONS]
+                self.outputs.append(
+                    OutputSpec(spec.kind, argument_of(values[-1]), spec.target)
+                )
+        results = [
+            self.env[value] for spec, value in pairs if spec.kind not in MUTATIONS
+        ]
         for origin in self.border.outputs:
             new = self._result(origin, results, values)
             values.append(new)
-            self.outputs.append(OutputSpec(OutputKind.USER_OUTPUT, argument_of(new), None))
+            self.outputs.append(
+                OutputSpec(OutputKind.USER_OUTPUT, argument_of(new), None)
+            )
         self.graph.output(tuple(values))
 
-    def _result(self, origin: int | Node, results: Sequence[Node], taken: Collection[Node]) -> Node:
-        """The node of one result: each has to be a value of its own, so it may be a clone."""
+    def _result(
+        self, origin: int | Node, results: Sequence[Node], taken: Collection[Node]
+    ) -> Node:
+        """The node of one result: each has to be a value of its own, so it may be a
+        clone.
+        """
         if isinstance(origin, int):
             value = results[origin]
             return self._clone(value) if value in taken else value
-        return self._clone(self._crossing(self.env[origin], self.module.boundary_types.get(origin.name)))
+        return self._clone(
+            self._crossing(
+                self.env[origin], self.module.boundary_types.get(origin.name)
+            )
+        )
 
     def _crossing(self, value: Node, dtype: torch.dtype | None) -> Node:
         """``value`` in the dtype in which it crosses the border."""
@@ -240,13 +322,25 @@ class _Build:
 
     def _clone(self, value: Node) -> Node:
         name = f"{value.name}_copy"
-        new = self.graph.create_node("call_function", torch.ops.aten.clone.default, (value,), name=name)
-        kept = {key: found for key, found in value.meta.items() if key in ("stack_trace", "nn_module_stack")}
-        new.meta = {**kept, "val": value.meta["val"], "debug_handle": next(self.handles)}
+        new = self.graph.create_node(
+            "call_function", torch.ops.aten.clone.default, (value,), name=name
+        )
+        kept = {
+            key: found
+            for key, found in value.meta.items()
+            if key in ("stack_trace", "nn_module_stack")
+        }
+        new.meta = {
+            **kept,
+            "val": value.meta["val"],
+            "debug_handle": next(self.handles),
+        }
         return new
 
 
-def _compiled(build: Callable[[], ExportedProgram], delegate: DelegateInfo, registry: Registry) -> DelegateInfo:
+def _compiled(
+    build: Callable[[], ExportedProgram], delegate: DelegateInfo, registry: Registry
+) -> DelegateInfo:
     """The delegate that the backend makes of the program that ``build`` builds.
 
     Raises InputError, with the reason, if the backend refuses it.
@@ -254,7 +348,9 @@ def _compiled(build: Callable[[], ExportedProgram], delegate: DelegateInfo, regi
     module = delegate.module
     program = build()  # for the result; the backend gets programs of its own
     backend = registry.installed(module.backend_id)
-    request = Request(backend, tuple(module.compile_specs), delegate.method, _TAG, build)
+    request = Request(
+        backend, tuple(module.compile_specs), delegate.method, _TAG, build
+    )
     with Serial().session(registry, ()) as session:
         (compiled,) = session.compile([request])
     result = compiled.result
@@ -262,10 +358,15 @@ def _compiled(build: Callable[[], ExportedProgram], delegate: DelegateInfo, regi
         if result.has_failed:
             raise result.error
         name = backend.kind.__name__
-        text = f"{name} refuses it with all inputs and results of {delegate.method}: {result.reason}"
+        text = (
+            f"{name} refuses it with all inputs and results of {delegate.method}:"
+            f" {result.reason}"
+        )
         raise _cannot(text, result.hint or _HINT) from result.error
     names = user_inputs(program)
-    outputs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
+    outputs = zip(
+        program.graph_signature.output_specs, output_values(program), strict=True
+    )
     values = [value for spec, value in outputs if spec.kind not in MUTATIONS]
     whole = LoweredBackendModule(
         module.backend_id,
@@ -275,4 +376,6 @@ def _compiled(build: Callable[[], ExportedProgram], delegate: DelegateInfo, regi
         [Argument.of(node.name, node.meta["val"]) for node in values],
     )
     whole.attach(result, backend.producer, delegate.fingerprint)
-    return DelegateInfo(delegate.method, delegate.name, whole, delegate.nodes, delegate.seconds)
+    return DelegateInfo(
+        delegate.method, delegate.name, whole, delegate.nodes, delegate.seconds
+    )

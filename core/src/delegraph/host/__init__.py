@@ -1,6 +1,7 @@
 """A lowered program on this machine: calls, files, verification.
 
-The names below are public, for code that looks at values (``LoweredProgram.observe``); the modules are not.
+The names below are public, for code that looks at values (``LoweredProgram.observe``);
+the modules are not.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import a public name when it is first used. Raises AttributeError for any other name."""
+        """Import a public name when it is first used. Raises AttributeError for any
+        other name.
+        """
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -1,4 +1,6 @@
-"""Asks runtimes whether stored blobs still run, by a small header and before anything is loaded."""
+"""Asks runtimes whether stored blobs still run, by a small header and before anything
+is loaded.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _SILENT = "its runtime does not say"
 
 @dataclass(frozen=True)
 class ProgramCompatibility:
-    """For each delegate of a file, the answer of its runtime; None if the runtime gives none. ``str()`` is for people.
+    """For each delegate of a file, the answer of its runtime; None if the runtime gives
+    none. ``str()`` is for people.
 
     A program without delegates runs.
     """
@@ -30,11 +33,14 @@ class ProgramCompatibility:
 
     @property
     def verdict(self) -> str | None:
-        """The worst verdict of all delegates. From the worst to the best: "cannot", None, "rebuild", "runs".
+        """The worst verdict of all delegates. From the worst to the best: "cannot",
+        None, "rebuild", "runs".
 
         None: a runtime gives no verdict.
         """
-        verdicts = {None if answer is None else answer.verdict for _, answer in self.delegates}
+        verdicts = {
+            None if answer is None else answer.verdict for _, answer in self.delegates
+        }
         return next((v for v in ("cannot", None, "rebuild") if v in verdicts), "runs")
 
     def to_json(self) -> dict[str, Any]:
@@ -53,28 +59,46 @@ class ProgramCompatibility:
         return {"verdict": self.verdict, "delegates": rows}
 
     def __str__(self) -> str:
-        """A line with the worst verdict, then one for each delegate: where it is, what compiled it, verdict, reason."""
+        """A line with the worst verdict, then one for each delegate: where it is, what
+        compiled it, verdict, reason.
+        """
         lines = [f"can run here: {self.verdict or 'not known'}"]
         for row in self.to_json()["delegates"]:
-            by = f" ({', '.join(filter(None, (row['producer'], row['fingerprint'])))})" if row["producer"] else ""
-            lines.append(f"  {row['method']}  {row['backend']}{by}  {row['verdict'] or 'not known'}: {row['reason']}")
-        return "\n".join(map(printable, lines))  # a line end in a name of the file begins no line here
+            by = (
+                f" ({', '.join(filter(None, (row['producer'], row['fingerprint'])))})"
+                if row["producer"]
+                else ""
+            )
+            lines.append(
+                f"  {row['method']}  {row['backend']}{by} "
+                f" {row['verdict'] or 'not known'}: {row['reason']}"
+            )
+        # a line end in a name of the file begins no line here
+        return "\n".join(map(printable, lines))
 
 
 def compatibility_of(
-    header: BlobHeader, compile_specs: Sequence[CompileSpec], registry: Registry, device: str | None = None
+    header: BlobHeader,
+    compile_specs: Sequence[CompileSpec],
+    registry: Registry,
+    device: str | None = None,
 ) -> Compatibility | None:
-    """The answer of the runtime of the blob's backend about ``header``; None if the runtime gives none.
+    """The answer of the runtime of the blob's backend about ``header``; None if the
+    runtime gives none.
 
-    If no runtime of the backend is installed, the answer is "cannot", with that reason. ``compile_specs``: those
-    with which the blob was compiled. ``device``: the device in question; None for this host. Raises ContractViolation
-    for an answer that is no Compatibility.
+    If no runtime of the backend is installed, the answer is "cannot", with that reason.
+    ``compile_specs``: those with which the blob was compiled. ``device``: the device in
+    question; None for this host. Raises ContractViolation for an answer that is no
+    Compatibility.
     """
     try:
         runtime = registry.runtime_for(header.backend_id)
     except DelegraphError as e:
-        return Compatibility("cannot", f"{e.message}; {e.hint}" if e.hint else e.message)
-    if runtime.compatible is BackendRuntime.compatible:  # the base class's answer is None
+        return Compatibility(
+            "cannot", f"{e.message}; {e.hint}" if e.hint else e.message
+        )
+    # the base class's answer is None
+    if runtime.compatible is BackendRuntime.compatible:
         return None
     check_called_on_class(runtime, "compatible", ("header", "compile_specs", "device"))
     with AtWork(runtime, "compatible", f"a blob of {header.backend_id}", (), registry):
@@ -83,14 +107,25 @@ def compatibility_of(
         except (OptionError, FormatError) as e:
             answer = Compatibility("cannot", e.message)
     if not isinstance(answer, Compatibility | None):
-        text = f"{runtime.__name__}.compatible returned {answer!r:.80}, not a Compatibility or None"
+        text = (
+            f"{runtime.__name__}.compatible returned {answer!r:.80}, not a"
+            " Compatibility or None"
+        )
         raise ContractViolation("contract-violation", text)
     return answer
 
 
-def expect_compatible(header: BlobHeader, compile_specs: Sequence[CompileSpec], registry: Registry) -> None:
-    """Raise FormatError, with the runtime's reason, if the runtime says that the blob cannot run."""
+def expect_compatible(
+    header: BlobHeader, compile_specs: Sequence[CompileSpec], registry: Registry
+) -> None:
+    """Raise FormatError, with the runtime's reason, if the runtime says that the blob
+    cannot run.
+    """
     answer = compatibility_of(header, compile_specs, registry)
     if answer is not None and answer.verdict == "cannot":
         hint = "lower the model again here, or run the file where it was made for"
-        raise FormatError("format-invalid", f"this blob of {header.backend_id} cannot run: {answer.reason}", hint=hint)
+        raise FormatError(
+            "format-invalid",
+            f"this blob of {header.backend_id} cannot run: {answer.reason}",
+            hint=hint,
+        )

@@ -1,4 +1,6 @@
-"""Running a lowered program on this host: delegates by their runtimes, the rest by torch."""
+"""Running a lowered program on this host: delegates by their runtimes, the rest by
+torch.
+"""
 
 from __future__ import annotations
 
@@ -57,17 +59,25 @@ _TURN_OF_RUNTIME: WeakKeyDictionary[type[BackendRuntime], Turn] = WeakKeyDiction
 class Delegates:
     """The delegates of one instance of a program, each loaded at most once.
 
-    Delegates that keep state are loaded again for each instance (``fresh``). ``on_missing``: if a backend has no
-    runtime, raise NoRuntime ("error") or run the original operators ("eager").
+    Delegates that keep state are loaded again for each instance (``fresh``).
+    ``on_missing``: if a backend has no runtime, raise NoRuntime ("error") or run the
+    original operators ("eager").
     """
 
-    def __init__(self, registry: Registry, on_missing: OnMissingRuntime = "error") -> None:
-        self.registry, self.on_missing = registry, on_missing
-        self._loaded: dict[LoweredBackendModule, LoadedDelegate] = {}  # without state: all instances share this table
-        self._stateful: dict[LoweredBackendModule, LoadedDelegate] = {}  # of this instance alone
+    def __init__(
+        self, registry: Registry, on_missing: OnMissingRuntime = "error"
+    ) -> None:
+        self.registry = registry
+        self.on_missing = on_missing
+        # without state: all instances share this table
+        self._loaded: dict[LoweredBackendModule, LoadedDelegate] = {}
+        # of this instance alone
+        self._stateful: dict[LoweredBackendModule, LoadedDelegate] = {}
 
     def fresh(self) -> Delegates:
-        """The delegates of another instance: those without state are shared, the others will be loaded anew."""
+        """The delegates of another instance: those without state are shared, the others
+        will be loaded anew.
+        """
         another = Delegates(self.registry, self.on_missing)
         another._loaded = self._loaded
         return another
@@ -80,7 +90,8 @@ class Delegates:
 
 @dataclass(frozen=True, eq=False)
 class StoredDelegate:
-    """A delegate that was read from a file: what its runtime needs, without the program of its partition.
+    """A delegate that was read from a file: what its runtime needs, without the program
+    of its partition.
 
     ``data``: named data. ``where``: where the delegate is, for errors.
     """
@@ -110,14 +121,18 @@ class DelegateHook(Protocol):
         """Return the function of ``runtime`` that loads the blob."""
 
     def wrap(self, run: Callable[..., Any], attribute: Attribute) -> Delegate:
-        """Return a function of inputs that returns outputs only; ``run``: the loaded blob."""
+        """Return a function of inputs that returns outputs only; ``run``: the loaded
+        blob.
+        """
 
     def copy(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
         """Copy results that the next call of the runtime may overwrite."""
 
 
 Attribute = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""Wraps a function of a plugin, so that its errors name the plugin and the work in the first argument."""
+"""Wraps a function of a plugin, so that its errors name the plugin and the work in the
+first argument.
+"""
 
 
 class Plain:
@@ -137,9 +152,11 @@ _PLAIN = Plain()
 
 
 class LoadedDelegate:
-    """A delegate as a function. Its runtime loads the blob at the first call; plugin runtimes run only here.
+    """A delegate as a function. Its runtime loads the blob at the first call; plugin
+    runtimes run only here.
 
-    Raises ContractViolation if results do not have the recorded types, or if the runtime writes to its inputs.
+    Raises ContractViolation if results do not have the recorded types, or if the
+    runtime writes to its inputs.
     """
 
     def __init__(
@@ -148,16 +165,26 @@ class LoadedDelegate:
         delegates: Delegates,
         hook: DelegateHook = _PLAIN,
     ) -> None:
-        """``module``: the delegate in a lowered program, or in a file. ``delegates``: has the registry and options."""
+        """``module``: the delegate in a lowered program, or in a file. ``delegates``:
+        has the registry and options.
+        """
         self._module = module
         self._delegates = delegates
         self._hook = hook
-        # a check for each output; None for a delegate from a file, which does not record types
-        self._checks = None if module.outputs is None else [_type_check(output) for output in module.outputs]
-        self._turn = Turn("loading the same delegate")  # or the lock of a runtime that is not thread-safe
+        # a check for each output; None for a delegate from a file, which does not
+        # record types
+        self._checks = (
+            None
+            if module.outputs is None
+            else [_type_check(output) for output in module.outputs]
+        )
+        # or the lock of a runtime that is not thread-safe
+        self._turn = Turn("loading the same delegate")
         self._run: Delegate | None = None
-        self._copies = False  # whether results are copied, since the next call may overwrite them
-        self._any_strides = False  # whether the runtime is loaded, and takes inputs of any strides
+        # whether results are copied, since the next call may overwrite them
+        self._copies = False
+        # whether the runtime is loaded, and takes inputs of any strides
+        self._any_strides = False
         self._suspected = True  # whether the next call compares its inputs
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
@@ -165,26 +192,32 @@ class LoadedDelegate:
         run = self._run or self._load()
         if not self._copies:
             return self._check(self._call(run, args))
-        # A runtime that is not thread-safe may hand out buffers that its next call overwrites.
+        # A runtime that is not thread-safe may hand out buffers that its next call
+        # overwrites.
         with self._turn:
             return self._hook.copy(self._check(self._call(run, args)))
 
     def arrange(self, value: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """An input as the runtime takes it: with the ``layout`` that the backend saw, unless it takes any strides."""
+        """An input as the runtime takes it: with the ``layout`` that the backend saw,
+        unless it takes any strides.
+        """
         return value if self._any_strides else arrange(value, layout)
 
     def suspected(self, *args: Any) -> tuple[Any, ...]:
-        """Call the delegate and compare its inputs before and after. Raises ContractViolation if it wrote one."""
+        """Call the delegate and compare its inputs before and after. Raises
+        ContractViolation if it wrote one.
+        """
         self._suspected = True
         return self(*args)
 
     def _call(self, run: Delegate, args: tuple[Any, ...]) -> Any:
         """Call the runtime and check that it does not write to its inputs.
 
-        Most calls only compare torch's counts of writes to the inputs before and after. Another count proves nothing,
-        since another thread may have written to another part of the same memory, but it raises a suspicion: the next
-        call then compares the inputs themselves, as the first call does. If a compared input was written, it gets its
-        values back, and ContractViolation is raised.
+        Most calls only compare torch's counts of writes to the inputs before and after.
+        Another count proves nothing, since another thread may have written to another
+        part of the same memory, but it raises a suspicion: the next call then compares
+        the inputs themselves, as the first call does. If a compared input was written,
+        it gets its values back, and ContractViolation is raised.
         """
         if not self._suspected:
             counts = versions(args)
@@ -199,73 +232,117 @@ class LoadedDelegate:
         return results
 
     def _input_written(self, position: int, value: torch.Tensor) -> ContractViolation:
-        """The error for a runtime that wrote to its input ``value``, at this ``position``."""
+        """The error for a runtime that wrote to its input ``value``, at this
+        ``position``.
+        """
         module = self._module
-        name = f" ({module.inputs[position].name})" if isinstance(module, LoweredBackendModule) else ""
+        name = (
+            f" ({module.inputs[position].name})"
+            if isinstance(module, LoweredBackendModule)
+            else ""
+        )
         where, nodes = module.place
         which = f"its input {position}{name}, {_type_of(value)}, at {where}"
-        text = f"the runtime of {module.backend_id} wrote to {which}; it has its values again"
-        hint = "for its authors: compute into tensors of your own, inputs are the caller's"
+        text = (
+            f"the runtime of {module.backend_id} wrote to {which}; it has its values"
+            " again"
+        )
+        hint = (
+            "for its authors: compute into tensors of your own, inputs are the caller's"
+        )
         source = next(filter(None, map(source_of, nodes)), None)
         return ContractViolation("contract-violation", text, source=source, hint=hint)
 
     def _load(self) -> Delegate:
-        """The function that runs the blob, loaded unless another thread has done so, and kept in ``_run``.
+        """The function that runs the blob, loaded unless another thread has done so,
+        and kept in ``_run``.
 
-        If the backend has no runtime, the function runs the original operators in eager PyTorch where ``on_missing`` is
-        "eager" and they are known, as they are not for a delegate from a file. Raises NoRuntime otherwise.
+        If the backend has no runtime, the function runs the original operators in eager
+        PyTorch where ``on_missing`` is "eager" and they are known, as they are not for
+        a delegate from a file. Raises NoRuntime otherwise.
         """
-        module, registry = self._module, self._delegates.registry
+        module = self._module
+        registry = self._delegates.registry
         try:
             runtime = registry.runtime_for(module.backend_id)
         except NoRuntime:
-            if self._delegates.on_missing != "eager" or not isinstance(module, LoweredBackendModule):
+            if self._delegates.on_missing != "eager" or not isinstance(
+                module, LoweredBackendModule
+            ):
                 raise
-            # Run the original operators by an ``Executable``. torch's own module would write state into the program's
-            # tensors, and refuse other strides than the recorded ones.
+            # Run the original operators by an ``Executable``. torch's own module would
+            # write state into the program's tensors, and refuse other strides than the
+            # recorded ones.
             with self._turn:
-                self._run = self._run or Executable(module.original_module, self._delegates)
+                self._run = self._run or Executable(
+                    module.original_module, self._delegates
+                )
                 return self._run
-        if not runtime.thread_safe:  # one lock for all of its delegates, in all programs
+        # one lock for all of its delegates, in all programs
+        if not runtime.thread_safe:
             with _BUILDING:
-                self._turn = _TURN_OF_RUNTIME.setdefault(runtime, Turn(f"calling {runtime.__name__}"))
+                self._turn = _TURN_OF_RUNTIME.setdefault(
+                    runtime, Turn(f"calling {runtime.__name__}")
+                )
         with self._turn:
             if self._run is None:
                 if isinstance(module, StoredDelegate):
                     expect_compatible(module.header, module.compile_specs, registry)
 
-                def attribute(doing: str, function: Callable[..., Any]) -> Callable[..., Any]:
-                    return AtWork(runtime, doing, *module.place, registry).around(function)
+                def attribute(
+                    doing: str, function: Callable[..., Any]
+                ) -> Callable[..., Any]:
+                    return AtWork(runtime, doing, *module.place, registry).around(
+                        function
+                    )
 
                 with AtWork(runtime, "load", *module.place, registry):
                     load = self._hook.loader(runtime)
-                    loaded = load(module.processed_bytes, module.compile_specs, module.named_data())
+                    loaded = load(
+                        module.processed_bytes,
+                        module.compile_specs,
+                        module.named_data(),
+                    )
                     run = self._hook.wrap(attribute("delegate", loaded), attribute)
-                self._copies, self._any_strides, self._run = not runtime.thread_safe, runtime.any_strides, run
+                self._copies = not runtime.thread_safe
+                self._any_strides = runtime.any_strides
+                self._run = run
             return self._run
 
     def _check(self, results: Any) -> tuple[Any, ...]:
-        """``results`` as a tuple. Raises ContractViolation if they do not have the recorded types."""
+        """``results`` as a tuple. Raises ContractViolation if they do not have the
+        recorded types.
+        """
         if not isinstance(results, (tuple, list)):
             raise self._wrong_results(type(results).__name__)
         checks = self._checks
         if checks is None or (
-            len(results) == len(checks) and all(fits(r) for fits, r in zip(checks, results, strict=True))
+            len(results) == len(checks)
+            and all(fits(r) for fits, r in zip(checks, results, strict=True))
         ):
             return tuple(results)
         raise self._wrong_results([_type_of(r) for r in results])
 
     def _wrong_results(self, returned: Any) -> ContractViolation:
         """The error for results that are not as recorded; ``returned`` describes them."""
-        wanted = "a tuple" if self._module.outputs is None else [_type_of(a) for a in self._module.outputs]
-        text = f"the runtime of {self._module.backend_id} returned {returned}; the calling convention says {wanted}"
+        wanted = (
+            "a tuple"
+            if self._module.outputs is None
+            else [_type_of(a) for a in self._module.outputs]
+        )
+        text = (
+            f"the runtime of {self._module.backend_id} returned {returned}; the calling"
+            f" convention says {wanted}"
+        )
         return ContractViolation("contract-violation", text)
 
 
 def _type_check(output: Argument) -> Callable[[Any], bool]:
-    """A function that tells whether a value at run time is what the calling convention says of ``output``.
+    """A function that tells whether a value at run time is what the calling convention
+    says of ``output``.
 
-    That is a tensor of the recorded dtype and shape, or anything but a tensor where a number is recorded.
+    That is a tensor of the recorded dtype and shape, or anything but a tensor where a
+    number is recorded.
     """
     if output.dtype is None:
         return lambda value: not isinstance(value, torch.Tensor)
@@ -282,17 +359,27 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def uncompiled(function: Function) -> Function:
-    """Make torch.compile break its graph at calls of ``function``, and run them as they are.
+    """Make torch.compile break its graph at calls of ``function``, and run them as they
+    are.
 
-    Dynamo would trace code that reads tables and runs engines. A call while torch.export traces raises InputError.
+    Dynamo would trace code that reads tables and runs engines. A call while
+    torch.export traces raises InputError.
     """
-    disabled: list[Callable[..., Any]] = []  # ``function``, in which Dynamo compiles nothing either; at most one
+    # ``function``, in which Dynamo compiles nothing either; at most one
+    disabled: list[Callable[..., Any]] = []
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_exporting() and _get_current_dispatch_mode_stack():
-            text = "torch.export cannot export a model that calls a lowered program, whose delegates it cannot trace"
-            raise InputError("input-invalid", text, hint="export the model without it; lower the result")
+            text = (
+                "torch.export cannot export a model that calls a lowered program, whose"
+                " delegates it cannot trace"
+            )
+            raise InputError(
+                "input-invalid",
+                text,
+                hint="export the model without it; lower the result",
+            )
         # Dynamo is imported late, since that takes more than a second.
         if "torch._dynamo" in sys.modules:
             if not disabled:
@@ -308,23 +395,33 @@ def uncompiled(function: Function) -> Function:
 class Method:
     """A method's program, calling convention and code, shared by all of its instances.
 
-    ``written``: positions of inputs that the program writes. ``copied``: (position of an output, position of the input
-    that it is copied to). ``stored``: (position of an output, name of the buffer whose new value it is). Code is
-    generated when it is first needed.
+    ``written``: positions of inputs that the program writes. ``copied``: (position of
+    an output, position of the input that it is copied to). ``stored``: (position of an
+    output, name of the buffer whose new value it is). Code is generated when it is
+    first needed.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
         self.program = program
-        # a call's arguments -> flat inputs, checked; flat results -> results in the user's structure
-        self.arguments, self.pack = Arguments(program), packer(program.call_spec.out_spec)
+        # a call's arguments -> flat inputs, checked; flat results -> results in the
+        # user's structure
+        self.arguments = Arguments(program)
+        self.pack = packer(program.call_spec.out_spec)
         specs = list(enumerate(program.graph_signature.output_specs))
         self.inputs = user_inputs(program)
         names = [n.name for n in self.inputs]
-        # the specs say which outputs are new values of an input (its name is the target) or of a buffer
-        self.copied = [(k, names.index(str(s.target))) for k, s in specs if s.kind is OutputKind.USER_INPUT_MUTATION]
+        # the specs say which outputs are new values of an input (its name is the
+        # target) or of a buffer
+        self.copied = [
+            (k, names.index(str(s.target)))
+            for k, s in specs
+            if s.kind is OutputKind.USER_INPUT_MUTATION
+        ]
         self.written = [position for _, position in self.copied]
         self.stored = [(k, str(s.target)) for k, s in specs if s.kind in STATE_WRITES]
-        self.keeps_state = bool(self.stored) or any(m.state for _, m in delegate_calls(program))
+        self.keeps_state = bool(self.stored) or any(
+            m.state for _, m in delegate_calls(program)
+        )
 
     @cached_property
     def code(self) -> GraphCode:
@@ -333,65 +430,112 @@ class Method:
 
     @cached_property
     def watched_code(self) -> GraphCode:
-        """The same function, which also passes each value that it computes to a ``Watch``."""
+        """The same function, which also passes each value that it computes to a
+        ``Watch``.
+        """
         return self._generate(watched=True)
 
     @cached_property
     def parameters(self) -> list[Node]:
-        """The placeholders that the code takes, in order: the written buffers, then the user's inputs."""
+        """The placeholders that the code takes, in order: the written buffers, then the
+        user's inputs.
+        """
         written = written_targets(self.program)
-        return [*(n for n, s in placeholders(self.program) if s.target in written), *self.inputs]
+        return [
+            *(n for n, s in placeholders(self.program) if s.target in written),
+            *self.inputs,
+        ]
 
     def _generate(self, watched: bool) -> GraphCode:
         """Generate the code; ``watched`` code passes its values to a ``Watch``."""
-        module, parameters = self.program.graph_module, self.parameters
+        module = self.program.graph_module
+        parameters = self.parameters
         passed = set(parameters)
-        constants = {n: constant_tensor(self.program, s) for n, s in placeholders(self.program) if n not in passed}
-        state = parameters[: len(parameters) - len(self.inputs)]  # the placeholders of written buffers
-        return GraphCode(module, parameters, constants, result_layouts(module, state), watched)
+        constants = {
+            n: constant_tensor(self.program, s)
+            for n, s in placeholders(self.program)
+            if n not in passed
+        }
+        # the placeholders of written buffers
+        state = parameters[: len(parameters) - len(self.inputs)]
+        return GraphCode(
+            module, parameters, constants, result_layouts(module, state), watched
+        )
 
     @cached_property
     def initial(self) -> dict[str, tuple[torch.Tensor, Layout | None]]:
-        """Name of each written buffer -> its initial tensor, and its recorded layout (None if it is not strided).
+        """Name of each written buffer -> its initial tensor, and its recorded layout
+        (None if it is not strided).
 
         In the order in which the code takes them.
         """
-        specs = [(n, s) for n, s in placeholders(self.program) if s.target in written_targets(self.program)]
-        return {str(s.target): (constant_tensor(self.program, s), Layout.of(n.meta.get("val"), True)) for n, s in specs}
+        specs = [
+            (n, s)
+            for n, s in placeholders(self.program)
+            if s.target in written_targets(self.program)
+        ]
+        return {
+            str(s.target): (
+                constant_tensor(self.program, s),
+                Layout.of(n.meta.get("val"), True),
+            )
+            for n, s in specs
+        }
 
     @cached_property
     def returned(self) -> list[tuple[int, Layout | None]]:
-        """Positions of the outputs that the caller gets, each with the layout that it must have.
+        """Positions of the outputs that the caller gets, each with the layout that it
+        must have.
 
-        The other outputs are new values of inputs and buffers. The layout is None if no delegate had a part in the
-        output: it then has the strides that torch computes.
+        The other outputs are new values of inputs and buffers. The layout is None if no
+        delegate had a part in the output: it then has the strides that torch computes.
         """
-        pairs = zip(self.program.graph_signature.output_specs, output_layouts(self.program), strict=True)
-        return [(k, layout) for k, (spec, layout) in enumerate(pairs) if spec.kind not in MUTATIONS]
+        pairs = zip(
+            self.program.graph_signature.output_specs,
+            output_layouts(self.program),
+            strict=True,
+        )
+        return [
+            (k, layout)
+            for k, (spec, layout) in enumerate(pairs)
+            if spec.kind not in MUTATIONS
+        ]
 
     @cached_property
     def pinned(self) -> list[tuple[int, Node, Node]]:
-        """The inputs that must have their recorded strides: position, node, and the operator that depends on it."""
+        """The inputs that must have their recorded strides: position, node, and the
+        operator that depends on it.
+        """
         readers = pinned_inputs(self.program)
         return [(k, n, readers[n]) for k, n in enumerate(self.inputs) if n in readers]
 
 
 class Executable:
-    """One instance of a method: called with the arguments of the exported module, by any number of threads.
+    """One instance of a method: called with the arguments of the exported module, by
+    any number of threads.
 
-    It keeps the buffers that the program or its delegates write; the caller's module never changes. Calls of a program
-    that writes buffers run one after the other.
+    It keeps the buffers that the program or its delegates write; the caller's module
+    never changes. Calls of a program that writes buffers run one after the other.
     """
 
-    def __init__(self, program: ExportedProgram | Method, delegates: Delegates | None = None) -> None:
-        """``delegates``: those of another instance, or new ones; None for a program that calls no delegate."""
+    def __init__(
+        self, program: ExportedProgram | Method, delegates: Delegates | None = None
+    ) -> None:
+        """``delegates``: those of another instance, or new ones; None for a program
+        that calls no delegate.
+        """
         self._method = program if isinstance(program, Method) else Method(program)
         self.program = self._method.program
         self._delegates = delegates.fresh() if delegates is not None else None
         # threads take turns only if a call leaves something behind for the next
-        turn = Turn("calling the same program") if self._method.keeps_state else nullcontext()
+        turn = (
+            Turn("calling the same program")
+            if self._method.keeps_state
+            else nullcontext()
+        )
         self._turn: AbstractContextManager[Any] = turn
-        self._state: dict[str, torch.Tensor] = {}  # name of a written buffer -> its present value
+        # name of a written buffer -> its present value
+        self._state: dict[str, torch.Tensor] = {}
         self._run: Callable[..., Any] | None = None
 
     def instance(self) -> Executable:
@@ -404,8 +548,15 @@ class Executable:
         Raises InputError if a delegate keeps state, which only its runtime has.
         """
         if any(m.state for _, m in delegate_calls(self.program)):
-            text = "a program with delegates that keep state cannot be copied: their runtimes have the state"
-            raise InputError("input-invalid", text, hint="lowered.instance() starts from the initial state")
+            text = (
+                "a program with delegates that keep state cannot be copied: their"
+                " runtimes have the state"
+            )
+            raise InputError(
+                "input-invalid",
+                text,
+                hint="lowered.instance() starts from the initial state",
+            )
         copy = self.instance()
         with self._turn:
             copy._state = {k: v.clone() for k, v in self._state.items()}
@@ -413,10 +564,12 @@ class Executable:
 
     @uncompiled
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the program. Writes new values to inputs and buffers; returns the results in the user's structure.
+        """Call the program. Writes new values to inputs and buffers; returns the
+        results in the user's structure.
 
-        Raises InputError if arguments do not fit. If an operator fails and an input has a size for which torch did not
-        trace the program, the error becomes an InputError that says so (``failed_at``); other errors pass.
+        Raises InputError if arguments do not fit. If an operator fails and an input has
+        a size for which torch did not trace the program, the error becomes an
+        InputError that says so (``failed_at``); other errors pass.
         """
         flat = self._method.arguments(args, kwargs)
         if self._method.written:
@@ -429,7 +582,11 @@ class Executable:
                 results = run(*self._state.values(), *flat)
             # what operators raise for sizes that do not fit
             except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
-                wrong_size = None if isinstance(error, DelegraphError) else failed_at(self.program, flat, error)
+                wrong_size = (
+                    None
+                    if isinstance(error, DelegraphError)
+                    else failed_at(self.program, flat, error)
+                )
                 if wrong_size is None:
                     raise
                 raise wrong_size from error
@@ -442,7 +599,9 @@ class Executable:
                 for name, (tensor, layout) in self._method.initial.items():
                     # ``__deepcopy__`` may have put a buffer there already, which stays
                     value = tensor.detach().clone()
-                    self._state.setdefault(name, value if layout is None else arrange(value, layout))
+                    self._state.setdefault(
+                        name, value if layout is None else arrange(value, layout)
+                    )
                 self._run = self._function()
             return self._run
 
@@ -452,24 +611,35 @@ class Executable:
 
     def _bind(self, module: LoweredBackendModule) -> Callable[..., Any]:
         """The function that runs calls of ``module``."""
-        assert self._delegates is not None, "a program with delegates is run without their runtimes"
+        assert self._delegates is not None, (
+            "a program with delegates is run without their runtimes"
+        )
         return self._delegates(module)
 
     def _finish(self, results: Sequence[Any], flat: Sequence[Any]) -> list[Any]:
-        """Store the new values of inputs and buffers; returns the outputs that the caller gets.
+        """Store the new values of inputs and buffers; returns the outputs that the
+        caller gets.
 
-        ``results``: all outputs of the code. ``flat``: the inputs of the call, some of which may be written.
+        ``results``: all outputs of the code. ``flat``: the inputs of the call, some of
+        which may be written.
         """
         for k, position in self._method.copied:
             flat[position].copy_(results[k])
         for k, name in self._method.stored:
             layout = self._method.initial[name][1]
-            self._state[name] = results[k] if layout is None else arrange(results[k], layout)
-        return [results[k] if layout is None else arrange(results[k], layout) for k, layout in self._method.returned]
+            self._state[name] = (
+                results[k] if layout is None else arrange(results[k], layout)
+            )
+        return [
+            results[k] if layout is None else arrange(results[k], layout)
+            for k, layout in self._method.returned
+        ]
 
 
 class WatchedExecutable(Executable):
-    """A method in its initial state that passes each node and its value to ``observer``."""
+    """A method in its initial state that passes each node and its value to
+    ``observer``.
+    """
 
     def __init__(
         self,
@@ -477,7 +647,9 @@ class WatchedExecutable(Executable):
         observer: Observer,
         hook_of: Callable[[LoweredBackendModule], DelegateHook],
     ) -> None:
-        """``hook_of``: returns the hook of a delegate, which passes values or times inside of it to ``observer``."""
+        """``hook_of``: returns the hook of a delegate, which passes values or times
+        inside of it to ``observer``.
+        """
         super().__init__(executable._method, executable._delegates)
         self._observer = observer
         self._hook_of = hook_of
@@ -487,7 +659,9 @@ class WatchedExecutable(Executable):
 
         def watched(*values: Any) -> Any:
             """One call, from ``begin`` to ``end``."""
-            self._observer.begin(dict(zip(self._method.parameters, values, strict=True)))
+            self._observer.begin(
+                dict(zip(self._method.parameters, values, strict=True))
+            )
             results = run(*values)
             self._observer.end()
             return results
@@ -517,16 +691,24 @@ def _check_strides(node: Node, value: torch.Tensor, reader: Node) -> None:
     # None: no layout was recorded for the input, and any strides will do
     wanted = value.stride() if layout is None else layout.strides_for(value.shape)
     if not same_strides(value, wanted):
-        text = f"input {node.name} has the strides {list(value.stride())}; it was exported with {list(wanted)}, "
+        text = (
+            f"input {node.name} has the strides {list(value.stride())}; it was exported"
+            f" with {list(wanted)}, "
+        )
         text += f"on which the result of {reader.target} depends"
-        hint = "give the input in the layout of the example, or export with one in this layout"
+        hint = (
+            "give the input in the layout of the example, or export with one in this"
+            " layout"
+        )
         raise InputError("input-invalid", text, reader, source_of(reader), hint)
 
 
 def run_in_eager(module: GraphModule) -> Callable[..., Any]:
     """A subgraph as a function in which delegates run their original operators."""
     inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
-    return GraphCode(module, inputs, {}, {}).function(lambda delegate: Executable(delegate.original_module))
+    return GraphCode(module, inputs, {}, {}).function(
+        lambda delegate: Executable(delegate.original_module)
+    )
 
 
 # --- inputs that runtimes must not write ---
@@ -535,45 +717,77 @@ _KINDS = (torch.Tensor, torch.nn.Parameter)
 
 
 def versions(inputs: Sequence[Any]) -> list[int]:
-    """torch's count of writes to each tensor; 0 for other values and for inference tensors.
+    """torch's count of writes to each tensor; 0 for other values and for inference
+    tensors.
 
-    Writes to other views of the same memory are counted, too; those by numpy or native code are not. Takes a quarter of
-    a microsecond for each tensor.
+    Writes to other views of the same memory are counted, too; those by numpy or native
+    code are not. Takes a quarter of a microsecond for each tensor.
     """
-    return [v._version if isinstance(v, torch.Tensor) and not v.is_inference() else 0 for v in inputs]
+    return [
+        v._version if isinstance(v, torch.Tensor) and not v.is_inference() else 0
+        for v in inputs
+    ]
 
 
 class KeptInputs(NamedTuple):
-    """The inputs of a call, and copies from before the call (None for an input that is not watched)."""
+    """The inputs of a call, and copies from before the call (None for an input that is
+    not watched).
+    """
 
     inputs: Sequence[Any]
     before: list[torch.Tensor | None]
 
     @classmethod
     def of(cls, inputs: Sequence[Any]) -> KeptInputs:
-        """Copy the tensors among ``inputs``, except those without plain memory: sparse, meta, and of other classes."""
-        watched = (type(v) in _KINDS and v.layout is torch.strided and v.device.type != "meta" for v in inputs)
-        return cls(inputs, [v.detach().clone() if w else None for v, w in zip(inputs, watched, strict=True)])
+        """Copy the tensors among ``inputs``, except those without plain memory: sparse,
+        meta, and of other classes.
+        """
+        watched = (
+            type(v) in _KINDS and v.layout is torch.strided and v.device.type != "meta"
+            for v in inputs
+        )
+        return cls(
+            inputs,
+            [
+                v.detach().clone() if w else None
+                for v, w in zip(inputs, watched, strict=True)
+            ],
+        )
 
     def put_back(self) -> list[int]:
         """Restore the inputs that were written; returns their positions."""
         inputs = enumerate(zip(self.inputs, self.before, strict=True))
-        watched = [(position, value, before) for position, (value, before) in inputs if before is not None]
-        written = [entry for entry in watched if not torch.equal(_bytes(entry[1]), _bytes(entry[2]))]
-        for _, value, before in written:  # all are compared first: two inputs may share memory
+        watched = [
+            (position, value, before)
+            for position, (value, before) in inputs
+            if before is not None
+        ]
+        written = [
+            entry
+            for entry in watched
+            if not torch.equal(_bytes(entry[1]), _bytes(entry[2]))
+        ]
+        # all are compared first: two inputs may share memory
+        for _, value, before in written:
             _fill(value, before)
         return [position for position, _, _ in written]
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements as bytes, so that a NaN equals itself; without a copy if they are contiguous."""
+    """The elements as bytes, so that a NaN equals itself; without a copy if they are
+    contiguous.
+    """
     plain = tensor.detach().resolve_conj().resolve_neg()
     return plain.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _fill(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy ``values`` into ``tensor``. Elements of an expanded tensor share memory, which is written once."""
+    """Copy ``values`` into ``tensor``. Elements of an expanded tensor share memory,
+    which is written once.
+    """
     # along a dimension of stride 0 all elements are one: only the first is written
-    once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+    once = tuple(
+        slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride()
+    )
     with torch.inference_mode():  # inference tensors can be written only in this mode
         tensor.detach()[once].copy_(values[once])

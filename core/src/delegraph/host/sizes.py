@@ -1,8 +1,10 @@
-"""Sizes for which torch did not trace the program: if a call fails because of one, the error says so.
+"""Sizes for which torch did not trace the program: if a call fails because of one, the
+error says so.
 
-torch traces a dynamic size as if it were at least 2. Most operators compute the same for 0 and 1. ``squeeze`` does not:
-it drops a dimension of size 1. Values then have fewer dimensions than delegates, and the decompositions that the host
-runs, were made for.
+torch traces a dynamic size as if it were at least 2. Most operators compute the same
+for 0 and 1. ``squeeze`` does not: it drops a dimension of size 1. Values then have
+fewer dimensions than delegates, and the decompositions that the host runs, were made
+for.
 """
 
 from __future__ import annotations
@@ -20,49 +22,74 @@ from ..errors import InputError
 
 aten = torch.ops.aten
 _SQUEEZES = frozenset(
-    op for packet in (aten.squeeze, aten.squeeze_copy) for op in (packet.default, packet.dim, packet.dims)
+    op
+    for packet in (aten.squeeze, aten.squeeze_copy)
+    for op in (packet.default, packet.dim, packet.dims)
 )
-_HINT = "call it with a size of at least 2, or export a program of its own for this size"
+_HINT = (
+    "call it with a size of at least 2, or export a program of its own for this size"
+)
 
 
 def expects_rank(node: Node, inside: bool) -> bool:
-    """Whether ``node`` is a squeeze that may drop a dimension that was recorded, and something relies on its rank.
+    """Whether ``node`` is a squeeze that may drop a dimension that was recorded, and
+    something relies on its rank.
 
-    Element-wise operators do not rely on it, nor do outputs, unless the graph is a subgraph (``inside``).
+    Element-wise operators do not rely on it, nor do outputs, unless the graph is a
+    subgraph (``inside``).
     """
-    return node.target in _SQUEEZES and bool(_droppable(node)) and _is_counted_on(node, inside)
+    return (
+        node.target in _SQUEEZES
+        and bool(_droppable(node))
+        and _is_counted_on(node, inside)
+    )
 
 
 def expect_rank(value: torch.Tensor, node: Node) -> torch.Tensor:
-    """Return ``value``, the result of the squeeze ``node``. Raises InputError if its rank is not the recorded one."""
+    """Return ``value``, the result of the squeeze ``node``. Raises InputError if its
+    rank is not the recorded one.
+    """
     if value.dim() == node.meta["val"].dim():
         return value
     dims = ", ".join(str(d) for d in _droppable(node))
-    text = f"{node.target} drops dimension {dims}, whose size is 1 in this call; the program was exported for sizes at "
+    text = (
+        f"{node.target} drops dimension {dims}, whose size is 1 in this call; the"
+        " program was exported for sizes at "
+    )
     text += "which it stays, and what follows counts on it"
     hint = f"{_HINT}; x[0], select and reshape mean the same at all sizes"
     raise InputError("input-invalid", text, node, source_of(node), hint)
 
 
 def _droppable(node: Node) -> list[int]:
-    """The dynamic dimensions that the squeeze ``node`` drops if their size is 1, counted from 0."""
+    """The dynamic dimensions that the squeeze ``node`` drops if their size is 1,
+    counted from 0.
+    """
     operand: Any = node.args[0]
     shape = operand.meta["val"].shape
     # without an argument, a squeeze drops each dimension of size 1
     argument: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
     dims = [argument] if isinstance(argument, int) else argument
-    return sorted(d % len(shape) for d in dims if shape and isinstance(shape[d], torch.SymInt))
+    return sorted(
+        d % len(shape) for d in dims if shape and isinstance(shape[d], torch.SymInt)
+    )
 
 
 def _is_counted_on(node: Node, inside: bool) -> bool:
-    """Whether a user of ``node``, direct or through element-wise operators, relies on the rank of its value.
+    """Whether a user of ``node``, direct or through element-wise operators, relies on
+    the rank of its value.
 
-    ``inside``: the graph is a branch or loop body, whose outputs must have the recorded rank.
+    ``inside``: the graph is a branch or loop body, whose outputs must have the recorded
+    rank.
     """
-    seen, waiting = {node}, [node]
+    seen = {node}
+    waiting = [node]
     while waiting:
         for user in waiting.pop().users:
-            pointwise = isinstance(user.target, OpOverload) and torch.Tag.pointwise in user.target.tags
+            pointwise = (
+                isinstance(user.target, OpOverload)
+                and torch.Tag.pointwise in user.target.tags
+            )
             relies_on_rank = inside if user.op == "output" else not pointwise
             if relies_on_rank:
                 return True
@@ -71,18 +98,31 @@ def _is_counted_on(node: Node, inside: bool) -> bool:
     return False
 
 
-def failed_at(program: ExportedProgram, inputs: Sequence[Any], error: Exception) -> InputError | None:
-    """An InputError that explains ``error``, if an input has a size for which torch did not trace the program.
+def failed_at(
+    program: ExportedProgram, inputs: Sequence[Any], error: Exception
+) -> InputError | None:
+    """An InputError that explains ``error``, if an input has a size for which torch did
+    not trace the program.
 
-    That is a size of 0 or 1 where the program takes different sizes. None if there is no such size, so that ``error``
-    has another cause. ``inputs``: those of the call that raised ``error``.
+    That is a size of 0 or 1 where the program takes different sizes. None if there is
+    no such size, so that ``error`` has another cause. ``inputs``: those of the call
+    that raised ``error``.
     """
     for node, value in zip(user_inputs(program), inputs, strict=True):
         recorded = node.meta.get("val")
-        for dim, size in enumerate(recorded.shape if isinstance(recorded, torch.Tensor) else ()):
+        for dim, size in enumerate(
+            recorded.shape if isinstance(recorded, torch.Tensor) else ()
+        ):
             if isinstance(size, torch.SymInt) and value.shape[dim] < 2:
-                text = f"input {node.name} has size {value.shape[dim]} in dimension {dim}, and torch traced the program"
-                # the first 200 characters: torch's errors may go on with traces of its own code
-                text += f" for sizes of at least 2 there: {type(error).__name__}: {str(error).strip()[:200]}"
+                text = (
+                    f"input {node.name} has size {value.shape[dim]} in dimension {dim},"
+                    " and torch traced the program"
+                )
+                # the first 200 characters: torch's errors may go on with traces of its
+                # own code
+                text += (
+                    f" for sizes of at least 2 there: {type(error).__name__}:"
+                    f" {str(error).strip()[:200]}"
+                )
                 return InputError("input-invalid", text, hint=_HINT)
     return None

@@ -17,13 +17,16 @@ TOLERANCES = {
     "float16": 1e-2,
     "bfloat16": 5e-2,
 }
-"""Type -> difference, relative to the largest value, that counts as agreement. Other types have to be equal."""
+"""Type -> difference, relative to the largest value, that counts as agreement. Other
+types have to be equal.
+"""
 
 
 class NonFinite(NamedTuple):
     """How many elements of a value are NaN, infinity and negative infinity.
 
-    A complex number with a NaN part is NaN. Any other one with an infinite part counts as infinity.
+    A complex number with a NaN part is NaN. Any other one with an infinite part counts
+    as infinity.
     """
 
     nan: int = 0
@@ -33,22 +36,30 @@ class NonFinite(NamedTuple):
     def __str__(self) -> str:
         """The counts that are not 0: ``3 NaN, 1 -inf``."""
         counts = {"NaN": self.nan, "inf": self.inf, "-inf": self.negative_inf}
-        return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"
+        return (
+            ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+            or "none"
+        )
 
 
-class OutputStatistics(NamedTuple):  # no frozen dataclass, which takes thrice as long: a verification makes thousands
+# no frozen dataclass, which takes thrice as long: a verification makes thousands
+class OutputStatistics(NamedTuple):
     """How one output compares with eager's.
 
-    ``max_abs_error``: the largest absolute difference. ``max_abs_value``: the largest absolute value of eager. Both
-    leave out elements that are not finite. ``mismatched``: the number of elements that are NaN or infinite on one side,
-    and not the same on the other. Integers and booleans have to be equal. An output that is no number, such as None,
-    counts as one element, which is mismatched unless it is equal. ``shape`` and ``dtype`` are eager's.
+    ``max_abs_error``: the largest absolute difference. ``max_abs_value``: the largest
+    absolute value of eager. Both leave out elements that are not finite.
+    ``mismatched``: the number of elements that are NaN or infinite on one side, and not
+    the same on the other. Integers and booleans have to be equal. An output that is no
+    number, such as None, counts as one element, which is mismatched unless it is equal.
+    ``shape`` and ``dtype`` are eager's.
 
-    ``remark``: why a difference may be no error of the backend. ``snr``: the signal-to-noise ratio in dB, 10 log10(sum
-    of eager's squares / sum of squared differences) over finite elements; None if there is no difference, or no signal.
+    ``remark``: why a difference may be no error of the backend. ``snr``: the
+    signal-to-noise ratio in dB, 10 log10(sum of eager's squares / sum of squared
+    differences) over finite elements; None if there is no difference, or no signal.
 
-    ``lowered`` and ``eager``: the elements that are not finite, on both sides. ``lowered_shape``: the shape that the
-    lowered program returned, if it is another than eager's.
+    ``lowered`` and ``eager``: the elements that are not finite, on both sides.
+    ``lowered_shape``: the shape that the lowered program returned, if it is another
+    than eager's.
     """
 
     name: str
@@ -65,10 +76,14 @@ class OutputStatistics(NamedTuple):  # no frozen dataclass, which takes thrice a
 
     @property
     def relative_error(self) -> float:
-        """The largest difference divided by the largest value; 0 for no difference, infinite if only the value is 0."""
+        """The largest difference divided by the largest value; 0 for no difference,
+        infinite if only the value is 0.
+        """
         if self.max_abs_error == 0:
             return 0.0
-        return self.max_abs_error / self.max_abs_value if self.max_abs_value else math.inf
+        return (
+            self.max_abs_error / self.max_abs_value if self.max_abs_value else math.inf
+        )
 
     @property
     def elements(self) -> int:
@@ -81,13 +96,23 @@ class OutputStatistics(NamedTuple):  # no frozen dataclass, which takes thrice a
         return self.elements > 0 and sum(self.eager) == self.elements
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary of plain values; infinite figures become None. ``agrees`` is by the type's tolerance."""
-        plain = {k: finite(v) for k, v in {**self._asdict(), "relative_error": self.relative_error}.items()}
+        """As a dictionary of plain values; infinite figures become None. ``agrees`` is
+        by the type's tolerance.
+        """
+        plain = {
+            k: finite(v)
+            for k, v in {
+                **self._asdict(),
+                "relative_error": self.relative_error,
+            }.items()
+        }
         sides = {"lowered": self.lowered._asdict(), "eager": self.eager._asdict()}
         return {**plain, **sides, "agrees": self.agrees()}
 
     def agrees(self, tolerance: float | None = None) -> bool:
-        """Whether the relative error is within ``tolerance``; None takes that of ``TOLERANCES``."""
+        """Whether the relative error is within ``tolerance``; None takes that of
+        ``TOLERANCES``.
+        """
         return not self.mismatched and self.relative_error <= self._accepted(tolerance)
 
     def _accepted(self, tolerance: float | None) -> float:
@@ -98,25 +123,41 @@ class OutputStatistics(NamedTuple):  # no frozen dataclass, which takes thrice a
         return self.line()
 
     def line(self, tolerance: float | None = None) -> str:
-        """The figures in a line, the remark, and last one verdict, within ``tolerance``."""
-        parts = [self._figures(), self.non_finite(), self.remark, self.verdict(tolerance)]
+        """The figures in a line, the remark, and last one verdict, within
+        ``tolerance``.
+        """
+        parts = [
+            self._figures(),
+            self.non_finite(),
+            self.remark,
+            self.verdict(tolerance),
+        ]
         return f"{self.name} {list(self.shape)}: {'; '.join(filter(None, parts))}"
 
     def _figures(self) -> str:
-        """The largest error, value and their ratio; another text for an output that has none."""
+        """The largest error, value and their ratio; another text for an output that has
+        none.
+        """
         if self.lowered_shape is not None:
             return f"the lowered program returns the shape {list(self.lowered_shape)}"
         if not self._is_number:
             return f"a value of type {self.dtype}"
         if self.elements == 0:
             return "no elements"
-        largest = f"largest error {self.max_abs_error:.3g}, largest value {self.max_abs_value:.3g}"
+        largest = (
+            f"largest error {self.max_abs_error:.3g}, largest value"
+            f" {self.max_abs_value:.3g}"
+        )
         return f"{largest}, ratio {self.relative_error:.2g}"
 
     @property
     def _is_number(self) -> bool:
         # torch.complex is a function
-        return not self.dtype or self.dtype == "complex" or isinstance(getattr(torch, self.dtype, None), torch.dtype)
+        return (
+            not self.dtype
+            or self.dtype == "complex"
+            or isinstance(getattr(torch, self.dtype, None), torch.dtype)
+        )
 
     def non_finite(self) -> str:
         """The elements that are not finite on both sides, as text; "" if all are."""
@@ -124,28 +165,47 @@ class OutputStatistics(NamedTuple):  # no frozen dataclass, which takes thrice a
             return ""
         if self.lowered == self.eager:
             return f"{self.eager} of {self.elements:,} elements on both sides"
-        return f"lowered: {self.lowered}, eager: {self.eager} of {self.elements:,} elements"
+        return (
+            f"lowered: {self.lowered}, eager: {self.eager} of {self.elements:,}"
+            " elements"
+        )
 
     def verdict(self, tolerance: float | None = None) -> str:
         """Whether the output agrees with eager's, and if not, in which way it differs."""
         if self.agrees(tolerance):
-            return "agrees, but no element is finite" if self.has_only_non_finite else "agrees"
+            return (
+                "agrees, but no element is finite"
+                if self.has_only_non_finite
+                else "agrees"
+            )
         if self.lowered_shape is not None:
             return "differs in its shape"
         if not self._is_number:
             return "differs"
         if self.mismatched:
-            return f"differs, as {self.mismatched:,} elements are NaN or infinite on one side only, or of another sign"
+            return (
+                f"differs, as {self.mismatched:,} elements are NaN or infinite on one"
+                " side only, or of another sign"
+            )
         return f"differs, by more than {self._accepted(tolerance):g}"
 
 
 def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
-    """Compare the value ``got`` with eager's, ``wanted``; ``name`` is the name of the output.
+    """Compare the value ``got`` with eager's, ``wanted``; ``name`` is the name of the
+    output.
 
-    Values of different shapes differ in all elements: the error is infinite. See ``OutputStatistics`` for the figures.
+    Values of different shapes differ in all elements: the error is infinite. See
+    ``OutputStatistics`` for the figures.
     """
-    dtype = str(wanted.dtype).removeprefix("torch.") if isinstance(wanted, torch.Tensor) else type(wanted).__name__
-    if not all(isinstance(v, (torch.Tensor, bool, int, float, complex)) for v in (got, wanted)):  # such as None
+    dtype = (
+        str(wanted.dtype).removeprefix("torch.")
+        if isinstance(wanted, torch.Tensor)
+        else type(wanted).__name__
+    )
+    # such as None
+    if not all(
+        isinstance(v, (torch.Tensor, bool, int, float, complex)) for v in (got, wanted)
+    ):
         differs = type(got) is not type(wanted) or got != wanted
         return OutputStatistics(name, (), 0.0, 0.0, int(differs), dtype)
     a, b = map(_wide, (got, wanted))
@@ -166,22 +226,34 @@ def compare(name: str, got: Any, wanted: Any) -> OutputStatistics:
     # float64 has 53 bits and may hide a difference of integers
     if not _is_float(got) and not _is_float(wanted):
         error = error.maximum(_differ_exactly(got, wanted).to(error.dtype))
-    value, largest, mismatched = b, _largest(error), 0
+    value = b
+    largest = _largest(error)
+    mismatched = 0
     lowered = NonFinite()
     eager = NonFinite()
     if not math.isfinite(largest):
-        # elements that are not finite in both are the same or mismatched; the other figures leave them out
+        # elements that are not finite in both are the same or mismatched; the other
+        # figures leave them out
         both_finite = a.isfinite() & b.isfinite()
         same = (a == b) | (a.isnan() & b.isnan())
         mismatched = int((~both_finite & ~same).sum())
-        error, value = torch.where(both_finite, error, 0.0), torch.where(both_finite, b, 0.0)
+        error = torch.where(both_finite, error, 0.0)
+        value = torch.where(both_finite, b, 0.0)
         largest = _largest(error)
         lowered = _count_non_finite(a)
         eager = _count_non_finite(b)
     norms = [float(torch.linalg.vector_norm(x)) for x in (value, error)]
     snr = decibels(*norms) if largest else None
     return OutputStatistics(
-        name, shape, largest, _largest(value), mismatched, dtype, snr=snr, lowered=lowered, eager=eager
+        name,
+        shape,
+        largest,
+        _largest(value),
+        mismatched,
+        dtype,
+        snr=snr,
+        lowered=lowered,
+        eager=eager,
     )
 
 
@@ -201,14 +273,22 @@ def _count_non_finite(wide: torch.Tensor) -> NonFinite:
     """The counts of a tensor of float64 or complex128."""
     nan = wide.isnan()
     infinite = wide.isinf() & ~nan
-    negative = infinite & (wide < 0) if not wide.is_complex() else torch.zeros_like(infinite)
-    return NonFinite(int(nan.sum()), int((infinite & ~negative).sum()), int(negative.sum()))
+    negative = (
+        infinite & (wide < 0) if not wide.is_complex() else torch.zeros_like(infinite)
+    )
+    return NonFinite(
+        int(nan.sum()), int((infinite & ~negative).sum()), int(negative.sum())
+    )
 
 
 def _is_float(value: Any) -> bool:
     """Whether a number or tensor is floating or complex."""
     tensor = isinstance(value, torch.Tensor)
-    return value.is_floating_point() or value.is_complex() if tensor else isinstance(value, (float, complex))
+    return (
+        value.is_floating_point() or value.is_complex()
+        if tensor
+        else isinstance(value, (float, complex))
+    )
 
 
 def _differ_exactly(got: Any, wanted: Any) -> torch.Tensor:
@@ -227,12 +307,18 @@ def _differ_exactly(got: Any, wanted: Any) -> torch.Tensor:
 def _wide(value: Any) -> torch.Tensor:
     """A number or tensor as a tensor of float64 or complex128."""
     # an integer of Python may be larger than int64
-    tensor = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(_as_float(value))
+    tensor = (
+        value.detach()
+        if isinstance(value, torch.Tensor)
+        else torch.tensor(_as_float(value))
+    )
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def _as_float(number: complex) -> complex:
-    """A number of Python as a float, or complex if it is; integers beyond all floats are infinite."""
+    """A number of Python as a float, or complex if it is; integers beyond all floats
+    are infinite.
+    """
     if isinstance(number, complex):
         return number
     try:

@@ -1,4 +1,6 @@
-"""Compares the results of a lowered program with those of eager PyTorch, output by output."""
+"""Compares the results of a lowered program with those of eager PyTorch, output by
+output.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,30 @@ from .statistics import OutputStatistics, compare, finite
 
 @contextmanager
 def call_of_model(method: str) -> Iterator[None]:
-    """What PyTorch raises inside, where the model's own operators run, becomes an InputError: nobody else's fault."""
+    """What PyTorch raises inside, where the model's own operators run, becomes an
+    InputError: nobody else's fault.
+    """
     try:
         yield
     except DelegraphError:
         raise
     except Exception as e:
-        text = f"the model's method {method!r} raises {type(e).__name__} on these inputs: {e}"
-        raise InputError("input-invalid", text, hint="give inputs on which the model itself runs") from e
+        text = (
+            f"the model's method {method!r} raises {type(e).__name__} on these"
+            f" inputs: {e}"
+        )
+        raise InputError(
+            "input-invalid", text, hint="give inputs on which the model itself runs"
+        ) from e
 
 
 @dataclass(frozen=True, repr=False)
 class Verification:
-    """How the outputs of a call compare with eager PyTorch's; one entry for each output.
+    """How the outputs of a call compare with eager PyTorch's; one entry for each
+    output.
 
-    ``tolerance``: the relative error that is accepted; None takes that of each output's type in ``TOLERANCES``.
+    ``tolerance``: the relative error that is accepted; None takes that of each output's
+    type in ``TOLERANCES``.
     """
 
     outputs: tuple[OutputStatistics, ...]
@@ -41,35 +52,53 @@ class Verification:
     def of(cls, got: Any, wanted: Any) -> Verification:
         """Compare two results of the same structure, output by output."""
         pairs = zip(pytree.tree_leaves(got), pytree.tree_leaves(wanted), strict=True)
-        return cls(tuple(compare(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs)))
+        return cls(
+            tuple(compare(f"output_{k}", a, b) for k, (a, b) in enumerate(pairs))
+        )
 
     def within(self, tolerance: float | None) -> Self:
-        """The same figures, judged by ``tolerance``; None judges each output by the tolerance of its type."""
+        """The same figures, judged by ``tolerance``; None judges each output by the
+        tolerance of its type.
+        """
         return replace(self, tolerance=tolerance)
 
     def __repr__(self) -> str:
         verdict = "agrees with" if self.agrees() else "differs from"
-        return f"<Verification: {verdict} eager, largest ratio {self.relative_error:.2g}>"
+        return (
+            f"<Verification: {verdict} eager, largest ratio {self.relative_error:.2g}>"
+        )
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(printable(str(self), kept=chr(10)))}</pre>"
 
     @property
     def relative_error(self) -> float:
-        """The largest relative error of all outputs; infinite if some are NaN or infinite on one side only."""
+        """The largest relative error of all outputs; infinite if some are NaN or
+        infinite on one side only.
+        """
         if any(o.mismatched for o in self.outputs):
             return float("inf")
         return max((o.relative_error for o in self.outputs), default=0.0)
 
     @property
     def has_only_non_finite(self) -> bool:
-        """Whether some output has elements, and none that is finite: no number of it was compared."""
+        """Whether some output has elements, and none that is finite: no number of it
+        was compared.
+        """
         return any(o.has_only_non_finite for o in self.outputs)
 
     def to_json(self) -> dict[str, Any]:
-        """A dictionary of plain values; infinite figures, which JSON lacks, become None."""
-        rows = [{**o.to_json(), "agrees": o.agrees(self.tolerance)} for o in self.outputs]
-        return {"relative_error": finite(self.relative_error), "agrees": self.agrees(), "outputs": rows}
+        """A dictionary of plain values; infinite figures, which JSON lacks, become
+        None.
+        """
+        rows = [
+            {**o.to_json(), "agrees": o.agrees(self.tolerance)} for o in self.outputs
+        ]
+        return {
+            "relative_error": finite(self.relative_error),
+            "agrees": self.agrees(),
+            "outputs": rows,
+        }
 
     def agrees(self, tolerance: float | None = None) -> bool:
         """Whether every output is within ``tolerance``; None takes ``self.tolerance``."""
@@ -78,12 +107,19 @@ class Verification:
 
     @classmethod
     def worst_of(cls, several: Sequence[Verification]) -> Verification:
-        """For each output, the worst of ``several`` verifications of one method with different inputs."""
+        """For each output, the worst of ``several`` verifications of one method with
+        different inputs.
+        """
         columns = zip(*(v.outputs for v in several), strict=True)
         return Verification(tuple(map(_worst, columns)))
 
     def __str__(self) -> str:
-        return "\n".join(["compared with eager:", *(f"  {o.line(self.tolerance)}" for o in self.outputs)])
+        return "\n".join(
+            [
+                "compared with eager:",
+                *(f"  {o.line(self.tolerance)}" for o in self.outputs),
+            ]
+        )
 
 
 def _worst(column: Sequence[OutputStatistics]) -> OutputStatistics:
@@ -91,7 +127,17 @@ def _worst(column: Sequence[OutputStatistics]) -> OutputStatistics:
 
     If the worst run has no remark, the result has the first remark of another run.
     """
-    # first runs that do not agree, then those with most mismatched elements, then those in which no element is finite,
-    # then those with the largest error
-    worst = max(column, key=lambda o: (not o.agrees(), o.mismatched, o.has_only_non_finite, o.relative_error))
-    return worst._replace(remark=worst.remark or next(filter(None, (o.remark for o in column)), ""))
+    # first runs that do not agree, then those with most mismatched elements, then those
+    # in which no element is finite, then those with the largest error
+    worst = max(
+        column,
+        key=lambda o: (
+            not o.agrees(),
+            o.mismatched,
+            o.has_only_non_finite,
+            o.relative_error,
+        ),
+    )
+    return worst._replace(
+        remark=worst.remark or next(filter(None, (o.remark for o in column)), "")
+    )

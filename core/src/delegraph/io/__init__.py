@@ -1,1 +1,3 @@
-"""Bytes and files, also for plugins: blobs, whole files, flatbuffers, the memory of tensors, text made printable."""
+"""Bytes and files, also for plugins: blobs, whole files, flatbuffers, the memory of
+tensors, text made printable.
+"""

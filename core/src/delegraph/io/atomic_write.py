@@ -27,43 +27,55 @@ _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 _TEMPORARY = re.compile(r"\.delegraph-[0-9a-f]{16}\.part")
 _FALLOC_FL_KEEP_SIZE = 1
 _RESERVED = 1 << 25
-"""Bytes from which on disk space is reserved; for smaller files, that takes longer than it saves."""
+"""Bytes from which on disk space is reserved; for smaller files, that takes longer than
+it saves.
+"""
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes | Blob) -> None:
-    """Write ``content`` to ``path``, completely or not at all; symbolic links are followed.
+    """Write ``content`` to ``path``, completely or not at all; symbolic links are
+    followed.
 
-    The content is written to a temporary file in the target's folder. That file then replaces the target and gets its
-    permission bits. Three kinds of targets are written in place instead, so an error can leave them half-written: files
-    that have several hard links or another owner, devices and pipes, and this process's own stdout or stderr. Temporary
-    files of killed processes are removed from the folder.
+    The content is written to a temporary file in the target's folder. That file then
+    replaces the target and gets its permission bits. Three kinds of targets are written
+    in place instead, so an error can leave them half-written: files that have several
+    hard links or another owner, devices and pipes, and this process's own stdout or
+    stderr. Temporary files of killed processes are removed from the folder.
 
-    Raises WriteError if the content cannot be written, InputError if ``path`` cannot name a file.
+    Raises WriteError if the content cannot be written, InputError if ``path`` cannot
+    name a file.
     """
     target = as_path(path)
     try:
         old = _status(target)
         descriptor = None if old is None else _open_descriptor(target, old)
         if old is None or (stat.S_ISREG(old.st_mode) and descriptor is None):
-            _replace(Path(os.path.realpath(target)), old, content)  # sees to hard links and owners, too
+            # sees to hard links and owners, too
+            _replace(Path(os.path.realpath(target)), old, content)
         else:  # a device, a pipe, or a descriptor of this process
-            with open(target if descriptor is None else os.dup(descriptor), "wb") as file:
+            with open(
+                target if descriptor is None else os.dup(descriptor), "wb"
+            ) as file:
                 _write_content(content, file)
     except OSError as e:
         raise _write_error(target, e.strerror or str(e)) from e
 
 
 def expect_writable(path: str | os.PathLike[str]) -> None:
-    """Raise WriteError if ``write_whole`` would fail, as far as that can be told without writing.
+    """Raise WriteError if ``write_whole`` would fail, as far as that can be told
+    without writing.
 
-    That is the case for a folder, without permission to write, and if there is no folder for the file.
+    That is the case for a folder, without permission to write, and if there is no
+    folder for the file.
     """
     target = as_path(path)
     try:
         old = _status(target)
     except OSError as e:
         raise _write_error(target, e.strerror or str(e)) from e
-    folder = Path(os.path.realpath(target)).parent if target.is_symlink() else target.parent
+    folder = (
+        Path(os.path.realpath(target)).parent if target.is_symlink() else target.parent
+    )
     if old is not None and stat.S_ISDIR(old.st_mode):
         raise _write_error(target, "it is a folder")
     if old is not None and not os.access(target, os.W_OK):
@@ -75,7 +87,9 @@ def expect_writable(path: str | os.PathLike[str]) -> None:
 
 
 def _status(target: Path) -> os.stat_result | None:
-    """The status of the file at ``target``, symbolic links followed; None if there is no such file."""
+    """The status of the file at ``target``, symbolic links followed; None if there is
+    no such file.
+    """
     try:
         return target.stat()
     except FileNotFoundError:
@@ -83,10 +97,12 @@ def _status(target: Path) -> os.stat_result | None:
 
 
 def _open_descriptor(target: Path, status: os.stat_result) -> int | None:
-    """The descriptor of this process to write to instead of opening ``target``; None if ``target`` is to be opened.
+    """The descriptor of this process to write to instead of opening ``target``; None if
+    ``target`` is to be opened.
 
-    The path names a descriptor (``/dev/fd/7``), or stdout or stderr is redirected to the same file. If that file were
-    opened a second time, later prints would overwrite the content.
+    The path names a descriptor (``/dev/fd/7``), or stdout or stderr is redirected to
+    the same file. If that file were opened a second time, later prints would overwrite
+    the content.
     """
     match = _DESCRIPTOR.fullmatch(os.fspath(target))
     # 1 and 2 are stdout and stderr
@@ -100,10 +116,12 @@ def _open_descriptor(target: Path, status: os.stat_result) -> int | None:
 def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) -> None:
     """Write the content to a temporary file, then replace ``target`` by that.
 
-    ``old``: status of the existing target; None if there is none. A target with several hard links, or with another
-    owner than new files get, is not replaced: the content is copied into it. The temporary file is gone at the end.
+    ``old``: status of the existing target; None if there is none. A target with several
+    hard links, or with another owner than new files get, is not replaced: the content
+    is copied into it. The temporary file is gone at the end.
     """
-    # a rename does not check the target's permissions; another process may have removed the target by now
+    # a rename does not check the target's permissions; another process may have removed
+    # the target by now
     if old is not None and not os.access(target, os.W_OK) and os.path.lexists(target):
         raise PermissionError(None, "no permission to write to it")
     _remove_leftovers(target.parent)
@@ -116,31 +134,43 @@ def _replace(target: Path, old: os.stat_result | None, content: bytes | Blob) ->
             _write_content(content, file)
             new = os.fstat(file.fileno())
             # no link: another process replaced the target while its status was read
-            if old is not None and (old.st_nlink > 1 or (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid)):
-                file.seek(0)  # replacing the target would separate it from its other hard links, or change its owner
+            if old is not None and (
+                old.st_nlink > 1 or (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid)
+            ):
+                # replacing the target would separate it from its other hard links, or
+                # change its owner
+                file.seek(0)
                 with target.open("wb") as existing:
                     shutil.copyfileobj(file, existing, 1 << 20)  # 1 MiB at a time
                 return
-            if old is not None:  # the bits of the old target, also those that the umask has taken away
+            # the bits of the old target, also those that the umask has taken away
+            if old is not None:
                 os.chmod(file.name, mode)
             if sys.platform == "win32":
-                file.close()  # Windows cannot rename an open file; elsewhere the lock is held until after the rename
+                # Windows cannot rename an open file; elsewhere the lock is held until
+                # after the rename
+                file.close()
             _move(file, target)
     finally:
-        if not isinstance(file.name, int):  # the name of a file without a name is its descriptor
+        # the name of a file without a name is its descriptor
+        if not isinstance(file.name, int):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(file.name)
 
 
 def _move(file: BinaryIO, target: Path) -> None:
-    """Give the finished temporary file, with or without a name, the target's name; an existing target is replaced."""
-    if not isinstance(file.name, int):  # ``open`` keeps the descriptor, an int, as the name of a file without one
+    """Give the finished temporary file, with or without a name, the target's name; an
+    existing target is replaced.
+    """
+    # ``open`` keeps the descriptor, an int, as the name of a file without one
+    if not isinstance(file.name, int):
         return os.replace(file.name, target)
     folder = os.open(target.parent, os.O_RDONLY)
     try:
         try:
             _link(file, target.name, folder)
-        except FileExistsError:  # os.link cannot replace an existing file; os.replace can
+        except FileExistsError:
+            # os.link cannot replace an existing file; os.replace can
             part = _temporary_name()
             _link(file, part, folder)
             os.replace(part, target.name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -149,24 +179,29 @@ def _move(file: BinaryIO, target: Path) -> None:
 
 
 def _link(file: BinaryIO, name: str, folder: int) -> None:
-    """Give a file without a name the name ``name`` in the folder with the descriptor ``folder``.
+    """Give a file without a name the name ``name`` in the folder with the descriptor
+    ``folder``.
 
-    Without ``dst_dir_fd``, ``os.link`` would link the symbolic link in /proc itself, not the file.
+    Without ``dst_dir_fd``, ``os.link`` would link the symbolic link in /proc itself,
+    not the file.
     """
     os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=folder)
 
 
 def _reserve(file: BinaryIO, size: int) -> None:
-    """Reserve ``size`` bytes on disk (Linux only), so that a full disk is noticed early and writing is faster.
+    """Reserve ``size`` bytes on disk (Linux only), so that a full disk is noticed early
+    and writing is faster.
 
-    Raises OSError if the disk is too full. Does nothing on file systems that cannot reserve; there
-    ``os.posix_fallocate`` would write to every block.
+    Raises OSError if the disk is too full. Does nothing on file systems that cannot
+    reserve; there ``os.posix_fallocate`` would write to every block.
     """
     if sys.platform != "linux" or size < _RESERVED:
         return
     libc = ctypes.CDLL(None, use_errno=True)  # Python has no ``fallocate``
     # KEEP_SIZE: blocks are reserved, but the file's size only grows as it is written
-    failed = libc.fallocate(file.fileno(), _FALLOC_FL_KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(size))
+    failed = libc.fallocate(
+        file.fileno(), _FALLOC_FL_KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(size)
+    )
     if failed and ctypes.get_errno() == errno.ENOSPC:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -180,7 +215,8 @@ def _write_content(content: bytes | Blob, file: BinaryIO) -> None:
 def _open_unnamed(folder: Path, mode: int) -> BinaryIO | None:
     """Open a new file without a name, which vanishes if the process is killed.
 
-    None where such files do not exist: on systems other than Linux, and on file systems such as NFS and FAT.
+    None where such files do not exist: on systems other than Linux, and on file systems
+    such as NFS and FAT.
     """
     if not hasattr(os, "O_TMPFILE") or not os.path.exists("/proc/self/fd"):
         return None
@@ -189,25 +225,36 @@ def _open_unnamed(folder: Path, mode: int) -> BinaryIO | None:
     except OSError:
         return None
     with contextlib.suppress(OSError):  # this file system has no locks
-        _lock(file.fileno())  # ``_move`` may give it a temporary name, which nobody must remove as a leftover
+        # ``_move`` may give it a temporary name, which nobody must remove as a leftover
+        _lock(file.fileno())
     return file
 
 
 def _open_named(folder: Path, mode: int) -> BinaryIO:
-    """Open a new file with a temporary name, locked for as long as it is open where the file system has locks.
+    """Open a new file with a temporary name, locked for as long as it is open where the
+    file system has locks.
 
-    The lock tells other processes that the file is in use (``_remove_leftovers``). One of them may lock and remove the
-    file between its creation and its lock here; then another file is made.
+    The lock tells other processes that the file is in use (``_remove_leftovers``). One
+    of them may lock and remove the file between its creation and its lock here; then
+    another file is made.
     """
     while True:
         name = folder / _temporary_name()
-        file = open(name, "w+b", opener=lambda path, _: os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode))
+        file = open(
+            name,
+            "w+b",
+            opener=lambda path, _: os.open(
+                path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode
+            ),
+        )
         try:
             _lock(file.fileno())
-        except BlockingIOError:  # another process locked it first: it is about to remove it as a leftover
+        except BlockingIOError:
+            # another process locked it first: it is about to remove it as a leftover
             file.close()
             continue
-        except OSError:  # this file system has no locks, so no process removes leftovers
+        except OSError:
+            # this file system has no locks, so no process removes leftovers
             return file
         if os.fstat(file.fileno()).st_nlink:  # it was not removed before it was locked
             return file
@@ -215,14 +262,19 @@ def _open_named(folder: Path, mode: int) -> BinaryIO:
 
 
 def _temporary_name() -> str:
-    """A random name for a temporary file; unlike one made from the target's name, it is never too long."""
+    """A random name for a temporary file; unlike one made from the target's name, it is
+    never too long.
+    """
     return f".delegraph-{secrets.token_hex(8)}.part"
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove from ``folder`` the temporary files that are not locked: the processes that wrote them were killed."""
+    """Remove from ``folder`` the temporary files that are not locked: the processes
+    that wrote them were killed.
+    """
     for name in filter(_TEMPORARY.fullmatch, os.listdir(folder)):
-        with contextlib.suppress(OSError):  # it is locked, belongs to another user, or is gone by now
+        # it is locked, belongs to another user, or is gone by now
+        with contextlib.suppress(OSError):
             descriptor = os.open(folder / name, os.O_RDWR)
             try:
                 _lock(descriptor)
@@ -234,7 +286,8 @@ def _remove_leftovers(folder: Path) -> None:
 def _lock(file: int) -> None:
     """Lock an open file, given its descriptor.
 
-    Raises BlockingIOError if another process has locked it, another OSError if the system cannot lock files.
+    Raises BlockingIOError if another process has locked it, another OSError if the
+    system cannot lock files.
     """
     if sys.platform == "win32":
         raise OSError("files are not locked on Windows")

@@ -1,4 +1,6 @@
-"""Blobs: byte strings of backends that are only put together when they are written to a file."""
+"""Blobs: byte strings of backends that are only put together when they are written to a
+file.
+"""
 
 from __future__ import annotations
 
@@ -17,39 +19,55 @@ __all__ = ["Blob", "TensorBlob", "equal", "head", "is_blob", "join", "stream"]
 
 @runtime_checkable
 class Blob(Protocol):
-    """Bytes that are only put together when they are written. Backends return one if most of their blob is weights.
+    """Bytes that are only put together when they are written. Backends return one if
+    most of their blob is weights.
 
-    A Blob reads weights from the model's own memory each time it is written, so it needs no copy of them. The model
-    must not change between lowering and writing.
+    A Blob reads weights from the model's own memory each time it is written, so it
+    needs no copy of them. The model must not change between lowering and writing.
     """
 
     def __len__(self) -> int:
         """The number of bytes that ``write_to`` writes."""
 
     def write_to(self, file: BinaryIO) -> None:
-        """Append all bytes to ``file``. Raises ContractViolation if the model has changed."""
+        """Append all bytes to ``file``. Raises ContractViolation if the model has
+        changed.
+        """
 
 
 class TensorBlob:
-    """A Blob of the elements of a tensor, in C order. The tensor must not be written until the blob is."""
+    """A Blob of the elements of a tensor, in C order. The tensor must not be written
+    until the blob is.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        """Keep a reference to ``tensor``, and what shows later whether it was written; copies nothing."""
-        from delegraph_programs.tensor_memory import state_of  # imported late, so that blobs of bytes need no torch
+        """Keep a reference to ``tensor``, and what shows later whether it was written;
+        copies nothing.
+        """
+        # imported late, so that blobs of bytes need no torch
+        from delegraph_programs.tensor_memory import state_of
 
-        self._tensor, self._state = tensor, state_of(tensor)
+        self._tensor = tensor
+        self._state = state_of(tensor)
 
     def __len__(self) -> int:
         return self._tensor.nbytes
 
     def write_to(self, file: BinaryIO) -> None:
-        """Append the elements. Raises ContractViolation if the tensor was written since the blob was made."""
+        """Append the elements. Raises ContractViolation if the tensor was written since
+        the blob was made.
+        """
         from delegraph_programs import memory_of
         from delegraph_programs.tensor_memory import is_written
 
         if is_written(self._tensor, self._state):
-            text = f"a tensor of shape {list(self._tensor.shape)} was changed after it was added as named data"
-            raise ContractViolation("contract-violation", text, hint="lower the model again")
+            text = (
+                f"a tensor of shape {list(self._tensor.shape)} was changed after it was"
+                " added as named data"
+            )
+            raise ContractViolation(
+                "contract-violation", text, hint="lower the model again"
+            )
         for piece in memory_of(self._tensor):
             file.write(piece)
 
@@ -58,18 +76,30 @@ class TensorBlob:
 
     def __eq__(self, other: object) -> bool:
         """Whether ``other``, bytes or a blob, has the same bytes."""
-        return equal(self, other) if isinstance(other, (bytes, Blob)) else NotImplemented
+        return (
+            equal(self, other) if isinstance(other, (bytes, Blob)) else NotImplemented
+        )
 
     __hash__ = None  # type: ignore[assignment]  # the tensor may change
 
     def place(self) -> tuple[Any, ...]:
-        """A key for the elements that this blob reads: blobs with equal keys have equal bytes, so none need be read."""
+        """A key for the elements that this blob reads: blobs with equal keys have equal
+        bytes, so none need be read.
+        """
         tensor = self._tensor
-        return self._state, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+        return (
+            self._state,
+            tensor.data_ptr(),
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+        )
 
 
 def is_blob(data: Any) -> bool:
-    """Whether ``data`` is a Blob. (``isinstance`` is true of a Blob class as well, which has the same attributes.)"""
+    """Whether ``data`` is a Blob. (``isinstance`` is true of a Blob class as well,
+    which has the same attributes.)
+    """
     return isinstance(data, Blob) and not isinstance(data, type)
 
 
@@ -85,27 +115,36 @@ def join(data: bytes | Blob) -> bytes:
 def head(data: bytes | Blob, size: int) -> bytes:
     """The first ``size`` bytes of ``data``.
 
-    A Blob has to write all its bytes for this. Raises ContractViolation if their number is not its ``len()``.
+    A Blob has to write all its bytes for this. Raises ContractViolation if their number
+    is not its ``len()``.
     """
     if isinstance(data, bytes):
         return data[:size]
-    first, written = bytearray(), 0
+    first = bytearray()
+    written = 0
 
     def take(piece: memoryview) -> None:
-        """Append the bytes of ``piece`` that are among the first ``size``, and count all bytes."""
+        """Append the bytes of ``piece`` that are among the first ``size``, and count
+        all bytes.
+        """
         nonlocal written
         first.extend(piece[: size - len(first)])
         written += piece.nbytes
 
     stream(data, take)
     if written != len(data):
-        text = f"{type(data).__name__}.write_to wrote {written} bytes, and its len() is {len(data)}"
+        text = (
+            f"{type(data).__name__}.write_to wrote {written} bytes, and its len() is"
+            f" {len(data)}"
+        )
         raise ContractViolation("contract-violation", text)
     return bytes(first)
 
 
 def stream(data: bytes | Blob, take: Callable[[memoryview], None]) -> None:
-    """Call ``take`` with all bytes of ``data``, piece by piece. A piece is valid only during the call."""
+    """Call ``take`` with all bytes of ``data``, piece by piece. A piece is valid only
+    during the call.
+    """
     if isinstance(data, bytes):
         take(memoryview(data))
     else:
@@ -115,14 +154,19 @@ def stream(data: bytes | Blob, take: Callable[[memoryview], None]) -> None:
 def equal(ours: bytes | Blob, theirs: bytes | Blob) -> bool:
     """Whether both have the same bytes.
 
-    Blobs are compared by the digests of their bytes, so that neither is joined. They are not read at all if they are
-    one object, of different lengths, or blobs of the same memory.
+    Blobs are compared by the digests of their bytes, so that neither is joined. They
+    are not read at all if they are one object, of different lengths, or blobs of the
+    same memory.
     """
     if isinstance(ours, bytes) and isinstance(theirs, bytes):
         return ours == theirs
     if ours is theirs or len(ours) != len(theirs):
         return ours is theirs
-    if isinstance(ours, TensorBlob) and isinstance(theirs, TensorBlob) and ours.place() == theirs.place():
+    if (
+        isinstance(ours, TensorBlob)
+        and isinstance(theirs, TensorBlob)
+        and ours.place() == theirs.place()
+    ):
         return True
     return digest(ours) == digest(theirs)
 
@@ -145,7 +189,9 @@ class _Sink(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """Pass ``data``, any object with a buffer, to ``take``; returns the number of bytes."""
+        """Pass ``data``, any object with a buffer, to ``take``; returns the number of
+        bytes.
+        """
         view = memoryview(data)
         if view.nbytes:  # an empty one cannot be cast
             self._take(view.cast("B"))

@@ -1,8 +1,10 @@
-"""Checked access to flatbuffers from untrusted sources: every offset, size and count is checked before it is followed.
+"""Checked access to flatbuffers from untrusted sources: every offset, size and count is
+checked before it is followed.
 
-The generated readers of the ``flatbuffers`` package trust their input; a damaged file makes them read nonsense, loop or
-fail with arbitrary exceptions. Here any damage is a FormatError, and no file makes the reader do more work than its own
-length allows. As the format wants, unknown fields are ignored, and absent ones have their default.
+The generated readers of the ``flatbuffers`` package trust their input; a damaged file
+makes them read nonsense, loop or fail with arbitrary exceptions. Here any damage is a
+FormatError, and no file makes the reader do more work than its own length allows. As
+the format wants, unknown fields are ignored, and absent ones have their default.
 """
 
 from __future__ import annotations
@@ -19,36 +21,46 @@ from ..errors import FormatError
 __all__ = ["Buffer", "Table", "root"]
 
 _SCALARS = {form: struct.Struct("<" + form) for form in "bBhHiIqQ?"}
-_U16, _I32, _U32 = _SCALARS["H"], _SCALARS["i"], _SCALARS["I"]
+_U16 = _SCALARS["H"]
+_I32 = _SCALARS["i"]
+_U32 = _SCALARS["I"]
 _FIRST_FIELD = 4
 
 
 def root(data: bytes | bytearray | memoryview, identifier: str, what: str) -> Table:
     """The root table of a flatbuffer. Raises FormatError for a damaged header.
 
-    ``identifier`` is the four-character file identifier that the file must have; ``what`` names the file in errors.
+    ``identifier`` is the four-character file identifier that the file must have;
+    ``what`` names the file in errors.
     """
     buffer = Buffer(memoryview(data).cast("B"), what)
-    # a flatbuffer begins with the offset of its root table (4 bytes), and the identifier
+    # a flatbuffer begins with the offset of its root table (4 bytes), and the
+    # identifier
     if buffer.size < 8:
         raise buffer.damaged(f"it has {buffer.size} bytes and no header")
     if bytes(buffer.data[4:8]) != identifier.encode():
-        raise buffer.damaged(f"its identifier is {bytes(buffer.data[4:8])!r}, not {identifier.encode()!r}")
+        raise buffer.damaged(
+            f"its identifier is {bytes(buffer.data[4:8])!r}, not"
+            f" {identifier.encode()!r}"
+        )
     return Table(buffer, buffer.follow(0, "root table"), "root table")
 
 
 class Buffer:
     """The bytes of one file, and how many elements may still be read from them.
 
-    Tables and vectors may be shared, so a small file can describe a structure of any size. Therefore each table and
-    each vector element that is read is counted, and a file that needs more of them than it has bytes is refused.
-    Strings and copied vectors are cached by position. All methods raise FormatError for a damaged file; its text names
-    the place ``where``.
+    Tables and vectors may be shared, so a small file can describe a structure of any
+    size. Therefore each table and each vector element that is read is counted, and a
+    file that needs more of them than it has bytes is refused. Strings and copied
+    vectors are cached by position. All methods raise FormatError for a damaged file;
+    its text names the place ``where``.
     """
 
     def __init__(self, data: memoryview, what: str) -> None:
         """``what`` names the file in errors, such as "TOSA file"."""
-        self.data, self.size, self.what = data, len(data), what
+        self.data = data
+        self.size = len(data)
+        self.what = what
         self._allowance = self.size  # how many elements may still be read
         self._strings: dict[int, str] = {}  # by position
         self._copies: dict[int, bytes] = {}  # by position
@@ -58,7 +70,9 @@ class Buffer:
         return FormatError("format-invalid", f"damaged {self.what}: {why}")
 
     def spend(self, count: int, where: str) -> None:
-        """Count ``count`` more elements as read. Raises FormatError if the total exceeds the file's size in bytes."""
+        """Count ``count`` more elements as read. Raises FormatError if the total
+        exceeds the file's size in bytes.
+        """
         self._allowance -= count
         if self._allowance < 0:
             raise self.damaged(f"{where} makes its structure larger than the file")
@@ -77,13 +91,16 @@ class Buffer:
         return position + offset
 
     def vector(self, position: int, width: int, where: str) -> tuple[int, int]:
-        """(position of the first element, number of elements) of a vector whose elements have ``width`` bytes.
+        """(position of the first element, number of elements) of a vector whose
+        elements have ``width`` bytes.
 
         At ``position`` stands the number of elements, in 4 bytes; the elements follow.
         """
         count: int = self.read(_U32, position, where)
         if count * width > self.size - position - 4:
-            raise self.damaged(f"{where} has {count} elements and reaches beyond the end of the file")
+            raise self.damaged(
+                f"{where} has {count} elements and reaches beyond the end of the file"
+            )
         return position + 4, count
 
     def string(self, position: int, where: str) -> str:
@@ -92,13 +109,17 @@ class Buffer:
             start, length = self.vector(position, 1, where)
             self.spend(length, where)
             try:
-                self._strings[position] = str(self.data[start : start + length], "utf-8")
+                self._strings[position] = str(
+                    self.data[start : start + length], "utf-8"
+                )
             except UnicodeDecodeError:
                 raise self.damaged(f"{where} is not UTF-8") from None
         return self._strings[position]
 
     def copy(self, position: int, where: str) -> bytes:
-        """A copy of the byte vector at ``position``; a second call returns the same object."""
+        """A copy of the byte vector at ``position``; a second call returns the same
+        object.
+        """
         if position not in self._copies:
             start, length = self.vector(position, 1, where)
             self.spend(length, where)
@@ -107,22 +128,28 @@ class Buffer:
 
 
 class Table:
-    """A table at a checked position. Fields are addressed by their id in the schema; ``name`` is a field's in errors.
+    """A table at a checked position. Fields are addressed by their id in the schema;
+    ``name`` is a field's in errors.
 
-    All methods raise FormatError for a damaged file. The table size that the vtable states is ignored: the Python
-    writer lets tables of several sizes share a vtable, which states the size of the first.
+    All methods raise FormatError for a damaged file. The table size that the vtable
+    states is ignored: the Python writer lets tables of several sizes share a vtable,
+    which states the size of the first.
     """
 
     __slots__ = ("_buffer", "_fields", "_vtable", "position", "where")
 
     def __init__(self, buffer: Buffer, position: int, where: str) -> None:
-        """Check the table at ``position`` and its vtable. ``where`` names the table in errors.
+        """Check the table at ``position`` and its vtable. ``where`` names the table in
+        errors.
 
-        A table begins with the distance back to its vtable (4 bytes). The vtable has its own length and the table's
-        (2 bytes each), then for each field the distance from the table's beginning to the field's value (2 bytes).
+        A table begins with the distance back to its vtable (4 bytes). The vtable has
+        its own length and the table's (2 bytes each), then for each field the distance
+        from the table's beginning to the field's value (2 bytes).
         """
         buffer.spend(1, where)
-        self._buffer, self.position, self.where = buffer, position, where
+        self._buffer = buffer
+        self.position = position
+        self.where = where
         self._vtable = position - buffer.read(_I32, position, where)
         length: int = buffer.read(_U16, self._vtable, f"the vtable of {where}")
         self._fields = (length - _FIRST_FIELD) // 2  # how many fields the vtable knows
@@ -134,39 +161,54 @@ class Table:
         return self._buffer.damaged(f"{self.where}: {why}")
 
     def spend(self, count: int) -> None:
-        """Count ``count`` more elements as read, for a reader that builds more from this table than it reads.
+        """Count ``count`` more elements as read, for a reader that builds more from
+        this table than it reads.
 
         Raises FormatError if the total exceeds the file's size in bytes.
         """
         self._buffer.spend(count, self.where)
 
     def _slot(self, field: int, width: int) -> int | None:
-        """The position of a field's value in the table, which has ``width`` bytes; None if the field is absent.
+        """The position of a field's value in the table, which has ``width`` bytes; None
+        if the field is absent.
 
         A field is absent if the vtable ends before it, or has 0 for it.
         """
         if field >= self._fields:
             return None
-        offset: int = _U16.unpack_from(self._buffer.data, self._vtable + _FIRST_FIELD + 2 * field)[0]
-        if offset and (offset < 4 or self.position + offset + width > self._buffer.size):
+        offset: int = _U16.unpack_from(
+            self._buffer.data, self._vtable + _FIRST_FIELD + 2 * field
+        )[0]
+        if offset and (
+            offset < 4 or self.position + offset + width > self._buffer.size
+        ):
             raise self.damaged(f"field {field} lies outside of the file")
         return self.position + offset if offset else None
 
     def scalar(self, field: int, form: str, default: int = 0) -> int:
-        """A number, or ``default`` if the field is absent; ``form`` is its ``struct`` letter (b B h H i I q Q ?)."""
+        """A number, or ``default`` if the field is absent; ``form`` is its ``struct``
+        letter (b B h H i I q Q ?).
+        """
         packed = _SCALARS[form]
         slot = self._slot(field, packed.size)
-        return default if slot is None else int(packed.unpack_from(self._buffer.data, slot)[0])
+        return (
+            default
+            if slot is None
+            else int(packed.unpack_from(self._buffer.data, slot)[0])
+        )
 
     def flag(self, field: int, default: bool = False) -> bool:
-        """A bool, or ``default`` if the field is absent; FormatError if it is stored as neither 0 nor 1."""
+        """A bool, or ``default`` if the field is absent; FormatError if it is stored as
+        neither 0 nor 1.
+        """
         value = self.scalar(field, "B", default)
         if value > 1:
             raise self.damaged(f"field {field} is {value}, not a bool")
         return bool(value)
 
     def _target(self, field: int, name: str) -> tuple[int, str] | None:
-        """(position of what a field refers to, name of that place for errors); None if the field is absent.
+        """(position of what a field refers to, name of that place for errors); None if
+        the field is absent.
 
         The field's value is an offset of 4 bytes, which leads there.
         """
@@ -193,48 +235,63 @@ class Table:
         return self._buffer.data[start : start + count]
 
     def copied(self, field: int, name: str) -> bytes:
-        """A vector of bytes, as a copy that all references to the vector share; empty if the field is absent."""
+        """A vector of bytes, as a copy that all references to the vector share; empty
+        if the field is absent.
+        """
         target = self._target(field, name)
         return self._buffer.copy(*target) if target else b""
 
     def numbers(self, field: int, dtype: npt.DTypeLike, name: str) -> list[int]:
-        """A vector of numbers of the numpy type ``dtype``; empty if the field is absent."""
+        """A vector of numbers of the numpy type ``dtype``; empty if the field is
+        absent.
+        """
         target = self._target(field, name)
         if target is None:
             return []
-        element = np.dtype(dtype).newbyteorder("<")  # flatbuffers are little-endian on all machines
+        # flatbuffers are little-endian on all machines
+        element = np.dtype(dtype).newbyteorder("<")
         start, count = self._buffer.vector(target[0], element.itemsize, target[1])
         self._buffer.spend(count, target[1])
         return list(np.frombuffer(self._buffer.data, element, count, start).tolist())
 
     def strings(self, field: int, name: str) -> list[str]:
         """A vector of strings; empty if the field is absent."""
-        return [self._buffer.string(*element) for element in self._elements(field, name)]
+        return [
+            self._buffer.string(*element) for element in self._elements(field, name)
+        ]
 
     def tables(self, field: int, name: str) -> list[Table]:
         """A vector of tables; empty if the field is absent."""
         return list(self.each_table(field, name))
 
     def each_table(self, field: int, name: str) -> Iterator[Table]:
-        """As ``tables``, but creates each table when it is reached, so that repeated references take no memory."""
-        return (Table(self._buffer, *element) for element in self._elements(field, name))
+        """As ``tables``, but creates each table when it is reached, so that repeated
+        references take no memory.
+        """
+        return (
+            Table(self._buffer, *element) for element in self._elements(field, name)
+        )
 
     def _elements(self, field: int, name: str) -> Iterator[tuple[int, str]]:
-        """(position, name of the place for errors) of what each element of a vector of offsets leads to.
+        """(position, name of the place for errors) of what each element of a vector of
+        offsets leads to.
 
         Yields nothing if the field is absent.
         """
         target = self._target(field, name)
         if target is None:
             return
-        start, count = self._buffer.vector(target[0], 4, target[1])  # an offset has 4 bytes
+        # an offset has 4 bytes
+        start, count = self._buffer.vector(target[0], 4, target[1])
         self._buffer.spend(count, target[1])
         for i in range(count):
             label = f"{name} {i}"
             yield self._buffer.follow(start + 4 * i, label), label
 
     def extent(self, start: int, length: int, name: str) -> memoryview:
-        """``length`` bytes of the file from ``start`` on, for formats that keep data outside of the flatbuffer."""
+        """``length`` bytes of the file from ``start`` on, for formats that keep data
+        outside of the flatbuffer.
+        """
         if start < 0 or length < 0 or start + length > self._buffer.size:
             raise self.damaged(f"{name} reaches beyond the end of the file")
         return self._buffer.data[start : start + length]

@@ -1,7 +1,9 @@
-"""Writing flatbuffers with the ``flatbuffers`` package: equal strings, vectors and tables are written once.
+"""Writing flatbuffers with the ``flatbuffers`` package: equal strings, vectors and
+tables are written once.
 
-Large constants do not belong into a builder, which copies its buffer when that grows. Write them behind the finished
-buffer: give ``table_with_places`` a placeholder for their field, and overwrite it with their offset later.
+Large constants do not belong into a builder, which copies its buffer when that grows.
+Write them behind the finished buffer: give ``table_with_places`` a placeholder for
+their field, and overwrite it with their offset later.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ _FLAGS = {
 class Field(NamedTuple):
     """One field of a table: its id in the schema, its kind and its value.
 
-    ``kind`` is "offset" for the position of a string, vector or table, otherwise the type of a number: "bool", "int8",
-    "uint8", "int16", "int32", "uint32", "int64", "uint64" or "float64".
+    ``kind`` is "offset" for the position of a string, vector or table, otherwise the
+    type of a number: "bool", "int8", "uint8", "int16", "int32", "uint32", "int64",
+    "uint64" or "float64".
     """
 
     id: int
@@ -47,10 +50,11 @@ class PlacedTable(NamedTuple):
 
 
 class Builder:
-    """Builds a flatbuffer from its end: a table is added after everything that it refers to.
+    """Builds a flatbuffer from its end: a table is added after everything that it
+    refers to.
 
-    Strings, vectors and tables are added once and have one position, a distance from the end of the buffer. Numbers
-    that do not fit their type raise OverflowError.
+    Strings, vectors and tables are added once and have one position, a distance from
+    the end of the buffer. Numbers that do not fit their type raise OverflowError.
     """
 
     def __init__(self) -> None:
@@ -58,17 +62,27 @@ class Builder:
         self._positions: dict[Hashable, int] = {}
 
     def finish(self, root: int, identifier: str) -> bytearray:
-        """Return the buffer whose root table is at ``root``; ``identifier`` has four characters."""
+        """Return the buffer whose root table is at ``root``; ``identifier`` has four
+        characters.
+        """
         self._builder.Finish(root, identifier.encode())
         return bytearray(self._builder.Output())
 
     def table(self, count: int, fields: Sequence[Field]) -> int:
-        """Add a table; its schema has ``count`` fields. Leave out those that have their default."""
-        key = ("table", count, *[(field.id, field.kind, _exact(field.value)) for field in fields])
+        """Add a table; its schema has ``count`` fields. Leave out those that have their
+        default.
+        """
+        key = (
+            "table",
+            count,
+            *[(field.id, field.kind, _exact(field.value)) for field in fields],
+        )
         return self._share(key, lambda: self.table_with_places(count, fields).position)
 
     def table_with_places(self, count: int, fields: Sequence[Field]) -> PlacedTable:
-        """Add a table whose fields may be overwritten in the finished buffer; it is not shared."""
+        """Add a table whose fields may be overwritten in the finished buffer; it is not
+        shared.
+        """
         places: dict[int, int] = {}
         self._builder.StartObject(count)
         for field in fields:
@@ -78,21 +92,31 @@ class Builder:
         return PlacedTable(int(self._builder.EndObject()), places)
 
     def string(self, text: str) -> int:
-        """Add a string. A lone surrogate, which names of files may have, is written as its escape."""
+        """Add a string. A lone surrogate, which names of files may have, is written as
+        its escape.
+        """
         encoded = text.encode("utf-8", "backslashreplace")
-        return self._share(("string", encoded), lambda: int(self._builder.CreateString(encoded)))
+        return self._share(
+            ("string", encoded), lambda: int(self._builder.CreateString(encoded))
+        )
 
     def strings(self, texts: Sequence[str]) -> int:
         """Add a vector of strings."""
         return self.vector("offset", [self.string(text) for text in texts])
 
     def vector(self, kind: str, items: Sequence[Any]) -> int:
-        """Add a vector of numbers, or of what lies at positions; ``kind`` is that of ``Field``."""
-        return self._share(("vector", kind, *map(_exact, items)), lambda: self._vector(kind, items))
+        """Add a vector of numbers, or of what lies at positions; ``kind`` is that of
+        ``Field``.
+        """
+        return self._share(
+            ("vector", kind, *map(_exact, items)), lambda: self._vector(kind, items)
+        )
 
     def byte_vector(self, data: bytes, alignment: int = 4) -> int:
         """Add a vector of bytes whose first one is aligned to ``alignment`` bytes."""
-        return self._share(("bytes", alignment, data), lambda: self._bytes(data, alignment))
+        return self._share(
+            ("bytes", alignment, data), lambda: self._bytes(data, alignment)
+        )
 
     def _vector(self, kind: str, items: Sequence[Any]) -> int:
         width = 4 if kind == "offset" else _FLAGS[kind].bytewidth
@@ -102,7 +126,8 @@ class Builder:
         return int(self._builder.EndVector())
 
     def _bytes(self, data: bytes, alignment: int) -> int:
-        self._builder.Prep(alignment, len(data))  # CreateByteVector itself aligns to four bytes
+        # CreateByteVector itself aligns to four bytes
+        self._builder.Prep(alignment, len(data))
         return int(self._builder.CreateByteVector(data))
 
     def _put(self, kind: str, value: Any) -> None:

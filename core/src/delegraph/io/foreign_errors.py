@@ -10,7 +10,9 @@ __all__ = ["StoreError", "kind_and_status"]
 
 
 class StoreError(Exception):
-    """A store does not answer, or answers with an error. Reports show its text, which must hold no secret."""
+    """A store does not answer, or answers with an error. Reports show its text, which
+    must hold no secret.
+    """
 
 
 def kind_and_status(error: BaseException) -> str:
@@ -20,10 +22,16 @@ def kind_and_status(error: BaseException) -> str:
     """
     shown = type(error).__name__
     response = getattr(error, "response", None)
-    candidates = [getattr(holder, name, None) for holder in (error, response) for name in ("status", "status_code")]
+    candidates = [
+        getattr(holder, name, None)
+        for holder in (error, response)
+        for name in ("status", "status_code")
+    ]
     if isinstance(response, Mapping):  # of botocore
         metadata = response.get("ResponseMetadata")
-        candidates.append(metadata.get("HTTPStatusCode") if isinstance(metadata, Mapping) else None)
+        candidates.append(
+            metadata.get("HTTPStatusCode") if isinstance(metadata, Mapping) else None
+        )
     status = next((c for c in candidates if type(c) is int), None)
     number = getattr(error, "errno", None)
     if status is not None:

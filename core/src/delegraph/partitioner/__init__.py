@@ -2,8 +2,20 @@
 
 from .canonical import AllNodePartitioner, PatternPartitioner, matches
 from .capability import CapabilityPartitioner, NodeLists, WhyNot
-from .checks import DontPartition, DontPartitionModule, DontPartitionName, is_shape_dynamic
-from .contract import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal, Support
+from .checks import (
+    DontPartition,
+    DontPartitionModule,
+    DontPartitionName,
+    is_shape_dynamic,
+)
+from .contract import (
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+    Reason,
+    Refusal,
+    Support,
+)
 from .tagging import tag_constant_data, tag_mutated_buffer
 from .wrapping import WrappingPartitioner
 

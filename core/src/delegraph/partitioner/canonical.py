@@ -1,4 +1,6 @@
-"""Partitioners that need no support check: for everything, or for calls that match patterns."""
+"""Partitioners that need no support check: for everything, or for calls that match
+patterns.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ if TYPE_CHECKING:
 
 
 class AllNodePartitioner(Partitioner):
-    """Gives a backend the whole program as one partition, without asking whether the backend takes it.
+    """Gives a backend the whole program as one partition, without asking whether the
+    backend takes it.
 
-    The delegate owns the constants, and keeps the buffers that it writes. Operators stay whole.
+    The delegate owns the constants, and keeps the buffers that it writes. Operators
+    stay whole.
     """
 
-    def __init__(self, backend_id: str, compile_specs: Sequence[CompileSpec] = ()) -> None:
+    def __init__(
+        self, backend_id: str, compile_specs: Sequence[CompileSpec] = ()
+    ) -> None:
         """``backend_id``: the backend's name. ``compile_specs``: the settings for it."""
         super().__init__()
         self.delegation_spec = DelegationSpec(backend_id, compile_specs)
@@ -40,17 +46,21 @@ class AllNodePartitioner(Partitioner):
         tag_mutated_buffer(exported_program)
         return PartitionResult(exported_program, {tag: self.delegation_spec})
 
-    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
+    def ops_to_not_decompose(
+        self, ep: ExportedProgram
+    ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
         """All operators of the program, for all nodes."""
         targets = dict.fromkeys(n.target for n in ep.graph.nodes)
         return [op for op in targets if isinstance(op, OpOverload)], None
 
 
 class PatternPartitioner(CapabilityPartitioner):
-    """Gives a backend the calls that ``patterns(exported_program)`` lists, and others for which ``why_not`` is None.
+    """Gives a backend the calls that ``patterns(exported_program)`` lists, and others
+    for which ``why_not`` is None.
 
-    ``patterns`` may be ``matches(...)``, or any function that returns lists of nodes. All calls of a list share a
-    partition or all stay on the host; with ``grouped=False`` they are accepted one by one. ``options`` are those of
+    ``patterns`` may be ``matches(...)``, or any function that returns lists of nodes.
+    All calls of a list share a partition or all stay on the host; with
+    ``grouped=False`` they are accepted one by one. ``options`` are those of
     ``CapabilityPartitioner``.
     """
 
@@ -64,23 +74,30 @@ class PatternPartitioner(CapabilityPartitioner):
         grouped: bool = True,
         **options: Any,
     ) -> None:
-        """``why_not`` decides about calls in no pattern; by default they all stay on the host, for that reason."""
+        """``why_not`` decides about calls in no pattern; by default they all stay on
+        the host, for that reason.
+        """
         support = _PatternSupport(patterns, why_not)
-        # asked for after ``begin`` of the support check, which fills the lists for the same program
+        # asked for after ``begin`` of the support check, which fills the lists for the
+        # same program
         groups = (lambda program: support.lists) if grouped else None
         super().__init__(support, backend_id, compile_specs, groups=groups, **options)
 
 
 class _PatternSupport(Predicate):
-    """A support check that takes each call that ``patterns`` lists, and others for which ``otherwise`` returns None.
+    """A support check that takes each call that ``patterns`` lists, and others for
+    which ``otherwise`` returns None.
 
     ``lists``: the lists of calls that ``patterns`` returned for the present program.
     """
 
     def __init__(self, patterns: NodeLists, otherwise: WhyNot) -> None:
-        """A check without a program yet; ``begin`` fills the lists of calls that match ``patterns``."""
+        """A check without a program yet; ``begin`` fills the lists of calls that match
+        ``patterns``.
+        """
         super().__init__(self._why_not_taken)
-        self._patterns, self._otherwise = patterns, otherwise
+        self._patterns = patterns
+        self._otherwise = otherwise
         self.lists: list[Sequence[Node]] = []
         self._in_patterns: set[Node] = set()
 
@@ -91,16 +108,20 @@ class _PatternSupport(Predicate):
         self._in_patterns = {n for nodes in self.lists for n in nodes}
 
     def _why_not_taken(self, node: Node) -> str | None:
-        """Why ``node`` is not taken: None for a call that ``patterns`` lists; ``otherwise`` decides about any other."""
+        """Why ``node`` is not taken: None for a call that ``patterns`` lists;
+        ``otherwise`` decides about any other.
+        """
         return None if node in self._in_patterns else self._otherwise(node)
 
 
 def matches(*patterns: Graph | ExportedProgram) -> NodeLists:
-    """A function that lists, for a program, the calls at each place where one of ``patterns`` occurs.
+    """A function that lists, for a program, the calls at each place where one of
+    ``patterns`` occurs.
 
-    A pattern is the graph of an exported module, such as ``torch.export.export(module, inputs)``. Its placeholders,
-    which include parameters, match any value; its numbers must be equal. Matches of one pattern never overlap, since
-    torch's ``SubgraphMatcher`` finds them.
+    A pattern is the graph of an exported module, such as ``torch.export.export(module,
+    inputs)``. Its placeholders, which include parameters, match any value; its numbers
+    must be equal. Matches of one pattern never overlap, since torch's
+    ``SubgraphMatcher`` finds them.
     """
     graphs = [p.graph if isinstance(p, ExportedProgram) else p for p in patterns]
 
@@ -109,8 +130,15 @@ def matches(*patterns: Graph | ExportedProgram) -> NodeLists:
         found: list[Sequence[Node]] = []
         for pattern in graphs:
             for match in SubgraphMatcher(pattern).match(exported_program.graph):
-                # ``nodes_map``: node of the pattern -> the node of the program that matches it
-                found.append([node for part, node in match.nodes_map.items() if part.op == "call_function"])
+                # ``nodes_map``: node of the pattern -> the node of the program that
+                # matches it
+                found.append(
+                    [
+                        node
+                        for part, node in match.nodes_map.items()
+                        if part.op == "call_function"
+                    ]
+                )
         return found
 
     return find

@@ -1,6 +1,8 @@
-"""Ready-made parts of support checks (names as in ExecuTorch): ``why_not`` functions that keep nodes on the host.
+"""Ready-made parts of support checks (names as in ExecuTorch): ``why_not`` functions
+that keep nodes on the host.
 
-They record nothing: the partitioner's result and the report have what was refused, and why.
+They record nothing: the partitioner's result and the report have what was refused, and
+why.
 """
 
 from __future__ import annotations
@@ -16,22 +18,34 @@ if TYPE_CHECKING:
 
 
 class DontPartition:
-    """Keeps operators on the host: overloads, or names such as "aten.add.Tensor"; parts of names unless ``exact``."""
+    """Keeps operators on the host: overloads, or names such as "aten.add.Tensor"; parts
+    of names unless ``exact``.
+    """
 
     def __init__(self, *targets: OpOverload | str, exact: bool = True) -> None:
-        self.targets, self.exact = targets, exact
+        self.targets = targets
+        self.exact = exact
 
     def __call__(self, node: Node) -> str | None:
-        """Why ``node`` stays on the host; None if its operator, and the one it was decomposed from, is not listed."""
-        names = [str(op) for op in (node.target, node.meta.get("original_aten")) if op is not None]
+        """Why ``node`` stays on the host; None if its operator, and the one it was
+        decomposed from, is not listed.
+        """
+        names = [
+            str(op)
+            for op in (node.target, node.meta.get("original_aten"))
+            if op is not None
+        ]
         return _reason(names, map(str, self.targets), self.exact, "operator")
 
 
 class DontPartitionName:
-    """Keeps nodes on the host by their names in the graph, or by parts of names unless ``exact``."""
+    """Keeps nodes on the host by their names in the graph, or by parts of names unless
+    ``exact``.
+    """
 
     def __init__(self, *names: str, exact: bool = True) -> None:
-        self.names, self.exact = names, exact
+        self.names = names
+        self.exact = exact
 
     def __call__(self, node: Node) -> str | None:
         """Why ``node`` stays on the host; None if its name is not listed."""
@@ -39,30 +53,57 @@ class DontPartitionName:
 
 
 class DontPartitionModule:
-    """Keeps the calls of a module on the host, by its class or by its path in the model.
+    """Keeps the calls of a module on the host, by its class or by its path in the
+    model.
 
-    ``module_name``: the class, such as "Linear", or in full "torch.nn.modules.linear.Linear". ``instance_name``: the
-    path, such as "encoder.attention". Calls of modules inside of it count, too. Unless ``exact``, parts of names match.
+    ``module_name``: the class, such as "Linear", or in full
+    "torch.nn.modules.linear.Linear". ``instance_name``: the path, such as
+    "encoder.attention". Calls of modules inside of it count, too. Unless ``exact``,
+    parts of names match.
     """
 
-    def __init__(self, *, module_name: str | None = None, instance_name: str | None = None, exact: bool = True) -> None:
-        self.module_name, self.instance_name, self.exact = module_name, instance_name, exact
+    def __init__(
+        self,
+        *,
+        module_name: str | None = None,
+        instance_name: str | None = None,
+        exact: bool = True,
+    ) -> None:
+        self.module_name = module_name
+        self.instance_name = instance_name
+        self.exact = exact
 
     def __call__(self, node: Node) -> str | None:
-        """Why ``node`` stays on the host; None if no module around it has the class or path."""
-        stack = node.meta.get("nn_module_stack", {}).values()  # (path, class) of each module around the call
-        names = [kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}" for _, kind in stack]
-        # compared in full if the wanted class is given in full, else by the last part of the name
-        classes = names if "." in (self.module_name or "") else [name.rpartition(".")[2] for name in names]
+        """Why ``node`` stays on the host; None if no module around it has the class or
+        path.
+        """
+        # (path, class) of each module around the call
+        stack = node.meta.get("nn_module_stack", {}).values()
+        names = [
+            kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+            for _, kind in stack
+        ]
+        # compared in full if the wanted class is given in full, else by the last part
+        # of the name
+        classes = (
+            names
+            if "." in (self.module_name or "")
+            else [name.rpartition(".")[2] for name in names]
+        )
         by_class = _reason(classes, [self.module_name], self.exact, "module")
-        return by_class or _reason([path for path, _ in stack], [self.instance_name], self.exact, "module")
+        return by_class or _reason(
+            [path for path, _ in stack], [self.instance_name], self.exact, "module"
+        )
 
 
-def _reason(names: Sequence[str], wanted: Iterable[str | None], exact: bool, kind: str) -> str | None:
-    """Why a node stays on the host, if one of its ``names`` is ``wanted``; None if none is.
+def _reason(
+    names: Sequence[str], wanted: Iterable[str | None], exact: bool, kind: str
+) -> str | None:
+    """Why a node stays on the host, if one of its ``names`` is ``wanted``; None if none
+    is.
 
-    Unless ``exact``, a name that contains a wanted one counts as well. None and "" in ``wanted`` are skipped. ``kind``:
-    the kind of thing that has the name, for the text.
+    Unless ``exact``, a name that contains a wanted one counts as well. None and "" in
+    ``wanted`` are skipped. ``kind``: the kind of thing that has the name, for the text.
     """
     for name in filter(None, wanted):
         match = next((n for n in names if n == name or (not exact and name in n)), None)
@@ -72,7 +113,9 @@ def _reason(names: Sequence[str], wanted: Iterable[str | None], exact: bool, kin
 
 
 def is_shape_dynamic(node: Node) -> bool:
-    """Whether a value of ``node`` has a size that is known only at run time, or is such a size itself."""
+    """Whether a value of ``node`` has a size that is known only at run time, or is such
+    a size itself.
+    """
     val = node.meta.get("val")
     values = val if isinstance(val, (list, tuple)) else [val]
     # the sizes of tensors; numbers stand for themselves

@@ -1,11 +1,13 @@
 """The fewest convex groups of accepted nodes, in time linear in the graph.
 
-``level(n)`` is the largest number of times that a path to ``n`` leaves an accepted node for a refused one. Accepted
-nodes of equal level form one group. The groups are convex, because a path that leaves one comes back at a higher level;
-and they are the fewest, because a path with k such steps needs k + 1 convex groups.
+``level(n)`` is the largest number of times that a path to ``n`` leaves an accepted node
+for a refused one. Accepted nodes of equal level form one group. The groups are convex,
+because a path that leaves one comes back at a higher level; and they are the fewest,
+because a path with k such steps needs k + 1 convex groups.
 
-What moves is a *unit*: a call with the ``getitem`` calls that unpack it, or calls that have to stay together (see
-``groups``). Units are listed so that each comes after what it needs.
+What moves is a *unit*: a call with the ``getitem`` calls that unpack it, or calls that
+have to stay together (see ``groups``). Units are listed so that each comes after what
+it needs.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ Levels = dict["Node", int]
 
 
 def units(calls: Iterable[Node]) -> list[Unit]:
-    """The units of ``calls``: each call with the calls that unpack its results, in graph order."""
+    """The units of ``calls``: each call with the calls that unpack its results, in
+    graph order.
+    """
     unit_of: dict[Node, Unit] = {}
     all_units: list[Unit] = []
     for node in calls:
@@ -45,36 +49,47 @@ def size(unit: Unit) -> int:
 
 
 def levels(ordered: Iterable[Unit], accepted: Collection[Node]) -> Levels:
-    """Call -> its level: on a path to the call, how often at most an accepted call is followed by a refused one.
+    """Call -> its level: on a path to the call, how often at most an accepted call is
+    followed by a refused one.
 
-    ``ordered``: units, each after the units that it needs. ``accepted``: the calls that the backend takes. An operand
-    without a level (a placeholder, or a constant of which partitions get copies) is available at level 0.
+    ``ordered``: units, each after the units that it needs. ``accepted``: the calls that
+    the backend takes. An operand without a level (a placeholder, or a constant of which
+    partitions get copies) is available at level 0.
     """
     level: Levels = {}
     for unit in ordered:
         is_accepted = unit[0] in accepted
         operands = [i for node in unit for i in node.all_input_nodes if i in level]
         # a step from an accepted operand to a refused unit raises the level by one
-        highest = max((level[i] + (not is_accepted and i in accepted) for i in operands), default=0)
+        highest = max(
+            (level[i] + (not is_accepted and i in accepted) for i in operands),
+            default=0,
+        )
         level.update(dict.fromkeys(unit, highest))
     return level
 
 
 def sink(ordered: Sequence[Unit], level: Levels, accepted: Collection[Node]) -> None:
-    """Raise ``level`` of accepted units whose users are all accepted to the lowest level of a user.
+    """Raise ``level`` of accepted units whose users are all accepted to the lowest
+    level of a user.
 
-    A unit is then in one partition with the first of its users, and fewer values cross between partitions.
+    A unit is then in one partition with the first of its users, and fewer values cross
+    between partitions.
     """
     for unit in reversed(ordered):  # users first
         if unit[0] in accepted:
             members = set(unit)
-            users = [user for node in unit for user in node.users if user not in members]
+            users = [
+                user for node in unit for user in node.users if user not in members
+            ]
             if users and all(user in accepted and user in level for user in users):
                 lowest = min(level[user] for user in users)
                 level.update(dict.fromkeys(unit, lowest))
 
 
-def group_by_level(ordered: Iterable[Unit], level: Levels, accepted: Collection[Node]) -> list[list[Unit]]:
+def group_by_level(
+    ordered: Iterable[Unit], level: Levels, accepted: Collection[Node]
+) -> list[list[Unit]]:
     """The accepted units of each level, lowest level first."""
     groups: dict[int, list[Unit]] = {}
     for unit in ordered:
@@ -84,7 +99,9 @@ def group_by_level(ordered: Iterable[Unit], level: Levels, accepted: Collection[
 
 
 def connected_components(group: Sequence[Unit]) -> list[list[Unit]]:
-    """The connected parts of a group of units, in order of their first units (union-find)."""
+    """The connected parts of a group of units, in order of their first units
+    (union-find).
+    """
     parent = {n: unit[0] for unit in group for n in unit}
     for unit in group:
         for node in unit:
@@ -98,7 +115,8 @@ def connected_components(group: Sequence[Unit]) -> list[list[Unit]]:
 
 
 def limit(group: Sequence[Unit], largest: int) -> list[list[Unit]]:
-    """Cut a group, in the order of its units, into parts of at most ``largest`` operators.
+    """Cut a group, in the order of its units, into parts of at most ``largest``
+    operators.
 
     A unit that has more operators than that is a part by itself.
     """

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 
 
 def tag_constant_data(program: ExportedProgram) -> None:
-    """Tag every constant that is never written for each partition that uses it; call this after calls are tagged.
+    """Tag every constant that is never written for each partition that uses it; call
+    this after calls are tagged.
 
-    A constant that no delegated call uses stays untagged, and so does a buffer that the program writes. The signature
-    says which buffers are written, even if no user of the placeholder shows a write.
+    A constant that no delegated call uses stays untagged, and so does a buffer that the
+    program writes. The signature says which buffers are written, even if no user of the
+    placeholder shows a write.
     """
     constant = constant_placeholders(program)
     for node in program.graph.nodes:
@@ -25,16 +27,19 @@ def tag_constant_data(program: ExportedProgram) -> None:
 
 
 def tag_mutated_buffer(program: ExportedProgram) -> None:
-    """Tag each written buffer for the partition that has all its readers and computes its last value, if there is one.
+    """Tag each written buffer for the partition that has all its readers and computes
+    its last value, if there is one.
 
-    The delegate then keeps the buffer between calls. Any other written buffer stays with the host, which passes it to
-    delegates and stores what they return. So does a buffer that several methods use (``SHARED_STATE``).
+    The delegate then keeps the buffer between calls. Any other written buffer stays
+    with the host, which passes it to delegates and stores what they return. So does a
+    buffer that several methods use (``SHARED_STATE``).
     """
     for buffer, last in written_values(program).items():
         if SHARED_STATE in buffer.meta:
             continue
         tags = {tags_of(node) for node in (last, *buffer.users)}
-        # all nodes that read or compute the buffer have equal tags; if that is one tag, the buffer gets it
+        # all nodes that read or compute the buffer have equal tags; if that is one tag,
+        # the buffer gets it
         if last.op != "placeholder" and len(tags) == 1:
             (shared,) = tags
             _tag(buffer, shared if len(shared) == 1 else ())

@@ -16,23 +16,32 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 
-def check_result(partitioner: Partitioner, result: Any, program: ExportedProgram) -> None:
-    """Raise ContractViolation if a part of ``result``, returned by ``partitioner`` for ``program``, has a wrong type.
+def check_result(
+    partitioner: Partitioner, result: Any, program: ExportedProgram
+) -> None:
+    """Raise ContractViolation if a part of ``result``, returned by ``partitioner`` for
+    ``program``, has a wrong type.
 
     The error names the partitioner, the tag and the value.
     """
     fault = next(_faults(result, program), None)
     if fault is not None:
-        raise ContractViolation("contract-violation", f"partitioner {type(partitioner).__name__}{fault}")
+        raise ContractViolation(
+            "contract-violation", f"partitioner {type(partitioner).__name__}{fault}"
+        )
 
 
 def _faults(result: Any, program: ExportedProgram) -> Iterator[str]:
-    """The faults in the types of a partitioner's result, as texts that follow the partitioner's name in an error."""
+    """The faults in the types of a partitioner's result, as texts that follow the
+    partitioner's name in an error.
+    """
     if not isinstance(result, PartitionResult):
         yield f" returned {type(result).__name__}, not a PartitionResult"
     elif not isinstance(result.partition_tags, Mapping):
         kind = type(result.partition_tags).__name__
-        yield f": `partition_tags` is to map each tag to a DelegationSpec, and is {kind}"
+        yield (
+            f": `partition_tags` is to map each tag to a DelegationSpec, and is {kind}"
+        )
     elif result.tagged_exported_program is not program:
         yield " returned another program; it is to tag the one that it was given"
     else:
@@ -47,25 +56,43 @@ def _faults_of_tag(tag: Any, spec: Any) -> Iterator[str]:
     if not isinstance(tag, str):
         yield f" returned the tag {tag!r:.80} ({type(tag).__name__}); a tag is a str"
     elif not isinstance(spec, DelegationSpec):
-        yield f" returned {type(spec).__name__} for tag {tag!r}; a DelegationSpec is wanted"
+        yield (
+            f" returned {type(spec).__name__} for tag {tag!r}; a DelegationSpec is"
+            " wanted"
+        )
     elif not isinstance(spec.backend_id, str) or not spec.backend_id:
-        yield f" returned {_show(spec.backend_id)} as backend_id of tag {tag!r}; the name of a backend is wanted"
+        yield (
+            f" returned {_show(spec.backend_id)} as backend_id of tag {tag!r}; the name"
+            " of a backend is wanted"
+        )
     elif not isinstance(spec.compile_specs, tuple):
-        yield f" returned {_show(spec.compile_specs)} as compile_specs of tag {tag!r}; a list of CompileSpec is wanted"
+        yield (
+            f" returned {_show(spec.compile_specs)} as compile_specs of tag {tag!r}; a"
+            " list of CompileSpec is wanted"
+        )
     else:
         for item in spec.compile_specs:
             if not isinstance(item, CompileSpec) or not isinstance(item.key, str):
-                yield f" returned {_show(item)} among the compile_specs of tag {tag!r}; a CompileSpec is wanted"
+                yield (
+                    f" returned {_show(item)} among the compile_specs of tag {tag!r}; a"
+                    " CompileSpec is wanted"
+                )
 
 
 def _faults_of_boundary(types: Any) -> Iterator[str]:
     """The faults in ``boundary_types``."""
     if not isinstance(types, Mapping):
-        yield f" returned {_show(types)} as boundary_types; a dict from names of nodes to dtypes is wanted"
+        yield (
+            f" returned {_show(types)} as boundary_types; a dict from names of nodes to"
+            " dtypes is wanted"
+        )
         return
     for name, dtype in types.items():
         if not isinstance(name, str) or not isinstance(dtype, torch.dtype):
-            yield f" returned {_show(dtype)} as boundary type of {name!r:.80}; names are str, and types torch.dtype"
+            yield (
+                f" returned {_show(dtype)} as boundary type of {name!r:.80}; names are"
+                " str, and types torch.dtype"
+            )
 
 
 def _faults_of_refusals(refusals: Any) -> Iterator[str]:
@@ -74,8 +101,15 @@ def _faults_of_refusals(refusals: Any) -> Iterator[str]:
         yield f" returned {_show(refusals)} as refusals; a list of Refusal is wanted"
         return
     for item in refusals:
-        if not isinstance(item, Refusal) or not isinstance(item.node, Node) or not isinstance(item.reason, str):
-            yield f" returned {_show(item)} among its refusals; a Refusal of a node, with the reason, is wanted"
+        if (
+            not isinstance(item, Refusal)
+            or not isinstance(item.node, Node)
+            or not isinstance(item.reason, str)
+        ):
+            yield (
+                f" returned {_show(item)} among its refusals; a Refusal of a node, with"
+                " the reason, is wanted"
+            )
 
 
 def _show(value: Any) -> str:

@@ -1,4 +1,6 @@
-"""``WrappingPartitioner``: gives one backend the nodes that the partitioner of another plugin chooses."""
+"""``WrappingPartitioner``: gives one backend the nodes that the partitioner of another
+plugin chooses.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,34 @@ if TYPE_CHECKING:
 class WrappingPartitioner(Partitioner):
     """Gives ``backend_id`` the partitions that ``inner`` would give its own backend.
 
-    The compile specs of a partition are those of ``inner``, followed by ``compile_specs``. All questions are passed to
-    ``inner``, which so sees the same program as without the wrapper: an operator is decomposed only after ``inner``
+    The compile specs of a partition are those of ``inner``, followed by
+    ``compile_specs``. All questions are passed to ``inner``, which so sees the same
+    program as without the wrapper: an operator is decomposed only after ``inner``
     refused it. Raises OptionError if ``inner`` is no partitioner.
     """
 
-    def __init__(self, inner: Partitioner, backend_id: str, compile_specs: Sequence[CompileSpec] = ()) -> None:
-        """``backend_id``: the backend that gets the partitions of ``inner``; ``compile_specs``: settings to append."""
+    def __init__(
+        self,
+        inner: Partitioner,
+        backend_id: str,
+        compile_specs: Sequence[CompileSpec] = (),
+    ) -> None:
+        """``backend_id``: the backend that gets the partitions of ``inner``;
+        ``compile_specs``: settings to append.
+        """
         if not isinstance(inner, Partitioner):
-            text = f"WrappingPartitioner for {backend_id!r} wraps a partitioner, not {inner!r}"
-            hint = "delegraph.get_partitioner(name, **options) makes that of an installed backend"
+            text = (
+                f"WrappingPartitioner for {backend_id!r} wraps a partitioner, not"
+                f" {inner!r}"
+            )
+            hint = (
+                "delegraph.get_partitioner(name, **options) makes that of an installed"
+                " backend"
+            )
             raise OptionError("option-invalid", text, hint=hint)
         self.inner = inner
-        self.backend_id, self.compile_specs = backend_id, tuple(compile_specs)
+        self.backend_id = backend_id
+        self.compile_specs = tuple(compile_specs)
         self.support = inner.support
 
     @property
@@ -43,7 +60,9 @@ class WrappingPartitioner(Partitioner):
 
     @property
     def additional_checks(self) -> tuple[WhyNot, ...]:
-        """The checks of ``inner``, if it is a ``CapabilityPartitioner``; setting them sets those of ``inner``."""
+        """The checks of ``inner``, if it is a ``CapabilityPartitioner``; setting them
+        sets those of ``inner``.
+        """
         checks: tuple[WhyNot, ...] = self.inner.additional_checks  # type: ignore[attr-defined]
         return checks
 
@@ -60,13 +79,22 @@ class WrappingPartitioner(Partitioner):
         result = self.inner(exported_program)
         check_result(self.inner, result, exported_program)
         tags = result.partition_tags.items()
-        specs = {tag: DelegationSpec(self.backend_id, (*spec.compile_specs, *self.compile_specs)) for tag, spec in tags}
+        specs = {
+            tag: DelegationSpec(
+                self.backend_id, (*spec.compile_specs, *self.compile_specs)
+            )
+            for tag, spec in tags
+        }
         return replace(result, partition_tags=specs)
 
-    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
+    def transform_for_pre_decomposition(
+        self, exported_program: ExportedProgram
+    ) -> ExportedProgram:
         """The transform of ``inner``."""
         return self.inner.transform_for_pre_decomposition(exported_program)
 
-    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
+    def ops_to_not_decompose(
+        self, ep: ExportedProgram
+    ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
         """The operators that ``inner`` wants whole."""
         return self.inner.ops_to_not_decompose(ep)

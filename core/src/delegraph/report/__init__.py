@@ -1,1 +1,3 @@
-"""The report of a lowering: its rows and facts, written as text and JSON. Plugins write other formats."""
+"""The report of a lowering: its rows and facts, written as text and JSON. Plugins write
+other formats.
+"""

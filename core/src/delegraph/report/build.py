@@ -1,4 +1,6 @@
-"""Builds the rows of a report. This is done when the report is first read, which saves time in each lowering."""
+"""Builds the rows of a report. This is done when the report is first read, which saves
+time in each lowering.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,31 @@ from .notation import Notation
 from .rows import DelegateRow, LineFigures, ReportOrigin, Rows
 
 
-def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], backends: Mapping[str, str]) -> Rows:
+def build_rows(
+    origin: ReportOrigin,
+    nodes: Mapping[str, Iterable[Node]],
+    backends: Mapping[str, str],
+) -> Rows:
     """Build the rows for the programs and delegates in ``origin``.
 
-    ``nodes``: method -> all nodes of its program, subgraphs included. ``backends``: backend id -> name.
+    ``nodes``: method -> all nodes of its program, subgraphs included. ``backends``:
+    backend id -> name.
     """
-    targets: dict[str, set[str]] = {}  # backend id -> the targets for which it compiled delegates
+    # backend id -> the targets for which it compiled delegates
+    targets: dict[str, set[str]] = {}
     for d in origin.delegates:
         targets.setdefault(d.backend_id, set()).add(d.facts.get("target", ""))
-    with_several_targets = {backend_id for backend_id, names in targets.items() if len(names) > 1}
+    with_several_targets = {
+        backend_id for backend_id, names in targets.items() if len(names) > 1
+    }
     rows = Rows(
         [
-            _delegate_row(d, backends[d.backend_id], origin.notation(d.method), d.backend_id in with_several_targets)
+            _delegate_row(
+                d,
+                backends[d.backend_id],
+                origin.notation(d.method),
+                d.backend_id in with_several_targets,
+            )
             for d in origin.delegates
         ]
     )
@@ -35,20 +50,31 @@ def build_rows(origin: ReportOrigin, nodes: Mapping[str, Iterable[Node]], backen
         operators = left_operators(nodes[method])  # those that are left to the host
         rows.host[method] = dict(Counter(entry.operator for entry in operators))
         by_line = figures_by_line(d for d in origin.delegates if d.method == method)
-        rows.figures += [LineFigures(method, sources, figures) for sources, figures in by_line.items()]
+        rows.figures += [
+            LineFigures(method, sources, figures)
+            for sources, figures in by_line.items()
+        ]
         rows.causes += find_causes(method, operators, origin, origin.notation(method))
-        # a compiler's reason may have torch's names of sizes; ``notation`` puts the user's names in their place
+        # a compiler's reason may have torch's names of sizes; ``notation`` puts the
+        # user's names in their place
         given_back = [row for row in origin.given_back if row.method == method]
-        rows.given_back += [replace(row, reason=origin.notation(method).text(row.reason)) for row in given_back]
+        rows.given_back += [
+            replace(row, reason=origin.notation(method).text(row.reason))
+            for row in given_back
+        ]
     return rows
 
 
-def _delegate_row(info: DelegateInfo, backend: str, notation: Notation, several_targets: bool) -> DelegateRow:
+def _delegate_row(
+    info: DelegateInfo, backend: str, notation: Notation, several_targets: bool
+) -> DelegateRow:
     """The row of one delegate.
 
-    ``several_targets``: the backend compiled delegates for different targets; only then ``facts`` keeps "target".
+    ``several_targets``: the backend compiled delegates for different targets; only then
+    ``facts`` keeps "target".
     """
-    module, facts = info.module, info.facts
+    module = info.module
+    facts = info.facts
     return DelegateRow(
         method=info.method,
         name=info.name,
@@ -58,7 +84,11 @@ def _delegate_row(info: DelegateInfo, backend: str, notation: Notation, several_
         inputs=tuple(map(notation.argument, module.inputs)),
         outputs=tuple(map(notation.argument, module.outputs)),
         bytes=len(module.blob),
-        facts={name: fact for name, fact in facts.items() if several_targets or name != "target"},
+        facts={
+            name: fact
+            for name, fact in facts.items()
+            if several_targets or name != "target"
+        },
         seconds=dict(info.seconds),
         target=facts.get("target", ""),
         figures=add_up(info.figures.values()),

@@ -1,7 +1,8 @@
-"""Groups refusals by cause: the reason that came first, and the refusals that follow from it.
+"""Groups refusals by cause: the reason that came first, and the refusals that follow
+from it.
 
-An operand whose dtype TOSA lacks, for example, keeps all operators that depend on it on the host: one cause, many
-refusals.
+An operand whose dtype TOSA lacks, for example, keeps all operators that depend on it on
+the host: one cause, many refusals.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from .notation import Notation
 from .rows import Cause, Reasons, RefusalRow, ReportOrigin
 
 ASKED = 5
-"""The most causes of a method and backend for which the report computes what the backend would take without the cause.
+"""The most causes of a method and backend for which the report computes what the
+backend would take without the cause.
 
 Each of these computations partitions the method again.
 """
@@ -28,8 +30,9 @@ Each of these computations partitions the method again.
 class _Root(NamedTuple):
     """The first refusal of a cause.
 
-    ``key`` identifies the cause: refusals with equal keys have the same cause. ``reason`` is the reason of the first
-    refusal. ``behind``: the operator that computes ``reason.of``, if it is refused for another cause; else "".
+    ``key`` identifies the cause: refusals with equal keys have the same cause.
+    ``reason`` is the reason of the first refusal. ``behind``: the operator that
+    computes ``reason.of``, if it is refused for another cause; else "".
     """
 
     key: tuple[str, ...]
@@ -38,18 +41,24 @@ class _Root(NamedTuple):
 
 
 class _Member(NamedTuple):
-    """An operator that is left to the host, its refusal by one backend, and the root of the refusal's cause."""
+    """An operator that is left to the host, its refusal by one backend, and the root of
+    the refusal's cause.
+    """
 
     operator: LeftOperator
     refusal: RefusedOperator
     root: _Root
 
 
-def find_causes(method: str, left: Sequence[LeftOperator], origin: ReportOrigin, notation: Notation) -> list[Cause]:
-    """The causes that keep the operators in ``left`` on the host, for one backend after the other.
+def find_causes(
+    method: str, left: Sequence[LeftOperator], origin: ReportOrigin, notation: Notation
+) -> list[Cause]:
+    """The causes that keep the operators in ``left`` on the host, for one backend after
+    the other.
 
-    ``origin``: has the backends' reasons. ``notation``: writes these with the user's names. The causes of a backend are
-    in this order: first those that follow from no other cause, and of two such causes first that with more operators.
+    ``origin``: has the backends' reasons. ``notation``: writes these with the user's
+    names. The causes of a backend are in this order: first those that follow from no
+    other cause, and of two such causes first that with more operators.
     """
     causes: list[Cause] = []
     for backend in origin.backends:
@@ -58,10 +67,14 @@ def find_causes(method: str, left: Sequence[LeftOperator], origin: ReportOrigin,
         for operator in left:
             member = roots.member(operator)
             groups.setdefault(member.root.key, []).append(member)
-        ordered = sorted(groups.values(), key=lambda group: (bool(group[0].root.behind), -len(group)))
+        ordered = sorted(
+            groups.values(), key=lambda group: (bool(group[0].root.behind), -len(group))
+        )
         for k, group in enumerate(ordered):
-            # computing this takes long, so it is left out for all causes but the first few
-            reason, frees = group[0].root.reason, None
+            # computing this takes long, so it is left out for all causes but the first
+            # few
+            reason = group[0].root.reason
+            frees = None
             if k < ASKED:
                 reason, frees = _with_best_hint(method, backend, reason, left, origin)
             causes.append(_cause(method, backend, group, reason, frees, notation))
@@ -69,39 +82,58 @@ def find_causes(method: str, left: Sequence[LeftOperator], origin: ReportOrigin,
 
 
 class _Roots:
-    """Finds the root of each reason of one backend. Roots are cached, so each reason is followed only once."""
+    """Finds the root of each reason of one backend. Roots are cached, so each reason is
+    followed only once.
+    """
 
     def __init__(self, backend: str, reasons: Reasons) -> None:
-        """``reasons``: the reasons of all backends for one method; those of others than ``backend`` are not read."""
-        self.backend, self.reasons = backend, reasons
+        """``reasons``: the reasons of all backends for one method; those of others than
+        ``backend`` are not read.
+        """
+        self.backend = backend
+        self.reasons = reasons
         self._known: dict[int, _Root] = {}  # id of a reason -> its root
 
     def member(self, operator: LeftOperator) -> _Member:
-        """``operator`` with its refusal and the root of the refusal. Members with equal root keys form one cause."""
+        """``operator`` with its refusal and the root of the refusal. Members with equal
+        root keys form one cause.
+        """
         refusal = find_refusal(operator.node, self.backend, self.reasons)
         if isinstance(refusal.reason, Reason) and refusal.reason.cause:
             return _Member(operator, refusal, self._root(refusal.reason))
-        # a reason that names no cause is a cause of its own: one for each operator and text
-        return _Member(operator, refusal, _Root((refusal.operator, full_reason(refusal)), full_reason(refusal), ""))
+        # a reason that names no cause is a cause of its own: one for each operator and
+        # text
+        return _Member(
+            operator,
+            refusal,
+            _Root((refusal.operator, full_reason(refusal)), full_reason(refusal), ""),
+        )
 
     def _root(self, reason: Reason) -> _Root:
         """The root of the cause that ``reason`` has.
 
-        A reason may say which operand it is about, and the backend may have refused that operand for the same cause.
-        This follows the reasons from operand to operand, up to the last with that cause: it is the root.
+        A reason may say which operand it is about, and the backend may have refused
+        that operand for the same cause. This follows the reasons from operand to
+        operand, up to the last with that cause: it is the root.
         """
         path: dict[int, Reason] = {}  # id -> reason, for the reasons on the way
         while id(reason) not in self._known:
             path[id(reason)] = reason
             earlier = self._reason_against_operand(reason)
-            if not isinstance(earlier, Reason) or earlier.cause != reason.cause or id(earlier) in path:
-                # If the path leads back into itself, the cause follows from no other one.
+            if (
+                not isinstance(earlier, Reason)
+                or earlier.cause != reason.cause
+                or id(earlier) in path
+            ):
+                # If the path leads back into itself, the cause follows from no other
+                # one.
                 follows_from_another = earlier is not None and id(earlier) not in path
                 self._known[id(reason)] = _root_of(reason, follows_from_another)
             else:
                 reason = earlier
         root = self._known[id(reason)]
-        self._known.update(dict.fromkeys(path, root))  # all reasons on the way have this root
+        # all reasons on the way have this root
+        self._known.update(dict.fromkeys(path, root))
         return root
 
     def _reason_against_operand(self, reason: Reason) -> str | None:
@@ -111,76 +143,133 @@ class _Roots:
         """
         if reason.of is None:
             return None
-        # if the operand is one of several results of a call, the refusal is about the call
+        # if the operand is one of several results of a call, the refusal is about the
+        # call
         producer = unpacked(reason.of) or reason.of
-        return self.reasons.get((self.backend, producer.meta.get("debug_handle", 0), operator_name(producer)))
+        return self.reasons.get(
+            (
+                self.backend,
+                producer.meta.get("debug_handle", 0),
+                operator_name(producer),
+            )
+        )
 
 
 def _root_of(reason: Reason, follows_from_another: bool) -> _Root:
     """The root of a cause whose first reason is ``reason``.
 
-    ``follows_from_another``: the operand ``reason.of`` is refused, too, for another cause.
+    ``follows_from_another``: the operand ``reason.of`` is refused, too, for another
+    cause.
     """
     if reason.of is None:
         return _Root((reason.cause,), reason, "")
-    # refusals about the results of different operators, or about different inputs, are different causes
+    # refusals about the results of different operators, or about different inputs, are
+    # different causes
     producer = unpacked(reason.of) or reason.of
     name = operator_name(producer) if producer.op == "call_function" else producer.name
-    return _Root((reason.cause, name), reason, behind=name if follows_from_another else "")
+    return _Root(
+        (reason.cause, name), reason, behind=name if follows_from_another else ""
+    )
 
 
 def _with_best_hint(
-    method: str, backend: str, reason: str, left: Sequence[LeftOperator], origin: ReportOrigin
+    method: str,
+    backend: str,
+    reason: str,
+    left: Sequence[LeftOperator],
+    origin: ReportOrigin,
 ) -> tuple[str, int | None]:
-    """The reason with the hint that frees the most operators (``Reason.instead``), and how many; None if not known."""
-    best, most = reason, _count_freed(method, backend, reason, left, origin)
+    """The reason with the hint that frees the most operators (``Reason.instead``), and
+    how many; None if not known.
+    """
+    best = reason
+    most = _count_freed(method, backend, reason, left, origin)
     other = getattr(reason, "instead", None)
     while other is not None and most != len(left):
         frees = _count_freed(method, backend, other, left, origin)
         if frees is not None and (most is None or frees > most):
-            best, most = other, frees
+            best = other
+            most = frees
         other = other.instead
     return best, most
 
 
 def _cause(
-    method: str, backend: str, group: Sequence[_Member], reason: str, frees: int | None, notation: Notation
+    method: str,
+    backend: str,
+    group: Sequence[_Member],
+    reason: str,
+    frees: int | None,
+    notation: Notation,
 ) -> Cause:
     """The row of the cause that all members of ``group`` share.
 
-    ``reason``: that of the root, with the hint to give. ``frees``: how many operators the backend would take without
-    this cause; None if not known. ``notation``: writes reason and hint with the user's names of sizes.
+    ``reason``: that of the root, with the hint to give. ``frees``: how many operators
+    the backend would take without this cause; None if not known. ``notation``: writes
+    reason and hint with the user's names of sizes.
     """
     root = group[0].root  # all members have equal root keys
     hint = reason.hint if isinstance(reason, Reason) else ""
-    handles = tuple(member.operator.node.meta.get("debug_handle", 0) for member in group)
-    text, rows = notation.text(root.reason), _rows(method, backend, group, notation)
-    return Cause(method, backend, text, notation.text(hint), root.behind, rows, frees, handles)
+    handles = tuple(
+        member.operator.node.meta.get("debug_handle", 0) for member in group
+    )
+    text = notation.text(root.reason)
+    rows = _rows(method, backend, group, notation)
+    return Cause(
+        method, backend, text, notation.text(hint), root.behind, rows, frees, handles
+    )
 
 
 def _count_freed(
-    method: str, backend: str, reason: str, left: Sequence[LeftOperator], origin: ReportOrigin
+    method: str,
+    backend: str,
+    reason: str,
+    left: Sequence[LeftOperator],
+    origin: ReportOrigin,
 ) -> int | None:
-    """How many of the operators in ``left`` the backend would take if ``reason`` did not hold; None if not known.
+    """How many of the operators in ``left`` the backend would take if ``reason`` did
+    not hold; None if not known.
 
-    It is known only for a reason that an operand of another type or fixed sizes would remove (``Reason.unless``): the
-    backend is asked again as if the operand were so.
+    It is known only for a reason that an operand of another type or fixed sizes would
+    remove (``Reason.unless``): the backend is asked again as if the operand were so.
     """
-    if origin.what_if is None or not isinstance(reason, Reason) or reason.unless is None:
+    if (
+        origin.what_if is None
+        or not isinstance(reason, Reason)
+        or reason.unless is None
+    ):
         return None
-    refused = origin.what_if(method, backend, reason)  # debug handles of the calls that it would still refuse
-    return None if refused is None else sum(entry.node.meta.get("debug_handle", 0) not in refused for entry in left)
+    # debug handles of the calls that it would still refuse
+    refused = origin.what_if(method, backend, reason)
+    return (
+        None
+        if refused is None
+        else sum(
+            entry.node.meta.get("debug_handle", 0) not in refused for entry in left
+        )
+    )
 
 
-def _rows(method: str, backend: str, group: Sequence[_Member], notation: Notation) -> tuple[RefusalRow, ...]:
-    """One row for each pair of operator and reason among the members, in the order of the program.
+def _rows(
+    method: str, backend: str, group: Sequence[_Member], notation: Notation
+) -> tuple[RefusalRow, ...]:
+    """One row for each pair of operator and reason among the members, in the order of
+    the program.
 
-    A row counts the calls of its pair, and has the first known line of the user's program among them.
+    A row counts the calls of its pair, and has the first known line of the user's
+    program among them.
     """
     calls_of: dict[tuple[str, str], list[Node]] = {}  # (operator, reason) -> calls
     for left, refusal, _ in group:
         calls_of.setdefault((left.operator, full_reason(refusal)), []).append(left.node)
     return tuple(
-        RefusalRow(method, op, backend, notation.text(why), len(nodes), next(filter(None, map(source_of, nodes)), None))
+        RefusalRow(
+            method,
+            op,
+            backend,
+            notation.text(why),
+            len(nodes),
+            next(filter(None, map(source_of, nodes)), None),
+        )
         for (op, why), nodes in calls_of.items()
     )

@@ -1,4 +1,6 @@
-"""Facts about the calls of a lowered graph: which of them the host computes, and why no backend took them."""
+"""Facts about the calls of a lowered graph: which of them the host computes, and why no
+backend took them.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,20 @@ if TYPE_CHECKING:
 def host_calls(nodes: Iterable[Node]) -> list[Node]:
     """The calls among ``nodes`` that compute on the host.
 
-    Calls of delegates, the unpacking of their results and casts at their borders are left out.
+    Calls of delegates, the unpacking of their results and casts at their borders are
+    left out.
     """
     excluded: set[Node] = set()
     computed: list[Node] = []
     for node in (n for n in nodes if n.op == "call_function"):
-        # the engine marks the casts that it inserts at the border of a delegate as "boundary"; ``unpacked``: the call
-        # of which ``node`` takes one result, None for other nodes
-        if node.target is CALL_DELEGATE or "boundary" in node.meta or unpacked(node) in excluded:
+        # the engine marks the casts that it inserts at the border of a delegate as
+        # "boundary"; ``unpacked``: the call of which ``node`` takes one result, None
+        # for other nodes
+        if (
+            node.target is CALL_DELEGATE
+            or "boundary" in node.meta
+            or unpacked(node) in excluded
+        ):
             excluded.add(node)
         else:
             computed.append(node)
@@ -35,7 +43,9 @@ def host_calls(nodes: Iterable[Node]) -> list[Node]:
 
 
 class LeftOperator(NamedTuple):
-    """An operator that is left to the host: its name, and the first of the calls to which the host decomposes it."""
+    """An operator that is left to the host: its name, and the first of the calls to
+    which the host decomposes it.
+    """
 
     operator: str
     node: Node
@@ -44,15 +54,19 @@ class LeftOperator(NamedTuple):
 def left_operators(nodes: Iterable[Node]) -> list[LeftOperator]:
     """The operators among ``nodes`` that are left to the host.
 
-    An operator that the host decomposes is listed once, because backends were asked about it as a whole. Calls that
-    only check something (``find_checks``) are left out, because no backend is expected to have them.
+    An operator that the host decomposes is listed once, because backends were asked
+    about it as a whole. Calls that only check something (``find_checks``) are left out,
+    because no backend is expected to have them.
     """
     operators: dict[Any, LeftOperator] = {}
     calls = host_calls(nodes)
-    checks = {check for graph in {n.graph for n in calls} for check in find_checks(graph)}
+    checks = {
+        check for graph in {n.graph for n in calls} for check in find_checks(graph)
+    }
     for node in calls:
         if is_operator(node) and node not in checks:
-            # (debug handle, name, operator) of the call that was decomposed to ``node`` and others; None if none was
+            # (debug handle, name, operator) of the call that was decomposed to ``node``
+            # and others; None if none was
             whole = node.meta.get(LEFT)
             if whole is None:
                 operators[node] = LeftOperator(operator_name(node), node)
@@ -70,22 +84,31 @@ def add_up(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return total
 
 
-def figures_by_line(delegates: Iterable[DelegateInfo]) -> dict[tuple[Source, ...], dict[str, float]]:
-    """Lines of the user's program -> amounts by name, such as cycles, that backends expect for them, largest first.
+def figures_by_line(
+    delegates: Iterable[DelegateInfo],
+) -> dict[tuple[Source, ...], dict[str, float]]:
+    """Lines of the user's program -> amounts by name, such as cycles, that backends
+    expect for them, largest first.
 
-    Backends give amounts for delegate debug identifiers, each of which stands for some operators. If these come from
-    one line, the key is a tuple of that line. If they come from several lines, as in a fusion, the amounts are counted
-    for the tuple of these lines, because the share of each line is not known. The first amount decides the order.
+    Backends give amounts for delegate debug identifiers, each of which stands for some
+    operators. If these come from one line, the key is a tuple of that line. If they
+    come from several lines, as in a fusion, the amounts are counted for the tuple of
+    these lines, because the share of each line is not known. The first amount decides
+    the order.
     """
     amounts_of: dict[tuple[Source, ...], list[Mapping[str, float]]] = {}
     for info in delegates:
         lines = {node.meta.get("debug_handle", 0): line_of(node) for node in info.nodes}
         handles = info.debug_handle_map
         for identifier, amounts in info.figures.items():
-            sources = dict.fromkeys(filter(None, map(lines.get, handles.get(identifier, ()))))
+            sources = dict.fromkeys(
+                filter(None, map(lines.get, handles.get(identifier, ())))
+            )
             amounts_of.setdefault(tuple(sources), []).append(amounts)
     total = {sources: add_up(amounts) for sources, amounts in amounts_of.items()}
-    return dict(sorted(total.items(), key=lambda item: -next(iter(item[1].values()), 0)))
+    return dict(
+        sorted(total.items(), key=lambda item: -next(iter(item[1].values()), 0))
+    )
 
 
 NOT_TAGGED = "not tagged by its partitioner"
@@ -94,11 +117,16 @@ NOT_TAGGED = "not tagged by its partitioner"
 
 def reasons_of(backend: str, refusals: Iterable[Refusal]) -> Reasons:
     """The refusals of one backend's partitioner as a table of reasons."""
-    return {(backend, r.node.meta.get("debug_handle", 0), operator_name(r.node)): r.reason for r in refusals}
+    return {
+        (backend, r.node.meta.get("debug_handle", 0), operator_name(r.node)): r.reason
+        for r in refusals
+    }
 
 
 class RefusedOperator(NamedTuple):
-    """An operator that a backend refused, the reason, and the operator that was decomposed to it ("" if none was)."""
+    """An operator that a backend refused, the reason, and the operator that was
+    decomposed to it ("" if none was).
+    """
 
     operator: str
     reason: str
@@ -108,23 +136,39 @@ class RefusedOperator(NamedTuple):
 def find_refusal(node: Node, backend: str, reasons: Reasons) -> RefusedOperator:
     """Why ``backend`` did not take ``node``, a call of the host.
 
-    The backend refused the node's operator, or one of the operators that were decomposed to it; the innermost one that
-    ``reasons`` has is returned. If there is none, the reason is NOT_TAGGED.
+    The backend refused the node's operator, or one of the operators that were
+    decomposed to it; the innermost one that ``reasons`` has is returned. If there is
+    none, the reason is NOT_TAGGED.
     """
-    outer: tuple[str, ...] = node.meta.get("decomposed_from", ())  # operators that were decomposed, outermost first
+    # operators that were decomposed, outermost first
+    outer: tuple[str, ...] = node.meta.get("decomposed_from", ())
     for depth, op in enumerate((operator_name(node), *reversed(outer))):
         reason = reasons.get((backend, node.meta.get("debug_handle", 0), op))
         if reason is not None:
-            is_outermost = depth == len(outer)  # then ``op`` is no part of another operator
+            # then ``op`` is no part of another operator
+            is_outermost = depth == len(outer)
             return RefusedOperator(op, reason, "" if is_outermost else outer[0])
     return RefusedOperator(outer[0] if outer else operator_name(node), NOT_TAGGED, "")
 
 
-def refused_by(node: Node, reasons: Reasons, backends: Sequence[str]) -> list[tuple[str, str]]:
-    """(backend, reason) for each of ``backends``: why it did not take ``node``, a call of the host."""
-    return [(backend, full_reason(find_refusal(node, backend, reasons))) for backend in backends]
+def refused_by(
+    node: Node, reasons: Reasons, backends: Sequence[str]
+) -> list[tuple[str, str]]:
+    """(backend, reason) for each of ``backends``: why it did not take ``node``, a call
+    of the host.
+    """
+    return [
+        (backend, full_reason(find_refusal(node, backend, reasons)))
+        for backend in backends
+    ]
 
 
 def full_reason(refusal: RefusedOperator) -> str:
-    """The reason, followed by the operator that was decomposed to the refused one, if there is one."""
-    return f"{refusal.reason} (part of {refusal.part_of})" if refusal.part_of else refusal.reason
+    """The reason, followed by the operator that was decomposed to the refused one, if
+    there is one.
+    """
+    return (
+        f"{refusal.reason} (part of {refusal.part_of})"
+        if refusal.part_of
+        else refusal.reason
+    )

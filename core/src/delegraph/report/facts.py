@@ -1,6 +1,8 @@
-"""Facts of a report: name, type and text form. Text, JSON, docs/schema.json and the page are generated from them.
+"""Facts of a report: name, type and text form. Text, JSON, docs/schema.json and the
+page are generated from them.
 
-Each kind of row lists its facts in ``FACTS`` (rows.py), and so does the whole report (model.py).
+Each kind of row lists its facts in ``FACTS`` (rows.py), and so does the whole report
+(model.py).
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of facts. ``plain`` converts a fact to a JSON value; ``schema`` is the JSON schema of that value."""
+    """A type of facts. ``plain`` converts a fact to a JSON value; ``schema`` is the
+    JSON schema of that value.
+    """
 
     schema: Mapping[str, Any]
     plain: Callable[[Any], Any] = lambda value: value
@@ -22,13 +26,14 @@ class Kind:
 class Fact:
     """One fact of a row or of a report, and how text and pages show it.
 
-    ``name`` is the key in JSON. The value is ``value(row)``, or the row's attribute ``name`` if ``value`` is None.
-    ``label`` is the heading on the page; in text it precedes the entries.
-    ``short`` writes the value in a few words, for the row's line or table cell.
-    ``entries`` writes the value as several texts, for a line of its own in text or a list on the page. If a fact has
-    ``short`` too, a cell shows the list, folded behind the short form if it is long.
-    A fact without ``short`` and ``entries`` is in JSON only, unless the row writes it in a sentence.
-    ``first``: text and pages show the fact before the others, whatever its position in JSON.
+    ``name`` is the key in JSON. The value is ``value(row)``, or the row's attribute
+    ``name`` if ``value`` is None. ``label`` is the heading on the page; in text it
+    precedes the entries. ``short`` writes the value in a few words, for the row's line
+    or table cell. ``entries`` writes the value as several texts, for a line of its own
+    in text or a list on the page. If a fact has ``short`` too, a cell shows the list,
+    folded behind the short form if it is long. A fact without ``short`` and ``entries``
+    is in JSON only, unless the row writes it in a sentence. ``first``: text and pages
+    show the fact before the others, whatever its position in JSON.
     """
 
     name: str
@@ -54,18 +59,32 @@ class Told:
 
     @classmethod
     def readable(cls) -> list[Fact]:
-        """The facts that have ``short`` or ``entries``, in the order in which text and pages show them."""
-        # those marked as ``first`` come first (False sorts before True); the others keep their order
-        return sorted((fact for fact in cls.FACTS if fact.short or fact.entries), key=lambda fact: not fact.first)
+        """The facts that have ``short`` or ``entries``, in the order in which text and
+        pages show them.
+        """
+        # those marked as ``first`` come first (False sorts before True); the others
+        # keep their order
+        return sorted(
+            (fact for fact in cls.FACTS if fact.short or fact.entries),
+            key=lambda fact: not fact.first,
+        )
 
     def in_short(self) -> str:
-        """The short forms (``Fact.short``) of the facts that have one, in one line; empty texts are left out."""
-        return ", ".join(filter(None, (fact.short(fact.of(self)) for fact in self.readable() if fact.short)))
+        """The short forms (``Fact.short``) of the facts that have one, in one line;
+        empty texts are left out.
+        """
+        return ", ".join(
+            filter(
+                None,
+                (fact.short(fact.of(self)) for fact in self.readable() if fact.short),
+            )
+        )
 
     def details(self) -> Iterator[str]:
         """A line ``label: entries`` for each fact that has ``entries``.
 
-        If the list of entries is empty, the line says "none" for a fact with a short form, and is left out for others.
+        If the list of entries is empty, the line says "none" for a fact with a short
+        form, and is left out for others.
         """
         for fact in self.readable():
             entries = fact.entries(fact.of(self)) if fact.entries else ()
@@ -73,28 +92,42 @@ class Told:
                 yield f"{fact.label}: {', '.join(entries) or 'none'}"
 
     def to_json(self) -> dict[str, Any]:
-        """All facts by name, as plain JSON values. The keys are stable within one ``schema`` of a report."""
+        """All facts by name, as plain JSON values. The keys are stable within one
+        ``schema`` of a report.
+        """
         return {fact.name: fact.kind.plain(fact.of(self)) for fact in self.FACTS}
 
 
 def optional(kind: Kind) -> Kind:
     """The kind of values that are None (null in JSON) or of ``kind``."""
-    return Kind({"anyOf": [kind.schema, {"type": "null"}]}, lambda value: None if value is None else kind.plain(value))
+    return Kind(
+        {"anyOf": [kind.schema, {"type": "null"}]},
+        lambda value: None if value is None else kind.plain(value),
+    )
 
 
 def array_of(kind: Kind) -> Kind:
     """The kind of lists whose elements are of ``kind``."""
-    return Kind({"type": "array", "items": kind.schema}, lambda values: [kind.plain(v) for v in values])
+    return Kind(
+        {"type": "array", "items": kind.schema},
+        lambda values: [kind.plain(v) for v in values],
+    )
 
 
 def by_name(kind: Kind) -> Kind:
     """The kind of mappings from names to values of ``kind``."""
     schema = {"type": "object", "additionalProperties": kind.schema}
-    return Kind(schema, lambda values: {str(name): kind.plain(v) for name, v in values.items()})
+    return Kind(
+        schema, lambda values: {str(name): kind.plain(v) for name, v in values.items()}
+    )
 
 
-def row_as(definition: str, plain: Callable[[Any], Any] = lambda row: row.to_json()) -> Kind:
-    """The kind of rows. ``plain`` converts a row to a JSON object; ``definition`` is its schema in docs/schema.json."""
+def row_as(
+    definition: str, plain: Callable[[Any], Any] = lambda row: row.to_json()
+) -> Kind:
+    """The kind of rows. ``plain`` converts a row to a JSON object; ``definition`` is
+    its schema in docs/schema.json.
+    """
     return Kind({"$ref": f"#/$defs/{definition}"}, plain)
 
 
@@ -103,16 +136,22 @@ COUNT = Kind({"type": "integer", "minimum": 0})
 TEXTS = array_of(TEXT)
 COUNTS = Kind(by_name(COUNT).schema, lambda counts: dict(sorted(counts.items())))
 AMOUNTS = by_name(Kind({"type": "number"}))
-SECONDS = by_name(Kind({"type": "number", "minimum": 0}, lambda seconds: round(seconds, 6)))
+SECONDS = by_name(
+    Kind({"type": "number", "minimum": 0}, lambda seconds: round(seconds, 6))
+)
 
 
 def most_frequent(operators: Mapping[str, int]) -> list[tuple[str, int]]:
-    """(operator, count) pairs, the most frequent operator first; equal counts are sorted by name."""
+    """(operator, count) pairs, the most frequent operator first; equal counts are
+    sorted by name.
+    """
     return sorted(operators.items(), key=lambda item: (-item[1], item[0]))
 
 
 def list_counts(operators: Mapping[str, int]) -> list[str]:
-    """A text such as ``2 x aten.add.Tensor`` for each operator, the most frequent first."""
+    """A text such as ``2 x aten.add.Tensor`` for each operator, the most frequent
+    first.
+    """
     return [f"{n} x {op}" for op, n in most_frequent(operators)]
 
 
@@ -122,7 +161,9 @@ def pluralize(count: int, noun: str) -> str:
 
 
 def format_size(count: int) -> str:
-    """A number of bytes as text, in the largest of byte, kB, MB and GB that does not exceed it: ``6.0 kB``."""
+    """A number of bytes as text, in the largest of byte, kB, MB and GB that does not
+    exceed it: ``6.0 kB``.
+    """
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
@@ -130,14 +171,19 @@ def format_size(count: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A time as text: ``1.20 s``, or milliseconds if it is below one second: ``12.0 ms``."""
+    """A time as text: ``1.20 s``, or milliseconds if it is below one second: ``12.0
+    ms``.
+    """
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
 def list_amounts(amounts: Mapping[str, float]) -> list[str]:
-    """A text such as ``cycles 1,200`` for each amount; floats are rounded to four significant digits."""
+    """A text such as ``cycles 1,200`` for each amount; floats are rounded to four
+    significant digits.
+    """
     return [
-        f"{name} {amount:,}" if isinstance(amount, int) else f"{name} {amount:.4g}" for name, amount in amounts.items()
+        f"{name} {amount:,}" if isinstance(amount, int) else f"{name} {amount:.4g}"
+        for name, amount in amounts.items()
     ]
 
 

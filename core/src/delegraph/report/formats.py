@@ -1,4 +1,6 @@
-"""The formats of reports: one class for each suffix. The core has text and JSON; plugins have others."""
+"""The formats of reports: one class for each suffix. The core has text and JSON;
+plugins have others.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,14 @@ if TYPE_CHECKING:
 class LoweringResult:
     """The result of lowering one model, from which a ``ReportFormat`` writes a file.
 
-    ``report``: a ``Report``, or None if lowering failed; ``error`` then says why. Until ``report.release()``,
-    ``report.origin`` has the programs. ``verifications``: method -> comparison with eager; empty if there was none.
-    ``profiles``: method -> what ``LoweredProgram.profile`` returned; empty if nothing was timed. ``output``: where the
-    program was saved; None if it was not. ``verbose``: the user wants details. ``model``: the
-    model as the user named it; "" if that is not known. ``gates``: name of a check that the user asked for -> its
-    error, or None if the check passed. ``seconds``: duration of the whole work.
+    ``report``: a ``Report``, or None if lowering failed; ``error`` then says why. Until
+    ``report.release()``, ``report.origin`` has the programs. ``verifications``: method
+    -> comparison with eager; empty if there was none. ``profiles``: method -> what
+    ``LoweredProgram.profile`` returned; empty if nothing was timed. ``output``: where
+    the program was saved; None if it was not. ``verbose``: the user wants details.
+    ``model``: the model as the user named it; "" if that is not known. ``gates``: name
+    of a check that the user asked for -> its error, or None if the check passed.
+    ``seconds``: duration of the whole work.
     """
 
     report: Any = None
@@ -43,8 +47,9 @@ class LoweringResult:
 class ReportFormat:
     """Base of file formats for reports; a ``ReportSpec`` declares the suffix.
 
-    A subclass implements ``render``, or ``write`` if it writes several files. Only with ``tells_failures = True`` is it
-    called when lowering failed and ``result.report`` is None.
+    A subclass implements ``render``, or ``write`` if it writes several files. Only with
+    ``tells_failures = True`` is it called when lowering failed and ``result.report`` is
+    None.
     """
 
     tells_failures = False
@@ -56,7 +61,8 @@ class ReportFormat:
 
     @classmethod
     def write(cls, result: LoweringResult, path: Path) -> Sequence[Path]:
-        """Write the file ``path``, and others beside it if the format has any; returns the paths of all.
+        """Write the file ``path``, and others beside it if the format has any; returns
+        the paths of all.
 
         Each file is written completely or not at all. Raises WriteError.
         """
@@ -70,15 +76,21 @@ class TextReport(ReportFormat):
 
     @staticmethod
     def render(result: LoweringResult) -> str:
-        """The report, what was verified, and where the time goes. Not called for a lowering that failed."""
+        """The report, what was verified, and where the time goes. Not called for a
+        lowering that failed.
+        """
         assert result.report is not None
-        lines = [result.report.to_text(result.verbose), *verification_lines(result.verifications)]
+        lines = [
+            result.report.to_text(result.verbose),
+            *verification_lines(result.verifications),
+        ]
         lines += map(str, result.profiles.values())
         return "\n".join(lines) + "\n"
 
 
 class JsonReport(ReportFormat):
-    """``.json``: ``Report.to_json()``, and the comparison with eager under the key "verification".
+    """``.json``: ``Report.to_json()``, and the comparison with eager under the key
+    "verification".
 
     If methods were timed, "profile" has their profiles by method.
     """
@@ -87,27 +99,48 @@ class JsonReport(ReportFormat):
     def render(result: LoweringResult) -> str:
         """One JSON object. Not called for a lowering that failed, which has no report."""
         assert result.report is not None
-        content = {**result.report.to_json(), "verification": verification_content(result.verifications)}
+        content = {
+            **result.report.to_json(),
+            "verification": verification_content(result.verifications),
+        }
         if result.profiles:
-            content["profile"] = {method: profile.to_json() for method, profile in result.profiles.items()}
-        return json.dumps(_without_infinities(content), indent=2, default=str, allow_nan=False) + "\n"
+            content["profile"] = {
+                method: profile.to_json() for method, profile in result.profiles.items()
+            }
+        return (
+            json.dumps(
+                _without_infinities(content), indent=2, default=str, allow_nan=False
+            )
+            + "\n"
+        )
 
 
 def verification_lines(verifications: Mapping[str, Verification]) -> list[str]:
-    """A text for the verification of each method; it begins with the method's name if there are several."""
+    """A text for the verification of each method; it begins with the method's name if
+    there are several.
+    """
     several = len(verifications) > 1
-    return [f"method {printable(m)}, {v}" if several else str(v) for m, v in verifications.items()]
+    return [
+        f"method {printable(m)}, {v}" if several else str(v)
+        for m, v in verifications.items()
+    ]
 
 
-def verification_content(verifications: Mapping[str, Verification]) -> dict[str, Any] | None:
-    """The JSON object of the only verification, or method -> object if there are several; None if there are none."""
+def verification_content(
+    verifications: Mapping[str, Verification],
+) -> dict[str, Any] | None:
+    """The JSON object of the only verification, or method -> object if there are
+    several; None if there are none.
+    """
     if len(verifications) > 1:
         return {m: v.to_json() for m, v in verifications.items()}
     return next((v.to_json() for v in verifications.values()), None)
 
 
 def _without_infinities(value: Any) -> Any:
-    """``value``, at any depth, with None in place of infinity and NaN, which JSON cannot represent."""
+    """``value``, at any depth, with None in place of infinity and NaN, which JSON
+    cannot represent.
+    """
     if isinstance(value, dict):
         return {k: _without_infinities(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,6 @@
-"""``Report``: which backend got which operators, and a readable reason for every operator that the host computes."""
+"""``Report``: which backend got which operators, and a readable reason for every
+operator that the host computes.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,30 @@ from typing import TYPE_CHECKING, Any
 from ..discovery.own import provided
 from ..errors import NotFullyDelegated
 from ..io.escape import printable
-from .facts import COUNT, COUNTS, SECONDS, TEXTS, Fact, Kind, Told, array_of, by_name, list_seconds, pluralize, row_as
-from .rows import Cause, DelegateRow, GivenBack, LineFigures, MethodRow, RefusalRow, ReportOrigin, Rows
+from .facts import (
+    COUNT,
+    COUNTS,
+    SECONDS,
+    TEXTS,
+    Fact,
+    Kind,
+    Told,
+    array_of,
+    by_name,
+    list_seconds,
+    pluralize,
+    row_as,
+)
+from .rows import (
+    Cause,
+    DelegateRow,
+    GivenBack,
+    LineFigures,
+    MethodRow,
+    RefusalRow,
+    ReportOrigin,
+    Rows,
+)
 
 if TYPE_CHECKING:
     from ..host.verify import Verification
@@ -20,19 +44,29 @@ SCHEMA = "delegraph.report/1"
 _LONGEST_CELL = 20_000
 """The most characters of a report that a notebook shows."""
 _MOST_LINES = 10
-"""The most lines of the user's program for which the text shows figures, unless it is verbose."""
+"""The most lines of the user's program for which the text shows figures, unless it is
+verbose.
+"""
 
 
 def _refusals_by_cause(report: Report) -> list[dict[str, Any]]:
-    """The refusals for JSON; "cause" is the index of a refusal's cause in ``report.causes``."""
-    return [{**row.to_json(), "cause": k} for k, cause in enumerate(report.causes) for row in cause.refusals]
+    """The refusals for JSON; "cause" is the index of a refusal's cause in
+    ``report.causes``.
+    """
+    return [
+        {**row.to_json(), "cause": k}
+        for k, cause in enumerate(report.causes)
+        for row in cause.refusals
+    ]
 
 
 class Report(Told):
-    """What one lowering did. ``print`` it, convert it by ``to_json()``, or write it to a file by ``save``.
+    """What one lowering did. ``print`` it, convert it by ``to_json()``, or write it to
+    a file by ``save``.
 
-    ``rows`` are built when they are first read. Until ``release``, the report keeps the programs alive, from which
-    rows and pictures are made. ``notes``: sentences about the lowering. ``seconds``: phase -> duration.
+    ``rows`` are built when they are first read. Until ``release``, the report keeps the
+    programs alive, from which rows and pictures are made. ``notes``: sentences about
+    the lowering. ``seconds``: phase -> duration.
     """
 
     def __init__(
@@ -42,15 +76,20 @@ class Report(Told):
         seconds: Mapping[str, float] | None = None,
         origin: ReportOrigin | None = None,
     ) -> None:
-        """``rows``: the rows, or a function that builds them; None: no rows. ``origin``: see ``ReportOrigin``."""
+        """``rows``: the rows, or a function that builds them; None: no rows.
+        ``origin``: see ``ReportOrigin``.
+        """
         self._source = Rows() if rows is None else rows
         self._lock = threading.Lock()
-        self.notes, self.seconds = list(notes), dict(seconds or {})
+        self.notes = list(notes)
+        self.seconds = dict(seconds or {})
         self.origin = origin or ReportOrigin()
 
     @property
     def rows(self) -> Rows:
-        """All rows; the first access builds them. Threads may read them at the same time."""
+        """All rows; the first access builds them. Threads may read them at the same
+        time.
+        """
         with self._lock:
             if not isinstance(self._source, Rows):
                 self._source = self._source()
@@ -69,11 +108,16 @@ class Report(Told):
     @property
     def methods(self) -> dict[str, MethodRow]:
         """Name of a method -> its row."""
-        return {m: MethodRow(m, [r for r in self.delegates if r.method == m], left) for m, left in self.host.items()}
+        return {
+            m: MethodRow(m, [r for r in self.delegates if r.method == m], left)
+            for m, left in self.host.items()
+        }
 
     @property
     def causes(self) -> list[Cause]:
-        """The causes that keep operators on the host, ordered as by ``find_causes`` for each method."""
+        """The causes that keep operators on the host, ordered as by ``find_causes`` for
+        each method.
+        """
         return self.rows.causes
 
     @property
@@ -88,13 +132,21 @@ class Report(Told):
 
     @property
     def figures(self) -> list[LineFigures]:
-        """Amounts that backends expect, such as cycles, for lines of the user's program; largest first in a method."""
+        """Amounts that backends expect, such as cycles, for lines of the user's
+        program; largest first in a method.
+        """
         return self.rows.figures
 
     def expect_full(self) -> None:
-        """Raise NotFullyDelegated, with this report, if an operator was left to the host."""
+        """Raise NotFullyDelegated, with this report, if an operator was left to the
+        host.
+        """
         if self.host_operators:
-            count = "1 operator is" if self.host_operators == 1 else f"{self.host_operators} operators are"
+            count = (
+                "1 operator is"
+                if self.host_operators == 1
+                else f"{self.host_operators} operators are"
+            )
             text = "\n  ".join([f"{count} left to the host:", *map(str, self.causes)])
             hint = "without require_full the host runs them"
             error = NotFullyDelegated("not-fully-delegated", text, hint=hint)
@@ -103,12 +155,16 @@ class Report(Told):
 
     @property
     def delegated_share(self) -> float:
-        """The share of all operators that are in delegates, from 0 to 1; 1 if there are no operators."""
+        """The share of all operators that are in delegates, from 0 to 1; 1 if there are
+        no operators.
+        """
         total = self.delegated_operators + self.host_operators
         return self.delegated_operators / total if total else 1.0
 
     def release(self) -> None:
-        """Build the rows, and drop the reference to the programs, so that their memory can be freed."""
+        """Build the rows, and drop the reference to the programs, so that their memory
+        can be freed.
+        """
         if self.rows:  # always true; reading the property builds them
             self.origin = ReportOrigin()
 
@@ -118,8 +174,14 @@ class Report(Told):
     __hash__ = None  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
-        # a lock cannot be pickled, nor may the function that builds the rows: reading ``rows`` builds them
-        return {"_source": self.rows, "notes": self.notes, "seconds": self.seconds, "origin": self.origin}
+        # a lock cannot be pickled, nor may the function that builds the rows: reading
+        # ``rows`` builds them
+        return {
+            "_source": self.rows,
+            "notes": self.notes,
+            "seconds": self.seconds,
+            "origin": self.origin,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
@@ -128,8 +190,8 @@ class Report(Told):
     def host_operators(self) -> int:
         """How many operators were left to the host, in all methods together.
 
-        An operator that the host decomposes counts once. Unpacking, arithmetic on sizes, and moving values to and from
-        delegates do not count.
+        An operator that the host decomposes counts once. Unpacking, arithmetic on
+        sizes, and moving values to and from delegates do not count.
         """
         return sum(sum(counts.values()) for counts in self.host.values())
 
@@ -143,29 +205,39 @@ class Report(Told):
         verifications: Mapping[str, Verification] | None = None,
         profiles: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the report in the format that the path's suffix chooses: ``.txt``, ``.json``, or one of a plugin.
+        """Write the report in the format that the path's suffix chooses: ``.txt``,
+        ``.json``, or one of a plugin.
 
-        ``verifications``: method -> result of ``verify``, to be written with the report. ``profiles``: method -> result
-        of ``LoweredProgram.profile``, likewise. Raises FormatNotFound if no
-        plugin declares the suffix (the hint names what to install), WriteError if the file cannot be written.
+        ``verifications``: method -> result of ``verify``, to be written with the
+        report. ``profiles``: method -> result of ``LoweredProgram.profile``, likewise.
+        Raises FormatNotFound if no plugin declares the suffix (the hint names what to
+        install), WriteError if the file cannot be written.
         """
         from .formats import LoweringResult
         from .saving import write_report
 
-        write_report(LoweringResult(self, dict(verifications or {}), dict(profiles or {})), path)
+        write_report(
+            LoweringResult(self, dict(verifications or {}), dict(profiles or {})), path
+        )
 
     def to_html(self, verifications: Mapping[str, Verification] | None = None) -> str:
-        """The report as an HTML page with pictures, as ``save("report.html")`` writes it. Needs ``delegraph-analysis``.
+        """The report as an HTML page with pictures, as ``save("report.html")`` writes
+        it. Needs ``delegraph-analysis``.
 
-        Raises PluginUnavailable, with the pip command as hint, if that is not installed.
+        Raises PluginUnavailable, with the pip command as hint, if that is not
+        installed.
         """
-        page: str = provided("delegraph_analysis:render_page", "the report as a page")(self, verifications)
+        page: str = provided("delegraph_analysis:render_page", "the report as a page")(
+            self, verifications
+        )
         return page
 
     def to_text(self, verbose: bool = False) -> str:
-        """The report as ``print`` shows it. ``verbose`` adds operators, inputs, outputs and time of each delegate.
+        """The report as ``print`` shows it. ``verbose`` adds operators, inputs, outputs
+        and time of each delegate.
 
-        Characters that do not print, such as those that move a terminal's cursor, are replaced by escapes.
+        Characters that do not print, such as those that move a terminal's cursor, are
+        replaced by escapes.
         """
         return printable("\n".join(self._lines(verbose)), kept="\n")
 
@@ -177,7 +249,8 @@ class Report(Told):
 
     def _repr_html_(self) -> str:
         """What notebooks show: the text, cut after ``_LONGEST_CELL`` characters."""
-        import html  # imported late: its table of all entities is needed in notebooks only
+        # imported late: its table of all entities is needed in notebooks only
+        import html
 
         return f"<pre>{html.escape(self.to_text()[:_LONGEST_CELL])}</pre>"
 
@@ -185,7 +258,9 @@ class Report(Told):
         """How much of the program is delegated, in one line."""
         total = self.delegated_operators + self.host_operators
         count = pluralize(len(self.delegates), "delegate")
-        share = f"{self.delegated_operators} of {pluralize(total, 'operator')} delegated"
+        share = (
+            f"{self.delegated_operators} of {pluralize(total, 'operator')} delegated"
+        )
         return f"{share}, in {count}; {self.host_operators} on the host"
 
     def _lines(self, verbose: bool) -> Iterator[str]:
@@ -197,7 +272,8 @@ class Report(Told):
         yield from self.details()
 
     def _method(self, method: MethodRow, verbose: bool) -> Iterator[str]:
-        """The lines of ``to_text`` about one method: its facts, delegates, figures by line, and what stays on the host.
+        """The lines of ``to_text`` about one method: its facts, delegates, figures by
+        line, and what stays on the host.
 
         Each heading is left out if nothing follows it.
         """
@@ -211,14 +287,20 @@ class Report(Told):
         shown = figures if verbose else figures[:_MOST_LINES]
         yield from ["  by line of the program:"] if shown else []
         yield from (f"    {row}" for row in shown)
-        yield from [f"    and {len(figures) - len(shown)} more"] if len(shown) < len(figures) else []
+        yield from (
+            [f"    and {len(figures) - len(shown)} more"]
+            if len(shown) < len(figures)
+            else []
+        )
         given_back = [row for row in self.given_back if row.method == method.name]
         yield from ["  refused when they were compiled:"] if given_back else []
         yield from (f"    {row}" for row in given_back)
         causes = [cause for cause in self.causes if cause.method == method.name]
         if method.left:
             operators = pluralize(method.host_operators, "operator")
-            yield "  left to the host:" + ("" if causes else f" {operators}; no backend was asked")
+            yield "  left to the host:" + (
+                "" if causes else f" {operators}; no backend was asked"
+            )
         yield from (f"    {cause}" for cause in causes)
 
     FACTS = (
@@ -228,7 +310,11 @@ class Report(Told):
         Fact("delegates", array_of(row_as("delegate"))),
         Fact("host", by_name(COUNTS)),
         Fact("causes", array_of(row_as("cause"))),
-        Fact("refusals", Kind(array_of(row_as("refusal")).schema), value=_refusals_by_cause),
+        Fact(
+            "refusals",
+            Kind(array_of(row_as("refusal")).schema),
+            value=_refusals_by_cause,
+        ),
         Fact("notes", TEXTS),
         Fact("seconds", SECONDS, "time", entries=list_seconds),
         Fact("methods", by_name(row_as("method"))),

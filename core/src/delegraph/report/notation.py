@@ -1,4 +1,6 @@
-"""Writes symbolic sizes, and texts of backends about a program, with names that the user knows."""
+"""Writes symbolic sizes, and texts of backends about a program, with names that the
+user knows.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,20 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SYMBOL = re.compile(r"[su](?<![\w.].)\d+(?!\w)")
 """torch's name of a symbolic size: ``s77``, or ``u0`` for a size that depends on data.
 
-The lookbehind stands after the letter and not before it: this makes the search four times as fast.
+The lookbehind stands after the letter and not before it: this makes the search four
+times as fast.
 """
 _PARAMETER = re.compile(r"arg(?<![\w.]arg)\d+_\d+(?!\w)")
 """A name that torch gives to an input of a loop body."""
 
 
 class Notation:
-    """Writes the values of one program. ``nodes``: the nodes of its graph without subgraphs, in order.
+    """Writes the values of one program. ``nodes``: the nodes of its graph without
+    subgraphs, in order.
 
-    A symbolic size (``s77``) is written with the user's name for it, as in ``Dim("batch")``. Files do not keep these
-    names; without one, a size is named after its origin: ``x.size(0)``.
+    A symbolic size (``s77``) is written with the user's name for it, as in
+    ``Dim("batch")``. Files do not keep these names; without one, a size is named after
+    its origin: ``x.size(0)``.
     """
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
@@ -40,7 +45,9 @@ class Notation:
         self._written: dict[Any, str] = {}
 
     def size(self, size: Any) -> str:
-        """A size (an int or symbolic) as text, with users' names in place of torch's symbols."""
+        """A size (an int or symbolic) as text, with users' names in place of torch's
+        symbols.
+        """
         if not isinstance(size, _SYMBOLIC):
             return str(size)
         expression = size.node.expr
@@ -55,16 +62,21 @@ class Notation:
     def text(self, text: str) -> str:
         """A backend's text, with users' names in place of torch's.
 
-        Symbols of sizes are replaced unless a value of the program has the same name. An input of a loop body gets the
-        name of the value that the loop starts with.
+        Symbols of sizes are replaced unless a value of the program has the same name.
+        An input of a loop body gets the name of the value that the loop starts with.
         """
         # a name that neither table has stays as it is
-        with_sizes = _SYMBOL.sub(lambda match: self._texts.get(match[0], match[0]), str(text))
-        return _PARAMETER.sub(lambda match: self._operands.get(match[0], match[0]), with_sizes)
+        with_sizes = _SYMBOL.sub(
+            lambda match: self._texts.get(match[0], match[0]), str(text)
+        )
+        return _PARAMETER.sub(
+            lambda match: self._operands.get(match[0], match[0]), with_sizes
+        )
 
     @cached_property
     def _operands(self) -> dict[str, str]:
-        """Name of an input of a loop body -> name of the value that the loop starts with.
+        """Name of an input of a loop body -> name of the value that the loop starts
+        with.
 
         Names that several bodies use for different values are left out.
         """
@@ -74,55 +86,94 @@ class Notation:
         for name, operand in _names_in_bodies(nodes):
             operands_of.setdefault(name, set()).add(operand)
         taken = {node.name for node in nodes}
-        return {name: names.pop() for name, names in operands_of.items() if len(names) == 1 and name not in taken}
+        return {
+            name: names.pop()
+            for name, names in operands_of.items()
+            if len(names) == 1 and name not in taken
+        }
 
     @cached_property
     def _texts(self) -> dict[str, str]:
-        """torch's name of a symbol -> the user's name; symbols with the same name as a value are left out."""
+        """torch's name of a symbol -> the user's name; symbols with the same name as a
+        value are left out.
+        """
         names = {node.name for node in self._nodes}
-        return {symbol.name: str(name) for symbol, name in self._symbols.items() if symbol.name not in names}
+        return {
+            symbol.name: str(name)
+            for symbol, name in self._symbols.items()
+            if symbol.name not in names
+        }
 
     @cached_property
     def _symbols(self) -> dict[sympy.Symbol, sympy.Symbol]:
         """torch's symbol -> a symbol with the user's name."""
         names = names_of_symbols(list(self._nodes))
-        return {symbol: sympy.Symbol(name, integer=True) for symbol, name in names.items()}
+        return {
+            symbol: sympy.Symbol(name, integer=True) for symbol, name in names.items()
+        }
 
     def argument(self, argument: Argument) -> Argument:
-        """``argument``, an input or output of a delegate, with its symbolic sizes as text."""
-        shape = argument.shape and tuple(size if isinstance(size, int) else self.size(size) for size in argument.shape)
+        """``argument``, an input or output of a delegate, with its symbolic sizes as
+        text.
+        """
+        shape = argument.shape and tuple(
+            size if isinstance(size, int) else self.size(size)
+            for size in argument.shape
+        )
         return replace(argument, shape=shape)
 
 
 def _name_in_program(value: Node) -> str:
-    """The name that ``value`` has in the user's program, even if a delegate computes it in the lowered one."""
+    """The name that ``value`` has in the user's program, even if a delegate computes it
+    in the lowered one.
+    """
     # a cast at a delegate's border is not in the user's program: take its operand
     producer = value.all_input_nodes[0] if "boundary" in value.meta else value
-    # an output of a delegate is unpacked by ``getitem(call, index)``; the delegate records its outputs' names
+    # an output of a delegate is unpacked by ``getitem(call, index)``; the delegate
+    # records its outputs' names
     call, index = (*producer.args, None, None)[:2]
-    if not isinstance(call, Node) or call.target is not CALL_DELEGATE or not isinstance(index, int):
+    if (
+        not isinstance(call, Node)
+        or call.target is not CALL_DELEGATE
+        or not isinstance(index, int)
+    ):
         return producer.name
-    module: Any = getattr(producer.graph.owning_module, str(call.all_input_nodes[0].target))
+    module: Any = getattr(
+        producer.graph.owning_module, str(call.all_input_nodes[0].target)
+    )
     return str(module.outputs[index].name)
 
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-def _names_in_bodies(nodes: Iterable[Node], outer: Mapping[str, str] = _NOTHING) -> Iterator[tuple[str, str]]:
-    """(name of a subgraph's input, name of the value that the call passes to it), for subgraphs at any depth.
+def _names_in_bodies(
+    nodes: Iterable[Node], outer: Mapping[str, str] = _NOTHING
+) -> Iterator[tuple[str, str]]:
+    """(name of a subgraph's input, name of the value that the call passes to it), for
+    subgraphs at any depth.
 
-    ``nodes`` are those of one graph. ``outer``: if that graph is itself a subgraph, names of its inputs -> names of the
-    values that are passed to them in the user's program.
+    ``nodes`` are those of one graph. ``outer``: if that graph is itself a subgraph,
+    names of its inputs -> names of the values that are passed to them in the user's
+    program.
     """
     for fetch in nodes:
-        body: Any = getattr(fetch.graph.owning_module, str(fetch.target), None) if fetch.op == "get_attr" else None
+        body: Any = (
+            getattr(fetch.graph.owning_module, str(fetch.target), None)
+            if fetch.op == "get_attr"
+            else None
+        )
         if not isinstance(body, GraphModule):
             continue
         names = [n.name for n in body.graph.nodes if n.op == "placeholder"]
         for call in fetch.users:
             passed = pytree.tree_leaves(call.args)
-            pairs = zip(reversed(names), reversed(passed), strict=False)  # operands are the last arguments of a call
-            inside = {name: outer.get(v.name) or _name_in_program(v) for name, v in pairs if isinstance(v, Node)}
+            # operands are the last arguments of a call
+            pairs = zip(reversed(names), reversed(passed), strict=False)
+            inside = {
+                name: outer.get(v.name) or _name_in_program(v)
+                for name, v in pairs
+                if isinstance(v, Node)
+            }
             yield from inside.items()
             yield from _names_in_bodies(body.graph.nodes, inside)

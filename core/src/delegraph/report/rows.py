@@ -1,4 +1,6 @@
-"""The kinds of rows of a report, each with its facts, and the programs from which rows and pictures are made."""
+"""The kinds of rows of a report, each with its facts, and the programs from which rows
+and pictures are made.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,15 @@ if TYPE_CHECKING:
     from ..delegates.delegates import DelegateInfo
 
 Reasons = dict[tuple[str, int, str], str]
-"""(backend, debug handle, operator) -> the reason for which the backend refused the operator, often a ``Reason``.
+"""(backend, debug handle, operator) -> the reason for which the backend refused the
+operator, often a ``Reason``.
 
-A call that is decomposed passes its handle on to the calls that replace it, so the handle alone is no key.
+A call that is decomposed passes its handle on to the calls that replace it, so the
+handle alone is no key.
 """
 WhatIf = Callable[[str, str, Reason], "frozenset[int] | None"]
-"""(method, backend, reason) -> debug handles of the calls that the backend would still refuse without that reason.
+"""(method, backend, reason) -> debug handles of the calls that the backend would still
+refuse without that reason.
 
 None if that is not known.
 """
@@ -57,7 +62,12 @@ def _count_operators(counts: Mapping[str, int]) -> str:
 
 _PLACE = row_as(
     "place",
-    lambda source: {"file": source.file, "line": source.line, "code": source.code, "module": source.module},
+    lambda source: {
+        "file": source.file,
+        "line": source.line,
+        "code": source.code,
+        "module": source.module,
+    },
 )
 
 
@@ -65,13 +75,15 @@ _PLACE = row_as(
 class DelegateRow(Told):
     """One delegate.
 
-    ``method``: the method that calls it. ``producer``: distribution and version of its backend. ``operators``: operator
-    -> count. ``bytes``: size of its blob. ``facts``: what the backend states about it, by name. ``seconds``: phase of
-    the lowering -> duration for this delegate; empty if not measured. ``target``: what it was compiled for, if the
-    backend states it, else ""; ``facts`` repeats it only if delegates of the backend differ in it. ``figures``: amounts
-    that the backend expects, such as cycles, summed over the delegate. ``compiled``: "compiled", "from
-    the cache", or "equal to" and the name of another; "" without a cache. ``output``: what its compiler printed, as far
-    as that is known.
+    ``method``: the method that calls it. ``producer``: distribution and version of its
+    backend. ``operators``: operator
+    -> count. ``bytes``: size of its blob. ``facts``: what the backend states about it,
+    by name. ``seconds``: phase of the lowering -> duration for this delegate; empty if
+    not measured. ``target``: what it was compiled for, if the backend states it, else
+    ""; ``facts`` repeats it only if delegates of the backend differ in it. ``figures``:
+    amounts that the backend expects, such as cycles, summed over the delegate.
+    ``compiled``: "compiled", "from the cache", or "equal to" and the name of another;
+    "" without a cache. ``output``: what its compiler printed, as far as that is known.
     """
 
     method: str
@@ -96,13 +108,37 @@ class DelegateRow(Told):
     FACTS = (
         *(Fact(name, TEXT) for name in ("method", "name", "backend", "producer")),
         Fact("bytes", COUNT, "size", format_size),
-        Fact("inputs", TEXTS, "inputs", lambda border: pluralize(len(border), "input"), TEXTS.plain),
-        Fact("outputs", TEXTS, "outputs", lambda border: pluralize(len(border), "output"), TEXTS.plain),
-        Fact("operators", COUNTS, "operators", _count_operators, list_counts, first=True),
-        Fact("facts", by_name(TEXT), "facts", lambda facts: ", ".join(f"{k} {v}" for k, v in facts.items())),
+        Fact(
+            "inputs",
+            TEXTS,
+            "inputs",
+            lambda border: pluralize(len(border), "input"),
+            TEXTS.plain,
+        ),
+        Fact(
+            "outputs",
+            TEXTS,
+            "outputs",
+            lambda border: pluralize(len(border), "output"),
+            TEXTS.plain,
+        ),
+        Fact(
+            "operators", COUNTS, "operators", _count_operators, list_counts, first=True
+        ),
+        Fact(
+            "facts",
+            by_name(TEXT),
+            "facts",
+            lambda facts: ", ".join(f"{k} {v}" for k, v in facts.items()),
+        ),
         Fact("seconds", SECONDS, "time", entries=list_seconds),
         Fact("target", TEXT),
-        Fact("figures", AMOUNTS, "figures", lambda figures: ", ".join(list_amounts(figures))),
+        Fact(
+            "figures",
+            AMOUNTS,
+            "figures",
+            lambda figures: ", ".join(list_amounts(figures)),
+        ),
         Fact("compiled", TEXT, "compiled", str),
         Fact("output", TEXT, "compiler printed", entries=str.splitlines),
     )
@@ -115,7 +151,8 @@ class DelegateRow(Told):
 class LineFigures(Told):
     """Amounts that backends expect, such as cycles, for one line of the user's program.
 
-    ``sources`` has several lines if a backend fused operators of these, and is empty if the line is not known.
+    ``sources`` has several lines if a backend fused operators of these, and is empty if
+    the line is not known.
     """
 
     method: str
@@ -129,16 +166,24 @@ class LineFigures(Told):
     )
 
     def __str__(self) -> str:
-        """The amounts, and the lines: the first with its code, the others as ``file:line``."""
-        places = [str(source) for source in self.sources[:1]] + [source.place for source in self.sources[1:]]
-        return f"{', '.join(list_amounts(self.figures))}  {' with '.join(places) or 'no line is known'}"
+        """The amounts, and the lines: the first with its code, the others as
+        ``file:line``.
+        """
+        places = [str(source) for source in self.sources[:1]] + [
+            source.place for source in self.sources[1:]
+        ]
+        return (
+            f"{', '.join(list_amounts(self.figures))} "
+            f" {' with '.join(places) or 'no line is known'}"
+        )
 
 
 @dataclass(frozen=True)
 class RefusalRow(Told):
     """Calls of one operator that are left to the host for one reason.
 
-    ``count``: the number of calls. ``source``: the first known line among them; None if none is known.
+    ``count``: the number of calls. ``source``: the first known line among them; None if
+    none is known.
     """
 
     method: str
@@ -159,12 +204,14 @@ class RefusalRow(Told):
 class Cause(Told):
     """One cause for which a backend refused operators.
 
-    ``reason``: the reason of the first operator refused for this cause. Operators that are refused only because they
-    depend on it have reasons of their own in ``refusals``, which has a row for each pair of operator and reason.
-    ``hint``: what the user can do, if the backend says so, else "". ``behind``: the operator that computes the operand
-    in question, if that operator is refused for another cause, from which this one follows; else "". ``frees``: how
-    many operators the backend would take without this cause; None if not computed. ``handles``: debug handles of the
-    refused operators, in the order of the program.
+    ``reason``: the reason of the first operator refused for this cause. Operators that
+    are refused only because they depend on it have reasons of their own in
+    ``refusals``, which has a row for each pair of operator and reason. ``hint``: what
+    the user can do, if the backend says so, else "". ``behind``: the operator that
+    computes the operand in question, if that operator is refused for another cause,
+    from which this one follows; else "". ``frees``: how many operators the backend
+    would take without this cause; None if not computed. ``handles``: debug handles of
+    the refused operators, in the order of the program.
     """
 
     method: str
@@ -191,12 +238,17 @@ class Cause(Told):
 
     @property
     def source(self) -> Source | None:
-        """The first known line of the user's program among the refused operators; None if none is known."""
+        """The first known line of the user's program among the refused operators; None
+        if none is known.
+        """
         return next((row.source for row in self.refusals if row.source), None)
 
     # for JSON only: text and page write them as sentences (``remarks`` and ``__str__``)
     FACTS = (
-        *(Fact(name, TEXT) for name in ("method", "backend", "reason", "hint", "behind")),
+        *(
+            Fact(name, TEXT)
+            for name in ("method", "backend", "reason", "hint", "behind")
+        ),
         Fact("count", COUNT),
         Fact("frees", optional(COUNT)),
         Fact("operators", COUNTS),
@@ -206,36 +258,57 @@ class Cause(Told):
     @property
     def remarks(self) -> list[str]:
         """A line each for ``behind``, ``hint`` and ``frees``, if they are known."""
-        remarks = [f"follows from {self.behind}, which is left to the host itself"] if self.behind else []
+        remarks = (
+            [f"follows from {self.behind}, which is left to the host itself"]
+            if self.behind
+            else []
+        )
         remarks += [f"hint: {self.hint}"] if self.hint else []
         if self.frees is not None:
             others = "" if self.frees else "; other reasons keep them on the host then"
-            # more operators than the cause has can be freed: others are refused because they depend on these
-            more = pluralize(self.frees, "operator") + ", some that depend on them included"
-            taken = f"{self.frees} of {self.count}" if self.frees <= self.count else more
-            remarks.append(f"without that cause {self.backend} would take {taken}{others}")
+            # more operators than the cause has can be freed: others are refused because
+            # they depend on these
+            more = (
+                pluralize(self.frees, "operator")
+                + ", some that depend on them included"
+            )
+            taken = (
+                f"{self.frees} of {self.count}" if self.frees <= self.count else more
+            )
+            remarks.append(
+                f"without that cause {self.backend} would take {taken}{others}"
+            )
         return remarks
 
     def __str__(self) -> str:
-        """The operators and the reason, then lines for the place, the remarks, and the counts if there are several."""
+        """The operators and the reason, then lines for the place, the remarks, and the
+        counts if there are several.
+        """
         counts = most_frequent(self.operators)
         if len(counts) == 1:
             ((operator, count),) = counts
-            operators, list_of_operators = f"{count} x {operator}", []
+            operators = f"{count} x {operator}"
+            list_of_operators = []
         else:
             operators = pluralize(self.count, "operator")
             list_of_operators = [", ".join(list_counts(self.operators))]
         place = [f"first at {self.source}"] if self.source else []
-        lines = [f"{operators}  {self.backend}: {self.reason}", *place, *self.remarks, *list_of_operators]
+        lines = [
+            f"{operators}  {self.backend}: {self.reason}",
+            *place,
+            *self.remarks,
+            *list_of_operators,
+        ]
         return "\n      ".join(lines)
 
 
 @dataclass(frozen=True)
 class GivenBack(Told):
-    """A partition that a backend's partitioner took and its compiler refused: the next backend or the host gets it.
+    """A partition that a backend's partitioner took and its compiler refused: the next
+    backend or the host gets it.
 
-    ``operators``: operator -> count. ``source``: the line that the compiler's error names, else the partition's first
-    line; None if neither is known.
+    ``operators``: operator -> count. ``source``: the line that the compiler's error
+    names, else the partition's first line; None if neither is known.
     """
 
     method: str
@@ -246,7 +319,10 @@ class GivenBack(Told):
     source: Source | None
 
     FACTS = (
-        *(Fact(name, TEXT, name) for name in ("method", "backend", "partition", "reason")),
+        *(
+            Fact(name, TEXT, name)
+            for name in ("method", "backend", "partition", "reason")
+        ),
         Fact("operators", COUNTS, "operators", _count_operators, list_counts),
         Fact("source", optional(_PLACE)),
     )
@@ -273,16 +349,30 @@ class MethodRow(Told):
         return sum(self.left.values())
 
     FACTS = (
-        Fact("delegates", COUNT, "delegates", "{:,}".format, value=lambda m: len(m.delegates)),
+        Fact(
+            "delegates",
+            COUNT,
+            "delegates",
+            "{:,}".format,
+            value=lambda m: len(m.delegates),
+        ),
         Fact("delegated_operators", COUNT, "operators in them", "{:,}".format),
-        Fact("bytes", COUNT, "size", format_size, value=lambda m: sum(row.bytes for row in m.delegates)),
+        Fact(
+            "bytes",
+            COUNT,
+            "size",
+            format_size,
+            value=lambda m: sum(row.bytes for row in m.delegates),
+        ),
         Fact("host_operators", COUNT, "operators on the host", "{:,}".format),
     )
 
 
 @dataclass
 class Rows:
-    """All rows of a report. ``host``: method -> operator -> how many calls of it were left to the host."""
+    """All rows of a report. ``host``: method -> operator -> how many calls of it were
+    left to the host.
+    """
 
     delegates: list[DelegateRow] = field(default_factory=list)
     host: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -292,11 +382,13 @@ class Rows:
 
 
 class ReportOrigin:
-    """What the rows and pictures of a report are made from: the lowered programs, their delegates and refusals.
+    """What the rows and pictures of a report are made from: the lowered programs, their
+    delegates and refusals.
 
-    ``programs``: method -> lowered program. ``reasons``: method -> refusals. ``backends``: names of the backends that
-    were asked, in order. ``what_if`` computes ``Cause.frees``; None if that is not possible. ``given_back``: partitions
-    that a compiler refused.
+    ``programs``: method -> lowered program. ``reasons``: method -> refusals.
+    ``backends``: names of the backends that were asked, in order. ``what_if`` computes
+    ``Cause.frees``; None if that is not possible. ``given_back``: partitions that a
+    compiler refused.
     """
 
     def __init__(
@@ -309,19 +401,30 @@ class ReportOrigin:
         given_back: Sequence[GivenBack] = (),
     ) -> None:
         """An origin without arguments is empty; the class says what the parameters are."""
-        self.programs, self.delegates = dict(programs or {}), tuple(delegates)
-        self.reasons, self.backends = {m: dict(r) for m, r in (reasons or {}).items()}, tuple(backends)
-        self.what_if, self.given_back = what_if, tuple(given_back)
+        self.programs = dict(programs or {})
+        self.delegates = tuple(delegates)
+        self.reasons = {m: dict(r) for m, r in (reasons or {}).items()}
+        self.backends = tuple(backends)
+        self.what_if = what_if
+        self.given_back = tuple(given_back)
         self._notations: dict[str, Notation] = {}
 
     def notation(self, method: str) -> Notation:
-        """The ``Notation`` of a method's program: the first that was made, since it keeps what it has computed."""
-        return self._notations.setdefault(method, Notation(self.programs[method].graph.nodes))
+        """The ``Notation`` of a method's program: the first that was made, since it
+        keeps what it has computed.
+        """
+        return self._notations.setdefault(
+            method, Notation(self.programs[method].graph.nodes)
+        )
 
     def __deepcopy__(self, memo: Any) -> ReportOrigin:
-        """A copied report shares the origin: nothing changes it, and a copy of the programs would take much memory."""
+        """A copied report shares the origin: nothing changes it, and a copy of the
+        programs would take much memory.
+        """
         return self
 
     def __reduce__(self) -> tuple[type[ReportOrigin], tuple[()]]:
-        """Pickle an empty origin: a pickled report has its rows, and is to be small and free of the user's weights."""
+        """Pickle an empty origin: a pickled report has its rows, and is to be small and
+        free of the user's weights.
+        """
         return ReportOrigin, ()

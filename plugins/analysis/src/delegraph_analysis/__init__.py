@@ -1,4 +1,5 @@
-"""Reads the result of a lowering: pages with pictures, accuracy by operator, comparison of backends.
+"""Reads the result of a lowering: pages with pictures, accuracy by operator, comparison
+of backends.
 
 from delegraph_analysis import compare, verify_operators
 
@@ -12,7 +13,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .accuracy.operators import OperatorStatistics, OperatorVerification, VerificationByOperator
+    from .accuracy.operators import (
+        OperatorStatistics,
+        OperatorVerification,
+        VerificationByOperator,
+    )
     from .accuracy.reference import verify_operators
     from .accuracy.reruns import verify_ties
     from .columns import NodeData, node_data
@@ -40,11 +45,14 @@ __all__ = [
 ]
 
 _NAMES = {
-    "accuracy.operators": "OperatorStatistics OperatorVerification VerificationByOperator",
+    "accuracy.operators": (
+        "OperatorStatistics OperatorVerification VerificationByOperator"
+    ),
     "accuracy.reference": "verify_operators",
     "accuracy.reruns": "verify_ties",
     "comparison": "Candidate Comparison compare",
-    "columns": "NodeData node_data",  # no module is called as one of the names: importing it would take the name away
+    # no module is called as one of the names: importing it would take the name away
+    "columns": "NodeData node_data",
     "page.report_page": "render_page",
     "profiling": "ProgramProfile profile_file profile_program",
     "summaries": "summary_text",

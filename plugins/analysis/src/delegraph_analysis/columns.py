@@ -1,7 +1,9 @@
-"""Figures of operators for Model Explorer, which shows a file of them as one column beside a graph.
+"""Figures of operators for Model Explorer, which shows a file of them as one column
+beside a graph.
 
-The form is that of ``model_explorer.node_data_builder``: graph -> node -> value. The viewer takes columns of numbers
-and columns of texts; its schema in Python names numbers alone.
+The form is that of ``model_explorer.node_data_builder``: graph -> node -> value. The
+viewer takes columns of numbers and columns of texts; its schema in Python names numbers
+alone.
 """
 
 from __future__ import annotations
@@ -37,27 +39,40 @@ from delegraph_programs import is_operator, source_of
 from delegraph_programs.call_names import EXPORTED
 from torch.fx import Node
 
-from .accuracy.operators import OperatorStatistics, OperatorVerification, operators_of, severity
+from .accuracy.operators import (
+    OperatorStatistics,
+    OperatorVerification,
+    operators_of,
+    severity,
+)
 from .page.heat import degree
 from .profiling import ProgramProfile
 
 PROGRAM = "graph"
-"""What Model Explorer calls the graph of a ``.pt2`` file; its nodes have the names that they have in the program."""
+"""What Model Explorer calls the graph of a ``.pt2`` file; its nodes have the names that
+they have in the program.
+"""
 _HEATS = ("#d5efd5", "#fee08b", "#f5a524", "#d73027")
-"""By `degree`, against the tolerance: from the least error to the largest, rounding alone would look like a fault."""
+"""By `degree`, against the tolerance: from the least error to the largest, rounding
+alone would look like a fault.
+"""
 _REFUSED = "#f4a6a0"
 _TONES = ("#9fb8ff", "#8fdcb9", "#f3a6e2", "#d6d190", "#c4a68a")
 """Of backends, which Model Explorer shows on light paper."""
 
 NodeOf = Callable[[Any], tuple[str, str]]
-"""Debug identifier of an operator in a delegate's file -> the graph and the node that stand for it there."""
+"""Debug identifier of an operator in a delegate's file -> the graph and the node that
+stand for it there.
+"""
 
 
 @dataclass(frozen=True)
 class NodeData:
-    """One column, of numbers or of texts. ``values``: graph -> node -> value; ``colors``: value -> colour.
+    """One column, of numbers or of texts. ``values``: graph -> node -> value;
+    ``colors``: value -> colour.
 
-    ``gradient``: colours from the least number to the greatest, for numbers without a colour of their own.
+    ``gradient``: colours from the least number to the greatest, for numbers without a
+    colour of their own.
     """
 
     name: str
@@ -66,27 +81,41 @@ class NodeData:
     colors: Mapping[float | str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of the file. Infinity and NaN, which JSON lacks, are written as the largest float there is.
+        """The content of the file. Infinity and NaN, which JSON lacks, are written as
+        the largest float there is.
 
-        A text among numbers would make texts of all of them, which the viewer cannot order and sum.
+        A text among numbers would make texts of all of them, which the viewer cannot
+        order and sum.
         """
         return {graph: self._graph(values) for graph, values in self.values.items()}
 
     def _graph(self, values: Mapping[str, float | str]) -> dict[str, Any]:
-        stops = [{"stop": k / (len(self.gradient) - 1), "bgColor": c} for k, c in enumerate(self.gradient)]
-        found = {"name": self.name, "results": {node: self._value(v) for node, v in values.items()}}
+        stops = [
+            {"stop": k / (len(self.gradient) - 1), "bgColor": c}
+            for k, c in enumerate(self.gradient)
+        ]
+        found = {
+            "name": self.name,
+            "results": {node: self._value(v) for node, v in values.items()},
+        }
         return {**found, "gradient": stops} if stops else found
 
     def _value(self, value: float | str) -> dict[str, Any]:
-        shown = sys.float_info.max if isinstance(value, float) and not math.isfinite(value) else value
+        shown = (
+            sys.float_info.max
+            if isinstance(value, float) and not math.isfinite(value)
+            else value
+        )
         color = self.colors.get(value)
         return {"value": shown, "bgColor": color} if color else {"value": shown}
 
 
 class NodeDataReport(ReportFormat):
-    """``.nodes.json``: a file for each column, ``NAME.delegate.json``; of several methods with the method before it.
+    """``.nodes.json``: a file for each column, ``NAME.delegate.json``; of several
+    methods with the method before it.
 
-    Where the program was saved as one delegate's own file, its nodes have the figures too.
+    Where the program was saved as one delegate's own file, its nodes have the figures
+    too.
     """
 
     @classmethod
@@ -98,10 +127,18 @@ class NodeDataReport(ReportFormat):
             found = result.verifications.get(method)
             figures = operators_of(found) if found is not None else None
             timed = result.profiles.get(method)
-            for column in node_data_of(report, method, figures, _node_of(result.output), timed):
-                parts = [path.name[: -len(".nodes.json")], *([method] if len(report.host) > 1 else []), column.name]
+            for column in node_data_of(
+                report, method, figures, _node_of(result.output), timed
+            ):
+                parts = [
+                    path.name[: -len(".nodes.json")],
+                    *([method] if len(report.host) > 1 else []),
+                    column.name,
+                ]
                 place = path.with_name(".".join([*parts, "json"]))
-                write_whole(place, f"{json.dumps(column.to_json(), indent=2)}\n".encode())
+                write_whole(
+                    place, f"{json.dumps(column.to_json(), indent=2)}\n".encode()
+                )
                 written.append(place)
         return written
 
@@ -121,16 +158,20 @@ def node_data(
     file: str | os.PathLike[str] | None = None,
     profile: ProgramProfile | None = None,
 ) -> list[NodeData]:
-    """Columns for Model Explorer, beside the exported program of a method: delegate, source, refusal, error, time.
+    """Columns for Model Explorer, beside the exported program of a method: delegate,
+    source, refusal, error, time.
 
-    ``verification`` is what ``verify_operators`` found, ``profile`` what ``profile_program`` did. ``file``: where the
-    program is saved; its nodes have the figures too. Write each column's ``to_json()`` to a file of its own. Raises
-    InputError if the report was released, OptionError if the file's format does not say what Model Explorer calls its
-    nodes.
+    ``verification`` is what ``verify_operators`` found, ``profile`` what
+    ``profile_program`` did. ``file``: where the program is saved; its nodes have the
+    figures too. Write each column's ``to_json()`` to a file of its own. Raises
+    InputError if the report was released, OptionError if the file's format does not say
+    what Model Explorer calls its nodes.
     """
     found = None if verification is None else operators_of(verification)
     node_of = None if file is None else lowered.node_of(file)
-    return node_data_of(lowered.report, method or lowered.methods[0], found, node_of, profile)
+    return node_data_of(
+        lowered.report, method or lowered.methods[0], found, node_of, profile
+    )
 
 
 def node_data_of(
@@ -140,20 +181,30 @@ def node_data_of(
     node_of: NodeOf | None = None,
     profile: ProgramProfile | None = None,
 ) -> list[NodeData]:
-    """The columns of one method: where each operator runs, its line, why it was refused, its error if that is known.
+    """The columns of one method: where each operator runs, its line, why it was
+    refused, its error if that is known.
 
-    The milliseconds of a call, if there is a ``profile``, are a column. What several operators were fused into is at
-    each of them, as a whole: which share is whose is not known. Each figure that a backend tells, such as cycles, is a
-    column too.
+    The milliseconds of a call, if there is a ``profile``, are a column. What several
+    operators were fused into is at each of them, as a whole: which share is whose is
+    not known. Each figure that a backend tells, such as cycles, is a column too.
 
-    The nodes are those of the exported program. ``node_of``: of a method that is one delegate, those of its file too.
-    Raises InputError for a report whose programs were released.
+    The nodes are those of the exported program. ``node_of``: of a method that is one
+    delegate, those of its file too. Raises InputError for a report whose programs were
+    released.
     """
     if method not in report.origin.programs:
         text = f"the report has no program of the method {method!r} any more"
-        raise InputError("input-invalid", text, hint="take the node data before the report is released or pickled")
+        raise InputError(
+            "input-invalid",
+            text,
+            hint="take the node data before the report is released or pickled",
+        )
     columns = _MethodColumns(report, method, found, node_of)
-    times = [] if profile is None else [NodeData("milliseconds", columns.times(profile), gradient=_HEATS)]
+    times = (
+        []
+        if profile is None
+        else [NodeData("milliseconds", columns.times(profile), gradient=_HEATS)]
+    )
     return columns.columns() + times
 
 
@@ -167,15 +218,36 @@ class _Place(NamedTuple):
 class _MethodColumns:
     """Its operators, and under which nodes each of them is shown."""
 
-    def __init__(self, report: Report, method: str, found: OperatorVerification | None, node_of: NodeOf | None) -> None:
-        self.origin, self.method = report.origin, method
+    def __init__(
+        self,
+        report: Report,
+        method: str,
+        found: OperatorVerification | None,
+        node_of: NodeOf | None,
+    ) -> None:
+        self.origin = report.origin
+        self.method = method
         self.notation = self.origin.notation(method)
         self.rows = {row.name: row for row in report.delegates if row.method == method}
-        self.errors = {(o.where, o.node): o for o in sorted(found.operators if found else (), key=severity)}
-        delegates = [d for d in self.origin.delegates if d.method == method and d.name in self.rows]
-        own = [d for d in delegates if "." not in d.name]  # Model Explorer does not show the graphs of branches
-        host = [n for n in host_calls(self.origin.programs[method].graph.nodes) if is_operator(n)]
-        self.places = [_Place(self.rows[d.name], n) for d in own for n in d.nodes] + [_Place(None, n) for n in host]
+        self.errors = {
+            (o.where, o.node): o
+            for o in sorted(found.operators if found else (), key=severity)
+        }
+        delegates = [
+            d
+            for d in self.origin.delegates
+            if d.method == method and d.name in self.rows
+        ]
+        # Model Explorer does not show the graphs of branches
+        own = [d for d in delegates if "." not in d.name]
+        host = [
+            n
+            for n in host_calls(self.origin.programs[method].graph.nodes)
+            if is_operator(n)
+        ]
+        self.places = [_Place(self.rows[d.name], n) for d in own for n in d.nodes] + [
+            _Place(None, n) for n in host
+        ]
         self.files: dict[int, list[tuple[str, str]]] = {}
         self.figures = [
             (d.name, identifier, amounts, d.debug_handle_map.get(identifier, ()))
@@ -191,39 +263,70 @@ class _MethodColumns:
     def columns(self) -> list[NodeData]:
         backends = list(dict.fromkeys(row.backend for row in self.rows.values()))
         tones: dict[float | str, str] = {
-            _described(row): _TONES[backends.index(row.backend) % len(_TONES)] for row in self.rows.values()
+            _described(row): _TONES[backends.index(row.backend) % len(_TONES)]
+            for row in self.rows.values()
         }
         refusals = self._texts(self._refusal)
-        kept: dict[float | str, str] = {text: _REFUSED for of_graph in refusals.values() for text in of_graph.values()}
+        kept: dict[float | str, str] = {
+            text: _REFUSED
+            for of_graph in refusals.values()
+            for text in of_graph.values()
+        }
         columns = [
-            NodeData("delegate", self._texts(lambda place: _described(place.row)), colors=tones),
-            NodeData("source", self._texts(lambda place: str(source_of(place.node) or ""))),
+            NodeData(
+                "delegate",
+                self._texts(lambda place: _described(place.row)),
+                colors=tones,
+            ),
+            NodeData(
+                "source", self._texts(lambda place: str(source_of(place.node) or ""))
+            ),
             NodeData("refusal", refusals, colors=kept),
         ]
         if self.errors:
-            heats: dict[float | str, str] = {_size(o): _HEATS[degree(o) - 1] for o in self.errors.values()}
-            columns.append(NodeData("error", self._values(self._error, max), colors=heats))
+            heats: dict[float | str, str] = {
+                _size(o): _HEATS[degree(o) - 1] for o in self.errors.values()
+            }
+            columns.append(
+                NodeData("error", self._values(self._error, max), colors=heats)
+            )
         names = dict.fromkeys(name for amounts in self.figures for name in amounts[2])
-        return columns + [NodeData(name, self._amounts(name), gradient=_HEATS) for name in names]
+        return columns + [
+            NodeData(name, self._amounts(name), gradient=_HEATS) for name in names
+        ]
 
     def times(self, profile: ProgramProfile) -> Mapping[str, Mapping[str, float | str]]:
         """Graph -> node -> milliseconds of the parts that it was made into."""
         shown_at: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for row, node in self.places:
             key = ("host" if row is None else row.name, node.name)
-            shown_at[key] = [(PROGRAM, node.meta[EXPORTED])] if EXPORTED in node.meta else []
+            shown_at[key] = (
+                [(PROGRAM, node.meta[EXPORTED])] if EXPORTED in node.meta else []
+            )
         found: dict[str, dict[str, float | str]] = {PROGRAM: {}}
         for part in profile.parts:
-            at = {place for node in part.nodes for place in shown_at.get((part.where, node), ())}
-            inside = [one for one in fused(part.identifier) if not isinstance(one, Border)]
-            at |= {self.node_of(one) for one in inside} if self.node_of is not None else set()
+            at = {
+                place
+                for node in part.nodes
+                for place in shown_at.get((part.where, node), ())
+            }
+            inside = [
+                one for one in fused(part.identifier) if not isinstance(one, Border)
+            ]
+            at |= (
+                {self.node_of(one) for one in inside}
+                if self.node_of is not None
+                else set()
+            )
             for graph, place in at:
                 of_graph: Any = found.setdefault(graph, {})
                 of_graph[place] = round(of_graph.get(place, 0) + 1000 * part.seconds, 6)
         return found
 
     def _amounts(self, name: str) -> Mapping[str, Mapping[str, float | str]]:
-        """Graph -> node -> what its backend expects it to spend; a fusion's on each node that it stands for."""
+        """Graph -> node -> what its backend expects it to spend; a fusion's on each
+        node that it stands for.
+        """
         found: dict[str, dict[str, float | str]] = {PROGRAM: {}}
         nodes: dict[tuple[str, int], dict[str, None]] = {}
         for row, node in self.places:
@@ -231,43 +334,66 @@ class _MethodColumns:
                 key = row.name, node.meta.get("debug_handle", -1)
                 nodes.setdefault(key, {})[node.meta[EXPORTED]] = None
         for delegate, identifier, amounts, handles in self.figures:
-            shown = {(PROGRAM, exported) for handle in handles for exported in nodes.get((delegate, handle), ())}
+            shown = {
+                (PROGRAM, exported)
+                for handle in handles
+                for exported in nodes.get((delegate, handle), ())
+            }
             shown |= {self.node_of(identifier)} if self.node_of is not None else set()
             for graph, place in shown if name in amounts else ():
                 of_graph: Any = found.setdefault(graph, {})
                 of_graph[place] = of_graph.get(place, 0) + amounts[name]
         return found
 
-    def _texts(self, say: Callable[[_Place], str]) -> Mapping[str, Mapping[str, float | str]]:
+    def _texts(
+        self, say: Callable[[_Place], str]
+    ) -> Mapping[str, Mapping[str, float | str]]:
         """Of what several operators have become, each text once."""
-        return self._values(lambda place: say(place) or None, lambda texts: "; ".join(dict.fromkeys(texts)))
+        return self._values(
+            lambda place: say(place) or None,
+            lambda texts: "; ".join(dict.fromkeys(texts)),
+        )
 
     def _values(
         self, say: Callable[[_Place], Any], together: Callable[[list[Any]], float | str]
     ) -> Mapping[str, Mapping[str, float | str]]:
-        """Graph -> node -> what is said of the operators that it stands for, put ``together``."""
+        """Graph -> node -> what is said of the operators that it stands for, put
+        ``together``.
+        """
         said: dict[str, dict[str, list[Any]]] = {PROGRAM: {}}
         for place, value in ((place, say(place)) for place in self.places):
             for graph, node in self._shown(place.node) if value is not None else ():
                 said.setdefault(graph, {}).setdefault(node, []).append(value)
-        return {graph: {node: together(values) for node, values in of.items()} for graph, of in said.items()}
+        return {
+            graph: {node: together(values) for node, values in of.items()}
+            for graph, of in said.items()
+        }
 
     def _shown(self, node: Node) -> Iterable[tuple[str, str]]:
         """(Graph, node) of all that stand for an operator."""
         exported = node.meta.get(EXPORTED)
-        return [*([(PROGRAM, exported)] if exported else []), *self.files.get(node.meta.get("debug_handle", -1), ())]
+        return [
+            *([(PROGRAM, exported)] if exported else []),
+            *self.files.get(node.meta.get("debug_handle", -1), ()),
+        ]
 
     def _refusal(self, place: _Place) -> str:
         if place.row is not None:
             return ""
-        reasons = refused_by(place.node, self.origin.reasons.get(self.method, {}), self.origin.backends)
+        reasons = refused_by(
+            place.node, self.origin.reasons.get(self.method, {}), self.origin.backends
+        )
         return "; ".join(
-            f"{backend}: {self.notation.text(reason)}" for backend, reason in reasons if reason != NOT_TAGGED
+            f"{backend}: {self.notation.text(reason)}"
+            for backend, reason in reasons
+            if reason != NOT_TAGGED
         )
 
     def _error(self, place: _Place) -> float | None:
         """By the largest value; None if it was not compared."""
-        row = self.errors.get(("host" if place.row is None else place.row.name, place.node.name))
+        row = self.errors.get(
+            ("host" if place.row is None else place.row.name, place.node.name)
+        )
         return None if row is None else _size(row)
 
 
@@ -278,6 +404,10 @@ def _size(row: OperatorStatistics) -> float:
 def _described(row: DelegateRow | None) -> str:
     if row is None:
         return "host"
-    seconds = f", compiled in {format_seconds(row.seconds['compile'])}" if "compile" in row.seconds else ""
+    seconds = (
+        f", compiled in {format_seconds(row.seconds['compile'])}"
+        if "compile" in row.seconds
+        else ""
+    )
     facts = "".join(f", {k} {v}" for k, v in row.facts.items())
     return f"{row.name} of {row.backend}: {format_size(row.bytes)}{seconds}{facts}"

@@ -1,4 +1,6 @@
-"""``delegraph.compare``: one export of a model, lowered for each of several backends alone, and for all together."""
+"""``delegraph.compare``: one export of a model, lowered for each of several backends
+alone, and for all together.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +27,35 @@ from .profiling import load_of_machine
 from .turns import Caller, call_in_turns
 
 RUNS = 5
-"""Calls of which the time of a run is the median; those of all lowerings and of eager take turns."""
+"""Calls of which the time of a run is the median; those of all lowerings and of eager
+take turns.
+"""
 _FILE = "as .pte"
 _HEADS_OF_RUNS = ("first call", "a run", "from ... to", "memory", "largest error")
-_HEADS = ("backends", "delegated", "delegates", "size", _FILE, "lowering", *_HEADS_OF_RUNS, "")
+_HEADS = (
+    "backends",
+    "delegated",
+    "delegates",
+    "size",
+    _FILE,
+    "lowering",
+    *_HEADS_OF_RUNS,
+    "",
+)
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One lowering: for which backends, its report, and what was measured on this host.
 
-    ``lower_seconds`` is without the export. ``file_bytes``: of a ``.pte`` file of it; None where that format is not
-    installed or cannot hold it. ``first_seconds``: the first call of each method, which loads the delegates, and
-    ``peak_bytes``: by how much it raised this process's peak of resident memory; None where the system does not tell.
-    ``run_seconds``: the median of later calls, and ``spread`` the fastest and the slowest. These and
-    ``verifications``, by method, are None where a backend has no runtime here. ``error`` is what ended the lowering or
-    the run. ``missing``: head of a column of the table -> why this row has no figure there.
+    ``lower_seconds`` is without the export. ``file_bytes``: of a ``.pte`` file of it;
+    None where that format is not installed or cannot hold it. ``first_seconds``: the
+    first call of each method, which loads the delegates, and ``peak_bytes``: by how
+    much it raised this process's peak of resident memory; None where the system does
+    not tell. ``run_seconds``: the median of later calls, and ``spread`` the fastest and
+    the slowest. These and ``verifications``, by method, are None where a backend has no
+    runtime here. ``error`` is what ended the lowering or the run. ``missing``: head of
+    a column of the table -> why this row has no figure there.
     """
 
     backends: tuple[str, ...]
@@ -59,21 +74,32 @@ class Candidate:
     def relative_error(self) -> float | None:
         """The largest of all methods."""
         found = self.verifications
-        return None if found is None else max((v.relative_error for v in found.values()), default=0.0)
+        return (
+            None
+            if found is None
+            else max((v.relative_error for v in found.values()), default=0.0)
+        )
 
     @property
     def has_only_non_finite(self) -> bool:
-        """Whether some output has no finite element, so that no number of it was compared."""
+        """Whether some output has no finite element, so that no number of it was
+        compared.
+        """
         return any(v.has_only_non_finite for v in (self.verifications or {}).values())
 
     @property
     def bytes(self) -> int | None:
         """Of all its blobs."""
-        return None if self.report is None else sum(row.bytes for row in self.report.delegates)
+        return (
+            None
+            if self.report is None
+            else sum(row.bytes for row in self.report.delegates)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary of plain values."""
-        report, error = self.report, self.error
+        report = self.report
+        error = self.error
         return {
             "backends": list(self.backends),
             "delegated_share": report and report.delegated_share,
@@ -86,7 +112,10 @@ class Candidate:
             "spread": self.spread and list(self.spread),
             "peak_bytes": self.peak_bytes,
             "relative_error": self.relative_error,
-            "agrees": self.verifications and all(v.agrees() for v in self.verifications.values()),
+            "agrees": (
+                self.verifications
+                and all(v.agrees() for v in self.verifications.values())
+            ),
             "only_non_finite": self.has_only_non_finite,
             "error": error and {"code": error.code, "message": error.message},
             "missing": dict(self.missing),
@@ -95,9 +124,19 @@ class Candidate:
 
     def cells(self) -> list[str]:
         """As a row of a table."""
-        r, error = self.report, self.relative_error
-        taken = "-" if r is None else f"{r.delegated_share:.0%} of {r.delegated_operators + r.host_operators}"
-        times = [_seconds(s) for s in (self.lower_seconds, self.first_seconds, self.run_seconds)]
+        r = self.report
+        error = self.relative_error
+        taken = (
+            "-"
+            if r is None
+            else (
+                f"{r.delegated_share:.0%} of {r.delegated_operators + r.host_operators}"
+            )
+        )
+        times = [
+            _seconds(s)
+            for s in (self.lower_seconds, self.first_seconds, self.run_seconds)
+        ]
         return [
             " + ".join(self.backends) or "eager",
             taken,
@@ -106,17 +145,27 @@ class Candidate:
             *times,
             _span(self.spread),
             _size(self.peak_bytes),
-            "-" if error is None else f"{error:.2g}{' (not finite)' if self.has_only_non_finite else ''}",
-            "" if self.error is None else f"{self.error.code}: {self.error.message.partition(chr(10))[0]}",
+            (
+                "-"
+                if error is None
+                else f"{error:.2g}{' (not finite)' if self.has_only_non_finite else ''}"
+            ),
+            (
+                ""
+                if self.error is None
+                else f"{self.error.code}: {self.error.message.partition(chr(10))[0]}"
+            ),
         ]
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """All lowerings of one export. ``alone``: backend -> operator -> how many of it no other backend takes by itself.
+    """All lowerings of one export. ``alone``: backend -> operator -> how many of it no
+    other backend takes by itself.
 
-    ``eager_seconds`` and ``eager_spread``: a call of each method in eager PyTorch, by the same measure. ``load``: how
-    many processes wanted a processor on average in the last minute of it, for each processor; None if not known.
+    ``eager_seconds`` and ``eager_spread``: a call of each method in eager PyTorch, by
+    the same measure. ``load``: how many processes wanted a processor on average in the
+    last minute of it, for each processor; None if not known.
     """
 
     candidates: tuple[Candidate, ...]
@@ -127,45 +176,85 @@ class Comparison:
     load: float | None = None
 
     def __repr__(self) -> str:
-        return f"<Comparison: {', '.join(' + '.join(c.backends) or 'eager' for c in self.candidates)}>"
+        return (
+            "<Comparison:"
+            f" {', '.join(' + '.join(c.backends) or 'eager' for c in self.candidates)}>"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary of plain values."""
         rows = [candidate.to_json() for candidate in self.candidates]
-        only = {backend: dict(sorted(counts.items())) for backend, counts in self.alone.items()}
-        seconds = {"export_seconds": self.export_seconds, "eager_seconds": self.eager_seconds}
-        measured = {"eager_spread": self.eager_spread and list(self.eager_spread), "runs": RUNS, "load": self.load}
-        return {"schema": "delegraph.compare/1", **seconds, **measured, "candidates": rows, "only": only}
+        only = {
+            backend: dict(sorted(counts.items()))
+            for backend, counts in self.alone.items()
+        }
+        seconds = {
+            "export_seconds": self.export_seconds,
+            "eager_seconds": self.eager_seconds,
+        }
+        measured = {
+            "eager_spread": self.eager_spread and list(self.eager_spread),
+            "runs": RUNS,
+            "load": self.load,
+        }
+        return {
+            "schema": "delegraph.compare/1",
+            **seconds,
+            **measured,
+            "candidates": rows,
+            "only": only,
+        }
 
     def _rows(self) -> list[list[str]]:
-        eager = ["eager", *["-"] * 6, _seconds(self.eager_seconds), _span(self.eager_spread), "-", "-", ""]
+        eager = [
+            "eager",
+            *["-"] * 6,
+            _seconds(self.eager_seconds),
+            _span(self.eager_spread),
+            "-",
+            "-",
+            "",
+        ]
         return [*(c.cells() for c in self.candidates), eager]
 
     def _how(self) -> str:
         """How the times were taken, and how busy the machine was."""
-        busy = "" if self.load is None else f"; the machine's load is {self.load:.1f} a processor"
+        busy = (
+            ""
+            if self.load is None
+            else f"; the machine's load is {self.load:.1f} a processor"
+        )
         return f"a run is the median of {RUNS} calls, taken in turns{busy}"
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, width: int | None = None) -> str:
-        """A row for each lowering, as a table; one below the other if that is wider than ``width`` columns."""
+        """A row for each lowering, as a table; one below the other if that is wider
+        than ``width`` columns.
+        """
         shown = table([list(map(str.upper, _HEADS)), *self._rows()])
         if width is not None and max(map(len, shown.split("\n"))) > width:
             shown = "\n".join(map(_block, self._rows()))
-        only = (printable(f"only {b} takes: {_counts(n)}") for b, n in self.alone.items())
+        only = (
+            printable(f"only {b} takes: {_counts(n)}") for b, n in self.alone.items()
+        )
         return "\n".join([shown, self._how(), *map(printable, self._missing()), *only])
 
     def _missing(self) -> list[str]:
-        """Return a sentence for each reason for which a row has no figure in some columns."""
+        """Return a sentence for each reason for which a row has no figure in some
+        columns.
+        """
         sentences = []
         for candidate in self.candidates:
             columns: dict[str, list[str]] = {}
             for column, reason in candidate.missing.items():
                 columns.setdefault(reason, []).append(column)
             name = " + ".join(candidate.backends)
-            sentences += [f"{name} has no {', '.join(heads)!r}: {reason}" for reason, heads in columns.items()]
+            sentences += [
+                f"{name} has no {', '.join(heads)!r}: {reason}"
+                for reason, heads in columns.items()
+            ]
         return sentences
 
 
@@ -181,30 +270,47 @@ def compare(
     registry: Registry | None = None,
     compiler: Compiler | None = None,
 ) -> Comparison:
-    """Export a model once, lower it for each backend alone and for all in the given order, run and verify each.
+    """Export a model once, lower it for each backend alone and for all in the given
+    order, run and verify each.
 
-    Arguments are those of ``delegraph.lower``; ``backends`` are all that can be used unless given. What a backend
-    raises ends its own row only; a model that cannot be exported, an unknown backend or option raises. Programs
-    without example inputs are lowered, but not run.
+    Arguments are those of ``delegraph.lower``; ``backends`` are all that can be used
+    unless given. What a backend raises ends its own row only; a model that cannot be
+    exported, an unknown backend or option raises. Programs without example inputs are
+    lowered, but not run.
     """
     chosen = registry or default_registry()
     names = _names_of(backends, chosen)
     start = time.perf_counter()
-    exported = export(program, example_inputs, example_kwargs=example_kwargs, dynamic_shapes=dynamic_shapes)
+    exported = export(
+        program,
+        example_inputs,
+        example_kwargs=example_kwargs,
+        dynamic_shapes=dynamic_shapes,
+    )
     export_seconds = time.perf_counter() - start
     inputs: Any = example_inputs
     named: Any = example_kwargs
     if not isinstance(program, Mapping):
-        inputs, named = {"forward": inputs}, {"forward": named}
-    inputs, named = inputs or {}, named or {}
-    calls = {m: example_call(inputs.get(m), named.get(m), made) for m, made in exported.items()}
+        inputs = {"forward": inputs}
+        named = {"forward": named}
+    inputs = inputs or {}
+    named = named or {}
+    calls = {
+        m: example_call(inputs.get(m), named.get(m), made)
+        for m, made in exported.items()
+    }
     groups: list[tuple[str, ...]] = [(name,) for name in names]
     groups += [names] if len(names) > 1 else []
 
     def one(group: tuple[str, ...]) -> LoweredProgram:
         theirs = {b: o for b, o in (options or {}).items() if b in group}
         return lower(
-            exported, backends=group, options=theirs, transforms=transforms, registry=chosen, compiler=compiler
+            exported,
+            backends=group,
+            options=theirs,
+            transforms=transforms,
+            registry=chosen,
+            compiler=compiler,
         )
 
     tried = [_try(group, one) for group in groups]
@@ -212,23 +318,38 @@ def compare(
     eager = None
     runnable = {m: c for m, c in calls.items() if c is not None}
     if len(runnable) == len(calls):
-        writes = {m: any(writes_inputs(t.lowered, m) for t in tried if t.lowered is not None) for m in exported}
-        callers = {t.group: caller_of(t.lowered.instance(), runnable, writes) for t in tried if t.lowered is not None}
+        writes = {
+            m: any(writes_inputs(t.lowered, m) for t in tried if t.lowered is not None)
+            for m in exported
+        }
+        callers = {
+            t.group: caller_of(t.lowered.instance(), runnable, writes)
+            for t in tried
+            if t.lowered is not None
+        }
         eager = caller_of_eager(exported, runnable, writes)
         call_in_turns([eager, *callers.values()], RUNS)
     load = load_of_machine()
     made = [_candidate(t, callers.get(t.group), runnable, chosen) for t in tried]
-    taken = {t.group[0]: _delegated(t.lowered) for t in tried if len(t.group) == 1 and t.lowered is not None}
+    taken = {
+        t.group[0]: _delegated(t.lowered)
+        for t in tried
+        if len(t.group) == 1 and t.lowered is not None
+    }
     times = (None, None) if eager is None else (eager.median, _spread(eager))
     return Comparison(tuple(made), _alone(taken), export_seconds, *times, load)
 
 
 def _names_of(backends: Sequence[str] | None, registry: Registry) -> tuple[str, ...]:
-    """The backends to compare, each once. Loads their plugins, so that none is measured with its imports."""
+    """The backends to compare, each once. Loads their plugins, so that none is measured
+    with its imports.
+    """
     if backends is None:
         backends = [b.name for b in registry.usable_backends()]
     if isinstance(backends, str) or not backends:
-        raise OptionError("option-invalid", f"backends is a list of names, not {backends!r}")
+        raise OptionError(
+            "option-invalid", f"backends is a list of names, not {backends!r}"
+        )
     for backend in backends:
         registry.get_partitioner(backend)
     return tuple(dict.fromkeys(backends))
@@ -241,11 +362,15 @@ Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 def example_call(inputs: Any, named: Any, program: ExportedProgram) -> Call | None:
-    """The call to make of a method: with what was given for it, else with what it was exported with."""
+    """The call to make of a method: with what was given for it, else with what it was
+    exported with.
+    """
     if inputs is None and not named:
         stored: Call | None = program.example_inputs
         return stored
-    return ((inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())), named or {}
+    return (
+        (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs or ())
+    ), named or {}
 
 
 class _Tried(NamedTuple):
@@ -257,7 +382,9 @@ class _Tried(NamedTuple):
     error: DelegraphError | None = None
 
 
-def _try(group: tuple[str, ...], one: Callable[[tuple[str, ...]], LoweredProgram]) -> _Tried:
+def _try(
+    group: tuple[str, ...], one: Callable[[tuple[str, ...]], LoweredProgram]
+) -> _Tried:
     start = time.perf_counter()
     try:
         return _Tried(group, one(group), time.perf_counter() - start)
@@ -268,20 +395,31 @@ def _try(group: tuple[str, ...], one: Callable[[tuple[str, ...]], LoweredProgram
 
 
 def writes_inputs(lowered: LoweredProgram, method: str) -> bool:
-    """Whether the method writes its inputs; the program as it was exported may not say so."""
+    """Whether the method writes its inputs; the program as it was exported may not say
+    so.
+    """
     return bool(lowered.exported_program(method).graph_signature.user_inputs_to_mutate)
 
 
-def caller_of(lowered: LoweredProgram, calls: Mapping[str, Call], writes: Mapping[str, bool]) -> Caller:
+def caller_of(
+    lowered: LoweredProgram, calls: Mapping[str, Call], writes: Mapping[str, bool]
+) -> Caller:
     methods = {method: lowered.method(method) for method in calls}
     return Caller(partial(call_methods, methods, calls, writes))
 
 
 def caller_of_eager(
-    programs: Mapping[str, ExportedProgram], calls: Mapping[str, Call], writes: Mapping[str, bool]
+    programs: Mapping[str, ExportedProgram],
+    calls: Mapping[str, Call],
+    writes: Mapping[str, bool],
 ) -> Caller:
-    """A call of each method in eager PyTorch, during which nobody traces: the model itself is called."""
-    methods = {method: program.module(check_guards=False) for method, program in programs.items()}
+    """A call of each method in eager PyTorch, during which nobody traces: the model
+    itself is called.
+    """
+    methods = {
+        method: program.module(check_guards=False)
+        for method, program in programs.items()
+    }
 
     def call() -> float:
         with TRACING:
@@ -291,7 +429,9 @@ def caller_of_eager(
 
 
 def call_methods(
-    methods: Mapping[str, Callable[..., Any]], calls: Mapping[str, Call], writes: Mapping[str, bool]
+    methods: Mapping[str, Callable[..., Any]],
+    calls: Mapping[str, Call],
+    writes: Mapping[str, bool],
 ) -> float:
     """The seconds of a call of each method; what one writes are inputs of its own."""
     seconds = 0.0
@@ -304,8 +444,12 @@ def call_methods(
     return seconds
 
 
-def _candidate(tried: _Tried, caller: Caller | None, calls: Mapping[str, Call], registry: Registry) -> Candidate:
-    """What was found of one lowering; an error ends the measuring, not what was measured before it."""
+def _candidate(
+    tried: _Tried, caller: Caller | None, calls: Mapping[str, Call], registry: Registry
+) -> Candidate:
+    """What was found of one lowering; an error ends the measuring, not what was
+    measured before it.
+    """
     lowered = tried.lowered
     if lowered is None:
         return Candidate(tried.group, error=tried.error)
@@ -321,10 +465,14 @@ def _candidate(tried: _Tried, caller: Caller | None, calls: Mapping[str, Call], 
         return Candidate(tried.group, **measured)
     if caller.peak_bytes is None and caller.error is None:
         missing["memory"] = "this system does not report the peak of memory"
-    found, error = None, caller.error
+    found = None
+    error = caller.error
     try:
         if error is None:
-            found = {m: lowered.verify(*args, method=m, **kwargs) for m, (args, kwargs) in calls.items()}
+            found = {
+                m: lowered.verify(*args, method=m, **kwargs)
+                for m, (args, kwargs) in calls.items()
+            }
     except DelegraphError as e:
         error = e
     times: dict[str, Any] = {
@@ -333,14 +481,30 @@ def _candidate(tried: _Tried, caller: Caller | None, calls: Mapping[str, Call], 
         "run_seconds": caller.median,
     }
     spread = None if caller.median is None else _spread(caller)
-    return Candidate(tried.group, **measured, **times, spread=spread, verifications=found, error=error)
+    return Candidate(
+        tried.group,
+        **measured,
+        **times,
+        spread=spread,
+        verifications=found,
+        error=error,
+    )
 
 
-def _file_bytes(lowered: LoweredProgram, registry: Registry, missing: dict[str, str]) -> int | None:
-    """Return the size of the program as a ``.pte`` file; if it has none, None, and the reason in ``missing``."""
+def _file_bytes(
+    lowered: LoweredProgram, registry: Registry, missing: dict[str, str]
+) -> int | None:
+    """Return the size of the program as a ``.pte`` file; if it has none, None, and the
+    reason in ``missing``.
+    """
     try:
         with TRACING:  # a format may trace
-            return sum(map(len, FileFormat("program.pte", registry).contents(lowered, {}).values()))
+            return sum(
+                map(
+                    len,
+                    FileFormat("program.pte", registry).contents(lowered, {}).values(),
+                )
+            )
     except DelegraphError as e:
         missing[_FILE] = e.message.partition("\n")[0]
         return None
@@ -352,7 +516,13 @@ def _spread(caller: Caller) -> tuple[float, float] | None:
 
 def _seconds(value: float | None) -> str:
     """Three digits of it: small programs take microseconds."""
-    return "-" if value is None else format_seconds(value) if value >= 1 else f"{1000 * value:.3g} ms"
+    return (
+        "-"
+        if value is None
+        else format_seconds(value)
+        if value >= 1
+        else f"{1000 * value:.3g} ms"
+    )
 
 
 def _size(value: int | None) -> str:
@@ -371,7 +541,9 @@ def _delegated(lowered: LoweredProgram) -> Handles:
             around = node.meta.get("decomposed_from") or (operator_name(node),)
             found[info.method, node.meta.get("debug_handle", 0)] = around[0]
     for method in lowered.methods:
-        for left in left_operators(all_nodes(lowered.exported_program(method).graph_module)):
+        for left in left_operators(
+            all_nodes(lowered.exported_program(method).graph_module)
+        ):
             found.pop((method, left.node.meta.get("debug_handle", 0)), None)
     return found
 
@@ -379,14 +551,25 @@ def _delegated(lowered: LoweredProgram) -> Handles:
 def _alone(taken: Mapping[str, Handles]) -> dict[str, dict[str, int]]:
     """Backend -> operator -> how many of it are taken by this one only."""
     times = Counter(handle for handles in taken.values() for handle in handles)
-    found = {b: Counter(op for h, op in handles.items() if times[h] == 1) for b, handles in taken.items()}
-    return {b: dict(counts) for b, counts in found.items() if counts} if len(taken) > 1 else {}
+    found = {
+        b: Counter(op for h, op in handles.items() if times[h] == 1)
+        for b, handles in taken.items()
+    }
+    return (
+        {b: dict(counts) for b, counts in found.items() if counts}
+        if len(taken) > 1
+        else {}
+    )
 
 
 def _block(row: Sequence[str]) -> str:
-    """A row of the table as lines, under what it is of; those of which nothing is known are left out."""
+    """A row of the table as lines, under what it is of; those of which nothing is known
+    are left out.
+    """
     first, *facts = zip(_HEADS, row, strict=True)
-    known = [[f"  {head or 'error'}", cell] for head, cell in facts if cell not in ("-", "")]
+    known = [
+        [f"  {head or 'error'}", cell] for head, cell in facts if cell not in ("-", "")
+    ]
     return "\n".join([printable(first[1]), *filter(None, [table(known)])])
 
 

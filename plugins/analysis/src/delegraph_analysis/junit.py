@@ -8,13 +8,19 @@ from .junit_xml import Case, junit_xml
 
 
 class JUnitReport(ReportFormat):
-    """``.junit.xml``: a test suite for the MODEL: whether it was lowered, and each gate."""
+    """``.junit.xml``: a test suite for the MODEL: whether it was lowered, and each
+    gate.
+    """
 
     tells_failures = True
 
     @staticmethod
     def render(result: LoweringResult) -> bytes:
-        ended = result.error if result.error is not None and result.error not in result.gates.values() else None
+        ended = (
+            result.error
+            if result.error is not None and result.error not in result.gates.values()
+            else None
+        )
         cases = []
         for gate, error in {"lower": ended, **result.gates}.items():
             seconds = result.seconds if gate == "lower" else 0.0

@@ -10,7 +10,9 @@ from delegraph.io.escape import printable
 
 
 class Case(NamedTuple):
-    """A test of a suite. ``failure``: the text of what failed, of the kind ``kind``; None if nothing did."""
+    """A test of a suite. ``failure``: the text of what failed, of the kind ``kind``;
+    None if nothing did.
+    """
 
     suite: str
     name: str
@@ -26,14 +28,30 @@ def junit_xml(title: str, cases: Sequence[Case]) -> bytes:
         own = [case for case in cases if case.suite == name]
         failed = sum(case.failure is not None for case in own)
         shown = printable(name)
-        suite = xml.SubElement(root, "testsuite", name=shown, time=f"{sum(case.seconds for case in own):.3f}")
-        suite.attrib |= {"tests": str(len(own)), "failures": str(failed), "errors": "0", "skipped": "0"}
+        suite = xml.SubElement(
+            root,
+            "testsuite",
+            name=shown,
+            time=f"{sum(case.seconds for case in own):.3f}",
+        )
+        suite.attrib |= {
+            "tests": str(len(own)),
+            "failures": str(failed),
+            "errors": "0",
+            "skipped": "0",
+        }
         for case in own:
-            test = {"classname": shown, "name": printable(case.name), "time": f"{case.seconds:.3f}"}
+            test = {
+                "classname": shown,
+                "name": printable(case.name),
+                "time": f"{case.seconds:.3f}",
+            }
             element = xml.SubElement(suite, "testcase", test)
             if case.failure is not None:
                 text = printable(case.failure, kept="\n")
-                xml.SubElement(element, "failure", type=case.kind, message=text.partition("\n")[0]).text = text
+                xml.SubElement(
+                    element, "failure", type=case.kind, message=text.partition("\n")[0]
+                ).text = text
     xml.indent(root)
     written: bytes = xml.tostring(root, encoding="utf-8", xml_declaration=True)
     return written

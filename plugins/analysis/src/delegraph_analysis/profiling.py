@@ -1,7 +1,8 @@
-"""Where the time of a call goes: by line of the user's program, by module and by delegate, host operators included.
+"""Where the time of a call goes: by line of the user's program, by module and by
+delegate, host operators included.
 
-Nothing is spread: what several lines were fused into is counted under all of them together, and what belongs to no
-line is shown as such.
+Nothing is spread: what several lines were fused into is counted under all of them
+together, and what belongs to no line is shown as such.
 """
 
 from __future__ import annotations
@@ -31,18 +32,21 @@ _LISTED = 20
 _NAME = 1000
 """Characters of a name in it."""
 OVERLAPS = 1.05
-"""How many times a call its parts may take before that is said to be because they ran at the same time."""
+"""How many times a call its parts may take before that is said to be because they ran
+at the same time.
+"""
 
 
 @dataclass(frozen=True)
 class Part:
     """A part of a call: what it is, where it runs, and its seconds.
 
-    ``what``: its operators, or what it is instead, such as the rest of a delegate. ``where``: ``host``,
-    ``host, in PATH`` for the branch or loop body at that path, or the name of a delegate. ``lines`` (text, of a program
-    in a file), ``modules`` and ``nodes`` (names in the graph of ``where``) are those that it was made from; none of
-    them if that is not known. ``identifier``: the debug identifier by which a delegate's runtime told it, or the tuple
-    of those that it fused; None for others.
+    ``what``: its operators, or what it is instead, such as the rest of a delegate.
+    ``where``: ``host``, ``host, in PATH`` for the branch or loop body at that path, or
+    the name of a delegate. ``lines`` (text, of a program in a file), ``modules`` and
+    ``nodes`` (names in the graph of ``where``) are those that it was made from; none of
+    them if that is not known. ``identifier``: the debug identifier by which a
+    delegate's runtime told it, or the tuple of those that it fused; None for others.
     """
 
     what: str
@@ -54,9 +58,23 @@ class Part:
     identifier: Any = None
 
     @staticmethod
-    def of(what: str, where: str, seconds: float, nodes: Sequence[Node], identifier: Any = None) -> Part:
+    def of(
+        what: str,
+        where: str,
+        seconds: float,
+        nodes: Sequence[Node],
+        identifier: Any = None,
+    ) -> Part:
         """The part that was made from ``nodes``."""
-        return Part(what, where, seconds, _lines(nodes), _modules(nodes), tuple(n.name for n in nodes), identifier)
+        return Part(
+            what,
+            where,
+            seconds,
+            _lines(nodes),
+            _modules(nodes),
+            tuple(n.name for n in nodes),
+            identifier,
+        )
 
     @property
     def place(self) -> str:
@@ -66,12 +84,14 @@ class Part:
 
 @dataclass(frozen=True)
 class ProgramProfile:
-    """The call of median length among ``repeats``, after one that is not counted (``first_seconds``), in its parts.
+    """The call of median length among ``repeats``, after one that is not counted
+    (``first_seconds``), in its parts.
 
-    ``seconds`` is the whole call as its caller sees it, ``fastest`` and ``slowest`` the ends of all. ``plain_seconds``
-    is the median of calls that are not watched, which are made in turns with the others, and ``watching`` the median of
-    what a watched call took over the one that followed it: what watching adds. ``load`` is how many processes wanted a
-    processor on average in the last minute, for each processor.
+    ``seconds`` is the whole call as its caller sees it, ``fastest`` and ``slowest`` the
+    ends of all. ``plain_seconds`` is the median of calls that are not watched, which
+    are made in turns with the others, and ``watching`` the median of what a watched
+    call took over the one that followed it: what watching adds. ``load`` is how many
+    processes wanted a processor on average in the last minute, for each processor.
     """
 
     method: str
@@ -88,7 +108,9 @@ class ProgramProfile:
 
     @property
     def total(self) -> float:
-        """The seconds of all parts: those of the call, and more if a runtime's operators ran at the same time."""
+        """The seconds of all parts: those of the call, and more if a runtime's
+        operators ran at the same time.
+        """
         return sum(part.seconds for part in self.parts)
 
     @property
@@ -98,14 +120,18 @@ class ProgramProfile:
 
     def by_line(self) -> list[tuple[str, float]]:
         """Seconds by line, the slowest first; several lines in one row were fused."""
-        return self._summed(lambda part: " and ".join(str(line) for line in part.lines) or "on no line")
+        return self._summed(
+            lambda part: " and ".join(str(line) for line in part.lines) or "on no line"
+        )
 
     def by_module(self) -> list[tuple[str, float]]:
         """Seconds by module (``layers.0.norm``), the slowest first."""
         return self._summed(lambda part: " and ".join(part.modules) or "in no module")
 
     def by_operator(self) -> list[tuple[str, float]]:
-        """Seconds by operator, all calls of one together; several in one row were fused."""
+        """Seconds by operator, all calls of one together; several in one row were
+        fused.
+        """
         return self._summed(lambda part: part.what)
 
     def by_place(self) -> list[tuple[str, float]]:
@@ -134,42 +160,80 @@ class ProgramProfile:
             "attributed": self.attributed,
         }
         tables = {
-            **{"lines": self.by_line(), "modules": self.by_module(), "operators": self.by_operator()},
+            **{
+                "lines": self.by_line(),
+                "modules": self.by_module(),
+                "operators": self.by_operator(),
+            },
             "places": self.by_place(),
         }
-        rows = {name: [{"name": n, "seconds": s} for n, s in table] for name, table in tables.items()}
+        rows = {
+            name: [{"name": n, "seconds": s} for n, s in table]
+            for name, table in tables.items()
+        }
         parts = [
             {
                 **{
                     "what": p.what,
                     "where": p.where,
                     "seconds": p.seconds,
-                    "lines": [line if isinstance(line, str) else line.place for line in p.lines],
+                    "lines": [
+                        line if isinstance(line, str) else line.place
+                        for line in p.lines
+                    ],
                 },
                 **{"modules": list(p.modules), "nodes": list(p.nodes)},
             }
             for p in self.parts
         ]
-        return {**figures, **rows, "parts": parts, "expected": {k: dict(v) for k, v in self.expected.items()}}
+        return {
+            **figures,
+            **rows,
+            "parts": parts,
+            "expected": {k: dict(v) for k, v in self.expected.items()},
+        }
 
     def tables(self) -> list[tuple[str, list[tuple[str, float]]]]:
-        """What each table is by, and its rows: without lines and modules where a file says of none."""
-        lined = [("line", self.by_line())] if any(part.lines for part in self.parts) else []
-        lined += [("module", self.by_module())] if any(part.modules for part in self.parts) else []
+        """What each table is by, and its rows: without lines and modules where a file
+        says of none.
+        """
+        lined = (
+            [("line", self.by_line())] if any(part.lines for part in self.parts) else []
+        )
+        lined += (
+            [("module", self.by_module())]
+            if any(part.modules for part in self.parts)
+            else []
+        )
         return [*lined, ("operator", self.by_operator()), ("place", self.by_place())]
 
     def facts(self) -> list[str]:
         """What is known of the whole call, a sentence each."""
-        busy = "" if self.load is None else f"; the machine's load is {self.load:.1f} a processor"
+        busy = (
+            ""
+            if self.load is None
+            else f"; the machine's load is {self.load:.1f} a processor"
+        )
         lines = [
-            f"method {self.method}: {_ms(self.seconds)}, {self.attributed:.0%} of it on lines of the program",
-            f"{_ms(self.fastest)} to {_ms(self.slowest)} in {self.repeats} calls; {_ms(self.plain_seconds)} where "
-            f"nobody watches, {_ms(self.first_seconds)} the first{busy}",
+            (
+                f"method {self.method}: {_ms(self.seconds)}, {self.attributed:.0%} of"
+                " it on lines of the program"
+            ),
+            (
+                f"{_ms(self.fastest)} to {_ms(self.slowest)} in {self.repeats} calls;"
+                f" {_ms(self.plain_seconds)} where nobody watches,"
+                f" {_ms(self.first_seconds)} the first{busy}"
+            ),
         ]
         if self.total > OVERLAPS * self.seconds:
-            lines.append(f"a runtime ran operators at the same time: their times add up to {_ms(self.total)}")
+            lines.append(
+                "a runtime ran operators at the same time: their times add up to"
+                f" {_ms(self.total)}"
+            )
         for delegate, amounts in self.expected.items():
-            told = ", ".join(f"{amount:,.0f} {name}" for name, amount in amounts.items())
+            told = ", ".join(
+                f"{amount:,.0f} {name}" for name, amount in amounts.items()
+            )
             lines.append(f"{delegate}: estimated by its compiler, not measured: {told}")
         return lines
 
@@ -177,9 +241,15 @@ class ProgramProfile:
         lines = self.facts()
         for title, table in self.tables():
             lines.append(f"by {title}:")
-            lines += [f"  {_ms(s):>10}  {s / self.total:4.0%}  {_short(name)}" for name, s in table[:_LISTED]]
-            lines += [f"  and {len(table) - _LISTED} more"] if len(table) > _LISTED else []
-        return "\n".join(map(printable, lines))  # a line end in a name begins no line here
+            lines += [
+                f"  {_ms(s):>10}  {s / self.total:4.0%}  {_short(name)}"
+                for name, s in table[:_LISTED]
+            ]
+            lines += (
+                [f"  and {len(table) - _LISTED} more"] if len(table) > _LISTED else []
+            )
+        # a line end in a name begins no line here
+        return "\n".join(map(printable, lines))
 
 
 def _short(name: str) -> str:
@@ -192,17 +262,26 @@ def _ms(seconds: float) -> str:
 
 
 class _Clock:
-    """A ``Timer``: the time between two values is that of the later one; what the clock itself takes is left out."""
+    """A ``Timer``: the time between two values is that of the later one; what the clock
+    itself takes is left out.
+    """
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
-        self.own, self._since, self._inside = 0.0, 0.0, 0.0
+        self.own = 0.0
+        self._since = 0.0
+        self._inside = 0.0
         self._path: list[str] = []
-        self._unread: dict[str, Callable[[], None]] = {}  # delegate -> what adds the parts of its last call
+        # delegate -> what adds the parts of its last call
+        self._unread: dict[str, Callable[[], None]] = {}
 
     def begin(self, values: Mapping[Node, Any]) -> None:
-        self._path, self._unread = [], {}
-        self.parts, self.own, self._inside, self._since = [], 0.0, 0.0, time.perf_counter()
+        self._path = []
+        self._unread = {}
+        self.parts = []
+        self.own = 0.0
+        self._inside = 0.0
+        self._since = time.perf_counter()
 
     def see(self, node: Node, value: Any) -> None:
         now = time.perf_counter()
@@ -212,7 +291,8 @@ class _Clock:
             self.parts.append(Part("calling a delegate", where, seconds))
         else:
             self.parts.append(Part.of(operator_name(node), where, seconds, [node]))
-        self._inside, self._since = 0.0, time.perf_counter()
+        self._inside = 0.0
+        self._since = time.perf_counter()
         self.own += self._since - now
 
     def enter(self, owner: Node, module: Any, inputs: Sequence[Any]) -> None:
@@ -231,10 +311,13 @@ class _Clock:
         self._unread = {}
         return self.parts
 
-    def spent(self, delegate: DelegateInfo, seconds: float, read: Callable[[], Spent]) -> None:
+    def spent(
+        self, delegate: DelegateInfo, seconds: float, read: Callable[[], Spent]
+    ) -> None:
         start = time.perf_counter()
-        # Read when the call has ended, unless the delegate is called again in it, as in a loop: reading takes the rest
-        # of the call out of the processor's caches, which would then take three times as long as nobody's call does.
+        # Read when the call has ended, unless the delegate is called again in it, as in
+        # a loop: reading takes the rest of the call out of the processor's caches,
+        # which would then take three times as long as nobody's call does.
         if (before := self._unread.pop(delegate.name, None)) is not None:
             before()
         self._unread[delegate.name] = partial(self._add, delegate, seconds, read)
@@ -242,27 +325,50 @@ class _Clock:
         self.own += taken
         self._inside += seconds + taken
 
-    def _add(self, delegate: DelegateInfo, seconds: float, read: Callable[[], Spent]) -> None:
+    def _add(
+        self, delegate: DelegateInfo, seconds: float, read: Callable[[], Spent]
+    ) -> None:
         """Add the parts of a call of a delegate."""
-        told, name, by_operators = 0.0, delegate.name, False
+        told = 0.0
+        name = delegate.name
+        by_operators = False
         nodes: dict[int, list[Node]] = {}
-        for node in delegate.nodes:  # those that one operator was decomposed to have its handle together
+        # those that one operator was decomposed to have its handle together
+        for node in delegate.nodes:
             nodes.setdefault(node.meta.get("debug_handle", -1), []).append(node)
         handles = delegate.debug_handle_map
         for identifier, amounts in read().items():
             if "seconds" in amounts:
-                of_all = (handle for one in fused(identifier) for handle in handles.get(one, ()))
-                of = [node for handle in dict.fromkeys(of_all) for node in nodes.get(handle, ())]
+                of_all = (
+                    handle
+                    for one in fused(identifier)
+                    for handle in handles.get(one, ())
+                )
+                of = [
+                    node
+                    for handle in dict.fromkeys(of_all)
+                    for node in nodes.get(handle, ())
+                ]
                 if isinstance(identifier, Border):
                     of = _at_border(delegate, identifier)
                 else:
                     by_operators = True
                 told += amounts["seconds"]
-                what = " and ".join(dict.fromkeys(map(operator_name, of))) or _unnamed(identifier)
-                self.parts.append(Part.of(what, name, amounts["seconds"], of, identifier))
+                what = " and ".join(dict.fromkeys(map(operator_name, of))) or _unnamed(
+                    identifier
+                )
+                self.parts.append(
+                    Part.of(what, name, amounts["seconds"], of, identifier)
+                )
         # a delegate of one line needs no runtime that tells its operators
-        lone = delegate.nodes if not by_operators and len(_lines(delegate.nodes)) == 1 else ()
-        self.parts.append(Part.of("the rest of the delegate", name, max(seconds - told, 0.0), lone))
+        lone = (
+            delegate.nodes
+            if not by_operators and len(_lines(delegate.nodes)) == 1
+            else ()
+        )
+        self.parts.append(
+            Part.of("the rest of the delegate", name, max(seconds - told, 0.0), lone)
+        )
 
 
 class _FileClock:
@@ -273,8 +379,11 @@ class _FileClock:
 
     def begin(self) -> None:
         """A call begins."""
-        self.own, self._inside, self._parts = 0.0, 0.0, list[Part]()
-        self._told: list[tuple[str, float, Spent]] = []  # of delegates whose step was not seen yet
+        self.own = 0.0
+        self._inside = 0.0
+        self._parts = list[Part]()
+        # of delegates whose step was not seen yet
+        self._told: list[tuple[str, float, Spent]] = []
         self._since = time.perf_counter()
 
     def spent(self, backend_id: str, seconds: float, read: Callable[[], Spent]) -> None:
@@ -293,24 +402,48 @@ class _FileClock:
         else:
             self._parts.append(Part("calling a delegate", "host", seconds))
             self._place(step.name, step.inside)
-        self._inside, self._since = 0.0, time.perf_counter()
+        self._inside = 0.0
+        self._since = time.perf_counter()
         self.own += self._since - now
 
     def _place(self, name: str, inside: Mapping[str, Origin]) -> None:
-        """Make parts of what delegates told; ``name``: what they are called, "" if that is not known."""
-        every = tuple(dict.fromkeys(line for origin in inside.values() for line in origin.lines))
+        """Make parts of what delegates told; ``name``: what they are called, "" if that
+        is not known.
+        """
+        every = tuple(
+            dict.fromkeys(line for origin in inside.values() for line in origin.lines)
+        )
         for backend_id, seconds, spent in self._told:
-            where, told = name or backend_id, 0.0
+            where = name or backend_id
+            told = 0.0
             for identifier, amounts in spent.items():
                 if "seconds" in amounts:
-                    origins = [inside.get(str(one), Origin()) for one in fused(identifier)]
+                    origins = [
+                        inside.get(str(one), Origin()) for one in fused(identifier)
+                    ]
                     told += amounts["seconds"]
-                    operators = dict.fromkeys(name for origin in origins for name in origin.operators)
-                    lines = tuple(dict.fromkeys(line for origin in origins for line in origin.lines))
+                    operators = dict.fromkeys(
+                        name for origin in origins for name in origin.operators
+                    )
+                    lines = tuple(
+                        dict.fromkeys(
+                            line for origin in origins for line in origin.lines
+                        )
+                    )
                     what = " and ".join(operators) or _unnamed(identifier)
-                    self._parts.append(Part(what, where, amounts["seconds"], lines, identifier=identifier))
+                    self._parts.append(
+                        Part(
+                            what,
+                            where,
+                            amounts["seconds"],
+                            lines,
+                            identifier=identifier,
+                        )
+                    )
             lone = every if not told and len(every) == 1 else ()
-            self._parts.append(Part("the rest of the delegate", where, max(seconds - told, 0.0), lone))
+            self._parts.append(
+                Part("the rest of the delegate", where, max(seconds - told, 0.0), lone)
+            )
         self._told = []
 
     def finish(self) -> list[Part]:
@@ -329,37 +462,54 @@ def _at_border(delegate: DelegateInfo, border: Border) -> list[Node]:
         return [node for node in delegate.nodes if node.name == name]
     graph = delegate.module.original_module.graph
     readers = [
-        user.name for node in graph.nodes if node.op == "placeholder" and node.name == name for user in node.users
+        user.name
+        for node in graph.nodes
+        if node.op == "placeholder" and node.name == name
+        for user in node.users
     ]
     return [node for node in delegate.nodes if readers == [node.name]]
 
 
 def _unnamed(identifier: Any) -> str:
-    """What an operator of a delegate is called whose node is not known; without an ``identifier`` it is no operator."""
+    """What an operator of a delegate is called whose node is not known; without an
+    ``identifier`` it is no operator.
+    """
     if isinstance(identifier, Border):
         return f"handing over {identifier}"
     return "on no operator" if identifier is None else f"operator {identifier}"
 
 
 def _lines(nodes: Iterable[Node]) -> tuple[Source, ...]:
-    return tuple(dict.fromkeys(source for node in nodes if (source := line_of(node)) is not None))
+    return tuple(
+        dict.fromkeys(source for node in nodes if (source := line_of(node)) is not None)
+    )
 
 
 def _modules(nodes: Iterable[Node]) -> tuple[str, ...]:
     """The innermost module of each node, by its path in the model."""
     stacks = (list(node.meta.get("nn_module_stack", {}).values()) for node in nodes)
-    paths = (stack[-1][0].removeprefix("L['self'].") or "the model itself" for stack in stacks if stack)
+    paths = (
+        stack[-1][0].removeprefix("L['self'].") or "the model itself"
+        for stack in stacks
+        if stack
+    )
     return tuple(dict.fromkeys(paths))
 
 
 def profile_program(
-    lowered: LoweredProgram, *args: Any, repeats: int = 10, method: str | None = None, **kwargs: Any
+    lowered: LoweredProgram,
+    *args: Any,
+    repeats: int = 10,
+    method: str | None = None,
+    **kwargs: Any,
 ) -> ProgramProfile:
-    """Call a method of ``lowered`` ``repeats`` times on these inputs, and say where the time of the median call goes.
+    """Call a method of ``lowered`` ``repeats`` times on these inputs, and say where the
+    time of the median call goes.
 
-    Calls that are watched and calls that are not are made in turns, of instances of the program that begin with its
-    initial state; neither ``lowered`` nor the inputs are written. Raises InputError if ``repeats`` is not positive, and
-    if the model fails on these inputs.
+    Calls that are watched and calls that are not are made in turns, of instances of the
+    program that begin with its initial state; neither ``lowered`` nor the inputs are
+    written. Raises InputError if ``repeats`` is not positive, and if the model fails on
+    these inputs.
     """
     _expect_positive(repeats)
     clock = _Clock()
@@ -371,28 +521,47 @@ def profile_program(
     def timed(run: Callable[..., Any]) -> float:
         """The seconds of a call. What it writes are inputs of its own."""
         with call_of_model(name):
-            return _timed(run, *copy.deepcopy((args, kwargs))) if writes else _timed(run, args, kwargs)
+            return (
+                _timed(run, *copy.deepcopy((args, kwargs)))
+                if writes
+                else _timed(run, args, kwargs)
+            )
 
-    expected = {d.name: _expected(d) for d in lowered.delegates if d.method == name and d.figures}
-    return _profile_calls(name, repeats, clock, partial(timed, watched), partial(timed, plain), expected)
+    expected = {
+        d.name: _expected(d)
+        for d in lowered.delegates
+        if d.method == name and d.figures
+    }
+    return _profile_calls(
+        name, repeats, clock, partial(timed, watched), partial(timed, plain), expected
+    )
 
 
 def profile_file(
-    file: FileFormat, *args: Any, repeats: int = 10, method: str | None = None, **kwargs: Any
+    file: FileFormat,
+    *args: Any,
+    repeats: int = 10,
+    method: str | None = None,
+    **kwargs: Any,
 ) -> ProgramProfile:
-    """Call a method of the program in a file, as ``profile_program`` does one that was lowered here.
+    """Call a method of the program in a file, as ``profile_program`` does one that was
+    lowered here.
 
-    Files of a format that has ``profile`` tell the time of each instruction, and the lines that they were made from
-    where the file says them; of other files only delegates are timed. Raises InputError if ``repeats`` is not positive,
-    and what loading and calling the file raises.
+    Files of a format that has ``profile`` tell the time of each instruction, and the
+    lines that they were made from where the file says them; of other files only
+    delegates are timed. Raises InputError if ``repeats`` is not positive, and what
+    loading and calling the file raises.
     """
     _expect_positive(repeats)
     clock = _FileClock()
-    plain, watched = file.load(), file.load(timer=clock)
+    plain = file.load()
+    watched = file.load(timer=clock)
     name = method or plain.only_method
 
     def timed(run: Callable[..., Any]) -> float:
-        """The seconds of a call. A file may write its inputs and does not say so, so that each call has its own."""
+        """The seconds of a call. A file may write its inputs and does not say so, so
+        that each call has its own.
+        """
         given = copy.deepcopy((args, kwargs))
         clock.begin()
         return _timed(run, *given)
@@ -403,7 +572,9 @@ def profile_file(
 
 def _expect_positive(repeats: int) -> None:
     if type(repeats) is not int or repeats < 1:
-        raise InputError("input-invalid", f"repeats is a positive number of calls, not {repeats!r}")
+        raise InputError(
+            "input-invalid", f"repeats is a positive number of calls, not {repeats!r}"
+        )
 
 
 def _profile_calls(
@@ -414,20 +585,31 @@ def _profile_calls(
     plain: Callable[[], float],
     expected: Mapping[str, Mapping[str, float]],
 ) -> ProgramProfile:
-    """The profile of ``repeats`` calls that ``clock`` watches, in turns with others; each returns its seconds."""
+    """The profile of ``repeats`` calls that ``clock`` watches, in turns with others;
+    each returns its seconds.
+    """
     first = plain()
     watched()
-    runs, others = [], []
+    runs = []
+    others = []
     for _ in range(repeats):
         seconds = watched()
         runs.append((seconds - clock.own, clock.finish()))
         others.append(plain())
-    watching = statistics.median(run[0] / other for run, other in zip(runs, others, strict=True))
+    watching = statistics.median(
+        run[0] / other for run, other in zip(runs, others, strict=True)
+    )
     runs.sort(key=lambda run: run[0])
     seconds, parts = runs[(len(runs) - 1) // 2]
-    rest = Part("between the calls", "host", max(seconds - sum(part.seconds for part in parts), 0.0))
+    rest = Part(
+        "between the calls",
+        "host",
+        max(seconds - sum(part.seconds for part in parts), 0.0),
+    )
     times = seconds, runs[0][0], runs[-1][0], statistics.median(others), watching, first
-    return ProgramProfile(method, repeats, *times, load_of_machine(), (*parts, rest), expected)
+    return ProgramProfile(
+        method, repeats, *times, load_of_machine(), (*parts, rest), expected
+    )
 
 
 def _expected(delegate: DelegateInfo) -> dict[str, float]:
@@ -445,7 +627,9 @@ def _timed(call: Callable[..., Any], args: Any, kwargs: Any) -> float:
 
 
 def load_of_machine() -> float | None:
-    """How many processes wanted a processor on average in the last minute, for each processor; None if unknown."""
+    """How many processes wanted a processor on average in the last minute, for each
+    processor; None if unknown.
+    """
     try:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except (AttributeError, OSError):

@@ -1,4 +1,6 @@
-"""What is in a file, on one screen: the text of a ``delegraph.formats.Summary``. Imports neither torch nor numpy."""
+"""What is in a file, on one screen: the text of a ``delegraph.formats.Summary``.
+Imports neither torch nor numpy.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +10,41 @@ from delegraph.formats import MethodSummary, Summary
 from delegraph.io.escape import printable
 
 _LISTED = 12
-"""Methods, inputs, outputs, delegates and kinds of operators that the text lists; the data have all."""
+"""Methods, inputs, outputs, delegates and kinds of operators that the text lists; the
+data have all.
+"""
 _NAME = 60
 """Characters of a name."""
 
 
 def summary_text(summary: Summary) -> str:
-    """What ``delegraph inspect --summary`` shows; names of the file with their control characters escaped."""
+    """What ``delegraph inspect --summary`` shows; names of the file with their control
+    characters escaped.
+    """
     return printable("\n".join(_lines(summary)), kept="\n")
 
 
 def _lines(summary: Summary) -> Iterator[str]:
     made = f", made by {_short(summary.producer)}" if summary.producer else ""
     yield f"{summary.kind}, version {summary.version}, {summary.bytes:,} bytes{made}"
-    yield from (f"needs {what}: {_listed(names)}" for what, names in summary.needs.items() if names)
+    yield from (
+        f"needs {what}: {_listed(names)}"
+        for what, names in summary.needs.items()
+        if names
+    )
     for method in summary.methods[:_LISTED]:
         yield from _method_lines(method)
-    yield from [f"and {len(summary.methods) - _LISTED} more methods"] if len(summary.methods) > _LISTED else []
+    yield from (
+        [f"and {len(summary.methods) - _LISTED} more methods"]
+        if len(summary.methods) > _LISTED
+        else []
+    )
     largest = ", largest:" if summary.largest else ""
     yield f"constants: {summary.constants:,}, {summary.constant_bytes:,} bytes{largest}"
-    rows = [(f"{c.bytes:,}", f"{_short(c.name)}: {c.dtype}{list(c.shape)}") for c in summary.largest]
+    rows = [
+        (f"{c.bytes:,}", f"{_short(c.name)}: {c.dtype}{list(c.shape)}")
+        for c in summary.largest
+    ]
     width = max((len(size) for size, _ in rows), default=0)
     yield from (f"  {size:>{width}} bytes  {shown}" for size, shown in rows)
 
@@ -36,7 +53,11 @@ def _method_lines(method: MethodSummary) -> Iterator[str]:
     yield f"method {_short(method.name)}"
     for what, tensors in (("in ", method.inputs), ("out", method.outputs)):
         yield from (f"  {what}  {tensor}" for tensor in tensors[:_LISTED])
-        yield from [f"  {what}  and {len(tensors) - _LISTED} more"] if len(tensors) > _LISTED else []
+        yield from (
+            [f"  {what}  and {len(tensors) - _LISTED} more"]
+            if len(tensors) > _LISTED
+            else []
+        )
     for delegate in method.delegates[:_LISTED]:
         made = f" ({delegate.producer})" if delegate.producer else ""
         yield f"  delegate  {_short(delegate.backend)}{made}, {delegate.bytes:,} bytes"
@@ -44,7 +65,9 @@ def _method_lines(method: MethodSummary) -> Iterator[str]:
         yield f"  delegate  and {len(method.delegates) - _LISTED} more"
     ordered = sorted(method.operators.items(), key=lambda item: (-item[1], item[0]))
     counts = _listed([f"{count} {name}" for name, count in ordered])
-    yield f"  operators: {sum(method.operators.values()):,}" + (f" ({counts})" if method.operators else "")
+    yield f"  operators: {sum(method.operators.values()):,}" + (
+        f" ({counts})" if method.operators else ""
+    )
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,7 +1,9 @@
-"""What if the cause of a refusal were removed? The program to which that happened, for another support check.
+"""What if the cause of a refusal were removed? The program to which that happened, for
+another support check.
 
-Sizes become fixed, or one value is cast or gets a range. All values that depend on it get new types. The report lets
-the backend check the result when it is printed (``Cause.frees``).
+Sizes become fixed, or one value is cast or gets a range. All values that depend on it
+get new types. The report lets the backend check the result when it is printed
+(``Cause.frees``).
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def remove_cause(program: ExportedProgram, reason: Reason) -> ExportedProgram:
-    """Return a copy of ``program`` in which ``reason`` does not hold: it is changed as ``reason.unless`` says.
+    """Return a copy of ``program`` in which ``reason`` does not hold: it is changed as
+    ``reason.unless`` says.
 
     Raises Unsupported if it cannot be changed so.
     """
@@ -40,14 +43,18 @@ def remove_cause(program: ExportedProgram, reason: Reason) -> ExportedProgram:
     return _with_cast(program, reason.of, reason.unless)
 
 
-def _with_range(program: ExportedProgram, of: Node | None, range: tuple[int, int]) -> ExportedProgram:
-    """A copy of ``program`` as if the user had said that the elements of the input ``of`` lie in ``range``.
+def _with_range(
+    program: ExportedProgram, of: Node | None, range: tuple[int, int]
+) -> ExportedProgram:
+    """A copy of ``program`` as if the user had said that the elements of the input
+    ``of`` lie in ``range``.
 
     Raises Unsupported if ``of`` is no input of this program.
     """
     if of is None or of.op != "placeholder":
         raise _impossible("only inputs have a range")
-    graph, copies = Graph(owning_module=program.graph_module), dict[Node, Any]()
+    graph = Graph(owning_module=program.graph_module)
+    copies = dict[Node, Any]()
     for node in program.graph.nodes:
         if node.op != "output":
             copies[node] = copy_node(graph, node, copies.__getitem__)
@@ -58,13 +65,22 @@ def _with_range(program: ExportedProgram, of: Node | None, range: tuple[int, int
 
 
 def _fixed_sizes(program: ExportedProgram) -> ExportedProgram:
-    """A copy of ``program`` whose sizes are those of its example inputs, which torch keeps as hints of symbols."""
-    graph, copies, sized = Graph(owning_module=program.graph_module), dict[Node, Any](), _FixedSizes()
+    """A copy of ``program`` whose sizes are those of its example inputs, which torch
+    keeps as hints of symbols.
+    """
+    graph = Graph(owning_module=program.graph_module)
+    copies = dict[Node, Any]()
+    sized = _FixedSizes()
     for node in program.graph.nodes:
         recorded = node.meta.get("val")
-        val = [sized(v) for v in recorded] if isinstance(recorded, (list, tuple)) else sized(recorded)
+        val = (
+            [sized(v) for v in recorded]
+            if isinstance(recorded, (list, tuple))
+            else sized(recorded)
+        )
         if isinstance(recorded, _SYMBOLIC) and node.op == "call_function":
-            copies[node] = val  # a call that computes a size is not copied: its users get the number
+            # a call that computes a size is not copied: its users get the number
+            copies[node] = val
         elif node.op != "output":
             copies[node] = copy = copy_node(graph, node, copies.__getitem__)
             copy.meta["val"] = val
@@ -78,7 +94,8 @@ def _fixed_sizes(program: ExportedProgram) -> ExportedProgram:
 class _FixedSizes:
     """Replaces the symbols in recorded values by numbers.
 
-    Values of equal shape, strides, dtype and device share one fake tensor, which saves time.
+    Values of equal shape, strides, dtype and device share one fake tensor, which saves
+    time.
     """
 
     def __init__(self) -> None:
@@ -91,18 +108,27 @@ class _FixedSizes:
         """
         if isinstance(val, _SYMBOLIC):
             return _fixed_number(val)
-        if not isinstance(val, torch.Tensor) or not val._has_symbolic_sizes_strides or val.layout is not torch.strided:
+        if (
+            not isinstance(val, torch.Tensor)
+            or not val._has_symbolic_sizes_strides
+            or val.layout is not torch.strided
+        ):
             return val
-        sizes, strides = tuple(map(_fixed_number, val.shape)), tuple(map(_fixed_number, val.stride()))
+        sizes = tuple(map(_fixed_number, val.shape))
+        strides = tuple(map(_fixed_number, val.stride()))
         key = sizes, strides, val.dtype, val.device
         if key not in self._fake_tensors:
             meta = torch.empty_strided(sizes, strides, dtype=val.dtype, device="meta")
-            self._fake_tensors[key] = FakeTensor(detect_fake_mode([val]), meta, val.device)
+            self._fake_tensors[key] = FakeTensor(
+                detect_fake_mode([val]), meta, val.device
+            )
         return self._fake_tensors[key]
 
 
 def _fixed_number(number: Any) -> Any:
-    """The number with which torch traced a symbolic one; others as they are. Raises Unsupported if it has none."""
+    """The number with which torch traced a symbolic one; others as they are. Raises
+    Unsupported if it has none.
+    """
     if not isinstance(number, _SYMBOLIC):
         return number
     if number.node.hint is None:
@@ -110,17 +136,25 @@ def _fixed_number(number: Any) -> Any:
     return number.node.hint
 
 
-def _with_cast(program: ExportedProgram, of: Node | None, dtype: Any) -> ExportedProgram:
-    """A copy of ``program`` as if the user had written ``of.to(dtype)``; values computed from it get new types.
+def _with_cast(
+    program: ExportedProgram, of: Node | None, dtype: Any
+) -> ExportedProgram:
+    """A copy of ``program`` as if the user had written ``of.to(dtype)``; values
+    computed from it get new types.
 
     Raises Unsupported if ``of`` is None or no value of this program.
     """
-    graph, copies, changed = Graph(owning_module=program.graph_module), dict[Node, Any](), set[Node]()
+    graph = Graph(owning_module=program.graph_module)
+    copies = dict[Node, Any]()
+    changed = set[Node]()
     for node in program.graph.nodes:
-        # The cast is inserted once, as soon as ``of`` was copied, but after the last placeholder: placeholders have to
-        # come first. From then on ``copies[of]`` is the cast, so that all later users of ``of`` use the cast.
+        # The cast is inserted once, as soon as ``of`` was copied, but after the last
+        # placeholder: placeholders have to come first. From then on ``copies[of]`` is
+        # the cast, so that all later users of ``of`` use the cast.
         if of is not None and of in copies and not changed and node.op != "placeholder":
-            copies[of] = cast = graph.call_function(torch.ops.aten.to.dtype, (copies[of], dtype))
+            copies[of] = cast = graph.call_function(
+                torch.ops.aten.to.dtype, (copies[of], dtype)
+            )
             cast.meta["val"] = _value_of_call(cast)
             changed.add(cast)
         if node.op != "output":
@@ -134,25 +168,42 @@ def _with_cast(program: ExportedProgram, of: Node | None, dtype: Any) -> Exporte
 
 
 def _value_of_call(node: Node) -> Any:
-    """The value that ``node`` returns, computed under fake tensors. Raises Unsupported if its operator refuses."""
+    """The value that ``node`` returns, computed under fake tensors. Raises Unsupported
+    if its operator refuses.
+    """
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     mode: Any = detect_fake_mode([n.meta.get("val") for n in node.all_input_nodes])
     try:
         with mode, torch.no_grad():
             return node.target(*args, **kwargs)  # type: ignore[operator]
-    except Exception as e:  # operators raise errors of any kind for a dtype that they do not take
+    except Exception as e:
+        # operators raise errors of any kind for a dtype that they do not take
         raise _impossible(f"{node.target} does not take it") from e
 
 
-def _program_of_copies(program: ExportedProgram, graph: Graph, copies: dict[Node, Any]) -> ExportedProgram:
-    """``program`` with ``graph`` in place of its own. ``copies``: node -> its copy in ``graph``."""
+def _program_of_copies(
+    program: ExportedProgram, graph: Graph, copies: dict[Node, Any]
+) -> ExportedProgram:
+    """``program`` with ``graph`` in place of its own. ``copies``: node -> its copy in
+    ``graph``.
+    """
     values: Any = torch.fx.map_arg(output_values(program), copies.__getitem__)
     graph.output(tuple(values)).meta["val"] = None
     outputs = name_outputs(program.graph_signature.output_specs, values)
     inputs = [spec for _, spec in placeholders(program)]
-    return build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)
+    return build_program(
+        program.graph_module,
+        graph,
+        inputs,
+        outputs,
+        program,
+        root_call(program),
+        check=False,
+    )
 
 
 def _impossible(why: str) -> Unsupported:
-    """The error for a cause that cannot be removed from a program; the report then makes no prediction."""
+    """The error for a cause that cannot be removed from a program; the report then
+    makes no prediction.
+    """
     return Unsupported("unsupported", why)

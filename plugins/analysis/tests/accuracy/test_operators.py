@@ -1,4 +1,6 @@
-"""Every value of a program against float64: where it begins to differ, and what is nobody's error."""
+"""Every value of a program against float64: where it begins to differ, and what is
+nobody's error.
+"""
 
 import json
 from collections import Counter
@@ -37,16 +39,24 @@ class TellingBackend(BackendDetails):
 
 
 class Telling(torch.fx.Interpreter):
-    """Runs a program with a tanh that is a hundredth too large; tells values in a layout that is not torch's."""
+    """Runs a program with a tanh that is a hundredth too large; tells values in a
+    layout that is not torch's.
+    """
 
     def run_node(self, node):
         value = super().run_node(node)
         if node.target is aten.tanh.default:
             value = value * 1.01
         if node.target is aten.argmax.default:  # the last of those that are equal
-            value = node.args[1] * 0 + 2 - super().fetch_args_kwargs_from_env(node)[0][0].flip(1).argmax(1)
+            value = (
+                node.args[1] * 0
+                + 2
+                - super().fetch_args_kwargs_from_env(node)[0][0].flip(1).argmax(1)
+            )
         if node.op == "call_function" and isinstance(value, torch.Tensor):
-            self.told[node.name] = (value.permute(0, 2, 3, 1) if value.dim() == 4 else value,)
+            self.told[node.name] = (
+                value.permute(0, 2, 3, 1) if value.dim() == 4 else value,
+            )
         return value
 
 
@@ -75,7 +85,9 @@ class SilentRuntime(BackendRuntime):
 def lower(model, inputs, runtime=TellingRuntime, why_not=lambda node: None):
     registry = Registry(discover=False)
     partitioner = CapabilityPartitioner(why_not, "TellingBackend")
-    registry.register(TellingBackend, partitioner=partitioner, runtime=runtime, name="telling")
+    registry.register(
+        TellingBackend, partitioner=partitioner, runtime=runtime, name="telling"
+    )
     program = model.eval() if isinstance(model, torch.nn.Module) else model
     return delegraph.lower(program, inputs, backends=["telling"], registry=registry)
 
@@ -100,14 +112,26 @@ def test_first_and_worst_inside_of_a_delegate(image):
     lowered = lower(Net(), (image,))
     found = lowered.verify(image, per_operator=True)
     operators = found.operators
-    assert [o.operator.split(".")[1] for o in operators.operators] == ["conv2d", "relu", "tanh", "sigmoid", "flatten"]
+    assert [o.operator.split(".")[1] for o in operators.operators] == [
+        "conv2d",
+        "relu",
+        "tanh",
+        "sigmoid",
+        "flatten",
+    ]
     first = operators.first
     assert (first.operator, first.where) == ("aten.tanh.default", "lowered_module_0")
-    assert operators.worst is first and first.figures.relative_error == pytest.approx(0.01, rel=0.1)
+    assert operators.worst is first and first.figures.relative_error == pytest.approx(
+        0.01, rel=0.1
+    )
     assert "test_operators.py" in first.source.file and "tanh()" in first.source.code
     assert not found.agrees() and operators.not_compared == {}
     content = json.loads(json.dumps(found.to_json()))["operators"]
-    assert content["first"]["node"] == "tanh" and content["differing"] == 3 and len(content["values"]) == 5
+    assert (
+        content["first"]["node"] == "tanh"
+        and content["differing"] == 3
+        and len(content["values"]) == 5
+    )
     assert "first: tanh = aten.tanh.default" in str(found)
     page = lowered.report.to_html({"forward": found})
     assert "Accuracy by operator" in page and ' e4"' in page and ' e1"' in page
@@ -115,26 +139,43 @@ def test_first_and_worst_inside_of_a_delegate(image):
 
 
 def test_border_of_a_delegate_whose_runtime_tells_nothing(image):
-    operators = lower(Net(), (image,), SilentRuntime).verify(image, per_operator=True).operators
+    operators = (
+        lower(Net(), (image,), SilentRuntime).verify(image, per_operator=True).operators
+    )
     assert [o.operator for o in operators.operators] == ["aten.flatten.using_ints"]
-    assert operators.not_compared == {"its runtime tells the border of the delegate only": 4}
+    assert operators.not_compared == {
+        "its runtime tells the border of the delegate only": 4
+    }
 
 
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (lambda outputs, told: (outputs, {k: v[0] for k, v in told.items()}), "returned Tensor for 'conv2d'"),
-        (lambda outputs, told: outputs, "returned tuple; it returns its outputs, and a mapping"),
-        (lambda outputs, told: (outputs, list(told)), "returned tuple; it returns its outputs, and a mapping"),
+        (
+            lambda outputs, told: (outputs, {k: v[0] for k, v in told.items()}),
+            "returned Tensor for 'conv2d'",
+        ),
+        (
+            lambda outputs, told: outputs,
+            "returned tuple; it returns its outputs, and a mapping",
+        ),
+        (
+            lambda outputs, told: (outputs, list(told)),
+            "returned tuple; it returns its outputs, and a mapping",
+        ),
     ],
 )
 def test_what_an_observed_delegate_returns_is_checked(image, returned, message):
-    """A tensor in place of a list of one was taken for its rows: nothing matched, and all seemed to be fused."""
+    """A tensor in place of a list of one was taken for its rows: nothing matched, and
+    all seemed to be fused.
+    """
 
     class WrongRuntime(TellingRuntime):
         @staticmethod
         def observe(processed_bytes, compile_specs, named_data):
-            observed = TellingRuntime.observe(processed_bytes, compile_specs, named_data)
+            observed = TellingRuntime.observe(
+                processed_bytes, compile_specs, named_data
+            )
             return lambda *args: returned(*observed(*args))
 
     with pytest.raises(ContractViolation, match=message):
@@ -153,7 +194,10 @@ def test_verifications_share_a_delegate_only_if_it_is_thread_safe(image, thread_
 
     Counting.thread_safe = thread_safe
     lowered = lower(Net(), (image,), Counting)
-    assert lowered.verify(image, per_operator=True).operators == lowered.verify(image, per_operator=True).operators
+    assert (
+        lowered.verify(image, per_operator=True).operators
+        == lowered.verify(image, per_operator=True).operators
+    )
     assert len(opened) == (1 if thread_safe else 2)
 
 
@@ -167,17 +211,30 @@ class Counting32(TorchDispatchMode):
 
 
 def test_eager_is_computed_apart_only_after_a_delegate_that_differs(image):
-    """The relu of the delegate has eager's bits, its tanh has not. Another call of each is of eager itself."""
+    """The relu of the delegate has eager's bits, its tanh has not. Another call of each
+    is of eager itself.
+    """
     taken = (aten.relu.default, aten.tanh.default)
-    why_not = lambda n: None if n.target in taken else "no"  # noqa: E731
+    why_not = lambda n: None if n.target in taken else "no"
     lowered = lower(Chain(), (image,), why_not=why_not)
     verify_operators(lowered, image)
     with Counting32() as mode:
         mode.counts = Counter()
         operators = verify_operators(lowered, image).operators
-    assert [o.where == "host" for o in operators.operators] == [True, False, True, False, True]
-    assert [mode.counts[op] for op in (aten.sin.default, aten.cos.default, aten.exp.default)] == [2, 2, 3]
-    assert operators.first.operator == "aten.tanh.default" and operators.operators[-1].eager_error < 1e-6
+    assert [o.where == "host" for o in operators.operators] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert [
+        mode.counts[op] for op in (aten.sin.default, aten.cos.default, aten.exp.default)
+    ] == [2, 2, 3]
+    assert (
+        operators.first.operator == "aten.tanh.default"
+        and operators.operators[-1].eager_error < 1e-6
+    )
 
 
 class Chain(torch.nn.Module):
@@ -186,18 +243,35 @@ class Chain(torch.nn.Module):
 
 
 def test_same_bits():
-    zero, nan = torch.zeros(2, 2), torch.full((), torch.nan)
-    assert is_same(zero, zero.clone().T) and is_same(nan, nan.clone()) and is_same(zero[:0], zero[:0])
+    zero = torch.zeros(2, 2)
+    nan = torch.full((), torch.nan)
+    assert (
+        is_same(zero, zero.clone().T)
+        and is_same(nan, nan.clone())
+        and is_same(zero[:0], zero[:0])
+    )
     column = torch.ones(2, 3, 4)[:, :, :1]  # flat, its elements lie apart
-    assert is_same(column, torch.ones(2, 3, 1)) and not is_same(column, torch.zeros(2, 3, 1))
+    assert is_same(column, torch.ones(2, 3, 1)) and not is_same(
+        column, torch.zeros(2, 3, 1)
+    )
     others = (-zero, zero[0], zero.int(), zero.to("meta"), zero.to_sparse(), 0.0)
     assert not any(is_same(zero, other) for other in others)
 
 
 def test_hosts_operators_and_their_own_errors(image):
-    lowered = lower(Net(), (image,), why_not=lambda n: None if n.target is aten.tanh.default else "no")
+    lowered = lower(
+        Net(),
+        (image,),
+        why_not=lambda n: None if n.target is aten.tanh.default else "no",
+    )
     operators = lowered.verify(image, per_operator=True).operators
-    assert [o.where for o in operators.operators] == ["host", "host", "lowered_module_0", "host", "host"]
+    assert [o.where for o in operators.operators] == [
+        "host",
+        "host",
+        "lowered_module_0",
+        "host",
+        "host",
+    ]
     assert operators.first.operator == "aten.tanh.default"
     assert [severity(o)[0] for o in operators.operators[:2]] == [False, False]
 
@@ -212,7 +286,9 @@ def test_a_tie_is_no_error_and_what_follows_is_compared():
     x = torch.tensor([[1.0, 1.1, 0.2], [0.0, 2.0, 1.0]])
     found = lower(Tied(), (x,)).verify(x, per_operator=True)
     (tie,) = found.operators.remarked[:1]
-    assert tie.figures.remark.startswith("a tie in aten.argmax.default: 1 positions differ")
+    assert tie.figures.remark.startswith(
+        "a tie in aten.argmax.default: 1 positions differ"
+    )
     assert found.operators.differing() == [] and found.agrees()
     assert all("decides as the program did" in o.remark for o in found.outputs)
 
@@ -224,7 +300,10 @@ def test_ties_are_accepted_only_if_asked_for():
     assert not plain.agrees() and not any(o.remark for o in plain.outputs)
     for found in (verify_ties(lowered, x), verify_operators(lowered, x, ties=True)):
         assert found.agrees()
-        assert all("compared with another run of eager at 1 of 2 places" in o.remark for o in found.outputs)
+        assert all(
+            "compared with another run of eager at 1 of 2 places" in o.remark
+            for o in found.outputs
+        )
 
 
 def test_a_page_never_says_that_outputs_agree_with_a_large_error():
@@ -238,17 +317,26 @@ def test_a_page_never_says_that_outputs_agree_with_a_large_error():
 
 
 class TiedOften(torch.nn.Module):
-    """Of its eighty ties the program decides the first forty otherwise, and no run of eager just those."""
+    """Of its eighty ties the program decides the first forty otherwise, and no run of
+    eager just those.
+    """
 
     def forward(self, x):
-        return ((x.round().argmax(1) + 3 * x.round().topk(1, 1).indices[:, 0]) * torch.arange(40)).sum()
+        return (
+            (x.round().argmax(1) + 3 * x.round().topk(1, 1).indices[:, 0])
+            * torch.arange(40)
+        ).sum()
 
 
 def test_decisions_that_eager_does_not_meet_by_chance_are_followed():
     x = torch.tensor([[1.0, 1.1, 0.2], [1.1, 1.0, 0.2]]).repeat(20, 1)
     assert not verify_ties(lower(TiedOften(), (x,)), x).agrees()
     found = lower(TiedOften(), (x,)).verify(x, per_operator=True)
-    assert found.agrees() and found.relative_error == 0 and "decides as the program did" in found.outputs[0].remark
+    assert (
+        found.agrees()
+        and found.relative_error == 0
+        and "decides as the program did" in found.outputs[0].remark
+    )
 
 
 class Noisy(torch.nn.Module):
@@ -258,11 +346,15 @@ class Noisy(torch.nn.Module):
 
 def test_random_operators_have_one_seed_and_are_said():
     x = torch.zeros(4)
-    lowered = lower(Noisy(), (x,), why_not=lambda n: "no" if "rand" in str(n.target) else None)
+    lowered = lower(
+        Noisy(), (x,), why_not=lambda n: "no" if "rand" in str(n.target) else None
+    )
     assert lowered.verify(x).relative_error == 0
     found = lowered.verify(x, per_operator=True)
     (random,) = found.operators.remarked
-    assert random.figures.remark.startswith("random") and found.operators.differing() == []
+    assert (
+        random.figures.remark.startswith("random") and found.operators.differing() == []
+    )
 
 
 class Largest(torch.nn.Module):
@@ -271,7 +363,11 @@ class Largest(torch.nn.Module):
 
 
 def test_a_result_of_several_is_its_operators():
-    found = lower(Largest(), (torch.ones(2, 3),)).verify(torch.ones(2, 3), per_operator=True).operators
+    found = (
+        lower(Largest(), (torch.ones(2, 3),))
+        .verify(torch.ones(2, 3), per_operator=True)
+        .operators
+    )
     assert [o.operator for o in found.operators] == ["aten.max.dim"]
 
 
@@ -290,7 +386,9 @@ def test_attention_that_drops_nothing_out_is_not_random(monkeypatch):
     monkeypatch.setitem(globals(), "Telling", WrongAttention)
     x = torch.randn(1, 2, 3, 4, generator=torch.Generator().manual_seed(0))
     found = lower(Attention(), (x,)).verify(x, per_operator=True).operators
-    assert [o.operator.split(".")[1] for o in found.differing()] == ["scaled_dot_product_attention"]
+    assert [o.operator.split(".")[1] for o in found.differing()] == [
+        "scaled_dot_product_attention"
+    ]
     assert found.remarked == []
 
 
@@ -302,15 +400,24 @@ def test_what_eager_loses_itself_is_no_error():
     x = torch.rand(8)
     found = lower(Cancelling(), (x,)).verify(x, per_operator=True)
     last = found.operators.operators[-1]
-    assert last.figures.relative_error > 0.5 and last.eager_error > 0.5 and last.agrees()
+    assert (
+        last.figures.relative_error > 0.5 and last.eager_error > 0.5 and last.agrees()
+    )
 
 
 class Loops(torch.nn.Module):
-    """Branches in a loop, and a map, with operators that the host keeps (lgamma) and such as are delegated."""
+    """Branches in a loop, and a map, with operators that the host keeps (lgamma) and
+    such as are delegated.
+    """
 
     def forward(self, x):
         def body(i, z):
-            return i + 1, torch.cond(z.sum() > 0, lambda z: torch.tanh(z.lgamma() + 1), lambda z: z.exp() + 0.5, (z,))
+            return i + 1, torch.cond(
+                z.sum() > 0,
+                lambda z: torch.tanh(z.lgamma() + 1),
+                lambda z: z.exp() + 0.5,
+                (z,),
+            )
 
         _, z = torch.while_loop(lambda i, z: i < 6, body, (torch.tensor(0), x))
         return z, torch._higher_order_ops.map(lambda row: row.lgamma().sin(), x)
@@ -334,14 +441,18 @@ class LateRuntime(TellingRuntime):
     @staticmethod
     def observe(processed_bytes, compile_specs, named_data):
         right = TellingRuntime.observe(processed_bytes, compile_specs, named_data)
-        has_tanh = any(n.target is aten.tanh.default for n in COMPILED[processed_bytes].graph.nodes)
+        has_tanh = any(
+            n.target is aten.tanh.default for n in COMPILED[processed_bytes].graph.nodes
+        )
         calls = []
 
         def call(*args):
             calls.append(args)
             outputs, told = right(*args)
             factor = (1 if len(calls) >= 3 else 1 / 1.01) if has_tanh else 1
-            return tuple(o * factor for o in outputs), {k: (v[0] * factor,) for k, v in told.items() if k == "tanh"}
+            return tuple(o * factor for o in outputs), {
+                k: (v[0] * factor,) for k, v in told.items() if k == "tanh"
+            }
 
         return call
 
@@ -349,16 +460,24 @@ class LateRuntime(TellingRuntime):
 def test_inside_of_branches_and_loops_by_iteration(loops):
     program, x = loops
     lowered = lower(
-        program, None, LateRuntime, lambda n: None if n.target in (aten.tanh.default, aten.exp.default) else "no"
+        program,
+        None,
+        LateRuntime,
+        lambda n: None if n.target in (aten.tanh.default, aten.exp.default) else "no",
     )
     verification = lowered.verify(x, per_operator=True)
     found = verification.operators
     rows = {(o.where, o.node): o for o in found.operators}
     branch = "while_loop_body_graph_0.true_graph_0"
     tanh = next(o for o in found.operators if "tanh" in o.operator)
-    assert tanh.where.startswith(f"{branch}.lowered_module_") and tanh.where in {d.name for d in lowered.delegates}
+    assert tanh.where.startswith(f"{branch}.lowered_module_") and tanh.where in {
+        d.name for d in lowered.delegates
+    }
     assert tanh.differs_from == 3 and 3 <= tanh.iteration <= 6
-    assert found.first is tanh and f"in iteration {tanh.iteration} (it differs from 3 on)" in str(tanh)
+    assert (
+        found.first is tanh
+        and f"in iteration {tanh.iteration} (it differs from 3 on)" in str(tanh)
+    )
     kept = rows[f"host, in {branch}", "lgamma"]
     assert kept.agrees() and kept.iteration in range(1, 7) and kept.differs_from is None
     assert rows["host, in body_graph_0", "lgamma"].iteration in (1, 2, 3)
@@ -370,7 +489,11 @@ def test_inside_of_branches_and_loops_by_iteration(loops):
 def test_what_is_not_looked_into_is_counted(loops, monkeypatch):
     monkeypatch.setattr(reference, "ITERATIONS", 4)
     program, x = loops
-    found = lower(program, None, why_not=lambda n: "no").verify(x, per_operator=True).operators
+    found = (
+        lower(program, None, why_not=lambda n: "no")
+        .verify(x, per_operator=True)
+        .operators
+    )
     assert set(found.not_compared) == {reference.LATER}
     assert found.not_compared[reference.LATER] > 2 * 3
     whole = lower(Branch(), (x,)).verify(x, per_operator=True).operators
@@ -391,7 +514,10 @@ def test_a_runtime_of_whole_files_tells_no_values(image):
 
 
 def test_tolerance_is_that_of_the_type():
-    near, wanted = torch.tensor([1.005]), torch.tensor([1.0])
-    assert not Verification.of(near, wanted).agrees() and Verification.of(near, wanted).agrees(0.01)
+    near = torch.tensor([1.005])
+    wanted = torch.tensor([1.0])
+    assert not Verification.of(near, wanted).agrees() and Verification.of(
+        near, wanted
+    ).agrees(0.01)
     assert Verification.of(near.half(), wanted.half()).agrees()
     assert not Verification.of(torch.tensor([100001]), torch.tensor([100000])).agrees()

@@ -1,4 +1,6 @@
-"""Outputs that differ because eager disagrees with itself, and outputs beside them that are wrong."""
+"""Outputs that differ because eager disagrees with itself, and outputs beside them that
+are wrong.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ class Calls:
     """Eager, which counts how often it is called again."""
 
     def __init__(self, model, *inputs):
-        self.model, self.inputs, self.count = model, inputs, 0
+        self.model = model
+        self.inputs = inputs
+        self.count = 0
 
     def run(self, mode):
         self.count += 1
@@ -25,17 +29,27 @@ class Calls:
         with torch.no_grad():
             wanted = self.model(*self.inputs)
         found = Verification.of(got, wanted)
-        return found if found.agrees() else Verification(settle(found.outputs, got, wanted, self.run))
+        return (
+            found
+            if found.agrees()
+            else Verification(settle(found.outputs, got, wanted, self.run))
+        )
 
 
 def detect(scores, order=None):
-    """The best eight of 40: scores, places, boxes. ``order`` breaks ties as another backend does."""
+    """The best eight of 40: scores, places, boxes. ``order`` breaks ties as another
+    backend does.
+    """
     k = scores.topk(8, -1).indices if order is None else order(scores)[:, :8]
     return scores.gather(1, k), k, BOXES.gather(1, k[..., None].expand(-1, -1, 4))
 
 
 def last_first(scores):
-    return scores.shape[1] - 1 - scores.flip(1).sort(dim=1, descending=True, stable=True).indices
+    return (
+        scores.shape[1]
+        - 1
+        - scores.flip(1).sort(dim=1, descending=True, stable=True).indices
+    )
 
 
 def first_first(scores):
@@ -49,12 +63,15 @@ CLOSE = NEAR.clone()
 CLOSE[0, 19] *= 1 + 2e-7
 
 
-@pytest.mark.parametrize("scores", [QUANTIZED, NEAR, CLOSE, QUANTIZED.masked_fill(QUANTIZED < 0.9, -torch.inf)])
+@pytest.mark.parametrize(
+    "scores",
+    [QUANTIZED, NEAR, CLOSE, QUANTIZED.masked_fill(QUANTIZED < 0.9, -torch.inf)],
+)
 @pytest.mark.parametrize("order", [first_first, last_first])
 def test_a_detector_that_ties_agrees_and_the_tie_is_said(scores, order):
     calls = Calls(detect, scores)
     if scores is CLOSE:  # which rounds to what ties
-        order = lambda _: last_first(NEAR)  # noqa: E731
+        order = lambda _: last_first(NEAR)
     got = detect(scores, order)
     found = calls.verify(got)
     assert found.agrees() and found.relative_error < 1e-5 and calls.count <= 12
@@ -95,7 +112,8 @@ def another_label_beside(got):
 )
 def test_a_wrong_number_beside_a_tie_is_found(defect):
     ours = max(
-        (detect(NEAR, order) for order in (first_first, last_first)), key=lambda o: o[1][0, 0] != detect(NEAR)[1][0, 0]
+        (detect(NEAR, order) for order in (first_first, last_first)),
+        key=lambda o: o[1][0, 0] != detect(NEAR)[1][0, 0],
     )
     assert Calls(detect, NEAR).verify(ours).agrees()
     defect(ours)
@@ -104,34 +122,46 @@ def test_a_wrong_number_beside_a_tie_is_found(defect):
 
 
 def test_argmax_of_integers_that_are_equal():
-    pick = lambda x: x.argmax(1)  # noqa: E731
+    pick = lambda x: x.argmax(1)
     x = torch.tensor([[1, 5, 5, 5, 2], [9, 1, 2, 3, 4]])
-    for ours, agrees in (([3, 0], True), ([2, 0], True), ([3, 1], False), ([4, 0], False)):
+    for ours, agrees in (
+        ([3, 0], True),
+        ([2, 0], True),
+        ([3, 1], False),
+        ([4, 0], False),
+    ):
         assert Calls(pick, x).verify(torch.tensor(ours)).agrees() is agrees, ours
 
 
 @pytest.mark.parametrize("mask", [torch.finfo(torch.float32).min, -1e9, float("-inf")])
 def test_a_mask_makes_no_scores_about_equal(mask):
-    """Only what is equal beside scores of their own size: the masked ones, and 0.75 twice."""
-    best = lambda x: x.topk(3).indices  # noqa: E731
+    """Only what is equal beside scores of their own size: the masked ones, and 0.75
+    twice.
+    """
+    best = lambda x: x.topk(3).indices
     x = torch.tensor([0.5, mask, 0.75, 0.125, mask, 0.75])
-    for ours, agrees in (([2, 5, 0], True), ([5, 2, 0], True), ([0, 2, 5], False), ([2, 5, 3], False)):
+    for ours, agrees in (
+        ([2, 5, 0], True),
+        ([5, 2, 0], True),
+        ([0, 2, 5], False),
+        ([2, 5, 3], False),
+    ):
         assert Calls(best, x).verify(torch.tensor(ours)).agrees() is agrees, ours
-    worst = lambda x: x.argmin()  # noqa: E731
+    worst = lambda x: x.argmin()
     for ours, agrees in ((1, True), (4, True), (3, False)):
         assert Calls(worst, x).verify(torch.tensor(ours)).agrees() is agrees, ours
 
 
 def test_scores_that_are_not_contiguous():
     """Warnings are errors in tests; torch's search warns of other strides."""
-    best = lambda x: x.t().argmax(1)  # noqa: E731
+    best = lambda x: x.t().argmax(1)
     x = torch.tensor([[0.5, 0.1], [0.5, 0.2], [0.25, 0.3]])
     for ours, agrees in (([0, 2], True), ([1, 2], True), ([2, 2], False)):
         assert Calls(best, x).verify(torch.tensor(ours)).agrees() is agrees, ours
 
 
 def test_a_decision_that_hangs_on_rounding():
-    over = lambda x: (x * 3.0) > 0.3  # noqa: E731
+    over = lambda x: (x * 3.0) > 0.3
     x = torch.tensor([0.1, 0.5, 0.0999])
     found = Calls(over, x).verify(over(x) ^ torch.tensor([True, False, False]))
     assert found.agrees() and "at 1 of 3 places" in str(found)
@@ -140,7 +170,7 @@ def test_a_decision_that_hangs_on_rounding():
 
 
 def test_what_is_exact_is_not_rounded_otherwise():
-    cells = lambda x: ((x + 0.5) * 0.25).floor().long()  # noqa: E731
+    cells = lambda x: ((x + 0.5) * 0.25).floor().long()
     x = torch.arange(8.0)
     wrong = cells(x)
     wrong[2] += 1  # as if 0.625 were 1
@@ -148,10 +178,10 @@ def test_what_is_exact_is_not_rounded_otherwise():
 
 
 def test_torch_says_which_of_equal_elements_stable_sorting_puts_first():
-    places = lambda x: x.sort(stable=True).indices  # noqa: E731
+    places = lambda x: x.sort(stable=True).indices
     x = torch.tensor([2.0, 1.0, 2.0])
     assert not Calls(places, x).verify(torch.tensor([1, 2, 0])).agrees()
-    loose = lambda x: x.sort().indices  # noqa: E731
+    loose = lambda x: x.sort().indices
     assert Calls(loose, x).verify(torch.tensor([1, 2, 0])).agrees()
 
 
@@ -169,14 +199,19 @@ def test_outputs_that_cannot_be_compared_are_not_run_again():
     assert not calls.verify((1, torch.ones(0), 3)).agrees() and calls.count == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+)
 def test_results_are_off_by_less_than_their_tolerance(dtype):
     x = torch.linspace(0.1, 1, 50, dtype=torch.float64).to(dtype)
     with OtherRounding("rounding", SHARES[0], 1):
-        y, held = x * 3, torch.cat([x, x])
+        y = x * 3
+        held = torch.cat([x, x])
         z = x.clone().mul_(3)
     off = ((y.double() - (x * 3).double()) / (x * 3).double()).abs().max()
-    assert 0 < off <= max(1.01 * SHARES[0] * 5e-2, 2 * torch.finfo(dtype).eps) and torch.equal(held, torch.cat([x, x]))
+    assert 0 < off <= max(
+        1.01 * SHARES[0] * 5e-2, 2 * torch.finfo(dtype).eps
+    ) and torch.equal(held, torch.cat([x, x]))
     assert not torch.equal(z, x * 3)
 
 
@@ -191,7 +226,11 @@ def test_branches_and_numbers_that_are_no_tensors():
     first, numbers = Branching()(x)
     assert Calls(Branching(), x).verify((3 - first, numbers)).agrees()
     assert torch.equal(Branching()(x)[0], first)
-    assert not Calls(Branching(), x).verify((3 - first, [numbers[0] * 1.1, *numbers[1:]])).agrees()
+    assert (
+        not Calls(Branching(), x)
+        .verify((3 - first, [numbers[0] * 1.1, *numbers[1:]]))
+        .agrees()
+    )
     assert not Calls(Branching(), x).verify((first * 0, numbers)).agrees()
 
 
@@ -217,5 +256,9 @@ def test_what_only_moves_is_not_rounded_and_nothing_becomes_infinite():
     given = torch.tensor([-largest, 0.1, largest, 0.7 * largest])
     for sign in (1, -1):
         with OtherRounding("rounding", 0.5, sign):
-            assert torch.equal(torch.sort(given, stable=True).values, given.sort().values)
-            assert (given * 1).isfinite().all(), "a mask of the largest number stays one"
+            assert torch.equal(
+                torch.sort(given, stable=True).values, given.sort().values
+            )
+            assert (given * 1).isfinite().all(), (
+                "a mask of the largest number stays one"
+            )

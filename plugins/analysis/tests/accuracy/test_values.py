@@ -9,7 +9,12 @@ INF = float("inf")
 
 
 def measured(got, eager, exact, dtype=torch.float32):
-    return Measured("v", torch.tensor(got, dtype=dtype), torch.tensor(eager), torch.tensor(exact, dtype=torch.float64))
+    return Measured(
+        "v",
+        torch.tensor(got, dtype=dtype),
+        torch.tensor(eager),
+        torch.tensor(exact, dtype=torch.float64),
+    )
 
 
 def test_errors_of_the_program_and_of_eager():
@@ -24,7 +29,10 @@ def test_where_only_eager_is_not_finite_eager_is_what_counts():
 
 
 def test_a_difference_whose_square_is_zero():
-    assert compare("v", torch.tensor([1e-200], dtype=torch.float64), torch.zeros(1)).snr is None
+    assert (
+        compare("v", torch.tensor([1e-200], dtype=torch.float64), torch.zeros(1)).snr
+        is None
+    )
 
 
 class Writes(torch.nn.Module):

@@ -1,4 +1,6 @@
-"""``delegraph compare``, ``delegraph diff``, and ``delegraph lower --report`` where it writes a page."""
+"""``delegraph compare``, ``delegraph diff``, and ``delegraph lower --report`` where it
+writes a page.
+"""
 
 import json
 
@@ -25,18 +27,41 @@ def test_reports_of_other_suffixes_are_refused_before_the_work(
 ):
     monkeypatch.setattr(delegraph, "lower", None)
     report = tmp_path / name
-    said = fails(capsys, command, model, "--backend", "echo", "--report", report, code=2, error=error)
+    said = fails(
+        capsys,
+        command,
+        model,
+        "--backend",
+        "echo",
+        "--report",
+        report,
+        code=2,
+        error=error,
+    )
     assert name.rpartition(".")[2] in said
     assert not report.exists()
 
 
 def test_compare(model, tmp_path, capsys):
-    code, found = as_data(capsys, "compare", model, "--backend", "echo", "--report", tmp_path / "c.txt")
+    code, found = as_data(
+        capsys, "compare", model, "--backend", "echo", "--report", tmp_path / "c.txt"
+    )
     (row,) = found["candidates"]
-    assert code == 0 and row["backends"] == ["echo"] and row["relative_error"] == 0 and found["only"] == {}
+    assert (
+        code == 0
+        and row["backends"] == ["echo"]
+        and row["relative_error"] == 0
+        and found["only"] == {}
+    )
     assert (tmp_path / "c.txt").read_text().startswith("BACKENDS")
     assert "Backend nobody was not found" in fails(
-        capsys, "compare", model, "--backend", "nobody", code=2, error="backend-not-found"
+        capsys,
+        "compare",
+        model,
+        "--backend",
+        "nobody",
+        code=2,
+        error="backend-not-found",
     )
 
 
@@ -44,26 +69,49 @@ def test_diff(model, tmp_path, capsys):
     reports = []
     for k, options in enumerate(([], ["--option", "echo.all=1"], [])):
         reports.append(tmp_path / f"{k}.json")
-        assert run(capsys, "lower", model, *LOWER, *options, "--report", reports[-1])[0] == 0
+        assert (
+            run(capsys, "lower", model, *LOWER, *options, "--report", reports[-1])[0]
+            == 0
+        )
     code, out, _ = run(capsys, "diff", reports[0], reports[1])
     assert code == 0
-    assert "all: delegated operators  1 -> 2" in out and "forward: on the host aten.sin.default  1 -> -" in out
-    assert "forward: kept from echo because echo has no sin  1 -> -" in out and "second" not in out
+    assert (
+        "all: delegated operators  1 -> 2" in out
+        and "forward: on the host aten.sin.default  1 -> -" in out
+    )
+    assert (
+        "forward: kept from echo because echo has no sin  1 -> -" in out
+        and "second" not in out
+    )
     assert run(capsys, "diff", reports[0], reports[2])[1] == "nothing moved\n"
     _, found = as_data(capsys, "diff", reports[0], reports[1])
     assert not found["same"]
-    assert "is no report" in fails(capsys, "diff", reports[0], model, error="format-invalid")
+    assert "is no report" in fails(
+        capsys, "diff", reports[0], model, error="format-invalid"
+    )
 
 
 def test_a_diff_begins_with_what_matters_and_stops_after_a_screenful(tmp_path, capsys):
     def report(host, inside, size):
-        delegate = {"method": "forward", "backend": "echo", "bytes": size, "operators": inside}
-        totals = {"delegated_operators": sum(inside.values()), "host_operators": sum(host.values())}
+        delegate = {
+            "method": "forward",
+            "backend": "echo",
+            "bytes": size,
+            "operators": inside,
+        }
+        totals = {
+            "delegated_operators": sum(inside.values()),
+            "host_operators": sum(host.values()),
+        }
         rows = {"delegates": [delegate], "host": {"forward": host}, "causes": []}
         return {"schema": "delegraph.report/1", **totals, **rows}
 
-    before = report({"aten.sort.default": 1}, {f"aten.op{k}.default": 1 for k in range(40)}, 1000)
-    after = report({"aten.topk.default": 1, "aten.sort.default": 6}, {"aten.op0.default": 3}, 1001)
+    before = report(
+        {"aten.sort.default": 1}, {f"aten.op{k}.default": 1 for k in range(40)}, 1000
+    )
+    after = report(
+        {"aten.topk.default": 1, "aten.sort.default": 6}, {"aten.op0.default": 3}, 1001
+    )
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     for file, content in zip(files, (before, after), strict=True):
         file.write_text(json.dumps(content))
@@ -73,9 +121,13 @@ def test_a_diff_begins_with_what_matters_and_stops_after_a_screenful(tmp_path, c
         "forward: on the host aten.sort.default  1 -> 6", "forward: on the host aten.topk.default  - -> 1",
     ]  # fmt: skip
     assert (
-        lines[4] == "forward: bytes of echo  1000 -> 1001" and lines[5] == "forward: in echo aten.op0.default  1 -> 3"
+        lines[4] == "forward: bytes of echo  1000 -> 1001"
+        and lines[5] == "forward: in echo aten.op0.default  1 -> 3"
     )
-    assert len(lines) == 20 and lines[-1] == "and 26 more of less weight: --all prints them, --json has all"
+    assert (
+        len(lines) == 20
+        and lines[-1] == "and 26 more of less weight: --all prints them, --json has all"
+    )
     assert len(run(capsys, "diff", *files, "--all")[1].splitlines()) == 45
     assert len(as_data(capsys, "diff", *files)[1]["changes"]) == 45
 
@@ -84,4 +136,8 @@ def test_a_diff_begins_with_what_matters_and_stops_after_a_screenful(tmp_path, c
 def test_the_suffix_of_the_report_asks_for_a_page(model, tmp_path, capsys, name):
     assert run(capsys, "lower", model, *LOWER, "--report", tmp_path / name)[0] == 0
     written = (tmp_path / name).read_text()
-    assert written.startswith("<!DOCTYPE html>") and written.endswith("\n") and "echo has no sin" in written
+    assert (
+        written.startswith("<!DOCTYPE html>")
+        and written.endswith("\n")
+        and "echo has no sin" in written
+    )

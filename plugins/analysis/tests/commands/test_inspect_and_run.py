@@ -26,18 +26,28 @@ def test_the_command_line_lowers_inspects_and_runs_it(zipped, site, tmp_path):
     """``run`` reads the file and calls it, since the format has no ``run`` of its own."""
     import numpy
 
-    model = "import torch\ndef net():\n    return torch.nn.Linear(4, 2).eval(), (torch.ones(3, 4),)\n"
+    model = (
+        "import torch\ndef net():\n    return torch.nn.Linear(4, 2).eval(),"
+        " (torch.ones(3, 4),)\n"
+    )
     (tmp_path / "net.py").write_text(model)
     numpy.save(tmp_path / "x.npy", numpy.ones((3, 4), numpy.float32))
 
     def run(*words):
         path = {"PYTHONPATH": ":".join([str(site.folder), *filter(None, sys.path)])}
         command = [warm_python(), "-m", "delegraph", *words, "--json"]
-        return subprocess.run(command, env=path, cwd=tmp_path, capture_output=True, text=True)
+        return subprocess.run(
+            command, env=path, cwd=tmp_path, capture_output=True, text=True
+        )
 
-    assert run("lower", "net.py", "--backend", "self", "-o", "net.zipped").returncode == 0
+    assert (
+        run("lower", "net.py", "--backend", "self", "-o", "net.zipped").returncode == 0
+    )
     shown = json.loads(run("inspect", "net.zipped").stdout)
-    assert shown["methods"] == ["forward"] and shown["delegates"][0]["backend_id"] == "SelfContainedBackend"
+    assert (
+        shown["methods"] == ["forward"]
+        and shown["delegates"][0]["backend_id"] == "SelfContainedBackend"
+    )
     ran = json.loads(run("run", "net.zipped", "--input", "x.npy").stdout)
     assert ran["outputs"][0]["shape"] == [3, 2]
     refused = run("run", "net.zipped")
@@ -47,40 +57,67 @@ def test_the_command_line_lowers_inspects_and_runs_it(zipped, site, tmp_path):
 def test_what_is_read_is_not_written_over(echo, tmp_path, capsys):
     net = tmp_path / "net.echo"
     net.write_bytes(b"blob")
-    assert "net.echo is read" in fails(capsys, "inspect", net, "--html", net, code=2, error="usage-invalid")
+    assert "net.echo is read" in fails(
+        capsys, "inspect", net, "--html", net, code=2, error="usage-invalid"
+    )
     assert net.read_bytes() == b"blob"
 
 
 def test_inspect_says_whether_a_file_can_run_here(tmp_path, capsys):
-    lowered = delegraph.lower(torch.nn.Linear(4, 4).eval(), (torch.ones(1, 4),), backends=["compiler-demo"])
+    lowered = delegraph.lower(
+        torch.nn.Linear(4, 4).eval(), (torch.ones(1, 4),), backends=["compiler-demo"]
+    )
     path = tmp_path / "m.pte"
     lowered.save(path)
     assert main(["inspect", str(path), "--can-run"]) == 0
     made = lowered.delegates[0].producer
-    shown = "can run here: runs\n  forward  BackendWithCompilerDemo ({})  runs: version 1 of its format is read here\n"
+    shown = (
+        "can run here: runs\n  forward  BackendWithCompilerDemo ({})  runs: version 1"
+        " of its format is read here\n"
+    )
     assert capsys.readouterr().out == shown.format(made)
     assert main(["inspect", str(path), "--can-run", "--device", "npu", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert found["compatible"]["verdict"] == "cannot" and "'npu'" in found["compatible"]["delegates"][0]["reason"]
+    assert (
+        found["compatible"]["verdict"] == "cannot"
+        and "'npu'" in found["compatible"]["delegates"][0]["reason"]
+    )
     assert set(found) == {"schema", "file", "summary", "compatible"}
-    assert "--can-run" in fails(capsys, "inspect", path, "--device", "npu", code=2, error="usage-invalid")
+    assert "--can-run" in fails(
+        capsys, "inspect", path, "--device", "npu", code=2, error="usage-invalid"
+    )
     blob = bytearray(path.read_bytes())
     place = blob.index(b"DGCD")
     blob[place + 4] = 9  # the version
     path.write_bytes(blob)
     assert main(["inspect", str(path), "--can-run"]) == 1
-    assert "cannot: this blob of BackendWithCompilerDemo was written by version 9" in capsys.readouterr().out
-    with pytest.raises(FormatError, match="cannot run: this blob of BackendWithCompilerDemo was written by version 9"):
+    assert (
+        "cannot: this blob of BackendWithCompilerDemo was written by version 9"
+        in capsys.readouterr().out
+    )
+    with pytest.raises(
+        FormatError,
+        match=(
+            "cannot run: this blob of BackendWithCompilerDemo was written by version 9"
+        ),
+    ):
         delegraph.load(path)(torch.ones(1, 4))
 
 
 @pytest.mark.parametrize("command", ["inspect", "run"])
 def test_without_this_distribution_an_error_says_what_to_install(command, tmp_path):
-    shown = python("-m", "delegraph", command, "net.tosa", cwd=tmp_path, DELEGRAPH_DISABLE_PLUGINS="analysis")
+    shown = python(
+        "-m",
+        "delegraph",
+        command,
+        "net.tosa",
+        cwd=tmp_path,
+        DELEGRAPH_DISABLE_PLUGINS="analysis",
+    )
     assert shown.returncode == 2 and "delegraph-analysis" in shown.stderr
 
 
-# --- what files hold, and what formats do -----------------------------------------------------------------------------
+# --- what files hold, and what formats do ---------------------------------------------
 
 
 @pytest.fixture
@@ -90,7 +127,8 @@ def hostile(site, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("delegraph.discovery.registry._default", Registry())
     monkeypatch.setenv("DELEGRAPH_PLUGINS", "evil,analysis")
-    name = EVIL.replace("\x00", "").replace("\ud800", "\udcff")  # what a file can be called
+    # what a file can be called
+    name = EVIL.replace("\x00", "").replace("\ud800", "\udcff")
     (tmp_path / f"{name}.npu").write_text("")
     return f"{name}.npu"
 
@@ -107,7 +145,9 @@ def hostile(site, tmp_path, monkeypatch):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_no_text_of_a_file_reaches_the_terminal_with_control_characters(command, works, json, hostile, capsys):
+def test_no_text_of_a_file_reaches_the_terminal_with_control_characters(
+    command, works, json, hostile, capsys
+):
     code = main([*(word.replace("FILE", hostile) for word in command), *json])
     shown = capsys.readouterr()
     told = shown.out + shown.err.replace(PROGRESS_BAR, "")
@@ -119,18 +159,35 @@ def test_what_a_judge_says_is_one_line(hostile, monkeypatch, capsys):
     """It quotes names of the file, which would otherwise write verdicts of their own."""
     said = f"no rule for n{EVIL}\n\naccepted by judge: all of it\x85{'x' * 100_000}"
     judged = [Verdict("judge", False, said)]
-    monkeypatch.setattr("delegraph.host.FileFormat.verify", lambda file, path: judged, raising=False)
+    monkeypatch.setattr(
+        "delegraph.host.FileFormat.verify", lambda file, path: judged, raising=False
+    )
     assert main(["inspect", hostile, "--verify"]) == 1
     shown = capsys.readouterr().out
-    assert shown.count("\nrefused by judge: no rule") == 1 and "\naccepted" not in shown and len(shown) < 3000
+    assert (
+        shown.count("\nrefused by judge: no rule") == 1
+        and "\naccepted" not in shown
+        and len(shown) < 3000
+    )
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
 def test_every_encoding_of_the_terminal_will_do(hostile, site, encoding):
     for command in ("inspect", "run"):
         plugins = {"DELEGRAPH_PLUGINS": "evil,analysis"}
-        shown = python("-m", "delegraph", command, hostile, path=site.folder, PYTHONIOENCODING=encoding, **plugins)
-        assert (shown.returncode, shown.stderr.split()) == (0, ["50%", "100%"] if command == "run" else [])
+        shown = python(
+            "-m",
+            "delegraph",
+            command,
+            hostile,
+            path=site.folder,
+            PYTHONIOENCODING=encoding,
+            **plugins,
+        )
+        assert (shown.returncode, shown.stderr.split()) == (
+            0,
+            ["50%", "100%"] if command == "run" else [],
+        )
         assert shown.stdout.strip()
 
 
@@ -145,12 +202,19 @@ def test_every_encoding_of_the_terminal_will_do(hostile, site, encoding):
         (["run", "net.npu", "--output", LONG], 1),
         (["run", "net.npu", "--seed", "-1"], 2),
     ],
-    ids=lambda value: " ".join(value).replace(LONG, "LONG") if isinstance(value, list) else None,
+    ids=lambda value: (
+        " ".join(value).replace(LONG, "LONG") if isinstance(value, list) else None
+    ),
 )
 def test_paths_that_are_too_long_and_seeds_below_zero_are_the_users_error(
     site, tmp_path, command, code, capsys, monkeypatch
 ):
-    site.plugin("evil", HOSTILE.replace("def page(path): raise ValueError(EVIL)", "def page(path): return ''"))
+    site.plugin(
+        "evil",
+        HOSTILE.replace(
+            "def page(path): raise ValueError(EVIL)", "def page(path): return ''"
+        ),
+    )
     monkeypatch.setattr("delegraph.discovery.registry._default", Registry())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.npu").touch()
@@ -160,13 +224,19 @@ def test_paths_that_are_too_long_and_seeds_below_zero_are_the_users_error(
 
 
 def test_a_format_that_exits_has_failed(site, tmp_path, capsys, monkeypatch):
-    site.plugin("evil", HOSTILE.replace("return Inspection()", "raise SystemExit(0)"), version="1.5")
+    site.plugin(
+        "evil",
+        HOSTILE.replace("return Inspection()", "raise SystemExit(0)"),
+        version="1.5",
+    )
     monkeypatch.setattr("delegraph.discovery.registry._default", Registry())
     (tmp_path / "net.npu").touch()
     assert main(["inspect", str(tmp_path / "net.npu"), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["code"] == "plugin-failed"
-    assert found["raised_by"] == f"inspect of Format (evil 1.5), at {tmp_path / 'net.npu'}"
+    assert (
+        found["raised_by"] == f"inspect of Format (evil 1.5), at {tmp_path / 'net.npu'}"
+    )
 
 
 FAILING = """
@@ -185,11 +255,22 @@ def net():
 """
 
 
-@pytest.mark.parametrize("command", [("lower", "--verify"), ("profile",), ("accuracy",), ("compare",)], ids="".join)
-def test_a_model_that_fails_on_its_own_inputs_is_nobody_else_s_fault(command, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "command",
+    [("lower", "--verify"), ("profile",), ("accuracy",), ("compare",)],
+    ids="".join,
+)
+def test_a_model_that_fails_on_its_own_inputs_is_nobody_else_s_fault(
+    command, tmp_path, capsys
+):
     (tmp_path / "net.py").write_text(FAILING)
     name, *flags = command
-    assert main([name, str(tmp_path / "net.py"), "--backend", "demo", *flags]) == (name != "compare")
+    assert main([name, str(tmp_path / "net.py"), "--backend", "demo", *flags]) == (
+        name != "compare"
+    )
     shown = "".join(capsys.readouterr())
-    assert "the model's method 'forward' raises IndexError on these inputs: index out of range" in shown
+    assert (
+        "the model's method 'forward' raises IndexError on these inputs: index out of"
+        " range" in shown
+    )
     assert "authors" not in shown and "defect" not in shown

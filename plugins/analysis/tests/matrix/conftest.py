@@ -1,4 +1,6 @@
-"""One small matrix for all tests that only read rows, and processes for cells that need not import torch."""
+"""One small matrix for all tests that only read rows, and processes for cells that need
+not import torch.
+"""
 
 import shutil
 from pathlib import Path
@@ -39,7 +41,9 @@ def cells_for(folder):
         targets = tuple(description.target_of(group, {}) for group in backends)
         kinds = tuple(description.Quantization(kind) for kind in types)
         chosen = description.settings_of({"runs": 1, "files": [], **settings})
-        return cells.cells_of(description.Matrix(models, targets, kinds, chosen, folder))
+        return cells.cells_of(
+            description.Matrix(models, targets, kinds, chosen, folder)
+        )
 
     return make
 
@@ -53,13 +57,38 @@ def store(tmp_path):
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory, warm):
-    """The store of a matrix of four models, for TOSA, a backend without a runtime, and the host."""
+    """The store of a matrix of four models, for TOSA, a backend without a runtime, and
+    the host.
+    """
     folder = tmp_path_factory.mktemp("finished")
     shutil.copy(ZOO, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         models = [f"zoo.py:{name}" for name in ("small", "inverse", "methods", "wrong")]
-        given = ["--backends", "tosa", "demo", "--host-only", "--executor", "process:2", "--runs", "3"]
+        given = [
+            "--backends",
+            "tosa",
+            "demo",
+            "--host-only",
+            "--executor",
+            "process:2",
+            "--runs",
+            "3",
+        ]
         assert main(["matrix", *models, *given, "--store", "store", "--json"]) == 1
-        assert main(["matrix", "zoo.py:small", "--backends", "tosa", "--quantize", "int8", "--store", "store"]) == 0
+        assert (
+            main(
+                [
+                    "matrix",
+                    "zoo.py:small",
+                    "--backends",
+                    "tosa",
+                    "--quantize",
+                    "int8",
+                    "--store",
+                    "store",
+                ]
+            )
+            == 0
+        )
     return folder / "store"

@@ -1,4 +1,6 @@
-"""The page of a matrix in a real browser: it sorts and filters, asks for nothing, and runs no text of a model."""
+"""The page of a matrix in a real browser: it sorts and filters, asks for nothing, and
+runs no text of a model.
+"""
 
 import json
 
@@ -12,7 +14,8 @@ from ..support.browser import MISSING, browser, executable
 EVIL = "<script>window.harm = 1</script><img src=x onerror='window.harm = 1'>"
 SECOND = "document.querySelectorAll('table')[1]"
 SHOWN = (
-    f"[...{SECOND}.tBodies[0].rows].filter(r => !r.hidden).map(r => [r.cells[0].textContent, r.cells[8].textContent])"
+    f"[...{SECOND}.tBodies[0].rows].filter(r => !r.hidden).map(r =>"
+    " [r.cells[0].textContent, r.cells[8].textContent])"
 )
 
 
@@ -37,9 +40,16 @@ def test_a_page_sorts_and_filters(finished, tmp_path):
             times = [float(ms) for _, ms in tab.evaluate(SHOWN) if ms != "-"]
             assert len(times) > 3 and times == sorted(times, reverse=down)
             assert tab.evaluate(SHOWN)[-1][1] == "-", "what has no figure comes last"
-        typed = "const i = document.querySelector('input'); i.value = 'Small tosa'; i.dispatchEvent(new Event('input'))"
+        typed = (
+            "const i = document.querySelector('input'); i.value = 'Small tosa';"
+            " i.dispatchEvent(new Event('input'))"
+        )
         tab.evaluate(f"(() => {{{typed}}})()")
-        assert {name for name, _ in tab.evaluate(SHOWN)} <= {"small", EVIL} and len(tab.evaluate(SHOWN)) < len(rows)
-        assert json.dumps(tab.evaluate("document.querySelector('[role=status]').textContent")).count("rows")
+        assert {name for name, _ in tab.evaluate(SHOWN)} <= {"small", EVIL} and len(
+            tab.evaluate(SHOWN)
+        ) < len(rows)
+        assert json.dumps(
+            tab.evaluate("document.querySelector('[role=status]').textContent")
+        ).count("rows")
     finally:
         opened.__exit__(None, None, None)

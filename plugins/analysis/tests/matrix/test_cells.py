@@ -1,4 +1,6 @@
-"""Cells in processes of their own: what models do there ends in a row, and costs no other cell."""
+"""Cells in processes of their own: what models do there ends in a row, and costs no
+other cell.
+"""
 
 import json
 import os
@@ -22,7 +24,8 @@ class Here:
     """An executor that does at once what it is given; ``wrong`` are its first answers."""
 
     def __init__(self, *wrong):
-        self.wrong, self.jobs = deque(wrong), []
+        self.wrong = deque(wrong)
+        self.jobs = []
 
     def submit(self, function, message):
         self.jobs.append(json.loads(message))
@@ -38,7 +41,9 @@ class Here:
 def done(listed, store, executor=None, **given):
     rows = schedule.run_cells(listed, store, Engine(executor or Here(), **given))
     for row in rows:
-        jsonschema.Draft202012Validator({**SCHEMA, "anyOf": [{"$ref": "#/$defs/matrix-row"}]}).validate(row)
+        jsonschema.Draft202012Validator(
+            {**SCHEMA, "anyOf": [{"$ref": "#/$defs/matrix-row"}]}
+        ).validate(row)
     return {row["name"]: row for row in rows}
 
 
@@ -52,13 +57,27 @@ def exists(pid):
 
 def test_rows_of_good_models(finished):
     rows = {(r["name"], r["target"], r["quantize"]): r for r in read_rows(finished)}
-    small, host = rows["small", "tosa", "float"], rows["small", "host", "float"]
-    assert (small["operators"], small["delegated"], small["delegates"], status(small)) == (2, 2, 1, "ok")
-    assert (host["delegated"], host["backends"], host["methods"]["forward"]["relative_error"]) == (0, [], 0)
+    small = rows["small", "tosa", "float"]
+    host = rows["small", "host", "float"]
+    assert (
+        small["operators"],
+        small["delegated"],
+        small["delegates"],
+        status(small),
+    ) == (2, 2, 1, "ok")
+    assert (
+        host["delegated"],
+        host["backends"],
+        host["methods"]["forward"]["relative_error"],
+    ) == (0, [], 0)
     measured = small["measured"]
     assert len(measured["latency"]["seconds"]) == len(measured["eager"]["seconds"]) == 3
-    assert {"load", "export", "import", "lower", "write", "verify", "run"} == measured["seconds"].keys()
-    assert measured["peak_bytes"] > 50e6 and measured["machine"]["cpus"] == os.cpu_count()
+    assert {"load", "export", "import", "lower", "write", "verify", "run"} == measured[
+        "seconds"
+    ].keys()
+    assert (
+        measured["peak_bytes"] > 50e6 and measured["machine"]["cpus"] == os.cpu_count()
+    )
     assert small["versions"].keys() >= {"delegraph", "delegraph-tosa", "torch"}
     for entry in (small["files"][0]["path"], measured["page"], measured["report"]):
         assert (finished / entry).stat().st_size > 100
@@ -68,12 +87,23 @@ def test_rows_of_good_models(finished):
         status(rows["small", "demo", "float"]) == "not run"
         and "no runtime" in rows["small", "demo", "float"]["not_run"]
     )
-    assert rows["inverse", "tosa", "float"]["causes"][0]["operator"] == "aten.linalg_inv_ex.default"
+    assert (
+        rows["inverse", "tosa", "float"]["causes"][0]["operator"]
+        == "aten.linalg_inv_ex.default"
+    )
     assert rows["methods", "tosa", "float"]["methods"].keys() == {"forward", "half"}
     failed = rows["wrong", "tosa", "float"]
-    assert failed["error"]["code"] == "input-invalid" and failed["stage"] == "load" and failed["operators"] is None
+    assert (
+        failed["error"]["code"] == "input-invalid"
+        and failed["stage"] == "load"
+        and failed["operators"] is None
+    )
     quantized = rows["small", "tosa", "int8"]
-    assert quantized["quantizer"] == "tosa" and quantized["operators"] > 2 and status(quantized) == "ok"
+    assert (
+        quantized["quantizer"] == "tosa"
+        and quantized["operators"] > 2
+        and status(quantized) == "ok"
+    )
 
 
 def test_what_has_a_row_is_not_done_again(finished, cells_for, store):
@@ -90,60 +120,97 @@ def test_models_that_end_their_process(cells_for, store, folder):
     errors = {name: row["error"] and row["error"]["code"] for name, row in rows.items()}
     ended = "matrix/process-ended"
     good = dict(noisy=None, forks=None, small=None)
-    assert errors == dict(exits=ended, greedy="input-invalid", killed=ended, interrupts=ended, **good)
-    assert rows["interrupts"]["measured"]["printed"][-1] == "KeyboardInterrupt: nobody pressed a key"
-    assert "exit code 0" in rows["exits"]["error"]["message"] and rows["exits"]["stage"] == "load"
+    assert errors == dict(
+        exits=ended, greedy="input-invalid", killed=ended, interrupts=ended, **good
+    )
+    assert (
+        rows["interrupts"]["measured"]["printed"][-1]
+        == "KeyboardInterrupt: nobody pressed a key"
+    )
+    assert (
+        "exit code 0" in rows["exits"]["error"]["message"]
+        and rows["exits"]["stage"] == "load"
+    )
     assert "can't allocate memory" in rows["greedy"]["error"]["message"]
     assert rows["killed"]["error"]["message"].endswith("killed by SIGKILL")
-    assert (folder / "attempts").read_text() == "xx" and rows["killed"]["measured"]["attempts"] == 2
+    assert (folder / "attempts").read_text() == "xx" and rows["killed"]["measured"][
+        "attempts"
+    ] == 2
     assert not exists(int((folder / "forked").read_text()))
 
 
 def test_the_process_that_waits_for_a_cell_is_killed(cells_for, store):
     rows = done(cells_for("orphaned", "small"), store)
-    assert rows["orphaned"]["error"]["message"] == "the cell was lost: the process that waits for it ended"
-    assert (rows["orphaned"]["error"]["code"], rows["orphaned"]["measured"]["attempts"]) == ("matrix/lost", 2)
+    assert (
+        rows["orphaned"]["error"]["message"]
+        == "the cell was lost: the process that waits for it ended"
+    )
+    assert (
+        rows["orphaned"]["error"]["code"],
+        rows["orphaned"]["measured"]["attempts"],
+    ) == ("matrix/lost", 2)
     assert rows["small"]["error"] is None
 
 
 def test_a_limit_that_may_be_too_small_is_a_hint(cells_for):
     told = {"exit": 1, "stopped": False, "printed": "", "stage": None}
     (cell,) = cells_for("small", memory_limit=7)
-    assert "its limit of 7 MB may be too small" in row_of(cell, told, 1)["error"]["hint"]
+    assert (
+        "its limit of 7 MB may be too small" in row_of(cell, told, 1)["error"]["hint"]
+    )
     assert row_of(cells_for("small")[0], told, 1)["error"]["hint"] is None
 
 
 def test_a_model_that_hangs_is_stopped_where_it_is(cells_for, store):
     start = time.monotonic()
     row = done(cells_for("hangs", time_limit=3.0), store)["hangs"]
-    assert row["error"]["message"] == "its process was stopped after 3 s" and row["stage"] == "load"
+    assert (
+        row["error"]["message"] == "its process was stopped after 3 s"
+        and row["stage"] == "load"
+    )
     assert row["measured"]["printed"][0] == "patience"
-    assert any("zoo.py" in line and "in hangs" in line for line in row["measured"]["printed"])
+    assert any(
+        "zoo.py" in line and "in hangs" in line for line in row["measured"]["printed"]
+    )
     assert time.monotonic() - start < 60
     assert len(schedule.missing(cells_for("hangs", time_limit=3.0), store)) == 0
-    assert len(schedule.missing(cells_for("hangs", time_limit=2.0), store)) == 1, "the limit may have been too short"
+    assert len(schedule.missing(cells_for("hangs", time_limit=2.0), store)) == 1, (
+        "the limit may have been too short"
+    )
 
 
 def test_a_cell_ends_with_its_command(cells_for, store, folder):
     """Whoever interrupts the command does not wait for the time limits of its cells."""
-    start, at_work = time.monotonic(), folder / "at_work"
+    start = time.monotonic()
+    at_work = folder / "at_work"
     with executors.engine_of("process:1", store.folder, 600) as engine:
         work = schedule.Work(store, engine, deque(cells_for("hangs")))
         work._submit()
         (future,) = work.pending
         while not at_work.exists() or not at_work.read_text():
-            assert not future.done() and time.monotonic() - start < 60, "the cell did not come to where it hangs"
+            assert not future.done() and time.monotonic() - start < 60, (
+                "the cell did not come to where it hangs"
+            )
             time.sleep(0.01)
     told = json.loads(future.result(timeout=60))
-    assert told["lost"] and not exists(int(at_work.read_text())) and time.monotonic() - start < 60
+    assert (
+        told["lost"]
+        and not exists(int(at_work.read_text()))
+        and time.monotonic() - start < 60
+    )
 
 
 def test_a_cell_that_an_executor_loses_is_tried_again(cells_for, store):
     executor = Here(OSError("the worker is gone"))
-    assert done(cells_for("small"), store, executor)["small"]["measured"]["attempts"] == 2
+    assert (
+        done(cells_for("small"), store, executor)["small"]["measured"]["attempts"] == 2
+    )
     executor = Here(*[OSError("the worker is gone")] * 2)
     row = done(cells_for("inverse"), store, executor)["inverse"]
-    assert row["error"]["code"] == "matrix/lost" and "OSError: the worker is gone" in row["error"]["message"]
+    assert (
+        row["error"]["code"] == "matrix/lost"
+        and "OSError: the worker is gone" in row["error"]["message"]
+    )
 
 
 def test_an_executor_that_breaks_ends_the_command_and_costs_no_row(cells_for, store):
@@ -160,18 +227,28 @@ def test_answers_of_executors_are_not_trusted(wrong, cells_for, store):
         done(cells_for("small"), store, Here(wrong))
 
 
-def test_a_machine_that_does_not_see_the_store_returns_files(cells_for, store, monkeypatch):
+def test_a_machine_that_does_not_see_the_store_returns_files(
+    cells_for, store, monkeypatch
+):
     address = store.address()
-    monkeypatch.setattr(type(store), "address", lambda self: {**address, "folder": "/nowhere"})
+    monkeypatch.setattr(
+        type(store), "address", lambda self: {**address, "folder": "/nowhere"}
+    )
     row = done(cells_for("small", files=[".tosa"]), store)["small"]
-    assert store.content(row["files"][0]["path"]) and store.content(row["measured"]["page"])
+    assert store.content(row["files"][0]["path"]) and store.content(
+        row["measured"]["page"]
+    )
 
 
 def test_a_machine_with_other_versions_is_refused(cells_for, store, monkeypatch):
     cell = cells_for("small")[0]
     job = type(cell).job
-    monkeypatch.setattr(type(cell), "job", lambda self: job(self) | {"versions": {"torch": "2.9"}})
-    with pytest.raises(DelegraphError, match=r"a process for cells has torch 2\.\S+, not 2\.9"):
+    monkeypatch.setattr(
+        type(cell), "job", lambda self: job(self) | {"versions": {"torch": "2.9"}}
+    )
+    with pytest.raises(
+        DelegraphError, match=r"a process for cells has torch 2\.\S+, not 2\.9"
+    ):
         done([cell], store)
     assert not store.rows()
 
@@ -198,10 +275,17 @@ def test_a_store_that_takes_no_files_ends_the_command(cells_for, store):
 def test_executors_that_there_are_not(text, said, tmp_path):
     if text == "dask":
         pytest.importorskip("distributed", reason="pip install distributed")
-    with pytest.raises(DelegraphError, match=said), executors.engine_of(text, tmp_path, 60):
+    with (
+        pytest.raises(DelegraphError, match=said),
+        executors.engine_of(text, tmp_path, 60),
+    ):
         pass
 
 
 def test_what_an_executor_runs_is_bytes(cells_for, store):
-    told = json.loads(execute.run(schedule.Work(store, Engine(None), deque())._message(cells_for("small")[0])))
+    told = json.loads(
+        execute.run(
+            schedule.Work(store, Engine(None), deque())._message(cells_for("small")[0])
+        )
+    )
     assert told["exit"] == 0 and told["answer"]["found"]["error"] is None

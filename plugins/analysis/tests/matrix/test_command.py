@@ -16,14 +16,23 @@ def as_data(capsys, *words):
 
 def test_a_matrix_from_a_file_and_what_became_of_it(folder, finished, capsys):
     shutil.copytree(finished, folder / "store")
-    (folder / "m.toml").write_text('models = ["zoo.py:small"]\nbackends = ["tosa", []]\nsettings.runs = 3\n')
+    (folder / "m.toml").write_text(
+        'models = ["zoo.py:small"]\nbackends = ["tosa", []]\nsettings.runs = 3\n'
+    )
     code, listed = as_data(capsys, "m.toml", "--store", "store", "--list")
     validate(listed, "matrix-list")
     assert (code, [cell["row"] for cell in listed["cells"]]) == (0, [True, True])
-    reports = [folder / f"made.{suffix}" for suffix in ("md", "csv", "html", "json", "junit.xml")]
+    reports = [
+        folder / f"made.{suffix}"
+        for suffix in ("md", "csv", "html", "json", "junit.xml")
+    ]
     given = [word for path in reports for word in ("--report", path)]
-    code, found = as_data(capsys, "m.toml", "--store", "store", "--executor", "json:loads", *given)
-    assert found.get("code") == "option-invalid", "an executor is made before it is needed"
+    code, found = as_data(
+        capsys, "m.toml", "--store", "store", "--executor", "json:loads", *given
+    )
+    assert found.get("code") == "option-invalid", (
+        "an executor is made before it is needed"
+    )
     code, found = as_data(capsys, "m.toml", "--store", "store", *given)
     validate(found, "matrix")
     assert (code, found["cells"], found["failed"]) == (0, 2, 0)
@@ -31,7 +40,11 @@ def test_a_matrix_from_a_file_and_what_became_of_it(folder, finished, capsys):
     validate(json.loads((folder / "made.json").read_text()), "matrix")
     assert 'href="store/artifacts/' in (folder / "made.html").read_text()
     code, shown, _ = run(capsys, "matrix", "show", "store")
-    assert code == 0 and "13 cells: " in shown and "aten.linalg_inv_ex.default  tosa" in shown
+    assert (
+        code == 0
+        and "13 cells: " in shown
+        and "aten.linalg_inv_ex.default  tosa" in shown
+    )
 
 
 def test_failed_cells_are_the_exit_code(folder, finished, capsys):
@@ -44,17 +57,23 @@ def test_failed_cells_are_the_exit_code(folder, finished, capsys):
 
 def test_a_difference_fails_its_gates(folder, finished, capsys):
     shutil.copytree(finished, folder / "new")
-    rows = [json.loads(line) for line in (finished / "rows.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (finished / "rows.jsonl").read_text().splitlines()
+    ]
     for row in rows:
         if (row["name"], row["target"], row["quantize"]) == ("small", "tosa", "float"):
             row["delegated"] = 1
-    (folder / "new/rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "new/rows.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
     code, found = as_data(capsys, "diff", finished, "new", "--report", "d.junit.xml")
     validate(found, "matrix-diff")
     assert (code, [c["kind"] for c in found["failing"]]) == (1, ["delegated"])
     assert "2 of 2 -&gt; 1 of 2" in (folder / "d.junit.xml").read_text()
     code, out, _ = run(capsys, "matrix", "diff", finished, "new", "--gate", "latency")
-    assert code == 0 and out.startswith("worse  small, tosa, float: delegated 2 of 2 -> 1 of 2")
+    assert code == 0 and out.startswith(
+        "worse  small, tosa, float: delegated 2 of 2 -> 1 of 2"
+    )
     assert run(capsys, "matrix", "diff", "new", finished / "rows.jsonl")[0] == 0
 
 
@@ -75,12 +94,42 @@ def test_stores_are_joined_and_shown(folder, finished, capsys):
         (["zoo.py:small", "--backends", "tosa", "tosa"], "usage-invalid"),
         (["zoo.py:small", "--backends", "demo+tosa+demo"], "usage-invalid"),
         (["zoo.py:small", "--backends", "tosa", "--files", "pte"], "format-not-found"),
-        (["zoo.py:small", "--backends", "tosa", "--quantize", "int8", "--quantizer", "nothing"], "backend-not-found"),
+        (
+            [
+                "zoo.py:small",
+                "--backends",
+                "tosa",
+                "--quantize",
+                "int8",
+                "--quantizer",
+                "nothing",
+            ],
+            "backend-not-found",
+        ),
         (["zoo.py:small", "--backends", "tosa", "--report", "x.docx"], "usage-invalid"),
-        (["zoo.py:small", "--backends", "tosa", "--option", "tosa.nothing=1"], "option-invalid"),
-        (["zoo.py:small", "--backends", "tosa", "--time-limit", "nan"], "usage-invalid"),
-        (["zoo.py:small", "--backends", "tosa", "--executor", "nothing"], "option-invalid"),
-        (["zoo.py:small", "zoo.py:wrong", "--backends", "tosa", "--calibration", "x.npz"], "usage-invalid"),
+        (
+            ["zoo.py:small", "--backends", "tosa", "--option", "tosa.nothing=1"],
+            "option-invalid",
+        ),
+        (
+            ["zoo.py:small", "--backends", "tosa", "--time-limit", "nan"],
+            "usage-invalid",
+        ),
+        (
+            ["zoo.py:small", "--backends", "tosa", "--executor", "nothing"],
+            "option-invalid",
+        ),
+        (
+            [
+                "zoo.py:small",
+                "zoo.py:wrong",
+                "--backends",
+                "tosa",
+                "--calibration",
+                "x.npz",
+            ],
+            "usage-invalid",
+        ),
         (["diff", "a"], "usage-invalid"),
         (["join", "a"], "usage-invalid"),
         (["show", "a", "b"], "usage-invalid"),
@@ -97,15 +146,38 @@ def test_other_files_are_refused(folder, capsys):
     (folder / "m.toml").write_text("models = 3")
     fails(capsys, "matrix", "m.toml", code=1, error="input-invalid")
     (folder / "m.toml").write_text('models = ["zoo.py:small"]\nbackends = ["tosa"]')
-    fails(capsys, "matrix", "m.toml", "--backends", "tosa", code=2, error="usage-invalid")
+    fails(
+        capsys, "matrix", "m.toml", "--backends", "tosa", code=2, error="usage-invalid"
+    )
 
 
 def test_gates_of_a_run(folder, capsys):
-    words = ["zoo.py:inverse", "--backends", "tosa", "--runs", "0", "--files", "--require-full", "--max-delegates", "0"]
-    code, found = as_data(capsys, *words, "--min-delegated", "0.4", "--require-agreement")
+    words = [
+        "zoo.py:inverse",
+        "--backends",
+        "tosa",
+        "--runs",
+        "0",
+        "--files",
+        "--require-full",
+        "--max-delegates",
+        "0",
+    ]
+    code, found = as_data(
+        capsys, *words, "--min-delegated", "0.4", "--require-agreement"
+    )
     (row,) = found["rows"]
-    assert (code, row["error"]["code"]) == (1, "not-fully-delegated") and row["methods"] and row["files"] == []
-    verdicts = {"agreement": True, "require-full": False, "min-delegated": True, "max-delegates": False}
+    assert (
+        (code, row["error"]["code"]) == (1, "not-fully-delegated")
+        and row["methods"]
+        and row["files"] == []
+    )
+    verdicts = {
+        "agreement": True,
+        "require-full": False,
+        "min-delegated": True,
+        "max-delegates": False,
+    }
     assert row["gates"] == verdicts and row["measured"]["page"]
 
 
@@ -113,7 +185,8 @@ def test_help_imports_no_torch(capsys):
     from core.tests.support.processes import python
 
     program = (
-        "import sys; from delegraph.cli import main; main(['matrix', '--help']); assert 'torch' not in sys.modules"
+        "import sys; from delegraph.cli import main; main(['matrix', '--help']); assert"
+        " 'torch' not in sys.modules"
     )
     shown = python("-c", program)
     assert shown.returncode == 0 and "--executor NAME" in shown.stdout, shown.stderr

@@ -36,10 +36,21 @@ def by_key(listed):
 def test_a_file(matrix):
     found = matrix()
     assert [m.name for m in found.models] == ["small", "inverse 3x3"]
-    assert [t.name for t in found.targets] == ["tosa", "demo + tosa", "host", "tosa 1.1"]
-    assert found.targets[3].options == {"tosa": {"locations": True, "spec": "TOSA-1.1+FP"}}
+    assert [t.name for t in found.targets] == [
+        "tosa",
+        "demo + tosa",
+        "host",
+        "tosa 1.1",
+    ]
+    assert found.targets[3].options == {
+        "tosa": {"locations": True, "spec": "TOSA-1.1+FP"}
+    }
     assert found.targets[2].backends == () and not found.targets[2].options
-    assert (found.settings.runs, found.settings.files, found.settings.time_limit) == (2, (".tosa",), 60.0)
+    assert (found.settings.runs, found.settings.files, found.settings.time_limit) == (
+        2,
+        (".tosa",),
+        60.0,
+    )
     listed = cells.cells_of(found)
     assert len(listed) == len({cell.identity for cell in listed}) == 2 * 4 * 3
     assert json.dumps(listed[0].job())
@@ -49,7 +60,9 @@ def test_a_cell_is_what_its_row_depends_on(matrix, folder):
     before = by_key(cells.cells_of(matrix()))
     shutil.copytree(folder, folder / "moved")
     moved = by_key(cells.cells_of(description.read_matrix(folder / "moved/m.toml")))
-    assert {k: c.identity for k, c in moved.items()} == {k: c.identity for k, c in before.items()}
+    assert {k: c.identity for k, c in moved.items()} == {
+        k: c.identity for k, c in before.items()
+    }
 
     def changed(name, old, new):
         path = folder / name
@@ -60,27 +73,39 @@ def test_a_cell_is_what_its_row_depends_on(matrix, folder):
         return {key for key in before if before[key].identity != after[key].identity}
 
     assert not changed("m.toml", "time_limit = 60", "time_limit = 61")
-    assert changed("m.toml", "runs = 2", "runs = 3") == changed("helper.py", "", "x = 1") == {*before}
+    assert (
+        changed("m.toml", "runs = 2", "runs = 3")
+        == changed("helper.py", "", "x = 1")
+        == {*before}
+    )
     assert changed("zoo.py", "loaded small", "loaded it") == {*before}
     assert {key[0] for key in changed("data.npz", "", "other")} == {"inverse 3x3"}
     assert {key[2] for key in changed("data.npz", "", "other")} == {"int8", "mine"}
-    assert {key[1] for key in changed("m.toml", "TOSA-1.1+FP", "TOSA-1.0+FP")} == {"tosa 1.1"}
+    assert {key[1] for key in changed("m.toml", "TOSA-1.1+FP", "TOSA-1.0+FP")} == {
+        "tosa 1.1"
+    }
 
 
 def test_a_model_with_another_name_is_another_row(matrix, folder):
     before = {cell.identity for cell in cells.cells_of(matrix())}
     (folder / "m.toml").write_text(TOML.replace("inverse 3x3", "inverse"))
     after = {cell.identity: cell.key[0] for cell in cells.cells_of(matrix())}
-    assert {name for identity, name in after.items() if identity not in before} == {"inverse"}
+    assert {name for identity, name in after.items() if identity not in before} == {
+        "inverse"
+    }
 
 
 def test_versions_are_of_all_that_lowers(folder):
     own = cells.versions_of([], "", [])
     assert own.keys() >= {"delegraph", "torch"} and "delegraph-tosa" not in own
     assert cells.versions_of(["tosa"], "", []).keys() - own.keys() >= {"delegraph-tosa"}
-    assert cells.versions_of([], cells.scheme_of("timm:resnet18"), []).keys() - own.keys() >= {"delegraph-vision"}
+    assert cells.versions_of(
+        [], cells.scheme_of("timm:resnet18"), []
+    ).keys() - own.keys() >= {"delegraph-vision"}
     assert cells.versions_of([], cells.scheme_of("zoo.py:small"), []) == own
-    assert cells.versions_of([], "", [".pte"]).keys() - own.keys() >= {"delegraph-executorch"}
+    assert cells.versions_of([], "", [".pte"]).keys() - own.keys() >= {
+        "delegraph-executorch"
+    }
 
 
 def test_a_row_that_failed_is_so_under_its_limits_only(cells_for):
@@ -88,13 +113,17 @@ def test_a_row_that_failed_is_so_under_its_limits_only(cells_for):
     row = {"error": None, "settings": {"time_limit": 1.0, "memory_limit": None}}
     assert counts_for(row, cell)
     assert not counts_for({**row, "error": {}}, cell)
-    assert counts_for({"error": {}, "settings": {"time_limit": 9.0, "memory_limit": None}}, cell)
+    assert counts_for(
+        {"error": {}, "settings": {"time_limit": 9.0, "memory_limit": None}}, cell
+    )
 
 
 def test_shards_have_each_cell_once(matrix):
     listed = cells.cells_of(matrix())
     shards = [cells.shard(listed, f"{k}/3") for k in (1, 2, 3)]
-    assert sorted(c.identity for part in shards for c in part) == sorted(c.identity for c in listed)
+    assert sorted(c.identity for part in shards for c in part) == sorted(
+        c.identity for c in listed
+    )
     for wrong in ("0/3", "4/3", "3", "1/x"):
         with pytest.raises(UsageError, match="such as 1/4"):
             cells.shard(listed, wrong)
@@ -105,18 +134,45 @@ def test_shards_have_each_cell_once(matrix):
     [
         ("models = 3", "models is a list"),
         ("models = []", "models is a list of at least one"),
-        ('models = ["a.py"]\nbackends = ["tosa"]\nmodles = 1', "has no 'modles'; it has models,"),
-        ('models = ["a.py", "b/a.py"]\nbackends = ["tosa"]', "two entries of models are called 'a'"),
-        ('models = ["a.py"]\nbackends = ["tosa"]\nquantize = "int4"', "'float' or 'int8' or a table"),
-        ('models = ["a.py"]\nbackends = ["tosa"]\nsettings.runs = -1', "runs is a number from 0 on, not -1"),
-        ('models = ["a.py"]\nbackends = ["tosa"]\nsettings.runs = true', "runs is a number from 0 on, not True"),
-        ('models = ["a.py"]\nbackends = ["tosa"]\nsettings.min_delegated = nan', "a share from 0 to 1, not nan"),
-        ('models = ["a.py"]\nbackends = [{ backends = ["tosa"], options.demo.x = 1 }]', "options of demo in an entry"),
+        (
+            'models = ["a.py"]\nbackends = ["tosa"]\nmodles = 1',
+            "has no 'modles'; it has models,",
+        ),
+        (
+            'models = ["a.py", "b/a.py"]\nbackends = ["tosa"]',
+            "two entries of models are called 'a'",
+        ),
+        (
+            'models = ["a.py"]\nbackends = ["tosa"]\nquantize = "int4"',
+            "'float' or 'int8' or a table",
+        ),
+        (
+            'models = ["a.py"]\nbackends = ["tosa"]\nsettings.runs = -1',
+            "runs is a number from 0 on, not -1",
+        ),
+        (
+            'models = ["a.py"]\nbackends = ["tosa"]\nsettings.runs = true',
+            "runs is a number from 0 on, not True",
+        ),
+        (
+            'models = ["a.py"]\nbackends = ["tosa"]\nsettings.min_delegated = nan',
+            "a share from 0 to 1, not nan",
+        ),
+        (
+            (
+                'models = ["a.py"]\nbackends = [{ backends = ["tosa"], options.demo.x ='
+                " 1 }]"
+            ),
+            "options of demo in an entry",
+        ),
         (
             'models = ["a.py"]\nbackends = ["tosa"]\noptions.demo.x = 1',
             "options of demo, which no entry of backends has",
         ),
-        ('models = ["a.py"]\nbackends = [["demo", "tosa", "demo"]]', "has the backend 'demo' twice"),
+        (
+            'models = ["a.py"]\nbackends = [["demo", "tosa", "demo"]]',
+            "has the backend 'demo' twice",
+        ),
         ("models = [", "cannot be read as TOML"),
         ("x = " + "[" * 5000, "cannot be read as TOML"),
     ],
@@ -128,15 +184,22 @@ def test_a_wrong_file_says_what_is_wrong(text, said, tmp_path):
     assert said in str(error.value) and "m.toml" in str(error.value)
 
 
-@pytest.mark.parametrize(("option", "said"), [("nothing = 1", "no option 'nothing'"), ("spec = 3", "is str, not 3")])
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("nothing = 1", "no option 'nothing'"), ("spec = 3", "is str, not 3")],
+)
 def test_options_are_checked_before_any_cell(option, said, folder):
-    (folder / "m.toml").write_text(f'models = ["zoo.py"]\nbackends = ["tosa"]\noptions.tosa.{option}')
+    (folder / "m.toml").write_text(
+        f'models = ["zoo.py"]\nbackends = ["tosa"]\noptions.tosa.{option}'
+    )
     with pytest.raises(OptionError, match=said):
         cells.cells_of(description.read_matrix(folder / "m.toml"))
 
 
 def test_globs(folder):
     assert description.expand("*.py", folder) == ["zoo.py"]
-    assert description.expand("none.py", folder) == ["none.py"], "which is said to be missing later, by its name"
+    assert description.expand("none.py", folder) == ["none.py"], (
+        "which is said to be missing later, by its name"
+    )
     with pytest.raises(UsageError, match="no file is called like"):
         description.expand("*.nothing", folder)

@@ -33,7 +33,13 @@ def called(folder, *words):
         command.write_text(f'#!/bin/sh\nexec {warm_python()} -m delegraph "$@"\n')
         command.chmod(0o700)
     environment = {**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"}
-    return subprocess.run(list(map(str, words)), cwd=folder, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        list(map(str, words)),
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.mark.slow
@@ -47,7 +53,9 @@ def test_a_vendors_nightly_run(folder):
     assert len(rows.splitlines()) == 4 and (folder / "one/table.md").exists()
 
     zoo = (folder / "zoo.py").read_text()
-    (folder / "zoo.py").write_text(zoo.replace("(x + 1)[0].relu()", "(x + 1)[0].inverse().relu()"))
+    (folder / "zoo.py").write_text(
+        zoo.replace("(x + 1)[0].relu()", "(x + 1)[0].inverse().relu()")
+    )
     second = called(folder, script, "m.toml", "good", "two")
     assert second.returncode == 1, second.stdout + second.stderr
     assert "worse  inverse, tosa, float: delegated" in second.stdout
@@ -58,8 +66,18 @@ def test_a_vendors_nightly_run(folder):
 @pytest.mark.slow
 def test_a_researchers_comparison(folder):
     (folder / "m.toml").write_text(TOML)
-    done = called(folder, sys.executable, EXAMPLES / "matrix_comparison.py", "store", "m.toml")
+    done = called(
+        folder, sys.executable, EXAMPLES / "matrix_comparison.py", "store", "m.toml"
+    )
     assert done.returncode == 0, done.stderr
-    assert "tosa, float: " in done.stdout and "geometric mean of 2 models" in done.stdout
-    assert len(list(csv.DictReader((folder / "store/table.csv").read_text().splitlines()))) == 4
-    assert [json.loads(line)["error"] for line in (folder / "store/rows.jsonl").read_text().splitlines()] == [None] * 4
+    assert (
+        "tosa, float: " in done.stdout and "geometric mean of 2 models" in done.stdout
+    )
+    assert (
+        len(list(csv.DictReader((folder / "store/table.csv").read_text().splitlines())))
+        == 4
+    )
+    assert [
+        json.loads(line)["error"]
+        for line in (folder / "store/rows.jsonl").read_text().splitlines()
+    ] == [None] * 4

@@ -1,4 +1,6 @@
-"""Rows are the same by whatever executor, and whole when the command is killed or the disk is full."""
+"""Rows are the same by whatever executor, and whole when the command is killed or the
+disk is full.
+"""
 
 import contextlib
 import copy
@@ -60,8 +62,12 @@ def by(executor, listed, folder):
 def test_rows_are_those_of_a_serial_run(name, wanted, listed, tmp_path, monkeypatch):
     with contextlib.ExitStack() as stack:
         if name == "dask":
-            distributed = pytest.importorskip("distributed", reason="pip install distributed")
-            cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+            distributed = pytest.importorskip(
+                "distributed", reason="pip install distributed"
+            )
+            cluster = distributed.LocalCluster(
+                n_workers=2, threads_per_worker=1, dashboard_address=None
+            )
             name = f"dask:{stack.enter_context(cluster).scheduler_address}"
         elif name.startswith("submitit"):
             pytest.importorskip("submitit", reason="pip install submitit")
@@ -82,21 +88,45 @@ def test_rows_of_four_shards_joined(wanted, listed, tmp_path):
 
 def started(folder, *words):
     """A command in a session of its own."""
-    command = [warm_python(), "-m", "delegraph", "matrix", *words, "--exit-zero", "--runs", "1", "--files"]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [
+        warm_python(),
+        "-m",
+        "delegraph",
+        "matrix",
+        *words,
+        "--exit-zero",
+        "--runs",
+        "1",
+        "--files",
+    ]
+    return subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [6])
 def test_a_command_that_is_killed_goes_on(folder, rounds):
-    """It is killed after each row; what has a row is not done again, and no cell goes on without its command."""
-    given = [*(f"zoo.py:{name}" for name in MODELS), "--backends", "tosa", "--host-only", "--store", "store"]
+    """It is killed after each row; what has a row is not done again, and no cell goes
+    on without its command.
+    """
+    given = [
+        *(f"zoo.py:{name}" for name in MODELS),
+        "--backends",
+        "tosa",
+        "--host-only",
+        "--store",
+        "store",
+    ]
     rows = folder / "store/rows.jsonl"
     for _ in range(rounds):
         before = rows.read_text().splitlines() if rows.exists() else []
         command = started(folder, *given, "--executor", "process:2")
         until = time.monotonic() + 300
-        while len(rows.read_text().splitlines() if rows.exists() else []) <= len(before) and time.monotonic() < until:
+        while (
+            len(rows.read_text().splitlines() if rows.exists() else []) <= len(before)
+            and time.monotonic() < until
+        ):
             if command.poll() is not None:
                 break
             time.sleep(0.01)
@@ -107,7 +137,12 @@ def test_a_command_that_is_killed_goes_on(folder, rounds):
     printed, _ = command.communicate(timeout=600)
     assert command.returncode == 0, printed
     cells = [row["cell"] for row in read_rows(folder / "store")]
-    assert len(cells) == len(set(cells)) == len(rows.read_text().splitlines()) == 2 * len(MODELS)
+    assert (
+        len(cells)
+        == len(set(cells))
+        == len(rows.read_text().splitlines())
+        == 2 * len(MODELS)
+    )
 
 
 @pytest.mark.slow
@@ -115,16 +150,31 @@ def test_a_full_disk_ends_the_command_and_costs_no_row(folder, tmp_path):
     """A file system of 256 kB, which reports fill."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk]).returncode:
+    if (
+        os.geteuid()
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk]
+        ).returncode
+    ):
         pytest.skip("needs the right to mount")
     try:
-        given = [*(f"zoo.py:{name}" for name in MODELS), "--backends", "tosa", "demo", "--host-only", "--store", disk]
+        given = [
+            *(f"zoo.py:{name}" for name in MODELS),
+            "--backends",
+            "tosa",
+            "demo",
+            "--host-only",
+            "--store",
+            disk,
+        ]
         command = started(folder, *map(str, given))
         printed, _ = command.communicate(timeout=600)
         assert command.returncode == 1 and "write-failed" in printed, printed
         before = (disk / "rows.jsonl").read_text()
         kept = [json.loads(line)["cell"] for line in before.splitlines()]
-        assert kept and not [p for p in (disk / "artifacts").iterdir() if p.name.startswith(".")]
+        assert kept and not [
+            p for p in (disk / "artifacts").iterdir() if p.name.startswith(".")
+        ]
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
         command = started(folder, *map(str, given))
         printed, _ = command.communicate(timeout=600)

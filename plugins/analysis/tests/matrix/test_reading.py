@@ -1,4 +1,6 @@
-"""Rows are read: tables of any width, Markdown, CSV, a page, and what became better or worse."""
+"""Rows are read: tables of any width, Markdown, CSV, a page, and what became better or
+worse.
+"""
 
 import copy
 import csv
@@ -38,22 +40,43 @@ def test_a_table_is_as_wide_as_its_terminal(rows, width):
         assert lines[0].startswith("MODEL")
         assert "DELEGATED" in lines[0] or width == 40
         assert any("failed" in line for line in lines)
-        assert any("input-invalid" in line for line in lines), "the reason, in its column or below"
+        assert any("input-invalid" in line for line in lines), (
+            "the reason, in its column or below"
+        )
 
 
 def test_hostile_names_are_text(rows):
     row = named(rows, "small")
     row |= {"name": HOSTILE, "target": HOSTILE, "quantize": HOSTILE, "not_run": HOSTILE}
-    row["causes"] = [dict(method="m", backend=HOSTILE, operator=HOSTILE, reason=HOSTILE, count=1, hint=HOSTILE)]
-    row["error"] = dict(code=HOSTILE, message=HOSTILE, source=HOSTILE, hint=HOSTILE, raised_by=None)
-    shown = tables.terminal_table([row]) + refusals.refusals_text([row]) + tables.summary([row], 1)
+    row["causes"] = [
+        dict(
+            method="m",
+            backend=HOSTILE,
+            operator=HOSTILE,
+            reason=HOSTILE,
+            count=1,
+            hint=HOSTILE,
+        )
+    ]
+    row["error"] = dict(
+        code=HOSTILE, message=HOSTILE, source=HOSTILE, hint=HOSTILE, raised_by=None
+    )
+    shown = (
+        tables.terminal_table([row])
+        + refusals.refusals_text([row])
+        + tables.summary([row], 1)
+    )
     assert "\x1b" not in shown and "\u202e" not in shown
     text = page.page([row], HOSTILE, "")
-    body = ElementTree.fromstring(text.partition("<body>")[2].partition("</body>")[0].join(["<body>", "</body>"]))
+    body = ElementTree.fromstring(
+        text.partition("<body>")[2].partition("</body>")[0].join(["<body>", "</body>"])
+    )
     assert not list(body.iter("img")) and not list(body.iter("script"))
     assert all(a.get("href").startswith("artifacts/") for a in body.iter("a"))
     table = tables.markdown([row]).split("\n\n")
-    assert "<img" not in "".join(table) and all(line.count("|") == 4 for line in table[2].splitlines())
+    assert "<img" not in "".join(table) and all(
+        line.count("|") == 4 for line in table[2].splitlines()
+    )
     assert "](" not in "".join(table)
     read = list(csv.reader(io.StringIO(tables.comma_separated([row]))))
     assert len(read) == 2 and len(read[0]) == len(read[1])
@@ -65,13 +88,29 @@ def test_hostile_names_are_text(rows):
 def test_what_has_not_the_entries_of_a_row_is_none(rows):
     row = named(rows, "small")
     assert is_row(row)
-    damaged = [{**row, "schema": "other"}, {**row, "files": [3]}, {**row, "measured": None}, 7]
-    damaged += [{name: value for name, value in row.items() if name != lost} for lost in ("cell", "measured", "error")]
+    damaged = [
+        {**row, "schema": "other"},
+        {**row, "files": [3]},
+        {**row, "measured": None},
+        7,
+    ]
+    damaged += [
+        {name: value for name, value in row.items() if name != lost}
+        for lost in ("cell", "measured", "error")
+    ]
     assert not any(map(is_row, damaged))
 
 
 @pytest.mark.parametrize(
-    ("share", "shown"), [(1.0, "100%"), (0.9999, "99.9%"), (0.994, "99%"), (0.0, "0%"), (1e-5, "0.1%"), (0.5, "50%")]
+    ("share", "shown"),
+    [
+        (1.0, "100%"),
+        (0.9999, "99.9%"),
+        (0.994, "99%"),
+        (0.0, "0%"),
+        (1e-5, "0.1%"),
+        (0.5, "50%"),
+    ],
 )
 def test_only_all_is_all_and_nothing_nothing(share, shown):
     assert tables.percent(share) == shown
@@ -79,34 +118,77 @@ def test_only_all_is_all_and_nothing_nothing(share, shown):
 
 def test_a_page_needs_nothing_else(rows, finished):
     text = page.page(rows, "Matrix", "store/")
-    assert "http:" not in text and "https:" not in text and "src=" not in text and "default-src 'none'" in text
-    links = [a.get("href") for a in ElementTree.fromstring(f"<body>{text.partition('<body>')[2]}"[:-8]).iter("a")]
+    assert (
+        "http:" not in text
+        and "https:" not in text
+        and "src=" not in text
+        and "default-src 'none'" in text
+    )
+    links = [
+        a.get("href")
+        for a in ElementTree.fromstring(
+            f"<body>{text.partition('<body>')[2]}"[:-8]
+        ).iter("a")
+    ]
     assert links and all((finished.parent / link).exists() for link in links)
     assert (finished / "index.html").read_text().count("<table>") == 3
-    assert 'data-value="1.0" class="number">100%<' in text and "input-invalid in load" in text
+    assert (
+        'data-value="1.0" class="number">100%<' in text
+        and "input-invalid in load" in text
+    )
 
 
 def test_csv_has_numbers_in_full(rows):
     read = list(csv.DictReader(io.StringIO(tables.comma_separated(rows))))
-    small = next(r for r in read if (r["model"], r["backends"], r["type"]) == ("small", "tosa", "float"))
-    assert float(small["ms"]) == tables.milliseconds(named(rows, "small"), "latency") and small["delegated"] == "1.0"
+    small = next(
+        r
+        for r in read
+        if (r["model"], r["backends"], r["type"]) == ("small", "tosa", "float")
+    )
+    assert (
+        float(small["ms"]) == tables.milliseconds(named(rows, "small"), "latency")
+        and small["delegated"] == "1.0"
+    )
     assert next(r for r in read if r["model"] == "wrong")["ms"] == ""
 
 
 def test_markdown_without_what_differs_from_run_to_run(rows):
     text = tables.markdown(rows, times=False)
     assert " ms" not in text and "peak MB" not in text
-    assert re.search(r"\| 100%, (\de-0\d|equal) \|", text) and "| 0%, equal |" in text and "&#38;#" not in text
+    assert (
+        re.search(r"\| 100%, (\de-0\d|equal) \|", text)
+        and "| 0%, equal |" in text
+        and "&#38;#" not in text
+    )
     slow = changed(rows, slower(50.0))[1]
     assert tables.markdown(slow, times=False) == text != tables.markdown(rows)
 
 
 def test_refusals_of_all_models(rows):
-    found = next(r for r in refusals.refusals_of(rows) if r.backend == "tosa" and "inv_ex" in r.operator)
-    assert (found.operator, found.count, found.models) == ("aten.linalg_inv_ex.default", 1, ["inverse"])
-    twice = [*rows, {**named(rows, "inverse"), "quantize": "int8"}, {**named(rows, "inverse"), "name": "other"}]
-    found = next(r for r in refusals.refusals_of(twice) if r.backend == "tosa" and "inv_ex" in r.operator)
-    assert (found.count, found.models) == (2, ["inverse", "other"]), "a model counts once"
+    found = next(
+        r
+        for r in refusals.refusals_of(rows)
+        if r.backend == "tosa" and "inv_ex" in r.operator
+    )
+    assert (found.operator, found.count, found.models) == (
+        "aten.linalg_inv_ex.default",
+        1,
+        ["inverse"],
+    )
+    twice = [
+        *rows,
+        {**named(rows, "inverse"), "quantize": "int8"},
+        {**named(rows, "inverse"), "name": "other"},
+    ]
+    found = next(
+        r
+        for r in refusals.refusals_of(twice)
+        if r.backend == "tosa" and "inv_ex" in r.operator
+    )
+    assert (found.count, found.models) == (
+        2,
+        ["inverse", "other"],
+    ), "a model counts once"
 
 
 def test_what_was_measured_last_counts(rows):
@@ -116,7 +198,7 @@ def test_what_was_measured_last_counts(rows):
     assert "earlier" not in {r["cell"] for r in latest([old, *rows])}
 
 
-# --- changes ----------------------------------------------------------------------------------------------------------
+# --- changes --------------------------------------------------------------------------
 
 
 def changed(rows, change, name="small", target="tosa", noise=changes.NOISE):
@@ -129,13 +211,17 @@ def changed(rows, change, name="small", target="tosa", noise=changes.NOISE):
 def slower(factor, eager=1.0):
     def change(row):
         for name, by in (("latency", factor), ("eager", eager)):
-            row["measured"][name]["seconds"] = [by * s for s in row["measured"][name]["seconds"]]
+            row["measured"][name]["seconds"] = [
+                by * s for s in row["measured"][name]["seconds"]
+            ]
 
     return change
 
 
 def fail(row):
-    row["error"] = dict(code="internal", message="it fell over", source=None, hint=None, raised_by=None)
+    row["error"] = dict(
+        code="internal", message="it fell over", source=None, hint=None, raised_by=None
+    )
 
 
 def disagree(row):
@@ -148,9 +234,17 @@ def disagree(row):
         (fail, "failed", True),
         (disagree, "agreement", True),
         (lambda row: row.update(delegated=1), "delegated", True),
-        (lambda row: row["methods"]["forward"].update(relative_error=0.01), "error", False),
+        (
+            lambda row: row["methods"]["forward"].update(relative_error=0.01),
+            "error",
+            False,
+        ),
         (lambda row: row.update(delegates=3), "delegates", False),
-        (lambda row: row["files"][0].update(bytes=row["files"][0]["bytes"] + 5000), "size", False),
+        (
+            lambda row: row["files"][0].update(bytes=row["files"][0]["bytes"] + 5000),
+            "size",
+            False,
+        ),
         (slower(50.0), "latency", False),
         (lambda row: row["measured"]["cpu"].update(lower=9.0), "lowering", False),
         (lambda row: row["measured"].update(peak_bytes=9 << 30), "memory", False),
@@ -163,39 +257,71 @@ def test_each_kind_for_the_worse_and_for_the_better(rows, change, kind, gated):
     ) is gated
     assert changes.gate([found], [kind]) == [found]
     (back,) = changes.changes(after, rows)
-    assert (back.kind, back.way) == (kind, BETTER) and not changes.gate([back], changes.GATES)
+    assert (back.kind, back.way) == (kind, BETTER) and not changes.gate(
+        [back], changes.GATES
+    )
 
 
 def test_noise_is_no_change(rows):
     assert changes.changes(rows, rows) == []
     assert changed(rows, slower(1.05))[0] == []
-    assert changed(rows, slower(50.0, eager=50.0))[0] == [], "all of the machine is slower"
+    assert changed(rows, slower(50.0, eager=50.0))[0] == [], (
+        "all of the machine is slower"
+    )
 
     def overlapping(row):
         seconds = row["measured"]["latency"]["seconds"]
-        row["measured"]["latency"]["seconds"] = [min(seconds), *[50 * s for s in seconds]]
+        row["measured"]["latency"]["seconds"] = [
+            min(seconds),
+            *[50 * s for s in seconds],
+        ]
 
     assert changed(rows, overlapping)[0] == []
-    found, after = changed(rows, lambda row: (slower(50.0)(row), row["measured"].update(load=12.0)))
-    assert found == [] and changes.busy(rows, after) == 1 and changes.busy(rows, rows) == 0
+    found, after = changed(
+        rows, lambda row: (slower(50.0)(row), row["measured"].update(load=12.0))
+    )
+    assert (
+        found == [] and changes.busy(rows, after) == 1 and changes.busy(rows, rows) == 0
+    )
     few = copy.deepcopy(rows)
     named(few, "small")["measured"]["latency"]["seconds"] = [1e-9, 2e-9]
     assert changes.changes(few, rows) == [], "two calls say nothing"
-    found, after = changed(rows, lambda row: (slower(50.0)(row), row["measured"]["machine"].update(cpu="another")))
+    found, after = changed(
+        rows,
+        lambda row: (
+            slower(50.0)(row),
+            row["measured"]["machine"].update(cpu="another"),
+        ),
+    )
     assert found == [] and changes.other_machines(rows, after) == 1
-    assert changed(rows, lambda row: row["methods"]["forward"].update(relative_error=1e-7))[0] == []
+    assert (
+        changed(
+            rows, lambda row: row["methods"]["forward"].update(relative_error=1e-7)
+        )[0]
+        == []
+    )
 
 
 def test_rows_come_and_go(rows):
     few = [row for row in rows if row["name"] != "small"]
     gone = changes.changes(rows, few)
-    assert {(c.kind, c.way) for c in gone} == {("missing", WORSE)} and changes.gate(gone, changes.ALWAYS)
-    assert {(c.kind, c.way) for c in changes.changes(few, rows)} == {("new", changes.OTHER)}
+    assert {(c.kind, c.way) for c in gone} == {("missing", WORSE)} and changes.gate(
+        gone, changes.ALWAYS
+    )
+    assert {(c.kind, c.way) for c in changes.changes(few, rows)} == {
+        ("new", changes.OTHER)
+    }
 
 
 def test_junit_of_changes(rows):
     found, after = changed(rows, fail)
     root = ElementTree.fromstring(changes.junit(after, found, changes.ALWAYS))
-    failing = [(c.get("classname"), c.get("name")) for c in root.iter("testcase") if c.find("failure") is not None]
-    assert failing == [("small", "tosa, float")] and len(list(root.iter("testcase"))) == len(rows)
+    failing = [
+        (c.get("classname"), c.get("name"))
+        for c in root.iter("testcase")
+        if c.find("failure") is not None
+    ]
+    assert failing == [("small", "tosa, float")] and len(
+        list(root.iter("testcase"))
+    ) == len(rows)
     assert "it fell over" in next(root.iter("failure")).text

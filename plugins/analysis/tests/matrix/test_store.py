@@ -7,16 +7,44 @@ import signal
 
 import pytest
 from delegraph.errors import InputError, WriteError
-from delegraph_analysis.matrix.store import Parcel, Store, files_of, place_for, read_rows
+from delegraph_analysis.matrix.store import (
+    Parcel,
+    Store,
+    files_of,
+    place_for,
+    read_rows,
+)
 
 
 def row(number, *paths, error=None, **more):
     files = [{"suffix": ".x", "bytes": 1, "path": path} for path in paths]
-    named = {"cell": str(number), "name": "m", "model": "m.py", "target": "t", "quantize": "float", "backends": ["t"]}
-    asked = {"schema": "delegraph.matrix-row/1", "settings": {"threads": 1}, "versions": {}}
-    found = {"causes": [], "methods": {}, "files": files, "not_run": None, "stage": None}
+    named = {
+        "cell": str(number),
+        "name": "m",
+        "model": "m.py",
+        "target": "t",
+        "quantize": "float",
+        "backends": ["t"],
+    }
+    asked = {
+        "schema": "delegraph.matrix-row/1",
+        "settings": {"threads": 1},
+        "versions": {},
+    }
+    found = {
+        "causes": [],
+        "methods": {},
+        "files": files,
+        "not_run": None,
+        "stage": None,
+    }
     found |= dict.fromkeys(("operators", "delegated", "delegates", "bytes"))
-    found["error"] = error and {"message": "it failed", "source": None, "hint": None, **error}
+    found["error"] = error and {
+        "message": "it failed",
+        "source": None,
+        "hint": None,
+        **error,
+    }
     measured = {
         "seconds": {},
         "cpu": {},
@@ -39,7 +67,9 @@ def test_the_last_row_of_a_cell_counts_and_torn_lines_do_not(store):
     assert [r["cell"] for r in store.rows()] == ["1", "2", "4"]
 
 
-@pytest.mark.parametrize("content", [b"text", b"{}\n", b'{"schema": "other"}\n', b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"text", b"{}\n", b'{"schema": "other"}\n', b"\xff\xfe", b"[" * 100_000]
+)
 def test_another_file_is_refused(content, store):
     (store.folder / "rows.jsonl").write_bytes(content)
     with pytest.raises(InputError, match=r"rows.jsonl:1 is no row of a matrix"):
@@ -47,7 +77,13 @@ def test_another_file_is_refused(content, store):
 
 
 def test_a_row_names_no_file_outside_of_the_store(tmp_path, store):
-    for name in ("/etc/passwd", "../x", "artifacts/../../x", "artifacts/" + 64 * "g" + ".html", "javascript:alert(1)"):
+    for name in (
+        "/etc/passwd",
+        "../x",
+        "artifacts/../../x",
+        "artifacts/" + 64 * "g" + ".html",
+        "javascript:alert(1)",
+    ):
         (store.folder / "rows.jsonl").write_text(json.dumps(row(1, name)) + "\n")
         with pytest.raises(InputError, match="no row"):
             store.rows()
@@ -68,10 +104,14 @@ def in_fork(work):
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_several_processes_add_whole_rows(store):
     def work(k):
-        return lambda: [store.append(row(f"{k}.{n}", text="y" * 10_000)) for n in range(30)]
+        return lambda: [
+            store.append(row(f"{k}.{n}", text="y" * 10_000)) for n in range(30)
+        ]
 
     children = [in_fork(work(k)) for k in range(4)]
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+    assert [
+        os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children
+    ] == [0] * 4
     assert len(store.rows()) == 120
 
 
@@ -109,7 +149,12 @@ def test_stores_are_joined(tmp_path):
     for k, part in enumerate(parts):
         part.create()
         part.append(row(k, part.keep(str(k).encode(), ".tosa")))
-    beside = {"suffix": ".pte", "bytes": 1, "path": None, "others": {"weights.ptd": parts[0].keep(b"weights", ".ptd")}}
+    beside = {
+        "suffix": ".pte",
+        "bytes": 1,
+        "path": None,
+        "others": {"weights.ptd": parts[0].keep(b"weights", ".ptd")},
+    }
     parts[0].append(row("y") | {"files": [beside]})
     parts[0].append(row("x", error={"code": "a"}))
     parts[1].append(row("x"))
@@ -118,4 +163,9 @@ def test_stores_are_joined(tmp_path):
     assert into.join(parts) == 6 and into.join(parts) == 0
     found = {r["cell"]: r for r in read_rows(into.folder)}
     assert set(found) == {"0", "1", "2", "x", "y"} and found["x"]["error"] is None
-    assert [into.content(name) for r in found.values() for name in files_of(r)] == [b"0", b"weights", b"1", b"2"]
+    assert [into.content(name) for r in found.values() for name in files_of(r)] == [
+        b"0",
+        b"weights",
+        b"1",
+        b"2",
+    ]

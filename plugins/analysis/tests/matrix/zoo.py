@@ -23,7 +23,9 @@ class Two(nn.Module):
 
 def small():
     print("loaded small")
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), (torch.randn(1, 3, 8, 8),)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), (
+        torch.randn(1, 3, 8, 8),
+    )
 
 
 def inverse():
@@ -32,9 +34,18 @@ def inverse():
 
 def methods():
     model = Two().eval()
-    forward = {"model": model, "args": (torch.ones(2, 4),), "dynamic_shapes": ({0: torch.export.Dim("n", max=9)},)}
+    forward = {
+        "model": model,
+        "args": (torch.ones(2, 4),),
+        "dynamic_shapes": ({0: torch.export.Dim("n", max=9)},),
+    }
     half = nn.Linear(4, 4).eval()
-    return {"methods": {"forward": forward, "half": {"model": half, "args": (), "kwargs": {"input": torch.ones(1, 4)}}}}
+    return {
+        "methods": {
+            "forward": forward,
+            "half": {"model": half, "args": (), "kwargs": {"input": torch.ones(1, 4)}},
+        }
+    }
 
 
 def wrong():
@@ -82,7 +93,9 @@ def noisy():
 
 
 def forks():
-    """One copy goes on as the model, another in a session of its own; neither may answer or stay."""
+    """One copy goes on as the model, another in a session of its own; neither may
+    answer or stay.
+    """
     import os
     import time
 

@@ -1,4 +1,6 @@
-"""The report's page in a real browser: its first view, how pictures move, where links lead, what runs, and paper."""
+"""The report's page in a real browser: its first view, how pictures move, where links
+lead, what runs, and paper.
+"""
 
 import json
 from contextlib import ExitStack
@@ -13,32 +15,47 @@ from .test_report_page import EVIL, lowered, program, registered, taking
 
 pytestmark = pytest.mark.skipif(executable() is None, reason=MISSING)
 WIDE = (1280, 800)
-RECT = "(e => {const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]})"
+RECT = (
+    "(e => {const r = e.getBoundingClientRect(); return [r.left, r.top, r.right,"
+    " r.bottom]})"
+)
 
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory):
-    """Skipped where there is a browser that cannot start, as in a container that forbids what it needs."""
+    """Skipped where there is a browser that cannot start, as in a container that
+    forbids what it needs.
+    """
     folder = tmp_path_factory.mktemp("browser")
     with ExitStack() as stack:
         try:
             tab = stack.enter_context(browser(executable(), folder))
         except (EOFError, BrokenPipeError):
-            pytest.skip(f"{executable()} does not start: {(folder / 'log.txt').read_text().strip()[-300:]}")
+            pytest.skip(
+                f"{executable()} does not start:"
+                f" {(folder / 'log.txt').read_text().strip()[-300:]}"
+            )
         yield tab
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Files: a program of 1,600 operators whose first 500 the host computes; figures; texts that mean harm; tables."""
+    """Files: a program of 1,600 operators whose first 500 the host computes; figures;
+    texts that mean harm; tables.
+    """
     folder = tmp_path_factory.mktemp("pages")
-    tall = delegraph.lower(program(1600, mine), backends=[taking(["relu"], "First")], registry=registered()).report
+    tall = delegraph.lower(
+        program(1600, mine), backends=[taking(["relu"], "First")], registry=registered()
+    ).report
     small = lowered().report
     made = {
         "tall": tall.to_html(),
         "figures": small.to_html({"forward": verified(small)}),
         "hostile": hostile().to_html(),
-        "notebook": f"<!DOCTYPE html><body>{hostile()._repr_html_()}{tall._repr_html_()}{tall._repr_html_()}</body>",
+        "notebook": (
+            "<!DOCTYPE"
+            f" html><body>{hostile()._repr_html_()}{tall._repr_html_()}{tall._repr_html_()}</body>"
+        ),
     }
     for name, page in made.items():
         (folder / f"{name}.html").write_text(page, encoding="utf-8")
@@ -47,7 +64,9 @@ def pages(tmp_path_factory):
 
 def rects(tab, selector):
     """(left, top, right, bottom) in the window of each element."""
-    return tab.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map({RECT})")
+    return tab.evaluate(
+        f"[...document.querySelectorAll({json.dumps(selector)})].map({RECT})"
+    )
 
 
 def rect(tab, expression):
@@ -60,17 +79,24 @@ def middle(box):
 
 def inside(box, around, space=0):
     """Whether all of ``box`` is seen in ``around``."""
-    return all(box[k] >= around[k] - space for k in (0, 1)) and all(box[k] <= around[k] + space for k in (2, 3))
+    return all(box[k] >= around[k] - space for k in (0, 1)) and all(
+        box[k] <= around[k] + space for k in (2, 3)
+    )
 
 
 def check_silence(tab, path):
     """Nothing was logged, thrown, shown as a dialog, or asked for, but the file itself."""
-    told = "Log.entryAdded Runtime.exceptionThrown Runtime.consoleAPICalled Page.javascriptDialogOpening".split()
+    told = (
+        "Log.entryAdded Runtime.exceptionThrown Runtime.consoleAPICalled"
+        " Page.javascriptDialogOpening".split()
+    )
     assert tab.said(*told) == []
-    assert {r["request"]["url"] for r in tab.said("Network.requestWillBeSent")} == {path.as_uri()}
+    assert {r["request"]["url"] for r in tab.said("Network.requestWillBeSent")} == {
+        path.as_uri()
+    }
 
 
-# --- the first view ---------------------------------------------------------------------------------------------------
+# --- the first view -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -78,31 +104,52 @@ def check_silence(tab, path):
 def test_the_first_view_shows_the_delegates(tab, pages, script, scheme):
     """What the picture of a window of 1280 x 800 shows, from top to bottom.
 
-    The title and how much is delegated; a bar, blue for 900 of 1,600 operators and grey for the rest; the colours; what
-    was left to the host, one row; the tools of the graph at the right; and in a frame the overview: a grey box with a
-    broken red line for 500 operators of the host, a blue box for the first delegate below it, and so on, with both
-    delegates in the window at a size that can be read.
+    The title and how much is delegated; a bar, blue for 900 of 1,600 operators and grey
+    for the rest; the colours; what was left to the host, one row; the tools of the
+    graph at the right; and in a frame the overview: a grey box with a broken red line
+    for 500 operators of the host, a blue box for the first delegate below it, and so
+    on, with both delegates in the window at a size that can be read.
     """
     path = pages / "tall.html"
     tab.open(path, WIDE, script, scheme)
     (x0, y0, x1, y1), *_ = rects(tab, ".share")
-    found = [rects(tab, f"{selector} rect") for selector in (".picture a.delegate", ".picture a .host")]
+    found = [
+        rects(tab, f"{selector} rect")
+        for selector in (".picture a.delegate", ".picture a .host")
+    ]
     (frame, *_), (table, *_) = rects(tab, ".picture"), rects(tab, ".short")
     window = (0, 0, *WIDE)
     check_silence(tab, path)
     assert table[3] < frame[1] < WIDE[1] * 0.6, "the refusals are above the graph"
-    delegates, host = found[0][:2], found[1][0]
+    delegates = found[0][:2]
+    host = found[1][0]
     assert all(inside(box, window) and inside(box, frame) for box in delegates)
-    assert all(box[2] - box[0] > 140 for box in delegates) and host[3] < delegates[0][1] < delegates[1][1]
+    assert (
+        all(box[2] - box[0] > 140 for box in delegates)
+        and host[3] < delegates[0][1] < delegates[1][1]
+    )
 
     seen = pixels(tab.picture()).astype(int)
-    blue, paper = ((0, 78, 254), (255, 255, 255)) if scheme == "light" else ((93, 135, 249), (20, 23, 26))
+    blue, paper = (
+        ((0, 78, 254), (255, 255, 255))
+        if scheme == "light"
+        else ((93, 135, 249), (20, 23, 26))
+    )
     bar = seen[int((y0 + y1) / 2), int(x0) + 8 : int(x1) - 8]
-    assert abs(near(bar, blue).mean() - 900 / 1600) < 0.01 and tuple(seen[3, 3]) == paper
+    assert (
+        abs(near(bar, blue).mean() - 900 / 1600) < 0.01 and tuple(seen[3, 3]) == paper
+    )
     for left, top, right, bottom in delegates:
-        assert near(seen[int(top) + 8 : int(bottom) - 8, round(left)], blue, 40).mean() > 0.9, "its line is blue"
-        assert near(seen[int(top) : int(bottom), round(right) + 9], blue, 40).mean() < 0.1
-    assert tab.evaluate("document.querySelectorAll('.tools').length") == (2 if script else 0)
+        assert (
+            near(seen[int(top) + 8 : int(bottom) - 8, round(left)], blue, 40).mean()
+            > 0.9
+        ), "its line is blue"
+        assert (
+            near(seen[int(top) : int(bottom), round(right) + 9], blue, 40).mean() < 0.1
+        )
+    assert tab.evaluate("document.querySelectorAll('.tools').length") == (
+        2 if script else 0
+    )
 
 
 def near(seen, colour, distance=12):
@@ -110,17 +157,27 @@ def near(seen, colour, distance=12):
 
 
 def test_a_narrow_window_shows_them_too(tab, pages):
-    """And the reason against the operators of the host, which is not to be looked for at the right."""
+    """And the reason against the operators of the host, which is not to be looked for
+    at the right.
+    """
     tab.open(pages / "tall.html", (400, 800))
     assert tab.evaluate("document.documentElement.scrollWidth") <= 400
     assert inside(rects(tab, ".picture a.delegate rect")[0], (0, 0, 400, 800))
-    assert inside(rects(tab, "#m0c0 td b")[0], (0, 0, 400, 800)) and width(rects(tab, "#m0c0 td")[2]) > 300
+    assert (
+        inside(rects(tab, "#m0c0 td b")[0], (0, 0, 400, 800))
+        and width(rects(tab, "#m0c0 td")[2]) > 300
+    )
 
 
 def test_a_picture_that_opens_smaller_leaves_no_room_below_it(tab, pages):
     tab.open(pages / "figures.html", (800, 800))
-    frame, drawn = rects(tab, ".picture")[0], rects(tab, ".picture svg")[0]
-    assert inside(drawn, frame) and tab.evaluate("document.querySelector('.picture svg').viewBox.baseVal.width") > 800
+    frame = rects(tab, ".picture")[0]
+    drawn = rects(tab, ".picture svg")[0]
+    assert (
+        inside(drawn, frame)
+        and tab.evaluate("document.querySelector('.picture svg').viewBox.baseVal.width")
+        > 800
+    )
     assert frame[3] - drawn[3] < 4
 
 
@@ -134,18 +191,24 @@ def test_a_printed_page_has_everything_in_its_width(tab, pages):
         tab.call("Emulation.setEmulatedMedia", media="")
 
 
-# --- moving and scaling -----------------------------------------------------------------------------------------------
+# --- moving and scaling ---------------------------------------------------------------
 
 
 def test_buttons_keys_and_the_wheel_scale_and_dragging_moves(tab, pages):
     path = pages / "tall.html"
     tab.open(path, (500, 800))
     second = "document.querySelectorAll('.picture')[1].querySelectorAll('a')[30].querySelector('rect')"
-    tab.evaluate("document.querySelectorAll('.picture')[1].scrollIntoView({block: 'center'})")
+    tab.evaluate(
+        "document.querySelectorAll('.picture')[1].scrollIntoView({block: 'center'})"
+    )
     frame = rect(tab, "document.querySelectorAll('.picture')[1]")
     first = rects(tab, ".picture a.delegate rect")[2]
-    assert inside(first, frame) and width(first) > 150, "a picture that is too large for its frame opens there too"
-    tab.evaluate("document.querySelectorAll('.picture')[1].focus({preventScroll: true})")
+    assert inside(first, frame) and width(first) > 150, (
+        "a picture that is too large for its frame opens there too"
+    )
+    tab.evaluate(
+        "document.querySelectorAll('.picture')[1].focus({preventScroll: true})"
+    )
     tab.key("1")
     tab.evaluate("document.querySelectorAll('.picture')[1].scrollTo(0, 1500)")
     size = width(rect(tab, second))
@@ -155,15 +218,20 @@ def test_buttons_keys_and_the_wheel_scale_and_dragging_moves(tab, pages):
     tab.key("-")
 
     x, y = middle(rect(tab, second))
-    x, y = x - 60, y + 10
+    x = x - 60
+    y = y + 10
     tab.mouse("mouseWheel", x, y, deltaX=0, deltaY=-300, modifiers=2)  # with Ctrl
     larger = rect(tab, second)
     assert width(larger) == pytest.approx(220 * np.e, rel=0.02)
     there = middle(larger)[0] - 60 * np.e, middle(larger)[1] + 10 * np.e
-    assert there == pytest.approx((x, y), abs=3), "what is under the pointer stays there"
+    assert there == pytest.approx((x, y), abs=3), (
+        "what is under the pointer stays there"
+    )
     tab.mouse("mouseWheel", x, y, deltaX=0, deltaY=40)
     moved = rect(tab, second)
-    assert width(moved) == pytest.approx(width(larger), abs=1) and moved[1] < larger[1], "without Ctrl it scrolls"
+    assert (
+        width(moved) == pytest.approx(width(larger), abs=1) and moved[1] < larger[1]
+    ), "without Ctrl it scrolls"
 
     here = tab.evaluate("location.href")
     x, y = middle(moved)
@@ -179,7 +247,9 @@ def test_buttons_keys_and_the_wheel_scale_and_dragging_moves(tab, pages):
     assert inside(whole, frame, 2)
     for key in "dn":
         tab.key(key)
-        assert inside(rects(tab, ".picture a.delegate rect")[2 + "dn".index(key)], frame)
+        assert inside(
+            rects(tab, ".picture a.delegate rect")[2 + "dn".index(key)], frame
+        )
     x, y = middle(rect(tab, "document.querySelectorAll('.tools')[1].children[0]"))
     before = width(rect(tab, second))
     tab.click(x, y)
@@ -191,7 +261,7 @@ def width(box):
     return box[2] - box[0]
 
 
-# --- links ------------------------------------------------------------------------------------------------------------
+# --- links ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no-script"])
@@ -205,11 +275,14 @@ def test_a_refusal_leads_to_its_boxes_and_each_back(tab, pages, script):
     assert inside(box, (0, 0, *WIDE)) and inside(
         box, rect(tab, f"document.querySelector('{target}').closest('.picture')")
     )
-    lines = tab.evaluate(f"[...document.querySelectorAll('{target} text')].map(t => t.textContent)")
+    lines = tab.evaluate(
+        f"[...document.querySelectorAll('{target} text')].map(t => t.textContent)"
+    )
     assert lines[0] == "sin"
     tab.click(*middle(box))
     assert tab.evaluate("location.hash") == "#m0c0"
-    row, table = rect(tab, "document.querySelector('#m0c0')"), rects(tab, ".short")[0]
+    row = rect(tab, "document.querySelector('#m0c0')")
+    table = rects(tab, ".short")[0]
     assert inside(row, (0, 0, *WIDE), 2) and inside(row, table, 2)
 
 
@@ -227,21 +300,34 @@ def test_a_delegate_leads_to_what_is_inside_which_unfolds(tab, pages):
 def test_figures_colour_the_boxes_and_lead_to_them(tab, pages):
     path = pages / "figures.html"
     tab.open(path, WIDE)
-    fills = {k: tab.evaluate(f"getComputedStyle(document.querySelector('.picture .e{k} rect')).fill") for k in (3, 4)}
+    fills = {
+        k: tab.evaluate(
+            f"getComputedStyle(document.querySelector('.picture .e{k} rect')).fill"
+        )
+        for k in (3, 4)
+    }
     assert fills == {3: "rgb(245, 165, 36)", 4: "rgb(194, 52, 10)"}
     tab.call("Accessibility.enable")
     nodes = tab.call("Accessibility.getFullAXTree")["nodes"]
-    spoken = [n["name"]["value"] for n in nodes if n.get("role", {}).get("value") in ("button", "region", "link")]
-    assert {"Smaller", "Larger", "Next delegate", "method forward"} <= {*spoken} and all(spoken)
+    spoken = [
+        n["name"]["value"]
+        for n in nodes
+        if n.get("role", {}).get("value") in ("button", "region", "link")
+    ]
+    assert {"Smaller", "Larger", "Next delegate", "method forward"} <= {
+        *spoken
+    } and all(spoken)
     link = "[...document.querySelectorAll('[id^=m0a] td:last-child a')].at(-1)"
     tab.evaluate(f"{link}.scrollIntoView({{block: 'center'}})")
     target = tab.evaluate(f"{link}.getAttribute('href')")
     tab.click(*middle(rect(tab, link)))
-    assert inside(rect(tab, f"document.querySelector('{target} > rect')"), (0, 0, *WIDE))
+    assert inside(
+        rect(tab, f"document.querySelector('{target} > rect')"), (0, 0, *WIDE)
+    )
     check_silence(tab, path)
 
 
-# --- what runs --------------------------------------------------------------------------------------------------------
+# --- what runs ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["hostile", "notebook"])
@@ -254,18 +340,26 @@ def test_texts_that_mean_harm_do_nothing(tab, pages, name):
         and tab.evaluate("document.querySelectorAll('[onload]').length") == 0
     )
     assert "<script>alert(1)</script>" in tab.evaluate("document.body.textContent")
-    assert name == "notebook" or "alert(1)" in tab.evaluate("document.querySelector('h2').textContent")
+    assert name == "notebook" or "alert(1)" in tab.evaluate(
+        "document.querySelector('h2').textContent"
+    )
     check_silence(tab, path)
 
 
 def test_the_policy_stops_what_would_get_into_the_page(tab, pages, tmp_path):
     page = (pages / "figures.html").read_text(encoding="utf-8")
-    intruders = "<script>document.title = 'in'</script><img src='x.png' onerror='document.title = 1'>"
+    intruders = (
+        "<script>document.title = 'in'</script><img src='x.png' onerror='document.title"
+        " = 1'>"
+    )
     intruders += "<style>body {color: red}</style>"
     path = tmp_path / "page.html"
     path.write_text(page.replace("</body>", f"{intruders}</body>"), encoding="utf-8")
     tab.open(path, WIDE)
-    assert tab.evaluate("document.title") == "Delegation report" and tab.evaluate("document.scripts.length") == 2
+    assert (
+        tab.evaluate("document.title") == "Delegation report"
+        and tab.evaluate("document.scripts.length") == 2
+    )
     assert tab.evaluate("getComputedStyle(document.body).color") != "rgb(255, 0, 0)"
     assert len(tab.said("Log.entryAdded")) >= 3 and len(rects(tab, ".tools")) > 0
     assert EVIL not in page

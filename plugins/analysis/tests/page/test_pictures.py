@@ -1,4 +1,6 @@
-"""The page in use: what its first view shows, what leads where, the figures against eager, and cells of a notebook."""
+"""The page in use: what its first view shows, what leads where, the figures against
+eager, and cells of a notebook.
+"""
 
 import re
 from collections import Counter
@@ -11,7 +13,11 @@ from delegraph.host.statistics import OutputStatistics
 from delegraph.host.verify import Verification
 from delegraph.report.collect import host_calls
 from delegraph.report.rows import Cause
-from delegraph_analysis.accuracy.operators import OperatorStatistics, OperatorVerification, VerificationByOperator
+from delegraph_analysis.accuracy.operators import (
+    OperatorStatistics,
+    OperatorVerification,
+    VerificationByOperator,
+)
 from delegraph_analysis.drawing import Box, Picture, Wire, overview
 from delegraph_analysis.drawing.viewer import SCRIPT
 from delegraph_analysis.page.graphs import method_pictures
@@ -38,8 +44,12 @@ aten = torch.ops.aten
 
 @pytest.fixture(scope="module")
 def tall():
-    """A program of 1,600 operators: 500 of the host before the first delegate, 200 between it and the second."""
-    report = delegraph.lower(program(1600, mine), backends=[taking(["relu"], "First")], registry=registered()).report
+    """A program of 1,600 operators: 500 of the host before the first delegate, 200
+    between it and the second.
+    """
+    report = delegraph.lower(
+        program(1600, mine), backends=[taking(["relu"], "First")], registry=registered()
+    ).report
     return report, check_page(report.to_html())
 
 
@@ -54,34 +64,55 @@ def frame(root, label):
 
 def places(element, kind):
     """(x, y, width, height) of the boxes of a class."""
-    groups = [g for g in element.iter("g") if g.get("class", "").split()[:1] == [kind] and g.find("rect") is not None]
-    return [tuple(int(g.find("rect").get(k)) for k in ("x", "y", "width", "height")) for g in groups]
+    groups = [
+        g
+        for g in element.iter("g")
+        if g.get("class", "").split()[:1] == [kind] and g.find("rect") is not None
+    ]
+    return [
+        tuple(int(g.find("rect").get(k)) for k in ("x", "y", "width", "height"))
+        for g in groups
+    ]
 
 
-# --- the first view ---------------------------------------------------------------------------------------------------
+# --- the first view -------------------------------------------------------------------
 
 
 def test_delegates_are_at_the_top_of_the_first_picture_of_a_tall_program(tall):
     report, root = tall
     assert (len(report.delegates), report.host_operators) == (2, 700)
     [first, second] = [
-        e for e in root.iter("div") if e.get("class") == "picture" and "inside" not in e.get("aria-label")
+        e
+        for e in root.iter("div")
+        if e.get("class") == "picture" and "inside" not in e.get("aria-label")
     ]
-    assert (first.get("aria-label"), second.get("aria-label")) == ("overview of method forward", "method forward")
+    assert (first.get("aria-label"), second.get("aria-label")) == (
+        "overview of method forward",
+        "method forward",
+    )
     found = places(first, "t0")
-    assert len(found) == 2 and all(y + height < 420 and x + width < 300 for x, y, width, height in found)
+    assert len(found) == 2 and all(
+        y + height < 420 and x + width < 300 for x, y, width, height in found
+    )
     assert [lines[:2] for lines, kind, _ in boxes(first) if kind == "host marked"] == [
         ["500 host operators", "500 x sin"],
         ["200 host operators", "200 x sin"],
     ]
-    assert min(y for _, y, _, _ in places(second, "t0")) > 10_000, "which is why there is an overview"
+    assert min(y for _, y, _, _ in places(second, "t0")) > 10_000, (
+        "which is why there is an overview"
+    )
 
 
 def test_what_is_left_to_the_host_comes_before_the_pictures(tall):
     _, root = tall
     order = [e for e in root.iter() if e.get("class") in ("short causes", "picture")]
     assert [e.get("class") for e in order[:2]] == ["short causes", "picture"]
-    assert rows_of(order[0], ["operators", "which", "why", "first at", "in the graph"])[0]["operators"] == "700"
+    assert (
+        rows_of(order[0], ["operators", "which", "why", "first at", "in the graph"])[0][
+            "operators"
+        ]
+        == "700"
+    )
 
 
 def test_small_pictures_have_no_overview():
@@ -90,19 +121,28 @@ def test_small_pictures_have_no_overview():
 
 @st.composite
 def mixed(draw):
-    """Pictures of up to 100 boxes, of the host, of delegates, inputs and outputs, and wires among them."""
+    """Pictures of up to 100 boxes, of the host, of delegates, inputs and outputs, and
+    wires among them.
+    """
     size = draw(st.integers(41, 100))
     made = [Box((f"op{k}",), owner="host operator") for k in range(size)]
     for k in draw(st.sets(st.integers(0, size - 1), max_size=20)):
-        made[k] = Box((f"delegate{k}",), kind="backend", owner="first delegate", link=f"d{k}")
-    pairs = st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)).filter(lambda p: p[0] < p[1])
+        made[k] = Box(
+            (f"delegate{k}",), kind="backend", owner="first delegate", link=f"d{k}"
+        )
+    pairs = st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)).filter(
+        lambda p: p[0] < p[1]
+    )
     wires = [Wire(i, (j,)) for i, j in draw(st.lists(pairs, max_size=150, unique=True))]
-    used, using = {w.source for w in wires}, {w.targets[0] for w in wires}
+    used = {w.source for w in wires}
+    using = {w.targets[0] for w in wires}
     for k in range(size):
         if k not in using | used or (k in using) == (k in used):
             continue
         end = "input" if k in used else "output"
-        made[k] = Box((end,), kind="border", owner=end) if made[k].kind == "host" else made[k]
+        made[k] = (
+            Box((end,), kind="border", owner=end) if made[k].kind == "host" else made[k]
+        )
     return Picture(made, wires)
 
 
@@ -113,7 +153,9 @@ def test_an_overview_keeps_delegates_and_the_ways_between_them(picture):
     assert sum(b.count for b in small.boxes) == len(picture.boxes)
     assert all(w.source < t for w in small.wires for t in w.targets), "wires lead down"
     names = [b.lines[0] for b in picture.boxes if b.kind == "backend"]
-    assert sorted(b.lines[0] for b in small.boxes if b.kind == "backend") == sorted(names)
+    assert sorted(b.lines[0] for b in small.boxes if b.kind == "backend") == sorted(
+        names
+    )
     assert ways(small) == ways(picture)
 
 
@@ -121,11 +163,18 @@ def ways(picture):
     """Pairs of delegates, one directly behind the other."""
     names = [b.lines[0] for b in picture.boxes]
     mine = [b.kind == "backend" for b in picture.boxes]
-    return {(names[w.source], names[t]) for w in picture.wires for t in w.targets if mine[w.source] and mine[t]}
+    return {
+        (names[w.source], names[t])
+        for w in picture.wires
+        for t in w.targets
+        if mine[w.source] and mine[t]
+    }
 
 
 class Sizes(torch.nn.Module):
-    """On the host: an operator whose size depends on data, its checks, and one that is decomposed there."""
+    """On the host: an operator whose size depends on data, its checks, and one that is
+    decomposed there.
+    """
 
     def __init__(self):
         super().__init__()
@@ -133,28 +182,44 @@ class Sizes(torch.nn.Module):
 
     def forward(self, x):
         found = x.nonzero()
-        return found, self.linear(x.view(-1, 2 * x.shape[1])).sin(), found.shape[0] + x.shape[0]
+        return (
+            found,
+            self.linear(x.view(-1, 2 * x.shape[1])).sin(),
+            found.shape[0] + x.shape[0],
+        )
 
 
 def test_pictures_count_the_operators_of_the_host_as_the_tables_do():
     dynamic = {"x": {0: 2 * torch.export.Dim("half", max=8)}}
-    inputs, chosen = (torch.ones(4, 2),), [taking(["relu"], "First")]
+    inputs = (torch.ones(4, 2),)
+    chosen = [taking(["relu"], "First")]
     report = delegraph.lower(
-        Sizes().eval(), inputs, dynamic_shapes=dynamic, backends=chosen, registry=registered()
+        Sizes().eval(),
+        inputs,
+        dynamic_shapes=dynamic,
+        backends=chosen,
+        registry=registered(),
     ).report
     [whole] = method_pictures(report, "forward", "m0").graphs
     owners = Counter(box.owner for box in whole.picture.boxes if box.kind != "border")
-    assert owners["host operator"] == report.host_operators == 4 and owners["further call"] == 0
+    assert (
+        owners["host operator"] == report.host_operators == 4
+        and owners["further call"] == 0
+    )
     marked = {box.owner for box in whole.picture.boxes if box.marked}
     assert owners["size computation"] > 2 and marked == {"host operator"}
 
 
-# --- what leads where -------------------------------------------------------------------------------------------------
+# --- what leads where -----------------------------------------------------------------
 
 
 def parent_link(root, id):
     """Where the box with this id leads."""
-    return next(a.get("href") for a in root.iter("a") if any(g.get("id") == id for g in a.iter("g")))
+    return next(
+        a.get("href")
+        for a in root.iter("a")
+        if any(g.get("id") == id for g in a.iter("g"))
+    )
 
 
 def test_every_refusal_leads_to_its_boxes_and_each_of_them_back():
@@ -177,7 +242,10 @@ def test_many_boxes_of_a_refusal_are_folded_away(tall):
     _, root = tall
     [row] = [tr for tr in root.iter("tr") if tr.get("id") == "m0c0"]
     cell = row[-1]
-    assert words(cell).startswith("1 2 3 4 5 6 7 8 more9 10") and len(list(cell.iter("a"))) == 208
+    assert (
+        words(cell).startswith("1 2 3 4 5 6 7 8 more9 10")
+        and len(list(cell.iter("a"))) == 208
+    )
     assert words(cell).endswith("…")
 
 
@@ -186,11 +254,19 @@ def test_delegates_lead_to_their_boxes_and_boxes_to_what_is_inside(tall):
     rows = rows_of(root, ["delegate"])
     assert [r["in the graph"] for r in rows] == ["1", "1"]
     targets = [
-        tr[-1].find("a").get("href")[1:] for tr in root.iter("tr") if len(tr) >= 7 and tr[-1].find("a") is not None
+        tr[-1].find("a").get("href")[1:]
+        for tr in root.iter("tr")
+        if len(tr) >= 7 and tr[-1].find("a") is not None
     ]
-    [first] = [e for e in root.iter("div") if e.get("aria-label") == "overview of method forward"]
+    [first] = [
+        e
+        for e in root.iter("div")
+        if e.get("aria-label") == "overview of method forward"
+    ]
     found = {g.get("id"): g for g in first.iter("g")}
-    assert [words(found[t].findall("text")[0]) for t in targets[-2:]] == [d.name for d in report.delegates]
+    assert [words(found[t].findall("text")[0]) for t in targets[-2:]] == [
+        d.name for d in report.delegates
+    ]
     assert [parent_link(root, t) for t in targets[-2:]] == ["#m0d0", "#m0d1"]
 
 
@@ -204,27 +280,40 @@ def test_delegates_of_two_methods_and_of_branches_have_different_names():
     assert names == [d.name for d in again.report.delegates]
 
 
-# --- figures against eager --------------------------------------------------------------------------------------------
+# --- figures against eager ------------------------------------------------------------
 
 
 def verified(report):
-    """Made-up figures of the operators of a report: each ten times as wrong as the one before."""
+    """Made-up figures of the operators of a report: each ten times as wrong as the one
+    before.
+    """
     info = report.origin.delegates[0]
     rows = []
-    for k, node in enumerate([*info.nodes, *host_calls(report.origin.programs["forward"].graph.nodes)]):
+    for k, node in enumerate(
+        [*info.nodes, *host_calls(report.origin.programs["forward"].graph.nodes)]
+    ):
         where = info.name if k < len(info.nodes) else "host"
-        figures = OutputStatistics(node.name, (4,), 10.0 ** (k - 4), 1.0, 0, "float32", snr=80.0 - k)
-        rows.append(OperatorStatistics("forward", node.name, "aten.x", 1, where, None, figures, 1e-9))
+        figures = OutputStatistics(
+            node.name, (4,), 10.0 ** (k - 4), 1.0, 0, "float32", snr=80.0 - k
+        )
+        rows.append(
+            OperatorStatistics(
+                "forward", node.name, "aten.x", 1, where, None, figures, 1e-9
+            )
+        )
     outputs = (OutputStatistics("output_0", (3, 4), 0.5, 2.0, 0, "float32", snr=12.04),)
-    return VerificationByOperator((*outputs, outputs[0], outputs[0]), OperatorVerification(tuple(rows), {"random": 2}))
+    return VerificationByOperator(
+        (*outputs, outputs[0], outputs[0]),
+        OperatorVerification(tuple(rows), {"random": 2}),
+    )
 
 
 def test_figures_against_eager_are_in_the_page_and_lead_to_the_boxes():
     report = lowered().report
     root = check_page(report.to_html({"forward": verified(report)}))
     assert (
-        "The outputs differ from eager by more than their tolerance; largest error 0.25 of the largest value."
-        in words(root)
+        "The outputs differ from eager by more than their tolerance; largest error 0.25"
+        " of the largest value." in words(root)
     )
     [output, *_] = rows_of(root, ["output", "type"])
     assert output == {
@@ -232,11 +321,17 @@ def test_figures_against_eager_are_in_the_page_and_lead_to_the_boxes():
         "largest value": "2", "": "differs, by more than 0.001",
     }  # fmt: skip
     rows = rows_of(root, ["operator", "in", "error", "SNR dB", "error of eager"])
-    assert rows[0]["error"] == "0.01" and rows[1]["error"].startswith("1e+") and rows[0]["SNR dB"] == "78.0"
+    assert (
+        rows[0]["error"] == "0.01"
+        and rows[1]["error"].startswith("1e+")
+        and rows[0]["SNR dB"] == "78.0"
+    )
     assert "2 not compared: random" in words(root)
     ids = {e.get("id"): e for e in root.iter("g")}
     linked = [
-        tr for tr in root.iter("tr") if re.fullmatch(r"m0a\d+", tr.get("id", "")) and tr[-1].find("a") is not None
+        tr
+        for tr in root.iter("tr")
+        if re.fullmatch(r"m0a\d+", tr.get("id", "")) and tr[-1].find("a") is not None
     ]
     assert len(linked) >= 5
     for tr in linked:
@@ -248,17 +343,25 @@ def test_figures_against_eager_are_in_the_page_and_lead_to_the_boxes():
 
 def test_only_what_verify_returned_is_taken_for_figures():
     report = lowered().report
-    with pytest.raises(InputError, match="method forward has OperatorVerification, not what verify returned"):
+    with pytest.raises(
+        InputError,
+        match="method forward has OperatorVerification, not what verify returned",
+    ):
         report.to_html({"forward": verified(report).operators})
 
 
 def test_signal_to_noise():
     x = torch.tensor([3.0, 4.0])
-    assert Verification.of(x + torch.tensor([0.3, 0.4]), x).outputs[0].snr == pytest.approx(20.0, abs=1e-5)
-    assert Verification.of(x, x).outputs[0].snr is None and Verification.of(x, x * 0).outputs[0].snr is None
+    assert Verification.of(x + torch.tensor([0.3, 0.4]), x).outputs[
+        0
+    ].snr == pytest.approx(20.0, abs=1e-5)
+    assert (
+        Verification.of(x, x).outputs[0].snr is None
+        and Verification.of(x, x * 0).outputs[0].snr is None
+    )
 
 
-# --- hostile names, and notebooks -------------------------------------------------------------------------------------
+# --- hostile names, and notebooks -----------------------------------------------------
 
 
 def hostile():
@@ -268,7 +371,10 @@ def hostile():
     for row in report.delegates:
         object.__setattr__(row, "name", EVIL)
         object.__setattr__(row, "operators", {long: 3, EVIL: 1})
-    report.rows.causes[:] = [Cause(EVIL, EVIL, long, long, EVIL, c.refusals, 1, c.handles) for c in report.causes]
+    report.rows.causes[:] = [
+        Cause(EVIL, EVIL, long, long, EVIL, c.refusals, 1, c.handles)
+        for c in report.causes
+    ]
     report.notes[:] = [long, EVIL]
     return report
 
@@ -277,7 +383,9 @@ def test_hostile_texts_stay_texts_and_short():
     page = hostile().to_html()
     root = check_page(page)
     assert len(page) < 600_000 and words(next(root.iter("h2"))) == f"Method {SHOWN}"
-    assert page.count("<script") == 1 and page.count("alert(1)") == page.count("&lt;script&gt;alert(1)&lt;/script&gt;")
+    assert page.count("<script") == 1 and page.count("alert(1)") == page.count(
+        "&lt;script&gt;alert(1)&lt;/script&gt;"
+    )
 
 
 def test_a_cell_of_a_notebook_is_small_and_has_no_script_style_or_ids(tall):

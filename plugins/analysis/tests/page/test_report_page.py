@@ -1,4 +1,6 @@
-"""The report's page: all of the report is in it, no name of the model is markup, and its pictures are readable."""
+"""The report's page: all of the report is in it, no name of the model is markup, and
+its pictures are readable.
+"""
 
 import base64
 import copy
@@ -25,7 +27,16 @@ from delegraph.partitioner import CapabilityPartitioner
 from delegraph.report.facts import COUNT, TEXTS, Fact
 from delegraph.report.model import Report
 from delegraph.report.rows import Cause, DelegateRow, MethodRow, RefusalRow, Rows
-from delegraph_analysis.drawing import STYLE, TONES, Box, Picture, Wire, condense, svg, text
+from delegraph_analysis.drawing import (
+    STYLE,
+    TONES,
+    Box,
+    Picture,
+    Wire,
+    condense,
+    svg,
+    text,
+)
 from delegraph_analysis.drawing.condense import LARGEST, STRETCHES
 from delegraph_analysis.drawing.layout import lay_out
 from delegraph_analysis.drawing.viewer import SCRIPT as VIEWER
@@ -34,19 +45,43 @@ from delegraph_programs import Source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.export.exported_program import ExportedProgram, ModuleCallEntry, ModuleCallSignature
-from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, OutputSpec
+from torch.export.exported_program import (
+    ExportedProgram,
+    ModuleCallEntry,
+    ModuleCallSignature,
+)
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+)
 from torch.export.graph_signature import TensorArgument as Tensor
 from torch.utils import _pytree as pytree
 
 from core.tests.support.warm import warm_python
 
 aten = torch.ops.aten
-EVIL = "\"'><script>alert(1)</script></style></svg></title><img src=//evil onload=a()>&amp;\n\u202eabc\u2066\x07"
-SHOWN = EVIL.replace("\n", "\\n").replace("\u202e", "\\u202e").replace("\u2066", "\\u2066").replace("\x07", "\\x07")
-TAGS = {*"html head meta title style body h1 h2 h3 p nav div table thead tbody tr th td ul li b code span br a".split()}
+EVIL = (
+    "\"'><script>alert(1)</script></style></svg></title><img src=//evil"
+    " onload=a()>&amp;\n\u202eabc\u2066\x07"
+)
+SHOWN = (
+    EVIL.replace("\n", "\\n")
+    .replace("\u202e", "\\u202e")
+    .replace("\u2066", "\\u2066")
+    .replace("\x07", "\\x07")
+)
+TAGS = {
+    *"html head meta title style body h1 h2 h3 p nav div table thead tbody tr th td ul"
+    " li b code span br a".split()
+}
 TAGS |= {*"details summary svg g rect text path header script".split()}
-ATTRIBUTES = {*"lang charset http-equiv content name id class href scope tabindex role aria-label aria-hidden".split()}
+ATTRIBUTES = {
+    *"lang charset http-equiv content name id class href scope tabindex role"
+    " aria-label aria-hidden".split()
+}
 ATTRIBUTES |= {*"width height viewbox preserveaspectratio x y rx d".split()}
 
 
@@ -82,16 +117,21 @@ def registered():
 
 def taking(names, backend, why="not mine"):
     """A partitioner that takes the operators whose names have one of ``names`` in them."""
-    return CapabilityPartitioner(lambda n: None if any(k in str(n.target) for k in names) else why, backend)
+    return CapabilityPartitioner(
+        lambda n: None if any(k in str(n.target) for k in names) else why, backend
+    )
 
 
 class Net(nn.Module):
-    """A buffer that is written, several results, a constant, and operators for two backends and the host."""
+    """A buffer that is written, several results, a constant, and operators for two
+    backends and the host.
+    """
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.a = nn.Linear(4, 4)
+        self.b = nn.Linear(4, 4)
         self.register_buffer("total", torch.zeros(4))
 
     def forward(self, x, y):
@@ -102,10 +142,16 @@ class Net(nn.Module):
 
 
 def lowered(program=None, inputs=None, partitioners=None):
-    given = [taking(["linear", "relu", "add"], "First"), taking(["tanh", "sin", "cat"], "Second", "second knows three")]
+    given = [
+        taking(["linear", "relu", "add"], "First"),
+        taking(["tanh", "sin", "cat"], "Second", "second knows three"),
+    ]
     inputs = inputs or (torch.ones(3, 4), torch.ones(3, 4))
     return delegraph.lower(
-        program or Net().eval(), inputs, backends=given if partitioners is None else partitioners, registry=registered()
+        program or Net().eval(),
+        inputs,
+        backends=given if partitioners is None else partitioners,
+        registry=registered(),
     )
 
 
@@ -128,7 +174,9 @@ class Reader(HTMLParser):
 
     def __init__(self, page):
         super().__init__()
-        self.tags, self.attributes, self.texts = Counter(), [], Counter()
+        self.tags = Counter()
+        self.attributes = []
+        self.texts = Counter()
         self.feed(page)
         self.close()
 
@@ -143,7 +191,8 @@ class Reader(HTMLParser):
 def tree(page):
     """The page as XML, which only what is well-formed can be."""
     assert page.startswith("<!DOCTYPE html>\n")
-    page = page.replace("<br/>", " ").replace("</li>", " </li>")  # lines, for those who read texts only
+    # lines, for those who read texts only
+    page = page.replace("<br/>", " ").replace("</li>", " </li>")
     return ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
 
 
@@ -152,11 +201,15 @@ def words(element):
 
 
 def check_page(page):
-    """Only known tags and attributes, nothing from outside, every link leads somewhere; returns the tree."""
+    """Only known tags and attributes, nothing from outside, every link leads somewhere;
+    returns the tree.
+    """
     page.encode()
     assert [c for c in page if c != "\n" and not c.isprintable()] == []
     reader = Reader(page)
-    assert set(reader.tags) <= TAGS and reader.tags["style"] == reader.tags["script"] == 1
+    assert (
+        set(reader.tags) <= TAGS and reader.tags["style"] == reader.tags["script"] == 1
+    )
     assert page.count(f"<script>{VIEWER}</script>") == 1
     assert {name for name, _ in reader.attributes} <= ATTRIBUTES
     ids = [value for name, value in reader.attributes if name == "id"]
@@ -165,23 +218,35 @@ def check_page(page):
     return tree(page)
 
 
-# --- nothing from outside, nothing from the model ---------------------------------------------------------------------
+# --- nothing from outside, nothing from the model -------------------------------------
 
 
 def test_the_page_refers_to_nothing_outside(report):
     page = report.to_html()
     check_page(page)
-    assert "http" not in page.replace("http-equiv", "") and "url(" not in page and "@import" not in page
+    assert (
+        "http" not in page.replace("http-equiv", "")
+        and "url(" not in page
+        and "@import" not in page
+    )
 
 
 def test_the_policy_admits_the_style_sheet_and_the_script_alone(report):
     page = report.to_html()
-    policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]+)"/>', page)[1]
-    wanted = "default-src 'none'; style-src '{}'; base-uri 'none'; form-action 'none'; script-src '{}'"
+    policy = re.search(
+        r'<meta http-equiv="Content-Security-Policy" content="([^"]+)"/>', page
+    )[1]
+    wanted = (
+        "default-src 'none'; style-src '{}'; base-uri 'none'; form-action 'none';"
+        " script-src '{}'"
+    )
     digests = []
     for tag in ("style", "script"):
         held = re.search(rf"<{tag}>(.*)</{tag}>", page, re.DOTALL)[1]
-        digests.append("sha256-" + base64.b64encode(hashlib.sha256(held.encode()).digest()).decode())
+        digests.append(
+            "sha256-"
+            + base64.b64encode(hashlib.sha256(held.encode()).digest()).decode()
+        )
         assert page.index("Content-Security-Policy") < page.index(f"<{tag}>")
     assert policy == wanted.format(*digests)
 
@@ -199,15 +264,22 @@ class Bad(nn.Module):
 
 
 def test_names_from_the_model_are_never_markup():
-    made = lowered({EVIL: Bad().eval()}, {EVIL: (torch.ones(4),)}, [taking(["relu"], "First", EVIL)])
-    report, line = made.report, EVIL.replace("\n", "")
+    made = lowered(
+        {EVIL: Bad().eval()},
+        {EVIL: (torch.ones(4),)},
+        [taking(["relu"], "First", EVIL)],
+    )
+    report = made.report
+    line = EVIL.replace("\n", "")
     refusal = report.refusals[0]
     assert report.causes[0].refusals == (refusal,)
     object.__setattr__(refusal, "operator", EVIL)
     object.__setattr__(refusal, "source", Source(f"/{EVIL}", 7, EVIL, EVIL))
     for node in made.exported_program(EVIL).graph.nodes:
         node.name = EVIL
-        node.meta["stack_trace"] = f'  File "/{line}.py", line 7, in {line}\n    {line}\n'
+        node.meta["stack_trace"] = (
+            f'  File "/{line}.py", line 7, in {line}\n    {line}\n'
+        )
     report.notes.append(EVIL)
     report.seconds[EVIL] = 1.0
     root = check_page(report.to_html())
@@ -220,7 +292,11 @@ def test_names_from_the_model_are_never_markup():
         "at /" + SHOWN.replace("\\n", "") + ".py:7",
     ):
         assert any(said in t for t in titles), said
-    [row] = [r for r in rows_of(root, ["operators", "which"]) if r["which"] == f"{refusal.count} x {SHOWN}"]
+    [row] = [
+        r
+        for r in rows_of(root, ["operators", "which"])
+        if r["which"] == f"{refusal.count} x {SHOWN}"
+    ]
     assert row["why"] == f"CapabilityPartitioner: {SHOWN}"
     assert row["first at"] == f"/{SHOWN}:7, in {SHOWN} {SHOWN}"
     [delegate] = rows_of(root, ["delegate"])
@@ -230,20 +306,37 @@ def test_names_from_the_model_are_never_markup():
 @given(st.text(), st.text())
 @settings(max_examples=200, deadline=None)
 def test_any_text_survives_as_text(one, other):
-    picture = Picture([Box((one, other), (other, one), owner=one), Box((other,))], [Wire(0, (1,), one)])
+    picture = Picture(
+        [Box((one, other), (other, one), owner=one), Box((other,))],
+        [Wire(0, (1,), one)],
+    )
     drawn = svg(picture, other)
     assert drawn.isascii() or drawn.encode()
     root = ElementTree.fromstring(drawn)
     assert len(list(root.iter("rect"))) == 2 and {e.tag for e in root.iter()} <= TAGS
-    seen = one if one.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in one)
+    seen = (
+        one
+        if one.isprintable()
+        else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in one)
+    )
     assert ElementTree.fromstring(f"<p a='{text(one)}'/>").get("a") == seen
 
 
 def test_lines_fit_into_their_box():
     box = Box(("n" * 31, "n" * 32, "\u6f22" * 16, "\u202e" * 31), marked=True)
-    shown = [t.text for t in ElementTree.fromstring(svg(Picture([box], []), "")).iter("text")]
-    assert shown == ["n" * 28 + "…", "n" * 28 + "…", "\u6f22" * 13 + "…", "\\u202e" * 3 + "…", "!"]
-    [plain] = ElementTree.fromstring(svg(Picture([Box(("n" * 31,))], []), "")).iter("text")
+    shown = [
+        t.text for t in ElementTree.fromstring(svg(Picture([box], []), "")).iter("text")
+    ]
+    assert shown == [
+        "n" * 28 + "…",
+        "n" * 28 + "…",
+        "\u6f22" * 13 + "…",
+        "\\u202e" * 3 + "…",
+        "!",
+    ]
+    [plain] = ElementTree.fromstring(svg(Picture([Box(("n" * 31,))], []), "")).iter(
+        "text"
+    )
     assert plain.text == "n" * 31
 
 
@@ -252,7 +345,7 @@ def test_long_names_are_cut():
     assert len(drawn) < 5000
 
 
-# --- all of the report ------------------------------------------------------------------------------------------------
+# --- all of the report ----------------------------------------------------------------
 
 
 def rows_of(root, heads):
@@ -261,14 +354,24 @@ def rows_of(root, heads):
     for table in root.iter("table"):
         names = [words(h) for h in table.iter("th")]
         if names[: len(heads)] == heads:
-            found += [dict(zip(names, map(words, row), strict=True)) for row in table.find("tbody")]
+            found += [
+                dict(zip(names, map(words, row), strict=True))
+                for row in table.find("tbody")
+            ]
     return found
 
 
 def test_every_delegate_has_a_row(report):
-    rows = rows_of(tree(report.to_html()), ["delegate", "backend", "operators", "size", "inputs", "outputs"])
-    assert len(rows) == len(report.delegates) == 5 and {d.backend for d in report.delegates} == {"first", "second"}
-    for row, delegate in zip(rows, sorted(report.delegates, key=lambda d: d.method), strict=True):
+    rows = rows_of(
+        tree(report.to_html()),
+        ["delegate", "backend", "operators", "size", "inputs", "outputs"],
+    )
+    assert len(rows) == len(report.delegates) == 5 and {
+        d.backend for d in report.delegates
+    } == {"first", "second"}
+    for row, delegate in zip(
+        rows, sorted(report.delegates, key=lambda d: d.method), strict=True
+    ):
         assert row["delegate"] == delegate.name
         assert row["backend"] == f"{delegate.backend} {delegate.producer}".strip()
         assert row["size"] == {5: "5 bytes", 2000: "2.0 kB"}[delegate.bytes]
@@ -276,17 +379,29 @@ def test_every_delegate_has_a_row(report):
             assert f"{count} x {name}" in row["operators"]
         for border in ("inputs", "outputs"):
             assert all(str(a) in row[border] for a in getattr(delegate, border))
-        assert all(f"{k} {v}" in row["facts"].replace(SHOWN, EVIL) for k, v in delegate.facts.items())
+        assert all(
+            f"{k} {v}" in row["facts"].replace(SHOWN, EVIL)
+            for k, v in delegate.facts.items()
+        )
 
 
 def test_every_refusal_has_its_count_its_reasons_and_its_first_line(report):
     rows = rows_of(tree(report.to_html()), ["operators", "which", "why", "first at"])
-    assert {r.operator for r in report.refusals} == {"aten.sum.dim_IntList", "aten.split.Tensor", "aten.sort.default"}
+    assert {r.operator for r in report.refusals} == {
+        "aten.sum.dim_IntList",
+        "aten.split.Tensor",
+        "aten.sort.default",
+    }
     for refusal in report.refusals:
-        shown = f"{refusal.count} x {refusal.operator}", f"{refusal.backend}: {refusal.reason}"
+        shown = (
+            f"{refusal.count} x {refusal.operator}",
+            f"{refusal.backend}: {refusal.reason}",
+        )
         row = next(r for r in rows if (r["which"], r["why"]) == shown)
         assert row["operators"] == str(refusal.count)
-        assert row["first at"].startswith(f"{refusal.source.place}, in forward {refusal.source.code}"[:60])
+        assert row["first at"].startswith(
+            f"{refusal.source.place}, in forward {refusal.source.code}"[:60]
+        )
     assert "2 x aten.sort.default" in {r["which"] for r in rows}
 
 
@@ -296,26 +411,47 @@ def test_times_of_a_delegate_are_shown_where_they_were_measured():
     row = report.delegates[1]
     object.__setattr__(row, "seconds", {"extract": 0.0012, "preprocess": 0.1234567})
     [shown] = [r for r in rows_of(tree(report.to_html()), ["delegate"]) if r["time"]]
-    assert (shown["delegate"], shown["time"]) == (row.name, "extract 1.2 ms preprocess 123.5 ms")
-    assert report.to_json()["delegates"][1]["seconds"] == {"extract": 0.0012, "preprocess": 0.123457}
-    assert "      time: extract 1.2 ms, preprocess 123.5 ms\n" in report.to_text(verbose=True)
+    assert (shown["delegate"], shown["time"]) == (
+        row.name,
+        "extract 1.2 ms preprocess 123.5 ms",
+    )
+    assert report.to_json()["delegates"][1]["seconds"] == {
+        "extract": 0.0012,
+        "preprocess": 0.123457,
+    }
+    assert "      time: extract 1.2 ms, preprocess 123.5 ms\n" in report.to_text(
+        verbose=True
+    )
     assert "extract 1.2 ms, pre" not in str(report)
 
 
 def test_a_new_fact_is_listed_once_and_read_everywhere(monkeypatch):
-    """Of a delegate, a method and the whole report: in text, in JSON and on the page, by one entry of a list each."""
+    """Of a delegate, a method and the whole report: in text, in JSON and on the page,
+    by one entry of a list each.
+    """
     report = lowered().report
-    widest = Fact("widest", COUNT, "widest value", "{:,} bytes".format, value=lambda row: 1234)
-    shapes = Fact("shapes", TEXTS, "shapes", entries=list, value=lambda row: ["[2, 3]", "[4]"])
+    widest = Fact(
+        "widest", COUNT, "widest value", "{:,} bytes".format, value=lambda row: 1234
+    )
+    shapes = Fact(
+        "shapes", TEXTS, "shapes", entries=list, value=lambda row: ["[2, 3]", "[4]"]
+    )
     for told, fact in ((DelegateRow, widest), (MethodRow, shapes), (Report, shapes)):
         monkeypatch.setattr(told, "FACTS", (*told.FACTS, fact))
-    found, root = report.to_json(), tree(report.to_html())
-    assert {row["widest"] for row in found["delegates"]} == {1234} and found["shapes"] == ["[2, 3]", "[4]"]
+    found = report.to_json()
+    root = tree(report.to_html())
+    assert {row["widest"] for row in found["delegates"]} == {1234} and found[
+        "shapes"
+    ] == ["[2, 3]", "[4]"]
     assert all(row["shapes"] == ["[2, 3]", "[4]"] for row in found["methods"].values())
     assert f"{report.delegates[0]}".endswith(", 1,234 bytes")
-    assert str(report).count("\n  shapes: [2, 3], [4]\n") == len(report.methods) and "\nshapes: [2, 3]" in str(report)
+    assert str(report).count("\n  shapes: [2, 3], [4]\n") == len(
+        report.methods
+    ) and "\nshapes: [2, 3]" in str(report)
     assert rows_of(root, ["delegate"])[0]["widest value"] == "1,234 bytes"
-    assert [words(e) for e in root.iter("h2")][-1] == "Shapes" and "shapes: [2, 3], [4]" in words(root)
+    assert [words(e) for e in root.iter("h2")][
+        -1
+    ] == "Shapes" and "shapes: [2, 3], [4]" in words(root)
 
 
 def test_counts_and_sizes_read_as_in_the_text():
@@ -323,15 +459,28 @@ def test_counts_and_sizes_read_as_in_the_text():
         def forward(self, x, y):
             return torch.cat([x.relu(), x], 1).sin(), y.cos()
 
-    shapes = ({0: torch.export.Dim("batch"), 1: torch.export.Dim("length", min=3)}, {0: torch.export.Dim("batch")})
+    shapes = (
+        {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", min=3)},
+        {0: torch.export.Dim("batch")},
+    )
     registry = Registry(discover=False)
-    takes = CapabilityPartitioner(lambda n: None if "relu" in str(n.target) else f"{n.name} is not taken", "First")
+    takes = CapabilityPartitioner(
+        lambda n: None if "relu" in str(n.target) else f"{n.name} is not taken", "First"
+    )
     registry.register(First, partitioner=takes, name="first")
     arguments = {"dynamic_shapes": shapes, "backends": ["first"], "registry": registry}
-    lowered = delegraph.lower(Half().eval(), (torch.ones(3, 5), torch.ones(3, 2)), **arguments)
+    lowered = delegraph.lower(
+        Half().eval(), (torch.ones(3, 5), torch.ones(3, 2)), **arguments
+    )
     page = lowered.report.to_html()
-    assert "<summary>All of them: 3 operators</summary>" in page and lowered.report.host_operators == 3
-    assert "float32[batch, 2*length]" in page and "refused by first: cos is not taken" in page
+    assert (
+        "<summary>All of them: 3 operators</summary>" in page
+        and lowered.report.host_operators == 3
+    )
+    assert (
+        "float32[batch, 2*length]" in page
+        and "refused by first: cos is not taken" in page
+    )
     refusals = next(data for data in lowered.node_data() if data.name == "refusal")
     assert refusals.values["graph"]["cos"] == "first: cos is not taken"
 
@@ -349,7 +498,10 @@ def test_totals_of_a_method(report):
 
 def test_verbose_text_has_operators_and_border():
     text = lowered().report.to_text(verbose=True)
-    assert "      operators: 2 x aten.add.Tensor, 1 x aten.linear.default, 1 x aten.relu.default\n" in text
+    assert (
+        "      operators: 2 x aten.add.Tensor, 1 x aten.linear.default, 1 x"
+        " aten.relu.default\n" in text
+    )
     assert "      outputs: add_1: float32[4], add: float32[3, 4]\n" in text
 
 
@@ -357,7 +509,10 @@ def test_methods_lead_to_their_sections(report):
     root = tree(report.to_html())
     [nav] = root.iter("nav")
     headings = {h.get("id"): words(h) for h in root.iter("h2")}
-    assert [headings[a.get("href")[1:]] for a in nav.iter("a")] == ["Method one", "Method two"]
+    assert [headings[a.get("href")[1:]] for a in nav.iter("a")] == [
+        "Method one",
+        "Method two",
+    ]
 
 
 def test_a_report_without_delegates_says_so():
@@ -370,40 +525,68 @@ def test_a_copy_keeps_its_pictures_and_a_pickled_report_its_tables(report):
     assert copy.deepcopy(report).to_html() == report.to_html()
     again = pickle.loads(pickle.dumps(report))
     assert again == report and "No picture" in again.to_html()
-    assert len(rows_of(check_page(again.to_html()), ["delegate"])) == len(report.delegates)
+    assert len(rows_of(check_page(again.to_html()), ["delegate"])) == len(
+        report.delegates
+    )
     check_page(Report().to_html())
 
 
-# --- the pictures -----------------------------------------------------------------------------------------------------
+# --- the pictures ---------------------------------------------------------------------
 
 
 def boxes(element):
     """Lines, class and tooltip of each box of a drawing."""
-    groups = [g for g in element.iter("g") if g.find("rect") is not None and g.find("title") is not None]
-    return [([t.text for t in g.iter("text")], g.get("class"), g.find("title").text) for g in groups]
+    groups = [
+        g
+        for g in element.iter("g")
+        if g.find("rect") is not None and g.find("title") is not None
+    ]
+    return [
+        ([t.text for t in g.iter("text")], g.get("class"), g.find("title").text)
+        for g in groups
+    ]
 
 
 def test_the_picture_shows_owners_reasons_and_types(report):
     root = tree(report.to_html())
-    drawn = boxes(next(e for e in root.iter("div") if e.get("aria-label") == "method one"))
+    drawn = boxes(
+        next(e for e in root.iter("div") if e.get("aria-label") == "method one")
+    )
     by_title = {lines[0]: (lines, kind, tooltip) for lines, kind, tooltip in drawn}
     looks = Counter(kind for _, kind, _ in drawn)
     assert looks == {"t0": 2, "t1": 2, "host marked": 4, "border": 7}
     lines, kind, tooltip = by_title["sort"]
     assert kind == "host marked" and lines[1] == "float32[3, 4], int64[3, 4]"
-    assert "refused by CapabilityPartitioner: second knows three" in tooltip and "test_report_page.py" in tooltip
-    assert by_title["input buffer total"][0][1] == by_title["new value of total"][0][1] == "float32[4]"
+    assert (
+        "refused by CapabilityPartitioner: second knows three" in tooltip
+        and "test_report_page.py" in tooltip
+    )
+    assert (
+        by_title["input buffer total"][0][1]
+        == by_title["new value of total"][0][1]
+        == "float32[4]"
+    )
     assert by_title["lowered_module_0"][0][1:3] == ["first", "4 operators, 5 bytes"]
 
 
 def test_the_inside_of_a_delegate_is_where_its_box_leads(report):
     root = tree(report.to_html())
-    link = next(a for a in root.iter("a") if a.find("g") is not None and words(a.find("g")).count("lowered_module_1"))
+    link = next(
+        a
+        for a in root.iter("a")
+        if a.find("g") is not None and words(a.find("g")).count("lowered_module_1")
+    )
     [inside] = [e for e in root.iter("div") if e.get("id") == link.get("href")[1:]]
     titles = [lines[0] for lines, _, _ in boxes(inside)]
-    [row] = [d for d in report.delegates if (d.method, d.name) == ("one", "lowered_module_1")]
-    assert sorted(t for t in titles if " " not in t) == sorted(op.split(".")[1] for op in row.operators)
-    assert {f"input {a.name}" for a in row.inputs} | {f"output {a.name}" for a in row.outputs} <= {*titles}
+    [row] = [
+        d for d in report.delegates if (d.method, d.name) == ("one", "lowered_module_1")
+    ]
+    assert sorted(t for t in titles if " " not in t) == sorted(
+        op.split(".")[1] for op in row.operators
+    )
+    assert {f"input {a.name}" for a in row.inputs} | {
+        f"output {a.name}" for a in row.outputs
+    } <= {*titles}
     constants = [tooltip for _, _, tooltip in boxes(inside) if "constant p_" in tooltip]
     assert len(constants) == 1 and "float32[4, 4]" in constants[0]
 
@@ -414,7 +597,11 @@ def pictures(draw, largest=40):
     made = [Box(("box",) * draw(st.integers(1, 5))) for _ in range(count)]
     pairs = [(i, j) for i in range(count) for j in range(i + 1, count)]
     wires = []
-    for i, j in draw(st.lists(st.sampled_from(pairs), max_size=60, unique=True)) if pairs else ():
+    for i, j in (
+        draw(st.lists(st.sampled_from(pairs), max_size=60, unique=True))
+        if pairs
+        else ()
+    ):
         wires.append(Wire(i, tuple(sorted({j, draw(st.integers(i + 1, count - 1))}))))
     return Picture(made, wires)
 
@@ -437,12 +624,18 @@ def test_boxes_do_not_overlap_and_wires_run_down_beside_them(picture):
     assert all(p.x >= 0 and p.y >= 0 and p.x + p.width <= layout.width for p in places)
     assert all(p.y + p.height <= layout.height for p in places)
     for wire, legs in zip(picture.wires, layout.routes, strict=True):
-        source, ends = places[wire.source], [(leg.x2, leg.y2) for leg in legs if leg.end]
+        source = places[wire.source]
+        ends = [(leg.x2, leg.y2) for leg in legs if leg.end]
         assert {(x, y) for x, y in ends} == {
-            (x, y) for x, y in ends if any(_meets(x, y, places[t]) for t in wire.targets)
+            (x, y)
+            for x, y in ends
+            if any(_meets(x, y, places[t]) for t in wire.targets)
         }
         assert len(ends) == len(wire.targets)
-        starts = {(source.y + source.height, source.x <= leg.x1 <= source.x + source.width) for leg in legs[:1]}
+        starts = {
+            (source.y + source.height, source.x <= leg.x1 <= source.x + source.width)
+            for leg in legs[:1]
+        }
         assert starts == {(legs[0].y1, True)}
         for leg in legs:
             assert leg.y1 <= leg.y1 + leg.drop < leg.y2 and 0 <= leg.x1 <= layout.width
@@ -464,16 +657,27 @@ def _check_passes(leg, places):
 
 def test_a_chain_is_a_straight_line_beside_its_shortcut():
     """The main line of a network does not give way to a value that passes by."""
-    picture = Picture([Box(("n",)) for _ in range(6)], [Wire(k, (k + 1,)) for k in range(5)] + [Wire(1, (4,))])
+    picture = Picture(
+        [Box(("n",)) for _ in range(6)],
+        [Wire(k, (k + 1,)) for k in range(5)] + [Wire(1, (4,))],
+    )
     layout = lay_out(picture)
     assert max(p.x for p in layout.places) - min(p.x for p in layout.places) <= 2
 
 
 def test_words_are_made_for_drawn_boxes_only():
-    """Of a stretch, which is one box, only the title of each is read; the wires inside of it say nothing."""
+    """Of a stretch, which is one box, only the title of each is read; the wires inside
+    of it say nothing.
+    """
     made = []
-    boxes = [Box((f"op{k}",), more=lambda k=k: made.append(k) or ("type",)) for k in range(1100)]
-    wires = [Wire(k, (k + 1,), lambda k=k: made.append(f"wire {k}") or "") for k in range(1099)]
+    boxes = [
+        Box((f"op{k}",), more=lambda k=k: made.append(k) or ("type",))
+        for k in range(1100)
+    ]
+    wires = [
+        Wire(k, (k + 1,), lambda k=k: made.append(f"wire {k}") or "")
+        for k in range(1099)
+    ]
     small, _ = condense(Picture(boxes, wires))
     assert made == [] and {len(b.shown()) for b in small.boxes} == {2}
     svg(small, "")
@@ -490,7 +694,11 @@ def residual(size):
 
 def dense(size):
     draw = random.Random(0)
-    sources = ((k, draw.randrange(max(0, k - 100), k)) for k in range(1, size) for _ in range(8))
+    sources = (
+        (k, draw.randrange(max(0, k - 100), k))
+        for k in range(1, size)
+        for _ in range(8)
+    )
     return [Wire(s, (k,)) for k, s in sources]
 
 
@@ -501,13 +709,19 @@ def star(size):
 @pytest.mark.parametrize("shape", [chain, residual, dense, star])
 @pytest.mark.parametrize("size", [LARGEST, 8000])
 def test_large_pictures_are_condensed_and_nothing_is_lost(shape, size):
-    made = [Box((f"op{k % 7}",), owner="a" if k % 10 else "b", marked=k % 10 == 0) for k in range(size)]
+    made = [
+        Box((f"op{k % 7}",), owner="a" if k % 10 else "b", marked=k % 10 == 0)
+        for k in range(size)
+    ]
     small, note = condense(Picture(made, shape(size)))
     assert len(small.boxes) <= LARGEST and sum(b.count for b in small.boxes) == size
     assert all(w.source < t for w in small.wires for t in w.targets)
     assert bool(note) == (len(small.boxes) < size)
     if size > LARGEST:
-        assert f"from 8,000 boxes to {len(small.boxes):,}" in note and len(small.boxes) <= 2 * STRETCHES
+        assert (
+            f"from 8,000 boxes to {len(small.boxes):,}" in note
+            and len(small.boxes) <= 2 * STRETCHES
+        )
     drawn = svg(small, "")
     assert len(drawn) < 1_500_000 and drawn.count("<rect") == len(small.boxes)
 
@@ -518,7 +732,9 @@ def test_small_pictures_are_drawn_whole():
 
 
 def program(size, operator=lambda k: aten.relu.default if k % 10 else aten.sin.default):
-    """An exported program of ``size`` operators in line; every tenth is a sine, if nothing else is said."""
+    """An exported program of ``size`` operators in line; every tenth is a sine, if
+    nothing else is said.
+    """
     graph = torch.fx.Graph()
     node = graph.placeholder("x")
     for k in range(size):
@@ -529,32 +745,44 @@ def program(size, operator=lambda k: aten.relu.default if k % 10 else aten.sin.d
     inputs = [InputSpec(InputKind.USER_INPUT, Tensor("x"), None)]
     outputs = [OutputSpec(OutputKind.USER_OUTPUT, Tensor(node.name), None)]
     trees = [pytree.tree_flatten(value)[1] for value in (((0,), {}), (0,))]
-    entry = ModuleCallEntry("", ModuleCallSignature([Tensor("x")], [Tensor(node.name)], *trees))
-    return ExportedProgram(nn.Module(), graph, ExportGraphSignature(inputs, outputs), {}, {}, [entry])
+    entry = ModuleCallEntry(
+        "", ModuleCallSignature([Tensor("x")], [Tensor(node.name)], *trees)
+    )
+    return ExportedProgram(
+        nn.Module(), graph, ExportGraphSignature(inputs, outputs), {}, {}, [entry]
+    )
 
 
 def test_the_page_of_a_large_program_is_small_and_its_tables_are_whole():
-    report = delegraph.lower(program(8000), backends=[taking(["relu"], "Second")], registry=registered()).report
+    report = delegraph.lower(
+        program(8000), backends=[taking(["relu"], "Second")], registry=registered()
+    ).report
     page = report.to_html()
     root = check_page(page)
     assert len(rows_of(root, ["delegate"])) == len(report.delegates) == 800
     assert [r["operators"] for r in rows_of(root, ["operators", "which"])] == ["800"]
     assert len(page) < 3_000_000 and page.count("<rect") < LARGEST + BOXES + 10
-    assert re.search(r"Condensed from 1,602 boxes to \d+: stretches of up to 5 operators", page)
+    assert re.search(
+        r"Condensed from 1,602 boxes to \d+: stretches of up to 5 operators", page
+    )
     assert re.search(r"The inside of \d+ more is not drawn", page)
 
 
 def test_boxes_of_delegates_whose_inside_is_not_drawn_lead_to_their_rows(monkeypatch):
     monkeypatch.setattr("delegraph_analysis.page.report_page.BOXES", 25)
-    report = delegraph.lower(program(40), backends=[taking(["relu"], "Second")], registry=registered()).report
+    report = delegraph.lower(
+        program(40), backends=[taking(["relu"], "Second")], registry=registered()
+    ).report
     root = check_page(report.to_html())
     led = [a.get("href")[1:] for a in root.iter("a") if a.get("class") == "delegate"]
-    kinds = [next(e.tag for e in root.iter() if e.get("id") == target) for target in led]
+    kinds = [
+        next(e.tag for e in root.iter() if e.get("id") == target) for target in led
+    ]
     assert kinds == ["div", "div", "tr", "tr"]
     assert "The inside of 2 more is not drawn" in words(root)
 
 
-# --- bytes and colours ------------------------------------------------------------------------------------------------
+# --- bytes and colours ----------------------------------------------------------------
 
 SCRIPT = """
 import hashlib, sys
@@ -574,7 +802,9 @@ def test_the_same_report_gives_the_same_bytes_and_no_sooner_than_asked(report):
     script = SCRIPT.format(folder=str(Path(__file__).parent))
     running = [
         subprocess.Popen(
-            [warm_python(seed), "-c", script], env={**os.environ, "PYTHONHASHSEED": seed}, stdout=subprocess.PIPE
+            [warm_python(seed), "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            stdout=subprocess.PIPE,
         )
         for seed in ("1", "2")
     ]
@@ -585,9 +815,21 @@ def test_the_same_report_gives_the_same_bytes_and_no_sooner_than_asked(report):
 SIGHT = {
     # how readers see linear RGB: Machado, Oliveira and Fernandes (2009), severity 1
     "all colours": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
-    "no red": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
-    "no green": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
-    "no blue": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+    "no red": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "no green": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+    "no blue": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.303900),
+    ),
 }
 
 
@@ -606,16 +848,28 @@ def luminance(colour):
 
 def lab(colour):
     """CIELAB of linear RGB, D65."""
-    rows = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
-    x, y, z = (dot(row, colour) / white for row, white in zip(rows, (0.9505, 1, 1.089), strict=True))
-    x, y, z = (c ** (1 / 3) if c > 0.008856 else 7.787 * c + 16 / 116 for c in (x, y, z))
+    rows = (
+        (0.4124, 0.3576, 0.1805),
+        (0.2126, 0.7152, 0.0722),
+        (0.0193, 0.1192, 0.9505),
+    )
+    x, y, z = (
+        dot(row, colour) / white
+        for row, white in zip(rows, (0.9505, 1, 1.089), strict=True)
+    )
+    x, y, z = (
+        c ** (1 / 3) if c > 0.008856 else 7.787 * c + 16 / 116 for c in (x, y, z)
+    )
     return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_colours_can_be_told_apart_by_every_reader(scheme):
     given = dict(
-        re.findall(r"--(\w+): (#[0-9a-f]{6})", STYLE.split("@media screen and (prefers-color-scheme: dark)")[scheme])
+        re.findall(
+            r"--(\w+): (#[0-9a-f]{6})",
+            STYLE.split("@media screen and (prefers-color-scheme: dark)")[scheme],
+        )
     )
     owners = [given[name] for name in (*(f"t{k}" for k in range(TONES)), "host")]
     paper = luminance(given["paper"])
@@ -623,8 +877,12 @@ def test_colours_can_be_told_apart_by_every_reader(scheme):
         assert contrast(luminance(given[name]), paper) > 4.5, name
     assert min(contrast(luminance(c), paper) for c in owners) >= 3
     for sight, matrix in SIGHT.items():
-        seen = [lab([min(1, max(0, dot(row, linear(c)))) for row in matrix]) for c in owners]
-        assert min(math.dist(a, b) for a, b in itertools.combinations(seen, 2)) > 30, sight
+        seen = [
+            lab([min(1, max(0, dot(row, linear(c)))) for row in matrix]) for c in owners
+        ]
+        assert min(math.dist(a, b) for a, b in itertools.combinations(seen, 2)) > 30, (
+            sight
+        )
 
 
 def contrast(one, other):
@@ -633,28 +891,46 @@ def contrast(one, other):
 
 def test_text_on_a_terminal_moves_no_cursor():
     row = RefusalRow(
-        "forward", "my.op\x1b[2J", "acme", "no\u202e reason\x07", 1, Source("a.py", 3, "f", "x = \x1b]0;title")
+        "forward",
+        "my.op\x1b[2J",
+        "acme",
+        "no\u202e reason\x07",
+        1,
+        Source("a.py", 3, "f", "x = \x1b]0;title"),
     )
     cause = Cause("forward", "acme", row.reason, "do \x1b", "", (row,))
-    shown = Report(Rows(host={"forward": {"my.op": 1}}, causes=[cause]), ["a\rb"]).to_text()
+    shown = Report(
+        Rows(host={"forward": {"my.op": 1}}, causes=[cause]), ["a\rb"]
+    ).to_text()
     assert "hint: do \\x1b" in shown
-    assert "1 x my.op\\x1b[2J  acme: no\\u202e reason\\x07\n" in shown and "a\\rb" in shown
+    assert (
+        "1 x my.op\\x1b[2J  acme: no\\u202e reason\\x07\n" in shown and "a\\rb" in shown
+    )
     assert all(c.isprintable() or c == "\n" for c in shown)
 
 
 def test_a_cause_may_free_more_than_it_keeps():
     """What stands behind its operators for a cause of its own is counted too."""
     row = RefusalRow("forward", "aten.conv2d.default", "acme", "dynamic", 2, None)
-    for frees, said in ((1, "take 1 of 2"), (3, "take 3 operators, some that depend on them included")):
+    for frees, said in (
+        (1, "take 1 of 2"),
+        (3, "take 3 operators, some that depend on them included"),
+    ):
         assert Cause("forward", "acme", "dynamic", "", "", (row,), frees).remarks == [
             f"without that cause acme would {said}"
         ]
 
 
 def test_partitions_that_a_compiler_refused_have_a_table():
-    report = lowered(partitioners=[taking(["tanh", "sin"], "Refusing"), taking(["tanh"], "Second")]).report
+    report = lowered(
+        partitioners=[taking(["tanh", "sin"], "Refusing"), taking(["tanh"], "Second")]
+    ).report
     page = report.to_html()
     _, _, section = page.partition("<h3>Refused when they were compiled</h3>")
     rows = section.partition("</table>")[0]
-    assert [row.partition in rows for row in report.given_back] == [True] * len(report.given_back) != []
+    assert (
+        [row.partition in rows for row in report.given_back]
+        == [True] * len(report.given_back)
+        != []
+    )
     assert text(EVIL) in rows and "<script>alert" not in page

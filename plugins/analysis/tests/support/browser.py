@@ -1,7 +1,9 @@
-"""A headless Chromium, spoken to in the DevTools protocol over two pipes, so that no package is needed for it.
+"""A headless Chromium, spoken to in the DevTools protocol over two pipes, so that no
+package is needed for it.
 
-Any build from 112 on will do: that of a distribution, the one in the npm package ``@sparticuz/chromium`` (its
-``executablePath()`` unpacks it), or the headless shell that Playwright downloads.
+Any build from 112 on will do: that of a distribution, the one in the npm package
+``@sparticuz/chromium`` (its ``executablePath()`` unpacks it), or the headless shell
+that Playwright downloads.
 """
 
 from __future__ import annotations
@@ -22,27 +24,56 @@ from typing import Any
 import numpy as np
 
 VARIABLE = "DELEGRAPH_CHROMIUM"
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell", "chrome")
-MISSING = f"needs Chromium: set {VARIABLE} to its path, or put one of {', '.join(NAMES)} on the PATH (CONTRIBUTING.md)"
-_ARGUMENTS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
-_STARTING, _SECONDS = 60, 600
-"""Seconds after which the browser is ended: if it has not opened a tab, and whatever it is doing."""
+NAMES = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "chrome-headless-shell",
+    "chrome",
+)
+MISSING = (
+    f"needs Chromium: set {VARIABLE} to its path, or put one of {', '.join(NAMES)} on"
+    " the PATH (CONTRIBUTING.md)"
+)
+_ARGUMENTS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+)
+_STARTING = 60
+_SECONDS = 600
+"""Seconds after which the browser is ended: if it has not opened a tab, and whatever it
+is doing.
+"""
 
 
 def executable() -> str | None:
     """The browser to take, if there is one."""
-    return os.environ.get(VARIABLE) or next(filter(None, map(shutil.which, NAMES)), None)
+    return os.environ.get(VARIABLE) or next(
+        filter(None, map(shutil.which, NAMES)), None
+    )
 
 
 class Tab:
     """A page, and all that it said: errors, what it logged, and what it asked for."""
 
-    def __init__(self, send: Callable[[dict[str, Any]], None], receive: Callable[[], dict[str, Any]]) -> None:
-        self._send, self._receive = send, receive
-        self._count, self._session, self._script = 0, "", True
+    def __init__(
+        self,
+        send: Callable[[dict[str, Any]], None],
+        receive: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._send = send
+        self._receive = receive
+        self._count = 0
+        self._session = ""
+        self._script = True
         self.events: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call(
+            "Target.attachToTarget", targetId=target, flatten=True
+        )["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -57,11 +88,26 @@ class Tab:
         result: dict[str, Any] = message["result"]
         return result
 
-    def open(self, path: Path, size: tuple[int, int] = (1280, 800), script: bool = True, scheme: str = "light") -> None:
+    def open(
+        self,
+        path: Path,
+        size: tuple[int, int] = (1280, 800),
+        script: bool = True,
+        scheme: str = "light",
+    ) -> None:
         """Load a file; returns when it is loaded."""
         width, height = size
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
         self.call("Emulation.setScriptExecutionDisabled", value=not script)
         self._script = script
         self.events.clear()
@@ -71,15 +117,24 @@ class Tab:
 
     def said(self, *methods: str) -> list[dict[str, Any]]:
         """The events of these names since the page was opened."""
-        return [event["params"] for event in self.events if event.get("method") in methods]
+        return [
+            event["params"] for event in self.events if event.get("method") in methods
+        ]
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression in the page, after two frames, in which it has come to rest."""
-        frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        """The value of an expression in the page, after two frames, in which it has
+        come to rest.
+        """
+        frames = (
+            "new Promise(done => requestAnimationFrame(() =>"
+            " requestAnimationFrame(done)))"
+        )
         whole = f"{frames}.then(() => ({expression}))" if self._script else expression
         if not self._script:
             self.picture()
-        found = self.call("Runtime.evaluate", expression=whole, returnByValue=True, awaitPromise=True)
+        found = self.call(
+            "Runtime.evaluate", expression=whole, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
@@ -97,38 +152,55 @@ class Tab:
 
     def picture(self) -> bytes:
         """What the window shows, as PNG."""
-        return base64.b64decode(self.call("Page.captureScreenshot", format="png", optimizeForSpeed=True)["data"])
+        return base64.b64decode(
+            self.call("Page.captureScreenshot", format="png", optimizeForSpeed=True)[
+                "data"
+            ]
+        )
 
 
 def pixels(png: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """[height, width, 3]: red, green and blue of a PNG of 8 bits a channel that is not interlaced."""
-    chunks, at = b"", 8
+    """[height, width, 3]: red, green and blue of a PNG of 8 bits a channel that is not
+    interlaced.
+    """
+    chunks = b""
+    at = 8
     while at < len(png):
         size, kind = struct.unpack(">I4s", png[at : at + 8])
         if kind == b"IHDR":
-            width, height, depth, colours, *_ = struct.unpack(">IIBBBBB", png[at + 8 : at + 8 + size])
+            width, height, depth, colours, *_ = struct.unpack(
+                ">IIBBBBB", png[at + 8 : at + 8 + size]
+            )
         chunks += png[at + 8 : at + 8 + size] if kind == b"IDAT" else b""
         at += size + 12
     channels = {2: 3, 6: 4}[colours]
     assert depth == 8
-    lines = np.frombuffer(zlib.decompress(chunks), np.uint8).reshape(height, 1 + width * channels)
+    lines = np.frombuffer(zlib.decompress(chunks), np.uint8).reshape(
+        height, 1 + width * channels
+    )
     above = np.zeros((width, channels), np.uint8)
     rows = []
-    for filter, line in zip(lines[:, 0], lines[:, 1:].reshape(height, width, channels), strict=True):
+    for filter, line in zip(
+        lines[:, 0], lines[:, 1:].reshape(height, width, channels), strict=True
+    ):
         above = _unfilter(int(filter), line, above)
         rows.append(above)
     return np.stack(rows)[..., :3]
 
 
 def _unfilter(
-    filter: int, line: np.ndarray[Any, np.dtype[np.uint8]], above: np.ndarray[Any, np.dtype[np.uint8]]
+    filter: int,
+    line: np.ndarray[Any, np.dtype[np.uint8]],
+    above: np.ndarray[Any, np.dtype[np.uint8]],
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """PNG (ISO/IEC 15948), 9.2: none, sub, up, average, Paeth."""
     if filter in (0, 2):
         return line if filter == 0 else line + above
     if filter == 1:
         return np.cumsum(line, 0, dtype=np.uint8)
-    made, left, corner = [], np.zeros(line.shape[1], int), np.zeros(line.shape[1], int)
+    made = []
+    left = np.zeros(line.shape[1], int)
+    corner = np.zeros(line.shape[1], int)
     for given, up in zip(line.astype(int), above.astype(int), strict=True):
         distances = np.abs([up - corner, left - corner, left + up - 2 * corner])
         best = np.choose(distances.argmin(0), [left, up, corner])
@@ -140,13 +212,23 @@ def _unfilter(
 
 @contextmanager
 def browser(path: str, folder: Path) -> Iterator[Tab]:
-    """A tab of a browser of its own, whose files are in ``folder``. Raises EOFError if it does not start."""
+    """A tab of a browser of its own, whose files are in ``folder``. Raises EOFError if
+    it does not start.
+    """
     (to_read, ours_out), (ours_in, to_write) = os.pipe(), os.pipe()
-    shell = f'exec "$0" "$@" 3<&{to_read} 4>&{to_write}'  # the protocol's pipes are 3 and 4
-    arguments = [*_ARGUMENTS, "--remote-debugging-pipe", f"--user-data-dir={folder}", "about:blank"]
+    # the protocol's pipes are 3 and 4
+    shell = f'exec "$0" "$@" 3<&{to_read} 4>&{to_write}'
+    arguments = [
+        *_ARGUMENTS,
+        "--remote-debugging-pipe",
+        f"--user-data-dir={folder}",
+        "about:blank",
+    ]
     with open(folder / "log.txt", "w") as log:
         command = ["bash", "-c", shell, path, *arguments]
-        process = subprocess.Popen(command, pass_fds=(to_read, to_write), stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, pass_fds=(to_read, to_write), stdout=log, stderr=log
+        )
     os.close(to_read)
     os.close(to_write)
     try:

@@ -1,4 +1,6 @@
-"""A backend in one page: a support check, a compiler that uses it, and a map from the blob back to the program."""
+"""A backend in one page: a support check, a compiler that uses it, and a map from the
+blob back to the program.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
-from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, PreprocessResult
+from delegraph.backend import (
+    BackendDetails,
+    CompileSpec,
+    DelegateMappingBuilder,
+    PreprocessResult,
+)
 from delegraph.errors import OptionError, Unsupported
 from delegraph.partitioner import Reason
 from delegraph_programs import source_of
@@ -20,21 +27,38 @@ CONVOLUTIONS = (aten.conv2d.default, aten.convolution.default)
 
 
 def why_not(node: Node) -> Reason | None:
-    """Why ``node`` cannot be compiled; None if it can. The partitioner asks this too, so the two never disagree.
+    """Why ``node`` cannot be compiled; None if it can. The partitioner asks this too,
+    so the two never disagree.
 
-    A relu that is refused because of its convolution names that as ``of``: the report shows both as one ``cause``.
+    A relu that is refused because of its convolution names that as ``of``: the report
+    shows both as one ``cause``.
     """
     if node.target in CONVOLUTIONS:
         if [user.target for user in node.users] == [aten.relu.default]:
             return None
-        hint = "write torch.relu right behind it, and use the convolution's result nowhere else"
-        return Reason("a convolution is taken with the relu that alone uses it", hint=hint, cause="pair")
+        hint = (
+            "write torch.relu right behind it, and use the convolution's result nowhere"
+            " else"
+        )
+        return Reason(
+            "a convolution is taken with the relu that alone uses it",
+            hint=hint,
+            cause="pair",
+        )
     if node.target is aten.relu.default:
         producer = node.all_input_nodes[0]
         if producer.target in CONVOLUTIONS and why_not(producer) is None:
             return None
-        hint = "write it right behind a convolution, or name a backend after demo that takes it"
-        return Reason("relu is taken together with the convolution before it", hint=hint, cause="pair", of=producer)
+        hint = (
+            "write it right behind a convolution, or name a backend after demo that"
+            " takes it"
+        )
+        return Reason(
+            "relu is taken together with the convolution before it",
+            hint=hint,
+            cause="pair",
+            of=producer,
+        )
     if node.target is aten.tan.default:
         return None
     text = "the demo knows convolution followed by relu, and tan"
@@ -42,14 +66,21 @@ def why_not(node: Node) -> Reason | None:
 
 
 class BackendWithDelegateMappingDemo(BackendDetails):
-    """Compiles to a text, ``"<count>#<operator>,<identifier>,<operator>,<identifier>,..."``, that a test can read.
+    """Compiles to a text,
+    ``"<count>#<operator>,<identifier>,<operator>,<identifier>,..."``, that a test can
+    read.
 
-    Fusion gives many nodes one delegate debug identifier, decomposition gives one node many.
+    Fusion gives many nodes one delegate debug identifier, decomposition gives one node
+    many.
     """
 
     @staticmethod
-    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """The text in utf-8, and identifier -> debug handles. Raises Unsupported, naming the user's line."""
+    def preprocess(
+        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> PreprocessResult:
+        """The text in utf-8, and identifier -> debug handles. Raises Unsupported,
+        naming the user's line.
+        """
         _refuse_settings(compile_specs)
         mapping = DelegateMappingBuilder(generated_identifiers=True)
         operators = [
@@ -63,12 +94,16 @@ class BackendWithDelegateMappingDemo(BackendDetails):
 
     @staticmethod
     def fingerprint(compile_specs: list[CompileSpec]) -> str:
-        """Nothing: the text depends on the program and on this package alone, so that a cache may keep it."""
+        """Nothing: the text depends on the program and on this package alone, so that a
+        cache may keep it.
+        """
         return ""
 
     @staticmethod
     def get_test_model_and_inputs() -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
-        """A model with both cases, in eval mode, and its inputs: one float tensor of shape [4, 3, 64, 64]."""
+        """A model with both cases, in eval mode, and its inputs: one float tensor of
+        shape [4, 3, 64, 64].
+        """
         return ConvReluTan().eval(), (torch.ones(4, 3, 64, 64),)
 
 
@@ -76,8 +111,13 @@ def _compile(node: Node) -> Iterator[tuple[str, list[Node]]]:
     """The operators that ``node`` becomes, each with the nodes it stands for."""
     reason = why_not(node)
     if reason is not None:
-        message = f"BackendWithDelegateMappingDemo cannot compile {node.target} ({node.name}): {reason}"
-        raise Unsupported("unsupported", message, node=node, source=source_of(node), hint=reason.hint)
+        message = (
+            f"BackendWithDelegateMappingDemo cannot compile {node.target}"
+            f" ({node.name}): {reason}"
+        )
+        raise Unsupported(
+            "unsupported", message, node=node, source=source_of(node), hint=reason.hint
+        )
     if node.target is aten.relu.default:
         yield "conv_relu_op", [*node.all_input_nodes, node]
     elif node.target is aten.tan.default:
@@ -86,10 +126,15 @@ def _compile(node: Node) -> Iterator[tuple[str, list[Node]]]:
 
 
 def _refuse_settings(compile_specs: list[CompileSpec]) -> None:
-    """Raise OptionError for any setting: one that nobody reads is a mistake that nobody sees."""
+    """Raise OptionError for any setting: one that nobody reads is a mistake that nobody
+    sees.
+    """
     if compile_specs:
         keys = ", ".join(repr(spec.key) for spec in compile_specs)
-        raise OptionError("option-invalid", f"BackendWithDelegateMappingDemo has no compile specs; it was given {keys}")
+        raise OptionError(
+            "option-invalid",
+            f"BackendWithDelegateMappingDemo has no compile specs; it was given {keys}",
+        )
 
 
 class ConvReluTan(torch.nn.Module):

@@ -7,7 +7,9 @@ from torch.nn import functional as F
 
 
 def module(function, *weights):
-    """A module whose forward is ``function(*inputs)``, with weights that the function reads as attributes."""
+    """A module whose forward is ``function(*inputs)``, with weights that the function
+    reads as attributes.
+    """
 
     class Model(nn.Module):
         def __init__(self):
@@ -27,7 +29,10 @@ def random(*shape):
 
 def lower(function, *inputs, weights=(), **options):
     return delegraph.lower(
-        module(function, *weights), inputs, backends=["compiler-demo"], options={"compiler-demo": options}
+        module(function, *weights),
+        inputs,
+        backends=["compiler-demo"],
+        options={"compiler-demo": options},
     )
 
 
@@ -38,15 +43,35 @@ CASES = {
     "add": (lambda m, x, y: x + y, random(2, 3), random(2, 3)),
     "add, broadcast both ways": (lambda m, x, y: x + y, random(4, 1, 3), random(2, 1)),
     "mul by a scalar tensor": (lambda m, x, y: x * y, random(2, 3), random()),
-    "mul, broadcast to nothing": (lambda m, x, y, z: torch.mm(x * y, z), random(2, 1), random(0), random(0, 4)),
+    "mul, broadcast to nothing": (
+        lambda m, x, y, z: torch.mm(x * y, z),
+        random(2, 1),
+        random(0),
+        random(0, 4),
+    ),
     "numbers": (lambda m, x: (x + 1) * 0.3 + True, random(2, 3)),
     "signs of zero": (lambda m, x: (1 / (x * 0.0), 1 / (x * -0.0)), random(2, 3)),
     "a number beyond float32": (lambda m, x: x + 1e300, random(2, 3)),
     "mm": (lambda m, x, y: torch.mm(x, y), random(2, 3), random(3, 4)),
     "mm over nothing": (lambda m, x, y: torch.mm(x, y), random(2, 0), random(0, 4)),
-    "addmm with a row": (lambda m, b, x, y: torch.addmm(b, x, y), random(4), random(2, 3), random(3, 4)),
-    "addmm with a scalar": (lambda m, b, x, y: torch.addmm(b, x, y), random(), random(2, 3), random(3, 4)),
-    "linear": (lambda m, x, w, b: F.linear(x, w, b), random(5, 2, 3), random(4, 3), random(4)),
+    "addmm with a row": (
+        lambda m, b, x, y: torch.addmm(b, x, y),
+        random(4),
+        random(2, 3),
+        random(3, 4),
+    ),
+    "addmm with a scalar": (
+        lambda m, b, x, y: torch.addmm(b, x, y),
+        random(),
+        random(2, 3),
+        random(3, 4),
+    ),
+    "linear": (
+        lambda m, x, w, b: F.linear(x, w, b),
+        random(5, 2, 3),
+        random(4, 3),
+        random(4),
+    ),
     "linear without bias": (lambda m, x, w: F.linear(x, w), random(2, 3), random(4, 3)),
     "linear on a vector": (lambda m, x, w: F.linear(x, w), random(3), random(4, 3)),
 }

@@ -1,4 +1,5 @@
-"""The conformance kit: the rules that every backend keeps, as checks that pytest or ``delegraph check`` runs.
+"""The conformance kit: the rules that every backend keeps, as checks that pytest or
+``delegraph check`` runs.
 
 Does not need pytest. A backend's own test-suite says:
 
@@ -43,13 +44,27 @@ __all__ = [
     "run_checks",
 ]
 
-_MODULES = ("backend_under_test", "check", "check_result", "configured_backend", "contract", "failures", "programs")
+_MODULES = (
+    "backend_under_test",
+    "check",
+    "check_result",
+    "configured_backend",
+    "contract",
+    "failures",
+    "programs",
+)
 
 
 def __getattr__(name: str) -> Any:
-    """Import the kit when a name of it is first used: it imports torch, and a command starts without that."""
+    """Import the kit when a name of it is first used: it imports torch, and a command
+    starts without that.
+    """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     checks = import_module(".checks", __name__)
     homes = (import_module(f".{module}", __name__) for module in _MODULES)
-    return checks if name == "checks" else next(getattr(home, name) for home in homes if hasattr(home, name))
+    return (
+        checks
+        if name == "checks"
+        else next(getattr(home, name) for home in homes if hasattr(home, name))
+    )

@@ -1,4 +1,6 @@
-"""The backend that is checked, with the outcomes of its programs: each is tried once, for all checks."""
+"""The backend that is checked, with the outcomes of its programs: each is tried once,
+for all checks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from .trial import Outcome
 
 
 class BackendUnderTest(ConfiguredBackend):
-    """A backend with its options, and how strictly and how long to check it; see ``ConfiguredBackend``."""
+    """A backend with its options, and how strictly and how long to check it; see
+    ``ConfiguredBackend``.
+    """
 
     @cached_property
     def rehearsal(self) -> list[Outcome]:
@@ -28,13 +32,20 @@ class BackendUnderTest(ConfiguredBackend):
 
     @cached_property
     def samples(self) -> list[LoweringAttempt]:
-        """The programs that torch can export, each lowered once, with what that changed in the caller's program.
+        """The programs that torch can export, each lowered once, with what that changed
+        in the caller's program.
 
-        Programs that ended the other process are left out: accepted_compiles reports them.
+        Programs that ended the other process are left out: accepted_compiles reports
+        them.
         """
         attempts: list[LoweringAttempt] = []
-        within, start = self.share(0.25), time.monotonic()
-        tried = {o.program for o in self.rehearsal} if self.budget else {p.name for p in self.programs}
+        within = self.share(0.25)
+        start = time.monotonic()
+        tried = (
+            {o.program for o in self.rehearsal}
+            if self.budget
+            else {p.name for p in self.programs}
+        )
         for program in (p for p in self.programs if p.name in tried - self.fatal):
             if within is not None and attempts and time.monotonic() > start + within:
                 break
@@ -46,7 +57,8 @@ class BackendUnderTest(ConfiguredBackend):
         return attempts
 
     def left_out(self, times: int) -> set[str]:
-        """The samples that another process does not lower: fatal ones, and those that there is no time for.
+        """The samples that another process does not lower: fatal ones, and those that
+        there is no time for.
 
         ``times``: how often each is lowered there.
         """
@@ -62,16 +74,31 @@ class BackendUnderTest(ConfiguredBackend):
 
     @property
     def lowered(self) -> list[LoweringAttempt]:
-        """Those samples of which the backend compiled a part; skips the check if there are none."""
-        attempts = [a for a in self.samples if a.phase is Phase.DONE and a.lowered is not None and a.lowered.delegates]
+        """Those samples of which the backend compiled a part; skips the check if there
+        are none.
+        """
+        attempts = [
+            a
+            for a in self.samples
+            if a.phase is Phase.DONE and a.lowered is not None and a.lowered.delegates
+        ]
         if not attempts:
-            raise CheckSkipped("no part of the sample programs was compiled; see accepted_compiles, or give --example")
+            raise CheckSkipped(
+                "no part of the sample programs was compiled; see accepted_compiles, or"
+                " give --example"
+            )
         return attempts
 
     @cached_property
     def sweep(self) -> sweep.Sweep:
-        """The outcomes of all programs, or of the programs of the operators that were asked for."""
+        """The outcomes of all programs, or of the programs of the operators that were
+        asked for.
+        """
         rehearsed = [] if self.operators else self.rehearsal
         gate = sweep.run(self, sweep.GATE, within=self.share(0.4))
-        more = sweep.run(self, sweep.MORE, self.seconds) if self.seconds and not self.operators else []
+        more = (
+            sweep.run(self, sweep.MORE, self.seconds)
+            if self.seconds and not self.operators
+            else []
+        )
         return sweep.Sweep([*rehearsed, *gate, *more])

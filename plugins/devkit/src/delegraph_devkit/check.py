@@ -22,14 +22,18 @@ SCHEMA = "delegraph.check/1"
 
 @dataclass(frozen=True)
 class Check:
-    """One rule: ``run(backend)`` returns figures, or raises CheckFailed or CheckSkipped."""
+    """One rule: ``run(backend)`` returns figures, or raises CheckFailed or
+    CheckSkipped.
+    """
 
     name: str
     purpose: str
     function: Callable[[BackendUnderTest], Figures]
 
     def run(self, backend: BackendUnderTest) -> Figures:
-        """The check's figures. Raises CheckFailed with all that it takes to see the failure again, or CheckSkipped."""
+        """The check's figures. Raises CheckFailed with all that it takes to see the
+        failure again, or CheckSkipped.
+        """
         try:
             return self.function(backend)
         except CheckFailed as e:
@@ -41,8 +45,12 @@ CHECKS: dict[str, Check] = {}
 """Every check by name, in the order in which they are run."""
 
 
-def check(function: Callable[[BackendUnderTest], Figures]) -> Callable[[BackendUnderTest], Figures]:
-    """Register a check under the function's name; its docstring is what the listing and pytest show."""
+def check(
+    function: Callable[[BackendUnderTest], Figures],
+) -> Callable[[BackendUnderTest], Figures]:
+    """Register a check under the function's name; its docstring is what the listing and
+    pytest show.
+    """
     name = function.__name__
     CHECKS[name] = Check(name, " ".join((function.__doc__ or "").split()), function)
     return function
@@ -63,32 +71,70 @@ class CheckReport:
     def to_json(self) -> dict[str, Any]:
         """As a dictionary of plain values; the form is stable within its ``schema``."""
         rows = [r.to_json() for r in self.results]
-        return {"schema": SCHEMA, "backend": self.backend, "passed": self.passed, "checks": rows}
+        return {
+            "schema": SCHEMA,
+            "backend": self.backend,
+            "passed": self.passed,
+            "checks": rows,
+        }
 
     def __str__(self) -> str:
         width = max((len(r.name) for r in self.results), default=0)
-        rows = [f"{r.name:{width}}  {r.status:7}  {r.summary()}".rstrip() for r in self.results]
-        warned = [f"\n{r.name}: warning: {text}" for r in self.results for text in r.warnings]
-        failures = [f"\n{r.name} failed: {r.message}" for r in self.results if r.status is Status.FAILED]
+        rows = [
+            f"{r.name:{width}}  {r.status:7}  {r.summary()}".rstrip()
+            for r in self.results
+        ]
+        warned = [
+            f"\n{r.name}: warning: {text}" for r in self.results for text in r.warnings
+        ]
+        failures = [
+            f"\n{r.name} failed: {r.message}"
+            for r in self.results
+            if r.status is Status.FAILED
+        ]
         return "\n".join([*rows, *warned, *failures, "", self._verdict()])
 
     def _verdict(self) -> str:
         count = {s: sum(r.status is s for r in self.results) for s in Status}
-        verdict = f"{self.backend}: " + ", ".join(f"{n} {status}" for status, n in count.items() if n)
-        reached = next((r.figures for r in self.results if r.name == "accepted_compiles" and r.figures), None)
+        verdict = f"{self.backend}: " + ", ".join(
+            f"{n} {status}" for status, n in count.items() if n
+        )
+        reached = next(
+            (
+                r.figures
+                for r in self.results
+                if r.name == "accepted_compiles" and r.figures
+            ),
+            None,
+        )
         if reached is None:
             return verdict
         taken = f"{reached['operators_accepted']} of {reached['operators']} operators"
-        return f"{verdict}; {reached['programs']} programs, {taken} delegated at least once"
+        return (
+            f"{verdict}; {reached['programs']} programs, {taken} delegated at least"
+            " once"
+        )
 
 
 def run_check(one: Check, backend: BackendUnderTest) -> CheckResult:
-    """Run ``one`` and catch how it ends; an error that no check expects is a failure too."""
-    start, before = time.perf_counter(), len(backend.warnings)
+    """Run ``one`` and catch how it ends; an error that no check expects is a failure
+    too.
+    """
+    start = time.perf_counter()
+    before = len(backend.warnings)
 
-    def ended(status: Status, message: str = "", figures: Figures | None = None) -> CheckResult:
+    def ended(
+        status: Status, message: str = "", figures: Figures | None = None
+    ) -> CheckResult:
         warned = tuple(backend.warnings[before:])
-        return CheckResult(one.name, status, message, figures or {}, time.perf_counter() - start, warned)
+        return CheckResult(
+            one.name,
+            status,
+            message,
+            figures or {},
+            time.perf_counter() - start,
+            warned,
+        )
 
     try:
         return ended(Status.PASSED, figures=one.run(backend))
@@ -98,7 +144,10 @@ def run_check(one: Check, backend: BackendUnderTest) -> CheckResult:
         return ended(Status.FAILED, str(e))
     except (Exception, SystemExit) as e:
         text = e.message if isinstance(e, DelegraphError) else str(e)
-        return ended(Status.FAILED, f"the check could not be carried out: {type(e).__name__}: {text}")
+        return ended(
+            Status.FAILED,
+            f"the check could not be carried out: {type(e).__name__}: {text}",
+        )
 
 
 def run_checks(
@@ -107,7 +156,8 @@ def run_checks(
     around: Callable[[str], AbstractContextManager[None]] | None = None,
     ended: Callable[[CheckResult], None] = lambda result: None,
 ) -> CheckReport:
-    """Run all checks, or those of ``names``, each inside the context manager ``around(name)``.
+    """Run all checks, or those of ``names``, each inside the context manager
+    ``around(name)``.
 
     ``ended`` is called with each result as soon as it is there.
     """

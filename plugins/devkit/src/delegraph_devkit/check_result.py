@@ -20,7 +20,8 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class CheckResult:
-    """How one check ended: ``message`` is the failure or the reason for skipping, ``figures`` what was counted.
+    """How one check ended: ``message`` is the failure or the reason for skipping,
+    ``figures`` what was counted.
 
     ``warnings`` are remarks that do not change the verdict.
     """
@@ -34,13 +35,19 @@ class CheckResult:
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary of plain values."""
-        plain = {"name": self.name, "status": self.status.value, "message": self.message}
+        plain = {
+            "name": self.name,
+            "status": self.status.value,
+            "message": self.message,
+        }
         counted = {"figures": dict(self.figures), "seconds": round(self.seconds, 3)}
         return {**plain, **counted, "warnings": list(self.warnings)}
 
     def summary(self) -> str:
         """One line: figures, or the first line of the message."""
-        figures = ", ".join(f"{k.replace('_', ' ')} {_shown(v)}" for k, v in self.figures.items())
+        figures = ", ".join(
+            f"{k.replace('_', ' ')} {_shown(v)}" for k, v in self.figures.items()
+        )
         return self.message.partition("\n")[0] or figures
 
 

@@ -16,16 +16,18 @@ from .programs import Example
 
 
 class BackendContract:
-    """Derive a test class from this, in three lines, and pytest runs every check on the backend.
+    """Derive a test class from this, in three lines, and pytest runs every check on the
+    backend.
 
         class TestMine(BackendContract):
             backend = "mine"
 
-    ``options`` are those of the backend; ``tolerance`` is relative to the largest value of an output; ``gate`` is how
-    many operators and random programs are tried, the same at every run, and ``seconds`` how long others. ``example``, a
-    static method, returns (module, inputs) that the backend takes at least in part. ``register``, a static method, adds
-    a backend that is not installed to a registry. A compiler that ``may_refuse`` partitions which the support check
-    took does not fail for that.
+    ``options`` are those of the backend; ``tolerance`` is relative to the largest value
+    of an output; ``gate`` is how many operators and random programs are tried, the same
+    at every run, and ``seconds`` how long others. ``example``, a static method, returns
+    (module, inputs) that the backend takes at least in part. ``register``, a static
+    method, adds a backend that is not installed to a registry. A compiler that
+    ``may_refuse`` partitions which the support check took does not fail for that.
     """
 
     backend: ClassVar[str] = ""
@@ -39,10 +41,21 @@ class BackendContract:
 
     @classmethod
     def backend_under_test(cls) -> BackendUnderTest:
-        """What the checks of this class look at; made once, so that they share what they lowered."""
+        """What the checks of this class look at; made once, so that they share what
+        they lowered.
+        """
         if cls not in _tested:
-            given = dict(cls.options), cls.tolerance, cls.example, cls.register, cls.gate, cls.seconds
-            _tested[cls] = BackendUnderTest(cls.backend, *given, may_refuse=cls.may_refuse)
+            given = (
+                dict(cls.options),
+                cls.tolerance,
+                cls.example,
+                cls.register,
+                cls.gate,
+                cls.seconds,
+            )
+            _tested[cls] = BackendUnderTest(
+                cls.backend, *given, may_refuse=cls.may_refuse
+            )
         return _tested[cls]
 
 
@@ -57,7 +70,8 @@ def _method(one: Check) -> Callable[[BackendContract], None]:
         for text in backend.warnings[before:]:
             warnings.warn(f"{backend.name}: {text}", DelegraphWarning, stacklevel=1)
 
-    test.__name__, test.__doc__ = f"test_{one.name}", one.purpose
+    test.__name__ = f"test_{one.name}"
+    test.__doc__ = one.purpose
     test.__qualname__ = f"BackendContract.{test.__name__}"
     return test
 

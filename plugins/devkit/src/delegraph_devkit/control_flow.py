@@ -1,4 +1,6 @@
-"""Programs with branches and loops. torch traces them through the module that they stand in, so they are real code."""
+"""Programs with branches and loops. torch traces them through the module that they
+stand in, so they are real code.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,15 @@ class Branches(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.two = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.one = torch.nn.Linear(4, 4)
+        self.two = torch.nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> Any:
         """[N, 4] -> [N, 4]"""
         y = torch.sin(x) + 1
-        return torch.sin(torch.cond(x.sum() > 0, self.positive, self.negative, (y,))) * 2
+        return (
+            torch.sin(torch.cond(x.sum() > 0, self.positive, self.negative, (y,))) * 2
+        )
 
     def positive(self, y: torch.Tensor) -> Any:
         """[N, 4] -> [N, 4]"""
@@ -29,7 +34,9 @@ class Branches(torch.nn.Module):
 
     def negative(self, y: torch.Tensor) -> Any:
         """[N, 4] -> [N, 4]"""
-        return torch.cond(y.sum() > 1, lambda y: torch.exp(-y) * 2, lambda y: self.two(y) + y, (y,))
+        return torch.cond(
+            y.sum() > 1, lambda y: torch.exp(-y) * 2, lambda y: self.two(y) + y, (y,)
+        )
 
 
 class Loop(torch.nn.Module):
@@ -44,7 +51,9 @@ class Loop(torch.nn.Module):
         start = (torch.tensor(0), x * 2)
         return while_loop(lambda i, y: i < 3, self.turn, start)[1] + 1  # type: ignore[no-untyped-call]
 
-    def turn(self, i: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def turn(
+        self, i: torch.Tensor, y: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(count, [N, 4]) -> (count, [N, 4])"""
         return i + 1, torch.sin(self.step(y)) * 0.5 + y
 
@@ -86,7 +95,10 @@ def _program(name: str, module: type[torch.nn.Module]) -> Program:
         torch.manual_seed(0)
         return module().eval(), (torch.randn(n, 4).abs(),)
 
-    lines = [inspect.getsource(module), f"torch.manual_seed(0)\nmodel = {module.__name__}().eval()"]
+    lines = [
+        inspect.getsource(module),
+        f"torch.manual_seed(0)\nmodel = {module.__name__}().eval()",
+    ]
     source = "\n".join([_HEAD, *lines, "inputs = (torch.randn(3, 4).abs(),)\n"])
     return Program(name, source, make, members=(WITHOUT_CONTROL_FLOW,))
 

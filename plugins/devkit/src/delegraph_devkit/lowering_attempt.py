@@ -64,17 +64,35 @@ class LoweringAttempt:
 
     @property
     def refusals(self) -> dict[Node, str]:
-        """Node -> reason, as the partitioner gave it, or the compiler of a backend that may refuse partitions."""
-        late = {row.partition: row.reason for row in self.lowered.report.given_back} if self.lowered else {}
+        """Node -> reason, as the partitioner gave it, or the compiler of a backend that
+        may refuse partitions.
+        """
+        late = (
+            {row.partition: row.reason for row in self.lowered.report.given_back}
+            if self.lowered
+            else {}
+        )
         tags = {n: n.meta.get("delegation_tag") for n in self.calls} if late else {}
-        refused = {n: late[tag] for n, tag in tags.items() if isinstance(tag, str) and tag in late}
-        return {r.node: r.reason for r in self.partitioned.refusals} | refused if self.partitioned else {}
+        refused = {
+            n: late[tag]
+            for n, tag in tags.items()
+            if isinstance(tag, str) and tag in late
+        }
+        return (
+            {r.node: r.reason for r in self.partitioned.refusals} | refused
+            if self.partitioned
+            else {}
+        )
 
     @property
     def calls(self) -> list[Node]:
         """The calls of the last program that the partitioner was asked about."""
         program = self.recording.program if self.recording else None
-        return [n for n in program.graph.nodes if n.op == "call_function"] if program else []
+        return (
+            [n for n in program.graph.nodes if n.op == "call_function"]
+            if program
+            else []
+        )
 
     @property
     def host_calls(self) -> list[Node]:
@@ -89,7 +107,9 @@ class LoweringAttempt:
 
 
 class Recording(Partitioner):
-    """The partitioner in question, with what it was given, what it gave, and what it did to the nodes' metadata."""
+    """The partitioner in question, with what it was given, what it gave, and what it
+    did to the nodes' metadata.
+    """
 
     inner: Partitioner
     support: Any
@@ -102,8 +122,11 @@ class Recording(Partitioner):
     @staticmethod
     def of(inner: Partitioner) -> Recording:
         """A recording with the name of ``inner``, which error messages show."""
-        named = {"__module__": type(inner).__module__}  # by which an error finds the plugin
-        recording: Recording = type(type(inner).__name__, (Recording,), named)(inner.spec)
+        # by which an error finds the plugin
+        named = {"__module__": type(inner).__module__}
+        recording: Recording = type(type(inner).__name__, (Recording,), named)(
+            inner.spec
+        )
         recording.inner = inner
         if hasattr(inner, "support"):
             recording.support = inner.support
@@ -116,11 +139,17 @@ class Recording(Partitioner):
             result = self.inner(exported_program)
         except Exception as e:
             if self.failure is None:
-                text = f"partition of {type(self.inner).__name__} raised {type(e).__name__}: {e}"
+                text = (
+                    f"partition of {type(self.inner).__name__} raised"
+                    f" {type(e).__name__}: {e}"
+                )
                 self.failure = PluginFailed("plugin-failed", text)
             raise
-        packages = tuple({kind.__module__.split(".")[0] for kind in type(self.inner).__mro__})
-        self.changed += tuple(_changes(before, packages))  # it may be asked more than once
+        packages = tuple(
+            {kind.__module__.split(".")[0] for kind in type(self.inner).__mro__}
+        )
+        # it may be asked more than once
+        self.changed += tuple(_changes(before, packages))
         self.result = result
         return result
 
@@ -131,13 +160,22 @@ class Recording(Partitioner):
 _ALLOWED = {"delegation_tag", "no_copy", INDEXED, WITHIN}
 
 
-def _changes(before: Mapping[Node, Mapping[str, Any]], packages: tuple[str, ...]) -> Iterator[str]:
-    """Metadata that is another object than before, apart from what a partitioner of these ``packages`` may set."""
+def _changes(
+    before: Mapping[Node, Mapping[str, Any]], packages: tuple[str, ...]
+) -> Iterator[str]:
+    """Metadata that is another object than before, apart from what a partitioner of
+    these ``packages`` may set.
+    """
     for node, meta in before.items():
         for key in dict.fromkeys([*meta, *node.meta]):
-            absent, allowed = object(), key in _ALLOWED or key.startswith(packages)
+            absent = object()
+            allowed = key in _ALLOWED or key.startswith(packages)
             if not allowed and meta.get(key, absent) is not node.meta.get(key, absent):
-                if key not in meta or key not in node.meta or meta[key] != node.meta[key]:
+                if (
+                    key not in meta
+                    or key not in node.meta
+                    or meta[key] != node.meta[key]
+                ):
                     yield f"meta[{key!r}] of {node.name} ({node.target})"
 
 
@@ -149,7 +187,8 @@ def attempt_lowering(
     eager: bool,
     may_refuse: bool = False,
 ) -> LoweringAttempt:
-    """Lower ``program``, which was exported before; ``eager`` is for backends without a runtime.
+    """Lower ``program``, which was exported before; ``eager`` is for backends without a
+    runtime.
 
     A partition that the compiler refuses is an error here, unless ``may_refuse``.
     """
@@ -158,8 +197,12 @@ def attempt_lowering(
     try:
         with quiet():
             attempt.recording = Recording.of(partitioner())
-            lowered = delegraph.lower(attempt.exported, backends=[attempt.recording], registry=registry)
-            attempt.lowered = lowered.with_missing_runtime("eager") if eager else lowered
+            lowered = delegraph.lower(
+                attempt.exported, backends=[attempt.recording], registry=registry
+            )
+            attempt.lowered = (
+                lowered.with_missing_runtime("eager") if eager else lowered
+            )
             if attempt.recording.failure is not None:
                 raise attempt.recording.failure
             attempt.handed_over = handed_over(attempt.lowered)
@@ -168,12 +211,16 @@ def attempt_lowering(
                 row = given_back[0]
                 raise Unsupported("unsupported", row.reason, source=row.source)
     except (Exception, SystemExit) as e:
-        attempt.lowered, attempt.error, attempt.phase = None, e, _phase(e, attempt, registry)
+        attempt.lowered = None
+        attempt.error = e
+        attempt.phase = _phase(e, attempt, registry)
     attempt.seconds = time.monotonic() - start
     return attempt
 
 
-def _phase(error: BaseException, attempt: LoweringAttempt, registry: delegraph.Registry) -> Phase:
+def _phase(
+    error: BaseException, attempt: LoweringAttempt, registry: delegraph.Registry
+) -> Phase:
     try:
         with quiet():
             delegraph.lower(attempt.exported, backends=[], registry=registry)
@@ -201,7 +248,10 @@ def quiet() -> Iterator[None]:
 def handed_over(lowered: LoweredProgram) -> list[HandedOver]:
     """Return what the runtime gets for each delegate now, with the bytes of its blob."""
     modules = [d.module for d in lowered.delegates]
-    return [(m.processed_bytes, list(m.compile_specs), dict(m.named_data())) for m in modules]
+    return [
+        (m.processed_bytes, list(m.compile_specs), dict(m.named_data()))
+        for m in modules
+    ]
 
 
 def is_random(program: ExportedProgram) -> bool:

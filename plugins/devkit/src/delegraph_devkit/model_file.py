@@ -1,4 +1,6 @@
-"""A MODEL of the command line as an example: its transforms are applied, and its inputs are what is then taken."""
+"""A MODEL of the command line as an example: its transforms are applied, and its inputs
+are what is then taken.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,25 @@ from .programs import Example
 
 
 def load_example(text: str) -> Example:
-    """The module of a MODEL, or its program with its transforms applied, and inputs for it.
+    """The module of a MODEL, or its program with its transforms applied, and inputs for
+    it.
 
-    Raises what ``read_model`` does, and InputError for a MODEL that has several methods, keyword arguments or dynamic
-    shapes.
+    Raises what ``read_model`` does, and InputError for a MODEL that has several
+    methods, keyword arguments or dynamic shapes.
     """
     given = read_model(text)
-    if list(given.programs) != ["forward"] or given.kwargs["forward"] or given.dynamic_shapes["forward"]:
+    if (
+        list(given.programs) != ["forward"]
+        or given.kwargs["forward"]
+        or given.dynamic_shapes["forward"]
+    ):
         more = "methods, keyword arguments or dynamic shapes"
-        raise InputError("input-invalid", f"{text} gives {more}; an example is a model with its inputs only")
-    model, inputs = given.programs["forward"], given.inputs["forward"] or ()
+        raise InputError(
+            "input-invalid",
+            f"{text} gives {more}; an example is a model with its inputs only",
+        )
+    model = given.programs["forward"]
+    inputs = given.inputs["forward"] or ()
     if not given.transforms and not isinstance(model, ExportedProgram):
         return model, inputs
     if isinstance(model, ExportedProgram):
@@ -37,7 +48,9 @@ def load_example(text: str) -> Example:
 
 
 def _inputs(program: ExportedProgram, before: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The inputs as they were, and random ones in place of those whose type or shape a transform has changed."""
+    """The inputs as they were, and random ones in place of those whose type or shape a
+    transform has changed.
+    """
     wanted = [node.meta.get("val") for node in user_inputs(program)]
     if len(wanted) != len(before):  # nested inputs, which no transform changes
         return before
@@ -45,8 +58,13 @@ def _inputs(program: ExportedProgram, before: tuple[Any, ...]) -> tuple[Any, ...
 
 
 def _like(val: Any, old: Any) -> Any:
-    """``old``, or a tensor of the type and shape of ``val`` with all integers of that type, or normal numbers."""
-    if not isinstance(val, torch.Tensor) or (val.dtype, val.shape) == (getattr(old, "dtype", None), old.shape):
+    """``old``, or a tensor of the type and shape of ``val`` with all integers of that
+    type, or normal numbers.
+    """
+    if not isinstance(val, torch.Tensor) or (val.dtype, val.shape) == (
+        getattr(old, "dtype", None),
+        old.shape,
+    ):
         return old
     if val.dtype.is_floating_point:
         return torch.randn(val.shape, dtype=val.dtype)

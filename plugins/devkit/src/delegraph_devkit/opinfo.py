@@ -16,22 +16,48 @@ from torch.utils import _pytree as pytree
 from .programs import Example, Program, undisturbed
 
 ROUNDS = (
-    *((torch.float32, 0.0), (torch.float32, 0.5), (torch.int64, 0.0), (torch.float32, 0.25), (torch.float16, 0.0)),
-    *((torch.bool, 0.0), (torch.int32, 0.5), (torch.bfloat16, 0.0), (torch.float32, 0.75), (torch.uint8, 0.0)),
-    *((torch.float64, 0.3), (torch.int8, 0.0), (torch.float32, 0.9), (torch.float32, 0.1), (torch.float32, 0.6)),
+    *(
+        (torch.float32, 0.0),
+        (torch.float32, 0.5),
+        (torch.int64, 0.0),
+        (torch.float32, 0.25),
+        (torch.float16, 0.0),
+    ),
+    *(
+        (torch.bool, 0.0),
+        (torch.int32, 0.5),
+        (torch.bfloat16, 0.0),
+        (torch.float32, 0.75),
+        (torch.uint8, 0.0),
+    ),
+    *(
+        (torch.float64, 0.3),
+        (torch.int8, 0.0),
+        (torch.float32, 0.9),
+        (torch.float32, 0.1),
+        (torch.float32, 0.6),
+    ),
 )
-"""Of each round: the element type, and which sample of every operator it takes, from 0 (first) to 1 (last)."""
+"""Of each round: the element type, and which sample of every operator it takes, from 0
+(first) to 1 (last).
+"""
 _MUTABLE = "__allow_nonbracketed_mutation_flag"
 _LARGEST = 10_000
 """Elements of the largest input: bigger samples say the same more slowly."""
 
 
 def operator_programs(operators: Collection[str] = ()) -> Iterator[Program]:
-    """One-operator programs of all operators, or of those that one of the names is for (``named``).
+    """One-operator programs of all operators, or of those that one of the names is for
+    (``named``).
 
-    Their order is fixed and mixes families of operators, so that the first few are a fair sample.
+    Their order is fixed and mixes families of operators, so that the first few are a
+    fair sample.
     """
-    chosen = [info for info in _table() if not operators or any(named(info, o) for o in operators)]
+    chosen = [
+        info
+        for info in _table()
+        if not operators or any(named(info, o) for o in operators)
+    ]
     for dtype, place in ROUNDS:
         for info in chosen:
             if dtype in info.supported_dtypes("cpu"):
@@ -41,16 +67,31 @@ def operator_programs(operators: Collection[str] = ()) -> Iterator[Program]:
 
 
 def named(info: Any, operator: str) -> bool:
-    """Whether ``operator`` names the row: "relu", "nn.functional.relu", or as a report has it, "aten.relu.default"."""
-    plain = operator.split(".")[1] if operator.startswith("aten.") and operator.count(".") else operator
-    names = {info.formatted_name, info.name, info.name.rpartition(".")[2], info.aten_name}
+    """Whether ``operator`` names the row: "relu", "nn.functional.relu", or as a report
+    has it, "aten.relu.default".
+    """
+    plain = (
+        operator.split(".")[1]
+        if operator.startswith("aten.") and operator.count(".")
+        else operator
+    )
+    names = {
+        info.formatted_name,
+        info.name,
+        info.name.rpartition(".")[2],
+        info.aten_name,
+    }
     return plain in names | {alias.name for alias in info.aliases}
 
 
 def call_names(operators: Collection[str]) -> set[str]:
-    """What calls of these operators are called in exported programs: ``relu``, for ``aten.relu.default``."""
+    """What calls of these operators are called in exported programs: ``relu``, for
+    ``aten.relu.default``.
+    """
     rows = [info for info in _table() if any(named(info, o) for o in operators)]
-    return {name.rpartition(".")[2] for info in rows for name in (info.name, info.aten_name)}
+    return {
+        name.rpartition(".")[2] for info in rows for name in (info.name, info.aten_name)
+    }
 
 
 def unknown(operators: Collection[str]) -> list[str]:
@@ -60,8 +101,11 @@ def unknown(operators: Collection[str]) -> list[str]:
 
 @cache
 def _table() -> list[Any]:
-    """OpInfo's rows, without what only a GPU runs. Importing them changes settings of torch, which are put back."""
-    settings = vars(getattr(torch.backends, "m", torch.backends))  # the module proper, behind its properties
+    """OpInfo's rows, without what only a GPU runs. Importing them changes settings of
+    torch, which are put back.
+    """
+    # the module proper, behind its properties
+    settings = vars(getattr(torch.backends, "m", torch.backends))
     before = settings.get(_MUTABLE, True)
     stood_in = _stand_in("expecttest")
     try:
@@ -78,7 +122,8 @@ def _table() -> list[Any]:
 def _stand_in(module: str) -> bool:
     """Put a stand-in in the place of ``module`` if it is missing; whether it was.
 
-    OpInfo imports torch's own test base, which needs of ``expecttest`` the class TestCase only.
+    OpInfo imports torch's own test base, which needs of ``expecttest`` the class
+    TestCase only.
     """
     try:
         __import__(module)
@@ -91,7 +136,9 @@ def _stand_in(module: str) -> bool:
 
 
 def _program(info: Any, dtype: torch.dtype, place: float) -> Program | None:
-    """The operator on its sample at that place; None if it has none there with dense tensors."""
+    """The operator on its sample at that place; None if it has none there with dense
+    tensors.
+    """
     samples = _samples(info, dtype)
     if not samples:
         return None
@@ -105,16 +152,23 @@ def _program(info: Any, dtype: torch.dtype, place: float) -> Program | None:
     def make(n: int) -> Example:
         return Call(info.op, spec, leaves).eval(), tensors
 
-    return Program(f"{info.formatted_name}, {str(dtype).removeprefix('torch.')}, sample {index}", "", make)
+    return Program(
+        f"{info.formatted_name}, {str(dtype).removeprefix('torch.')}, sample {index}",
+        "",
+        make,
+    )
 
 
 def _samples(info: Any, dtype: torch.dtype) -> list[Any]:
-    """All samples, since a generator that is left unfinished runs its last lines later, whenever it is collected."""
+    """All samples, since a generator that is left unfinished runs its last lines later,
+    whenever it is collected.
+    """
     with undisturbed():
         torch.manual_seed(0)
         try:
             return list(info.sample_inputs("cpu", dtype, requires_grad=False))
-        except Exception:  # OpInfo's own: a sample that this build of torch cannot make is no sample
+        except Exception:
+            # OpInfo's own: a sample that this build of torch cannot make is no sample
             return []
 
 
@@ -127,7 +181,8 @@ class Call(torch.nn.Module):
 
     def __init__(self, op: Any, spec: Any, leaves: list[Any]) -> None:
         super().__init__()
-        self.op, self.spec = op, spec
+        self.op = op
+        self.spec = spec
         self.leaves = [None if isinstance(v, torch.Tensor) else v for v in leaves]
         self.places = [k for k, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
 

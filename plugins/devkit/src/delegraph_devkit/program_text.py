@@ -1,4 +1,6 @@
-"""A program as Python that runs as it stands, without this kit and without what OpInfo needs."""
+"""A program as Python that runs as it stands, without this kit and without what OpInfo
+needs.
+"""
 
 from __future__ import annotations
 
@@ -22,47 +24,97 @@ from .programs import Program
 _LISTED = 64
 """Elements up to which a tensor is written as numbers."""
 _WIDTH = 110
-OTHER_INPUTS = "[x.flip(list(range(x.dim()))) if isinstance(x, torch.Tensor) else x for x in inputs]"
+OTHER_INPUTS = (
+    "[x.flip(list(range(x.dim()))) if isinstance(x, torch.Tensor) else x for x in"
+    " inputs]"
+)
 """The text of ``other_inputs``."""
 
 
 def other_inputs(inputs: Sequence[Any]) -> list[Any]:
     """Inputs with other values, which are in the domain of most operators."""
-    return [x.flip(list(range(x.dim()))) if isinstance(x, torch.Tensor) else x for x in inputs]
+    return [
+        x.flip(list(range(x.dim()))) if isinstance(x, torch.Tensor) else x
+        for x in inputs
+    ]
 
 
 def listing(program: Program) -> str:
-    """Python that sets ``model`` and ``inputs``; a comment if the program cannot be written so."""
+    """Python that sets ``model`` and ``inputs``; a comment if the program cannot be
+    written so.
+    """
     if program.source:
         return program.source
     text = _text(*program.exported) if program.exported is not None else None
-    return text or f"# {program.name}: it has parts that cannot be written as calls of operators\n"
+    return (
+        text
+        or f"# {program.name}: it has parts that cannot be written as calls of operators\n"
+    )
 
 
 def _text(program: ExportedProgram, inputs: Sequence[Any]) -> str | None:
-    """The calls of a program, which is one module without submodules; None if it has bodies of its own."""
-    constants, lines, names = [], [], []
+    """The calls of a program, which is one module without submodules; None if it has
+    bodies of its own.
+    """
+    constants = []
+    lines = []
+    names = []
     for node, spec in placeholders(program):
         if spec.kind is InputKind.USER_INPUT:
             names.append(node.name)
         else:
-            constants.append(f"{node.name} = {tensor_text(constant_tensor(program, spec))}")
+            constants.append(
+                f"{node.name} = {tensor_text(constant_tensor(program, spec))}"
+            )
     for node in program.graph.nodes:
         if node.op == "get_attr":
             return None
         if node.op == "call_function":
             lines.append(f"{node.name} = {_call(node)}")
-    outputs = zip(program.graph_signature.output_specs, output_node(program.graph).args[0], strict=True)  # type: ignore[arg-type]
-    returned = [_literal(v) for spec, v in outputs if spec.kind is OutputKind.USER_OUTPUT]
-    lines.append(f"return {returned[0]}" if len(returned) == 1 else f"return ({', '.join(returned)})")
+    outputs = zip(
+        program.graph_signature.output_specs,
+        output_node(program.graph).args[0],  # type: ignore[arg-type]
+        strict=True,
+    )
+    returned = [
+        _literal(v) for spec, v in outputs if spec.kind is OutputKind.USER_OUTPUT
+    ]
+    lines.append(
+        f"return {returned[0]}"
+        if len(returned) == 1
+        else f"return ({', '.join(returned)})"
+    )
     leaves = pytree.tree_leaves(tuple(inputs))
-    given = ",\n".join(tensor_text(v) if isinstance(v, torch.Tensor) else _literal(v) for v in leaves)
+    given = ",\n".join(
+        tensor_text(v) if isinstance(v, torch.Tensor) else _literal(v) for v in leaves
+    )
     body = textwrap.indent("\n".join(lines), " " * 8)
     return "\n".join(
         [
-            *("import base64", "import operator", "import zlib", "", "import torch", "from torch import inf, nan", ""),
-            *(*constants, "", "class Model(torch.nn.Module):", f"    def forward(self, {', '.join(names)}):", body, ""),
-            *("model = Model().eval()", "inputs = (", textwrap.indent(given + ",", "    "), ")", ""),
+            *(
+                "import base64",
+                "import operator",
+                "import zlib",
+                "",
+                "import torch",
+                "from torch import inf, nan",
+                "",
+            ),
+            *(
+                *constants,
+                "",
+                "class Model(torch.nn.Module):",
+                f"    def forward(self, {', '.join(names)}):",
+                body,
+                "",
+            ),
+            *(
+                "model = Model().eval()",
+                "inputs = (",
+                textwrap.indent(given + ",", "    "),
+                ")",
+                "",
+            ),
         ]
     )
 
@@ -71,8 +123,15 @@ def _call(node: Node) -> str:
     target: Any = node.target
     if target is operator.getitem:
         return f"{node.args[0]}[{node.args[1]!r}]"
-    named = f"torch.ops.{target}" if isinstance(target, torch._ops.OpOverload) else _function(target)
-    given = [*map(_literal, node.args), *(f"{k}={_literal(v)}" for k, v in node.kwargs.items())]
+    named = (
+        f"torch.ops.{target}"
+        if isinstance(target, torch._ops.OpOverload)
+        else _function(target)
+    )
+    given = [
+        *map(_literal, node.args),
+        *(f"{k}={_literal(v)}" for k, v in node.kwargs.items()),
+    ]
     return f"{named}({', '.join(given)})"
 
 
@@ -84,7 +143,11 @@ def _function(target: Any) -> str:
 def _literal(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         listed = ", ".join(map(_literal, value))
-        return f"[{listed}]" if isinstance(value, list) else f"({listed}{',' if len(value) == 1 else ''})"
+        return (
+            f"[{listed}]"
+            if isinstance(value, list)
+            else f"({listed}{',' if len(value) == 1 else ''})"
+        )
     if isinstance(value, torch.device):
         return f"torch.device({str(value)!r})"
     return value.name if isinstance(value, Node) else repr(value)
@@ -95,14 +158,22 @@ def tensor_text(tensor: torch.Tensor) -> str:
     dtype = tensor.dtype
     if tensor.numel() <= _LISTED and not tensor.is_complex():
         made = f"torch.tensor({tensor.tolist()}, dtype={dtype})"
-        made = made if math.prod(tensor.shape) else f"torch.empty({list(tensor.shape)}, dtype={dtype})"
+        made = (
+            made
+            if math.prod(tensor.shape)
+            else f"torch.empty({list(tensor.shape)}, dtype={dtype})"
+        )
     else:
-        data = zlib.compress(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        data = zlib.compress(
+            tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
         encoded = textwrap.wrap(base64.b64encode(data).decode(), _WIDTH)
         text = "\n".join(["(", *(f"    {line!r}" for line in encoded), ")"])
         read = f"bytearray(zlib.decompress(base64.b64decode({text})))"
         made = f"torch.frombuffer({read}, dtype={dtype}).reshape({list(tensor.shape)})"
     if tensor.is_contiguous():
         return made
-    strided = f"torch.empty_strided({tuple(tensor.shape)}, {tensor.stride()}, dtype={dtype})"
+    strided = (
+        f"torch.empty_strided({tuple(tensor.shape)}, {tensor.stride()}, dtype={dtype})"
+    )
     return f"{strided}.copy_({made})"

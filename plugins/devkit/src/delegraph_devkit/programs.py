@@ -1,4 +1,6 @@
-"""The programs that backends are tried on, as text that a failure can print and that anyone can run."""
+"""The programs that backends are tried on, as text that a failure can print and that
+anyone can run.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ Exported = tuple[ExportedProgram, tuple[Any, ...]]
 LEAST = 1
 MOST = 8
 BATCH = Dim("n", min=LEAST, max=MOST)
-"""The dynamic size of a batch. A batch of one is where engines that broadcast at run time differ."""
+"""The dynamic size of a batch. A batch of one is where engines that broadcast at run
+time differ.
+"""
 AUTO_SIZES = (3, 2, 5)
 """The sizes of calls if torch.export chooses the range, which may begin at 2."""
 
@@ -37,8 +41,9 @@ AUTO_SIZES = (3, 2, 5)
 class Program:
     """A module with inputs: ``make(n)`` builds it for batches of ``n``.
 
-    ``source`` is Python that sets ``model`` and ``inputs``, as a failure shows it; without one it is written from the
-    exported program. ``members`` are the programs that this one is made of, to be tried one by one if it fails.
+    ``source`` is Python that sets ``model`` and ``inputs``, as a failure shows it;
+    without one it is written from the exported program. ``members`` are the programs
+    that this one is made of, to be tried one by one if it fails.
     """
 
     name: str
@@ -47,29 +52,43 @@ class Program:
     batched: bool = False
     """Whether ``n`` matters: the first dimension of every input may then be dynamic."""
     special: bool = False
-    """Whether inputs hold values that a backend may declare to treat otherwise (``known_differences``)."""
+    """Whether inputs hold values that a backend may declare to treat otherwise
+    (``known_differences``).
+    """
     members: tuple[Program, ...] = ()
     own: bool = False
-    """Whether it is the backend's own example. That torch cannot export it is then an error."""
+    """Whether it is the backend's own example. That torch cannot export it is then an
+    error.
+    """
 
     @cached_property
     def exported(self) -> Exported | None:
-        """The exported program and its inputs; None if torch cannot export it, which says nothing of a backend.
+        """The exported program and its inputs; None if torch cannot export it, which
+        says nothing of a backend.
 
-        Exported once: nobody may change it, and a check looks whether somebody did. Raises the DelegraphError of what
-        makes the program, and InputError for an example that torch cannot export.
+        Exported once: nobody may change it, and a check looks whether somebody did.
+        Raises the DelegraphError of what makes the program, and InputError for an
+        example that torch cannot export.
         """
         return self._export(dynamic=False)
 
     @cached_property
     def exported_dynamic(self) -> Exported | None:
-        """The same with the first dimension of every input dynamic, from LEAST to MOST if torch can export that."""
+        """The same with the first dimension of every input dynamic, from LEAST to MOST
+        if torch can export that.
+        """
         return self._export(dynamic=True, size=BATCH) or self._export(dynamic=True)
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """The sizes with which to call ``exported_dynamic``: the least, the next, one between, the largest."""
-        ranges = self.exported_dynamic[0].range_constraints.values() if self.exported_dynamic else ()
+        """The sizes with which to call ``exported_dynamic``: the least, the next, one
+        between, the largest.
+        """
+        ranges = (
+            self.exported_dynamic[0].range_constraints.values()
+            if self.exported_dynamic
+            else ()
+        )
         if any(range.upper == MOST for range in ranges):
             return (LEAST, LEAST + 1, (LEAST + MOST) // 2, MOST)
         return AUTO_SIZES
@@ -81,9 +100,16 @@ class Program:
                 if isinstance(module, ExportedProgram):
                     return None if dynamic else (module, inputs)
                 shapes = tuple(_dynamic(i, size) for i in inputs) if dynamic else None
-                if shapes is not None and any(p.kind is p.VAR_POSITIONAL for p in _parameters(module)):
+                if shapes is not None and any(
+                    p.kind is p.VAR_POSITIONAL for p in _parameters(module)
+                ):
                     shapes = (shapes,)
-                return torch.export.export(module, distinct_inputs(inputs, module), dynamic_shapes=shapes), inputs
+                return (
+                    torch.export.export(
+                        module, distinct_inputs(inputs, module), dynamic_shapes=shapes
+                    ),
+                    inputs,
+                )
             except DelegraphError:
                 raise
             except Exception as e:  # torch's own limits, of many kinds
@@ -103,7 +129,9 @@ def _dynamic(value: Any, size: Any) -> Any:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Keep torch's random state as it is, and drop what it warns of and logs about odd programs."""
+    """Keep torch's random state as it is, and drop what it warns of and logs about odd
+    programs.
+    """
     logged = logging.root.manager.disable
     logging.disable()
     try:
@@ -115,7 +143,9 @@ def undisturbed() -> Iterator[None]:
 
 
 def written(name: str, source: str, batched: bool = False, **fields: Any) -> Program:
-    """A program from text that sets ``model`` and ``inputs``; ``N`` is the size of a batch in it."""
+    """A program from text that sets ``model`` and ``inputs``; ``N`` is the size of a
+    batch in it.
+    """
     text = textwrap.dedent(source).strip() + "\n"
     file = f"<delegraph_devkit {name}>"
 
@@ -130,7 +160,9 @@ def written(name: str, source: str, batched: bool = False, **fields: Any) -> Pro
 
 
 def given(example: Callable[[], Example]) -> Program:
-    """The backend's own example, made with torch's random numbers in the same state every time."""
+    """The backend's own example, made with torch's random numbers in the same state
+    every time.
+    """
 
     def make(n: int) -> Example:
         with undisturbed():
@@ -149,27 +181,59 @@ def _place(example: Callable[[], Example]) -> str:
 
 
 def place_text(function: Callable[..., Any]) -> str:
-    """An expression that reads a function from its file, whose folder need not be on the path."""
-    file, (name, *attributes) = inspect.getfile(function), function.__qualname__.split(".")
+    """An expression that reads a function from its file, whose folder need not be on
+    the path.
+    """
+    file, (name, *attributes) = (
+        inspect.getfile(function),
+        function.__qualname__.split("."),
+    )
     read = f"runpy.run_path({file!r}, run_name={Path(file).stem!r})[{name!r}]"
     return ".".join([read, *attributes])
 
 
 def relaid(program: Program) -> Program:
-    """The same program with its inputs in another layout: the first dimension fastest in memory."""
+    """The same program with its inputs in another layout: the first dimension fastest
+    in memory.
+    """
 
     def make(n: int) -> Example:
         module, inputs = program.make(n)
-        return module, tuple(x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs)
+        return module, tuple(
+            x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs
+        )
 
-    line = "inputs = tuple(x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs)\n"
+    line = (
+        "inputs = tuple(x.transpose(0, -1).contiguous().transpose(0, -1) for x in"
+        " inputs)\n"
+    )
     return Program(f"{program.name} in another layout", program.source + line, make)
 
 
-def _written(name: str, inputs: str, *forward: str, init: Sequence[str] = (), parameters: str = "x") -> Program:
-    made = ["    def __init__(self):", "        super().__init__()", *(f"        {line}" for line in init), ""]
-    body = [f"    def forward(self, {parameters}):", *(f"        {line}" for line in forward)]
-    lines = ["import torch", "import torch.nn.functional as F", "", "torch.manual_seed(0)", ""]
+def _written(
+    name: str,
+    inputs: str,
+    *forward: str,
+    init: Sequence[str] = (),
+    parameters: str = "x",
+) -> Program:
+    made = [
+        "    def __init__(self):",
+        "        super().__init__()",
+        *(f"        {line}" for line in init),
+        "",
+    ]
+    body = [
+        f"    def forward(self, {parameters}):",
+        *(f"        {line}" for line in forward),
+    ]
+    lines = [
+        "import torch",
+        "import torch.nn.functional as F",
+        "",
+        "torch.manual_seed(0)",
+        "",
+    ]
     lines += ["class Model(torch.nn.Module):", *(made if init else []), *body, ""]
     lines += ["model = Model().eval()", f"inputs = ({inputs},)"]
     return written(name, "\n".join(lines), batched="N" in inputs)
@@ -188,7 +252,10 @@ PROGRAMS: tuple[Program, ...] = (
             "return torch.relu(self.b(x))",
         ),
         init=(
-            *("self.a = torch.nn.Conv2d(3, 4, 3, padding=1)", "self.n = torch.nn.BatchNorm2d(4)"),
+            *(
+                "self.a = torch.nn.Conv2d(3, 4, 3, padding=1)",
+                "self.n = torch.nn.BatchNorm2d(4)",
+            ),
             "self.b = torch.nn.Conv2d(4, 2, 3)",
         ),
     ),
@@ -201,17 +268,38 @@ PROGRAMS: tuple[Program, ...] = (
         ),
         init=("self.a = torch.nn.Conv2d(3, 4, 3)",),
     ),
-    _written("arithmetic", "torch.randn(N, 4), torch.randn(N, 4)", "return (x + y) * 2 - x * y", parameters="x, y"),
-    _written("functions", "torch.rand(N, 5) + 0.5", "return torch.sin(x) + torch.exp(-x), torch.tan(x * 0.5)"),
     _written(
-        *("integers", "torch.randint(-9, 9, (N, 4), dtype=torch.int32)", "y = x + x * 2"),
+        "arithmetic",
+        "torch.randn(N, 4), torch.randn(N, 4)",
+        "return (x + y) * 2 - x * y",
+        parameters="x, y",
+    ),
+    _written(
+        "functions",
+        "torch.rand(N, 5) + 0.5",
+        "return torch.sin(x) + torch.exp(-x), torch.tan(x * 0.5)",
+    ),
+    _written(
+        *(
+            "integers",
+            "torch.randint(-9, 9, (N, 4), dtype=torch.int32)",
+            "y = x + x * 2",
+        ),
         "return y - x, torch.maximum(y, x)",
     ),
     _written("sine", "torch.randn(N, 3)", "return torch.sin(x)"),
-    _written("product", "torch.randn(3, 4), torch.randn(4, 2)", "return torch.mm(x, y) + 1", parameters="x, y"),
+    _written(
+        "product",
+        "torch.randn(3, 4), torch.randn(4, 2)",
+        "return torch.mm(x, y) + 1",
+        parameters="x, y",
+    ),
     _written(
         *("attention", "torch.randn(N, 4, 8)", "q, k, v = self.a(x).chunk(3, -1)"),
-        *("s = torch.softmax(q @ k.transpose(-1, -2) * 0.35, -1)", "return self.n(x + s @ v)"),
+        *(
+            "s = torch.softmax(q @ k.transpose(-1, -2) * 0.35, -1)",
+            "return self.n(x + s @ v)",
+        ),
         init=("self.a, self.n = torch.nn.Linear(8, 24), torch.nn.LayerNorm(8)",),
     ),
     _written(
@@ -219,12 +307,23 @@ PROGRAMS: tuple[Program, ...] = (
         init=("self.e = torch.nn.Embedding(10, 4)",),
     ),
     _written(
-        *("shared", "torch.randn(N, 4)", "y = F.linear(x, self.w)", "z = torch.sort(y)[0]"),
+        *(
+            "shared",
+            "torch.randn(N, 4)",
+            "y = F.linear(x, self.w)",
+            "z = torch.sort(y)[0]",
+        ),
         *("return F.linear(z, self.w), y * self.w[0]",),
         init=("self.w = torch.nn.Parameter(torch.randn(4, 4))",),
     ),
     _written(
-        *("state", "torch.randn(N, 4)", "self.total.add_(x.sum())", "y = x.clone()", "y.relu_()"),
+        *(
+            "state",
+            "torch.randn(N, 4)",
+            "self.total.add_(x.sum())",
+            "y = x.clone()",
+            "y.relu_()",
+        ),
         *("return y + self.total, x.view(-1)",),
         init=("self.register_buffer('total', torch.zeros(1))",),
     ),
@@ -233,7 +332,12 @@ PROGRAMS: tuple[Program, ...] = (
 
 SIZED = (
     _written(
-        *("selection", "torch.randn(N, 3, 8, 8)", "x = self.a(x)", "return torch.where(x > 0, x, x * 0.1)"),
+        *(
+            "selection",
+            "torch.randn(N, 3, 8, 8)",
+            "x = self.a(x)",
+            "return torch.where(x > 0, x, x * 0.1)",
+        ),
         init=("self.a = torch.nn.Conv2d(3, 4, 3)",),
     ),
     _written(
@@ -241,7 +345,12 @@ SIZED = (
         init=("self.a, self.p = torch.nn.Conv2d(3, 4, 3), torch.nn.PReLU(4)",),
     ),
     _written(
-        *("two_results", "torch.randn(N, 8)", "y = self.a(x)", "return y, self.b(torch.relu(y))"),
+        *(
+            "two_results",
+            "torch.randn(N, 8)",
+            "y = self.a(x)",
+            "return y, self.b(torch.relu(y))",
+        ),
         init=("self.a, self.b = torch.nn.Linear(8, 6), torch.nn.Linear(6, 4)",),
     ),
     _written("stack", "torch.randn(N, 3, 6)", "return torch.stack([x, x * 2], 3)"),
@@ -254,15 +363,31 @@ SIZED = (
 
 NOTHING = (
     _written("returns_its_input", "torch.randn(N, 3)", "return x"),
-    _written("ignores_an_input", "torch.randn(N, 3), torch.randn(N)", "return y", parameters="x, y"),
+    _written(
+        "ignores_an_input",
+        "torch.randn(N, 3), torch.randn(N)",
+        "return y",
+        parameters="x, y",
+    ),
     _written(
         *("returns_a_constant", "torch.randn(N, 3)", "return x, self.c"),
         init=("self.register_buffer('c', torch.arange(4.0))",),
     ),
-    _written("unusual", "torch.rand(N, 3) + 1", "return torch.special.modified_bessel_k0(x)"),
-    _written("one_of_them_twice", "torch.randn(N, 3)", "y = torch.special.bessel_j1(x)", "return y, x, y"),
+    _written(
+        "unusual", "torch.rand(N, 3) + 1", "return torch.special.modified_bessel_k0(x)"
+    ),
+    _written(
+        "one_of_them_twice",
+        "torch.randn(N, 3)",
+        "y = torch.special.bessel_j1(x)",
+        "return y, x, y",
+    ),
 )
 """Programs with little or nothing to delegate."""
 
-RELAID = tuple(relaid(p) for p in PROGRAMS if p.name in ("mlp", "convolution", "arithmetic", "integers", "product"))
+RELAID = tuple(
+    relaid(p)
+    for p in PROGRAMS
+    if p.name in ("mlp", "convolution", "arithmetic", "integers", "product")
+)
 """Some of them with their inputs in another layout."""

@@ -1,6 +1,8 @@
-"""Fixtures for the tests of a backend: ``pytest_plugins = ["delegraph_devkit.pytest_plugin"]`` in the top conftest.py.
+"""Fixtures for the tests of a backend: ``pytest_plugins =
+["delegraph_devkit.pytest_plugin"]`` in the top conftest.py.
 
-The backend is named in the configuration of pytest, ``delegraph_backend = my-npu``, or by ``--delegraph-backend``::
+The backend is named in the configuration of pytest, ``delegraph_backend = my-npu``, or
+by ``--delegraph-backend``::
 
     def test_my_layer(verify):
         verify(torch.nn.Linear(3, 3), torch.ones(2, 3))
@@ -33,21 +35,32 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "delegraph_program" in metafunc.fixturenames:
         from .programs import PROGRAMS
 
-        metafunc.parametrize("delegraph_program", PROGRAMS, ids=[program.name for program in PROGRAMS])
+        metafunc.parametrize(
+            "delegraph_program", PROGRAMS, ids=[program.name for program in PROGRAMS]
+        )
 
 
 @pytest.fixture
 def delegraph_backend(request: pytest.FixtureRequest) -> str:
-    """The name of the backend; a test module may have a fixture of this name that returns another."""
-    name = request.config.getoption("--delegraph-backend") or request.config.getini("delegraph_backend")
+    """The name of the backend; a test module may have a fixture of this name that
+    returns another.
+    """
+    name = request.config.getoption("--delegraph-backend") or request.config.getini(
+        "delegraph_backend"
+    )
     if not name:
-        pytest.fail("no backend is named: delegraph_backend = NAME in pytest's configuration, or --delegraph-backend")
+        pytest.fail(
+            "no backend is named: delegraph_backend = NAME in pytest's configuration,"
+            " or --delegraph-backend"
+        )
     return str(name)
 
 
 @pytest.fixture
 def lower(delegraph_backend: str) -> Callable[..., LoweredProgram]:
-    """``lower(module, *inputs, **more)`` lowers for the backend; ``more`` is what ``delegraph.lower`` takes."""
+    """``lower(module, *inputs, **more)`` lowers for the backend; ``more`` is what
+    ``delegraph.lower`` takes.
+    """
     import delegraph
 
     def lower(module: Any, *inputs: Any, **more: Any) -> LoweredProgram:
@@ -59,14 +72,19 @@ def lower(delegraph_backend: str) -> Callable[..., LoweredProgram]:
 
 @pytest.fixture
 def verify(lower: Callable[..., LoweredProgram]) -> Callable[..., LoweredProgram]:
-    """``verify(module, *inputs)`` lowers, and asserts that results are eager's and something is delegated.
+    """``verify(module, *inputs)`` lowers, and asserts that results are eager's and
+    something is delegated.
 
-    ``tolerance`` is relative to the largest value of an output, by default that of its type; ``delegates`` the fewest
-    that there have to be.
+    ``tolerance`` is relative to the largest value of an output, by default that of its
+    type; ``delegates`` the fewest that there have to be.
     """
 
     def verify(
-        module: Any, *inputs: Any, tolerance: float | None = None, delegates: int = 1, **more: Any
+        module: Any,
+        *inputs: Any,
+        tolerance: float | None = None,
+        delegates: int = 1,
+        **more: Any,
     ) -> LoweredProgram:
         lowered = lower(module, *inputs, **more)
         assert len(lowered.delegates) >= delegates, str(lowered.report)

@@ -1,4 +1,6 @@
-"""Random modules, reproducible by their seed: shared constants, splits, views, in-place calls, several outputs."""
+"""Random modules, reproducible by their seed: shared constants, splits, views, in-place
+calls, several outputs.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,22 @@ from functools import lru_cache
 from .programs import Program, written
 
 _UNARY = ("relu", "sigmoid", "tanh", "sin", "neg", "abs", "square", "exp")
-_IN_PLACE = (".add_(1.5)", ".mul_(0.5)", ".relu_()", ".sub_(0.25)", ".tanh_()", ".clamp_(-1, 1)", ".zero_()")
+_IN_PLACE = (
+    ".add_(1.5)",
+    ".mul_(0.5)",
+    ".relu_()",
+    ".sub_(0.25)",
+    ".tanh_()",
+    ".clamp_(-1, 1)",
+    ".zero_()",
+)
 
 
 @dataclass
 class _Value:
-    """A variable of the text, its shape, and whether writing it stays inside the module."""
+    """A variable of the text, its shape, and whether writing it stays inside the
+    module.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -25,7 +37,9 @@ class _Value:
 @lru_cache(maxsize=64)
 def random_program(seed: int) -> Program:
     """The program of that seed, the same in every process."""
-    return written(f"random_{seed}", _Writer(random.Random(f"delegraph {seed}")).text(seed))
+    return written(
+        f"random_{seed}", _Writer(random.Random(f"delegraph {seed}")).text(seed)
+    )
 
 
 class _Writer:
@@ -44,14 +58,36 @@ class _Writer:
         for _ in range(self.rng.randint(4, 14)):
             self._step()
         names = ", ".join(v.name for v in self.inputs)
-        given = "".join(f"torch.randn({', '.join(map(str, v.shape))}), " for v in self.inputs)
+        given = "".join(
+            f"torch.randn({', '.join(map(str, v.shape))}), " for v in self.inputs
+        )
         made = [f"        self.{name} = {what}" for name, what in self.init.items()]
         return "\n".join(
             [
-                *("import torch", "import torch.nn.functional as F", "", f"torch.manual_seed({seed})", ""),
-                *("class Model(torch.nn.Module):", "    def __init__(self):", "        super().__init__()", *made, ""),
-                *(f"    def forward(self, {names}):", *(f"        {line}" for line in self.lines)),
-                *(f"        return {self._returned()}", "", "model = Model().eval()", f"inputs = ({given.rstrip()})"),
+                *(
+                    "import torch",
+                    "import torch.nn.functional as F",
+                    "",
+                    f"torch.manual_seed({seed})",
+                    "",
+                ),
+                *(
+                    "class Model(torch.nn.Module):",
+                    "    def __init__(self):",
+                    "        super().__init__()",
+                    *made,
+                    "",
+                ),
+                *(
+                    f"    def forward(self, {names}):",
+                    *(f"        {line}" for line in self.lines),
+                ),
+                *(
+                    f"        return {self._returned()}",
+                    "",
+                    "model = Model().eval()",
+                    f"inputs = ({given.rstrip()})",
+                ),
             ]
         )
 
@@ -61,8 +97,23 @@ class _Writer:
         return ", ".join(v.name for v in [self.values[-1], *others])
 
     def _step(self) -> None:
-        kinds: list[Callable[[_Value], None]] = [self._unary, self._unary, self._binary, self._binary, self._constant]
-        kinds += [self._linear, self._view, self._view, self._split, self._join, self._reduce, self._write, self._norm]
+        kinds: list[Callable[[_Value], None]] = [
+            self._unary,
+            self._unary,
+            self._binary,
+            self._binary,
+            self._constant,
+        ]
+        kinds += [
+            self._linear,
+            self._view,
+            self._view,
+            self._split,
+            self._join,
+            self._reduce,
+            self._write,
+            self._norm,
+        ]
         recent = self.values[-4:]
         self.rng.choice(kinds)(self.rng.choice(recent))
 
@@ -78,11 +129,19 @@ class _Writer:
 
     def _unary(self, v: _Value) -> None:
         name = self.rng.choice(_UNARY)
-        self._new(v.shape, f"torch.{name}(torch.tanh({v.name}))" if name == "exp" else f"torch.{name}({v.name})")
+        self._new(
+            v.shape,
+            (
+                f"torch.{name}(torch.tanh({v.name}))"
+                if name == "exp"
+                else f"torch.{name}({v.name})"
+            ),
+        )
 
     def _binary(self, v: _Value) -> None:
         others = [o.name for o in self.values if o.shape == v.shape] + ["2.0", "0.5"]
-        sign, other = self.rng.choice("+-*"), self.rng.choice(others)
+        sign = self.rng.choice("+-*")
+        other = self.rng.choice(others)
         self._new(v.shape, f"{v.name} {sign} {other}")
 
     def _constant(self, v: _Value) -> None:
@@ -97,7 +156,13 @@ class _Writer:
 
     def _norm(self, v: _Value) -> None:
         self._new(
-            v.shape, self.rng.choice([f"F.layer_norm({v.name}, [{v.shape[-1]}])", f"torch.softmax({v.name}, -1)"])
+            v.shape,
+            self.rng.choice(
+                [
+                    f"F.layer_norm({v.name}, [{v.shape[-1]}])",
+                    f"torch.softmax({v.name}, -1)",
+                ]
+            ),
         )
 
     def _view(self, v: _Value) -> None:
@@ -107,7 +172,10 @@ class _Writer:
         swapped[a], swapped[b] = swapped[b], swapped[a]
         kept = max(1, v.shape[a] - 1)
         cut = (*v.shape[:a], kept, *v.shape[a + 1 :])
-        forms = [(tuple(swapped), f"{v.name}.transpose({a}, {b})"), (cut, f"{v.name}.narrow({a}, 0, {kept})")]
+        forms = [
+            (tuple(swapped), f"{v.name}.transpose({a}, {b})"),
+            (cut, f"{v.name}.narrow({a}, 0, {kept})"),
+        ]
         if len(v.shape) < 4:
             forms.append(((1, *v.shape), f"{v.name}.unsqueeze(0)"))
         self._new(*self.rng.choice(forms), own=v.own)
@@ -120,7 +188,9 @@ class _Writer:
         names = [f"v{self.count}", f"v{self.count + 1}"]
         self.lines.append(f"{', '.join(names)} = {v.name}.split({list(sizes)}, {axis})")
         for name, size in zip(names, sizes, strict=True):
-            self.values.append(_Value(name, (*v.shape[:axis], size, *v.shape[axis + 1 :]), v.own))
+            self.values.append(
+                _Value(name, (*v.shape[:axis], size, *v.shape[axis + 1 :]), v.own)
+            )
         self.count += 2
         return None
 
@@ -135,10 +205,16 @@ class _Writer:
     def _reduce(self, v: _Value) -> None:
         axis = self.rng.randrange(len(v.shape))
         kept = (*v.shape[:axis], 1, *v.shape[axis + 1 :])
-        self._new(kept, f"{v.name}.{self.rng.choice(['mean', 'sum', 'amax'])}({axis}, keepdim=True)")
+        self._new(
+            kept,
+            f"{v.name}.{self.rng.choice(['mean', 'sum', 'amax'])}({axis},"
+            " keepdim=True)",
+        )
 
     def _write(self, v: _Value) -> None:
-        """In place; what views of inputs share is copied first, so that the caller's tensors stay as they are."""
+        """In place; what views of inputs share is copied first, so that the caller's
+        tensors stay as they are.
+        """
         if not v.own:
             self._new(v.shape, f"{v.name}.clone()")
             v = self.values[-1]

@@ -1,4 +1,6 @@
-"""A failure as Python: what follows the lines of its program, to lower it and show what is wrong."""
+"""A failure as Python: what follows the lines of its program, to lower it and show what
+is wrong.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ def lowering(backend: ConfiguredBackend) -> str:
     registered = _registered(backend)
     if registered:
         given.append("registry=registry")
-    text = f"import delegraph\n{registered}\nlowered = delegraph.lower(model, inputs, {', '.join(given)})\n"
+    text = (
+        f"import delegraph\n{registered}\nlowered = delegraph.lower(model, inputs,"
+        f" {', '.join(given)})\n"
+    )
     if backend.runtime is None:
         text += "lowered = lowered.with_missing_runtime('eager')\n"
     return text
@@ -26,7 +31,9 @@ def lowering(backend: ConfiguredBackend) -> str:
 def verifying(backend: ConfiguredBackend) -> str:
     """Python that lowers ``model`` and compares with eager."""
     where = f", runtime={backend.where!r}" if backend.where else ""
-    return lowering(backend) + ("" if backend.runtime is None else f"print(lowered.verify(*inputs{where}))\n")
+    return lowering(backend) + (
+        "" if backend.runtime is None else f"print(lowered.verify(*inputs{where}))\n"
+    )
 
 
 def observing(backend: ConfiguredBackend) -> str:
@@ -36,21 +43,43 @@ def observing(backend: ConfiguredBackend) -> str:
 
 def profiling(backend: ConfiguredBackend) -> str:
     """Python that lowers ``model`` and shows what its operators took."""
-    return lowering(backend) + "print(lowered.verify(*inputs))\nprint(lowered.profile(*inputs, repeats=2))\n"
+    return (
+        lowering(backend)
+        + "print(lowered.verify(*inputs))\nprint(lowered.profile(*inputs, repeats=2))\n"
+    )
 
 
 def calling_again(backend: ConfiguredBackend) -> str:
     """Python that shows how the results of one call change with the next."""
-    lines = ["first = lowered(*inputs)", "before = copy.deepcopy(first)", f"lowered(*{OTHER_INPUTS})"]
-    return "import copy\n" + lowering(backend) + "\n".join([*lines, "print(before)", "print(first)", ""])
+    lines = [
+        "first = lowered(*inputs)",
+        "before = copy.deepcopy(first)",
+        f"lowered(*{OTHER_INPUTS})",
+    ]
+    return (
+        "import copy\n"
+        + lowering(backend)
+        + "\n".join([*lines, "print(before)", "print(first)", ""])
+    )
 
 
 def compiling_twice(backend: ConfiguredBackend) -> str:
-    """Python that shows whether two lowerings give the same blobs, here and in processes with other hash seeds."""
+    """Python that shows whether two lowerings give the same blobs, here and in
+    processes with other hash seeds.
+    """
     before, _, lower = lowering(backend).rpartition("lowered = ")
-    shown = "print([hashlib.sha256(d.processed_bytes).hexdigest() for d in lowered.delegates])"
-    seeds = "# two equal lines, and the same ones with PYTHONHASHSEED=1 and PYTHONHASHSEED=2"
-    return f"import hashlib\n{before}for _ in range(2):\n    lowered = {lower}    {shown}\n{seeds}\n"
+    shown = (
+        "print([hashlib.sha256(d.processed_bytes).hexdigest() for d in"
+        " lowered.delegates])"
+    )
+    seeds = (
+        "# two equal lines, and the same ones with PYTHONHASHSEED=1 and"
+        " PYTHONHASHSEED=2"
+    )
+    return (
+        f"import hashlib\n{before}for _ in range(2):\n    lowered = {lower}   "
+        f" {shown}\n{seeds}\n"
+    )
 
 
 def _registered(backend: ConfiguredBackend) -> str:

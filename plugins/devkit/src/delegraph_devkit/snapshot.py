@@ -24,14 +24,26 @@ def take_snapshot(exported: Exported | None) -> Snapshot:
         "the number of nodes": len(program.graph.nodes),
     }
     for node in program.graph.nodes:
-        state[f"the call of {node.name}"] = (node.op, str(node.target), repr(node.args), repr(node.kwargs))
+        state[f"the call of {node.name}"] = (
+            node.op,
+            str(node.target),
+            repr(node.args),
+            repr(node.kwargs),
+        )
         for key, value in node.meta.items():
             state[f"meta[{key!r}] of {node.name}"] = _plain(value)
     tensors = {**program.state_dict, **program.constants}
     tensors |= {f"input {k}": v for k, v in enumerate(pytree.tree_leaves(inputs))}
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor):
-            data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            data = (
+                tensor.detach()
+                .contiguous()
+                .reshape(-1)
+                .view(torch.uint8)
+                .numpy()
+                .tobytes()
+            )
             state[f"the values of {name}"] = (tensor.dtype, tuple(tensor.shape), data)
             state[f"the version of {name}"] = (tensor._version, tensor.data_ptr())
     return state
@@ -45,9 +57,15 @@ def _plain(value: Any) -> Any:
         return tuple((str(k), _plain(v)) for k, v in value.items())
     if isinstance(value, (list, tuple)):
         return type(value), tuple(_plain(v) for v in value)
-    return value if isinstance(value, (str, int, float, bool, type(None))) else id(value)
+    return (
+        value if isinstance(value, (str, int, float, bool, type(None))) else id(value)
+    )
 
 
 def differences(before: Snapshot, after: Snapshot) -> list[str]:
     """The names of what changed."""
-    return [what for what in dict.fromkeys([*before, *after]) if before.get(what) != after.get(what)]
+    return [
+        what
+        for what in dict.fromkeys([*before, *after])
+        if before.get(what) != after.get(what)
+    ]

@@ -1,4 +1,6 @@
-"""Inputs that hold what devices lose: NaN, infinities, -0.0, wide integers, and integers that wrap around."""
+"""Inputs that hold what devices lose: NaN, infinities, -0.0, wide integers, and
+integers that wrap around.
+"""
 
 from __future__ import annotations
 
@@ -21,40 +23,115 @@ _NARROW = {
 }
 """Integers whose sums and products wrap around."""
 _UNARY = (
-    *("torch.relu(x)", "torch.clamp(x, -1.0, 1.0)", "torch.clamp(x, min=0.0)", "torch.clamp(x, max=1.0)"),
-    *("F.hardtanh(x)", "F.relu6(x)", "F.leaky_relu(x)", "F.elu(x)", "F.gelu(x)", "F.silu(x)", "F.hardswish(x)"),
-    *("torch.abs(x)", "torch.neg(x)", "torch.exp(x)", "torch.tanh(x)", "torch.sigmoid(x)", "torch.sin(x)"),
-    *("torch.floor(x)", "torch.ceil(x)", "torch.sqrt(x)", "torch.rsqrt(x)", "torch.reciprocal(x)", "torch.log(x)"),
+    *(
+        "torch.relu(x)",
+        "torch.clamp(x, -1.0, 1.0)",
+        "torch.clamp(x, min=0.0)",
+        "torch.clamp(x, max=1.0)",
+    ),
+    *(
+        "F.hardtanh(x)",
+        "F.relu6(x)",
+        "F.leaky_relu(x)",
+        "F.elu(x)",
+        "F.gelu(x)",
+        "F.silu(x)",
+        "F.hardswish(x)",
+    ),
+    *(
+        "torch.abs(x)",
+        "torch.neg(x)",
+        "torch.exp(x)",
+        "torch.tanh(x)",
+        "torch.sigmoid(x)",
+        "torch.sin(x)",
+    ),
+    *(
+        "torch.floor(x)",
+        "torch.ceil(x)",
+        "torch.sqrt(x)",
+        "torch.rsqrt(x)",
+        "torch.reciprocal(x)",
+        "torch.log(x)",
+    ),
     *("x + 1.0", "x * 2.0", "torch.pow(x, 2)", "x == x", "x > 0", "torch.isnan(x)"),
 )
 _BINARY = (
-    *("x + y", "x - y", "x * y", "x / y", "torch.maximum(x, y)", "torch.minimum(x, y)", "x < y"),
+    *(
+        "x + y",
+        "x - y",
+        "x * y",
+        "x / y",
+        "torch.maximum(x, y)",
+        "torch.minimum(x, y)",
+        "x < y",
+    ),
     *("torch.where(x > 0, x, y)", "torch.cat([x, y])"),
 )
 _MATRIX = (
-    *("torch.amax(x, 1)", "torch.amin(x, 1)", "torch.sum(x, 1)", "torch.mean(x, 1)", "torch.softmax(x, 1)"),
+    *(
+        "torch.amax(x, 1)",
+        "torch.amin(x, 1)",
+        "torch.sum(x, 1)",
+        "torch.mean(x, 1)",
+        "torch.softmax(x, 1)",
+    ),
     *("torch.mm(x, x.transpose(0, 1))", "torch.transpose(x, 0, 1)", "F.pad(x, (1, 1))"),
 )
 _IMAGE = ("F.max_pool2d(x, 2)", "F.avg_pool2d(x, 2)", "torch.amax(x, (2, 3))")
 _INTEGERS = (
-    *("x + y", "x - y", "x * y", "torch.neg(x)", "torch.abs(x)", "torch.maximum(x, y)", "torch.sum(x)"),
-    *("torch.clamp(x, min=-5)", "torch.relu(x)", "torch.amax(x, 0)", "torch.where(x > y, x, y)", "torch.cat([x, y])"),
+    *(
+        "x + y",
+        "x - y",
+        "x * y",
+        "torch.neg(x)",
+        "torch.abs(x)",
+        "torch.maximum(x, y)",
+        "torch.sum(x)",
+    ),
+    *(
+        "torch.clamp(x, min=-5)",
+        "torch.relu(x)",
+        "torch.amax(x, 0)",
+        "torch.where(x > y, x, y)",
+        "torch.cat([x, y])",
+    ),
 )
-_INT64 = (*_INTEGERS, "x > 2**33", "torch.clamp(x, max=2**41)", "x.to(torch.float32)", "x + 1")
+_INT64 = (
+    *_INTEGERS,
+    "x > 2**33",
+    "torch.clamp(x, max=2**41)",
+    "x.to(torch.float32)",
+    "x + 1",
+)
 
 
 def _text(inputs: str, returned: str) -> str:
     parameters = "x, y" if "inputs = x," in inputs else "x"
-    lines = ["import torch", "import torch.nn.functional as F", "from torch import inf, nan", ""]
+    lines = [
+        "import torch",
+        "import torch.nn.functional as F",
+        "from torch import inf, nan",
+        "",
+    ]
     lines += ["class Model(torch.nn.Module):", f"    def forward(self, {parameters}):"]
     lines += [f"        return {returned}", "", "model = Model().eval()", inputs]
     return "\n".join(lines)
 
 
 def _group(name: str, inputs: str, *expressions: str) -> Program:
-    """All expressions as one program, which is exported quickly; its members say which of them fails."""
-    members = tuple(written(f"{name}: {e}", _text(inputs, e), special=True) for e in expressions)
-    return written(name, _text(inputs, f"({', '.join(expressions)},)"), special=True, members=members)
+    """All expressions as one program, which is exported quickly; its members say which
+    of them fails.
+    """
+    members = tuple(
+        written(f"{name}: {e}", _text(inputs, e), special=True) for e in expressions
+    )
+    return written(
+        name,
+        _text(inputs, f"({', '.join(expressions)},)"),
+        special=True,
+        members=members,
+    )
 
 
 def _integers(dtype: str, values: str, *expressions: str) -> Program:
@@ -62,12 +139,24 @@ def _integers(dtype: str, values: str, *expressions: str) -> Program:
     return _group(f"special values, {dtype}", made, *expressions)
 
 
-_IMAGE_VALUES = "[nan, 1.0, -inf, -inf, 2.0, 3.0, -inf, -inf, inf, 1.0, -1.0, -2.0, -inf, 0.0, -3.0, -4.0]"
-_ROWS = "[[nan, 1.0, inf], [-inf, 2.0, -0.0], [-3.0, -2.0, -1.0], [inf, 1.0, 2.0], [-inf, -inf, -inf]]"
-"""Two rows have a plain softmax; that of the three others is NaN, each for a reason of its own."""
+_IMAGE_VALUES = (
+    "[nan, 1.0, -inf, -inf, 2.0, 3.0, -inf, -inf, inf, 1.0, -1.0, -2.0, -inf, 0.0,"
+    " -3.0, -4.0]"
+)
+_ROWS = (
+    "[[nan, 1.0, inf], [-inf, 2.0, -0.0], [-3.0, -2.0, -1.0], [inf, 1.0, 2.0], [-inf,"
+    " -inf, -inf]]"
+)
+"""Two rows have a plain softmax; that of the three others is NaN, each for a reason of
+its own.
+"""
 SPECIAL: tuple[Program, ...] = (
     _group("special values", f"inputs = (torch.tensor({_FLOATS}),)", *_UNARY),
-    _group("special values, two", f"x = torch.tensor({_FLOATS})\ninputs = x, x.roll(3)", *_BINARY),
+    _group(
+        "special values, two",
+        f"x = torch.tensor({_FLOATS})\ninputs = x, x.roll(3)",
+        *_BINARY,
+    ),
     _group(
         *(
             "special values, matrix",
@@ -75,7 +164,11 @@ SPECIAL: tuple[Program, ...] = (
         ),
         *_MATRIX,
     ),
-    _group("special values, image", f"inputs = (torch.tensor({_IMAGE_VALUES}).reshape(1, 1, 4, 4),)", *_IMAGE),
+    _group(
+        "special values, image",
+        f"inputs = (torch.tensor({_IMAGE_VALUES}).reshape(1, 1, 4, 4),)",
+        *_IMAGE,
+    ),
     *(_integers(dtype, values, *_INTEGERS) for dtype, values in _NARROW.items()),
     _integers("int64", _WIDE, *_INT64),
 )
@@ -83,12 +176,18 @@ SPECIAL: tuple[Program, ...] = (
 
 
 def special_programs(names: Collection[str]) -> Iterator[Program]:
-    """The expressions that call an operator of one of these names (``relu``), each as a program of its own."""
+    """The expressions that call an operator of one of these names (``relu``), each as a
+    program of its own.
+    """
     for group in SPECIAL:
         if group.exported is not None:
             outputs = output_values(group.exported[0])
             called = (_names_behind(output) for output in outputs)
-            yield from (m for m, behind in zip(group.members, called, strict=True) if not behind.isdisjoint(names))
+            yield from (
+                m
+                for m, behind in zip(group.members, called, strict=True)
+                if not behind.isdisjoint(names)
+            )
 
 
 def _names_behind(output: Any) -> set[str]:
@@ -98,6 +197,7 @@ def _names_behind(output: Any) -> set[str]:
     while waiting:
         node: Node = waiting.pop()
         if node.op == "call_function":
-            names.update(operator_name(node).split(".")[1:2])  # getitem has no name but that
+            # getitem has no name but that
+            names.update(operator_name(node).split(".")[1:2])
         waiting += node.all_input_nodes
     return names

@@ -1,7 +1,9 @@
-"""Fresh processes for checks: a server per hash seed imports torch once, and forks for every job.
+"""Fresh processes for checks: a server per hash seed imports torch once, and forks for
+every job.
 
-A forked job cannot disturb the tests, has a limit of time and memory, and reports how far it came before it crashed.
-Jobs and answers are pickled, between processes that we start ourselves.
+A forked job cannot disturb the tests, has a limit of time and memory, and reports how
+far it came before it crashed. Jobs and answers are pickled, between processes that we
+start ourselves.
 """
 
 from __future__ import annotations
@@ -36,10 +38,12 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Answer:
-    """How a job ended: with its ``result``, with an exception that it ``raised``, or by force: how it ``died``.
+    """How a job ended: with its ``result``, with an exception that it ``raised``, or by
+    force: how it ``died``.
 
-    ``items`` is what a generator gave until then, ``progress`` the last thing that a job reported, ``output`` the end
-    of what it printed. ``hung`` says that it died because it did not come to an end.
+    ``items`` is what a generator gave until then, ``progress`` the last thing that a
+    job reported, ``output`` the end of what it printed. ``hung`` says that it died
+    because it did not come to an end.
     """
 
     result: Any = None
@@ -52,7 +56,9 @@ class Answer:
 
     @property
     def failure(self) -> str:
-        """What happened instead of a result, as the rest of a sentence; empty if there is one."""
+        """What happened instead of a result, as the rest of a sentence; empty if there
+        is one.
+        """
         return self.died or (self.raised and f"raised {self.raised}")
 
 
@@ -64,22 +70,34 @@ class ForkServer:
 
     def __init__(self, hash_seed: int) -> None:
         if not hasattr(os, "fork"):
-            hint = "Linux and macOS have forks, and so has the Windows Subsystem for Linux"
-            raise DelegraphError(
-                "devkit/no-fork", "the checks run in forks, which this system does not have", hint=hint
+            hint = (
+                "Linux and macOS have forks, and so has the Windows Subsystem for Linux"
             )
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
+            raise DelegraphError(
+                "devkit/no-fork",
+                "the checks run in forks, which this system does not have",
+                hint=hint,
+            )
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve;"
+            " serve()"
+        )
         environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
         self._log = tempfile.TemporaryFile()
         pipe = subprocess.PIPE
         command = [self.python, "-c", code]
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._log, env=environment)
+        self._process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=self._log, env=environment
+        )
 
-    def run(self, function: str, *args: Any, seconds: float, prepare: str | None = None) -> Answer:
-        """Run ``"module:name"`` as ``name(*args, report)`` in a fork, which may be silent for ``seconds`` at most.
+    def run(
+        self, function: str, *args: Any, seconds: float, prepare: str | None = None
+    ) -> Answer:
+        """Run ``"module:name"`` as ``name(*args, report)`` in a fork, which may be
+        silent for ``seconds`` at most.
 
-        ``prepare`` names a function that the server runs before, once, for this fork and all others. Raises
-        InternalError if the server is gone.
+        ``prepare`` names a function that the server runs before, once, for this fork
+        and all others. Raises InternalError if the server is gone.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -88,7 +106,9 @@ class ForkServer:
         except (OSError, EOFError) as e:
             self._log.seek(0)
             said = self._log.read()[-2000:].decode(errors="replace").strip()
-            raise InternalError("internal", f"the process for checks could not be started: {said}") from e
+            raise InternalError(
+                "internal", f"the process for checks could not be started: {said}"
+            ) from e
         return answer
 
     def close(self) -> None:
@@ -106,7 +126,9 @@ _starting = threading.Lock()
 
 
 def fork_server(hash_seed: int) -> ForkServer:
-    """The server with that hash seed, started when it is first asked for and ended with this process."""
+    """The server with that hash seed, started when it is first asked for and ended with
+    this process.
+    """
     with _starting:
         if hash_seed not in _servers:
             _servers[hash_seed] = ForkServer(hash_seed)
@@ -132,11 +154,13 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
     return data
 
 
-# --- the server's side ------------------------------------------------------------------------------------------------
+# --- the server's side ----------------------------------------------------------------
 
 
 def serve() -> None:
-    """Import torch and export the samples, then fork for every job until the parent closes the pipe."""
+    """Import torch and export the samples, then fork for every job until the parent
+    closes the pipe.
+    """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what jobs print must not get between the answers
     import torch
@@ -145,7 +169,9 @@ def serve() -> None:
 
     torch.set_num_threads(1)
     warm_up()
-    gc.freeze()  # else each collection in a fork walks through all of torch's objects, and copies their memory
+    # else each collection in a fork walks through all of torch's objects, and copies
+    # their memory
+    gc.freeze()
     prepared: set[str | None] = {None}
     while True:
         try:
@@ -173,7 +199,10 @@ def _fork(function: str, args: tuple[Any, ...], seconds: float) -> Answer:
             os.kill(process, signal.SIGKILL)
         _, status = os.waitpid(process, 0)
         output.seek(max(0, output.seek(0, os.SEEK_END) - 4000))
-        hung = silent or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF)  # its limit of CPU time
+        # its limit of CPU time
+        hung = silent or (
+            os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
+        )
         died = ""
         if hung:
             died = "did not come to an end in time"
@@ -182,12 +211,17 @@ def _fork(function: str, args: tuple[Any, ...], seconds: float) -> Answer:
         elif not frames.keys() & {"result", "error"}:
             died = f"exited with code {os.waitstatus_to_exitcode(status)}"
         said = output.read().decode(errors="replace").strip()
-    result, progress = frames.get("result"), frames.get("progress", "")
-    return Answer(result, tuple(items), frames.get("error", ""), died, hung, progress, said)
+    result = frames.get("result")
+    progress = frames.get("progress", "")
+    return Answer(
+        result, tuple(items), frames.get("error", ""), died, hung, progress, said
+    )
 
 
 def _frames(stream: Any, seconds: float) -> tuple[dict[str, Any], list[Any], bool]:
-    """The last frame of each kind, all items, and whether it was silent for ``seconds``."""
+    """The last frame of each kind, all items, and whether it was silent for
+    ``seconds``.
+    """
     found: dict[str, Any] = {}
     items: list[Any] = []
     data = b""
@@ -199,7 +233,9 @@ def _frames(stream: Any, seconds: float) -> tuple[dict[str, Any], list[Any], boo
         if not more:
             return found, items, False
         data += more
-        while len(data) >= _HEADER.size and len(data) >= _HEADER.size + (size := _HEADER.unpack_from(data)[0]):
+        while len(data) >= _HEADER.size and len(data) >= _HEADER.size + (
+            size := _HEADER.unpack_from(data)[0]
+        ):
             kind, content = pickle.loads(data[_HEADER.size : _HEADER.size + size])
             found[kind], data = content, data[_HEADER.size + size :]
             if kind == "item":
@@ -213,7 +249,9 @@ def _job(function: str, args: tuple[Any, ...], writing: int, output: int) -> Non
     with os.fdopen(writing, "wb") as stream:
         _limit_memory(MEMORY)
         try:
-            result = find_by_name(function)(*args, lambda text: _send(stream, ("progress", text)))
+            result = find_by_name(function)(
+                *args, lambda text: _send(stream, ("progress", text))
+            )
             for item in result if isinstance(result, Iterator) else ():
                 _send(stream, ("item", item))
             _send(stream, ("result", None if isinstance(result, Iterator) else result))
@@ -232,8 +270,16 @@ def find_by_name(name: str) -> Any:
 def _limit_memory(beyond: int) -> None:
     import resource
 
-    with open("/proc/self/statm") if os.path.exists("/proc/self/statm") else contextlib.nullcontext() as file:
-        used = int(file.read().split()[0]) * resource.getpagesize() if file is not None else 1 << 34
+    with (
+        open("/proc/self/statm")
+        if os.path.exists("/proc/self/statm")
+        else contextlib.nullcontext()
+    ) as file:
+        used = (
+            int(file.read().split()[0]) * resource.getpagesize()
+            if file is not None
+            else 1 << 34
+        )
     if sys.platform == "linux":  # macOS has the name, and refuses the limit
         resource.setrlimit(resource.RLIMIT_AS, (used + beyond, used + beyond))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

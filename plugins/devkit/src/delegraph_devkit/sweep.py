@@ -1,4 +1,6 @@
-"""Many programs on one backend, in other processes: a crash costs one program, and is reported with it."""
+"""Many programs on one backend, in other processes: a crash costs one program, and is
+reported with it.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,16 @@ from .subprocesses import Answer, Report, find_by_name
 from .trial import UNCOMPILED, Fault, Kind, Outcome, try_program
 
 SILENT_SECONDS = 600.0
-"""How long a program may take, on however busy a machine; a hang that uses the processor ends sooner."""
+"""How long a program may take, on however busy a machine; a hang that uses the
+processor ends sooner.
+"""
 CPU_SECONDS = 60.0
-"""CPU time that one program may take in another process: a hang, whatever else the machine does."""
+"""CPU time that one program may take in another process: a hang, whatever else the
+machine does.
+"""
 TOLD_SECONDS = 20.0
-"""How long the first process tries programs before it says how far it came; each later one twice as long.
+"""How long the first process tries programs before it says how far it came; each later
+one twice as long.
 
 A process makes all programs before its first one again, which takes ever longer.
 """
@@ -37,11 +44,12 @@ _FIXED = (*SPECIAL, *RELAID, WITHOUT_CONTROL_FLOW)
 
 @dataclass(frozen=True)
 class Series:
-    """Programs, always the same ones in the same order, and what is done with each of them.
+    """Programs, always the same ones in the same order, and what is done with each of
+    them.
 
-    ``name`` is ``"module:NAME"``, where another process finds the series. ``groups`` are those of its programs that
-    have members. ``export`` exports what is worth exporting once for all processes. ``lanes`` processes
-    share the programs.
+    ``name`` is ``"module:NAME"``, where another process finds the series. ``groups``
+    are those of its programs that have members. ``export`` exports what is worth
+    exporting once for all processes. ``lanes`` processes share the programs.
     """
 
     name: str
@@ -62,7 +70,10 @@ class Series:
 
 def _gate(backend: ConfiguredBackend) -> Iterator[Program]:
     if backend.operators:
-        return itertools.chain(operator_programs(backend.operators), special_programs(call_names(backend.operators)))
+        return itertools.chain(
+            operator_programs(backend.operators),
+            special_programs(call_names(backend.operators)),
+        )
     return itertools.chain(_FIXED, itertools.islice(_mixed(), backend.gate))
 
 
@@ -72,7 +83,8 @@ def _more(backend: ConfiguredBackend) -> Iterator[Program]:
 
 def _mixed() -> Iterator[Program]:
     """Five operators, then a random program, and so on; the order never changes."""
-    seeds, operators = itertools.count(1000), operator_programs()
+    seeds = itertools.count(1000)
+    operators = operator_programs()
     while batch := list(itertools.islice(operators, 5)):
         yield from batch
         yield random_program(next(seeds))
@@ -95,30 +107,51 @@ MORE = Series(f"{__name__}:MORE", _more, export=export_fixed, lanes=2)
 
 
 def run(
-    backend: ConfiguredBackend, series: Series, seconds: float | None = None, within: float | None = None
+    backend: ConfiguredBackend,
+    series: Series,
+    seconds: float | None = None,
+    within: float | None = None,
 ) -> list[Outcome]:
-    """The outcomes of all programs of a series, or of those that ``seconds`` are enough for, in its order.
+    """The outcomes of all programs of a series, or of those that ``seconds`` are enough
+    for, in its order.
 
-    ``within``: the same, where a budget is the reason; a fifth of what is left of it unless another is given. Raises
-    CheckSkipped if they have to run on a device and this host has none.
+    ``within``: the same, where a budget is the reason; a fifth of what is left of it
+    unless another is given. Raises CheckSkipped if they have to run on a device and
+    this host has none.
     """
     backend.needs_device()
-    limits = [limit for limit in (seconds, backend.share(0.2) if within is None else within) if limit is not None]
+    limits = [
+        limit
+        for limit in (seconds, backend.share(0.2) if within is None else within)
+        if limit is not None
+    ]
     limit = min(limits, default=None)
     lanes = 1 if backend.operators else series.lanes
     try:
         with ThreadPoolExecutor(lanes) as executor:
-            tried = executor.map(lambda k: list(_run_lane(backend, series, limit, k, lanes)), range(lanes))
+            tried = executor.map(
+                lambda k: list(_run_lane(backend, series, limit, k, lanes)),
+                range(lanes),
+            )
             rows = itertools.zip_longest(*tried, fillvalue=())
-    except CheckSkipped:  # a backend that exists in this process only is tried here, without protection
+    except CheckSkipped:
+        # a backend that exists in this process only is tried here, without protection
         if seconds is not None:
             return []
-        return [outcome for p in series.programs(backend) for outcome in series.attempt(p, backend)]
+        return [
+            outcome
+            for p in series.programs(backend)
+            for outcome in series.attempt(p, backend)
+        ]
     return [outcome for row in rows for outcomes in row for outcome in outcomes]
 
 
 def _run_lane(
-    backend: ConfiguredBackend, series: Series, seconds: float | None, lane: int, lanes: int
+    backend: ConfiguredBackend,
+    series: Series,
+    seconds: float | None,
+    lane: int,
+    lanes: int,
 ) -> Iterator[list[Outcome]]:
     """The outcomes of every ``lanes``-th program from number ``lane`` on."""
     start = lane
@@ -128,7 +161,8 @@ def _run_lane(
 
     def tell_faults(found: list[list[Outcome]]) -> list[list[Outcome]]:
         for outcome in itertools.chain(*found):
-            for fault in outcome.faults:  # at once: a long check may be stopped before its end
+            # at once: a long check may be stopped before its end
+            for fault in outcome.faults:
                 backend.tell(f"{outcome.program}: {' '.join(fault.text.split()):.200}")
         return found
 
@@ -143,7 +177,9 @@ def _run_lane(
     )
     while crashes < _MOST_CRASHES:
         left = None if deadline is None else deadline - time.monotonic()
-        answer = elsewhere(start, lanes, False, told if left is None else min(told, left))
+        answer = elsewhere(
+            start, lanes, False, told if left is None else min(told, left)
+        )
         items = [item for item in answer.items if item is not None]
         yield from tell_faults(items)
         if not answer.failure:
@@ -153,21 +189,34 @@ def _run_lane(
             if deadline is not None and time.monotonic() > deadline:
                 return
             told *= 2
-            backend.tell(f"{start // lanes} programs of process {lane + 1} of {lanes} tried, the last {_last(items)}")
+            backend.tell(
+                f"{start // lanes} programs of process {lane + 1} of {lanes} tried, the"
+                f" last {_last(items)}"
+            )
             continue
         if not answer.progress:
-            raise CheckFailed(f"the process that tries programs {answer.failure}: {answer.output[-500:]}")
+            raise CheckFailed(
+                f"the process that tries programs {answer.failure}:"
+                f" {answer.output[-500:]}"
+            )
         place = start + lanes * len(items)
         inside = Answer()
         if any(p.name == answer.progress for p in series.groups):
             inside = elsewhere(place, lanes, True, None)
-        members = [o for os in inside.items for o in os] + _ended(inside) if inside.failure else _ended(answer)
+        members = (
+            [o for os in inside.items for o in os] + _ended(inside)
+            if inside.failure
+            else _ended(answer)
+        )
         yield from tell_faults([members])
-        start, crashes = place + lanes, crashes + 1
+        start = place + lanes
+        crashes = crashes + 1
 
 
 def _last(items: list[list[Outcome]]) -> str:
-    return next((o.program for outcomes in reversed(items) for o in reversed(outcomes)), "none")
+    return next(
+        (o.program for outcomes in reversed(items) for o in reversed(outcomes)), "none"
+    )
 
 
 def _ended(answer: Answer) -> list[Outcome]:
@@ -187,14 +236,17 @@ def try_series(
     seconds: float | None,
     report: Report,
 ) -> Iterator[list[Outcome] | None]:
-    """Run in another process: the outcomes of each ``step``-th program from ``start`` on, or of the members of one.
+    """Run in another process: the outcomes of each ``step``-th program from ``start``
+    on, or of the members of one.
 
     One program at least; None follows if there was no time for the others.
     """
     series: Series = find_by_name(name)
     programs = itertools.islice(series.programs(backend), start, None, step)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # its default action ends the process, also inside C code
-    deadline, tried = None if seconds is None else time.monotonic() + seconds, False
+    # its default action ends the process, also inside C code
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    deadline = None if seconds is None else time.monotonic() + seconds
+    tried = False
     for program in next(programs).members if inside else programs:
         if deadline is not None and tried and time.monotonic() > deadline:
             yield None
@@ -235,7 +287,9 @@ class Sweep:
 
 def _line(one: Outcome) -> str:
     refused = "; ".join(dict.fromkeys(f"{name}: {why}" for name, why in one.refused))
-    told = [f.text.partition("\n")[0] for f in one.faults] or [one.excuse or (refused and f"host: {refused}")]
+    told = [f.text.partition("\n")[0] for f in one.faults] or [
+        one.excuse or (refused and f"host: {refused}")
+    ]
     state = "FAILED" if one.faults else "ok" if one.compared and not one.excuse else "-"
     return f"{state:6}  {one.program}  {'; '.join(filter(None, told))}".rstrip()
 
@@ -246,18 +300,23 @@ def raise_first(
     *series: Series,
     shown: Callable[[Program], Program] = lambda program: program,
 ) -> None:
-    """Raise CheckFailed for the first of the faults, if any, with its program, which is found in ``series``.
+    """Raise CheckFailed for the first of the faults, if any, with its program, which is
+    found in ``series``.
 
     ``shown`` makes of the program what the message shows.
     """
     if not faults:
         return
     (one, fault), *others = faults
-    program = next((p for s in series if (p := s.find(backend, one.program)) is not None), None)
+    program = next(
+        (p for s in series if (p := s.find(backend, one.program)) is not None), None
+    )
     more = [f"{o.program}: {f.text.partition(chr(10))[0]}" for o, f in others]
     ending = verifying(backend)
     if fault.kind is Kind.ALIASED:
         ending = calling_again(backend)
     elif fault.kind in UNCOMPILED and not one.fatal:
         ending = lowering(backend) + "print(lowered.report)\n"
-    raise CheckFailed(fault.text, program and shown(program), fault.kind.value, more, ending)
+    raise CheckFailed(
+        fault.text, program and shown(program), fault.kind.value, more, ending
+    )

@@ -1,4 +1,6 @@
-"""What a process does once, before it forks for checks: export and lower the common programs."""
+"""What a process does once, before it forks for checks: export and lower the common
+programs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ RANDOM_PROGRAMS = 10
 
 
 def warm_up() -> None:
-    """Export and lower the common programs, so that forks find them exported, and all of torch imported."""
+    """Export and lower the common programs, so that forks find them exported, and all
+    of torch imported.
+    """
     for program in (*PROGRAMS, *map(random_program, range(RANDOM_PROGRAMS))):
         if program.exported is not None:
             run_on_host(program.exported)
@@ -24,6 +28,9 @@ def run_on_host(exported: Exported) -> None:
     program, inputs = exported
     with quiet():
         try:
-            delegraph.lower(program, backends=[], registry=delegraph.Registry(discover=False))(*inputs)
-        except Exception:  # a limit of torch or of delegraph, which every backend meets again
+            delegraph.lower(
+                program, backends=[], registry=delegraph.Registry(discover=False)
+            )(*inputs)
+        except Exception:
+            # a limit of torch or of delegraph, which every backend meets again
             return

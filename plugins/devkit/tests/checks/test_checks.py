@@ -18,21 +18,39 @@ def test_the_good_backend_passes_all_that_apply():
     report = devkit.run_checks(under_test(backends.register_good))
     assert report.passed, str(report)
     skipped = {r.name: r.message for r in report.results if r.status is Status.SKIPPED}
-    assert list(skipped) == ["light_declaration"] and "no light module" in skipped["light_declaration"]
+    assert (
+        list(skipped) == ["light_declaration"]
+        and "no light module" in skipped["light_declaration"]
+    )
     figures = {r.name: r.figures for r in report.results}
-    assert figures["numerics"]["programs"] > 5 and figures["numerics"]["largest_error"] < 1e-5
+    assert (
+        figures["numerics"]["programs"] > 5
+        and figures["numerics"]["largest_error"] < 1e-5
+    )
     assert figures["settings_and_data_delivered"]["named_data"] > 0
-    assert figures["damaged_blob"]["truncations"] > 100 and figures["damaged_blob"]["changed"] > 100
+    assert (
+        figures["damaged_blob"]["truncations"] > 100
+        and figures["damaged_blob"]["changed"] > 100
+    )
     assert figures["deterministic"]["bytes"] > 1000
 
 
 SAYS = {
-    "order_of_a_set": "another hash seed gave something else: the blob of delegate 0 differs from byte 4",
+    "order_of_a_set": (
+        "another hash seed gave something else: the blob of delegate 0 differs from"
+        " byte 4"
+    ),
     "counter": "the second time in one process",
-    "module_stacks": "lowering changed meta['nn_module_stack'] of linear of the caller's program",
-    "metadata": "the partitioner changed meta['stack_trace'] of sort (aten.sort.default)",
+    "module_stacks": (
+        "lowering changed meta['nn_module_stack'] of linear of the caller's program"
+    ),
+    "metadata": (
+        "the partitioner changed meta['stack_trace'] of sort (aten.sort.default)"
+    ),
     "graph": "it may only set meta['delegation_tag']",
-    "accepts_too_much": "preprocess raised Unsupported: layer_norm.default cannot be compiled",
+    "accepts_too_much": (
+        "preprocess raised Unsupported: layer_norm.default cannot be compiled"
+    ),
     "no_reason": "aten.sort.default was left to the host with the reason ''",
     "raises": "the partitioner raised PluginFailed: partition of ChangedPartitioner",
     "crashes": "the process in which it was lowered and run was ended by SIGABRT",
@@ -52,24 +70,38 @@ SAYS = {
     "runtime_raises": "the runtime raised ",
     "level_two": "with the option level=2: the partitioner raised ",
     "needs_a_call": "lowering failed: PluginFailed: partition of NeedsACall",
-    "crashes_without_calls": "preprocess of a program without calls was ended by SIGABRT",
+    "crashes_without_calls": (
+        "preprocess of a program without calls was ended by SIGABRT"
+    ),
     "crashes_in_branches": "on program branches:",
-    "crashes_at_symbolic_sizes": "n = torch.export.Dim('n', min=1, max=8)  # for every first dimension",
-    "crashes_in_threads": "compiling all samples by 4 threads, the process was ended by SIGABRT",
-    "symbolic_sizes": "n = torch.export.Dim('n', min=1, max=8)  # for every first dimension",
+    "crashes_at_symbolic_sizes": (
+        "n = torch.export.Dim('n', min=1, max=8)  # for every first dimension"
+    ),
+    "crashes_in_threads": (
+        "compiling all samples by 4 threads, the process was ended by SIGABRT"
+    ),
+    "symbolic_sizes": (
+        "n = torch.export.Dim('n', min=1, max=8)  # for every first dimension"
+    ),
     "expects_schemas": "'CondOp' object has no attribute '_schema'",
     "one_at_a_time": "4 threads",
     "shares_a_dict": "calls returned other results than in one thread",
     "shares_a_result": "calls returned other results than in one thread",
     "raises_in_threads": "a call raised RuntimeError: not in this thread",
-    "aborts_in_threads": "calling delegates in 4 threads, the process was ended by SIGABRT",
+    "aborts_in_threads": (
+        "calling delegates in 4 threads, the process was ended by SIGABRT"
+    ),
     "reads_sizes": "lowering fixed a dynamic size of the caller's program to 3",
     "unchecked": "option level=-1 raised PluginFailed: constructor of UncheckedLevel",
-    "refuses_a_choice": "option level is declared as one of 1, 2, but 2 raised OptionError",
+    "refuses_a_choice": (
+        "option level is declared as one of 1, 2, but 2 raised OptionError"
+    ),
     "trusting": "loading the first 0 of",
     "crashing": "was ended by SIGABRT",
     "greedy": "raised MemoryError",
-    "variable": "environment variables other than before (new: ('GOOD_BACKEND_WAS_HERE', '1'))",
+    "variable": (
+        "environment variables other than before (new: ('GOOD_BACKEND_WAS_HERE', '1'))"
+    ),
     "dtype": "changed torch's default dtype from torch.float32 to torch.float64",
     "draws": "torch's random state other than before",
     "starts_threads": " more threads than after the first program",
@@ -77,12 +109,20 @@ SAYS = {
     "keeps_programs": "a lowering left program mlp in memory",
     "takes_its_data": "the runtime's load changed the named data",
     "tells_tensors": "returned Tensor for ",
-    "tells_by_number": "observe tells values under 0, and under nothing that a debug handle map has",
+    "tells_by_number": (
+        "observe tells values under 0, and under nothing that a debug handle map has"
+    ),
     "observes_others": "observed delegates compute something else than loaded ones",
-    "times_by_number": "profile tells times under 0, and under nothing that a debug handle map has",
+    "times_by_number": (
+        "profile tells times under 0, and under nothing that a debug handle map has"
+    ),
     "profiles_others": "profiled delegates compute something else than loaded ones",
-    "knows_no_version": "compatible says of a blob that was compiled and run here: cannot, of version 0",
-    "reads_beyond": "compatible raised IndexError: index out of range; it was asked about 0 bytes",
+    "knows_no_version": (
+        "compatible says of a blob that was compiled and run here: cannot, of version 0"
+    ),
+    "reads_beyond": (
+        "compatible raised IndexError: index out of range; it was asked about 0 bytes"
+    ),
     "stranger": "which no node of the partition has",
 }
 """Bad backend -> part of what its one failure says."""
@@ -115,13 +155,18 @@ def test_an_operator_that_is_asked_about_is_tried_on_special_values(name):
 @pytest.mark.parametrize("name, operator", [*OPERATORS.items(), ("wrong_relu", "relu")])
 def test_the_check_of_one_operator_finds_what_is_wrong_with_it(name, operator):
     one = under_test(backends.BAD["numerics"][name], operators=(operator,))
-    results = [devkit.run_check(devkit.CHECKS[check], one) for check in ("accepted_compiles", "numerics")]
+    results = [
+        devkit.run_check(devkit.CHECKS[check], one)
+        for check in ("accepted_compiles", "numerics")
+    ]
     assert [r.status for r in results] == [Status.PASSED, Status.FAILED]
     assert SAYS[name] in results[1].message
 
 
 ALIKE = {*OPERATORS} - {"relu_loses_nan", "int64_mul_cut"}
-"""Bad backends on which all of a check is tried by ``slow`` only: the operator by itself is tried above."""
+"""Bad backends on which all of a check is tried by ``slow`` only: the operator by
+itself is tried above.
+"""
 
 
 FAILS_LIKE = {
@@ -138,11 +183,16 @@ FAILS_LIKE = {
     "aborts_in_threads": "raises_in_threads",
     "crashes_without_calls": "needs_a_call",
 }
-"""Bad backends that ``slow`` alone tries -> another that by default fails the same check, in a few seconds as well."""
+"""Bad backends that ``slow`` alone tries -> another that by default fails the same
+check, in a few seconds as well.
+"""
 
 
 def named(names, slow):
-    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
+    return [
+        pytest.param(name, marks=pytest.mark.slow) if name in slow else name
+        for name in names
+    ]
 
 
 @pytest.mark.parametrize("name", named(SAYS, slow={*ALIKE, *FAILS_LIKE, "crashes"}))
@@ -151,7 +201,11 @@ def test_a_bad_backend_fails_its_check(name):
     failed = str(failure(name, check))
     assert SAYS[name] in failed
     assert "what to do: " in failed
-    if check not in ("options_validated", "unregistering_leaves_no_trace", "thread_safety"):
+    if check not in (
+        "options_validated",
+        "unregistering_leaves_no_trace",
+        "thread_safety",
+    ):
         assert "(torch.nn.Module):" in failed, "the program is shown"
 
 
@@ -159,7 +213,9 @@ def test_a_bad_backend_fails_its_check(name):
 @pytest.mark.parametrize("name", SAYS)
 def test_a_bad_backend_fails_no_other_check(name):
     check = next(c for c, named in backends.BAD.items() if name in named)
-    assert set(failures(devkit.run_checks(under_test(backends.BAD[check][name])))) == {check}
+    assert set(failures(devkit.run_checks(under_test(backends.BAD[check][name])))) == {
+        check
+    }
 
 
 def test_what_a_backend_prints_is_a_warning_with_the_line():
@@ -170,15 +226,21 @@ def test_what_a_backend_prints_is_a_warning_with_the_line():
     line = 1 + backends.__loader__.get_source(backends.__name__).split("\n").index(
         '    print("compiling", len(program.graph.nodes), "nodes")'
     )
-    assert f"prints 'compiling' at {backends.__file__}:{line}; a library logs" in warning
+    assert (
+        f"prints 'compiling' at {backends.__file__}:{line}; a library logs" in warning
+    )
 
 
 # --- a failure as others see it
 
 
 def test_what_a_backend_declares_is_excused():
-    """Only for the operator that it names, and only on unusual values; the same fails where nothing is declared."""
-    result = devkit.run_check(devkit.CHECKS["numerics"], under_test(backends.register_excused))
+    """Only for the operator that it names, and only on unusual values; the same fails
+    where nothing is declared.
+    """
+    result = devkit.run_check(
+        devkit.CHECKS["numerics"], under_test(backends.register_excused)
+    )
     assert result.status is Status.PASSED, result.message
     assert result.figures["excused"] == 1
 
@@ -186,7 +248,10 @@ def test_what_a_backend_declares_is_excused():
 def test_a_delegate_that_hangs_is_ended():
     register = backends.WORSE["hanging"][1]
     result = devkit.run_check(devkit.CHECKS["damaged_blob"], under_test(register))
-    assert "loading the first 0 of" in result.message and "did not come to an end in time" in result.message
+    assert (
+        "loading the first 0 of" in result.message
+        and "did not come to an end in time" in result.message
+    )
 
 
 @pytest.mark.slow
@@ -201,22 +266,32 @@ def test_there_is_a_bad_backend_for_every_check():
     assert {name for named in backends.BAD.values() for name in named} == set(SAYS)
     check_of = {name: check for check, named in backends.BAD.items() for name in named}
     assert all(check_of[name] == check_of[other] for name, other in FAILS_LIKE.items())
-    assert not {*FAILS_LIKE.values()} & {*FAILS_LIKE, *ALIKE}, "they are tried by default"
+    assert not {*FAILS_LIKE.values()} & {
+        *FAILS_LIKE,
+        *ALIKE,
+    }, "they are tried by default"
 
 
 def test_a_backend_that_takes_nothing_is_told_so():
-    one = devkit.BackendUnderTest("n", register=backends.register_that_takes_nothing, gate=0)
+    one = devkit.BackendUnderTest(
+        "n", register=backends.register_that_takes_nothing, gate=0
+    )
     named = ("accepted_compiles", "numerics", "debug_handles")
     results = {name: devkit.run_check(devkit.CHECKS[name], one) for name in named}
     assert "took nothing of 37 programs" in results["accepted_compiles"].message
     assert " x no\n" in results["accepted_compiles"].message
     assert "--example path.py:function" in results["accepted_compiles"].message
-    assert results["numerics"].message == "backend 'n' has no runtime on this host, so nothing can be run"
+    assert (
+        results["numerics"].message
+        == "backend 'n' has no runtime on this host, so nothing can be run"
+    )
     assert results["debug_handles"].status is Status.SKIPPED
 
 
 def test_a_backend_that_no_other_process_can_import():
-    """It is tried here, without protection, and the check that needs another process is skipped."""
+    """It is tried here, without protection, and the check that needs another process is
+    skipped.
+    """
 
     def register(registry):
         return backends.register_that_takes_nothing(registry)
@@ -225,7 +300,10 @@ def test_a_backend_that_no_other_process_can_import():
     one.__dict__["programs"] = one.programs[:1]
     assert [o.program for o in one.rehearsal] == [one.programs[0].name]
     result = devkit.run_check(devkit.CHECKS["deterministic"], one)
-    assert result.status is Status.SKIPPED and "another process cannot import it" in result.message
+    assert (
+        result.status is Status.SKIPPED
+        and "another process cannot import it" in result.message
+    )
 
 
 def test_profiling_is_not_checked_without_delegraph_analysis(monkeypatch):
@@ -233,4 +311,7 @@ def test_profiling_is_not_checked_without_delegraph_analysis(monkeypatch):
     one = under_test(backends.register_good)
     one.__dict__["programs"] = one.programs[:1]
     result = devkit.run_check(devkit.CHECKS["profiled_times"], one)
-    assert result.status is Status.SKIPPED and "delegraph-analysis, which is not installed" in result.message
+    assert (
+        result.status is Status.SKIPPED
+        and "delegraph-analysis, which is not installed" in result.message
+    )

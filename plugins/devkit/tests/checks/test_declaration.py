@@ -12,15 +12,24 @@ from ..support.kit import failures, under_test
 
 def test_a_slow_or_talking_light_module_is_a_warning(installed):
     installed("import time\nprint('welcome to good')\ntime.sleep(0.6)")
-    report = devkit.run_checks(devkit.BackendUnderTest("good", gate=0), ["light_declaration"])
+    report = devkit.run_checks(
+        devkit.BackendUnderTest("good", gate=0), ["light_declaration"]
+    )
     printed, slow = report.results[0].warnings
     assert report.passed
-    assert "prints: 'welcome to good'" in printed and re.search(r"takes \d+\.\d s", slow)
-    assert "light_declaration: warning: reading the declarations of good-plugin takes" in str(report)
+    assert "prints: 'welcome to good'" in printed and re.search(
+        r"takes \d+\.\d s", slow
+    )
+    assert (
+        "light_declaration: warning: reading the declarations of good-plugin takes"
+        in str(report)
+    )
 
 
 def test_a_target_without_a_device_here_is_only_compiled():
-    register = backends.variant(partitioner=backends.TellsTheLevel, runtime=backends.HasNoDeviceOfLevelTwo)
+    register = backends.variant(
+        partitioner=backends.TellsTheLevel, runtime=backends.HasNoDeviceOfLevelTwo
+    )
     result = devkit.run_check(devkit.CHECKS["options_run"], under_test(register))
     assert result.status is Status.PASSED, result.message
     assert result.figures == {"values": 1, "only_compiled": 1}
@@ -28,12 +37,22 @@ def test_a_target_without_a_device_here_is_only_compiled():
 
 @pytest.mark.parametrize(
     "checks",
-    [["light_declaration", "options_validated"], pytest.param(None, marks=pytest.mark.slow)],
+    [
+        ["light_declaration", "options_validated"],
+        pytest.param(None, marks=pytest.mark.slow),
+    ],
     ids=["two", "all"],
 )
-def test_an_installed_backend_with_a_heavy_declaration_fails_exactly_that(installed, checks):
+def test_an_installed_backend_with_a_heavy_declaration_fails_exactly_that(
+    installed, checks
+):
     installed("import json\nimport numpy")
-    failed = failures(devkit.run_checks(devkit.BackendUnderTest("good", gate=0, randoms=2), checks))
+    failed = failures(
+        devkit.run_checks(devkit.BackendUnderTest("good", gate=0, randoms=2), checks)
+    )
     assert list(failed) == ["light_declaration"]
-    assert "declarations of good-plugin imports numpy (imported at" in failed["light_declaration"]
+    assert (
+        "declarations of good-plugin imports numpy (imported at"
+        in failed["light_declaration"]
+    )
     assert "good_plugin.py:3)" in failed["light_declaration"]

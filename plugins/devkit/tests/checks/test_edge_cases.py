@@ -19,16 +19,22 @@ model, inputs = Model(), (torch.randn(3, 2, 4),)
 
 
 def test_a_size_that_torch_fixes_when_it_exports_is_no_fault_of_the_backend():
-    """``Dim.AUTO`` then leaves a symbol whose value is known; the next program's symbol is the backend's to fix."""
+    """``Dim.AUTO`` then leaves a symbol whose value is known; the next program's symbol
+    is the backend's to fix.
+    """
     one = under_test(backends.register_good)
     assert try_dynamic(written("fixed", FIXED_BY_TORCH), one) == []
-    [varying] = try_dynamic(written("varying", FIXED_BY_TORCH.replace("view(3, 8)", "flatten(1)")), one)
+    [varying] = try_dynamic(
+        written("varying", FIXED_BY_TORCH.replace("view(3, 8)", "flatten(1)")), one
+    )
     assert not varying.faults
 
 
 def test_a_size_that_the_backend_fixes_is_its_fault():
     one = under_test(backends.BAD["dynamic_shapes"]["reads_sizes"])
-    [varying] = try_dynamic(written("varying", FIXED_BY_TORCH.replace("view(3, 8)", "flatten(1)")), one)
+    [varying] = try_dynamic(
+        written("varying", FIXED_BY_TORCH.replace("view(3, 8)", "flatten(1)")), one
+    )
     assert varying.faults[0].kind is devkit.trial.Kind.SIZES
 
 
@@ -46,5 +52,9 @@ model, inputs = Model(), (torch.randn(N, 4),)
 def test_the_least_and_the_largest_size_are_tried():
     program = written("batched", WRONG_AT_ONE, batched=True)
     assert program.borders == (1, 2, 4, 8)
-    fixed = written("fixed", WRONG_AT_ONE.replace("torch.relu(x)", "torch.relu(x) if len(x) > 1 else x"), batched=True)
+    fixed = written(
+        "fixed",
+        WRONG_AT_ONE.replace("torch.relu(x)", "torch.relu(x) if len(x) > 1 else x"),
+        batched=True,
+    )
     assert fixed.borders == (3, 2, 5)

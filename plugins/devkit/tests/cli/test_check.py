@@ -12,12 +12,33 @@ from delegraph_devkit.model_file import load_example
 
 def test_one_operator_on_the_command_line(installed, capsys):
     installed()
-    assert main(["check", "good", "--operator", "aten.relu.default", "--operator", "sin", "--verbose"]) == 0
+    assert (
+        main(
+            [
+                "check",
+                "good",
+                "--operator",
+                "aten.relu.default",
+                "--operator",
+                "sin",
+                "--verbose",
+            ]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert "ok      nn_functional_relu, float32, sample 0" in out
-    assert "ok      special values: torch.relu(x)" in out and "special values: torch.tanh(x)" not in out
-    assert "-       sin, float64, sample" in out and "only float32 tensors are computed" in out
-    assert "good: 2 passed; " in out and "2 of 2 operators delegated at least once" in out
+    assert (
+        "ok      special values: torch.relu(x)" in out
+        and "special values: torch.tanh(x)" not in out
+    )
+    assert (
+        "-       sin, float64, sample" in out
+        and "only float32 tensors are computed" in out
+    )
+    assert (
+        "good: 2 passed; " in out and "2 of 2 operators delegated at least once" in out
+    )
 
 
 @pytest.mark.slow  # 20 s
@@ -27,29 +48,61 @@ def test_the_command_line_runs_the_same_checks(installed, capsys, monkeypatch):
     monkeypatch.setattr("delegraph_devkit.cli.check.QUICK_SECONDS", 3600)
     assert main(["check", "good", "--quick", "--json"]) == 0
     shown = capsys.readouterr()
-    told = [line.partition(":")[0] for line in shown.err.splitlines() if not line.startswith(" ")]
-    assert told == list(devkit.CHECKS)  # a line as each ends, where nobody watches a terminal
+    told = [
+        line.partition(":")[0]
+        for line in shown.err.splitlines()
+        if not line.startswith(" ")
+    ]
+    # a line as each ends, where nobody watches a terminal
+    assert told == list(devkit.CHECKS)
     found = json.loads(shown.out)
-    assert found["schema"] == "delegraph.check/1" and found["passed"] and found["backend"] == "good"
+    assert (
+        found["schema"] == "delegraph.check/1"
+        and found["passed"]
+        and found["backend"] == "good"
+    )
     assert [c["name"] for c in found["checks"]] == list(devkit.CHECKS)
-    optional = ("options_run", "profiled_times", "compatibility_answered")  # which the backend has not
+    # which the backend has not
+    optional = ("options_run", "profiled_times", "compatibility_answered")
     wanted = dict.fromkeys(optional, "skipped")
-    assert {c["name"]: c["status"] for c in found["checks"] if c["status"] != "passed"} == wanted
+    assert {
+        c["name"]: c["status"] for c in found["checks"] if c["status"] != "passed"
+    } == wanted
 
 
 def test_the_command_line_shows_a_table_and_fails(installed, capsys):
     installed("import numpy")
-    assert main(["check", "good", "--only", "light_declaration", "--only", "options_validated"]) == 1
+    assert (
+        main(
+            [
+                "check",
+                "good",
+                "--only",
+                "light_declaration",
+                "--only",
+                "options_validated",
+            ]
+        )
+        == 1
+    )
     out = capsys.readouterr().out
-    assert "light_declaration  failed   reading the declarations of good-plugin imports numpy" in out
+    assert (
+        "light_declaration  failed   reading the declarations of good-plugin imports"
+        " numpy" in out
+    )
     assert "good: 1 passed, 1 failed" in out
 
 
 def test_the_command_line_takes_an_example(installed, capsys, tmp_path):
     installed()
     model = tmp_path / "model.py"
-    model.write_text("import torch\ndef model():\n    return torch.nn.Linear(2, 2).eval(), (torch.ones(1, 2),)\n")
-    code = main(["check", "good", "--only", "deterministic", "--example", str(model), "--json"])
+    model.write_text(
+        "import torch\ndef model():\n    return torch.nn.Linear(2, 2).eval(),"
+        " (torch.ones(1, 2),)\n"
+    )
+    code = main(
+        ["check", "good", "--only", "deterministic", "--example", str(model), "--json"]
+    )
     [result] = json.loads(capsys.readouterr().out)["checks"]
     assert code == 0, result
     assert result["figures"]["programs"] == 23
@@ -59,8 +112,14 @@ def test_the_command_line_takes_an_example(installed, capsys, tmp_path):
     "arguments, said",
     [
         (["nothing"], "Backend nothing was not found"),
-        (["good", "--operator", "no_such"], "torch's table of operators has no 'no_such'"),
-        (["good", "--only", "luck"], "there is no check 'luck'; checks: light_declaration"),
+        (
+            ["good", "--operator", "no_such"],
+            "torch's table of operators has no 'no_such'",
+        ),
+        (
+            ["good", "--only", "luck"],
+            "there is no check 'luck'; checks: light_declaration",
+        ),
         (["good", "--option", "size=1"], "has no option 'size'"),
         (["good", "--example", "missing.py"], "there is no file missing.py"),
     ],
@@ -100,8 +159,12 @@ def unexported():
 """
 
 
-@pytest.mark.parametrize("function, dtype", [("model", torch.int8), ("exported", torch.float32)])
-def test_an_example_may_be_an_exported_program_and_have_transforms(function, dtype, installed, tmp_path):
+@pytest.mark.parametrize(
+    "function, dtype", [("model", torch.int8), ("exported", torch.float32)]
+)
+def test_an_example_may_be_an_exported_program_and_have_transforms(
+    function, dtype, installed, tmp_path
+):
     installed()
     path = tmp_path / "model.py"
     path.write_text(TRANSFORMED)
@@ -116,10 +179,27 @@ def test_an_example_may_be_an_exported_program_and_have_transforms(function, dty
     assert backend.attempt(backend.programs[0]).lowered.delegates
 
 
-@pytest.mark.parametrize("function, said", [("refused", "nothing to quantize"), ("unexported", "cannot export")])
-def test_what_keeps_an_example_from_being_exported_is_an_error(function, said, installed, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "function, said",
+    [("refused", "nothing to quantize"), ("unexported", "cannot export")],
+)
+def test_what_keeps_an_example_from_being_exported_is_an_error(
+    function, said, installed, tmp_path, capsys
+):
     installed()
     path = tmp_path / "model.py"
     path.write_text(TRANSFORMED)
-    assert main(["check", "good", "--only", "debug_handles", "--example", f"{path}:{function}"]) == 1
+    assert (
+        main(
+            [
+                "check",
+                "good",
+                "--only",
+                "debug_handles",
+                "--example",
+                f"{path}:{function}",
+            ]
+        )
+        == 1
+    )
     assert said in capsys.readouterr().err

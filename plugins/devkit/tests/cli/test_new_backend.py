@@ -16,7 +16,9 @@ def run(capsys, *arguments):
     return code, shown.out, shown.err
 
 
-def test_the_command_says_what_it_wrote_and_what_comes_next(tmp_path, monkeypatch, capsys):
+def test_the_command_says_what_it_wrote_and_what_comes_next(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "My_NPU")
     assert (code, err) == (0, "")
@@ -60,7 +62,11 @@ def test_for_a_device_that_reads_tosa_with_a_device_half(tmp_path, monkeypatch, 
     found = json.loads(out)
     assert (code, err) == (0, "")
     assert set(found["files"]) == set(contents(tmp_path / "my-npu"))
-    assert {"src/my_npu/blob.py", "src/my_npu/device/my_npu.cpp", "tests/test_device.py"} <= {*found["files"]}
+    assert {
+        "src/my_npu/blob.py",
+        "src/my_npu/device/my_npu.cpp",
+        "tests/test_device.py",
+    } <= {*found["files"]}
     assert (found["next"][0], found["next"][-1]) == (
         "pip install -e './my-npu[device]'",
         "delegraph run model.pte --runtime executorch",
@@ -73,17 +79,28 @@ def test_the_command_as_json(tmp_path, capsys):
     found = json.loads(out)
     assert code == 0
     assert found["schema"] == "delegraph.new-backend/1"
-    assert (found["name"], found["distribution"], found["package"]) == ("my-npu", "my-npu", "my_npu")
+    assert (found["name"], found["distribution"], found["package"]) == (
+        "my-npu",
+        "my-npu",
+        "my_npu",
+    )
     assert (found["backend_id"], found["folder"]) == ("MyNpuBackend", str(folder))
     assert set(found["files"]) == set(contents(folder))
     assert found["next"][0] == f"pip install -e '{folder}'"
 
 
-def test_a_backend_called_as_the_compiler_that_is_installed(tmp_path, monkeypatch, capsys):
-    """The package needs a name of its own, which pip and Python have not yet; what users type has not."""
+def test_a_backend_called_as_the_compiler_that_is_installed(
+    tmp_path, monkeypatch, capsys
+):
+    """The package needs a name of its own, which pip and Python have not yet; what
+    users type has not.
+    """
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "torch")
-    assert code == 2 and "such as: delegraph new-backend delegraph-torch --backend torch" in err
+    assert (
+        code == 2
+        and "such as: delegraph new-backend delegraph-torch --backend torch" in err
+    )
     code, out, err = run(capsys, "delegraph-torch", "--backend", "torch", "--json")
     assert (code, err) == (0, "")
     found = json.loads(out)
@@ -99,7 +116,10 @@ def test_a_backend_called_as_the_compiler_that_is_installed(tmp_path, monkeypatc
     assert "delegraph check torch" in found["next"]
 
 
-@pytest.mark.parametrize(("backend", "message"), [("2fast", "no backend can be called '2fast'"), ("host", "reserved")])
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [("2fast", "no backend can be called '2fast'"), ("host", "reserved")],
+)
 def test_a_backend_s_own_name_is_checked(backend, message, capsys):
     code, _, err = run(capsys, "delegraph-npu", "--backend", backend)
     assert code == 2 and message in err
@@ -108,8 +128,19 @@ def test_a_backend_s_own_name_is_checked(backend, message, capsys):
 @pytest.mark.parametrize(
     ("name", "code", "message"),
     [
-        ("2fast", 2, "error [usage-invalid]: no backend can be called '2fast': a name has letters"),
-        ("torch", 2, "error [usage-invalid]: the name 'torch' is taken: the distribution torch"),
+        (
+            "2fast",
+            2,
+            (
+                "error [usage-invalid]: no backend can be called '2fast': a name has"
+                " letters"
+            ),
+        ),
+        (
+            "torch",
+            2,
+            "error [usage-invalid]: the name 'torch' is taken: the distribution torch",
+        ),
         ("npu", 1, "error [write-failed]: cannot write npu: the folder is not empty"),
     ],
 )
@@ -124,7 +155,12 @@ def test_the_command_refuses(name, code, message, tmp_path, monkeypatch, capsys)
 
 
 def test_the_command_imports_no_torch(tmp_path):
-    code = "import sys; from delegraph.cli import main; main(['new-backend', 'my-npu']); print('torch' in sys.modules)"
+    code = (
+        "import sys; from delegraph.cli import main; main(['new-backend', 'my-npu']);"
+        " print('torch' in sys.modules)"
+    )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "False"

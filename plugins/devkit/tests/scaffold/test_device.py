@@ -1,4 +1,6 @@
-"""The device half of a new package, in ExecuTorch's own runtime: the package's own test of it."""
+"""The device half of a new package, in ExecuTorch's own runtime: the package's own test
+of it.
+"""
 
 import importlib.util
 import os
@@ -15,12 +17,23 @@ from core.tests.support.warm import warm_python, with_warm_kit
 @pytest.fixture
 def made(request, tmp_path, site):
     """The package, beside a folder that makes it look installed."""
-    scaffold.generate(Names.of("my-npu"), tmp_path / "made", device=True, tosa=getattr(request, "param", False))
+    scaffold.generate(
+        Names.of("my-npu"),
+        tmp_path / "made",
+        device=True,
+        tosa=getattr(request, "param", False),
+    )
     info = site.folder / "my_npu-0.1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-npu\nVersion: 0.1.0\n")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: my-npu\nVersion: 0.1.0\n"
+    )
     (info / "entry_points.txt").write_text("[delegraph]\nmy-npu = my_npu.plugin\n")
-    path = [tmp_path / "made" / "src", site.folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [
+        tmp_path / "made" / "src",
+        site.folder,
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
     return tmp_path / "made", os.pathsep.join(map(str, path))
 
 
@@ -42,12 +55,30 @@ def test_with_tosa_its_own_tests_pass(made):
 def run_its_test(made, passed, *arguments):
     """Run the test of the device half by itself, and see that it says ``passed``."""
     if importlib.util.find_spec("executorch") is None:
-        pytest.skip("the stock runtime is not installed (pip install executorch==1.5.1)")
+        pytest.skip(
+            "the stock runtime is not installed (pip install executorch==1.5.1)"
+        )
     folder, path = made
-    command = [warm_python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs", "tests/test_device.py", *arguments]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))}
+    command = [
+        warm_python(),
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-rs",
+        "tests/test_device.py",
+        *arguments,
+    ]
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("DELEGRAPH", "PYTEST"))
+    }
     done = subprocess.run(
-        command, cwd=folder, env=environment | {"PYTHONPATH": path, **with_warm_kit()}, capture_output=True, text=True
+        command,
+        cwd=folder,
+        env=environment | {"PYTHONPATH": path, **with_warm_kit()},
+        capture_output=True,
+        text=True,
     )
     if "no C++ compiler" in done.stdout:
         pytest.skip(done.stdout)
@@ -59,4 +90,6 @@ def run_its_test(made, passed, *arguments):
 def test_its_types_are_right(made, tmp_path):
     command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache")]
     done = subprocess.run(command, cwd=made[0], capture_output=True, text=True)
-    assert "no issues found in 11 source files" in done.stdout, done.stdout + done.stderr
+    assert "no issues found in 11 source files" in done.stdout, (
+        done.stdout + done.stderr
+    )

@@ -49,14 +49,20 @@ def test_a_name_that_cannot_be_is_refused_with_the_reason(text):
 def test_a_name_that_is_taken_is_refused_with_its_owner(site):
     site.plugin("acme-tools", BACKEND)
     registry = Registry()
-    assert "acme-tools 1.0 is installed and offers 'npu2'" in taken(Names.of("npu2"), registry)
+    assert "acme-tools 1.0 is installed and offers 'npu2'" in taken(
+        Names.of("npu2"), registry
+    )
     assert "FastNpuBackend" in taken(Names.of("fast-npu"), registry)
-    assert "the distribution acme-tools 1.0 is installed" in taken(Names.of("acme-tools"), registry)
+    assert "the distribution acme-tools 1.0 is installed" in taken(
+        Names.of("acme-tools"), registry
+    )
     (site.folder / "alone.py").write_text("raise SystemExit")
     assert str(site.folder / "alone.py") in taken(Names.of("alone"), registry)
     (site.folder / "only_a_folder").mkdir()
     assert taken(Names.of("only-a-folder"), registry) is None
     assert taken(Names.of("nobody-has-this"), registry) is None
     assert taken(Names.of("delegraph-alone", "alone"), registry) is None
-    assert "the distribution acme-tools 1.0 is installed" in taken(Names.of("acme-tools", "free"), registry)
+    assert "the distribution acme-tools 1.0 is installed" in taken(
+        Names.of("acme-tools", "free"), registry
+    )
     assert "offers 'npu2'" in taken(Names.of("delegraph-npu2", "npu2"), registry)

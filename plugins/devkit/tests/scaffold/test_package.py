@@ -33,14 +33,20 @@ def test_the_listed_files_are_the_template():
 
 
 def test_what_builds_the_wheel_is_in_the_environment_that_the_guide_sets_up():
-    """``python -m build --no-isolation`` takes what is installed, and the guide installs the extra ``dev``."""
+    """``python -m build --no-isolation`` takes what is installed, and the guide
+    installs the extra ``dev``.
+    """
     text = contents(package.TEMPLATE)["pyproject.toml"]
-    builds, extra = (re.search(rf"^{key} = \[(.*)\]$", text, re.MULTILINE)[1] for key in ("requires", "dev"))
+    builds, extra = (
+        re.search(rf"^{key} = \[(.*)\]$", text, re.MULTILINE)[1]
+        for key in ("requires", "dev")
+    )
     assert {*builds.split(", ")} <= {*extra.split(", ")}
 
 
 def test_with_a_device_half_the_files_have_more_lines_and_no_other_ones():
-    plain, more = contents(package.TEMPLATE), contents(package.DEVICE_TEMPLATE)
+    plain = contents(package.TEMPLATE)
+    more = contents(package.DEVICE_TEMPLATE)
     for path in set(plain) & set(more):
         lines = list(difflib.ndiff(plain[path].splitlines(), more[path].splitlines()))
         assert [line for line in lines if line.startswith("-")] == [], path
@@ -48,55 +54,107 @@ def test_with_a_device_half_the_files_have_more_lines_and_no_other_ones():
 
 
 def test_for_a_device_that_reads_tosa_the_declarations_are_the_others_and_more():
-    plain, more = contents(package.TEMPLATE), contents(package.TOSA_TEMPLATE)
+    plain = contents(package.TEMPLATE)
+    more = contents(package.TOSA_TEMPLATE)
     for path in ("src/acme_npu/plugin.py", "tests/test_contract.py", "pyproject.toml"):
-        lines = [line for line in difflib.ndiff(plain[path].splitlines(), more[path].splitlines()) if line[0] in "+-"]
+        lines = [
+            line
+            for line in difflib.ndiff(plain[path].splitlines(), more[path].splitlines())
+            if line[0] in "+-"
+        ]
         assert 0 < len(lines) <= 6, (path, lines)
-    assert re.findall(r'"(delegraph-tosa[<>=][^"]+)"', more["pyproject.toml"]) == ["delegraph-tosa>=0.1,<0.2"]
+    assert re.findall(r'"(delegraph-tosa[<>=][^"]+)"', more["pyproject.toml"]) == [
+        "delegraph-tosa>=0.1,<0.2"
+    ]
 
 
 def test_for_a_device_that_reads_tosa_with_a_device_half_the_project_is_that_of_both():
     device, tosa, both = (
         contents(template)["pyproject.toml"].splitlines()
-        for template in (package.DEVICE_TEMPLATE, package.TOSA_TEMPLATE, package.TOSA_DEVICE_TEMPLATE)
+        for template in (
+            package.DEVICE_TEMPLATE,
+            package.TOSA_TEMPLATE,
+            package.TOSA_DEVICE_TEMPLATE,
+        )
     )
     assert {*tosa} - {*device} - {*both} == {
-        'dependencies = ["delegraph>=0.1,<0.2", "delegraph-engines>=0.1,<0.2", "delegraph-tosa>=0.1,<0.2"]'
+        'dependencies = ["delegraph>=0.1,<0.2", "delegraph-engines>=0.1,<0.2",'
+        ' "delegraph-tosa>=0.1,<0.2"]'
     }
-    assert {*both} - {*device} == {'dependencies = ["delegraph>=0.1,<0.2", "delegraph-tosa>=0.1,<0.2", "numpy"]'}
+    assert {*both} - {*device} == {
+        'dependencies = ["delegraph>=0.1,<0.2", "delegraph-tosa>=0.1,<0.2", "numpy"]'
+    }
 
 
-def test_what_is_to_be_replaced_for_a_device_that_reads_tosa_has_at_most_300_lines_of_code(tmp_path):
+def test_what_is_to_be_replaced_for_a_device_that_reads_tosa_has_at_most_300_lines_of_code(
+    tmp_path,
+):
     generate(Names.of("my-npu"), tmp_path / "made", device=True, tosa=True)
     written = contents(tmp_path / "made")
     mine = re.findall(r"^\| `(src/\S+)` \|", written["README.md"], re.MULTILINE)
     assert len(mine) == 7 and "src/my_npu/device/my_npu.cpp" in mine
-    declared = ("src/my_npu/plugin.py", "src/my_npu/partitioner.py")  # in which only names are one's own
-    assert sum(_lines_of_code(path, written[path]) for path in mine if path not in declared) <= 300
+    # in which only names are one's own
+    declared = ("src/my_npu/plugin.py", "src/my_npu/partitioner.py")
+    assert (
+        sum(
+            _lines_of_code(path, written[path]) for path in mine if path not in declared
+        )
+        <= 300
+    )
 
 
 def _lines_of_code(path, text):
     """Without blank lines, comments and docstrings."""
     told = set()
     if path.endswith(".py"):
-        texts = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))
-        told = {number for node in texts for number in range(node.lineno, node.end_lineno + 1)}
+        texts = (
+            n
+            for n in ast.walk(ast.parse(text))
+            if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)
+        )
+        told = {
+            number
+            for node in texts
+            for number in range(node.lineno, node.end_lineno + 1)
+        }
     lines = enumerate(text.splitlines(), start=1)
-    return sum(k not in told and not line.strip().startswith(("#", "//")) and line.strip() != "" for k, line in lines)
+    return sum(
+        k not in told
+        and not line.strip().startswith(("#", "//"))
+        and line.strip() != ""
+        for k, line in lines
+    )
 
 
 def test_the_operations_of_both_halves_are_in_one_order():
     """``#include`` is no comment of C++, and the list of names is one line of the half."""
     written = contents(package.TOSA_DEVICE_TEMPLATE)
-    listed = re.search(r"^enum \{ CONST, INPUT, (.+) \};", written["src/acme_npu/device/acme_npu.cpp"], re.MULTILINE)[1]
-    assert listed.split(", ") == re.findall(r'^    "(\w+)": \(', written["src/acme_npu/instructions.py"], re.MULTILINE)
+    listed = re.search(
+        r"^enum \{ CONST, INPUT, (.+) \};",
+        written["src/acme_npu/device/acme_npu.cpp"],
+        re.MULTILINE,
+    )[1]
+    assert listed.split(", ") == re.findall(
+        r'^    "(\w+)": \(', written["src/acme_npu/instructions.py"], re.MULTILINE
+    )
 
 
 LONG = "abcdefghij-abcdefghij-abcdefghij-abcdef"
 
 
 @pytest.mark.parametrize(
-    "text", ["my-npu", "My_NPU", "acme.x86--2", "my-backend", "npu", "q", LONG, "delegraph-npu npu", f"x{LONG} y{LONG}"]
+    "text",
+    [
+        "my-npu",
+        "My_NPU",
+        "acme.x86--2",
+        "my-backend",
+        "npu",
+        "q",
+        LONG,
+        "delegraph-npu npu",
+        f"x{LONG} y{LONG}",
+    ],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_code_is_clean_whatever_its_name(text, kind, tmp_path):
@@ -105,14 +163,29 @@ def test_the_code_is_clean_whatever_its_name(text, kind, tmp_path):
     written = contents(tmp_path / "made")
     assert set(files) == set(written)
     assert f"src/{names.package}/backend.py" in written
-    assert f"class {names.backend_id}(BackendDetails)" in written[f"src/{names.package}/backend.py"]
+    assert (
+        f"class {names.backend_id}(BackendDetails)"
+        in written[f"src/{names.package}/backend.py"]
+    )
     for arguments in (["check"], ["format", "--check"]):
-        command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "--quiet", "."]
-        done = subprocess.run(command, cwd=tmp_path / "made", capture_output=True, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "ruff",
+            *arguments,
+            "--no-cache",
+            "--quiet",
+            ".",
+        ]
+        done = subprocess.run(
+            command, cwd=tmp_path / "made", capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("text", ["my-npu", "acme-npu-acme", "acme-npu-plugins acme-npu2"])
+@pytest.mark.parametrize(
+    "text", ["my-npu", "acme-npu-acme", "acme-npu-plugins acme-npu2"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_template_s_names_are_replaced_everywhere_once(text, kind, tmp_path):
     names = Names.of(*text.split())
@@ -125,9 +198,13 @@ def test_the_template_s_names_are_replaced_everywhere_once(text, kind, tmp_path)
 
 def test_it_asks_for_this_minor_release():
     text = (package.TEMPLATE / "pyproject.toml").read_text()
-    wanted = [Requirement(line) for line in re.findall(r'"(delegraph[-\w]*[<>=][^"]+)"', text)]
+    wanted = [
+        Requirement(line) for line in re.findall(r'"(delegraph[-\w]*[<>=][^"]+)"', text)
+    ]
     assert [one.name for one in wanted] == ["delegraph", "delegraph-devkit"]
-    assert re.search(r'^dev = .*"delegraph-devkit', text, re.MULTILINE), "users of the backend do not need the kit"
+    assert re.search(r'^dev = .*"delegraph-devkit', text, re.MULTILINE), (
+        "users of the backend do not need the kit"
+    )
     this = Version(delegraph.__version__)
     for one in wanted:
         assert this in one.specifier
@@ -174,7 +251,12 @@ def places(folder):
     os.chdir(folder / "here")
 
 
-PLACES = {"full": "not empty", "file": "it is a file", "here": "current folder", "no/npu": "there is no folder"}
+PLACES = {
+    "full": "not empty",
+    "file": "it is a file",
+    "here": "current folder",
+    "no/npu": "there is no folder",
+}
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -185,7 +267,11 @@ def test_what_is_there_is_kept(place, tmp_path, monkeypatch):
     with pytest.raises(WriteError, match=PLACES[place]):
         generate(Names.of("npu"), tmp_path / place)
     assert sorted(tmp_path.rglob("*")) == before
-    assert (tmp_path / "full" / "mine").read_text() == (tmp_path / "file").read_text() == "mine"
+    assert (
+        (tmp_path / "full" / "mine").read_text()
+        == (tmp_path / "file").read_text()
+        == "mine"
+    )
 
 
 @pytest.mark.parametrize("step", ["rename", "read"])
@@ -220,8 +306,12 @@ def test_the_example_runs_on_the_new_backend(made):
 
     module, inputs = runpy.run_path(str(made / "example.py"))["model"]()
     registry = Registry(discover=False)
-    with registry.register(MyNpuBackend, partitioner=MyNpuPartitioner, runtime=MyNpuRuntime, name="my-npu"):
-        lowered = delegraph.lower(module, inputs, backends=["my-npu"], registry=registry)
+    with registry.register(
+        MyNpuBackend, partitioner=MyNpuPartitioner, runtime=MyNpuRuntime, name="my-npu"
+    ):
+        lowered = delegraph.lower(
+            module, inputs, backends=["my-npu"], registry=registry
+        )
         assert [len(d.nodes) for d in lowered.delegates] == [4]
         assert [(r.operator, r.reason) for r in lowered.report.refusals] == [
             ("aten.softmax.int", "my-npu has no instruction for it")
@@ -232,7 +322,11 @@ def test_the_example_runs_on_the_new_backend(made):
 def test_what_it_declares_is_what_it_has(made):
     from my_npu import plugin
 
-    declared = [*plugin.delegraph_backends(), *plugin.delegraph_partitioners(), *plugin.delegraph_runtimes()]
+    declared = [
+        *plugin.delegraph_backends(),
+        *plugin.delegraph_partitioners(),
+        *plugin.delegraph_runtimes(),
+    ]
     for one in declared:
         module, _, name = one.target.partition(":")
         assert getattr(__import__(module, fromlist=[name]), name).__name__ == name
@@ -250,7 +344,12 @@ def test_the_example_runs_on_a_backend_that_reads_tosa(tmp_path, site):
     from tosa_npu.runtime import TosaNpuRuntime
 
     module, inputs = runpy.run_path(str(tmp_path / "made" / "example.py"))["model"]()
-    with delegraph.register(TosaNpuBackend, partitioner=TosaNpuPartitioner, runtime=TosaNpuRuntime, name="tosa-npu"):
+    with delegraph.register(
+        TosaNpuBackend,
+        partitioner=TosaNpuPartitioner,
+        runtime=TosaNpuRuntime,
+        name="tosa-npu",
+    ):
         lowered = delegraph.lower(module, inputs, backends=["tosa-npu"])
         [delegate], [refusal] = lowered.delegates, lowered.report.refusals
         assert len(delegate.nodes) == 4
@@ -258,12 +357,16 @@ def test_the_example_runs_on_a_backend_that_reads_tosa(tmp_path, site):
         assert refusal.reason.startswith("TOSA REDUCE_MAX: tosa-npu has no REDUCE_MAX")
         assert lowered.verify(*inputs).relative_error < 1e-6
         with pytest.raises(FormatError, match="damaged"):
-            TosaNpuRuntime.load(b"?" + delegate.processed_bytes[1:], delegate.compile_specs, {})
+            TosaNpuRuntime.load(
+                b"?" + delegate.processed_bytes[1:], delegate.compile_specs, {}
+            )
     assert WORD == "tosanpu"
     assert plugin.delegraph_backends()[0].composes == ("delegraph-tosa",)
 
 
-def test_the_example_runs_on_a_backend_that_reads_tosa_and_writes_bytes_of_its_own(tmp_path, site):
+def test_the_example_runs_on_a_backend_that_reads_tosa_and_writes_bytes_of_its_own(
+    tmp_path, site
+):
     scaffold.generate(Names.of("own-npu"), tmp_path / "made", tosa=True, device=True)
     sys.path.insert(0, str(tmp_path / "made" / "src"))
     from own_npu.backend import OwnNpuBackend
@@ -271,14 +374,23 @@ def test_the_example_runs_on_a_backend_that_reads_tosa_and_writes_bytes_of_its_o
     from own_npu.runtime import OwnNpuRuntime
 
     module, inputs = runpy.run_path(str(tmp_path / "made" / "example.py"))["model"]()
-    with delegraph.register(OwnNpuBackend, partitioner=OwnNpuPartitioner, runtime=OwnNpuRuntime, name="own-npu"):
+    with delegraph.register(
+        OwnNpuBackend,
+        partitioner=OwnNpuPartitioner,
+        runtime=OwnNpuRuntime,
+        name="own-npu",
+    ):
         lowered = delegraph.lower(module, inputs, backends=["own-npu"])
         [delegate], [refusal] = lowered.delegates, lowered.report.refusals
-        assert len(delegate.nodes) == 4 and delegate.processed_bytes.startswith(b"own-npu 1\n")
+        assert len(delegate.nodes) == 4 and delegate.processed_bytes.startswith(
+            b"own-npu 1\n"
+        )
         assert refusal.reason.startswith("TOSA REDUCE_MAX: own-npu has no REDUCE_MAX")
         assert lowered.verify(*inputs).relative_error < 1e-6
         with pytest.raises(FormatError, match="damaged"):
-            OwnNpuRuntime.load(delegate.processed_bytes[:-1], delegate.compile_specs, {})
+            OwnNpuRuntime.load(
+                delegate.processed_bytes[:-1], delegate.compile_specs, {}
+            )
         wide = torch.nn.Conv2d(1, 2, 3).eval(), (torch.randn(1, 1, 5, 5),)
         [row] = delegraph.lower(*wide, backends=["own-npu"]).report.refusals
         assert "own-npu has convolutions of one pixel, with stride 1" in row.reason

@@ -1,7 +1,9 @@
-"""A small honest backend, and one bad variant of it for every rule of the conformance kit.
+"""A small honest backend, and one bad variant of it for every rule of the conformance
+kit.
 
-The good one compiles float32 arithmetic to a checked blob: magic, SHA-256 of the rest, JSON; weights are named data.
-Each bad one differs in one place. ``register_NAME`` adds it to a registry, here or in another process.
+The good one compiles float32 arithmetic to a checked blob: magic, SHA-256 of the rest,
+JSON; weights are named data. Each bad one differs in one place. ``register_NAME`` adds
+it to a registry, here or in another process.
 """
 
 import hashlib
@@ -14,7 +16,13 @@ from typing import ClassVar
 from unittest import mock
 
 import torch
-from delegraph.backend import BackendDetails, CompileSpec, DelegateMappingBuilder, NamedDataStore, PreprocessResult
+from delegraph.backend import (
+    BackendDetails,
+    CompileSpec,
+    DelegateMappingBuilder,
+    NamedDataStore,
+    PreprocessResult,
+)
 from delegraph.errors import FormatError, NoRuntime, OptionError, Unsupported
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.plugin import BackendSpec, OptionSpec
@@ -27,9 +35,27 @@ MAGIC = b"GOOD"
 OPERATORS = {
     str(op): op
     for op in (
-        *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.neg.default, aten.abs.default, aten.relu.default),
-        *(aten.tanh.default, aten.sigmoid.default, aten.sin.default, aten.exp.default, aten.mm.default),
-        *(aten.linear.default, aten.split_with_sizes.default, aten.transpose.int, aten.narrow.default),
+        *(
+            aten.add.Tensor,
+            aten.sub.Tensor,
+            aten.mul.Tensor,
+            aten.neg.default,
+            aten.abs.default,
+            aten.relu.default,
+        ),
+        *(
+            aten.tanh.default,
+            aten.sigmoid.default,
+            aten.sin.default,
+            aten.exp.default,
+            aten.mm.default,
+        ),
+        *(
+            aten.linear.default,
+            aten.split_with_sizes.default,
+            aten.transpose.int,
+            aten.narrow.default,
+        ),
     )
 }
 
@@ -47,17 +73,28 @@ def why_not(node, dtype=torch.float32):
         return "only float32 tensors are computed"
     if not static(node):
         return "sizes have to be known when the program is compiled"
-    return None if all(map(plain, [*node.args, *node.kwargs.values()])) else "an argument is not of a plain type"
+    return (
+        None
+        if all(map(plain, [*node.args, *node.kwargs.values()]))
+        else "an argument is not of a plain type"
+    )
 
 
 def static(node):
     return all(
-        isinstance(d, int) for n in (node, *node.all_input_nodes) for v in types(n) for d in getattr(v, "shape", ())
+        isinstance(d, int)
+        for n in (node, *node.all_input_nodes)
+        for v in types(n)
+        for d in getattr(v, "shape", ())
     )
 
 
 def plain(value):
-    return all(map(plain, value)) if isinstance(value, (list, tuple)) else isinstance(value, (Node, int, float))
+    return (
+        all(map(plain, value))
+        if isinstance(value, (list, tuple))
+        else isinstance(value, (Node, int, float))
+    )
 
 
 def encode(value):
@@ -73,20 +110,39 @@ def decode(value, env):
 
 
 def document(program, store):
-    """What the blob says: inputs with shapes, constants with keys and shapes, calls, outputs."""
-    made = {"inputs": [[n.name, list(n.meta["val"].shape)] for n in user_inputs(program)], "constants": {}, "calls": []}
+    """What the blob says: inputs with shapes, constants with keys and shapes, calls,
+    outputs.
+    """
+    made = {
+        "inputs": [[n.name, list(n.meta["val"].shape)] for n in user_inputs(program)],
+        "constants": {},
+        "calls": [],
+    }
     for node, spec in placeholders(program):
         if spec.target is not None:
-            data = constant_tensor(program, spec).detach().contiguous().numpy().tobytes()
+            data = (
+                constant_tensor(program, spec).detach().contiguous().numpy().tobytes()
+            )
             key = hashlib.sha256(data).hexdigest()
             store.add_named_data(key, data)
             made["constants"][node.name] = [key, list(node.meta["val"].shape)]
     for node in program.graph.nodes:
         if node.op == "call_function":
-            target = str(node.target) if str(node.target) in OPERATORS else node.target.__name__
+            target = (
+                str(node.target)
+                if str(node.target) in OPERATORS
+                else node.target.__name__
+            )
             if target not in OPERATORS and target != "getitem":
                 raise Unsupported("unsupported", f"{target} cannot be compiled")
-            made["calls"].append([node.name, target, encode(node.args), {k: encode(v) for k, v in node.kwargs.items()}])
+            made["calls"].append(
+                [
+                    node.name,
+                    target,
+                    encode(node.args),
+                    {k: encode(v) for k, v in node.kwargs.items()},
+                ]
+            )
     made["outputs"] = encode(program.graph.output_node().args[0])
     return made
 
@@ -107,12 +163,17 @@ class GoodBackend(BackendDetails):
 
     @staticmethod
     def preprocess(edge_program, compile_specs):
-        store, mapping = NamedDataStore(), DelegateMappingBuilder()
+        store = NamedDataStore()
+        mapping = DelegateMappingBuilder()
         made = document(edge_program, store)
         for node in edge_program.graph.nodes:
             if node.op == "call_function" and "debug_handle" in node.meta:
                 mapping.insert_delegate_mapping_entry(nodes=node, identifier=node.name)
-        return PreprocessResult(seal(made), mapping.get_delegate_mapping(), store.get_named_data_store_output())
+        return PreprocessResult(
+            seal(made),
+            mapping.get_delegate_mapping(),
+            store.get_named_data_store_output(),
+        )
 
 
 class GoodPartitioner(CapabilityPartitioner):
@@ -130,56 +191,92 @@ class GoodRuntime(BackendRuntime):
     @classmethod
     def load(cls, processed_bytes, compile_specs, named_data):
         made = opened(processed_bytes)
-        constants = {n: tensor(named_data.get(key, b""), shape) for n, (key, shape) in made["constants"].items()}
+        constants = {
+            n: tensor(named_data.get(key, b""), shape)
+            for n, (key, shape) in made["constants"].items()
+        }
         return Loaded(made, constants, cls.operators)
 
     @classmethod
     def observe(cls, processed_bytes, compile_specs, named_data):
-        return GoodRuntime.load.__func__(cls, processed_bytes, compile_specs, named_data).observed
+        return GoodRuntime.load.__func__(
+            cls, processed_bytes, compile_specs, named_data
+        ).observed
 
     @classmethod
     def profile(cls, processed_bytes, compile_specs, named_data):
-        observed = GoodRuntime.observe.__func__(cls, processed_bytes, compile_specs, named_data)
-        return lambda *args: (lambda outputs, told: (outputs, {k: {"seconds": 1e-6} for k in told}))(*observed(*args))
+        observed = GoodRuntime.observe.__func__(
+            cls, processed_bytes, compile_specs, named_data
+        )
+        return lambda *args: (
+            lambda outputs, told: (outputs, {k: {"seconds": 1e-6} for k in told})
+        )(*observed(*args))
 
     @staticmethod
     def compatible(header, compile_specs, device=None):
         good = device is None and header.beginning[:4] == MAGIC
-        return Compatibility("runs" if good else "cannot", "its blobs begin with its name, and run on this host alone")
+        return Compatibility(
+            "runs" if good else "cannot",
+            "its blobs begin with its name, and run on this host alone",
+        )
 
 
 def tensor(data, shape):
     if len(data) != 4 * math.prod(shape):
-        raise FormatError("format-invalid", f"{len(data)} bytes of named data for shape {shape}")
-    return torch.frombuffer(bytearray(data), dtype=torch.float32).reshape(shape) if data else torch.empty(shape)
+        raise FormatError(
+            "format-invalid", f"{len(data)} bytes of named data for shape {shape}"
+        )
+    return (
+        torch.frombuffer(bytearray(data), dtype=torch.float32).reshape(shape)
+        if data
+        else torch.empty(shape)
+    )
 
 
 class Loaded:
     def __init__(self, made, constants, operators):
-        self.made, self.constants, self.operators = made, constants, operators
+        self.made = made
+        self.constants = constants
+        self.operators = operators
 
     def __call__(self, *args):
         return self.observed(*args)[0]
 
     def observed(self, *args):
-        env = {**self.constants, **{name: v for (name, _), v in zip(self.made["inputs"], args, strict=True)}}
+        env = {
+            **self.constants,
+            **{name: v for (name, _), v in zip(self.made["inputs"], args, strict=True)},
+        }
         for name, target, given, kwargs in self.made["calls"]:
             kwargs = {k: decode(v, env) for k, v in kwargs.items()}
             env[name] = self.operators[target](*decode(given, env), **kwargs)
-        told = {name: [env[name]] for name, *_ in self.made["calls"] if isinstance(env[name], torch.Tensor)}
+        told = {
+            name: [env[name]]
+            for name, *_ in self.made["calls"]
+            if isinstance(env[name], torch.Tensor)
+        }
         return tuple(decode(self.made["outputs"], env)), told
 
 
 LEVEL = OptionSpec("level", int, 1, choices=(1, 2))
 
 
-def variant(backend=GoodBackend, partitioner=GoodPartitioner, runtime=GoodRuntime, options=(LEVEL,)):
-    """A function that registers these parts as ``good``, with the partitioner giving to the backend."""
+def variant(
+    backend=GoodBackend,
+    partitioner=GoodPartitioner,
+    runtime=GoodRuntime,
+    options=(LEVEL,),
+):
+    """A function that registers these parts as ``good``, with the partitioner giving to
+    the backend.
+    """
     given = type(partitioner.__name__, (partitioner,), {"backend_id": backend.__name__})
     given.__module__ = partitioner.__module__
 
     def register(registry):
-        return registry.register(backend, partitioner=given, runtime=runtime, name="good", options=options)
+        return registry.register(
+            backend, partitioner=given, runtime=runtime, name="good", options=options
+        )
 
     return register
 
@@ -208,14 +305,18 @@ def refusing(rule):
     return ChangedPartitioner
 
 
-# --- one bad place each -----------------------------------------------------------------------------------------------
+# --- one bad place each ---------------------------------------------------------------
 
 
 def order_of_a_set(program, result):
     """Depends on the hash seed."""
     names = " ".join({str(n.target) for n in program.graph.nodes}).encode()
     made = opened(result.processed_bytes)
-    return PreprocessResult(seal({**made, "comment": names.hex()}), result.debug_handle_map, result.data_store_output)
+    return PreprocessResult(
+        seal({**made, "comment": names.hex()}),
+        result.debug_handle_map,
+        result.data_store_output,
+    )
 
 
 COUNT = []
@@ -276,17 +377,25 @@ def fails_at_softmax(node):
 
 
 class WrongRelu(GoodRuntime):
-    operators: ClassVar = {**GoodRuntime.operators, str(aten.relu.default): lambda x: x.abs()}
+    operators: ClassVar = {
+        **GoodRuntime.operators,
+        str(aten.relu.default): lambda x: x.abs(),
+    }
 
 
 class LosesNaN(GoodRuntime):
     """A relu whose comparison NaN loses."""
 
-    operators: ClassVar = {**GoodRuntime.operators, str(aten.relu.default): lambda x: torch.where(x > 0, x, 0.0)}
+    operators: ClassVar = {
+        **GoodRuntime.operators,
+        str(aten.relu.default): lambda x: torch.where(x > 0, x, 0.0),
+    }
 
 
 def taking(*operators, dtype=None, **by_name):
-    """Partitioner, backend and runtime that also take these operators, which compute ``by_name`` instead of eager's."""
+    """Partitioner, backend and runtime that also take these operators, which compute
+    ``by_name`` instead of eager's.
+    """
     added = {str(op): op for op in operators}
 
     class TakingPartitioner(GoodPartitioner):
@@ -312,7 +421,9 @@ def clamp_without_nan(x, low=None, high=None):
 
 
 def amax_without_nan(x, dims=(), keepdim=False):
-    return torch.nan_to_num(x, -float("inf"), float("inf"), -float("inf")).amax(dims, keepdim)
+    return torch.nan_to_num(x, -float("inf"), float("inf"), -float("inf")).amax(
+        dims, keepdim
+    )
 
 
 def max_pool_without_nan(x, *window):
@@ -325,17 +436,23 @@ def maximum_without_nan(x, y):
 
 
 def softmax_without_a_maximum(x, dim, dtype=None):
-    """Infinity over itself is NaN, as it should be; what stands beside it is a number over infinity."""
+    """Infinity over itself is NaN, as it should be; what stands beside it is a number
+    over infinity.
+    """
     exponentials = x.exp()
     return exponentials / exponentials.sum(dim, keepdim=True)
 
 
 def add_in_32_bits(x, y, alpha=1):
-    return torch.add(x.to(torch.int32), y.to(torch.int32) if isinstance(y, torch.Tensor) else y).to(torch.int64)
+    return torch.add(
+        x.to(torch.int32), y.to(torch.int32) if isinstance(y, torch.Tensor) else y
+    ).to(torch.int64)
 
 
 def mul_in_32_bits(x, y):
-    return torch.mul(x.to(torch.int32), y.to(torch.int32) if isinstance(y, torch.Tensor) else y).to(torch.int64)
+    return torch.mul(
+        x.to(torch.int32), y.to(torch.int32) if isinstance(y, torch.Tensor) else y
+    ).to(torch.int64)
 
 
 def saturating_add(x, y, alpha=1):
@@ -351,7 +468,8 @@ class SharesBuffers(GoodRuntime):
 
     @classmethod
     def load(cls, processed_bytes, compile_specs, named_data):
-        loaded, buffers = super().load(processed_bytes, compile_specs, named_data), []
+        loaded = super().load(processed_bytes, compile_specs, named_data)
+        buffers = []
 
         def run(*args):
             results = loaded(*args)
@@ -370,7 +488,9 @@ class IgnoresStrides(GoodRuntime):
     @classmethod
     def load(cls, processed_bytes, compile_specs, named_data):
         loaded = super().load(processed_bytes, compile_specs, named_data)
-        return lambda *args: loaded(*[torch.as_strided(a, a.shape, torch.empty(a.shape).stride()) for a in args])
+        return lambda *args: loaded(
+            *[torch.as_strided(a, a.shape, torch.empty(a.shape).stride()) for a in args]
+        )
 
 
 class WritesInputs(GoodRuntime):
@@ -378,13 +498,17 @@ class WritesInputs(GoodRuntime):
 
     @classmethod
     def load(cls, processed_bytes, compile_specs, named_data):
-        loaded, made = super().load(processed_bytes, compile_specs, named_data), opened(processed_bytes)
+        loaded = super().load(processed_bytes, compile_specs, named_data)
+        made = opened(processed_bytes)
         relu = len(made["calls"]) == 1 and made["calls"][0][1] == str(aten.relu.default)
         return lambda *args: loaded(*[a.relu_() if relu else a for a in args])
 
 
 class RaisesAtSin(GoodRuntime):
-    operators: ClassVar = {**GoodRuntime.operators, str(aten.sin.default): lambda x: {}[0]}
+    operators: ClassVar = {
+        **GoodRuntime.operators,
+        str(aten.sin.default): lambda x: {}[0],
+    }
 
 
 def crashes_at_tanh(program, result):
@@ -426,7 +550,11 @@ class NeedsACall(GoodPartitioner):
     """Takes the largest of all calls, of which there may be none."""
 
     def partition(self, exported_program):
-        max(n.meta["debug_handle"] for n in exported_program.graph.nodes if n.op == "call_function")
+        max(
+            n.meta["debug_handle"]
+            for n in exported_program.graph.nodes
+            if n.op == "call_function"
+        )
         return super().partition(exported_program)
 
 
@@ -437,7 +565,11 @@ def takes_dynamic_sizes(node):
 
 def expects_schemas(node):
     """Higher-order operators have a name too, but no schema."""
-    return ... if not hasattr(node.target, "name") or node.target._schema.arguments is not None else "never"
+    return (
+        ...
+        if not hasattr(node.target, "name") or node.target._schema.arguments is not None
+        else "never"
+    )
 
 
 def crashes_without_calls(program, result):
@@ -455,7 +587,9 @@ def crashes_at_symbolic_sizes(node):
 
 
 class SharesADict(GoodRuntime):
-    """Keeps the values of a call in a dict that all calls share, although it says that threads may."""
+    """Keeps the values of a call in a dict that all calls share, although it says that
+    threads may.
+    """
 
     thread_safe = True
     values: ClassVar = {}
@@ -466,7 +600,9 @@ class SharesADict(GoodRuntime):
 
         def run(*args):
             for k, value in enumerate(args):
-                cls.values[k] = value.clone() if isinstance(value, torch.Tensor) else value
+                cls.values[k] = (
+                    value.clone() if isinstance(value, torch.Tensor) else value
+                )
             return loaded(*[cls.values[k] for k in range(len(args))])
 
         return run
@@ -539,7 +675,11 @@ class OneAtATime(BackendDetails):
 
 def reads_sizes(node):
     """Which makes symbolic sizes numbers."""
-    return "too small" if any(int(d) < 0 for v in types(node) for d in getattr(v, "shape", ())) else ...
+    return (
+        "too small"
+        if any(int(d) < 0 for v in types(node) for d in getattr(v, "shape", ()))
+        else ...
+    )
 
 
 class UncheckedLevel(GoodPartitioner):
@@ -563,7 +703,10 @@ class Trusting(GoodRuntime):
     @classmethod
     def load(cls, processed_bytes, compile_specs, named_data):
         made = json.loads(processed_bytes[36:])
-        constants = {n: tensor(named_data.get(key, b""), shape) for n, (key, shape) in made["constants"].items()}
+        constants = {
+            n: tensor(named_data.get(key, b""), shape)
+            for n, (key, shape) in made["constants"].items()
+        }
         return Loaded(made, constants, cls.operators)
 
 
@@ -634,7 +777,11 @@ SHARED = NamedDataStore()
 def shares_its_store(program, result):
     """One store for all partitions, so that a delegate's data grows after it was made."""
     SHARED.merge_named_data_store(result.data_store_output)
-    return PreprocessResult(result.processed_bytes, result.debug_handle_map, SHARED.get_named_data_store_output())
+    return PreprocessResult(
+        result.processed_bytes,
+        result.debug_handle_map,
+        SHARED.get_named_data_store_output(),
+    )
 
 
 class TakesItsData(GoodRuntime):
@@ -649,14 +796,24 @@ class TakesItsData(GoodRuntime):
 
 def gives_arrays(program, result):
     """Named data that is no bytes."""
-    result.data_store_output.buffers[:] = map(bytearray, result.data_store_output.buffers)
+    result.data_store_output.buffers[:] = map(
+        bytearray, result.data_store_output.buffers
+    )
 
 
 def maps_a_stranger(program, result):
-    """The number that a delegate's call would have if the backend had lowered a part of its program."""
-    own = [n.meta["debug_handle"] for n in program.graph.nodes if "debug_handle" in n.meta]
+    """The number that a delegate's call would have if the backend had lowered a part of
+    its program.
+    """
+    own = [
+        n.meta["debug_handle"] for n in program.graph.nodes if "debug_handle" in n.meta
+    ]
     more = {"all": (1 + max(own),)} if own else {}
-    return PreprocessResult(result.processed_bytes, {**result.debug_handle_map, **more}, result.data_store_output)
+    return PreprocessResult(
+        result.processed_bytes,
+        {**result.debug_handle_map, **more},
+        result.data_store_output,
+    )
 
 
 def talks(program, result):
@@ -673,7 +830,9 @@ class TellsTensors(GoodRuntime):
     @classmethod
     def observe(cls, *parts):
         observed = super().observe(*parts)
-        return lambda *args: (lambda outputs, told: (outputs, {k: v[0] for k, v in told.items()}))(*observed(*args))
+        return lambda *args: (
+            lambda outputs, told: (outputs, {k: v[0] for k, v in told.items()})
+        )(*observed(*args))
 
 
 class TellsByNumber(GoodRuntime):
@@ -682,7 +841,9 @@ class TellsByNumber(GoodRuntime):
     @classmethod
     def observe(cls, *parts):
         observed = super().observe(*parts)
-        return lambda *args: (lambda outputs, told: (outputs, dict(enumerate(told.values()))))(*observed(*args))
+        return lambda *args: (
+            lambda outputs, told: (outputs, dict(enumerate(told.values())))
+        )(*observed(*args))
 
 
 class ObservesOthers(GoodRuntime):
@@ -691,7 +852,9 @@ class ObservesOthers(GoodRuntime):
     @classmethod
     def observe(cls, *parts):
         observed = super().observe(*parts)
-        return lambda *args: (lambda outputs, told: (tuple(o * 2 for o in outputs), told))(*observed(*args))
+        return lambda *args: (
+            lambda outputs, told: (tuple(o * 2 for o in outputs), told)
+        )(*observed(*args))
 
 
 class TimesByNumber(GoodRuntime):
@@ -700,7 +863,9 @@ class TimesByNumber(GoodRuntime):
     @classmethod
     def profile(cls, *parts):
         profiled = super().profile(*parts)
-        return lambda *args: (lambda outputs, told: (outputs, dict(enumerate(told.values()))))(*profiled(*args))
+        return lambda *args: (
+            lambda outputs, told: (outputs, dict(enumerate(told.values())))
+        )(*profiled(*args))
 
 
 class ProfilesOthers(GoodRuntime):
@@ -709,7 +874,9 @@ class ProfilesOthers(GoodRuntime):
     @classmethod
     def profile(cls, *parts):
         profiled = super().profile(*parts)
-        return lambda *args: (lambda outputs, told: (tuple(o * 2 for o in outputs), told))(*profiled(*args))
+        return lambda *args: (
+            lambda outputs, told: (tuple(o * 2 for o in outputs), told)
+        )(*profiled(*args))
 
 
 class KnowsNoVersion(GoodRuntime):
@@ -725,7 +892,9 @@ class ReadsBeyond(GoodRuntime):
 
     @staticmethod
     def compatible(header, compile_specs, device=None):
-        return Compatibility("runs" if header.beginning[0] == MAGIC[0] else "cannot", "by its first byte")
+        return Compatibility(
+            "runs" if header.beginning[0] == MAGIC[0] else "cannot", "by its first byte"
+        )
 
 
 def register_good(registry):
@@ -735,7 +904,9 @@ def register_good(registry):
 def register_excused(registry):
     """Loses NaN, and declares it."""
     known = (("aten.relu.default", "loses NaN"),)
-    spec = BackendSpec("good", f"{__name__}:GoodBackend", "GoodBackend", api=1, known_differences=known)
+    spec = BackendSpec(
+        "good", f"{__name__}:GoodBackend", "GoodBackend", api=1, known_differences=known
+    )
     return registry.register(spec, partitioner=GoodPartitioner, runtime=LosesNaN)
 
 
@@ -751,8 +922,13 @@ def register_that_takes_nothing(registry):
 
 
 BAD = {
-    "deterministic": {"order_of_a_set": variant(changed(order_of_a_set)), "counter": variant(changed(counter))},
-    "input_program_unmodified": {"module_stacks": variant(changed(clears_module_stacks))},
+    "deterministic": {
+        "order_of_a_set": variant(changed(order_of_a_set)),
+        "counter": variant(changed(counter)),
+    },
+    "input_program_unmodified": {
+        "module_stacks": variant(changed(clears_module_stacks))
+    },
     "only_tagged_nodes_lowered": {
         "metadata": variant(partitioner=RewritesMetadata),
         "graph": variant(partitioner=RewritesGraph),
@@ -766,15 +942,34 @@ BAD = {
     "numerics": {
         "wrong_relu": variant(runtime=WrongRelu),
         "relu_loses_nan": variant(runtime=LosesNaN),
-        "clamp_loses_nan": taking(aten.clamp.default, **{str(aten.clamp.default): clamp_without_nan}),
-        "amax_loses_nan": taking(aten.amax.default, **{str(aten.amax.default): amax_without_nan}),
-        "max_pool_loses_nan": taking(aten.max_pool2d.default, **{str(aten.max_pool2d.default): max_pool_without_nan}),
-        "maximum_loses_nan": taking(aten.maximum.default, **{str(aten.maximum.default): maximum_without_nan}),
-        "softmax_of_infinity": taking(aten.softmax.int, **{str(aten.softmax.int): softmax_without_a_maximum}),
-        "int64_add_cut": taking(dtype=torch.int64, **{str(aten.add.Tensor): add_in_32_bits}),
-        "int64_mul_cut": taking(dtype=torch.int64, **{str(aten.mul.Tensor): mul_in_32_bits}),
-        "int8_saturates": taking(dtype=torch.int8, **{str(aten.add.Tensor): saturating_add}),
-        "uint8_saturates": taking(dtype=torch.uint8, **{str(aten.add.Tensor): saturating_add}),
+        "clamp_loses_nan": taking(
+            aten.clamp.default, **{str(aten.clamp.default): clamp_without_nan}
+        ),
+        "amax_loses_nan": taking(
+            aten.amax.default, **{str(aten.amax.default): amax_without_nan}
+        ),
+        "max_pool_loses_nan": taking(
+            aten.max_pool2d.default,
+            **{str(aten.max_pool2d.default): max_pool_without_nan},
+        ),
+        "maximum_loses_nan": taking(
+            aten.maximum.default, **{str(aten.maximum.default): maximum_without_nan}
+        ),
+        "softmax_of_infinity": taking(
+            aten.softmax.int, **{str(aten.softmax.int): softmax_without_a_maximum}
+        ),
+        "int64_add_cut": taking(
+            dtype=torch.int64, **{str(aten.add.Tensor): add_in_32_bits}
+        ),
+        "int64_mul_cut": taking(
+            dtype=torch.int64, **{str(aten.mul.Tensor): mul_in_32_bits}
+        ),
+        "int8_saturates": taking(
+            dtype=torch.int8, **{str(aten.add.Tensor): saturating_add}
+        ),
+        "uint8_saturates": taking(
+            dtype=torch.uint8, **{str(aten.add.Tensor): saturating_add}
+        ),
         "ignores_strides": variant(runtime=IgnoresStrides),
         "writes_inputs": variant(runtime=WritesInputs),
         "runtime_raises": variant(runtime=RaisesAtSin),
@@ -787,7 +982,9 @@ BAD = {
     "dynamic_shapes": {
         "symbolic_sizes": variant(partitioner=refusing(takes_dynamic_sizes)),
         "reads_sizes": variant(partitioner=refusing(reads_sizes)),
-        "crashes_at_symbolic_sizes": variant(partitioner=refusing(crashes_at_symbolic_sizes)),
+        "crashes_at_symbolic_sizes": variant(
+            partitioner=refusing(crashes_at_symbolic_sizes)
+        ),
     },
     "control_flow": {
         "expects_schemas": variant(partitioner=refusing(expects_schemas)),
@@ -799,9 +996,14 @@ BAD = {
         "raises_in_threads": variant(runtime=RaisesInThreads),
         "aborts_in_threads": variant(runtime=AbortsInThreads),
     },
-    "thread_safety": {"one_at_a_time": variant(OneAtATime), "crashes_in_threads": variant(CrashesInThreads)},
+    "thread_safety": {
+        "one_at_a_time": variant(OneAtATime),
+        "crashes_in_threads": variant(CrashesInThreads),
+    },
     "options_validated": {
-        "unchecked": variant(partitioner=UncheckedLevel, options=(OptionSpec("level", int, 1),)),
+        "unchecked": variant(
+            partitioner=UncheckedLevel, options=(OptionSpec("level", int, 1),)
+        ),
         "refuses_a_choice": variant(partitioner=RefusesItsChoice),
     },
     "damaged_blob": {
@@ -837,16 +1039,26 @@ BAD = {
 }
 """Check that it breaks, and no other -> name -> what registers it."""
 WORSE = {
-    "shares_buffers": ({"numerics", "runtime_thread_safety"}, variant(runtime=SharesBuffers)),
+    "shares_buffers": (
+        {"numerics", "runtime_thread_safety"},
+        variant(runtime=SharesBuffers),
+    ),
     "hanging": ({"damaged_blob"}, variant(runtime=Hanging)),
     "arrays": ({"only_tagged_nodes_lowered"}, variant(changed(gives_arrays))),
-    "weights": ({"input_program_unmodified", "only_tagged_nodes_lowered"}, variant(changed(writes_weights))),
-    "shared_store": ({"settings_and_data_delivered", "deterministic"}, variant(changed(shares_its_store))),
+    "weights": (
+        {"input_program_unmodified", "only_tagged_nodes_lowered"},
+        variant(changed(writes_weights)),
+    ),
+    "shared_store": (
+        {"settings_and_data_delivered", "deterministic"},
+        variant(changed(shares_its_store)),
+    ),
 }
 """Name -> some of the checks that it breaks, and what registers it."""
 
 for name, register in [pair for named in BAD.values() for pair in named.items()] + [
     (n, r) for n, (_, r) in WORSE.items()
 ]:
-    register.__name__ = register.__qualname__ = f"register_{name}"  # so that another process finds it
+    # so that another process finds it
+    register.__name__ = register.__qualname__ = f"register_{name}"
     globals()[register.__name__] = register

@@ -1,6 +1,8 @@
-"""A backend that negates, with a device half, and worse halves: one that does not negate, and one that crashes.
+"""A backend that negates, with a device half, and worse halves: one that does not
+negate, and one that crashes.
 
-A blob is two bytes for each output: the input that it is made of, and how often that is negated.
+A blob is two bytes for each output: the input that it is made of, and how often that is
+negated.
 """
 
 from pathlib import Path
@@ -66,7 +68,11 @@ HALVES = {
 def why_not(node):
     val = node.meta["val"]
     taken = node.target is torch.ops.aten.neg.default and val.dtype is torch.float32
-    return None if taken and all(isinstance(d, int) for d in val.shape) else "it negates floats of fixed sizes only"
+    return (
+        None
+        if taken and all(isinstance(d, int) for d in val.shape)
+        else "it negates floats of fixed sizes only"
+    )
 
 
 class NegatingPartitioner(CapabilityPartitioner):
@@ -78,16 +84,26 @@ class Negating(BackendDetails):
     @staticmethod
     def preprocess(edge_program, compile_specs):
         known = {n: (k, 0) for k, n in enumerate(user_inputs(edge_program))}
-        for node in edge_program.graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default):
+        for node in edge_program.graph.find_nodes(
+            op="call_function", target=torch.ops.aten.neg.default
+        ):
             place, times = known[node.args[0]]
             known[node] = place, times + 1
-        return PreprocessResult(bytes(b for o in output_values(edge_program) for b in known[o]))
+        return PreprocessResult(
+            bytes(b for o in output_values(edge_program) for b in known[o])
+        )
 
 
 class NegatingRuntime(BackendRuntime):
-    device_half = Path(__file__).with_name("half.cpp") if Path(__file__).with_name("half.cpp").exists() else None
+    device_half = (
+        Path(__file__).with_name("half.cpp")
+        if Path(__file__).with_name("half.cpp").exists()
+        else None
+    )
 
     @staticmethod
     def load(blob, compile_specs, named_data):
         pairs = list(zip(blob[::2], blob[1::2], strict=True))
-        return lambda *inputs: tuple(-inputs[k] if times % 2 else inputs[k].clone() for k, times in pairs)
+        return lambda *inputs: tuple(
+            -inputs[k] if times % 2 else inputs[k].clone() for k, times in pairs
+        )

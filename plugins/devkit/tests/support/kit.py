@@ -10,7 +10,9 @@ from . import bad_backends as backends
 
 
 def under_test(register, **fields):
-    return devkit.BackendUnderTest("good", register=register, **{"gate": 0, "randoms": 2, **fields})
+    return devkit.BackendUnderTest(
+        "good", register=register, **{"gate": 0, "randoms": 2, **fields}
+    )
 
 
 def failures(report):
@@ -29,4 +31,6 @@ LEFT_BEHIND = re.compile(r"__pycache__|\.\w+_cache")
 def contents(folder):
     """Path -> text, without what Python and linters leave behind."""
     files = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file()}
-    return {path: p.read_text() for path, p in files.items() if not LEFT_BEHIND.search(path)}
+    return {
+        path: p.read_text() for path, p in files.items() if not LEFT_BEHIND.search(path)
+    }

@@ -1,6 +1,8 @@
-"""``torch.compile(model, backend="delegraph")``: the graphs that Dynamo finds in a model, lowered for backends.
+"""``torch.compile(model, backend="delegraph")``: the graphs that Dynamo finds in a
+model, lowered for backends.
 
-The entry point ``delegraph`` in torch's group ``torch_dynamo_backends`` names ``compile_graph``.
+The entry point ``delegraph`` in torch's group ``torch_dynamo_backends`` names
+``compile_graph``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Code that plugins for engines share: types of a delegate's values, sealed files, names of fused kernels."""
+"""Code that plugins for engines share: types of a delegate's values, sealed files,
+names of fused kernels.
+"""
 
 from .kernels import Kernel, computed_by
 from .sealed import seal, unseal

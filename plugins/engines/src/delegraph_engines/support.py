@@ -11,7 +11,12 @@ if TYPE_CHECKING:
 
 
 def why_subgraph(node: Node, engine: str) -> str | None:
-    """Return a reason if ``node`` runs subgraphs, as ``cond`` and ``scan`` do, which ``engine`` has no way to run."""
+    """Return a reason if ``node`` runs subgraphs, as ``cond`` and ``scan`` do, which
+    ``engine`` has no way to run.
+    """
     if not isinstance(node.target, HigherOrderOperator):
         return None
-    return f"{node.target} runs subgraphs of the program, and {engine} takes single operators"
+    return (
+        f"{node.target} runs subgraphs of the program, and {engine} takes single"
+        " operators"
+    )

@@ -1,16 +1,23 @@
-"""The targets ``u55`` and ``u85``: what Ethos-U55 (and U65), and Ethos-U85, have of TOSA.
+"""The targets ``u55`` and ``u85``: what Ethos-U55 (and U65), and Ethos-U85, have of
+TOSA.
 
-``u55.json`` lists all operators that the U55 has, with their limits; ``u85.json`` lists limits, and the U85 has every
-other operator of the integer profile. Each row names its source. The keys of a row:
+``u55.json`` lists all operators that the U55 has, with their limits; ``u85.json`` lists
+limits, and the U85 has every other operator of the integer profile. Each row names its
+source. The keys of a row:
 
 - ``types``: element types of the first operand; ``to``: of the result. All if missing.
-- ``rank``, ``batch``, ``sizes``, ``channels``: the largest rank, first size of a tensor of rank 4, size of any other
-  axis, and last size, of the first operand and of the result; of ``channels`` the operand alone.
-- ``area``, ``height``, ``depth``: the largest window of a kernel; ``padded``: its largest size where there is padding.
-- ``stride``: the largest, along axes on which the window moves; ``strides``: all pairs that there are.
+- ``rank``, ``batch``, ``sizes``, ``channels``: the largest rank, first size of a tensor
+  of rank 4, size of any other axis, and last size, of the first operand and of the
+  result; of ``channels`` the operand alone.
+- ``area``, ``height``, ``depth``: the largest window of a kernel; ``padded``: its
+  largest size where there is padding.
+- ``stride``: the largest, along axes on which the window moves; ``strides``: all pairs
+  that there are.
 - ``terms``: the most products that are added up for one element.
-- ``constants``: positions of operands that must be constant. ``last_axis``, ``not_last_axis``: which axis it takes.
-- ``rounds``: a shift has to round. ``upscale``: factors of RESIZE, NEAREST, the same for both axes.
+- ``constants``: positions of operands that must be constant. ``last_axis``,
+  ``not_last_axis``: which axis it takes.
+- ``rounds``: a shift has to round. ``upscale``: factors of RESIZE, NEAREST, the same
+  for both axes.
 """
 
 from __future__ import annotations
@@ -25,14 +32,18 @@ from typing import Any
 from delegraph_tosa import Operator, Value, materialize, narrow
 
 TARGETS = {"1.0": "TOSA-1.0+INT+int16+int4", "0.80": "TOSA-0.80+BI"}
-"""Version of TOSA -> profiles and extensions that Vela reads of it; the word of a processor stands behind them."""
+"""Version of TOSA -> profiles and extensions that Vela reads of it; the word of a
+processor stands behind them.
+"""
 Limits = Mapping[str, Any]
 
 
 @cache
 def table(word: str) -> dict[str, Limits]:
     """Operator -> its limits on the target ``word``."""
-    rows: dict[str, Limits] = json.loads((files(__package__) / f"{word}.json").read_text())["operators"]
+    rows: dict[str, Limits] = json.loads(
+        (files(__package__) / f"{word}.json").read_text()
+    )["operators"]
     return rows
 
 
@@ -46,17 +57,26 @@ def why_not_u55(operator: Operator) -> str | None:
 
 def why_not_u85(operator: Operator) -> str | None:
     """Why Ethos-U85 does not have a TOSA operator; None if it does."""
-    return next(_exceeded("Ethos-U85 processors", operator, table("u85").get(operator.name, {})), None)
+    return next(
+        _exceeded(
+            "Ethos-U85 processors", operator, table("u85").get(operator.name, {})
+        ),
+        None,
+    )
 
 
 def _exceeded(device: str, operator: Operator, limits: Limits) -> Iterator[str]:
     """What of an operator exceeds the limits of a device."""
-    takes, operands = f"{device} take a {operator.name}", operator.inputs
-    if any(operands[position].constant is None for position in limits.get("constants", ())):
+    takes = f"{device} take a {operator.name}"
+    operands = operator.inputs
+    if any(
+        operands[position].constant is None for position in limits.get("constants", ())
+    ):
         yield f"{takes} with constant weights and biases only"
     if not operands:
         return
-    given, result = operands[0].type, operator.outputs[0].type
+    given = operands[0].type
+    result = operator.outputs[0].type
     if str(given.dtype) not in limits.get("types", [str(given.dtype)]):
         yield f"{takes} of {' or '.join(limits['types'])}, not of {given.dtype}"
     if str(result.dtype) not in limits.get("to", [str(result.dtype)]):
@@ -96,16 +116,36 @@ def _of_window(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
     if "area" not in limits:
         return
     depth, *window = _kernel(operator)
-    if math.prod(window) > limits["area"] or window[0] > limits["height"] or depth > limits.get("depth", depth):
+    if (
+        math.prod(window) > limits["area"]
+        or window[0] > limits["height"]
+        or depth > limits.get("depth", depth)
+    ):
         yield f"{takes} with a smaller kernel than {' by '.join(map(str, window))}"
-    if any(getattr(operator, "pad", ())) and max(window) > limits.get("padded", math.inf):
-        yield f"{takes} with padding and a kernel of at most {limits['padded']}, not {max(window)}"
-    moves = [s for s, size in zip(operator.stride, operator.outputs[0].shape[1:-1], strict=True) if size > 1]
+    if any(getattr(operator, "pad", ())) and max(window) > limits.get(
+        "padded", math.inf
+    ):
+        yield (
+            f"{takes} with padding and a kernel of at most {limits['padded']}, not"
+            f" {max(window)}"
+        )
+    moves = [
+        s
+        for s, size in zip(
+            operator.stride, operator.outputs[0].shape[1:-1], strict=True
+        )
+        if size > 1
+    ]
     if max(moves[-2:], default=1) > limits.get("stride", math.inf):
         yield f"{takes} with strides up to {limits['stride']}, not {max(moves)}"
     if "strides" in limits and [*operator.stride] not in limits["strides"]:
-        yield f"{takes} with strides of {' or '.join(map(str, limits['strides']))}, not {[*operator.stride]}"
-    channels = 1 if operator.name == "DEPTHWISE_CONV2D" else operator.inputs[0].shape[-1]
+        yield (
+            f"{takes} with strides of {' or '.join(map(str, limits['strides']))}, not"
+            f" {[*operator.stride]}"
+        )
+    channels = (
+        1 if operator.name == "DEPTHWISE_CONV2D" else operator.inputs[0].shape[-1]
+    )
     if depth * math.prod(window) * channels > limits.get("terms", math.inf):
         yield f"{takes} of at most {limits['terms']} products an element"
 
@@ -126,9 +166,17 @@ def _of_resize(takes: str, operator: Any, limits: Limits) -> Iterator[str]:
     if factors is None:
         return
     n, d, *others = _entries(operator.inputs[1])
-    repeats = str(operator.mode) == "NEAREST" and others == [n, d] and n % d == 0 and n // d in factors
+    repeats = (
+        str(operator.mode) == "NEAREST"
+        and others == [n, d]
+        and n % d == 0
+        and n // d in factors
+    )
     if not repeats or _entries(operator.inputs[2]) != [(d - n) // 2] * 2:
-        yield f"{takes} that repeats pixels {', '.join(map(str, factors))} times along both axes only"
+        yield (
+            f"{takes} that repeats pixels {', '.join(map(str, factors))} times along"
+            " both axes only"
+        )
 
 
 def _entries(shape: Value) -> list[int]:

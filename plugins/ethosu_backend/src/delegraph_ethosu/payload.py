@@ -1,8 +1,10 @@
-"""The payload that ExecuTorch's Ethos-U delegate reads: named blocks, each behind a header of 32 bytes.
+"""The payload that ExecuTorch's Ethos-U delegate reads: named blocks, each behind a
+header of 32 bytes.
 
-A header is the block's name (16 bytes, padded with zeros), the length of its content (uint32), one byte that is 1 if
-the content is the key of named data in its place, and 11 zeros. The content is padded to a multiple of 16 bytes. All
-numbers are little endian (ExecuTorch 1.5.1: backends/arm/arm_vela.py).
+A header is the block's name (16 bytes, padded with zeros), the length of its content
+(uint32), one byte that is 1 if the content is the key of named data in its place, and
+11 zeros. The content is padded to a multiple of 16 bytes. All numbers are little endian
+(ExecuTorch 1.5.1: backends/arm/arm_vela.py).
 """
 
 from __future__ import annotations
@@ -19,14 +21,18 @@ _HEADER = struct.Struct("<16sIB11x")
 _ALIGNMENT = 16
 _RANK = 6
 """The number of sizes that each input and output has in the payload."""
-_FIRST, _LAST = "vela_bin_stream", "vela_end_stream"
+_FIRST = "vela_bin_stream"
+_LAST = "vela_end_stream"
 
 
-def pack(compiled: Mapping[str, Any], tags: Mapping[str, str], store: NamedDataStore) -> bytes:
+def pack(
+    compiled: Mapping[str, Any], tags: Mapping[str, str], store: NamedDataStore
+) -> bytes:
     """The payload of what Vela compiled.
 
-    ``compiled``: the arrays of Vela's ``.npz`` file. ``tags``: block -> external tag; these blocks go into ``store``
-    as named data, which a program file writes beside itself as ``<tag>.ptd``.
+    ``compiled``: the arrays of Vela's ``.npz`` file. ``tags``: block -> external tag;
+    these blocks go into ``store`` as named data, which a program file writes beside
+    itself as ``<tag>.ptd``.
     """
     blocks = {
         _FIRST: b"",
@@ -37,11 +43,15 @@ def pack(compiled: Mapping[str, Any], tags: Mapping[str, str], store: NamedDataS
         "outputs": _tensors(compiled, "output"),
         _LAST: b"",
     }
-    return b"".join(_block(name, content, tags.get(name), store) for name, content in blocks.items())
+    return b"".join(
+        _block(name, content, tags.get(name), store) for name, content in blocks.items()
+    )
 
 
 def _block(name: str, content: bytes, tag: str | None, store: NamedDataStore) -> bytes:
-    """One block. With a ``tag`` its content is the key under which the data are in ``store``."""
+    """One block. With a ``tag`` its content is the key under which the data are in
+    ``store``.
+    """
     if tag is not None:
         key = hashlib.sha256(tag.encode() + b"\0" + content).hexdigest()
         store.add_named_data(key, content, alignment=_ALIGNMENT, external_tag=tag)
@@ -56,16 +66,26 @@ def _padded(length: int) -> int:
 
 
 def _tensors(compiled: Mapping[str, Any], side: str) -> bytes:
-    """The table of inputs or outputs: their number, then six sizes, element size, offset and region of each.
+    """The table of inputs or outputs: their number, then six sizes, element size,
+    offset and region of each.
 
-    Vela up to 4.2 gives fewer sizes: ones are put in front of them, as later versions do.
+    Vela up to 4.2 gives fewer sizes: ones are put in front of them, as later versions
+    do.
     """
-    columns = [compiled[f"{side}_{what}"] for what in ("shape", "elem_size", "offset", "region")]
-    given = [([1] * (_RANK - len(shape)) + [*map(int, shape)], others) for shape, *others in zip(*columns, strict=True)]
+    columns = [
+        compiled[f"{side}_{what}"]
+        for what in ("shape", "elem_size", "offset", "region")
+    ]
+    given = [
+        ([1] * (_RANK - len(shape)) + [*map(int, shape)], others)
+        for shape, *others in zip(*columns, strict=True)
+    ]
     rows = [[*sizes, *map(_signed, others)] for sizes, others in given]
     if any(len(row) != _RANK + 3 for row in rows):
         raise Unsupported("unsupported", f"Vela gave an {side} more sizes than {_RANK}")
-    return struct.pack("<i", len(rows)) + b"".join(struct.pack(f"<{_RANK + 3}i", *row) for row in rows)
+    return struct.pack("<i", len(rows)) + b"".join(
+        struct.pack(f"<{_RANK + 3}i", *row) for row in rows
+    )
 
 
 def _signed(number: Any) -> int:
@@ -76,13 +96,21 @@ def _signed(number: Any) -> int:
 
 def blocks(payload: bytes | memoryview) -> Iterator[tuple[str, bytes]]:
     """Name and content of each block of a payload. FormatError if it is cut or none."""
-    position, name = 0, ""
+    position = 0
+    name = ""
     while name != _LAST:
         if position + _HEADER.size > len(payload):
-            raise FormatError("format-invalid", "no payload for Ethos-U, or one that was cut")
+            raise FormatError(
+                "format-invalid", "no payload for Ethos-U, or one that was cut"
+            )
         raw, length, _ = _HEADER.unpack_from(payload, position)
-        position, name = position + _HEADER.size, raw.rstrip(b"\0").decode("ascii", "replace")
-        if position + _padded(length) > len(payload) or (position == _HEADER.size and name != _FIRST):
-            raise FormatError("format-invalid", "no payload for Ethos-U, or one that was cut")
+        position = position + _HEADER.size
+        name = raw.rstrip(b"\0").decode("ascii", "replace")
+        if position + _padded(length) > len(payload) or (
+            position == _HEADER.size and name != _FIRST
+        ):
+            raise FormatError(
+                "format-invalid", "no payload for Ethos-U, or one that was cut"
+            )
         yield name, bytes(payload[position : position + length])
         position += _padded(length)

@@ -1,27 +1,78 @@
-"""The light module of delegraph-ethosu: what it offers, without importing torch, numpy or Vela."""
+"""The light module of delegraph-ethosu: what it offers, without importing torch, numpy
+or Vela.
+"""
 
 from __future__ import annotations
 
-from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec, hookimpl
+from delegraph.plugin import (
+    BackendSpec,
+    OptionSpec,
+    PartitionerSpec,
+    QuantizerSpec,
+    RuntimeSpec,
+    hookimpl,
+)
 from delegraph_tosa.plugin import KNOWN_DIFFERENCES
 from delegraph_tosa.plugin import OPTIONS as TOSA_OPTIONS
 
 INSTALL = "pip install ethos-u-vela"
-MACS = {"u55": (32, 64, 128, 256), "u65": (256, 512), "u85": (128, 256, 512, 1024, 2048)}
+MACS = {
+    "u55": (32, 64, 128, 256),
+    "u65": (256, 512),
+    "u85": (128, 256, 512, 1024, 2048),
+}
 """Processor -> the numbers of multiplications in a cycle that it is made with."""
-ACCELERATORS = tuple(f"ethos-{processor}-{macs}" for processor, sizes in MACS.items() for macs in sizes)
+ACCELERATORS = tuple(
+    f"ethos-{processor}-{macs}" for processor, sizes in MACS.items() for macs in sizes
+)
 OPTIONS = (
-    OptionSpec("accelerator", str, "ethos-u85-256", choices=ACCELERATORS, help="the NPU, as Vela calls it"),
-    OptionSpec("system_config", str, help="clocks and bandwidths, a section of the configuration file"),
-    OptionSpec("memory_mode", str, help="which memory holds what, a section of the configuration file"),
-    OptionSpec("config", str, "Arm/vela.ini", help="configuration file: one of Vela's own, or a path"),
-    OptionSpec("optimise", str, "Performance", choices=("Performance", "Size"), help="what Vela optimises for"),
+    OptionSpec(
+        "accelerator",
+        str,
+        "ethos-u85-256",
+        choices=ACCELERATORS,
+        help="the NPU, as Vela calls it",
+    ),
+    OptionSpec(
+        "system_config",
+        str,
+        help="clocks and bandwidths, a section of the configuration file",
+    ),
+    OptionSpec(
+        "memory_mode",
+        str,
+        help="which memory holds what, a section of the configuration file",
+    ),
+    OptionSpec(
+        "config",
+        str,
+        "Arm/vela.ini",
+        help="configuration file: one of Vela's own, or a path",
+    ),
+    OptionSpec(
+        "optimise",
+        str,
+        "Performance",
+        choices=("Performance", "Size"),
+        help="what Vela optimises for",
+    ),
     OptionSpec("flags", str, "", help="further arguments of vela, separated by spaces"),
     OptionSpec("seconds", int, 3600, help="how long Vela may take for a partition"),
-    OptionSpec("weights_tag", str, help="the .ptd file that holds the weights, in place of the payload"),
-    OptionSpec("commands_tag", str, help="the .ptd file that holds the commands, in place of the payload"),
     OptionSpec(
-        "keep_tosa", bool, False, help="whether to keep the TOSA file beside the payload, to run it on this host"
+        "weights_tag",
+        str,
+        help="the .ptd file that holds the weights, in place of the payload",
+    ),
+    OptionSpec(
+        "commands_tag",
+        str,
+        help="the .ptd file that holds the commands, in place of the payload",
+    ),
+    OptionSpec(
+        "keep_tosa",
+        bool,
+        False,
+        help="whether to keep the TOSA file beside the payload, to run it on this host",
     ),
     *(option for option in TOSA_OPTIONS if option.name == "debug_artifact_path"),
 )

@@ -1,6 +1,8 @@
-"""ExecuTorch's program format for delegraph: ``.pte`` files written, read, inspected and run, without ExecuTorch.
+"""ExecuTorch's program format for delegraph: ``.pte`` files written, read, inspected
+and run, without ExecuTorch.
 
-``bridge`` makes delegraph backends of ExecuTorch's; that needs the wheel ``executorch``.
+``bridge`` makes delegraph backends of ExecuTorch's; that needs the wheel
+``executorch``.
 """
 
 from __future__ import annotations

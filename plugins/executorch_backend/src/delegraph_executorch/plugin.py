@@ -1,8 +1,18 @@
-"""The light module of delegraph-executorch: what it offers, without importing torch or numpy."""
+"""The light module of delegraph-executorch: what it offers, without importing torch or
+numpy.
+"""
 
 from __future__ import annotations
 
-from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec, hookimpl
+from delegraph.plugin import (
+    BackendSpec,
+    FormatSpec,
+    OptionSpec,
+    PartitionerSpec,
+    QuantizerSpec,
+    RuntimeSpec,
+    hookimpl,
+)
 
 NEEDS = ("executorch",)
 HINT = 'pip install "delegraph-executorch[runtime]"'
@@ -19,7 +29,14 @@ def delegraph_backends() -> list[BackendSpec]:
             summary="ExecuTorch's XNNPACK: CPUs, and this host",
             requires=NEEDS,
             install_hint=HINT,
-            options=(OptionSpec("per_op_mode", bool, False, help="one delegate for each operator that it takes"),),
+            options=(
+                OptionSpec(
+                    "per_op_mode",
+                    bool,
+                    False,
+                    help="one delegate for each operator that it takes",
+                ),
+            ),
             composes=NEEDS,
         ),
         BackendSpec(
@@ -27,7 +44,9 @@ def delegraph_backends() -> list[BackendSpec]:
             backend_id="VulkanBackend",
             target="delegraph_executorch.bridging.vulkan:VulkanBackend",
             api=1,
-            summary="ExecuTorch's Vulkan: GPUs of phones; compiled here, run on the device",
+            summary=(
+                "ExecuTorch's Vulkan: GPUs of phones; compiled here, run on the device"
+            ),
             requires=NEEDS,
             install_hint=HINT,
         ),
@@ -36,7 +55,10 @@ def delegraph_backends() -> list[BackendSpec]:
             backend_id="CoreMLBackend",
             target="delegraph_executorch.bridging.coreml:CoreMLBackend",
             api=1,
-            summary="ExecuTorch's Core ML: Apple's devices; compiled here, run on the device",
+            summary=(
+                "ExecuTorch's Core ML: Apple's devices; compiled here, run on the"
+                " device"
+            ),
             requires=(*NEEDS, "coremltools"),
             install_hint=f"{HINT}, and pip install coremltools",
         ),
@@ -47,26 +69,50 @@ def delegraph_backends() -> list[BackendSpec]:
 def delegraph_partitioners() -> list[PartitionerSpec]:
     modules = "delegraph_executorch.bridging"
     return [
-        PartitionerSpec("xnnpack", "xnnpack", f"{modules}.xnnpack:XnnpackPartitioner", default=True),
-        PartitionerSpec("coreml", "coreml", f"{modules}.coreml:CoreMLPartitioner", default=True),
-        PartitionerSpec("vulkan", "vulkan", f"{modules}.vulkan:VulkanPartitioner", default=True),
+        PartitionerSpec(
+            "xnnpack", "xnnpack", f"{modules}.xnnpack:XnnpackPartitioner", default=True
+        ),
+        PartitionerSpec(
+            "coreml", "coreml", f"{modules}.coreml:CoreMLPartitioner", default=True
+        ),
+        PartitionerSpec(
+            "vulkan", "vulkan", f"{modules}.vulkan:VulkanPartitioner", default=True
+        ),
     ]
 
 
 @hookimpl
 def delegraph_runtimes() -> list[RuntimeSpec]:
     runtime = "delegraph_executorch.bridging.xnnpack:XnnpackRuntime"
-    return [RuntimeSpec("xnnpack", runtime, requires=NEEDS, native="a program for XNNPACK, which does not check it")]
+    return [
+        RuntimeSpec(
+            "xnnpack",
+            runtime,
+            requires=NEEDS,
+            native="a program for XNNPACK, which does not check it",
+        )
+    ]
 
 
 @hookimpl
 def delegraph_quantizers() -> list[QuantizerSpec]:
     target = "delegraph_executorch.bridging.quantizer:make_xnnpack_quantizer"
     hint = f"{HINT}, and pip install delegraph-quantize"
-    return [QuantizerSpec("xnnpack", target, requires=(*NEEDS, "torchao"), install_hint=hint)]
+    return [
+        QuantizerSpec(
+            "xnnpack", target, requires=(*NEEDS, "torchao"), install_hint=hint
+        )
+    ]
 
 
 @hookimpl
 def delegraph_formats() -> list[FormatSpec]:
     summary = "a whole program for ExecuTorch's runtime"
-    return [FormatSpec(".pte", "delegraph_executorch.format:PteFormat", summary, runtimes=("executorch",))]
+    return [
+        FormatSpec(
+            ".pte",
+            "delegraph_executorch.format:PteFormat",
+            summary,
+            runtimes=("executorch",),
+        )
+    ]

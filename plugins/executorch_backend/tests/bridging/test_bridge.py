@@ -1,4 +1,6 @@
-"""ExecuTorch's backends through the bridge: what they take, what they compute, and what their blobs are called with."""
+"""ExecuTorch's backends through the bridge: what they take, what they compute, and what
+their blobs are called with.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from torch.export import Dim
 from ..support.judge import expect_equal, lower, stock_runtime
 from ..support.models import MODELS
 
-pytestmark = [pytest.mark.filterwarnings("ignore")]  # whatever ExecuTorch warns of at import and at compile time
+# whatever ExecuTorch warns of at import and at compile time
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.fixture(autouse=True)
@@ -29,17 +32,30 @@ def mlp() -> nn.Module:
 
 
 def conv_net() -> nn.Module:
-    first = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU6(), nn.MaxPool2d(2)]
-    second = [nn.Conv2d(8, 8, 3, groups=8, padding=1), nn.Hardswish(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    first = [
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU6(),
+        nn.MaxPool2d(2),
+    ]
+    second = [
+        nn.Conv2d(8, 8, 3, groups=8, padding=1),
+        nn.Hardswish(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ]
     return nn.Sequential(*first, *second, nn.Linear(8, 5), nn.Softmax(-1))
 
 
 class Split(nn.Module):
-    """A sum over everything before it, which XNNPACK has not, between two parts that it takes."""
+    """A sum over everything before it, which XNNPACK has not, between two parts that it
+    takes.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.relu(self.first(x))
@@ -49,15 +65,20 @@ class Split(nn.Module):
 class Branch(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.first(x)
-        z = torch.cond(y.sum() > 0, lambda v: self.second(v) * 2, lambda v: torch.relu(v), (y,))
+        z = torch.cond(
+            y.sum() > 0, lambda v: self.second(v) * 2, lambda v: torch.relu(v), (y,)
+        )
         return self.second(z) + y
 
 
-def check_both_runtimes(lowered: Any, module: nn.Module, calls: list[tuple[torch.Tensor, ...]], path: Any) -> None:
+def check_both_runtimes(
+    lowered: Any, module: nn.Module, calls: list[tuple[torch.Tensor, ...]], path: Any
+) -> None:
     """Delegates alone in the stock runtime, and the whole program, saved, in it."""
     lowered.save(path)
     program = stock_runtime().load_program(path.read_bytes())
@@ -70,22 +91,30 @@ def check_both_runtimes(lowered: Any, module: nn.Module, calls: list[tuple[torch
 
 
 @pytest.mark.parametrize(("make", "shape"), [(mlp, (2, 8)), (conv_net, (1, 3, 16, 16))])
-def test_a_net_that_xnnpack_takes_whole(make: Any, shape: tuple[int, ...], tmp_path: Any) -> None:
+def test_a_net_that_xnnpack_takes_whole(
+    make: Any, shape: tuple[int, ...], tmp_path: Any
+) -> None:
     torch.manual_seed(0)
-    module, x = make().eval(), torch.randn(shape)
+    module = make().eval()
+    x = torch.randn(shape)
     lowered = lower(module, (x,), backends=["xnnpack"])
     assert len(lowered.delegates) == 1 and lowered.host_operators == 0
     assert lowered.delegates[0].backend_id == "XnnpackBackend"
-    check_both_runtimes(lowered, module, [(x,), (torch.randn(shape),)], tmp_path / "m.pte")
+    check_both_runtimes(
+        lowered, module, [(x,), (torch.randn(shape),)], tmp_path / "m.pte"
+    )
     lowered.verify(x)
 
 
 def test_what_it_does_not_take_stays_with_its_line(tmp_path: Any) -> None:
     torch.manual_seed(0)
-    module, x = Split().eval(), torch.randn(2, 8)
+    module = Split().eval()
+    x = torch.randn(2, 8)
     lowered = lower(module, (x,), backends=["xnnpack"])
     assert lowered.host_operators == 1 and len(lowered.delegates) == 2
-    assert "relu" in {n.name for n in lowered.delegates[0].nodes}, "delegates are counted from the program's begin"
+    assert "relu" in {n.name for n in lowered.delegates[0].nodes}, (
+        "delegates are counted from the program's begin"
+    )
     text = str(lowered.report)
     assert "aten.cumsum.default  xnnpack: XnnpackPartitioner does not take it" in text
     assert "test_bridge.py:" in text
@@ -94,12 +123,17 @@ def test_what_it_does_not_take_stays_with_its_line(tmp_path: Any) -> None:
 
 def test_sizes_that_vary(tmp_path: Any) -> None:
     torch.manual_seed(0)
-    module, calls = Split().eval(), [(torch.randn(n, 8),) for n in (3, 1, 16)]
-    lowered = lower(module, calls[0], ({0: Dim("n", min=1, max=16)},), backends=["xnnpack"])
+    module = Split().eval()
+    calls = [(torch.randn(n, 8),) for n in (3, 1, 16)]
+    lowered = lower(
+        module, calls[0], ({0: Dim("n", min=1, max=16)},), backends=["xnnpack"]
+    )
     check_both_runtimes(lowered, module, calls, tmp_path / "m.pte")
     unbounded = lower(module, calls[0], ({0: Dim("n", min=1)},), backends=["xnnpack"])
     expect_equal([unbounded(*calls[0])], [module(*calls[0])])
-    assert "which nothing bounds: its memory cannot be planned; give it a bound" in str(unbounded.report)
+    assert "which nothing bounds: its memory cannot be planned; give it a bound" in str(
+        unbounded.report
+    )
 
 
 class Kept(nn.Module):
@@ -107,7 +141,8 @@ class Kept(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.first = nn.Linear(8, 8)
+        self.second = nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.second(self.first(x).cumsum(1)) * 2
@@ -116,7 +151,8 @@ class Kept(nn.Module):
 
 def test_sizes_that_depend_on_the_data_elsewhere(tmp_path: Any) -> None:
     torch.manual_seed(0)
-    module, x = Kept().eval(), torch.randn(6, 8)
+    module = Kept().eval()
+    x = torch.randn(6, 8)
     lowered = lower(module, (x,), backends=["xnnpack"])
     assert len(lowered.delegates) == 2
     check_both_runtimes(lowered, module, [(x,)], tmp_path / "m.pte")
@@ -127,13 +163,19 @@ def test_branches(tmp_path: Any) -> None:
     module = Branch().eval()
     calls = [(torch.randn(2, 8),) for _ in range(4)]
     lowered = lower(module, calls[0], backends=["xnnpack"])
-    assert sum("graph" in d.name for d in lowered.delegates) == 2, "one delegate in each branch"
+    assert sum("graph" in d.name for d in lowered.delegates) == 2, (
+        "one delegate in each branch"
+    )
     check_both_runtimes(lowered, module, calls, tmp_path / "m.pte")
 
 
-@pytest.mark.parametrize("backends", [["tosa", "xnnpack"], ["xnnpack", "tosa"]], ids="+".join)
+@pytest.mark.parametrize(
+    "backends", [["tosa", "xnnpack"], ["xnnpack", "tosa"]], ids="+".join
+)
 def test_beside_another_backend(backends: list[str]) -> None:
-    """Each sees the calls of the other's delegates, which it must not put its own partitions around."""
+    """Each sees the calls of the other's delegates, which it must not put its own
+    partitions around.
+    """
     torch.manual_seed(0)
 
     class Both(nn.Module):
@@ -145,19 +187,27 @@ def test_beside_another_backend(backends: list[str]) -> None:
             y = self.layer(x)
             return torch.sigmoid(self.layer(y + (count * 3 + count)) + y)
 
-    module, call = Both().eval(), (torch.randn(2, 8), torch.arange(8, dtype=torch.int32))
+    module = Both().eval()
+    call = (torch.randn(2, 8), torch.arange(8, dtype=torch.int32))
     specs = {"tosa": {"spec": "TOSA-1.0+INT"}}  # no floats: they are left to XNNPACK
     lowered = lower(module, call, backends=backends, options=specs)
-    assert {d.backend_id for d in lowered.delegates} == {"XnnpackBackend", "TOSABackend"}
+    assert {d.backend_id for d in lowered.delegates} == {
+        "XnnpackBackend",
+        "TOSABackend",
+    }
     expect_equal([lowered(*call)], [module(*call)])
 
 
 def test_a_call_that_is_taken_in_part_is_refused() -> None:
-    """Its neighbours are asked about again, so that no partition lies both before and behind it."""
+    """Its neighbours are asked about again, so that no partition lies both before and
+    behind it.
+    """
     theirs = _their_xnnpack()
 
     class TakesHalves(theirs.partitioner):  # type: ignore[misc, name-defined]
-        """Leaves the piece of ``x * 3`` (of doubles) that makes a tensor of the number to the host."""
+        """Leaves the piece of ``x * 3`` (of doubles) that makes a tensor of the number
+        to the host.
+        """
 
         asked = 0
 
@@ -179,9 +229,15 @@ def test_a_call_that_is_taken_in_part_is_refused() -> None:
     parts = bridge(theirs.backend, TakesHalves)
     program = torch.export.export(Twice(), (torch.randn(2, 3),)).run_decompositions()
     result = parts.partitioner().partition(program)
-    tags = {n.name: n.meta.get("delegation_tag") for n in program.graph.nodes if n.op == "call_function"}
+    tags = {
+        n.name: n.meta.get("delegation_tag")
+        for n in program.graph.nodes
+        if n.op == "call_function"
+    }
     assert tags["mul"] is None and TakesHalves.asked == 2
-    assert ("mul", "TakesHalves takes only a part of it") in [(r.node.name, r.reason) for r in result.refusals]
+    assert ("mul", "TakesHalves takes only a part of it") in [
+        (r.node.name, r.reason) for r in result.refusals
+    ]
 
 
 def test_one_declaration_makes_a_backend() -> None:
@@ -195,42 +251,67 @@ def test_one_declaration_makes_a_backend() -> None:
     class MinePartitioner(theirs.partitioner):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.delegation_spec = self.delegation_spec._replace(backend_id="MineBackend")
+            self.delegation_spec = self.delegation_spec._replace(
+                backend_id="MineBackend"
+            )
 
     made = bridge(MineBackend, MinePartitioner)
     assert [part.__module__ for part in made] == [__name__] * 3
-    module, x = mlp().eval(), torch.randn(2, 8)
-    with delegraph.register(made.backend, partitioner=made.partitioner, runtime=made.runtime, name="mine"):
+    module = mlp().eval()
+    x = torch.randn(2, 8)
+    with delegraph.register(
+        made.backend, partitioner=made.partitioner, runtime=made.runtime, name="mine"
+    ):
         lowered = lower(module, (x,), backends=["mine"])
         assert [d.backend_id for d in lowered.delegates] == ["MineBackend"]
-        with pytest.raises(NoRuntime, match="ExecuTorch's runtime here has no MineBackend; it has .*XnnpackBackend"):
+        with pytest.raises(
+            NoRuntime,
+            match=(
+                "ExecuTorch's runtime here has no MineBackend; it has .*XnnpackBackend"
+            ),
+        ):
             lowered(x)
 
 
 def test_what_cannot_be_bridged() -> None:
     from delegraph_executorch import bridge
 
-    with pytest.raises(ContractViolation, match="bridge takes a BackendDetails class of ExecuTorch"):
+    with pytest.raises(
+        ContractViolation, match="bridge takes a BackendDetails class of ExecuTorch"
+    ):
         bridge(int, lambda: None)
     theirs = _their_xnnpack()
 
     class OtherBackend(_backend_details()):  # type: ignore[misc]
         preprocess = staticmethod(theirs.backend.preprocess)
 
-    program = torch.export.export(mlp().eval(), (torch.randn(2, 8),)).run_decompositions()
-    with pytest.raises(ContractViolation, match="gave the partition .* to XnnpackBackend, not OtherBackend"):
+    program = torch.export.export(
+        mlp().eval(), (torch.randn(2, 8),)
+    ).run_decompositions()
+    with pytest.raises(
+        ContractViolation,
+        match="gave the partition .* to XnnpackBackend, not OtherBackend",
+    ):
         bridge(OtherBackend, theirs.partitioner).partitioner().partition(program)
 
 
 def test_damaged_blobs_and_wrong_inputs() -> None:
     lowered = lower(mlp(), (torch.randn(2, 8),), backends=["xnnpack"])
     runtime = delegraph.get_runtime("xnnpack")
-    blob, data = lowered.delegates[0].processed_bytes, _named_data(lowered)
+    blob = lowered.delegates[0].processed_bytes
+    data = _named_data(lowered)
     delegate = runtime.load(blob, [], data)
     with pytest.raises(InputError, match="XnnpackBackend refuses these inputs"):
         delegate(torch.randn(2, 9))
-    convention = next(key for key in data if key.startswith("XnnpackBackend.convention."))
-    for damaged in (b"", b"[]", b'{"inputs":[{"dtype":"nn"}],"outputs":[]}', b'{"inputs":3,"outputs":3}'):
+    convention = next(
+        key for key in data if key.startswith("XnnpackBackend.convention.")
+    )
+    for damaged in (
+        b"",
+        b"[]",
+        b'{"inputs":[{"dtype":"nn"}],"outputs":[]}',
+        b'{"inputs":3,"outputs":3}',
+    ):
         with pytest.raises(FormatError, match="is damaged"):
             runtime.load(blob, [], {**data, convention: damaged})
     other = b"XH00" + bytes(60)
@@ -239,21 +320,26 @@ def test_damaged_blobs_and_wrong_inputs() -> None:
 
 
 def test_a_program_file_says_by_its_calls_how_a_blob_is_called(tmp_path: Any) -> None:
-    module, x = mlp().eval(), torch.randn(2, 8)
+    module = mlp().eval()
+    x = torch.randn(2, 8)
     lowered = lower(module, (x,), backends=["xnnpack"])
     lowered.save(tmp_path / "m.pte")
     loaded = delegraph.load(tmp_path / "m.pte")
     assert any(".convention." in key for key in _named_data(lowered))
     assert not any(".convention." in key for key in loaded.named_data)
     torch.testing.assert_close(loaded(x), module(x))
-    mine = {"net.convention.txt": b"more", f"net.convention.{'0' * 64}": b"of somebody else"}
+    mine = {
+        "net.convention.txt": b"more",
+        f"net.convention.{'0' * 64}": b"of somebody else",
+    }
     lowered.save(tmp_path / "more.pte", named_data=mine)
     found = delegraph.load(tmp_path / "more.pte").named_data
     assert {key: found.get(key) for key in mine} == mine
 
 
 def test_weights_of_the_caller_are_shared_and_left_alone() -> None:
-    module, x = conv_net().eval(), torch.randn(1, 3, 16, 16)
+    module = conv_net().eval()
+    x = torch.randn(1, 3, 16, 16)
     before = copy.deepcopy(module.state_dict())
     lower(module, (x,), backends=["xnnpack"])
     for name, value in module.state_dict().items():
@@ -261,18 +347,28 @@ def test_weights_of_the_caller_are_shared_and_left_alone() -> None:
 
 
 def test_the_same_bytes_again() -> None:
-    module, x = Split().eval(), torch.randn(2, 8)
+    module = Split().eval()
+    x = torch.randn(2, 8)
     once, twice = (lower(module, (x,), backends=["xnnpack"]) for _ in range(2))
-    assert [d.processed_bytes for d in once.delegates] == [d.processed_bytes for d in twice.delegates]
+    assert [d.processed_bytes for d in once.delegates] == [
+        d.processed_bytes for d in twice.delegates
+    ]
 
 
 @pytest.mark.parametrize(
     ("name", "backend_id"),
-    [("vulkan", "VulkanBackend"), pytest.param("coreml", "CoreMLBackend", marks=pytest.mark.slow)],
+    [
+        ("vulkan", "VulkanBackend"),
+        pytest.param("coreml", "CoreMLBackend", marks=pytest.mark.slow),
+    ],
 )
-def test_what_compiles_here_and_runs_elsewhere(name: str, backend_id: str, tmp_path: Any) -> None:
+def test_what_compiles_here_and_runs_elsewhere(
+    name: str, backend_id: str, tmp_path: Any
+) -> None:
     lowered = lower(conv_net(), (torch.randn(1, 3, 16, 16),), backends=[name])
-    assert [d.backend_id for d in lowered.delegates] == [backend_id] and lowered.delegates[0].processed_bytes
+    assert [d.backend_id for d in lowered.delegates] == [
+        backend_id
+    ] and lowered.delegates[0].processed_bytes
     lowered.save(tmp_path / "m.pte")
     assert backend_id.encode() in (tmp_path / "m.pte").read_bytes()
     with pytest.raises(NoRuntime):
@@ -280,7 +376,9 @@ def test_what_compiles_here_and_runs_elsewhere(name: str, backend_id: str, tmp_p
 
 
 class Scalars(nn.Module):
-    """A result without dimensions of a weight that has none, and of a constant that an operator makes."""
+    """A result without dimensions of a weight that has none, and of a constant that an
+    operator makes.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -291,13 +389,16 @@ class Scalars(nn.Module):
 
 
 def test_constants_without_dimensions(tmp_path: Any) -> None:
-    module, call = Scalars().eval(), (torch.tensor(2.0),)
+    module = Scalars().eval()
+    call = (torch.tensor(2.0),)
     lowered = lower(module, call, backends=["xnnpack"])
     assert lowered.report.refusals == []
     check_both_runtimes(lowered, module, [call], tmp_path / "m.pte")
 
 
-LARGE = [pytest.param(name, marks=pytest.mark.slow) for name in ("mobilenet-v2", "resnet-18")]
+LARGE = [
+    pytest.param(name, marks=pytest.mark.slow) for name in ("mobilenet-v2", "resnet-18")
+]
 
 
 @pytest.mark.parametrize("name", ["u-net", *LARGE])
@@ -310,24 +411,35 @@ def test_no_fewer_operators_than_executorch_delegates(name: str, tmp_path: Any) 
     check_both_runtimes(lowered, module, calls, tmp_path / "m.pte")
 
 
-def _their_counts(module: nn.Module, call: tuple[Any, ...], shapes: Any) -> tuple[int, int]:
+def _their_counts(
+    module: nn.Module, call: tuple[Any, ...], shapes: Any
+) -> tuple[int, int]:
     """(operators on the host, delegates) of ``to_edge_transform_and_lower``."""
     from executorch.exir import to_edge_transform_and_lower
 
     with warnings.catch_warnings():
         program = torch.export.export(module, call, dynamic_shapes=shapes)
-        edge = to_edge_transform_and_lower(program, partitioner=[_their_xnnpack().partitioner()])
-    targets = [str(n.target) for n in edge.exported_program().graph.nodes if n.op == "call_function"]
+        edge = to_edge_transform_and_lower(
+            program, partitioner=[_their_xnnpack().partitioner()]
+        )
+    targets = [
+        str(n.target)
+        for n in edge.exported_program().graph.nodes
+        if n.op == "call_function"
+    ]
     delegates = sum("call_delegate" in t for t in targets)
     return len(targets) - delegates - sum("getitem" in t for t in targets), delegates
 
 
 def _their_xnnpack() -> Any:
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
+        XnnpackPartitioner,
+    )
     from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
 
     class Theirs:
-        backend, partitioner = XnnpackBackend, XnnpackPartitioner
+        backend = XnnpackBackend
+        partitioner = XnnpackPartitioner
 
     return Theirs
 
@@ -340,4 +452,6 @@ def _backend_details() -> Any:
 
 def _named_data(lowered: Any) -> dict[str, bytes]:
     store = lowered.named_data
-    return {key: store.buffers[entry.buffer_index] for key, entry in store.pte_data.items()}
+    return {
+        key: store.buffers[entry.buffer_index] for key, entry in store.pte_data.items()
+    }

@@ -1,4 +1,6 @@
-"""XNNPACK's blobs from a cache: what a compile gives, found again, equal ones compiled once and written once."""
+"""XNNPACK's blobs from a cache: what a compile gives, found again, equal ones compiled
+once and written once.
+"""
 
 from __future__ import annotations
 
@@ -34,27 +36,51 @@ X = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
 
 def contents(program: Any) -> list[Any]:
     return [
-        (join(d.blob), d.debug_handle_map, d.named_data and list(map(join, d.named_data.buffers)))
+        (
+            join(d.blob),
+            d.debug_handle_map,
+            d.named_data and list(map(join, d.named_data.buffers)),
+        )
         for d in program.delegates
     ]
 
 
-def test_blobs_are_found_again_and_equal_ones_compile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blobs_are_found_again_and_equal_ones_compile_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled: list[Any] = []
     theirs = TheirBackend.preprocess
-    monkeypatch.setattr(TheirBackend, "preprocess", lambda *given: compiled.append(given) or theirs(*given))
+    monkeypatch.setattr(
+        TheirBackend,
+        "preprocess",
+        lambda *given: compiled.append(given) or theirs(*given),
+    )
     wanted = None
     for whence in ("compiled", "from the cache"):
-        program = delegraph.lower(Heads().eval(), (X,), backends=["xnnpack"], compiler=Compiler(tmp_path / "cache"))
+        program = delegraph.lower(
+            Heads().eval(),
+            (X,),
+            backends=["xnnpack"],
+            compiler=Compiler(tmp_path / "cache"),
+        )
         first = program.delegates[0].name
-        assert [d.compiled for d in program.delegates] == [whence, f"equal to {first}", whence]
+        assert [d.compiled for d in program.delegates] == [
+            whence,
+            f"equal to {first}",
+            whence,
+        ]
         assert len(compiled) == 2
         own = [{n.meta["debug_handle"] for n in d.nodes} for d in program.delegates]
-        told = [{h for listed in d.debug_handle_map.values() for h in listed} for d in program.delegates]
+        told = [
+            {h for listed in d.debug_handle_map.values() for h in listed}
+            for d in program.delegates
+        ]
         assert all(some and some <= all_ for some, all_ in zip(told, own, strict=True))
         assert program.verify(X).agrees()
         answers = [note for note in program.report.notes if "answer of" in note]
-        assert answers == ["an answer of XnnpackBackendPartitioner is from the cache"] * (whence != "compiled")
+        assert answers == [
+            "an answer of XnnpackBackendPartitioner is from the cache"
+        ] * (whence != "compiled")
         assert wanted in (None, contents(program))
         wanted = contents(program)
     program.save(tmp_path / "heads.pte")

@@ -1,4 +1,6 @@
-"""Whether stored blobs of ExecuTorch's backends run here, by what a .pte says of who compiled them."""
+"""Whether stored blobs of ExecuTorch's backends run here, by what a .pte says of who
+compiled them.
+"""
 
 import dataclasses
 import json
@@ -27,7 +29,9 @@ def saved(tmp_path_factory):
 
 
 def asked(fingerprint, beginning=bytes(4) + b"XN01", device=None):
-    header = BlobHeader("XnnpackBackend", 100, beginning, "delegraph-executorch 0.1.0", fingerprint)
+    header = BlobHeader(
+        "XnnpackBackend", 100, beginning, "delegraph-executorch 0.1.0", fingerprint
+    )
     return delegraph.get_runtime("xnnpack").compatible(header, [], device)
 
 
@@ -35,14 +39,22 @@ def test_a_file_says_which_executorch_compiled_it_and_that_this_one_runs_it(save
     version = __import__("importlib.metadata").metadata.version("executorch")
     answer = delegraph.load(saved).compatible()
     [(blob, _)] = answer.delegates
-    assert (answer.verdict, blob.header.fingerprint.partition(",")[0]) == ("runs", f"executorch {version}")
-    assert blob.header.distribution == "delegraph-executorch" and blob.header.beginning[4:8] == b"XH00"
+    assert (answer.verdict, blob.header.fingerprint.partition(",")[0]) == (
+        "runs",
+        f"executorch {version}",
+    )
+    assert (
+        blob.header.distribution == "delegraph-executorch"
+        and blob.header.beginning[4:8] == b"XH00"
+    )
 
 
 def test_executorch_s_own_runtime_loads_such_a_file(saved):
     runtime = pytest.importorskip("executorch.runtime")
     method = runtime.Runtime.get().load_program(saved).load_method("forward")
-    assert torch.equal(method.execute([torch.ones(1, 8)])[0], delegraph.load(saved)(torch.ones(1, 8)))
+    assert torch.equal(
+        method.execute([torch.ones(1, 8)])[0], delegraph.load(saved)(torch.ones(1, 8))
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +75,10 @@ def test_the_versions_decide(fingerprint, verdict):
     assert (answer and answer.verdict) == verdict
 
 
-@pytest.mark.parametrize("beginning", [b"", b"XN01", bytes(4096), bytes(4) + b"XN02", bytes(4) + b"XH00", b"\xff" * 20])
+@pytest.mark.parametrize(
+    "beginning",
+    [b"", b"XN01", bytes(4096), bytes(4) + b"XN02", bytes(4) + b"XH00", b"\xff" * 20],
+)
 def test_what_is_no_graph_of_xnnpack_cannot_run(beginning):
     pytest.importorskip("executorch")
     answer = asked("executorch 1.0.0", beginning)
@@ -77,21 +92,42 @@ def test_another_device_is_refused():
 
 def test_a_file_without_fingerprints_is_as_it_was():
     plain = encode_outputs(ONE, [1], ["a 1"])
-    assert encode_outputs(ONE, [1], ["a 1"], [""]) == plain and "fingerprints" not in plain
-    told = ContainerMetadata("", encode_outputs(ONE, [1, 1], ["a 1", "b 2"], ["", "acmec 4"]))
+    assert (
+        encode_outputs(ONE, [1], ["a 1"], [""]) == plain and "fingerprints" not in plain
+    )
+    told = ContainerMetadata(
+        "", encode_outputs(ONE, [1, 1], ["a 1", "b 2"], ["", "acmec 4"])
+    )
     assert (producers(told), fingerprints(told)) == (["a 1", "b 2"], ["", "acmec 4"])
 
 
 @pytest.mark.parametrize(
     ("listed", "read"),
-    [([1, "x"], ["", "x"]), ([["x"], None], ["", ""]), ("x", []), ({}, []), (None, []), (["\x1b[2J"], ["\\x1b[2J"])],
+    [
+        ([1, "x"], ["", "x"]),
+        ([["x"], None], ["", ""]),
+        ("x", []),
+        ({}, []),
+        (None, []),
+        (["\x1b[2J"], ["\\x1b[2J"]),
+    ],
 )
 def test_hostile_texts_stay_in_their_place(listed, read):
-    assert fingerprints(ContainerMetadata("", json.dumps({"fingerprints": listed}))) == read
+    assert (
+        fingerprints(ContainerMetadata("", json.dumps({"fingerprints": listed})))
+        == read
+    )
 
 
 def test_a_text_of_any_length_is_cut():
-    assert len(fingerprints(ContainerMetadata("", json.dumps({"fingerprints": ["x" * 10**6]})))[0]) == 500
+    assert (
+        len(
+            fingerprints(
+                ContainerMetadata("", json.dumps({"fingerprints": ["x" * 10**6]}))
+            )[0]
+        )
+        == 500
+    )
 
 
 def test_what_a_file_says_of_its_delegates_is_read_once_a_method(saved, monkeypatch):
@@ -100,11 +136,20 @@ def test_what_a_file_says_of_its_delegates_is_read_once_a_method(saved, monkeypa
     (plan,) = file.program.plans
     outputs = json.dumps({"producers": ["a 1", 2, "c 3"], "fingerprints": ["x"]})
     container = ContainerMetadata(plan.container.inputs, outputs)
-    several = dataclasses.replace(plan, delegates=plan.delegates * 4, container=container)
+    several = dataclasses.replace(
+        plan, delegates=plan.delegates * 4, container=container
+    )
     decoded = []
-    monkeypatch.setattr(json, "loads", lambda text, read=json.loads: decoded.append(text) or read(text))
+    monkeypatch.setattr(
+        json, "loads", lambda text, read=json.loads: decoded.append(text) or read(text)
+    )
     headers = [blob.header for blob in stored_blobs(file, several)]
-    assert [(h.producer, h.fingerprint) for h in headers] == [("a 1", "x"), ("", ""), ("c 3", ""), ("", "")]
+    assert [(h.producer, h.fingerprint) for h in headers] == [
+        ("a 1", "x"),
+        ("", ""),
+        ("c 3", ""),
+        ("", ""),
+    ]
     assert len(decoded) == 2
 
 
@@ -116,4 +161,11 @@ def test_a_text_that_all_delegates_have_is_there_once():
 
 @pytest.mark.parametrize("outputs", ["3", None, {"1": 1}])
 def test_a_text_of_all_delegates_needs_their_number(outputs):
-    assert producers(ContainerMetadata("", json.dumps({"producers": "a 1", "delegate_outputs": outputs}))) == []
+    assert (
+        producers(
+            ContainerMetadata(
+                "", json.dumps({"producers": "a 1", "delegate_outputs": outputs})
+            )
+        )
+        == []
+    )

@@ -1,4 +1,6 @@
-"""Tensors that are not laid out in C order: a program file has none, so blobs are made for none."""
+"""Tensors that are not laid out in C order: a program file has none, so blobs are made
+for none.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def channels_last(value: Any) -> Any:
 
 CASES = {
     "weights in channels last": (lambda: channels_last(nn.Conv2d(3, 4, 3)), IMAGE),
-    "inputs in channels last": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), channels_last(IMAGE)),
+    "inputs in channels last": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()),
+        channels_last(IMAGE),
+    ),
     "transposed weights": (Transposed, torch.randn(2, 3)),
     "rearranged": (Rearranged, IMAGE),
 }
@@ -73,12 +78,16 @@ def test_what_reads_memory_by_place_is_not_offered() -> None:
 
     x = torch.randn(2, 3)
     lowered = lower(ByPlace(), (x,), backends=["xnnpack"])
-    assert "aten.as_strided.default" in str(lowered.report) and len(lowered.delegates) == 2
+    assert (
+        "aten.as_strided.default" in str(lowered.report) and len(lowered.delegates) == 2
+    )
     expect_equal([lowered(x)], [ByPlace()(x)])
 
 
 def test_a_result_without_dimensions() -> None:
-    """XNNPACK would return one of one dimension, which ExecuTorch's runtime refuses to copy."""
+    """XNNPACK would return one of one dimension, which ExecuTorch's runtime refuses to
+    copy.
+    """
 
     class Number(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -86,5 +95,7 @@ def test_a_result_without_dimensions() -> None:
 
     x = torch.tensor(1.5)
     lowered = lower(Number(), (x,), backends=["xnnpack"])
-    assert lowered.delegates and "gives a result without dimensions one" in str(lowered.report)
+    assert lowered.delegates and "gives a result without dimensions one" in str(
+        lowered.report
+    )
     expect_equal([lowered(x)], [Number()(x)])

@@ -1,4 +1,6 @@
-"""Whole networks with XNNPACK through the bridge, saved, in ExecuTorch's own runtime, beside eager PyTorch."""
+"""Whole networks with XNNPACK through the bridge, saved, in ExecuTorch's own runtime,
+beside eager PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,16 @@ from ..support.judge import check_numbers, emit, expect_equal, stock_runtime
 from ..support.models import MODELS
 from ..support.programs import Function
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # whatever ExecuTorch warns of at import and at compile time
+# whatever ExecuTorch warns of at import and at compile time
+pytestmark = pytest.mark.filterwarnings("ignore")
 FEW = ["mlp", "dynamic batch"]
 """What the default run looks at; ``test_bridge.py`` has one of the larger networks."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in MODELS],
+)
 def test_network(name: str) -> None:
     torch.manual_seed(0)
     module, calls, shapes = MODELS[name]()
@@ -28,7 +34,19 @@ def test_network(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["branch", "loop", "branch in loop", "counter", "cache", "running", "rows", "images"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "branch",
+        "loop",
+        "branch in loop",
+        "counter",
+        "cache",
+        "running",
+        "rows",
+        "images",
+    ],
+)
 def test_control_flow_and_state(name: str) -> None:
     module, calls = STATIC[name]
     check_numbers(module, calls, backends=["xnnpack"])
@@ -38,17 +56,30 @@ def test_types_that_it_does_not_take() -> None:
     """Ints, bools and doubles stay on the host, beside floats and halves that do not."""
 
     def mixed(x: Any, i: Any, b: Any, h: Any) -> Any:
-        return torch.relu(x) * 2, i + 1, b & (i > 1), torch.sigmoid(h * 2), x.double() * 2, torch.where(b, x, -x)
+        return (
+            torch.relu(x) * 2,
+            i + 1,
+            b & (i > 1),
+            torch.sigmoid(h * 2),
+            x.double() * 2,
+            torch.where(b, x, -x),
+        )
 
     half = torch.tensor([1.0, 2.0, -3.0], dtype=torch.half)
-    call = (torch.randn(3), torch.tensor([1, 2, 3]), torch.tensor([True, False, True]), half)
+    call = (
+        torch.randn(3),
+        torch.tensor([1, 2, 3]),
+        torch.tensor([True, False, True]),
+        half,
+    )
     check_numbers(Function(mixed).eval(), [call], backends=["xnnpack"])
 
 
 class TwoMethods(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.shared, self.head = nn.Linear(16, 64), nn.Linear(64, 4)
+        self.shared = nn.Linear(16, 64)
+        self.head = nn.Linear(64, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(torch.relu(self.shared(x)))
@@ -60,14 +91,20 @@ class TwoMethods(nn.Module):
 def test_two_methods_that_share_weights() -> None:
     runtime = stock_runtime()
     torch.manual_seed(0)
-    module, x = TwoMethods().eval(), torch.randn(2, 16)
+    module = TwoMethods().eval()
+    x = torch.randn(2, 16)
     encode = copy.copy(module)
     encode.forward = module.encode  # type: ignore[method-assign]
-    programs = {"forward": torch.export.export(module, (x,)), "encode": torch.export.export(encode, (x,))}
+    programs = {
+        "forward": torch.export.export(module, (x,)),
+        "encode": torch.export.export(encode, (x,)),
+    }
     lowered = delegraph.lower(programs, backends=["xnnpack"])
     content = emit(lowered).file.join()
     weight = module.shared.weight.detach().numpy().tobytes()
-    assert content.count(weight[:256]) == 1, "XNNPACK names weights by content, and the file has each once"
+    assert content.count(weight[:256]) == 1, (
+        "XNNPACK names weights by content, and the file has each once"
+    )
     program = runtime.load_program(content)
     with torch.no_grad():
         expect_equal(program.load_method("forward").execute([x]), [module(x)])

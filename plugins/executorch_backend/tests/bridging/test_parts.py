@@ -1,4 +1,6 @@
-"""A partition is cut out of what was converted to edge dialect for the partitioner; it is not converted again."""
+"""A partition is cut out of what was converted to edge dialect for the partitioner; it
+is not converted again.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Attention and a norm, which XNNPACK leaves to the host whole, between what it takes; a number that is lifted."""
+    """Attention and a norm, which XNNPACK leaves to the host whole, between what it
+    takes; a number that is lifted.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +33,9 @@ class Block(nn.Module):
 X = torch.randn(1, 6, 16, generator=torch.Generator().manual_seed(0))
 
 
-def test_no_partition_is_converted_again_and_blobs_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_partition_is_converted_again_and_blobs_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     converted: list[Any] = []
     convert = backend.to_edge_dialect
 
@@ -43,15 +49,21 @@ def test_no_partition_is_converted_again_and_blobs_are_the_same(monkeypatch: pyt
     monkeypatch.setattr(backend, "cut", lambda program: None)
     again = delegraph.lower(Block().eval(), (X,), backends=["xnnpack"])
     assert len(converted) == len(again.delegates)
-    assert [bytes(d.processed_bytes) for d in lowered.delegates] == [bytes(d.processed_bytes) for d in again.delegates]
+    assert [bytes(d.processed_bytes) for d in lowered.delegates] == [
+        bytes(d.processed_bytes) for d in again.delegates
+    ]
 
 
 def test_what_was_changed_since_is_converted() -> None:
-    """A value that a transform, or another backend, put in the place of a call of the same name."""
+    """A value that a transform, or another backend, put in the place of a call of the
+    same name.
+    """
     from delegraph_executorch.bridging.edge import to_edge_dialect
     from delegraph_executorch.bridging.parts import Converted, cut, remember
 
-    program = delegraph.export(nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), (torch.ones(2, 4),))["forward"]
+    program = delegraph.export(
+        nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), (torch.ones(2, 4),)
+    )["forward"]
     program = program.run_decompositions({})
     edge = to_edge_dialect(program)
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
@@ -71,8 +83,11 @@ def test_what_was_changed_since_is_converted() -> None:
 def test_a_transposed_weight_that_was_computed_while_lowering_is_not_transposed_again(
     features: int, bias: bool
 ) -> None:
-    """A linear layer that was decomposed is a product by its transposed weight, a call on a constant alone."""
-    model, x = nn.Sequential(nn.Linear(4, features, bias=bias), nn.ReLU()).eval(), torch.randn(2, 4)
+    """A linear layer that was decomposed is a product by its transposed weight, a call
+    on a constant alone.
+    """
+    model = nn.Sequential(nn.Linear(4, features, bias=bias), nn.ReLU()).eval()
+    x = torch.randn(2, 4)
     program = torch.export.export(model, (x,)).run_decompositions()
     lowered = delegraph.lower(program, backends=["xnnpack"])
     assert lowered.verify(x).agrees()

@@ -1,4 +1,6 @@
-"""Programs that torchao quantized for XNNPACK, through the bridge and through ExecuTorch itself."""
+"""Programs that torchao quantized for XNNPACK, through the bridge and through
+ExecuTorch itself.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,15 @@ def _mlp() -> nn.Module:
     ("make", "shape", "settings"),
     [
         (_net, (1, 3, 8, 8), {"is_per_channel": True}),
-        pytest.param(_net, (1, 3, 8, 8), {"is_per_channel": False}, marks=pytest.mark.slow),
-        pytest.param(_mlp, (2, 16), {"is_per_channel": True, "is_dynamic": True}, marks=pytest.mark.slow),
+        pytest.param(
+            _net, (1, 3, 8, 8), {"is_per_channel": False}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            _mlp,
+            (2, 16),
+            {"is_per_channel": True, "is_dynamic": True},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["per channel", "per tensor", "dynamic"],
 )
@@ -42,7 +51,9 @@ def test_delegated_as_by_executorch(
     torch.manual_seed(0)
     x = torch.randn(shape)
     quantized = _quantize(make().eval(), x, settings)
-    lowered = delegraph.lower(torch.export.export(quantized, (x,)), backends=["xnnpack"])
+    lowered = delegraph.lower(
+        torch.export.export(quantized, (x,)), backends=["xnnpack"]
+    )
     assert len(lowered.delegates) == 1 and lowered.host_operators == 0
     lowered.save(tmp_path / "m.pte")
     ours = _run((tmp_path / "m.pte").read_bytes(), x)
@@ -55,11 +66,20 @@ def test_delegated_as_by_executorch(
 def test_groups_that_xnnpack_has_not_are_refused() -> None:
     # ExecuTorch's compiler stops at such a weight with an AssertionError
     stock_runtime()
-    from torchao.quantization import Int8DynamicActivationIntxWeightConfig, PerAxis, PerGroup, quantize_
+    from torchao.quantization import (
+        Int8DynamicActivationIntxWeightConfig,
+        PerAxis,
+        PerGroup,
+        quantize_,
+    )
 
     x = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
     eight = (torch.int8, PerAxis(0), True), (torch.int8, PerGroup(32), False)
-    four = (torch.int4, PerGroup(16), False), (torch.int4, PerGroup(32), True), (torch.int4, PerGroup(64), True)
+    four = (
+        (torch.int4, PerGroup(16), False),
+        (torch.int4, PerGroup(32), True),
+        (torch.int4, PerGroup(64), True),
+    )
     for dtype, granularity, is_taken in (*eight, *four):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(64, 8)).eval()
@@ -74,34 +94,49 @@ class Rescaled(nn.Module):
 
     def __init__(self, scale: float, by_channel: bool) -> None:
         super().__init__()
-        self.scale, self.by_channel = scale, by_channel
-        weight = torch.randint(-127, 128, (8, 3, 3, 3) if by_channel else (8, 16), dtype=torch.int8)
+        self.scale = scale
+        self.by_channel = by_channel
+        weight = torch.randint(
+            -127, 128, (8, 3, 3, 3) if by_channel else (8, 16), dtype=torch.int8
+        )
         self.register_buffer("weight", weight)
         self.register_buffer("scales", torch.linspace(0.001, 0.01, 8))
         self.register_buffer("zeros", torch.zeros(8, dtype=torch.int64))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         ops = torch.ops.quantized_decomposed
-        given, made = (0.05, 0, -128, 127, torch.int8), (self.scale, 3, -128, 127, torch.int8)
+        given = (0.05, 0, -128, 127, torch.int8)
+        made = (self.scale, 3, -128, 127, torch.int8)
         x = ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *given), *given)
         if self.by_channel:
-            weight = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, 0, -127, 127, torch.int8)
+            weight = ops.dequantize_per_channel(
+                self.weight, self.scales, self.zeros, 0, -127, 127, torch.int8
+            )
             y = nn.functional.conv2d(x, weight).relu()
         else:
-            weight = ops.dequantize_per_tensor(self.weight, 0.01, 0, -127, 127, torch.int8)
+            weight = ops.dequantize_per_tensor(
+                self.weight, 0.01, 0, -127, 127, torch.int8
+            )
             y = nn.functional.linear(x, weight)
-        result: torch.Tensor = ops.dequantize_per_tensor(ops.quantize_per_tensor(y, *made), *made)
+        result: torch.Tensor = ops.dequantize_per_tensor(
+            ops.quantize_per_tensor(y, *made), *made
+        )
         return result
 
 
 @pytest.mark.parametrize("by_channel", [True, False], ids=["convolution", "linear"])
 def test_a_rescaling_that_xnnpack_does_not_load_is_refused(by_channel: bool) -> None:
     stock_runtime()
-    x = torch.randn((1, 3, 8, 8) if by_channel else (2, 16), generator=torch.Generator().manual_seed(0))
+    x = torch.randn(
+        (1, 3, 8, 8) if by_channel else (2, 16),
+        generator=torch.Generator().manual_seed(0),
+    )
     limit = 0.05 * 0.01 / 256
     for scale, is_taken in ((2 * limit, True), (limit / 2, False)):
         module = Rescaled(scale, by_channel)
-        lowered = delegraph.lower(torch.export.export(module, (x,)), backends=["xnnpack"])
+        lowered = delegraph.lower(
+            torch.export.export(module, (x,)), backends=["xnnpack"]
+        )
         refused = {row.operator for row in lowered.report.refusals}
         assert bool(refused & {"aten.conv2d.default", "aten.mm.default"}) != is_taken
         off = (lowered(x) - module(x)).abs() / scale
@@ -109,7 +144,9 @@ def test_a_rescaling_that_xnnpack_does_not_load_is_refused(by_channel: bool) -> 
 
 
 class Chain(nn.Module):
-    """relu and tanh between a quantized input and a quantized result; ``read``: a result is the relu as well."""
+    """relu and tanh between a quantized input and a quantized result; ``read``: a
+    result is the relu as well.
+    """
 
     def __init__(self, read: bool) -> None:
         super().__init__()
@@ -122,10 +159,16 @@ class Chain(nn.Module):
 
 
 @pytest.mark.parametrize(("read", "marked"), [(False, {"relu", "tanh"}), (True, set())])
-def test_calls_are_marked_if_all_floats_beside_them_become_integers(read: bool, marked: set[str]) -> None:
+def test_calls_are_marked_if_all_floats_beside_them_become_integers(
+    read: bool, marked: set[str]
+) -> None:
     program = torch.export.export(Chain(read), (torch.ones(4),))
     mark_quantized(program)
-    found = {node.name for node in program.graph.nodes if ARM in (node.meta.get("custom") or {})}
+    found = {
+        node.name
+        for node in program.graph.nodes
+        if ARM in (node.meta.get("custom") or {})
+    }
     assert found & {"relu", "tanh"} == marked
 
 
@@ -134,7 +177,9 @@ def _quantize(module: nn.Module, x: torch.Tensor, settings: dict[str, bool]) -> 
         warnings.simplefilter("ignore")
         from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as theirs
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-    quantizer = theirs.XNNPACKQuantizer().set_global(theirs.get_symmetric_quantization_config(**settings))
+    quantizer = theirs.XNNPACKQuantizer().set_global(
+        theirs.get_symmetric_quantization_config(**settings)
+    )
     prepared = prepare_pt2e(torch.export.export(module, (x,)).module(), quantizer)
     prepared(x)
     return convert_pt2e(prepared)
@@ -142,7 +187,9 @@ def _quantize(module: nn.Module, x: torch.Tensor, settings: dict[str, bool]) -> 
 
 def _theirs(program: Any, x: torch.Tensor) -> tuple[torch.Tensor, int]:
     """Result of ExecuTorch's own file, and the bytes that its floats would take."""
-    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
+        XnnpackPartitioner,
+    )
     from executorch.exir import to_edge_transform_and_lower
 
     floats = 4 * sum(t.numel() for t in program.state_dict.values())
@@ -164,39 +211,58 @@ def _requantized(x: torch.Tensor, scale: float, zero_point: int = -5) -> torch.T
 
 
 class _BetweenScales(nn.Module):
-    """Operators that move integers, between tensors of several scales, and a convolution that XNNPACK does not take."""
+    """Operators that move integers, between tensors of several scales, and a
+    convolution that XNNPACK does not take.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(4, 4, 3, 3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # no integer of one of these scales lies in the middle between two of the next, where rounding may differ
+        # no integer of one of these scales lies in the middle between two of the next,
+        # where rounding may differ
         pooled = _requantized(nn.functional.max_pool2d(_requantized(x, 0.1), 2), 0.0917)
-        joined = _requantized(torch.cat([pooled, _requantized(x[:, :, 1::2, 1::2], 0.0531)], 1), 0.0829)
+        joined = _requantized(
+            torch.cat([pooled, _requantized(x[:, :, 1::2, 1::2], 0.0531)], 1), 0.0829
+        )
         turned = _requantized(joined.permute(0, 2, 3, 1), 0.0713).reshape(1, 8, 8, 8)
-        # its weight is quantized, and its bias is computed: what is behind it is no part of it, though marked as such
-        weight, bias = _requantized(self.weight, 0.02, 0), _requantized(x[0, :, 0, 0], 0.01, 0)
-        rectified = _requantized(nn.functional.conv2d(_requantized(turned, 0.0611)[:, :4], weight, bias).relu(), 0.1)
+        # its weight is quantized, and its bias is computed: what is behind it is no
+        # part of it, though marked as such
+        weight = _requantized(self.weight, 0.02, 0)
+        bias = _requantized(x[0, :, 0, 0], 0.01, 0)
+        rectified = _requantized(
+            nn.functional.conv2d(
+                _requantized(turned, 0.0611)[:, :4], weight, bias
+            ).relu(),
+            0.1,
+        )
         return _requantized(nn.functional.max_pool2d(rectified, 2), 0.1)
 
 
 class _DroppedPair(nn.Module):
-    """A dequantize and a quantize of one scale, which ExecuTorch leaves out, between two calls of one partition."""
+    """A dequantize and a quantize of one scale, which ExecuTorch leaves out, between
+    two calls of one partition.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         once = _requantized(x.abs(), 0.1)
         return _requantized(_requantized(once, 0.1) + once, 0.2)
 
 
-@pytest.mark.parametrize("module", [_BetweenScales(), _DroppedPair()], ids=["scales", "dropped"])
+@pytest.mark.parametrize(
+    "module", [_BetweenScales(), _DroppedPair()], ids=["scales", "dropped"]
+)
 def test_what_xnnpack_would_not_load_is_computed_otherwise(module: nn.Module) -> None:
     stock_runtime()
     x = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(0))
     program = torch.export.export(module, (x,))
     lowered = delegraph.lower(program, backends=["xnnpack"])
     error = (lowered(x) - program.module()(x)).abs().max()
-    assert error < 0.11, "at most one step of the last scale, where a convolution lies between two integers"
+    assert error < 0.11, (
+        "at most one step of the last scale, where a convolution lies between two"
+        " integers"
+    )
     assert any(len(delegate.nodes) >= 8 for delegate in lowered.delegates)
 
 
@@ -205,8 +271,10 @@ class Branches(nn.Module):
 
     def __init__(self, mean: bool) -> None:
         super().__init__()
-        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
-        self.last, self.mean = nn.Linear(8, 4), mean
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.last = nn.Linear(8, 4)
+        self.mean = mean
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.first(x).relu()
@@ -217,7 +285,10 @@ class Branches(nn.Module):
 
 @pytest.mark.parametrize("mean", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_arms_partitioner_takes_what_another_quantizer_quantized(mean: bool) -> None:
-    pytest.importorskip("tosa_serializer", reason="ExecuTorch's TOSA backend needs it; the extra verify has it")
+    pytest.importorskip(
+        "tosa_serializer",
+        reason="ExecuTorch's TOSA backend needs it; the extra verify has it",
+    )
     from delegraph_executorch.bridging import bridge
     from delegraph_tosa.runtime import TOSARuntime
     from executorch.backends.arm.tosa.backend import TOSABackend
@@ -230,15 +301,28 @@ def test_arms_partitioner_takes_what_another_quantizer_quantized(mean: bool) -> 
     made = bridge(TOSABackend, lambda: TOSAPartitioner(TosaCompileSpec("TOSA-1.0+INT")))
     registry = delegraph.Registry(discover=False)
     with registry.register(made.backend):
-        lowered = delegraph.lower(program, backends=[made.partitioner()], registry=registry)
-    left = [row.operator for row in lowered.report.refusals if "quantize" not in row.operator]
+        lowered = delegraph.lower(
+            program, backends=[made.partitioner()], registry=registry
+        )
+    left = [
+        row.operator
+        for row in lowered.report.refusals
+        if "quantize" not in row.operator
+    ]
     assert left == (["aten.mean.dim"] if mean else [])
     assert len(lowered.delegates) == 1 + mean
     if not mean:
-        first, last = (_steps(program, name) for name in ("quantize_per_tensor", "dequantize_per_tensor"))
+        first, last = (
+            _steps(program, name)
+            for name in ("quantize_per_tensor", "dequantize_per_tensor")
+        )
         scale, zero, low, high, _ = first[0]
-        integers = torch.ops.quantized_decomposed.quantize_per_tensor(*batches[0], scale, zero, low, high, torch.int8)
-        (found,) = TOSARuntime.load(bytes(lowered.delegates[0].processed_bytes), [], {})(integers)
+        integers = torch.ops.quantized_decomposed.quantize_per_tensor(
+            *batches[0], scale, zero, low, high, torch.int8
+        )
+        (found,) = TOSARuntime.load(
+            bytes(lowered.delegates[0].processed_bytes), [], {}
+        )(integers)
         scale, zero = last[-1][:2]
         wanted = program.module(check_guards=False)(*batches[0])
         assert ((found.int() - zero) * scale - wanted).abs().max() <= 1.01 * scale
@@ -252,8 +336,13 @@ def test_arms_partitioner_takes_what_another_quantizer_quantized(mean: bool) -> 
     ],
 )
 def test_arm_gets_no_layer_whose_weight_is_computed(kind: str, refused: str) -> None:
-    """Its compiler fails on a weight that is quantized by channels at run time, though its partitioner takes it."""
-    pytest.importorskip("tosa_serializer", reason="ExecuTorch's TOSA backend needs it; the extra verify has it")
+    """Its compiler fails on a weight that is quantized by channels at run time, though
+    its partitioner takes it.
+    """
+    pytest.importorskip(
+        "tosa_serializer",
+        reason="ExecuTorch's TOSA backend needs it; the extra verify has it",
+    )
     from delegraph_executorch.bridging import bridge
     from executorch.backends.arm.tosa.backend import TOSABackend
     from executorch.backends.arm.tosa.compile_spec import TosaCompileSpec
@@ -265,7 +354,9 @@ def test_arm_gets_no_layer_whose_weight_is_computed(kind: str, refused: str) -> 
     made = bridge(TOSABackend, lambda: TOSAPartitioner(TosaCompileSpec("TOSA-1.0+INT")))
     registry = delegraph.Registry(discover=False)
     with registry.register(made.backend):
-        lowered = delegraph.lower(program, backends=[made.partitioner()], registry=registry)
+        lowered = delegraph.lower(
+            program, backends=[made.partitioner()], registry=registry
+        )
     assert len(lowered.delegates) == 1
     assert refused in {row.operator for row in lowered.report.refusals}
 
@@ -275,18 +366,26 @@ class Weighted(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.first, self.layer, self.kind = nn.Linear(8, 8), nn.Linear(8, 6), kind
+        self.first = nn.Linear(8, 8)
+        self.layer = nn.Linear(8, 6)
+        self.kind = kind
 
     def forward(self, x: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
         weight = self.layer.weight
         if self.kind == "of parameters":
             return nn.functional.linear(
-                self.first(x).relu(), weight / weight.norm(dim=1, keepdim=True), self.layer.bias
+                self.first(x).relu(),
+                weight / weight.norm(dim=1, keepdim=True),
+                self.layer.bias,
             )
-        return nn.functional.linear(self.first(x).relu(), weight * norms, self.layer.bias)
+        return nn.functional.linear(
+            self.first(x).relu(), weight * norms, self.layer.bias
+        )
 
 
 def _steps(program: Any, name: str) -> list[Any]:
     """The arguments of the calls of ``quantized_decomposed`` with that name, in order."""
-    calls = program.graph.find_nodes(op="call_function", target=getattr(torch.ops.quantized_decomposed, name).default)
+    calls = program.graph.find_nodes(
+        op="call_function", target=getattr(torch.ops.quantized_decomposed, name).default
+    )
     return [call.args[1:] for call in calls]

@@ -1,4 +1,6 @@
-"""Calls that ExecuTorch's XNNPACK partitioner takes, and that do not compile, or read freed memory."""
+"""Calls that ExecuTorch's XNNPACK partitioner takes, and that do not compile, or read
+freed memory.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from ..support.programs import Function
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ROWS = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-SQUARE, ROW = torch.eye(4) + 2, torch.arange(4.0)
+SQUARE = torch.eye(4) + 2
+ROW = torch.arange(4.0)
 
 
 @pytest.fixture(autouse=True)
@@ -38,22 +41,54 @@ def resized(x: torch.Tensor, scale: float, **kwargs: Any) -> torch.Tensor:
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], dict[str, torch.Tensor], str]] = {
-    "bias": (lambda x, w, b: functional.linear(x, w, b) + b, {"w": SQUARE, "b": ROW}, "a weight of another call"),
-    "weight": (lambda x, w: x @ w + (x[:1] * w)[:3], {"w": SQUARE}, "a weight of another call"),
-    "other operand": (lambda x, w: (w @ x.mT).mT + functional.linear(x, w), {"w": SQUARE}, "a weight of another call"),
+    "bias": (
+        lambda x, w, b: functional.linear(x, w, b) + b,
+        {"w": SQUARE, "b": ROW},
+        "a weight of another call",
+    ),
+    "weight": (
+        lambda x, w: x @ w + (x[:1] * w)[:3],
+        {"w": SQUARE},
+        "a weight of another call",
+    ),
+    "other operand": (
+        lambda x, w: (w @ x.mT).mT + functional.linear(x, w),
+        {"w": SQUARE},
+        "a weight of another call",
+    ),
     "rows of prelu": (lambda x, w: functional.prelu(x, w) + 1, {"w": ROW}, ""),
     "clone": (lambda x: (x + 1, (x + 1).clone(), (x * 2).clone()), {}, ""),
-    "original and clone": (lambda x: (y := x + 1, y.clone(), y.clone()), {}, "its original is a result"),
+    "original and clone": (
+        lambda x: (y := x + 1, y.clone(), y.clone()),
+        {},
+        "its original is a result",
+    ),
     "clone for the host": (sums, {}, "its original is a result"),
-    "gelu by tanh": (lambda x: functional.gelu(x * 3, approximate="tanh") + 1, {}, "computes gelu by its exact form"),
-    "a scale factor": (lambda x: resized(x, 1.5), {}, "and not by the scale factor 1.5"),
-    "half of odd sizes": (lambda x: resized(x, 0.5), {}, "and not by the scale factor 0.5"),
+    "gelu by tanh": (
+        lambda x: functional.gelu(x * 3, approximate="tanh") + 1,
+        {},
+        "computes gelu by its exact form",
+    ),
+    "a scale factor": (
+        lambda x: resized(x, 1.5),
+        {},
+        "and not by the scale factor 1.5",
+    ),
+    "half of odd sizes": (
+        lambda x: resized(x, 0.5),
+        {},
+        "and not by the scale factor 0.5",
+    ),
     "a scaled product": (
         lambda x, w, b: torch.addmm(b, x, w, beta=0.5, alpha=2),
         {"w": SQUARE, "b": ROW},
         "beta and alpha",
     ),
-    "clamped by NaN": (lambda x: torch.clamp(x * 2, math.nan, 1.0), {}, "leaves out a bound that is NaN"),
+    "clamped by NaN": (
+        lambda x: torch.clamp(x * 2, math.nan, 1.0),
+        {},
+        "leaves out a bound that is NaN",
+    ),
 }
 
 
@@ -62,11 +97,17 @@ def test_what_xnnpack_gets_wrong_stays_on_the_host(name: str, tmp_path: Any) -> 
     function, weights, reason = REFUSED[name]
     module = Function(function, **weights)
     lowered = lower(module, (ROWS,), backends=["xnnpack"])
-    assert any(reason in refusal.reason for refusal in lowered.report.refusals) or not reason
+    assert (
+        any(reason in refusal.reason for refusal in lowered.report.refusals)
+        or not reason
+    )
     lowered.save(tmp_path / "m.pte")
     wanted = module(ROWS)
     for run in (lowered, delegraph.load(tmp_path / "m.pte", runtime="executorch")):
-        expect_equal(torch.utils._pytree.tree_leaves(run(ROWS)), torch.utils._pytree.tree_leaves(wanted))
+        expect_equal(
+            torch.utils._pytree.tree_leaves(run(ROWS)),
+            torch.utils._pytree.tree_leaves(wanted),
+        )
 
 
 def test_a_parameter_that_is_written_and_not_read() -> None:
@@ -85,10 +126,14 @@ def test_a_parameter_that_is_written_and_not_read() -> None:
 
 
 def test_an_input_is_no_weight_that_is_packed() -> None:
-    """Another call that reads it is delegated, though a product has it where weights are."""
+    """Another call that reads it is delegated, though a product has it where weights
+    are.
+    """
     model = Function(lambda x, y: (x.mm(y), y * 2))
     lowered = lower(model, (ROWS, SQUARE), backends=["xnnpack"])
-    assert "aten.mul.Tensor" in [op for row in lowered.report.delegates for op in row.operators]
+    assert "aten.mul.Tensor" in [
+        op for row in lowered.report.delegates for op in row.operators
+    ]
     expect_equal(lowered(ROWS, SQUARE), model(ROWS, SQUARE))
 
 
@@ -105,5 +150,9 @@ def test_an_input_is_no_weight_that_is_packed() -> None:
 def test_what_xnnpack_gets_right_is_delegated(function: Callable[..., Any]) -> None:
     lowered = lower(Function(function), (ROWS,), backends=["xnnpack"])
     names = {op for row in lowered.report.delegates for op in row.operators}
-    assert names & {"aten.gelu.default", "aten.upsample_bilinear2d.vec", "aten.clamp.default"}
+    assert names & {
+        "aten.gelu.default",
+        "aten.upsample_bilinear2d.vec",
+        "aten.clamp.default",
+    }
     expect_equal([lowered(ROWS)], [function(ROWS)])

@@ -13,18 +13,23 @@ from torch import nn
 
 from ..support.judge import emit, expect_equal, stock_runtime
 
-pytestmark = [pytest.mark.filterwarnings("ignore")]  # whatever ExecuTorch warns of at import and at compile time
+# whatever ExecuTorch warns of at import and at compile time
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 
-ROWS, COLUMNS = 128, 32
+ROWS = 128
+COLUMNS = 32
 INPUTS = (torch.tensor([[1, 5, 127]]),)
 
 
 class Tied(nn.Module):
-    """An embedding whose weight a head has, too, and between them a layer and operators of several kinds."""
+    """An embedding whose weight a head has, too, and between them a layer and operators
+    of several kinds.
+    """
 
     def __init__(self, is_tied: bool) -> None:
         super().__init__()
-        self.embed, self.head = nn.Embedding(ROWS, COLUMNS), nn.Linear(COLUMNS, ROWS, bias=False)
+        self.embed = nn.Embedding(ROWS, COLUMNS)
+        self.head = nn.Linear(COLUMNS, ROWS, bias=False)
         self.layer = nn.Linear(COLUMNS, COLUMNS)
         if is_tied:
             self.head.weight = self.embed.weight
@@ -32,7 +37,12 @@ class Tied(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embed(tokens)
         y = self.layer(x).clamp(-1.0, 0.3)
-        return self.head(torch.softmax((x + y) * x.sigmoid(), -1).transpose(1, 2).reshape(1, 3, COLUMNS) - y)
+        return self.head(
+            torch.softmax((x + y) * x.sigmoid(), -1)
+            .transpose(1, 2)
+            .reshape(1, 3, COLUMNS)
+            - y
+        )
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +57,23 @@ def lowered(model: nn.Module) -> Any:
     return delegraph.lower(model, INPUTS, backends=["xnnpack"])
 
 
-def test_blobs_are_those_of_executorch(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blobs_are_those_of_executorch(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stock_runtime()
     from delegraph_executorch.bridging.xnnpack import TheirBackend
 
     results: list[Any] = []
     preprocess = TheirBackend.preprocess
-    monkeypatch.setattr(TheirBackend, "preprocess", lambda *a: results.append(preprocess(*a)) or results[-1])
+    monkeypatch.setattr(
+        TheirBackend,
+        "preprocess",
+        lambda *a: results.append(preprocess(*a)) or results[-1],
+    )
     lowered = delegraph.lower(model, INPUTS, backends=["xnnpack"])
-    assert [bytes(d.processed_bytes) for d in lowered.delegates] == [r.processed_bytes for r in results]
+    assert [bytes(d.processed_bytes) for d in lowered.delegates] == [
+        r.processed_bytes for r in results
+    ]
 
 
 def test_a_head_that_is_tied_to_the_embedding_is_in_the_file_once(
@@ -88,12 +106,22 @@ def test_weights_that_are_alike_and_not_equal_are_both_there(tmp_path: Path) -> 
         model.head.weight[-1, -1] += 1
     lowered = delegraph.lower(model, INPUTS, backends=["xnnpack"])
     lowered.save(tmp_path / "m.pte")
-    expect_equal(delegraph.load(tmp_path / "m.pte", runtime="executorch")(*INPUTS), model(*INPUTS))
+    expect_equal(
+        delegraph.load(tmp_path / "m.pte", runtime="executorch")(*INPUTS),
+        model(*INPUTS),
+    )
 
 
 def test_every_segment_has_the_alignment_that_it_needs(lowered: Any) -> None:
     file = emit(lowered).file
     program = read_program(file.join()).program
-    named = {data.key: program.segments[data.segment_index] for data in program.named_data}
-    assert len(named) >= 3 and all(segment.offset % 16 == 0 for segment in program.segments)
-    assert program.segments[0].offset == 0 and int.from_bytes(file.join()[24:32], "little") % 128 == 0
+    named = {
+        data.key: program.segments[data.segment_index] for data in program.named_data
+    }
+    assert len(named) >= 3 and all(
+        segment.offset % 16 == 0 for segment in program.segments
+    )
+    assert (
+        program.segments[0].offset == 0
+        and int.from_bytes(file.join()[24:32], "little") % 128 == 0
+    )

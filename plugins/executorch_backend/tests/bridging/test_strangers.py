@@ -1,4 +1,6 @@
-"""Partitioners and backends of others: what they are given, and whose fault the error names if they misbehave."""
+"""Partitioners and backends of others: what they are given, and whose fault the error
+names if they misbehave.
+"""
 
 from __future__ import annotations
 
@@ -45,17 +47,29 @@ class Counter(nn.Module):
 
 @contextmanager
 def bridged(backend: Any, tag: Callable[[Any, str], Any]) -> Iterator[None]:
-    """``backend`` under the name ``it``, with a partitioner that lets ``tag(program, tag)`` tag nodes."""
+    """``backend`` under the name ``it``, with a partitioner that lets ``tag(program,
+    tag)`` tag nodes.
+    """
     from delegraph_executorch import bridge
     from executorch.exir.backend.backend_details import CompileSpec
-    from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+    from executorch.exir.backend.partitioner import (
+        DelegationSpec,
+        Partitioner,
+        PartitionResult,
+    )
 
     class Tagging(Partitioner):
         def partition(self, program: Any) -> Any:
             odd = tag(program, "some")
             spec = DelegationSpec(backend.__name__, [CompileSpec("mode", b"fast")])
-            used = {n.meta["delegation_tag"] for n in program.graph.nodes if "delegation_tag" in n.meta}
-            return odd or PartitionResult(program, {name: spec for name in used if name != "unknown"})
+            used = {
+                n.meta["delegation_tag"]
+                for n in program.graph.nodes
+                if "delegation_tag" in n.meta
+            }
+            return odd or PartitionResult(
+                program, {name: spec for name in used if name != "unknown"}
+            )
 
     made = bridge(backend, Tagging)
     with delegraph.register(made.backend, partitioner=made.partitioner, name="it"):
@@ -63,7 +77,9 @@ def bridged(backend: Any, tag: Callable[[Any, str], Any]) -> Iterator[None]:
 
 
 def backend_of(preprocess: Callable[..., Any]) -> Any:
-    """A backend class of ExecuTorch's that compiles with ``preprocess(program, specs)``."""
+    """A backend class of ExecuTorch's that compiles with ``preprocess(program,
+    specs)``.
+    """
     from executorch.exir.backend.backend_details import BackendDetails
 
     class StrangeBackend(BackendDetails):  # type: ignore[misc]
@@ -81,7 +97,11 @@ def result_of(blob: Any, handles: Any = None) -> Any:
 
 def calls_of(program: Any, *names: str) -> list[Any]:
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
-    return [n for n in calls if not names or any(f"aten.{name}." in str(n.target) for name in names)]
+    return [
+        n
+        for n in calls
+        if not names or any(f"aten.{name}." in str(n.target) for name in names)
+    ]
 
 
 def tag_all(program: Any, tag: str) -> None:
@@ -90,8 +110,12 @@ def tag_all(program: Any, tag: str) -> None:
 
 
 def test_methods_are_compiled_together() -> None:
-    """ExecuTorch's own backend for its tests writes how many operators all methods have into every blob."""
-    from executorch.exir.backend.test.backend_with_preprocess_all_demo import FirstBackendWithPreprocessAll as Theirs
+    """ExecuTorch's own backend for its tests writes how many operators all methods have
+    into every blob.
+    """
+    from executorch.exir.backend.test.backend_with_preprocess_all_demo import (
+        FirstBackendWithPreprocessAll as Theirs,
+    )
 
     def sines(program: Any, tag: str) -> None:
         for node in calls_of(program, "sin", "add"):
@@ -100,25 +124,45 @@ def test_methods_are_compiled_together() -> None:
     module = Chain()
     other = Chain()
     other.forward = module.other  # type: ignore[method-assign]
-    programs = {name: torch.export.export(m, (X,)) for name, m in (("forward", module), ("other", other))}
+    programs = {
+        name: torch.export.export(m, (X,))
+        for name, m in (("forward", module), ("other", other))
+    }
     with bridged(Theirs, sines):
         lowered = delegraph.lower(programs, backends=["it"])
     wanted = [
-        (d.method, f"FirstBackendWithPreprocessAll#4#{d.nodes[0].target}:#mode:b'fast';") for d in lowered.delegates
+        (
+            d.method,
+            f"FirstBackendWithPreprocessAll#4#{d.nodes[0].target}:#mode:b'fast';",
+        )
+        for d in lowered.delegates
     ]
     assert [(d.method, d.processed_bytes.decode()) for d in lowered.delegates] == wanted
-    assert [d.method for d in lowered.delegates] == ["forward", "forward", "other", "other"]
+    assert [d.method for d in lowered.delegates] == [
+        "forward",
+        "forward",
+        "other",
+        "other",
+    ]
 
 
 def test_a_buffer_that_a_delegate_keeps() -> None:
-    """Its ``preprocess`` gets it with its value and what becomes of it; the program around it has it no more."""
+    """Its ``preprocess`` gets it with its value and what becomes of it; the program
+    around it has it no more.
+    """
     from executorch.exir.backend.utils import tag_constant_data, tag_mutated_buffer
 
     seen: list[Any] = []
 
     def preprocess(program: Any, specs: Any) -> Any:
         signature = program.graph_signature
-        seen.append((dict(signature.buffers_to_mutate), signature.inputs_to_buffers, program.state_dict))
+        seen.append(
+            (
+                dict(signature.buffers_to_mutate),
+                signature.inputs_to_buffers,
+                program.state_dict,
+            )
+        )
         return result_of(b"kept", {})
 
     def keep(program: Any, tag: str) -> None:
@@ -128,10 +172,12 @@ def test_a_buffer_that_a_delegate_keeps() -> None:
 
     with bridged(backend_of(preprocess), keep):
         lowered = lower(Counter(), (X,), backends=["it"]).with_missing_runtime("eager")
-        (written, read, tensors) = seen[0]
+        written, read, tensors = seen[0]
         assert list(written.values()) == ["total"] and "total" in read.values()
         assert torch.equal(tensors["total"], torch.zeros(3))
-        assert emit(lowered).program.plans[0].memory_sizes[1] <= 64, "memory for the input and the result, and no state"
+        assert emit(lowered).program.plans[0].memory_sizes[1] <= 64, (
+            "memory for the input and the result, and no state"
+        )
         eager = Counter()
         for _ in range(3):
             expect_equal([lowered(X)], [eager(X)])
@@ -152,9 +198,15 @@ def test_two_threads_lower_at_once() -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     x = torch.randn(2, 4)
     with ThreadPoolExecutor(3) as pool:
-        made = [pool.submit(lower, module, (x,), backends=["xnnpack"]) for _ in range(6)]
+        made = [
+            pool.submit(lower, module, (x,), backends=["xnnpack"]) for _ in range(6)
+        ]
     first, *_, second = (done.result() for done in made)
-    assert [d.processed_bytes for d in first.delegates] == [d.processed_bytes for d in second.delegates] != []
+    assert (
+        [d.processed_bytes for d in first.delegates]
+        == [d.processed_bytes for d in second.delegates]
+        != []
+    )
     expect_equal([second(x)], [module(x)])
 
 
@@ -167,7 +219,9 @@ def tag_unknown(program: Any, _: str) -> None:
 
 
 def tag_around(program: Any, tag: str) -> None:
-    """The first and the last of a chain, whose middle stays outside: each is a partition, and comes to be compiled."""
+    """The first and the last of a chain, whose middle stays outside: each is a
+    partition, and comes to be compiled.
+    """
     for node in calls_of(program, "sin"):
         node.meta["delegation_tag"] = tag
 
@@ -175,12 +229,29 @@ def tag_around(program: Any, tag: str) -> None:
 @pytest.mark.parametrize(
     ("tag", "kind", "text"),
     [
-        (raising, NotFullyDelegated, "asking whether it is supported failed: ValueError: no luck"),
-        (lambda *_: 7, NotFullyDelegated, "AttributeError: 'int' object has no attribute"),
+        (
+            raising,
+            NotFullyDelegated,
+            "asking whether it is supported failed: ValueError: no luck",
+        ),
+        (
+            lambda *_: 7,
+            NotFullyDelegated,
+            "AttributeError: 'int' object has no attribute",
+        ),
         (tag_unknown, ContractViolation, "unknown"),
-        (tag_around, NotFullyDelegated, "its compiler failed on the partition: ValueError: no luck"),
+        (
+            tag_around,
+            NotFullyDelegated,
+            "its compiler failed on the partition: ValueError: no luck",
+        ),
     ],
-    ids=["raises", "returns a number", "a tag that nothing declares", "around what it leaves"],
+    ids=[
+        "raises",
+        "returns a number",
+        "a tag that nothing declares",
+        "around what it leaves",
+    ],
 )
 def test_strange_partitioners(tag: Any, kind: type[DelegraphError], text: str) -> None:
     with bridged(backend_of(raising), tag), pytest.raises(kind, match=text):
@@ -190,20 +261,40 @@ def test_strange_partitioners(tag: Any, kind: type[DelegraphError], text: str) -
 def test_a_partitioner_that_wants_nothing() -> None:
     with bridged(backend_of(raising), lambda *_: None):
         lowered = lower(Chain(), (X,), backends=["it"])
-    assert lowered.host_operators == 3 and "Tagging does not take it" in str(lowered.report)
+    assert lowered.host_operators == 3 and "Tagging does not take it" in str(
+        lowered.report
+    )
 
 
 @pytest.mark.parametrize(
     ("preprocess", "kind", "text"),
     [
-        (raising, NotFullyDelegated, "its compiler failed on the partition: ValueError: no luck"),
-        (lambda *_: None, ContractViolation, "preprocess of StrangeBackend returned None"),
-        (lambda *_: result_of(5, {}), ContractViolation, "not a PreprocessResult with bytes"),
-        (lambda *_: result_of("text", {}), ContractViolation, "not a PreprocessResult with bytes"),
+        (
+            raising,
+            NotFullyDelegated,
+            "its compiler failed on the partition: ValueError: no luck",
+        ),
+        (
+            lambda *_: None,
+            ContractViolation,
+            "preprocess of StrangeBackend returned None",
+        ),
+        (
+            lambda *_: result_of(5, {}),
+            ContractViolation,
+            "not a PreprocessResult with bytes",
+        ),
+        (
+            lambda *_: result_of("text", {}),
+            ContractViolation,
+            "not a PreprocessResult with bytes",
+        ),
     ],
     ids=["raises", "nothing", "a number", "text"],
 )
-def test_strange_backends(preprocess: Any, kind: type[DelegraphError], text: str) -> None:
+def test_strange_backends(
+    preprocess: Any, kind: type[DelegraphError], text: str
+) -> None:
     with bridged(backend_of(preprocess), tag_all), pytest.raises(kind, match=text):
         lower(Chain(), (X,), backends=["it"], require_full=True)
 
@@ -225,4 +316,7 @@ def test_debug_handles_that_lead_nowhere_are_left_out() -> None:
     handles = {1: (1, 99), "two": 2, 3: [77], 4: None}
     with bridged(backend_of(lambda *_: result_of(b"blob", handles)), tag_all):
         lowered = lower(Chain(), (X,), backends=["it"])
-    assert lowered.delegates[0].module.meta["debug_handle_map"] == {1: (1,), "two": (2,)}
+    assert lowered.delegates[0].module.meta["debug_handle_map"] == {
+        1: (1,),
+        "two": (2,),
+    }

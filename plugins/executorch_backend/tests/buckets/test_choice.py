@@ -1,4 +1,6 @@
-"""``delegraph.lower_buckets``: names, the choice of a bucket, what is padded and cut, and what is refused."""
+"""``delegraph.lower_buckets``: names, the choice of a bucket, what is padded and cut,
+and what is refused.
+"""
 
 import json
 
@@ -27,7 +29,9 @@ class Rows(nn.Module):
 
 
 def buckets(registry, model, given, **more):
-    return lower_buckets(model.eval(), given, backends=[ECHO], registry=registry, **more)
+    return lower_buckets(
+        model.eval(), given, backends=[ECHO], registry=registry, **more
+    )
 
 
 def sized(*sizes):
@@ -47,7 +51,10 @@ def test_the_smallest_bucket_that_fits_is_padded_and_its_results_are_cut(registr
         assert mean.shape == ()
     x = torch.randn(5, 4)
     figures = program.verify(x)
-    assert figures.outputs[0].relative_error == 0 and figures.outputs[1].relative_error > 0.1
+    assert (
+        figures.outputs[0].relative_error == 0
+        and figures.outputs[1].relative_error > 0.1
+    )
     assert program.verify(torch.randn(8, 4)).relative_error == 0
     assert x.shape == (5, 4) and program.report.delegated_share == 1
 
@@ -56,20 +63,37 @@ def test_weights_are_shared_by_all_sizes(registry):
     model = Rows()
     program = buckets(registry, model, sized(2, 8))
     kept = [d.module.original_module.state_dict for d in program.program.delegates]
-    assert len(kept) == 2 and {t.data_ptr() for state in kept for t in state.values() if t.numel()} == {
-        p.data_ptr() for p in model.parameters()
-    }
+    assert len(kept) == 2 and {
+        t.data_ptr() for state in kept for t in state.values() if t.numel()
+    } == {p.data_ptr() for p in model.parameters()}
 
 
 def test_only_exact_sizes_without_padding(registry):
-    program = buckets(registry, Rows(), {"few": torch.randn(2, 4), "many": (torch.randn(8, 4),)})
-    assert program.methods == ["few", "many"] and program.bucket_of(torch.randn(8, 4)) == "many"
-    with pytest.raises(InputError, match=r"no bucket holds \(float32\[3, 4\]\); there are \(float32\[2, 4\]\), ") as e:
+    program = buckets(
+        registry, Rows(), {"few": torch.randn(2, 4), "many": (torch.randn(8, 4),)}
+    )
+    assert (
+        program.methods == ["few", "many"]
+        and program.bucket_of(torch.randn(8, 4)) == "many"
+    )
+    with pytest.raises(
+        InputError,
+        match=r"no bucket holds \(float32\[3, 4\]\); there are \(float32\[2, 4\]\), ",
+    ) as e:
         program(torch.randn(3, 4))
     assert "padding=0" in e.value.hint
 
 
-@pytest.mark.parametrize("x", [torch.randn(9, 4), torch.randn(3, 5), torch.randn(3, 4).double(), torch.randn(4), 3.0])
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(9, 4),
+        torch.randn(3, 5),
+        torch.randn(3, 4).double(),
+        torch.randn(4),
+        3.0,
+    ],
+)
 def test_what_no_bucket_holds(registry, x):
     with pytest.raises(InputError, match="no bucket holds"):
         buckets(registry, Rows(), sized(2, 8), padding=0)(x)
@@ -95,10 +119,21 @@ class Masked(nn.Module):
 
 def test_keyword_arguments_numbers_and_two_axes(registry):
     def example(rows, length):
-        return {"mask": torch.ones(rows, length, dtype=torch.bool), "scores": torch.randn(rows, length), "scale": 2.0}
+        return {
+            "mask": torch.ones(rows, length, dtype=torch.bool),
+            "scores": torch.randn(rows, length),
+            "scale": 2.0,
+        }
 
-    program = buckets(registry, Masked(), [example(n, m) for n in (1, 4) for m in (8, 16)], padding=0)
-    assert program.methods == ["forward_1x8", "forward_1x16", "forward_4x8", "forward_4x16"]
+    program = buckets(
+        registry, Masked(), [example(n, m) for n in (1, 4) for m in (8, 16)], padding=0
+    )
+    assert program.methods == [
+        "forward_1x8",
+        "forward_1x16",
+        "forward_4x8",
+        "forward_4x16",
+    ]
     given = example(1, 11)
     assert program.bucket_of(**given) == "forward_1x16"
     assert program.verify(**given).agrees(1e-6) and program(**given).shape == (1, 11)
@@ -106,7 +141,10 @@ def test_keyword_arguments_numbers_and_two_axes(registry):
         program(**{**given, "scale": 3.0})
     with pytest.raises(
         InputError,
-        match="the call has 1 by position and mask by name; the buckets have nothing by position and scores",
+        match=(
+            "the call has 1 by position and mask by name; the buckets have nothing by"
+            " position and scores"
+        ),
     ):
         program(given["scores"], mask=given["mask"])
 
@@ -117,16 +155,28 @@ class Shapes(nn.Module):
 
 
 def test_axes_of_results(registry):
-    """An axis follows the input's axis that has its sizes in all buckets; what is not clear is refused, not guessed."""
-    wide = buckets(registry, Shapes(), [torch.randn(4, 6), torch.randn(8, 16)], padding=0)
-    with pytest.raises(InputError, match="axis 1 of a result has the sizes 3, 8, as no axis of an input"):
+    """An axis follows the input's axis that has its sizes in all buckets; what is not
+    clear is refused, not guessed.
+    """
+    wide = buckets(
+        registry, Shapes(), [torch.randn(4, 6), torch.randn(8, 16)], padding=0
+    )
+    with pytest.raises(
+        InputError,
+        match="axis 1 of a result has the sizes 3, 8, as no axis of an input",
+    ):
         wide(torch.randn(5, 6))
     assert wide.verify(torch.randn(8, 16)).relative_error == 0
-    square = buckets(registry, nn.ReLU(), [torch.randn(n, n) for n in (4, 8)], padding=-1.0)
+    square = buckets(
+        registry, nn.ReLU(), [torch.randn(n, n) for n in (4, 8)], padding=-1.0
+    )
     assert square(torch.randn(3, 3)).shape == (3, 3)
     with pytest.raises(
         InputError,
-        match="axis 0 of a result has the sizes 4, 8, as several axes of inputs, which(.|\\n)*one bucket more",
+        match=(
+            "axis 0 of a result has the sizes 4, 8, as several axes of inputs,"
+            " which(.|\\n)*one bucket more"
+        ),
     ):
         square(torch.randn(2, 3))
 
@@ -137,7 +187,9 @@ class Turned(nn.Module):
 
 
 def test_results_are_cut_along_the_axis_that_they_have(registry):
-    turned = buckets(registry, Turned(), [torch.randn(4, 6), torch.randn(8, 16)], padding=0)
+    turned = buckets(
+        registry, Turned(), [torch.randn(4, 6), torch.randn(8, 16)], padding=0
+    )
     x = torch.randn(7, 9)
     torch.testing.assert_close(turned(x), x.mT)
 
@@ -157,7 +209,9 @@ class WritingItsInput(nn.Module):
         return x.add_(1) * 2
 
 
-@pytest.mark.parametrize("model, written", [(Writing(), "total"), (WritingItsInput(), "x")])
+@pytest.mark.parametrize(
+    "model, written", [(Writing(), "total"), (WritingItsInput(), "x")]
+)
 def test_what_a_model_writes_is_not_shared(registry, model, written):
     with pytest.raises(InputError, match=f"the model writes {written}, which"):
         buckets(registry, model, sized(2, 8))
@@ -168,14 +222,23 @@ def test_wrong_buckets(registry):
         ([], "buckets is a list of example inputs"),
         (torch.randn(2, 4), "buckets is a list of example inputs"),
         (sized(2, 2), "the same sizes"),
-        ([torch.randn(2, 4), torch.randn(2, 4, 1)], r"'1' has \(float32\[2, 4, 1\]\) where the first has"),
-        ([torch.randn(2, 4), torch.ones(3, 4, dtype=torch.int)], "only sizes may differ"),
+        (
+            [torch.randn(2, 4), torch.randn(2, 4, 1)],
+            r"'1' has \(float32\[2, 4, 1\]\) where the first has",
+        ),
+        (
+            [torch.randn(2, 4), torch.ones(3, 4, dtype=torch.int)],
+            "only sizes may differ",
+        ),
         ([(torch.randn(2, 4), 1), (torch.randn(3, 4), 2)], "only sizes may differ"),
     ):
         with pytest.raises(InputError, match=text):
             buckets(registry, Rows(), given)
     program = torch.export.export(Rows().eval(), (torch.randn(2, 4),))
-    with pytest.raises(InputError, match="exported from an nn.Module, one at a time; this is ExportedProgram"):
+    with pytest.raises(
+        InputError,
+        match="exported from an nn.Module, one at a time; this is ExportedProgram",
+    ):
         lower_buckets(program, sized(2, 3), backends=[])
 
 
@@ -197,10 +260,23 @@ DAMAGED = {
     "the same sizes": {"rows": [ROW, {**ROW, "method": "other"}]},
     "a method without a name": {"rows": [{**ROW, "method": []}]},
     "no shape": {"rows": [{**ROW, "inputs": [{"dtype": "float32", "shape": 3}]}]},
-    "a negative size": {"rows": [{**ROW, "inputs": [{"dtype": "float32", "shape": [-1]}]}]},
+    "a negative size": {
+        "rows": [{**ROW, "inputs": [{"dtype": "float32", "shape": [-1]}]}]
+    },
     "no type": {"rows": [{**ROW, "inputs": [{"dtype": "load", "shape": [1]}]}]},
-    "other ranks": {"rows": [ROW, {**ROW, "inputs": [{"dtype": "float32", "shape": [2, 2]}], "method": "other"}]},
-    "results of other ranks": {"rows": [ROW, {**TABLE["rows"][1], "results": [[2, 2]]}]},
+    "other ranks": {
+        "rows": [
+            ROW,
+            {
+                **ROW,
+                "inputs": [{"dtype": "float32", "shape": [2, 2]}],
+                "method": "other",
+            },
+        ]
+    },
+    "results of other ranks": {
+        "rows": [ROW, {**TABLE["rows"][1], "results": [[2, 2]]}]
+    },
     "results that are none": {"rows": [{**ROW, "results": 3}]},
     "no padding": {"padding": "0"},
     "padding beyond floats": {"padding": 10**400},
@@ -217,15 +293,27 @@ def read(content):
 
 def test_a_table_in_a_file():
     choice = read(json.dumps(TABLE).encode())
-    assert choice.methods == ["forward_2", "forward_8"] and choice.table() == BucketTable.of_bytes(
-        json.dumps(TABLE).encode()
+    assert choice.methods == [
+        "forward_2",
+        "forward_8",
+    ] and choice.table() == BucketTable.of_bytes(json.dumps(TABLE).encode())
+    assert (
+        choice(
+            lambda name: lambda x: (x.sum(), name)[0] + 0 * x, (torch.ones(5),), {}
+        ).tolist()
+        == [5.0] * 5
     )
-    assert choice(lambda name: lambda x: (x.sum(), name)[0] + 0 * x, (torch.ones(5),), {}).tolist() == [5.0] * 5
     assert read(json.dumps({**TABLE, "schema": "delegraph.buckets/2"}).encode()) is None
 
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_table(name):
     damage = DAMAGED[name]
-    with pytest.raises(FormatError, match="its table of sizes, delegraph.buckets, cannot be read"):
-        read(damage if isinstance(damage, bytes) else json.dumps({**TABLE, **damage}).encode())
+    with pytest.raises(
+        FormatError, match="its table of sizes, delegraph.buckets, cannot be read"
+    ):
+        read(
+            damage
+            if isinstance(damage, bytes)
+            else json.dumps({**TABLE, **damage}).encode()
+        )

@@ -1,4 +1,6 @@
-"""Files of ``delegraph.lower_buckets``: a process that only loads them chooses by size as well."""
+"""Files of ``delegraph.lower_buckets``: a process that only loads them chooses by size
+as well.
+"""
 
 import json
 import subprocess
@@ -34,9 +36,13 @@ def test_a_loaded_file_chooses(saved):
     path, program = saved
     loaded = buckets.load(path)
     for n in (1, 2, 5, 8):
-        x, by = torch.randn(n, 4), torch.randn(n, 1)
+        x = torch.randn(n, 4)
+        by = torch.randn(n, 1)
         torch.testing.assert_close(loaded(x, by), Flat()(x, by))
-    for given in ((torch.randn(9, 4), torch.randn(9, 1)), (torch.randn(2, 4).double(), torch.randn(2, 1))):
+    for given in (
+        (torch.randn(9, 4), torch.randn(9, 1)),
+        (torch.randn(2, 4).double(), torch.randn(2, 1)),
+    ):
         with pytest.raises(InputError, match="^no bucket holds") as ours:
             program(*given)
         with pytest.raises(InputError) as theirs:
@@ -50,22 +56,33 @@ def test_a_loaded_file_chooses(saved):
 def test_another_process_chooses(saved):
     code = "import sys, torch; from delegraph_executorch import buckets\n"
     code += "print(buckets.load(sys.argv[1])(torch.ones(5, 4), torch.ones(5, 1)).shape)"
-    done = subprocess.run([sys.executable, "-c", code, str(saved[0])], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(saved[0])],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout == "torch.Size([5, 4])\n"
 
 
 def test_inputs_in_containers(tmp_path):
     class Named(nn.Module):
         def forward(self, x, by):
-            return {"rows": torch.relu(x) + by["shift"] * by["times"], "sums": (x.sum(-1),)}
+            return {
+                "rows": torch.relu(x) + by["shift"] * by["times"],
+                "sums": (x.sum(-1),),
+            }
 
     def given(n):
         return {"x": torch.randn(n, 4), "by": {"shift": torch.randn(n, 1), "times": 3}}
 
-    program = buckets.lower_buckets(Named().eval(), [given(2), given(8)], padding=0, backends=[])
+    program = buckets.lower_buckets(
+        Named().eval(), [given(2), given(8)], padding=0, backends=[]
+    )
     program.save(tmp_path / "named.pte")
     inputs = given(5)
-    found, wanted = buckets.load(tmp_path / "named.pte")(**inputs), Named()(**inputs)
+    found = buckets.load(tmp_path / "named.pte")(**inputs)
+    wanted = Named()(**inputs)
     torch.testing.assert_close(found, wanted)
 
 
@@ -105,13 +122,17 @@ def test_a_container_without_a_word_in_the_table(kind):
             x, by = given.values() if isinstance(given, dict) else given
             return torch.relu(x) + by
 
-    program = buckets.lower_buckets(Of().eval(), [(kind(torch.ones(n, 4), torch.ones(n, 1)),) for n in (2, 8)])
+    program = buckets.lower_buckets(
+        Of().eval(), [(kind(torch.ones(n, 4), torch.ones(n, 1)),) for n in (2, 8)]
+    )
     assert program.program.named_data.pte_data == {}
 
 
 def test_only_exact_sizes_without_padding(tmp_path):
     examples = [(torch.randn(n, 4), torch.randn(n, 1)) for n in (2, 8)]
-    buckets.lower_buckets(Flat().eval(), examples, backends=[]).save(tmp_path / "exact.pte")
+    buckets.lower_buckets(Flat().eval(), examples, backends=[]).save(
+        tmp_path / "exact.pte"
+    )
     with pytest.raises(InputError, match="no bucket holds") as failed:
         buckets.load(tmp_path / "exact.pte")(torch.randn(5, 4), torch.randn(5, 1))
     assert "padding=0" in str(failed.value)
@@ -122,15 +143,27 @@ def test_inspect_and_run(saved, tmp_path, capsys):
     assert main(["inspect", str(path)]) == 0
     assert main(["inspect", str(path), "--summary"]) == 0
     shown = capsys.readouterr().out
-    assert "sizes of one model: forward_2, forward_8; a call takes the smallest that holds" in shown
-    assert "  in   x: float32[2, 4]\n  in   by: float32[2, 1]\n" in shown and "\nconstants: 0, 0 bytes\n" in shown
+    assert (
+        "sizes of one model: forward_2, forward_8; a call takes the smallest that holds"
+        in shown
+    )
+    assert (
+        "  in   x: float32[2, 4]\n  in   by: float32[2, 1]\n" in shown
+        and "\nconstants: 0, 0 bytes\n" in shown
+    )
     assert main(["inspect", str(path), "--json"]) == 0
     shapes = {"forward_2": [[2, 4], [2, 1]], "forward_8": [[8, 4], [8, 1]]}
-    assert json.loads(capsys.readouterr().out)["buckets"] == {"padding": 0, "inputs": shapes}
+    assert json.loads(capsys.readouterr().out)["buckets"] == {
+        "padding": 0,
+        "inputs": shapes,
+    }
     assert main(["run", str(path), "--method", "forward_8", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["outputs"][0]["shape"] == [8, 4]
     assert main(["run", str(path), "--method", "forward_3"]) == 1
-    assert "no method 'forward_3'; methods: ['forward_8', 'forward_2']" in capsys.readouterr().err
+    assert (
+        "no method 'forward_3'; methods: ['forward_8', 'forward_2']"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_table_of_other_shapes(saved, tmp_path):
@@ -153,7 +186,9 @@ def test_keyword_arguments_are_taken_in_any_order(tmp_path):
     def example(rows):
         return {"lower": torch.randn(rows, 3), "upper": torch.randn(rows, 3)}
 
-    program = buckets.lower_buckets(Difference(), [example(2), example(4)], padding=0, backends=[])
+    program = buckets.lower_buckets(
+        Difference(), [example(2), example(4)], padding=0, backends=[]
+    )
     given = example(3)
     expected = given["upper"] - given["lower"]
     assert torch.equal(program(**given), expected)

@@ -1,4 +1,6 @@
-"""The backend of the core's tests, which runs exactly the program that it is given, in the process-wide registry."""
+"""The backend of the core's tests, which runs exactly the program that it is given, in
+the process-wide registry.
+"""
 
 import delegraph
 import pytest
@@ -11,5 +13,7 @@ __all__ = ["installed", "registry"]
 @pytest.fixture
 def installed(registry):
     """EchoBackend in the process-wide registry, for as long as a test."""
-    with delegraph.register(registry.get_backend("EchoBackend"), runtime=registry.runtime_for("EchoBackend")):
+    with delegraph.register(
+        registry.get_backend("EchoBackend"), runtime=registry.runtime_for("EchoBackend")
+    ):
         yield

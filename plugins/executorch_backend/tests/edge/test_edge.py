@@ -1,4 +1,6 @@
-"""``to_edge``, ``to_edge_transform_and_lower`` and ``EdgeProgramManager``; docstrings name the acceptance rows."""
+"""``to_edge``, ``to_edge_transform_and_lower`` and ``EdgeProgramManager``; docstrings
+name the acceptance rows.
+"""
 
 import pytest
 import torch
@@ -11,7 +13,12 @@ from delegraph.partitioner import (
     PartitionResult,
     WrappingPartitioner,
 )
-from delegraph_executorch.edge import EdgeCompileConfig, EdgeProgramManager, to_edge, to_edge_transform_and_lower
+from delegraph_executorch.edge import (
+    EdgeCompileConfig,
+    EdgeProgramManager,
+    to_edge,
+    to_edge_transform_and_lower,
+)
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
@@ -21,11 +28,14 @@ _CALL = torch.ops.higher_order.executorch_call_delegate
 
 
 class Keeps(Partitioner):
-    """Keeps ``operators`` whole, where ``wanted`` says so, and makes each of them a partition of its own."""
+    """Keeps ``operators`` whole, where ``wanted`` says so, and makes each of them a
+    partition of its own.
+    """
 
     def __init__(self, *operators, wanted=None):
         super().__init__()
-        self.operators, self.wanted = operators, wanted
+        self.operators = operators
+        self.wanted = wanted
 
     def partition(self, exported_program):
         tags = {}
@@ -33,7 +43,14 @@ class Keeps(Partitioner):
             if node.target in self.operators:
                 tag = f"tag{len(tags)}"
                 tags[tag] = DelegationSpec("EchoBackend")
-                for n in (node, *(u for u in node.users if isinstance(node.meta["val"], (tuple, list)))):
+                for n in (
+                    node,
+                    *(
+                        u
+                        for u in node.users
+                        if isinstance(node.meta["val"], (tuple, list))
+                    ),
+                ):
                     n.meta["delegation_tag"] = tag
         return PartitionResult(exported_program, tags)
 
@@ -68,7 +85,8 @@ def delegates(program):
 
 
 def check(program, source, *inputs):
-    got, wanted = program.module(check_guards=False)(*inputs), source.module(check_guards=False)(*inputs)
+    got = program.module(check_guards=False)(*inputs)
+    wanted = source.module(check_guards=False)(*inputs)
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
 
 
@@ -82,19 +100,27 @@ PRESERVED = {
         1,
     ),
     "combined": (
-        lambda: exported(lambda s, q: F.scaled_dot_product_attention(s.a(q), q, s.a(q)), Q, a=nn.Linear(8, 8)),
+        lambda: exported(
+            lambda s, q: F.scaled_dot_product_attention(s.a(q), q, s.a(q)),
+            Q,
+            a=nn.Linear(8, 8),
+        ),
         (Q,),
         [aten.scaled_dot_product_attention.default, aten.linear.default],
         3,
     ),
     "upsample": (
-        lambda: exported(lambda s, q: F.interpolate(q, scale_factor=2, mode="bilinear"), Q),
+        lambda: exported(
+            lambda s, q: F.interpolate(q, scale_factor=2, mode="bilinear"), Q
+        ),
         (Q,),
         [aten.upsample_bilinear2d.vec],
         1,
     ),
     "lstm": (
-        lambda: exported(lambda s, x: s.a(x)[0], torch.randn(10, 2, 4), a=nn.LSTM(4, 3)),
+        lambda: exported(
+            lambda s, x: s.a(x)[0], torch.randn(10, 2, 4), a=nn.LSTM(4, 3)
+        ),
         (torch.randn(10, 2, 4),),
         [aten.linear.default],
         11,
@@ -105,7 +131,9 @@ PRESERVED = {
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
 @pytest.mark.parametrize("case", PRESERVED)
 def test_delegates_are_as_many_as_preserved_operators(case, installed):
-    """program.test_program: to_edge_transform_and_lower on Linear, SDPA, combined, Upsample, LSTM."""
+    """program.test_program: to_edge_transform_and_lower on Linear, SDPA, combined,
+    Upsample, LSTM.
+    """
     make, inputs, operators, count = PRESERVED[case]
     source = make()
     edge = to_edge_transform_and_lower(source, partitioner=Keeps(*operators))
@@ -119,30 +147,41 @@ def test_a_filter_that_says_no_has_them_decomposed(case, installed):
     """program.test_program: filter False => the operator is decomposed."""
     make, inputs, operators, _ = PRESERVED[case]
     source = make()
-    edge = to_edge_transform_and_lower(source, partitioner=Keeps(*operators, wanted=lambda n: False))
+    edge = to_edge_transform_and_lower(
+        source, partitioner=Keeps(*operators, wanted=lambda n: False)
+    )
     program = edge.exported_program()
     assert delegates(program) == 0 and not {*operators} & {*targets(program)}
     check(program, source, *inputs)
 
 
 def test_to_edge_is_core_aten_but_for_preserved_operators():
-    """program.test_program: preserve_ops variants; lifted.test_quantized_with_delegate (linear becomes addmm)."""
+    """program.test_program: preserve_ops variants; lifted.test_quantized_with_delegate
+    (linear becomes addmm).
+    """
     assert aten.addmm.default in targets(to_edge(linear()).exported_program())
-    kept = to_edge(linear(), compile_config=EdgeCompileConfig(preserve_ops=[aten.linear.default]))
+    kept = to_edge(
+        linear(), compile_config=EdgeCompileConfig(preserve_ops=[aten.linear.default])
+    )
     assert aten.linear.default in targets(kept.exported_program())
     with pytest.raises(errors.OptionError, match="preserve_ops"):
         EdgeCompileConfig(preserve_ops=["linear"])
 
 
 def relu_only():
-    return CapabilityPartitioner(lambda n: None if n.target is aten.relu.default else "no relu", "EchoBackend")
+    return CapabilityPartitioner(
+        lambda n: None if n.target is aten.relu.default else "no relu", "EchoBackend"
+    )
 
 
 def test_to_backend_by_method_and_for_all(installed):
-    """program.test_program: to_backend selective by method dict; original manager unchanged."""
+    """program.test_program: to_backend selective by method dict; original manager
+    unchanged.
+    """
     edge = to_edge({"a": linear(), "b": linear()}, constant_methods={"version": 3})
     before = {m: str(edge.exported_program(m).graph) for m in edge.methods}
-    one, both = edge.to_backend({"b": relu_only()}), edge.to_backend(relu_only())
+    one = edge.to_backend({"b": relu_only()})
+    both = edge.to_backend(relu_only())
     assert [delegates(one.exported_program(m)) for m in "ab"] == [0, 1]
     assert [delegates(both.exported_program(m)) for m in "ab"] == [1, 1]
     assert {m: str(edge.exported_program(m).graph) for m in edge.methods} == before
@@ -150,9 +189,15 @@ def test_to_backend_by_method_and_for_all(installed):
 
 
 def test_configuration_survives_every_step(installed):
-    """EdgeProgramManager: ExecuTorch's to_backend loses it, and verifies nothing from then on."""
+    """EdgeProgramManager: ExecuTorch's to_backend loses it, and verifies nothing from
+    then on.
+    """
     config = EdgeCompileConfig(preserve_ops=(aten.linear.default,))
-    edge = to_edge(linear(), compile_config=config).transform([lambda p: p]).to_backend(relu_only())
+    edge = (
+        to_edge(linear(), compile_config=config)
+        .transform([lambda p: p])
+        .to_backend(relu_only())
+    )
     assert edge.compile_config is config
     with pytest.raises(errors.ContractViolation, match="pass break_it"):
         edge.transform([break_it])
@@ -161,7 +206,9 @@ def test_configuration_survives_every_step(installed):
 def break_it(program):
     call = next(n for n in program.graph.nodes if n.op == "call_function")
     with program.graph.inserting_before(call):
-        program.graph.call_function(aten.relu_.default, (call.args[0],)).meta["val"] = call.meta["val"]
+        program.graph.call_function(aten.relu_.default, (call.args[0],)).meta["val"] = (
+            call.meta["val"]
+        )
     return program
 
 
@@ -173,16 +220,24 @@ def untyped(program):
 
 
 def no_overload(program):
-    next(n for n in program.graph.nodes if n.target is aten.relu.default).target = torch.relu
+    next(
+        n for n in program.graph.nodes if n.target is aten.relu.default
+    ).target = torch.relu
     return program
 
 
 @pytest.mark.parametrize(
     "change, message",
-    [(break_it, "relu_.*writes to its arguments"), (untyped, "relu.* has no type"), (lambda p: 3, "returned int")],
+    [
+        (break_it, "relu_.*writes to its arguments"),
+        (untyped, "relu.* has no type"),
+        (lambda p: 3, "returned int"),
+    ],
 )
 def test_a_pass_that_breaks_a_rule_is_named(change, message):
-    """EdgeProgramManager: verification after every step names the pass, the node and the rule."""
+    """EdgeProgramManager: verification after every step names the pass, the node and
+    the rule.
+    """
     with pytest.raises(errors.ContractViolation, match=message):
         to_edge(linear()).transform([change])
 
@@ -210,13 +265,17 @@ def test_passes_of_torch_and_by_method():
 def test_passes_run_before_lowering(installed):
     """to_edge_transform_and_lower(transform_passes=...)."""
     edge = to_edge_transform_and_lower(linear(), [ReluToSigmoid()], relu_only())
-    assert delegates(edge.exported_program()) == 0 and aten.sigmoid.default in targets(edge.exported_program())
+    assert delegates(edge.exported_program()) == 0 and aten.sigmoid.default in targets(
+        edge.exported_program()
+    )
 
 
 def test_several_partitioners_in_order(installed):
     """Issue row 6: ops_to_not_decompose for several partitioners in priority order."""
     source = linear()
-    edge = to_edge_transform_and_lower(source, partitioner=[relu_only(), Keeps(aten.linear.default)])
+    edge = to_edge_transform_and_lower(
+        source, partitioner=[relu_only(), Keeps(aten.linear.default)]
+    )
     assert delegates(edge.exported_program()) == 2
     check(edge.exported_program(), source, torch.randn(2, 4))
 
@@ -226,20 +285,27 @@ def test_several_partitioners_in_order(installed):
     [
         lambda e: e.to_backend({"other": relu_only()}),
         lambda e: e.exported_program("other"),
-        lambda e: to_edge_transform_and_lower(linear(), partitioner={"other": [relu_only()]}),
+        lambda e: to_edge_transform_and_lower(
+            linear(), partitioner={"other": [relu_only()]}
+        ),
         lambda e: to_edge(3),
         lambda e: to_edge({}),
     ],
 )
 def test_bad_input_is_one_clear_error(act):
-    """A method that is not there (overload 3: a partitioner for an unknown method), or no program."""
+    """A method that is not there (overload 3: a partitioner for an unknown method), or
+    no program.
+    """
     with pytest.raises(errors.InputError):
         act(to_edge(linear()))
 
 
 def test_program_files_need_their_plugin(monkeypatch):
     """EdgeProgramManager.to_executorch."""
-    monkeypatch.setattr("delegraph_executorch.edge.manager.default_registry", lambda: Registry(discover=False))
+    monkeypatch.setattr(
+        "delegraph_executorch.edge.manager.default_registry",
+        lambda: Registry(discover=False),
+    )
     with pytest.raises(errors.FormatNotFound, match="pip install delegraph-executorch"):
         EdgeProgramManager({"forward": linear()}).to_executorch()
 
@@ -252,8 +318,12 @@ class Decomposes(nn.Module):
 def test_to_edge_says_what_is_not_core_aten():
     source = torch.export.export(Decomposes(), (torch.randn(3, 3),))
     assert to_edge(source).not_core == {"forward": ["aten._linalg_svd.default"]}
-    kept = to_edge(source, compile_config=EdgeCompileConfig(preserve_ops=[aten.silu.default]))
-    assert kept.not_core == {"forward": ["aten._linalg_svd.default", "aten.silu.default"]}
+    kept = to_edge(
+        source, compile_config=EdgeCompileConfig(preserve_ops=[aten.silu.default])
+    )
+    assert kept.not_core == {
+        "forward": ["aten._linalg_svd.default", "aten.silu.default"]
+    }
 
 
 class Doubling(Partitioner):
@@ -269,7 +339,9 @@ class Doubling(Partitioner):
         return PartitionResult(exported_program, {})
 
 
-@pytest.mark.parametrize("wrap", [lambda who: who, lambda who: WrappingPartitioner(who, "Other")])
+@pytest.mark.parametrize(
+    "wrap", [lambda who: who, lambda who: WrappingPartitioner(who, "Other")]
+)
 def test_a_partitioner_may_transform_the_program_before_it_is_decomposed(wrap):
     source = torch.export.export(Decomposes(), (torch.randn(3, 3),))
     edge = to_edge_transform_and_lower(source, partitioner=wrap(Doubling()))

@@ -5,7 +5,11 @@ import torch
 from delegraph.backend import CompileSpec
 from delegraph.errors import InputError
 from delegraph.partitioner import CapabilityPartitioner
-from delegraph_executorch.edge import LoweredBackendModule, MethodProgramsPartitionerSpec, to_backend
+from delegraph_executorch.edge import (
+    LoweredBackendModule,
+    MethodProgramsPartitionerSpec,
+    to_backend,
+)
 from torch import nn
 
 
@@ -30,18 +34,26 @@ def test_whole_program(installed):
 
 
 def test_partitioner(installed):
-    keep_sine = CapabilityPartitioner(lambda n: None if "sin" in n.name else "no", "EchoBackend")
+    keep_sine = CapabilityPartitioner(
+        lambda n: None if "sin" in n.name else "no", "EchoBackend"
+    )
     lowered = to_backend(program(), keep_sine)
     x = torch.randn(3)
     torch.testing.assert_close(lowered.module(check_guards=False)(x), torch.sin(x) * 2)
-    assert [n.target for n in lowered.graph.nodes if n.op == "get_attr"] == ["lowered_module_0"]
+    assert [n.target for n in lowered.graph.nodes if n.op == "get_attr"] == [
+        "lowered_module_0"
+    ]
 
 
 def test_methods(installed):
     everything = CapabilityPartitioner(lambda n: None, "EchoBackend")
-    spec = MethodProgramsPartitionerSpec({"a": program(), "b": program()}, {"a": everything})
+    spec = MethodProgramsPartitionerSpec(
+        {"a": program(), "b": program()}, {"a": everything}
+    )
     lowered = to_backend(spec)
-    delegates = {m: sum(n.op == "get_attr" for n in p.graph.nodes) for m, p in lowered.items()}
+    delegates = {
+        m: sum(n.op == "get_attr" for n in p.graph.nodes) for m, p in lowered.items()
+    }
     assert delegates == {"a": 1, "b": 0}
 
 
@@ -63,7 +75,9 @@ def test_partitioner_for_an_unknown_method(installed):
 
 
 def test_lowered_module_inside_another_module(installed):
-    """A lowered module can be called from a module that is exported again, twice if wanted."""
+    """A lowered module can be called from a module that is exported again, twice if
+    wanted.
+    """
     lowered = to_backend("EchoBackend", program(), [])
 
     class Outer(nn.Module):
@@ -76,6 +90,10 @@ def test_lowered_module_inside_another_module(installed):
 
     x = torch.randn(3)
     again = torch.export.export(Outer().eval(), (x,))
-    calls = [n for n in again.graph.nodes if n.target is torch.ops.higher_order.executorch_call_delegate]
+    calls = [
+        n
+        for n in again.graph.nodes
+        if n.target is torch.ops.higher_order.executorch_call_delegate
+    ]
     assert len(calls) == 2
     torch.testing.assert_close(again.module(check_guards=False)(x), 4 * torch.sin(x))

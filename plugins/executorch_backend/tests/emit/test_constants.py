@@ -1,4 +1,6 @@
-"""Calls on constants alone that no kernel computes: their results are constants of the file."""
+"""Calls on constants alone that no kernel computes: their results are constants of the
+file.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,17 @@ from torch import Tensor, nn
 from ..support import programs as p
 from ..support.judge import check_numbers, emit, lower
 
-ROWS, COLUMNS = 64, 32
+ROWS = 64
+COLUMNS = 32
 
 
 def rotated(x: Tensor) -> Tensor:
-    """By angles of numbers alone: `polar` makes complex ones, which kernels of the runtime do not."""
-    angles = torch.outer(torch.arange(ROWS).float(), 1e4 ** -torch.linspace(0, 1, COLUMNS))
+    """By angles of numbers alone: `polar` makes complex ones, which kernels of the
+    runtime do not.
+    """
+    angles = torch.outer(
+        torch.arange(ROWS).float(), 1e4 ** -torch.linspace(0, 1, COLUMNS)
+    )
     turn = torch.view_as_real(torch.polar(torch.ones_like(angles), angles))
     return x * turn[..., 0] - x * turn[..., 1]
 
@@ -38,7 +45,9 @@ def returned(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class OfWeights(nn.Module):
-    """Several results, one of them of other than C order, of a weight that is used otherwise too."""
+    """Several results, one of them of other than C order, of a weight that is used
+    otherwise too.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +66,9 @@ def kernels(emitted: EmittedProgram) -> set[str]:
     return {op.name for op in plan.operators}
 
 
-@pytest.mark.parametrize("function", [rotated, windowed, in_a_branch, returned], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "function", [rotated, windowed, in_a_branch, returned], ids=lambda f: f.__name__
+)
 def test_results_are_those_of_eager(function: Callable[..., Any]) -> None:
     x = torch.linspace(-1, 2, ROWS * COLUMNS).reshape(ROWS, COLUMNS)
     check_numbers(p.Function(function), [(x,), (-x,)])
@@ -70,14 +81,23 @@ def test_results_of_weights_several_at_once() -> None:
 
 def test_what_only_such_a_constant_needs_is_not_emitted() -> None:
     emitted = emit(lower(p.Function(rotated), (torch.ones(ROWS, COLUMNS),)))
-    assert not kernels(emitted) & {"aten::arange", "aten::pow", "aten::cos", "aten::full"}
-    assert len(emitted.file.join()) < 2 * ROWS * COLUMNS * 4 + 8192, "cosines and sines, once"
+    assert not kernels(emitted) & {
+        "aten::arange",
+        "aten::pow",
+        "aten::cos",
+        "aten::full",
+    }
+    assert len(emitted.file.join()) < 2 * ROWS * COLUMNS * 4 + 8192, (
+        "cosines and sines, once"
+    )
 
 
 def test_a_value_that_is_too_large_to_fold_while_lowering_is_folded_here() -> None:
     x = torch.ones(2**22 + 2)
     lowered = lower(p.Function(windowed), (x,))
-    assert lowered.report.host == {"forward": {"aten.kaiser_window.default": 1, "aten.mul.Tensor": 1}}
+    assert lowered.report.host == {
+        "forward": {"aten.kaiser_window.default": 1, "aten.mul.Tensor": 1}
+    }
     assert len(emit(lowered).file.join()) > x.nbytes
 
 
@@ -98,13 +118,20 @@ def test_what_the_program_writes_or_draws_is_no_constant() -> None:
             self.state += 1
             return y
 
-    for module in (Written(), p.Function(lambda x: x @ torch.linalg.qr(torch.rand(3, 3))[0])):
-        with pytest.raises(Unsupported, match=r"no kernel that computes aten.(linalg_qr|rand)"):
+    for module in (
+        Written(),
+        p.Function(lambda x: x @ torch.linalg.qr(torch.rand(3, 3))[0]),
+    ):
+        with pytest.raises(
+            Unsupported, match=r"no kernel that computes aten.(linalg_qr|rand)"
+        ):
             emit(lower(module, (torch.ones(3),)))
 
 
 def test_the_hint_of_what_experts_call_says_how_they_do_without() -> None:
-    with pytest.raises(Unsupported, match=r"no kernel that computes aten.histc") as raised:
+    with pytest.raises(
+        Unsupported, match=r"no kernel that computes aten.histc"
+    ) as raised:
         emit(lower(p.Function(lambda x: torch.histc(x, 4, 0, 3)), (torch.ones(3),)))
     assert 'set_experts_implementation("batched_mm")' in raised.value.hint
 
@@ -135,5 +162,7 @@ class TiedHead(nn.Module):
 def test_a_tied_head_keeps_its_bias_and_is_there_once() -> None:
     emitted = check_numbers(TiedHead(), [(torch.tensor([1, 2, ROWS - 1]),)])
     assert len(emitted.file) < 1.5 * ROWS * COLUMNS * 4
-    names = {str(operator) for plan in emitted.program.plans for operator in plan.operators}
+    names = {
+        str(operator) for plan in emitted.program.plans for operator in plan.operators
+    }
     assert any("linear" in name for name in names)

@@ -1,6 +1,8 @@
-"""Delegates of other devices: copies to and from their memory, beside the files that ExecuTorch writes of the programs.
+"""Delegates of other devices: copies to and from their memory, beside the files that
+ExecuTorch writes of the programs.
 
-No runtime that is distributed has memory of such a device, so the host stands in for it where numbers are computed.
+No runtime that is distributed has memory of such a device, so the host stands in for it
+where numbers are computed.
 """
 
 from __future__ import annotations
@@ -25,22 +27,29 @@ from delegraph_executorch.run.calls import split_delegate_calls
 from ..support.judge import expect_equal, stock_runtime
 from ..support.programs import Function
 
-pytestmark = [pytest.mark.filterwarnings("ignore")]  # whatever ExecuTorch warns of at import
-X, Y = torch.linspace(-1, 1, 4), torch.full((4,), 2.0)
-GPU, OTHER = "cuda:0", "cuda:1"
+# whatever ExecuTorch warns of at import
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+X = torch.linspace(-1, 1, 4)
+Y = torch.full((4,), 2.0)
+GPU = "cuda:0"
+OTHER = "cuda:1"
 
 
 class AddingDevice(BackendDetails):
     """Adds what it is given; its blob says nothing."""
 
     @staticmethod
-    def preprocess(edge_program: torch.export.ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+    def preprocess(
+        edge_program: torch.export.ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> PreprocessResult:
         return PreprocessResult(b"")
 
 
 class AddingRuntime(BackendRuntime):
     @staticmethod
-    def load(processed_bytes: bytes, compile_specs: Any, named_data: Any) -> Callable[..., Any]:
+    def load(
+        processed_bytes: bytes, compile_specs: Any, named_data: Any
+    ) -> Callable[..., Any]:
         return lambda x, y: (x + y,)
 
 
@@ -49,7 +58,9 @@ def specs_of(device: str | None, spec: Any) -> list[Any]:
 
 
 def tag_calls(program: Any, devices: Sequence[Any]) -> dict[str, str | None]:
-    """Tag the calls of a program one by one: a device, ``"host"`` for a delegate without one, or no delegate."""
+    """Tag the calls of a program one by one: a device, ``"host"`` for a delegate
+    without one, or no delegate.
+    """
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
     tags: dict[str, str | None] = {}
     for k, (node, device) in enumerate(zip(calls, devices, strict=True)):
@@ -64,9 +75,14 @@ class Devices(Partitioner):
         super().__init__()
         self.devices = devices
 
-    def partition(self, exported_program: torch.export.ExportedProgram) -> PartitionResult:
+    def partition(
+        self, exported_program: torch.export.ExportedProgram
+    ) -> PartitionResult:
         tags = tag_calls(exported_program, self.devices)
-        specs = {t: DelegationSpec("AddingDevice", specs_of(d, CompileSpec)) for t, d in tags.items()}
+        specs = {
+            t: DelegationSpec("AddingDevice", specs_of(d, CompileSpec))
+            for t, d in tags.items()
+        }
         return PartitionResult(exported_program, specs)
 
 
@@ -78,7 +94,9 @@ def ours(function: Any, devices: Sequence[Any], **options: Any) -> Any:
         return emit_program(manager, EmitOptions(**options)).program.plans[0]
 
 
-def theirs(function: Any, devices: Sequence[Any], planning: dict[str, Any], **options: Any) -> Any:
+def theirs(
+    function: Any, devices: Sequence[Any], planning: dict[str, Any], **options: Any
+) -> Any:
     """The tables of ExecuTorch's file of the same program."""
     from executorch import exir
     from executorch.exir.backend import backend_details, partitioner
@@ -94,10 +112,15 @@ def theirs(function: Any, devices: Sequence[Any], planning: dict[str, Any], **op
     class DevicesTwin(partitioner.Partitioner):
         def partition(self, exported_program: Any) -> Any:
             tags = tag_calls(exported_program, devices)
-            named = {t: partitioner.DelegationSpec("AddingTwin", specs_of(d, TheirSpec)) for t, d in tags.items()}
+            named = {
+                t: partitioner.DelegationSpec("AddingTwin", specs_of(d, TheirSpec))
+                for t, d in tags.items()
+            }
             return partitioner.PartitionResult(exported_program, named)
 
-    program = exir.to_edge(torch.export.export(Function(function), (X, Y.clone()))).to_backend(DevicesTwin())
+    program = exir.to_edge(
+        torch.export.export(Function(function), (X, Y.clone()))
+    ).to_backend(DevicesTwin())
     config = exir.ExecutorchBackendConfig(
         propagate_device_config=PropagateDeviceConfig(**options),
         memory_planning_pass=MemoryPlanningPass(**planning),
@@ -109,36 +132,74 @@ Row = tuple[str, list[tuple[int, int, "tuple[int, int] | None"]]]
 
 
 def our_rows(plan: Any) -> list[Row]:
-    """Of each instruction what it calls, and of each tensor its device and the device of its memory."""
-    owners = {d.buffer_idx: (int(d.device_type), d.device_index) for d in plan.memory_devices}
+    """Of each instruction what it calls, and of each tensor its device and the device
+    of its memory.
+    """
+    owners = {
+        d.buffer_idx: (int(d.device_type), d.device_index) for d in plan.memory_devices
+    }
 
     def row(position: int) -> Any:
         value = plan.values[position].value
         extra = value.extra
         memory = value.allocation and owners.get(value.allocation.memory_id, (0, 0))
-        return (int(extra.device_type), extra.device_index, memory) if extra else (0, 0, memory)
+        return (
+            (int(extra.device_type), extra.device_index, memory)
+            if extra
+            else (0, 0, memory)
+        )
 
     rows = []
     for call in (i.call for i in plan.chains[0].instructions):
         assert isinstance(call, KernelCall | DelegateCall)
-        name = "delegate" if isinstance(call, DelegateCall) else plan.operators[call.op_index].name
-        rows.append((name, [row(k) for k in call.args if isinstance(plan.values[k].value, Tensor)]))
+        name = (
+            "delegate"
+            if isinstance(call, DelegateCall)
+            else plan.operators[call.op_index].name
+        )
+        rows.append(
+            (
+                name,
+                [row(k) for k in call.args if isinstance(plan.values[k].value, Tensor)],
+            )
+        )
     return rows
 
 
 def their_rows(plan: Any) -> list[Row]:
-    owners = {d.buffer_idx: (int(d.device_type), d.device_index) for d in plan.non_const_buffer_device or ()}
+    owners = {
+        d.buffer_idx: (int(d.device_type), d.device_index)
+        for d in plan.non_const_buffer_device or ()
+    }
 
     def row(position: int) -> Any:
         value = plan.values[position].val
-        extra, place = value.extra_tensor_info, value.allocation_info
+        extra = value.extra_tensor_info
+        place = value.allocation_info
         memory = place and owners.get(place.memory_id, (0, 0))
-        return (int(extra.device_type), extra.device_index, memory) if extra else (0, 0, memory)
+        return (
+            (int(extra.device_type), extra.device_index, memory)
+            if extra
+            else (0, 0, memory)
+        )
 
     rows = []
     for call in (i.instr_args for i in plan.chains[0].instructions):
-        name = plan.operators[call.op_index].name if hasattr(call, "op_index") else "delegate"
-        rows.append((name, [row(k) for k in call.args if hasattr(plan.values[k].val, "scalar_type")]))
+        name = (
+            plan.operators[call.op_index].name
+            if hasattr(call, "op_index")
+            else "delegate"
+        )
+        rows.append(
+            (
+                name,
+                [
+                    row(k)
+                    for k in call.args
+                    if hasattr(plan.values[k].val, "scalar_type")
+                ],
+            )
+        )
     return rows
 
 
@@ -181,54 +242,84 @@ def test_copies_and_memories_are_those_of_executorch(case: str) -> None:
 def test_inputs_and_outputs_that_stay_on_the_device() -> None:
     stock_runtime()
     skipped = {"skip_h2d_for_method_inputs": True, "skip_d2h_for_method_outputs": True}
-    wanted = theirs(one, [GPU], {"alloc_graph_input": False, "alloc_graph_output": False}, **skipped)
+    wanted = theirs(
+        one, [GPU], {"alloc_graph_input": False, "alloc_graph_output": False}, **skipped
+    )
     plan = ours(one, [GPU], plan_inputs=False, plan_outputs=False, **skipped)
     assert our_rows(plan) == their_rows(wanted) == [("delegate", [(1, 0, None)] * 3)]
     by_method = {name: {"forward": True} for name in skipped}
-    assert our_rows(ours(one, [GPU], plan_inputs=False, plan_outputs=False, **by_method)) == our_rows(plan)
+    assert our_rows(
+        ours(one, [GPU], plan_inputs=False, plan_outputs=False, **by_method)
+    ) == our_rows(plan)
     # what is returned twice has to be copied, which the host does
-    assert our_rows(ours(lambda x, y: (x + y,) * 2, [GPU], **skipped))[1][0] == "et_copy::_d2h_copy"
+    assert (
+        our_rows(ours(lambda x, y: (x + y,) * 2, [GPU], **skipped))[1][0]
+        == "et_copy::_d2h_copy"
+    )
 
 
 def test_without_memory_of_devices_tensors_are_only_named_as_theirs() -> None:
     plan = ours(around, [GPU, None, GPU], enable_non_cpu_memory_planning=False)
-    assert [name for name, _ in our_rows(plan)] == ["delegate", "aten::sin", "delegate"] and not plan.memory_devices
+    assert [name for name, _ in our_rows(plan)] == [
+        "delegate",
+        "aten::sin",
+        "delegate",
+    ] and not plan.memory_devices
     assert our_rows(plan)[0][1] == [(1, 0, (0, 0))] * 3
 
 
 @pytest.mark.parametrize(
     ("function", "devices", "options", "said"),
     [
-        (chain, [GPU, GPU], {"skip_h2d_for_method_inputs": True}, "the input .* is to be on the device"),
+        (
+            chain,
+            [GPU, GPU],
+            {"skip_h2d_for_method_inputs": True},
+            "the input .* is to be on the device",
+        ),
         (one, ["tpu:0"], {}, "target_device is b'tpu:0'; a file knows cpu, cuda"),
         (one, ["cuda:x"], {}, "with a number"),
         (
             one,
             [GPU],
-            {"enable_non_cpu_memory_planning": False, "skip_d2h_for_method_outputs": True},
+            {
+                "enable_non_cpu_memory_planning": False,
+                "skip_d2h_for_method_outputs": True,
+            },
             "skip_d2h_for_method_outputs leaves out copies",
         ),
     ],
 )
-def test_what_cannot_be(function: Any, devices: list[str], options: dict[str, bool], said: str) -> None:
+def test_what_cannot_be(
+    function: Any, devices: list[str], options: dict[str, bool], said: str
+) -> None:
     with pytest.raises(OptionError, match=said):
         ours(function, devices, **options)
 
 
 def test_branches_take_what_the_branch_that_ran_computed(tmp_path: Path) -> None:
-    """A tensor on the device is another one in each branch; what follows takes the copy that both write."""
+    """A tensor on the device is another one in each branch; what follows takes the copy
+    that both write.
+    """
 
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda a, b: a + b, lambda a, b: a * 2 + b, (x, y)) + y
+        return (
+            torch.cond(x.sum() > 0, lambda a, b: a + b, lambda a, b: a * 2 + b, (x, y))
+            + y
+        )
 
     class InBranches(Partitioner):
-        def partition(self, exported_program: torch.export.ExportedProgram) -> PartitionResult:
+        def partition(
+            self, exported_program: torch.export.ExportedProgram
+        ) -> PartitionResult:
             specs = {}
             for k, module in enumerate(exported_program.graph_module.modules()):
                 for node in module.graph.nodes:
                     if node.target is torch.ops.aten.add.Tensor:
                         node.meta["delegation_tag"] = f"tag{k}"
-                        specs[f"tag{k}"] = DelegationSpec("AddingDevice", [CompileSpec("target_device", b"cuda:0")])
+                        specs[f"tag{k}"] = DelegationSpec(
+                            "AddingDevice", [CompileSpec("target_device", b"cuda:0")]
+                        )
             return PartitionResult(exported_program, specs)
 
     program = torch.export.export(Function(function), (X, Y.clone()))

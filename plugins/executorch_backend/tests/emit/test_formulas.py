@@ -1,4 +1,6 @@
-"""What is refused although there is a formula; the numbers of formulas are the case "formulas" of test_numbers.py."""
+"""What is refused although there is a formula; the numbers of formulas are the case
+"formulas" of test_numbers.py.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,35 @@ from ..support.judge import emit, lower
 
 def test_sorting_what_is_too_long_to_compare_all_pairs() -> None:
     lowered = lower(p.Function(lambda x: x.sort(0)[0]), (torch.randn(3000),))
-    with pytest.raises(Unsupported, match="sorting compares all pairs, up to 4194304") as raised:
+    with pytest.raises(
+        Unsupported, match="sorting compares all pairs, up to 4194304"
+    ) as raised:
         emit(lowered)
     assert raised.value.source is not None
 
 
 def test_images_of_integers_are_rounded_otherwise() -> None:
     image = torch.zeros(1, 1, 4, 4, dtype=torch.uint8)
-    lowered = lower(p.Function(lambda x: torch.nn.functional.interpolate(x, (8, 8), mode="bilinear")), (image,))
-    with pytest.raises(Unsupported, match="it rounds integers in another way than eager"):
+    lowered = lower(
+        p.Function(
+            lambda x: torch.nn.functional.interpolate(x, (8, 8), mode="bilinear")
+        ),
+        (image,),
+    )
+    with pytest.raises(
+        Unsupported, match="it rounds integers in another way than eager"
+    ):
         emit(lowered)
 
 
 def test_a_type_that_no_kernel_takes_is_the_reason() -> None:
-    lowered = lower(p.Function(lambda x: x.exp().abs()), (torch.ones(2, dtype=torch.complex64),))
-    with pytest.raises(Unsupported, match="the kernel aten::exp.out .* does not compute this aten.exp.default"):
+    lowered = lower(
+        p.Function(lambda x: x.exp().abs()), (torch.ones(2, dtype=torch.complex64),)
+    )
+    with pytest.raises(
+        Unsupported,
+        match="the kernel aten::exp.out .* does not compute this aten.exp.default",
+    ):
         emit(lowered)
 
 

@@ -1,4 +1,6 @@
-"""Weights of four bits that the host dequantizes: a byte each, which the kernels of ExecuTorch's runtime read."""
+"""Weights of four bits that the host dequantizes: a byte each, which the kernels of
+ExecuTorch's runtime read.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ class Layer(nn.Module):
 
 
 def test_four_bits_take_a_byte_and_no_shifts() -> None:
-    emitted = check_numbers(Layer(), [(torch.linspace(-2, 3, 3 * COLUMNS).reshape(3, COLUMNS),)])
+    emitted = check_numbers(
+        Layer(), [(torch.linspace(-2, 3, 3 * COLUMNS).reshape(3, COLUMNS),)]
+    )
     assert ROWS * COLUMNS <= len(emitted.file) < ROWS * COLUMNS + 3000
-    kernels = {str(operator) for plan in emitted.program.plans for operator in plan.operators}
+    kernels = {
+        str(operator) for plan in emitted.program.plans for operator in plan.operators
+    }
     assert not any("shift" in kernel for kernel in kernels)

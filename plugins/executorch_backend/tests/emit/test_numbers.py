@@ -10,18 +10,34 @@ from ..support.cases import BATCH, DYNAMIC, STATIC, randn
 from ..support.judge import check_numbers
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch.export of recurrent networks
+# torch.export of recurrent networks
+@pytest.mark.filterwarnings("ignore:The tensor attributes")
 @pytest.mark.parametrize("name", STATIC)
 def test_static(name: str) -> None:
     module, calls = STATIC[name]
     check_numbers(module, calls)
 
 
-IN_BETWEEN = ["branch", "loop", "types", "branch in loop", "running", "rows", "counter", "tree", "indexed", "images"]
+IN_BETWEEN = [
+    "branch",
+    "loop",
+    "types",
+    "branch in loop",
+    "running",
+    "rows",
+    "counter",
+    "tree",
+    "indexed",
+    "images",
+]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if k < 3 else pytest.mark.slow) for k, name in enumerate(IN_BETWEEN)]
+    "name",
+    [
+        pytest.param(name, marks=() if k < 3 else pytest.mark.slow)
+        for k, name in enumerate(IN_BETWEEN)
+    ],
 )
 def test_delegates_in_between(name: str) -> None:
     module, calls = STATIC[name]
@@ -39,10 +55,14 @@ def test_dynamic_number_of_rows() -> None:
     check_numbers(p.Function(p.rows), calls, (({0: BATCH}, None),))
 
 
-@pytest.mark.parametrize("name", ["mlp", "counter", "passed through", "tree", "branch", "views"])
+@pytest.mark.parametrize(
+    "name", ["mlp", "counter", "passed through", "tree", "branch", "views"]
+)
 def test_memory_of_the_caller(name: str) -> None:
     module, calls = STATIC[name]
-    check_numbers(module, calls, options=EmitOptions(plan_inputs=False, plan_outputs=False))
+    check_numbers(
+        module, calls, options=EmitOptions(plan_inputs=False, plan_outputs=False)
+    )
 
 
 def test_several_memories() -> None:

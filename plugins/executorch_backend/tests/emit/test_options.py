@@ -1,4 +1,6 @@
-"""Options of ``.pte`` files that ExecuTorch has as well, beside the files that it writes with them."""
+"""Options of ``.pte`` files that ExecuTorch has as well, beside the files that it
+writes with them.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,30 @@ from torch import nn
 from ..support import programs as p
 from ..support.judge import expect_equal, stock_runtime
 
-pytestmark = [pytest.mark.filterwarnings("ignore")]  # whatever ExecuTorch warns of at import
+# whatever ExecuTorch warns of at import
+pytestmark = [pytest.mark.filterwarnings("ignore")]
 X = torch.linspace(-1, 1, 12).view(3, 4)
 
 
 class Attributes(nn.Module):
-    """A constant of each kind: parameters, a buffer, an attribute, and what export lifts out of the code."""
+    """A constant of each kind: parameters, a buffer, an attribute, and what export
+    lifts out of the code.
+    """
 
     def __init__(self, value: float = 3.0) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.linear, self.attribute, self.value = nn.Linear(4, 4), torch.full((4,), 2.0), value
+        self.linear = nn.Linear(4, 4)
+        self.attribute = torch.full((4,), 2.0)
+        self.value = value
         self.register_buffer("scale", torch.full((4,), 0.5))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x) * self.scale + self.attribute + torch.tensor([self.value] * 4)
+        return (
+            self.linear(x) * self.scale
+            + self.attribute
+            + torch.tensor([self.value] * 4)
+        )
 
 
 class Training(nn.Module):
@@ -44,26 +55,41 @@ class Training(nn.Module):
 
     def forward(self, x: torch.Tensor, label: torch.Tensor) -> Any:
         predicted = self.linear(x)
-        return nn.functional.cross_entropy(predicted, label), predicted.detach().argmax(1)
+        return nn.functional.cross_entropy(predicted, label), predicted.detach().argmax(
+            1
+        )
 
 
 def exported(module: nn.Module, *inputs: torch.Tensor) -> torch.export.ExportedProgram:
     return torch.export.export(module, inputs or (X,))
 
 
-def theirs(program: torch.export.ExportedProgram, planning: Any = None, **config: Any) -> Any:
+def theirs(
+    program: torch.export.ExportedProgram, planning: Any = None, **config: Any
+) -> Any:
     """ExecuTorch's file of the same program."""
     from executorch import exir
     from executorch.exir.passes import MemoryPlanningPass
 
-    planned = {} if planning is None else {"memory_planning_pass": MemoryPlanningPass(**planning)}
-    return exir.to_edge(program).to_executorch(exir.ExecutorchBackendConfig(**config, **planned))
+    planned = (
+        {}
+        if planning is None
+        else {"memory_planning_pass": MemoryPlanningPass(**planning)}
+    )
+    return exir.to_edge(program).to_executorch(
+        exir.ExecutorchBackendConfig(**config, **planned)
+    )
 
 
 def names_of(plan: Any) -> dict[str, int]:
     """Name -> location of the tensors that a plan of theirs names."""
     values = [v.val for v in plan.values]
-    extras = [extra for v in values if (extra := getattr(v, "extra_tensor_info", None)) and extra.fully_qualified_name]
+    extras = [
+        extra
+        for v in values
+        if (extra := getattr(v, "extra_tensor_info", None))
+        and extra.fully_qualified_name
+    ]
     return {extra.fully_qualified_name: int(extra.location) for extra in extras}
 
 
@@ -77,16 +103,27 @@ def choose(node: torch.fx.Node) -> str | None:
     return "weights" if "weight" in node.name else None
 
 
-@pytest.mark.parametrize(("option", "files"), [(True, ["_default_external_constant.ptd"]), (choose, ["weights.ptd"])])
-def test_constants_in_data_files_are_those_of_executorch(option: Any, files: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "files"),
+    [(True, ["_default_external_constant.ptd"]), (choose, ["weights.ptd"])],
+)
+def test_constants_in_data_files_are_those_of_executorch(
+    option: Any, files: list[str], tmp_path: Path
+) -> None:
     stock_runtime()
     manager = theirs(exported(Attributes()), external_constants=option)
-    program = to_edge(exported(Attributes())).to_executorch({"external_constants": option})
-    assert program.data_files == files == [f"{name}.ptd" for name in manager._tensor_data]
+    program = to_edge(exported(Attributes())).to_executorch(
+        {"external_constants": option}
+    )
+    assert (
+        program.data_files == files == [f"{name}.ptd" for name in manager._tensor_data]
+    )
     program.write_tensor_data_to_file(tmp_path)
     path = tmp_path / "net.pte"
     path.write_bytes(program.buffer)
-    expect_equal([StockProgram(path, [tmp_path / name for name in files])(X)], [Attributes()(X)])
+    expect_equal(
+        [StockProgram(path, [tmp_path / name for name in files])(X)], [Attributes()(X)]
+    )
     program.save(path)
     expect_equal([delegraph.load(path)(X)], [Attributes()(X)])
     facts = to_edge(exported(Attributes()))
@@ -94,7 +131,9 @@ def test_constants_in_data_files_are_those_of_executorch(option: Any, files: lis
     assert named(plan) == names_of(manager.executorch_program.execution_plan[0])
 
 
-def test_what_is_lifted_out_of_code_stays_in_the_file_of_each_method(tmp_path: Path) -> None:
+def test_what_is_lifted_out_of_code_stays_in_the_file_of_each_method(
+    tmp_path: Path,
+) -> None:
     """Its number means something else in each method."""
     methods = {"one": exported(Attributes(1.0)), "two": exported(Attributes(2.0))}
     to_edge(methods).save(tmp_path / "net.pte", external_constants="weights")
@@ -117,25 +156,41 @@ def test_weights_that_are_trained_in_a_data_file() -> None:
     emitted = emit_program(to_edge(joint), EmitOptions(external_mutable_weights=True))
     assert set(named(emitted.program.plans[0])) == {"linear.weight", "linear.bias"}
     assert list(emitted.data_files) == ["_default_external_constant"]
-    emitted = emit_program(to_edge(exported(Attributes())), EmitOptions(external_mutable_weights=True))
+    emitted = emit_program(
+        to_edge(exported(Attributes())), EmitOptions(external_mutable_weights=True)
+    )
     assert not emitted.data_files and not named(emitted.program.plans[0])
 
 
 def buffers(plan: Any) -> Iterator[Tensor]:
-    yield from (v.value for v in plan.values if isinstance(v.value, Tensor) and v.value.extra)
+    yield from (
+        v.value for v in plan.values if isinstance(v.value, Tensor) and v.value.extra
+    )
 
 
 def test_names_of_written_buffers(tmp_path: Path) -> None:
     counter = exported(p.Counter(), torch.ones(3))
-    plan = emit_program(to_edge(counter), EmitOptions(emit_mutable_buffer_names=True)).program.plans[0]
+    plan = emit_program(
+        to_edge(counter), EmitOptions(emit_mutable_buffer_names=True)
+    ).program.plans[0]
     wanted = dict.fromkeys(("total", "count"), Location.SEGMENT)
-    assert named(plan) == wanted and all(t.allocation and t.data_buffer_idx for t in buffers(plan))
+    assert named(plan) == wanted and all(
+        t.allocation and t.data_buffer_idx for t in buffers(plan)
+    )
     path = tmp_path / "counter.pte"
     to_edge(counter).save(path, emit_mutable_buffer_names=True)
-    forward, module = stock_runtime().load_program(path).load_method("forward"), p.Counter()
+    forward = stock_runtime().load_program(path).load_method("forward")
+    module = p.Counter()
     for _ in range(2):
         expect_equal(forward.execute([torch.ones(3)]), list(module(torch.ones(3))))
-    assert names_of(theirs(counter, emit_mutable_buffer_names=True).executorch_program.execution_plan[0]) == wanted
+    assert (
+        names_of(
+            theirs(
+                counter, emit_mutable_buffer_names=True
+            ).executorch_program.execution_plan[0]
+        )
+        == wanted
+    )
 
 
 def test_written_buffers_whose_memory_the_caller_brings() -> None:
@@ -144,9 +199,15 @@ def test_written_buffers_whose_memory_the_caller_brings() -> None:
     plan = emit_program(to_edge(counter), EmitOptions(**options)).program.plans[0]
     assert all(t.allocation is None and not t.data_buffer_idx for t in buffers(plan))
     stock_runtime()
-    manager = theirs(counter, {"alloc_mutable_buffers": False}, emit_mutable_buffer_names=True)
+    manager = theirs(
+        counter, {"alloc_mutable_buffers": False}, emit_mutable_buffer_names=True
+    )
     plan_of_theirs = manager.executorch_program.execution_plan[0]
-    assert named(plan) == names_of(plan_of_theirs) == dict.fromkeys(("total", "count"), Location.SEGMENT)
+    assert (
+        named(plan)
+        == names_of(plan_of_theirs)
+        == dict.fromkeys(("total", "count"), Location.SEGMENT)
+    )
     with pytest.raises(OptionError, match="emit_mutable_buffer_names=True"):
         to_edge(counter).to_executorch({"alloc_mutable_buffers": False})
 
@@ -165,13 +226,18 @@ def _memory(plan: Any, side: str) -> list[bool]:
 
 def test_memory_of_inputs_and_outputs_by_method(tmp_path: Path) -> None:
     programs = {"one": exported(Attributes()), "two": exported(Attributes())}
-    options = {"alloc_graph_input": {"one": False}, "alloc_graph_output": {"two": False, "one": True}}
+    options = {
+        "alloc_graph_input": {"one": False},
+        "alloc_graph_output": {"two": False, "one": True},
+    }
     path = tmp_path / "net.pte"
     to_edge(programs).to_executorch(options).save(path)
     program = stock_runtime().load_program(path)
     for name in programs:
         expect_equal(program.load_method(name).execute([X]), [Attributes()(X)])
-    plans = emit_program(to_edge(programs), EmitOptions(plan_inputs={"one": False}, plan_outputs=False)).program.plans
+    plans = emit_program(
+        to_edge(programs), EmitOptions(plan_inputs={"one": False}, plan_outputs=False)
+    ).program.plans
     assert [_memory(plan, "inputs") for plan in plans] == [[False], [True]]
     assert [_memory(plan, "outputs") for plan in plans] == [[False], [False]]
 
@@ -179,9 +245,18 @@ def test_memory_of_inputs_and_outputs_by_method(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"alloc_graph_input": {"three": False}}, "plan_inputs names a method 'three'; the program has forward"),
-        ({"alloc_graph_input": {"forward": 1}}, "plan_inputs is True or False, or that by method"),
-        ({"alloc_graph_input": True, "plan_inputs": True}, "alloc_graph_input and plan_inputs are one option"),
+        (
+            {"alloc_graph_input": {"three": False}},
+            "plan_inputs names a method 'three'; the program has forward",
+        ),
+        (
+            {"alloc_graph_input": {"forward": 1}},
+            "plan_inputs is True or False, or that by method",
+        ),
+        (
+            {"alloc_graph_input": True, "plan_inputs": True},
+            "alloc_graph_input and plan_inputs are one option",
+        ),
         ({"alloc_mutable_buffers": None}, "alloc_mutable_buffers is True or False"),
     ],
 )
@@ -207,17 +282,33 @@ class Outer(nn.Module):
 def test_instructions_carry_all_frames_of_the_stack_as_executorchs_do() -> None:
     stock_runtime()
     program = exported(Outer())
-    [ours] = emit_program(to_edge(program), EmitOptions(stack_traces=True)).program.plans[0].chains
-    [chain] = theirs(program, emit_stacktrace=True).executorch_program.execution_plan[0].chains
-    stacks = [tuple((f.filename, f.line, f.name, f.context) for f in frames.items) for frames in ours.stacktrace]
-    wanted = [tuple((f.filename, f.lineno, f.name, f.context) for f in frames.items) for frames in chain.stacktrace]
+    [ours] = (
+        emit_program(to_edge(program), EmitOptions(stack_traces=True))
+        .program.plans[0]
+        .chains
+    )
+    [chain] = (
+        theirs(program, emit_stacktrace=True)
+        .executorch_program.execution_plan[0]
+        .chains
+    )
+    stacks = [
+        tuple((f.filename, f.line, f.name, f.context) for f in frames.items)
+        for frames in ours.stacktrace
+    ]
+    wanted = [
+        tuple((f.filename, f.lineno, f.name, f.context) for f in frames.items)
+        for frames in chain.stacktrace
+    ]
     assert [len(stack) for stack in stacks] == [1, 2, 2]
     # theirs fetches the numbers 2 and 1 by instructions of their own
     assert [*dict.fromkeys(stacks)] == [*dict.fromkeys(wanted)]
 
 
 @pytest.mark.parametrize("loop", ["map", "scan"])
-def test_loops_over_rows_of_a_number_without_a_minimum(loop: str, tmp_path: Path) -> None:
+def test_loops_over_rows_of_a_number_without_a_minimum(
+    loop: str, tmp_path: Path
+) -> None:
     from torch._higher_order_ops.map import map as over_rows
     from torch._higher_order_ops.scan import scan
 
@@ -225,8 +316,11 @@ def test_loops_over_rows_of_a_number_without_a_minimum(loop: str, tmp_path: Path
         "map": lambda x, y: over_rows(lambda row, y: row.sin() + y, x, y),
         "scan": lambda x, y: scan(lambda carry, row: (carry + row, carry * row), y, x),
     }
-    module, shapes = p.Function(functions[loop]), {"inputs": ({0: torch.export.Dim("n", max=6)}, None)}
-    program = torch.export.export(module, (torch.ones(3, 4), torch.ones(4)), dynamic_shapes=shapes)
+    module = p.Function(functions[loop])
+    shapes = {"inputs": ({0: torch.export.Dim("n", max=6)}, None)}
+    program = torch.export.export(
+        module, (torch.ones(3, 4), torch.ones(4)), dynamic_shapes=shapes
+    )
     path = tmp_path / "rows.pte"
     to_edge(program).save(path)
     forward = stock_runtime().load_program(path).load_method("forward")
@@ -234,7 +328,9 @@ def test_loops_over_rows_of_a_number_without_a_minimum(loop: str, tmp_path: Path
         inputs = (torch.linspace(-1, 1, 4 * count).view(count, 4), torch.ones(4))
         wanted = torch.utils._pytree.tree_leaves(module(*inputs))
         expect_equal(forward.execute(list(inputs)), wanted)
-        expect_equal(torch.utils._pytree.tree_leaves(delegraph.load(path)(*inputs)), wanted)
+        expect_equal(
+            torch.utils._pytree.tree_leaves(delegraph.load(path)(*inputs)), wanted
+        )
     none = [torch.ones(0, 4), torch.ones(4)]  # eager refuses it too
     with pytest.raises(RuntimeError):
         forward.execute(none)
@@ -247,7 +343,9 @@ def test_the_program_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
     stream = io.BytesIO()
     program.write_to_file(stream)
     assert stream.getvalue() == program.buffer and program.data_files == []
-    with pytest.raises(OptionError, match=r"makes a \.pte file, and net\.pt is to be another"):
+    with pytest.raises(
+        OptionError, match=r"makes a \.pte file, and net\.pt is to be another"
+    ):
         program.save(tmp_path / "net.pt")
     program.save(tmp_path / "net.pte")
     assert (tmp_path / "net.pte").read_bytes() == program.buffer

@@ -1,4 +1,6 @@
-"""``as_strided`` and its kin in program files: right in both runtimes, or refused with the user's line."""
+"""``as_strided`` and its kin in program files: right in both runtimes, or refused with
+the user's line.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +16,73 @@ from delegraph_executorch.emit import EmitOptions, EmittedProgram
 from torch import Tensor
 from torch.export import Dim
 
-from ..support.judge import device_halves, emit, expect_equal, lower, run_on_host, stock_runtime
+from ..support.judge import (
+    device_halves,
+    emit,
+    expect_equal,
+    lower,
+    run_on_host,
+    stock_runtime,
+)
 from ..support.programs import Function
 from ..support.strided_programs import random_program
 
 SQUARE = torch.arange(16.0).reshape(4, 4)
-IMAGE = torch.arange(24.0).reshape(1, 3, 4, 2).contiguous(memory_format=torch.channels_last)
+IMAGE = (
+    torch.arange(24.0).reshape(1, 3, 4, 2).contiguous(memory_format=torch.channels_last)
+)
 GAPS = torch.arange(20.0).reshape(4, 5)[:, 1:]
 READS: dict[str, tuple[Callable[..., Any], Tensor]] = {
     "of a transposed view": (lambda x: x.t().as_strided((2,), (1,)), SQUARE),
-    "of what is computed from one": (lambda x: torch.sin(x).t().as_strided((2, 2), (4, 1)), SQUARE),
-    "of a result that lies as its operand": (lambda x: torch.sin(x.t()).as_strided((4,), (1,)), SQUARE),
+    "of what is computed from one": (
+        lambda x: torch.sin(x).t().as_strided((2, 2), (4, 1)),
+        SQUARE,
+    ),
+    "of a result that lies as its operand": (
+        lambda x: torch.sin(x.t()).as_strided((4,), (1,)),
+        SQUARE,
+    ),
     "of a slice": (lambda x: x[:, 1:].as_strided((3,), (1,)), SQUARE),
     "before a slice": (lambda x: x[1:, 1:].as_strided((3,), (1,), 0), SQUARE),
     "of a part": (lambda x: x.split(2)[1].as_strided((4,), (3,), 3), SQUARE),
-    "of another one": (lambda x: x.as_strided((2, 3), (1, 2)).as_strided((4,), (3,)), SQUARE),
-    "of a view that copied": (lambda x: x.t().reshape(16).as_strided((2, 2), (3, 1), 1), SQUARE),
-    "of a view that did not": (lambda x: x[1:].reshape(12).as_strided((2, 2), (3, 1), 1), SQUARE),
-    "of expanded elements": (lambda x: (x[0] + 1).expand(3, 4).as_strided((2, 4), (0, 1)), SQUARE),
+    "of another one": (
+        lambda x: x.as_strided((2, 3), (1, 2)).as_strided((4,), (3,)),
+        SQUARE,
+    ),
+    "of a view that copied": (
+        lambda x: x.t().reshape(16).as_strided((2, 2), (3, 1), 1),
+        SQUARE,
+    ),
+    "of a view that did not": (
+        lambda x: x[1:].reshape(12).as_strided((2, 2), (3, 1), 1),
+        SQUARE,
+    ),
+    "of expanded elements": (
+        lambda x: (x[0] + 1).expand(3, 4).as_strided((2, 4), (0, 1)),
+        SQUARE,
+    ),
     "of channels last": (lambda x: (x + 1).as_strided((6,), (1,)), IMAGE),
     "of an input with channels last": (lambda x: x.as_strided((6,), (1,)), IMAGE),
     "of an input with gaps": (lambda x: x.as_strided((2, 3), (5, 1), 2), GAPS),
     "of nothing": (lambda x: x[1:].as_strided((0, 2), (4, 1), 3), SQUARE),
     "of one element": (lambda x: x.t().as_strided((), (), 7), SQUARE),
     "copied": (lambda x: torch.as_strided_copy(x.t(), (4,), (1,)), SQUARE),
-    "scattered": (lambda x: torch.as_strided_scatter(x.t(), x[0] * 2, (4,), (1,)), SQUARE),
-    "scattered beside": (lambda x: torch.as_strided_scatter(x[:, 1:], x[0] * 2, (4,), (3,)), SQUARE),
-    "scattered nowhere": (lambda x: torch.as_strided_scatter(x[1:], x[0, :2], (2,), (2,), 0), SQUARE),
-    "the same in other strides": (lambda x: torch.ops.aten._reshape_alias(x.t() * 1, [4, 4], [1, 4]), SQUARE),
+    "scattered": (
+        lambda x: torch.as_strided_scatter(x.t(), x[0] * 2, (4,), (1,)),
+        SQUARE,
+    ),
+    "scattered beside": (
+        lambda x: torch.as_strided_scatter(x[:, 1:], x[0] * 2, (4,), (3,)),
+        SQUARE,
+    ),
+    "scattered nowhere": (
+        lambda x: torch.as_strided_scatter(x[1:], x[0, :2], (2,), (2,), 0),
+        SQUARE,
+    ),
+    "the same in other strides": (
+        lambda x: torch.ops.aten._reshape_alias(x.t() * 1, [4, 4], [1, 4]),
+        SQUARE,
+    ),
 }
 
 
@@ -51,23 +92,40 @@ def written(x: Tensor) -> Tensor:
     return y.as_strided((16,), (1,))
 
 
-def check(function: Callable[..., Any], calls: Sequence[tuple[Tensor, ...]], shapes: Any = None, **kwargs: Any) -> None:
-    """In both runtimes, what eager computes for inputs that lie as those of the first call."""
+def check(
+    function: Callable[..., Any],
+    calls: Sequence[tuple[Tensor, ...]],
+    shapes: Any = None,
+    **kwargs: Any,
+) -> None:
+    """In both runtimes, what eager computes for inputs that lie as those of the first
+    call.
+    """
     lowered = lower(Function(function), calls[0], shapes, **kwargs)
     expect_results(emit(lowered), calls, [[function(*call)] for call in calls])
 
 
-def expect_results(emitted: EmittedProgram, calls: Sequence[Sequence[Tensor]], wanted: Sequence[list[Tensor]]) -> None:
-    """The results of each call, in both runtimes; ExecuTorch's has nothing that runs TOSA."""
+def expect_results(
+    emitted: EmittedProgram,
+    calls: Sequence[Sequence[Tensor]],
+    wanted: Sequence[list[Tensor]],
+) -> None:
+    """The results of each call, in both runtimes; ExecuTorch's has nothing that runs
+    TOSA.
+    """
     host = run_on_host(emitted)
     for call, results in zip(calls, wanted, strict=True):
         expect_equal(host.run("forward", _afresh(call)), results)
-    if "TOSABackend" not in [delegate.id for plan in emitted.program.plans for delegate in plan.delegates]:
+    if "TOSABackend" not in [
+        delegate.id for plan in emitted.program.plans for delegate in plan.delegates
+    ]:
         content = emitted.file.join()
         program = stock_runtime().load_program(content)
         method = program.load_method("forward")
         for call, results in zip(calls, wanted, strict=True):
-            expect_equal(method.execute([t.contiguous() for t in _afresh(call)]), results)
+            expect_equal(
+                method.execute([t.contiguous() for t in _afresh(call)]), results
+            )
 
 
 @pytest.mark.parametrize("backends", [[], ["tosa"]], ids=["host", "tosa"])
@@ -77,7 +135,11 @@ def test_memory_that_is_read_by_place(name: str, backends: list[str]) -> None:
     try:
         check(function, [(x,)], backends=backends)
     except Unsupported as e:  # a delegate returns elements and nothing around them
-        assert backends and "which a program file does not have" in e.message and e.source is not None
+        assert (
+            backends
+            and "which a program file does not have" in e.message
+            and e.source is not None
+        )
 
 
 def test_memory_that_is_written_by_place() -> None:
@@ -101,14 +163,32 @@ def test_sizes_that_vary(function: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("function", "x", "said"),
     [
-        (lambda x: x.as_strided((5,), (1,), 1), GAPS, "which a program file does not have"),
-        (lambda x: x.as_strided((2,), (1,), 0), SQUARE[1:], "which a program file does not have"),
-        (lambda x: torch.as_strided_copy(x + 0.0, (5,), (1,), 0), GAPS.expand(2, 4, 4)[1], None),
-        (lambda x: torch.as_strided_scatter(x, x[:2, :2], (2, 2), (1, 1)), SQUARE, "writes a place in memory twice"),
+        (
+            lambda x: x.as_strided((5,), (1,), 1),
+            GAPS,
+            "which a program file does not have",
+        ),
+        (
+            lambda x: x.as_strided((2,), (1,), 0),
+            SQUARE[1:],
+            "which a program file does not have",
+        ),
+        (
+            lambda x: torch.as_strided_copy(x + 0.0, (5,), (1,), 0),
+            GAPS.expand(2, 4, 4)[1],
+            None,
+        ),
+        (
+            lambda x: torch.as_strided_scatter(x, x[:2, :2], (2, 2), (1, 1)),
+            SQUARE,
+            "writes a place in memory twice",
+        ),
         (lambda x: x.as_strided((8,), (1,)).reshape(-1), torch.randn(4, 2).t(), None),
     ],
 )
-def test_what_the_file_has_not_is_refused(function: Callable[..., Any], x: Tensor, said: str | None) -> None:
+def test_what_the_file_has_not_is_refused(
+    function: Callable[..., Any], x: Tensor, said: str | None
+) -> None:
     if said is None:
         return check(function, [(x,)])
     with pytest.raises(Unsupported, match=said) as raised:
@@ -118,16 +198,25 @@ def test_what_the_file_has_not_is_refused(function: Callable[..., Any], x: Tenso
 
 def test_an_input_of_other_strides_in_the_loader() -> None:
     """The file says how its input lies in memory; what the caller gives is read so."""
-    emitted = emit(lower(Function(lambda x: x.as_strided((6,), (2,), 1)), (SQUARE,)), EmitOptions(plan_inputs=False))
+    emitted = emit(
+        lower(Function(lambda x: x.as_strided((6,), (2,), 1)), (SQUARE,)),
+        EmitOptions(plan_inputs=False),
+    )
     program = run_on_host(emitted)
-    for x in (SQUARE.t().contiguous().t(), torch.stack([SQUARE * 0, SQUARE])[1], SQUARE.repeat(1, 2)[:, :4]):
+    for x in (
+        SQUARE.t().contiguous().t(),
+        torch.stack([SQUARE * 0, SQUARE])[1],
+        SQUARE.repeat(1, 2)[:, :4],
+    ):
         expect_equal(program.run("forward", [x]), [SQUARE.as_strided((6,), (2,), 1)])
 
 
 def test_places_beyond_a_tensor_are_damage() -> None:
     """The memory that it is planned in may go on; its elements do not."""
     function = Function(lambda x: x.as_strided((3,), (8,)))
-    emitted = emit(lower(function, (torch.randn(8, 4),), (({0: Dim("n", min=3, max=8)},),)))
+    emitted = emit(
+        lower(function, (torch.randn(8, 4),), (({0: Dim("n", min=3, max=8)},),))
+    )
     with pytest.raises(InputError, match="reads memory beyond its argument"):
         run_on_host(emitted).run("forward", [torch.randn(3, 4)])
 
@@ -140,7 +229,9 @@ def outcome(seed: int, backends: list[str]) -> str:
         device_halves(lowered)
         emitted = emit(lowered)
     except DelegraphError as e:
-        assert e.code == "export-failed" or (e.code != "internal" and e.source is not None), e
+        assert e.code == "export-failed" or (
+            e.code != "internal" and e.source is not None
+        ), e
         return "refused"
     wanted = [module(*_afresh(inputs)) for _ in range(2)]
     expect_results(emitted, [inputs for _ in wanted], wanted)
@@ -150,7 +241,10 @@ def outcome(seed: int, backends: list[str]) -> str:
 def _afresh(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The same in memory of their own, as programs write their inputs."""
     return tuple(
-        torch.empty(0).set_(t.untyped_storage().clone(), t.storage_offset(), t.shape, t.stride()) for t in inputs
+        torch.empty(0).set_(
+            t.untyped_storage().clone(), t.storage_offset(), t.shape, t.stride()
+        )
+        for t in inputs
     )
 
 

@@ -1,4 +1,6 @@
-"""Buffers that methods write: shared by methods, or each method's own; written where they lie."""
+"""Buffers that methods write: shared by methods, or each method's own; written where
+they lie.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ from torch import nn
 
 from ..support.judge import expect_equal, stock_runtime
 
-pytestmark = [pytest.mark.filterwarnings("ignore")]  # whatever ExecuTorch warns of at import
-X, ROWS = torch.linspace(-1, 1, 16).view(1, 2, 2, 4), torch.tensor([3, 4])
+# whatever ExecuTorch warns of at import
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+X = torch.linspace(-1, 1, 16).view(1, 2, 2, 4)
+ROWS = torch.tensor([3, 4])
 CACHE = (1, 2, 8, 4)
 
 
@@ -72,7 +76,10 @@ def modules(*names: str) -> dict[str, Any]:
 
 
 def exported(**methods: nn.Module) -> dict[str, torch.export.ExportedProgram]:
-    return {name: torch.export.export(module, INPUTS[name]) for name, module in methods.items()}
+    return {
+        name: torch.export.export(module, INPUTS[name])
+        for name, module in methods.items()
+    }
 
 
 def plans(program: Any, **options: Any) -> Any:
@@ -85,11 +92,25 @@ def rows_from(k: int) -> torch.Tensor:
 
 def expect_shared(program: Any, eager: dict[str, Any]) -> None:
     """Methods of a program find what others of it have written."""
-    calls = [("put", (X, rows_from(0))), ("get", (ONE,)), ("put", (-X, rows_from(5))), ("put", (2 * X, rows_from(1)))]
-    calls += [("get", (ONE,)), ("reset", (ONE,)), ("get", (ONE,)), ("put", (X, rows_from(2))), ("get", (ONE,))]
+    calls = [
+        ("put", (X, rows_from(0))),
+        ("get", (ONE,)),
+        ("put", (-X, rows_from(5))),
+        ("put", (2 * X, rows_from(1))),
+    ]
+    calls += [
+        ("get", (ONE,)),
+        ("reset", (ONE,)),
+        ("get", (ONE,)),
+        ("put", (X, rows_from(2))),
+        ("get", (ONE,)),
+    ]
     for name, inputs in calls:
-        got, wanted = program.method(name)(*inputs), eager[name](*inputs)
-        expect_equal(*([list(r) if isinstance(r, (tuple, list)) else [r] for r in (got, wanted)]))
+        got = program.method(name)(*inputs)
+        wanted = eager[name](*inputs)
+        expect_equal(
+            *([list(r) if isinstance(r, (tuple, list)) else [r] for r in (got, wanted)])
+        )
 
 
 def test_methods_share_buffers_here_and_in_executorchs_runtime(tmp_path: Path) -> None:
@@ -100,7 +121,9 @@ def test_methods_share_buffers_here_and_in_executorchs_runtime(tmp_path: Path) -
     expect_shared(StockProgram(path), modules())
 
 
-def test_places_are_those_of_executorch_whose_file_shares_here_too(tmp_path: Path) -> None:
+def test_places_are_those_of_executorch_whose_file_shares_here_too(
+    tmp_path: Path,
+) -> None:
     stock_runtime()
     from executorch import exir
     from executorch.exir.passes import MemoryPlanningPass
@@ -116,16 +139,38 @@ def test_places_are_those_of_executorch_whose_file_shares_here_too(tmp_path: Pat
     named = {}
     for plan in theirs.executorch_program.execution_plan:
         tensors = [
-            v.val for v in plan.values if getattr(getattr(v.val, "extra_tensor_info", None), "fully_qualified_name", "")
+            v.val
+            for v in plan.values
+            if getattr(
+                getattr(v.val, "extra_tensor_info", None), "fully_qualified_name", ""
+            )
         ]
-        placed = [t for t in tensors if t.allocation_info is not None and t.allocation_info.memory_id == MEMORY]
+        placed = [
+            t
+            for t in tensors
+            if t.allocation_info is not None and t.allocation_info.memory_id == MEMORY
+        ]
         named[plan.name] = {
-            t.extra_tensor_info.fully_qualified_name: t.allocation_info.memory_offset_low for t in placed
+            t.extra_tensor_info.fully_qualified_name: (
+                t.allocation_info.memory_offset_low
+            )
+            for t in placed
         }
-    made = plans(to_edge(exported(**modules())), share_mutable_buffers=True, emit_mutable_buffer_names=True)
-    ours = {p.name: {t.extra.fully_qualified_name: t.allocation.offset for t in states(p)} for p in made}
-    assert {**ours, "reset": {**ours["reset"], "count": ours["get"]["count"]}} == named  # theirs keep what none reads
-    sizes = {p.name: p.non_const_buffer_sizes[MEMORY] for p in theirs.executorch_program.execution_plan}
+    made = plans(
+        to_edge(exported(**modules())),
+        share_mutable_buffers=True,
+        emit_mutable_buffer_names=True,
+    )
+    ours = {
+        p.name: {t.extra.fully_qualified_name: t.allocation.offset for t in states(p)}
+        for p in made
+    }
+    # theirs keep what none reads
+    assert {**ours, "reset": {**ours["reset"], "count": ours["get"]["count"]}} == named
+    sizes = {
+        p.name: p.non_const_buffer_sizes[MEMORY]
+        for p in theirs.executorch_program.execution_plan
+    }
     assert {p.name: p.memory_sizes[MEMORY] for p in made} == sizes
     path = tmp_path / "theirs.pte"
     path.write_bytes(theirs.buffer)
@@ -134,17 +179,25 @@ def test_places_are_those_of_executorch_whose_file_shares_here_too(tmp_path: Pat
 
 def states(plan: Any) -> list[Any]:
     values = [v.value for v in plan.values if isinstance(v.value, Tensor)]
-    return [v for v in values if v.allocation is not None and v.allocation.memory_id == MEMORY and v.extra]
+    return [
+        v
+        for v in values
+        if v.allocation is not None and v.allocation.memory_id == MEMORY and v.extra
+    ]
 
 
-def test_without_the_option_each_method_has_its_own_where_the_runtime_gives_all_one_memory(tmp_path: Path) -> None:
+def test_without_the_option_each_method_has_its_own_where_the_runtime_gives_all_one_memory(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "kept.pte"
     to_edge(exported(**modules("put", "reset"))).save(path)
     stock_runtime()
     for program in (delegraph.load(path), StockProgram(path)):
         put, reset = (copy.deepcopy(modules(name)[name]) for name in ("put", "reset"))
         for k in (0, 4, 2):
-            expect_equal([program.method("put")(X, rows_from(k))], [put(X, rows_from(k))])
+            expect_equal(
+                [program.method("put")(X, rows_from(k))], [put(X, rows_from(k))]
+            )
             expect_equal([program.method("reset")(ONE * k)], [reset(ONE * k)])
     assert not sharing_methods(plans(to_edge(exported(**modules()))))
 
@@ -155,22 +208,35 @@ def test_a_method_alone_plans_its_buffers_among_its_other_tensors() -> None:
 
 
 def test_the_plan_is_proven_and_all_methods_state_the_memory() -> None:
-    stateless = {"twice": torch.export.export(nn.Softmax(0), (ONE,)), **exported(**modules())}
+    stateless = {
+        "twice": torch.export.export(nn.Softmax(0), (ONE,)),
+        **exported(**modules()),
+    }
     for options in ({}, {"share_mutable_buffers": True}):
         made = plans(to_edge(stateless), **options)
         assert len({p.memory_sizes[MEMORY] for p in made}) == 1
-        assert [find_conflicts(p, split_delegate_calls(p)) for p in made] == [[]] * len(made)
+        assert [find_conflicts(p, split_delegate_calls(p)) for p in made] == [[]] * len(
+            made
+        )
     assert sharing_methods(made) == list(KINDS)
 
 
 def test_of_other_sizes_or_on_a_device_nothing_is_shared() -> None:
     from dataclasses import replace
 
-    put, get = plans(to_edge(exported(**modules("put", "get"))), share_mutable_buffers=True)
+    put, get = plans(
+        to_edge(exported(**modules("put", "get"))), share_mutable_buffers=True
+    )
     assert sharing_methods([put, get]) == ["put", "get"]
-    larger = replace(get, memory_sizes=(*get.memory_sizes[:MEMORY], get.memory_sizes[MEMORY] + 1))
+    larger = replace(
+        get, memory_sizes=(*get.memory_sizes[:MEMORY], get.memory_sizes[MEMORY] + 1)
+    )
     on_device = replace(get, memory_devices=(NonConstBufferDevice(1, 1, 0),))
-    for other in (larger, on_device, replace(get, memory_sizes=get.memory_sizes[:MEMORY])):
+    for other in (
+        larger,
+        on_device,
+        replace(get, memory_sizes=get.memory_sizes[:MEMORY]),
+    ):
         assert not sharing_methods([put, other])
 
 
@@ -178,8 +244,12 @@ def test_calls_from_threads_take_turns(tmp_path: Path) -> None:
     path = tmp_path / "kept.pte"
     to_edge(exported(**modules())).save(path, share_mutable_buffers=True)
     program = delegraph.load(path)
-    threads = [threading.Thread(target=program.method("put"), args=(X, ROWS)) for _ in range(8)]
-    threads += [threading.Thread(target=program.method("get"), args=(ONE,)) for _ in range(4)]
+    threads = [
+        threading.Thread(target=program.method("put"), args=(X, ROWS)) for _ in range(8)
+    ]
+    threads += [
+        threading.Thread(target=program.method("get"), args=(ONE,)) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -189,7 +259,10 @@ def test_calls_from_threads_take_turns(tmp_path: Path) -> None:
 
 def test_what_cannot_be_shared_is_refused() -> None:
     other = {"put": Kept().of(Put), "get": Kept(rows=9).of(Get)}
-    with pytest.raises(Unsupported, match="put and get each have a buffer cache, of other sizes, type or values"):
+    with pytest.raises(
+        Unsupported,
+        match="put and get each have a buffer cache, of other sizes, type or values",
+    ):
         plans(to_edge(exported(**other)), share_mutable_buffers=True)
     other["get"] = Kept().of(Get)
     other["get"].cache.fill_(-0.5)
@@ -197,21 +270,40 @@ def test_what_cannot_be_shared_is_refused() -> None:
         plans(to_edge(exported(**other)), share_mutable_buffers=True)
     with pytest.raises(OptionError, match="memory_of may put other tensors there"):
         EmitOptions(share_mutable_buffers=True, memory_of=lambda node: 1)
-    with pytest.raises(OptionError, match="which alloc_mutable_buffers=False leaves out"):
-        EmitOptions(share_mutable_buffers=True, alloc_mutable_buffers=False, emit_mutable_buffer_names=True)
+    with pytest.raises(
+        OptionError, match="which alloc_mutable_buffers=False leaves out"
+    ):
+        EmitOptions(
+            share_mutable_buffers=True,
+            alloc_mutable_buffers=False,
+            emit_mutable_buffer_names=True,
+        )
     with pytest.raises(OptionError, match="share_mutable_buffers is True or False"):
         EmitOptions(share_mutable_buffers="cache")  # type: ignore[arg-type]
 
 
 def test_a_delegate_that_has_the_buffer_in_itself_is_refused(tmp_path: Path) -> None:
-    """Methods that were lowered apart do not know of each other; an EdgeProgramManager may have such."""
+    """Methods that were lowered apart do not know of each other; an EdgeProgramManager
+    may have such.
+    """
     found = modules("reset", "get")
     edges = {
-        name: to_edge({name: exported(**found)[name]}).to_backend(delegraph.get_partitioner("tosa")) for name in found
+        name: (
+            to_edge({name: exported(**found)[name]}).to_backend(
+                delegraph.get_partitioner("tosa")
+            )
+        )
+        for name in found
     }
-    both = EdgeProgramManager({name: edge.exported_program(name) for name, edge in edges.items()})
+    both = EdgeProgramManager(
+        {name: edge.exported_program(name) for name, edge in edges.items()}
+    )
     with pytest.raises(
-        Unsupported, match="in method get has the buffer cache in itself, and does not see what .* reset"
+        Unsupported,
+        match=(
+            "in method get has the buffer cache in itself, and does not see what .*"
+            " reset"
+        ),
     ):
         both.save(tmp_path / "kept.pte", share_mutable_buffers=True)
     both.save(tmp_path / "kept.pte")
@@ -220,11 +312,17 @@ def test_a_delegate_that_has_the_buffer_in_itself_is_refused(tmp_path: Path) -> 
 def kernels(module: nn.Module, *inputs: torch.Tensor) -> list[str]:
     (plan,) = plans(to_edge(torch.export.export(module, inputs)))
     assert not find_conflicts(plan, split_delegate_calls(plan))
-    return [str(plan.operators[c.call.op_index]) for c in plan.chains[0].instructions if isinstance(c.call, KernelCall)]
+    return [
+        str(plan.operators[c.call.op_index])
+        for c in plan.chains[0].instructions
+        if isinstance(c.call, KernelCall)
+    ]
 
 
 class Writes(nn.Module):
-    """Writes its cache as ``how`` says; ``shape`` with sizes of 1, whose order in memory is anybody's guess."""
+    """Writes its cache as ``how`` says; ``shape`` with sizes of 1, whose order in
+    memory is anybody's guess.
+    """
 
     def __init__(self, how: str, shape: tuple[int, ...] = (1, 1, 8, 4)) -> None:
         super().__init__()
@@ -246,7 +344,9 @@ class Writes(nn.Module):
         if self.how == "writes its own rows":
             self.cache.index_copy_(2, rows, old[:, :, :2] + x)
         elif self.how == "by a mask":
-            self.cache[:, :, torch.zeros(8, dtype=torch.bool).index_fill(0, rows, True)] = x
+            self.cache[
+                :, :, torch.zeros(8, dtype=torch.bool).index_fill(0, rows, True)
+            ] = x
         elif self.how == "adds":
             torch.ops.aten.index_put_(self.cache, [None, None, rows], x, True)
         elif self.how == "counts from the end":
@@ -261,15 +361,25 @@ class Writes(nn.Module):
 
 
 IN_PLACE = ["in place", "writes one row twice", "by a copy"]
-OTHERWISE = ["reads the old value", "reads a view of the old value", "writes its own rows", "by a mask", "adds"]
+OTHERWISE = [
+    "reads the old value",
+    "reads a view of the old value",
+    "writes its own rows",
+    "by a mask",
+    "adds",
+]
 OTHERWISE += ["counts from the end"]
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 8, 4), (1, 2, 8, 4)], ids=str)
 @pytest.mark.parametrize("how", [*IN_PLACE, *OTHERWISE])
-def test_what_writes_a_few_rows_writes_them_in_place(how: str, shape: tuple[int, ...], tmp_path: Path) -> None:
-    module, path = Writes(how, shape).eval(), tmp_path / "cache.pte"
-    x, calls = torch.randn(1, shape[1], 2, 4), [[0, 1], [7, 1], [1, 4], [1, 0]]
+def test_what_writes_a_few_rows_writes_them_in_place(
+    how: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    module = Writes(how, shape).eval()
+    path = tmp_path / "cache.pte"
+    x = torch.randn(1, shape[1], 2, 4)
+    calls = [[0, 1], [7, 1], [1, 4], [1, 0]]
     called = kernels(module, x, torch.tensor(calls[0]))
     assert ("aten::index_put_" in called) == (how in IN_PLACE)
     if how in IN_PLACE:

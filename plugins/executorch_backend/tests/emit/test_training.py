@@ -1,4 +1,6 @@
-"""Joint programs, which return gradients, trained by ExecuTorch's own trainer beside torch's."""
+"""Joint programs, which return gradients, trained by ExecuTorch's own trainer beside
+torch's.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from torch.export.experimental import _export_forward_backward
 
 from ..support.judge import device_halves, expect_equal, stock_runtime
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # theirs and torch's, of what is experimental
+# theirs and torch's, of what is experimental
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Loss(torch.nn.Module):
@@ -24,7 +27,8 @@ class Loss(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.fixed = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.linear = torch.nn.Linear(3, 3)
+        self.fixed = torch.nn.Linear(3, 3)
         self.fixed.requires_grad_(False)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -45,20 +49,28 @@ def model() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("plan_outputs", [True, False])
-@pytest.mark.parametrize("backends", [[], ["compiler-demo"]], ids=["host", "compiler-demo"])
+@pytest.mark.parametrize(
+    "backends", [[], ["compiler-demo"]], ids=["host", "compiler-demo"]
+)
 def test_trained_as_torch_trains(
     model: torch.nn.Module, backends: list[str], plan_outputs: bool, tmp_path: Path
 ) -> None:
-    """Each step's loss, gradients and parameters: the delegates, too, get the parameters as they are now."""
+    """Each step's loss, gradients and parameters: the delegates, too, get the
+    parameters as they are now.
+    """
     stock_runtime()
-    from executorch.extension.training import _load_for_executorch_for_training_from_buffer, get_sgd_optimizer
+    from executorch.extension.training import (
+        _load_for_executorch_for_training_from_buffer,
+        get_sgd_optimizer,
+    )
 
     lowered = delegraph.lower(joint(model), backends=backends)
     assert bool(lowered.delegates) == bool(backends)
     device_halves(lowered)
     lowered.save(tmp_path / "net.pte", plan_outputs=plan_outputs)
     content = (tmp_path / "net.pte").read_bytes()
-    theirs, ours = torch.optim.SGD(model.linear.parameters(), 0.5), None
+    theirs = torch.optim.SGD(model.linear.parameters(), 0.5)
+    ours = None
     module = _load_for_executorch_for_training_from_buffer(content)
     for _ in range(4):
         theirs.zero_grad()
@@ -66,16 +78,22 @@ def test_trained_as_torch_trains(
         loss.backward()
         expect_equal(module.forward_backward("forward", CALL), [loss])
         assert list(module.named_parameters()) == ["linear.weight", "linear.bias"]
-        gradients = {f"linear.{name}": p.grad for name, p in model.linear.named_parameters()}
+        gradients = {
+            f"linear.{name}": p.grad for name, p in model.linear.named_parameters()
+        }
         expect_equal(list(module.named_gradients().values()), list(gradients.values()))
         theirs.step()
         ours = ours or get_sgd_optimizer(module.named_parameters(), 0.5, 0, 0, 0, False)
         ours.step(module.named_gradients())
-        expect_equal(list(module.named_parameters().values()), list(model.linear.parameters()))
+        expect_equal(
+            list(module.named_parameters().values()), list(model.linear.parameters())
+        )
 
 
 def test_read_back(model: torch.nn.Module, tmp_path: Path) -> None:
-    """The outputs as a list: the loss, gradients, parameters; and what a trainer asks, by the names of methods."""
+    """The outputs as a list: the loss, gradients, parameters; and what a trainer asks,
+    by the names of methods.
+    """
     lowered = lower_joint(model)
     lowered.save(tmp_path / "net.pte")
     loaded = delegraph.load(tmp_path / "net.pte")
@@ -84,9 +102,16 @@ def test_read_back(model: torch.nn.Module, tmp_path: Path) -> None:
     loss.backward()
     parameters = list(eager.linear.parameters())
     expect_equal(loaded(*CALL), [loss, *(p.grad for p in parameters), *parameters])
-    asked = [f"__et_training_{what}_forward" for what in ("gradients_index", "fqn", "parameters_index")]
+    asked = [
+        f"__et_training_{what}_forward"
+        for what in ("gradients_index", "fqn", "parameters_index")
+    ]
     assert loaded.methods == ["forward", *asked]
-    assert [loaded.method(name)() for name in asked] == [1, ["linear.weight", "linear.bias"], 3]
+    assert [loaded.method(name)() for name in asked] == [
+        1,
+        ["linear.weight", "linear.bias"],
+        3,
+    ]
     expect_equal([lowered(*CALL)], [loss])
 
 
@@ -105,5 +130,8 @@ class Keeping(BackendDetails):
 
 def test_a_delegate_never_keeps_what_is_trained(model: torch.nn.Module) -> None:
     with delegraph.register(Keeping):
-        to_backend(to_edge(joint(model)).exported_program(), CapabilityPartitioner(lambda node: None, "Keeping"))
+        to_backend(
+            to_edge(joint(model)).exported_program(),
+            CapabilityPartitioner(lambda node: None, "Keeping"),
+        )
     assert Keeping.parameters == ["fixed.weight", "fixed.bias"]

@@ -1,4 +1,6 @@
-"""Every kernel with every element type in ExecuTorch's runtime: what ``limits`` allows is right."""
+"""Every kernel with every element type in ExecuTorch's runtime: what ``limits`` allows
+is right.
+"""
 
 from __future__ import annotations
 
@@ -26,35 +28,69 @@ COMPLEX = "it knows no complex numbers"
 EXTREME = {"abs", "div_no_rounding_mode", "true_divide"}
 """Samples of complex numbers beyond 1e19, whose squares overflow in the kernel."""
 UNDER_OTHER_NAMES = {
-    *("nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.linear", "nn.functional.layer_norm"),
-    *("nn.functional.group_norm", "nn.functional.batch_norm", "softmax", "log_softmax", "nn.functional.softmax"),
+    *(
+        "nn.functional.conv1d",
+        "nn.functional.conv2d",
+        "nn.functional.linear",
+        "nn.functional.layer_norm",
+    ),
+    *(
+        "nn.functional.group_norm",
+        "nn.functional.batch_norm",
+        "softmax",
+        "log_softmax",
+        "nn.functional.softmax",
+    ),
     *(
         "nn.functional.pad",
         "nn.functional.interpolate",
         "nn.functional.max_pool2d",
         "nn.functional.adaptive_avg_pool2d",
     ),
-    *("nn.functional.grid_sample", "fft.rfft", "fft.irfft", "cdist", "nn.functional.pdist", "roll", "stack"),
+    *(
+        "nn.functional.grid_sample",
+        "fft.rfft",
+        "fft.irfft",
+        "cdist",
+        "nn.functional.pdist",
+        "roll",
+        "stack",
+    ),
 }
 
 
 def rows() -> list[Any]:
     """The rows of OpInfo whose programs may call a kernel."""
-    packets = {name.partition("::")[2].partition(".")[0].removesuffix("_copy") for name in stock_kernels().names}
-    return [r for r in opinfo._table() if {r.name, r.aten_name} & packets or r.name in UNDER_OTHER_NAMES]
+    packets = {
+        name.partition("::")[2].partition(".")[0].removesuffix("_copy")
+        for name in stock_kernels().names
+    }
+    return [
+        r
+        for r in opinfo._table()
+        if {r.name, r.aten_name} & packets or r.name in UNDER_OTHER_NAMES
+    ]
 
 
-def programs(dtype: torch.dtype) -> Iterator[tuple[Any, torch.nn.Module, tuple[torch.Tensor, ...]]]:
+def programs(
+    dtype: torch.dtype,
+) -> Iterator[tuple[Any, torch.nn.Module, tuple[torch.Tensor, ...]]]:
     for row in rows():
-        samples = opinfo._samples(row, dtype) if dtype in row.supported_dtypes("cpu") else []
+        samples = (
+            opinfo._samples(row, dtype) if dtype in row.supported_dtypes("cpu") else []
+        )
         for sample in samples[len(samples) // 2 :][:1]:
-            leaves, spec = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
+            leaves, spec = pytree.tree_flatten(
+                ((sample.input, *sample.args), sample.kwargs)
+            )
             inputs = tuple(v for v in leaves if isinstance(v, torch.Tensor))
             if all(t.layout is torch.strided and 0 < t.numel() < 2000 for t in inputs):
                 yield row, opinfo.Call(row.op, spec, leaves).eval(), inputs
 
 
-def is_right(content: bytes, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> bool:
+def is_right(
+    content: bytes, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
+) -> bool:
     with quiet():
         wanted = pytree.tree_leaves(module(*(t.clone() for t in inputs)))
     try:
@@ -68,7 +104,9 @@ def is_right(content: bytes, module: torch.nn.Module, inputs: tuple[torch.Tensor
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_what_limits_allow_is_right_in_the_runtime(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_limits_allow_is_right_in_the_runtime(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     judge.stock_runtime()
     said: list[str] = []
     why_not = kernel_calls.why_not
@@ -78,7 +116,9 @@ def test_what_limits_allow_is_right_in_the_runtime(dtype: torch.dtype, monkeypat
 
     monkeypatch.setattr(kernel_calls, "why_not", record)
     monkeypatch.setattr(judge, "TOLERANCE", TOLERANCES.get(dtype, 1e-4))
-    wrong, needless, tried = [], [], set()
+    wrong = []
+    needless = []
+    tried = set()
     for row, module, inputs in programs(dtype):
         said.clear()
         try:
@@ -94,7 +134,11 @@ def test_what_limits_allow_is_right_in_the_runtime(dtype: torch.dtype, monkeypat
         kernels = {str(o) for plan in emitted.program.plans for o in plan.operators}
         tried |= kernels
         right = is_right(emitted.file.join(), module, inputs)
-        if not said and not right and not (dtype.is_complex and row.name in EXTREME | {"div"}):
+        if (
+            not said
+            and not right
+            and not (dtype.is_complex and row.name in EXTREME | {"div"})
+        ):
             wrong.append((row.formatted_name, sorted(kernels)))
         if said == [COMPLEX] and right and len(kernels) == 1:
             needless.append((row.formatted_name, sorted(kernels)))

@@ -34,7 +34,9 @@ aten = torch.ops.aten
         (aten.add_.Tensor, None),
     ],
 )
-def test_the_kernel_of_an_operator(operator: torch._ops.OpOverload, kernel: str | None) -> None:
+def test_the_kernel_of_an_operator(
+    operator: torch._ops.OpOverload, kernel: str | None
+) -> None:
     found = find_kernel(operator, stock_kernels())
     assert (found and str(found)) == kernel
 
@@ -54,11 +56,31 @@ def test_every_name_of_a_kernel_set_counts() -> None:
 @pytest.mark.parametrize(
     ("function", "inputs", "said"),
     [
-        (lambda x: x.kthvalue(2)[0], (torch.ones(3),), "no kernel that computes aten.kthvalue.default"),
-        (lambda x: x.to(torch.complex64).exp().abs(), (torch.ones(3),), "no complex numbers"),
-        (functional.conv3d, (torch.ones(1, 1, 3, 3, 3), torch.ones(1, 1, 2, 2, 2)), "no more than two axes"),
-        (lambda x, i: x * i.item(), (torch.ones(3), torch.tensor(2.0).half()), "its self cannot be float16"),
-        (torch.masked_select, (torch.ones(4, 1, 4), torch.ones(4, 4) > 0), "its result may be larger"),
+        (
+            lambda x: x.kthvalue(2)[0],
+            (torch.ones(3),),
+            "no kernel that computes aten.kthvalue.default",
+        ),
+        (
+            lambda x: x.to(torch.complex64).exp().abs(),
+            (torch.ones(3),),
+            "no complex numbers",
+        ),
+        (
+            functional.conv3d,
+            (torch.ones(1, 1, 3, 3, 3), torch.ones(1, 1, 2, 2, 2)),
+            "no more than two axes",
+        ),
+        (
+            lambda x, i: x * i.item(),
+            (torch.ones(3), torch.tensor(2.0).half()),
+            "its self cannot be float16",
+        ),
+        (
+            torch.masked_select,
+            (torch.ones(4, 1, 4), torch.ones(4, 4) > 0),
+            "its result may be larger",
+        ),
     ],
     ids=["kthvalue", "complex", "three axes", "half", "masked"],
 )
@@ -71,17 +93,26 @@ def test_what_a_device_would_refuse_is_refused_here(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_quantized_programs_call_the_kernels_of_the_quantized_library(tmp_path: Path) -> None:
-    """Names, arguments and results are those that ExecuTorch's own runtime takes, once that library is loaded."""
+def test_quantized_programs_call_the_kernels_of_the_quantized_library(
+    tmp_path: Path,
+) -> None:
+    """Names, arguments and results are those that ExecuTorch's own runtime takes, once
+    that library is loaded.
+    """
     x = torch.tensor([[-3.0, -0.26, 0.0, 0.24, 0.26, 9.0]])
     program = delegraph.quantize(Function(lambda x: x.abs()), [(x,)])
     path = tmp_path / "program.pte"
-    delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+INT"}}).save(path)
+    delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+INT"}}
+    ).save(path)
     # borders alone: the middle is the delegate's
     stays = delegraph.lower(program, backends=[])
     stays.save(path)
     text = "\n".join(PteFormat.inspect(path).lines())
-    assert "link ExecuTorch's kernels/quantized for quantized_decomposed::dequantize_per_tensor.out" in text
+    assert (
+        "link ExecuTorch's kernels/quantized for"
+        " quantized_decomposed::dequantize_per_tensor.out" in text
+    )
     wanted = program.module(check_guards=False)(x)
     assert torch.equal(delegraph.load(path)(x), wanted)
     import executorch.kernels.quantized  # noqa: F401  # registers the library with the runtime of the wheel

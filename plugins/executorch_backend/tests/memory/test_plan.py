@@ -1,4 +1,6 @@
-"""The memory plan: no overlap of what is in use at one time, as an independent proof over the finished file finds."""
+"""The memory plan: no overlap of what is in use at one time, as an independent proof
+over the finished file finds.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,21 @@ from typing import Any
 import pytest
 import torch
 from delegraph.errors import DelegraphError
-from delegraph_executorch.memory import Home, Lifetime, Storage, find_lifetimes, plan_memory
+from delegraph_executorch.memory import (
+    Home,
+    Lifetime,
+    Storage,
+    find_lifetimes,
+    plan_memory,
+)
 from delegraph_executorch.memory.verify import find_conflicts
-from delegraph_executorch.program.tables import EValue, ExecutionPlan, KernelCall, Tensor, TensorList
+from delegraph_executorch.program.tables import (
+    EValue,
+    ExecutionPlan,
+    KernelCall,
+    Tensor,
+    TensorList,
+)
 from delegraph_executorch.run.calls import split_delegate_calls
 from delegraph_executorch.serialize.check import nbytes
 from delegraph_executorch.serialize.reader import ProgramFile, read_program
@@ -41,9 +55,13 @@ def test_plans_of_dynamic_programs(name: str) -> None:
     assert conflicts(emit(lower(module, (randn(3, 4),), shapes)).program.plans[0]) == []
 
 
-@pytest.mark.parametrize("name", ["convolution", "branch", "loop", "counter", "branch in loop", "several"])
+@pytest.mark.parametrize(
+    "name", ["convolution", "branch", "loop", "counter", "branch in loop", "several"]
+)
 def test_a_wrong_plan_that_changes_a_result_is_found(name: str) -> None:
-    """Tensors are put where others are. Whenever that changes what the program computes, the proof says so."""
+    """Tensors are put where others are. Whenever that changes what the program
+    computes, the proof says so.
+    """
     module, calls = STATIC[name]
     file = read_program(emit(lower(module, calls[0])).file.join())
     wanted = _outputs(file, calls)
@@ -58,8 +76,14 @@ def test_a_wrong_plan_that_changes_a_result_is_found(name: str) -> None:
 
 
 def _misplacements(plan: ExecutionPlan, count: int) -> list[tuple[int, Any]]:
-    """(tensor, another one's place); only tensors without views, which the file does not tell from their sources."""
-    tensors = {k: e.value for k, e in enumerate(plan.values) if isinstance(e.value, Tensor) and e.value.allocation}
+    """(tensor, another one's place); only tensors without views, which the file does
+    not tell from their sources.
+    """
+    tensors = {
+        k: e.value
+        for k, e in enumerate(plan.values)
+        if isinstance(e.value, Tensor) and e.value.allocation
+    }
     written = _results(plan) | {*plan.inputs}
     lonely = [k for k in tensors if k in written and _neighbours(tensors, k) <= written]
     fitting = [
@@ -74,7 +98,11 @@ def _misplacements(plan: ExecutionPlan, count: int) -> list[tuple[int, Any]]:
 
 def _results(plan: ExecutionPlan) -> set[int]:
     """Values that kernels compute."""
-    last = [i.call.args[-1] for i in plan.chains[0].instructions if isinstance(i.call, KernelCall)]
+    last = [
+        i.call.args[-1]
+        for i in plan.chains[0].instructions
+        if isinstance(i.call, KernelCall)
+    ]
     values = [plan.values[k].value for k in last]
     return {*last} | {i for v in values if isinstance(v, TensorList) for i in v.items}
 
@@ -112,7 +140,11 @@ def _random_lifetimes(seed: int, count: int) -> list[Lifetime]:
     for _ in range(count):
         first = source.randrange(50)
         made.append(
-            Lifetime(Storage(source.choice([1, 16, 48, 100, 1000]), Home.PLANNED), first, first + source.randrange(9))
+            Lifetime(
+                Storage(source.choice([1, 16, 48, 100, 1000]), Home.PLANNED),
+                first,
+                first + source.randrange(9),
+            )
         )
     return made
 
@@ -122,7 +154,8 @@ def test_nothing_overlaps(seed: int) -> None:
     lifetimes = _random_lifetimes(seed, 60)
     offsets, sizes = plan_memory(lifetimes)
     for k, one in enumerate(lifetimes):
-        start, end = offsets[one.storage], offsets[one.storage] + one.storage.nbytes
+        start = offsets[one.storage]
+        end = offsets[one.storage] + one.storage.nbytes
         assert start % 16 == 0
         assert end <= sizes[1]
         for other in lifetimes[:k]:
@@ -132,12 +165,19 @@ def test_nothing_overlaps(seed: int) -> None:
 
 
 def test_memories_are_planned_one_by_one() -> None:
-    here, there = Storage(100, Home.PLANNED), Storage(200, Home.PLANNED, memory_id=3)
+    here = Storage(100, Home.PLANNED)
+    there = Storage(200, Home.PLANNED, memory_id=3)
     offsets, sizes = plan_memory([Lifetime(here, 0, 1), Lifetime(there, 0, 1)])
     assert (offsets, sizes) == ({here: 0, there: 0}, [0, 100, 0, 200])
 
 
 def test_what_comes_into_a_loop_stays_until_its_end() -> None:
-    before, inside = Storage(4, Home.PLANNED), Storage(4, Home.PLANNED)
-    found = find_lifetimes([[before], [before], [inside], [inside], []], [], [], [(1, 4)])
-    assert [(t.storage, t.first, t.last) for t in found] == [(before, 0, 4), (inside, 2, 3)]
+    before = Storage(4, Home.PLANNED)
+    inside = Storage(4, Home.PLANNED)
+    found = find_lifetimes(
+        [[before], [before], [inside], [inside], []], [], [], [(1, 4)]
+    )
+    assert [(t.storage, t.first, t.last) for t in found] == [
+        (before, 0, 4),
+        (inside, 2, 3),
+    ]

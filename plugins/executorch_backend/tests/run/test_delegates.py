@@ -1,4 +1,6 @@
-"""Delegates in program files: called through their runtimes, stored once, with named data and settings."""
+"""Delegates in program files: called through their runtimes, stored once, with named
+data and settings.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,28 @@ from torch import nn
 from torch.nn import functional
 
 from ..support import programs as p
-from ..support.judge import device_halves, emit, expect_equal, host_program, lower, run_on_host, stock_runtime
+from ..support.judge import (
+    device_halves,
+    emit,
+    expect_equal,
+    host_program,
+    lower,
+    run_on_host,
+    stock_runtime,
+)
 
 CALL = (torch.randn(3, 4, generator=torch.Generator().manual_seed(0)),)
 
 
 class Split(nn.Module):
-    """Two parts that a backend takes, with a sum over everything between them that stays on the host."""
+    """Two parts that a backend takes, with a sum over everything between them that
+    stays on the host.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second((self.first(x) + x).cumsum(0) + 1)
@@ -42,7 +55,10 @@ def test_delegates_in_branches_and_loops(name: str) -> None:
     emitted = emit(lower(module, CALL, backends=["tosa"]))
     program = run_on_host(emitted)
     for call in (CALL, (-torch.ones(3, 4),), (torch.ones(3, 4),)):
-        expect_equal(torch.utils._pytree.tree_leaves(program(*call)), torch.utils._pytree.tree_leaves(module(*call)))
+        expect_equal(
+            torch.utils._pytree.tree_leaves(program(*call)),
+            torch.utils._pytree.tree_leaves(module(*call)),
+        )
 
 
 class Methods(nn.Module):
@@ -70,7 +86,9 @@ def test_two_methods_share_weights_and_blobs() -> None:
 
 
 class Head(nn.Module):
-    """Another method of the same network: host operators around a product with the weight that they share."""
+    """Another method of the same network: host operators around a product with the
+    weight that they share.
+    """
 
     def __init__(self, body: Methods) -> None:
         super().__init__()
@@ -80,26 +98,39 @@ class Head(nn.Module):
         return torch.softmax(functional.linear(x.cumsum(0), self.linear.weight), -1)
 
 
-@pytest.mark.parametrize("backends", [[], ["compiler-demo"]], ids=["host", "compiler-demo"])
+@pytest.mark.parametrize(
+    "backends", [[], ["compiler-demo"]], ids=["host", "compiler-demo"]
+)
 def test_two_methods_of_one_weight_in_the_stock_runtime(backends: list[str]) -> None:
-    runtime, body = stock_runtime(), Methods().eval()
+    runtime = stock_runtime()
+    body = Methods().eval()
     modules: dict[str, nn.Module] = {"body": body, "head": Head(body)}
     call = (torch.randn(2, 64, generator=torch.Generator().manual_seed(0)),)
-    exported = {name: torch.export.export(module, call) for name, module in modules.items()}
+    exported = {
+        name: torch.export.export(module, call) for name, module in modules.items()
+    }
     lowered = delegraph.lower(exported, backends=backends)
-    assert {d.method for d in lowered.delegates} == (set(modules) if backends else set())
+    assert {d.method for d in lowered.delegates} == (
+        set(modules) if backends else set()
+    )
     device_halves(lowered)
     content = emit(lowered).file.join()
     assert len(content) < 2 * 64 * 64 * 4, "the weight is there once"
     program = runtime.load_program(content)
     for name, module in modules.items():
-        expect_equal(program.load_method(name).execute(list(call)), [module(*call).detach()])
+        expect_equal(
+            program.load_method(name).execute(list(call)), [module(*call).detach()]
+        )
 
 
 def test_a_runtime_that_is_missing_is_named() -> None:
     def nothing(backend_id: str, *rest: Any, **header: Any) -> Any:
-        raise delegraph.errors.NoRuntime("no-runtime", f"{backend_id} has no runtime here")
+        raise delegraph.errors.NoRuntime(
+            "no-runtime", f"{backend_id} has no runtime here"
+        )
 
-    file = read_program(emit(lower(Split(), CALL, backends=["compiler-demo"])).file.join())
+    file = read_program(
+        emit(lower(Split(), CALL, backends=["compiler-demo"])).file.join()
+    )
     with pytest.raises(delegraph.errors.NoRuntime, match="BackendWithCompilerDemo"):
         host_program(file, nothing)(*CALL)

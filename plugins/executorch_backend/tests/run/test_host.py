@@ -1,4 +1,6 @@
-"""Program files, read back and run in torch, give eager's numbers; no ExecuTorch is needed."""
+"""Program files, read back and run in torch, give eager's numbers; no ExecuTorch is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from ..support.judge import emit, expect_equal, host_program, lower, run_on_host
 GIVEN = EmitOptions(plan_inputs=False, plan_outputs=False)
 
 
-def check(module: nn.Module, calls: list[tuple[Any, ...]], shapes: Any = None, options: Any = None) -> None:
+def check(
+    module: nn.Module,
+    calls: list[tuple[Any, ...]],
+    shapes: Any = None,
+    options: Any = None,
+) -> None:
     program = run_on_host(emit(lower(module, calls[0], shapes), options))
     eager = copy.deepcopy(module)
     for call in calls:
@@ -34,7 +41,9 @@ def check(module: nn.Module, calls: list[tuple[Any, ...]], shapes: Any = None, o
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
 @pytest.mark.parametrize(
-    "options", [None, EmitOptions(plan_inputs=False, plan_outputs=False)], ids=["planned", "given"]
+    "options",
+    [None, EmitOptions(plan_inputs=False, plan_outputs=False)],
+    ids=["planned", "given"],
 )
 @pytest.mark.parametrize("name", STATIC)
 def test_static(name: str, options: EmitOptions | None) -> None:
@@ -52,14 +61,22 @@ def test_a_file_cannot_make_the_host_take_more_memory_than_it_states() -> None:
     emitted = emit(lower(p.Function(lambda x: x + torch.full((8,), 2.0)), (randn(8),)))
     file = read_program(emitted.file.join())
     plan = file.program.plans[0]
-    huge = [replace(e, value=Int(1 << 40)) if e.value == Int(8) else e for e in plan.values]
-    wrong = replace(file, program=replace(file.program, plans=(replace(plan, values=tuple(huge)),)))
-    with pytest.raises(FormatError, match=r"is computed as torch.float32 of sizes \[1099511627776\]"):
+    huge = [
+        replace(e, value=Int(1 << 40)) if e.value == Int(8) else e for e in plan.values
+    ]
+    wrong = replace(
+        file, program=replace(file.program, plans=(replace(plan, values=tuple(huge)),))
+    )
+    with pytest.raises(
+        FormatError, match=r"is computed as torch.float32 of sizes \[1099511627776\]"
+    ):
         host_program(wrong)(randn(8))
 
 
 def test_a_loop_that_does_not_end_is_ended() -> None:
-    module = p.Function(lambda x: torch.while_loop(lambda x: x.sum() < 1e9, lambda x: (x * 1.0,), (x,)))
+    module = p.Function(
+        lambda x: torch.while_loop(lambda x: x.sum() < 1e9, lambda x: (x * 1.0,), (x,))
+    )
     program = run_on_host(emit(lower(module, (randn(3, 4),))), max_iterations=20)
     with pytest.raises(Unsupported, match="ran 20 rounds"):
         program(randn(3, 4))
@@ -67,12 +84,16 @@ def test_a_loop_that_does_not_end_is_ended() -> None:
 
 def test_planned_memory_is_bounded() -> None:
     emitted = emit(lower(p.Function(lambda x: x.exp().sin()), (randn(64, 64),)))
-    with pytest.raises(Unsupported, match="plans 32768 bytes of memory, and 1000 are allowed"):
+    with pytest.raises(
+        Unsupported, match="plans 32768 bytes of memory, and 1000 are allowed"
+    ):
         run_on_host(emitted, max_memory=1000)(randn(64, 64))
 
 
 @pytest.mark.parametrize(
-    "wrong", [(), (randn(2, 4),), (randn(3, 4).double(),), (3,)], ids=["none", "rows", "type", "int"]
+    "wrong",
+    [(), (randn(2, 4),), (randn(3, 4).double(),), (3,)],
+    ids=["none", "rows", "type", "int"],
 )
 def test_inputs_that_do_not_fit(wrong: tuple[Any, ...]) -> None:
     program = run_on_host(emit(lower(p.Function(torch.sin), (randn(3, 4),))))

@@ -1,4 +1,5 @@
-"""What a file must not do to whoever loads, shows or runs it: end the process, hang, or take memory, as each once did.
+"""What a file must not do to whoever loads, shows or runs it: end the process, hang, or
+take memory, as each once did.
 
 They are written by hand. ``benchmarks/damaged_files.py`` finds new ones.
 """
@@ -18,7 +19,13 @@ import numpy as np
 import pytest
 import torch
 from delegraph.cli import main
-from delegraph.errors import DelegraphError, FormatError, InputError, OptionError, Unsupported
+from delegraph.errors import (
+    DelegraphError,
+    FormatError,
+    InputError,
+    OptionError,
+    Unsupported,
+)
 from delegraph_executorch.format import PteFormat
 from delegraph_executorch.memory.verify import find_conflicts
 from delegraph_executorch.program import tables as t
@@ -41,7 +48,13 @@ def load(content: bytes, **limits: int) -> HostProgram:
 
 
 def summing(dtype: Any = NOTHING, dims: Any = None, keep: Any = None) -> bytes:
-    values = [tensor(4), dims or t.IntList(()), keep or t.Bool(False), dtype, tensor(at=64)]
+    values = [
+        tensor(4),
+        dims or t.IntList(()),
+        keep or t.Bool(False),
+        dtype,
+        tensor(at=64),
+    ]
     return program(values, [(SUM, (0, 1, 2, 3, 4, 4))], [0], [4])
 
 
@@ -53,32 +66,56 @@ WRONG = {
     "a number for dimensions": summing(dims=t.Int(0)),
     "numbers for dimensions": summing(dims=t.DoubleList((0.0,))),
     "a number for a bool": summing(keep=t.Int(1)),
-    "a tensor that is none": program([t.Int(3), t.Int(1), tensor(4)], [("aten::add.out", (0, 2, 1, 2, 2))]),
-    "a number that is a tensor": program([tensor(4), tensor(4)], [("aten::add.out", (0, 0, 0, 1, 1))]),
-    "a mode of rounding": program(
-        [tensor(4), t.String("up"), tensor(4, at=64)], [("aten::div.out_mode", (0, 0, 1, 2, 2))]
+    "a tensor that is none": program(
+        [t.Int(3), t.Int(1), tensor(4)], [("aten::add.out", (0, 2, 1, 2, 2))]
     ),
-    "an approximation": program([tensor(4), t.String("x"), tensor(4, at=64)], [("aten::gelu.out", (0, 1, 2, 2))]),
+    "a number that is a tensor": program(
+        [tensor(4), tensor(4)], [("aten::add.out", (0, 0, 0, 1, 1))]
+    ),
+    "a mode of rounding": program(
+        [tensor(4), t.String("up"), tensor(4, at=64)],
+        [("aten::div.out_mode", (0, 0, 1, 2, 2))],
+    ),
+    "an approximation": program(
+        [tensor(4), t.String("x"), tensor(4, at=64)], [("aten::gelu.out", (0, 1, 2, 2))]
+    ),
     "a memory format": program(
-        [tensor(4), t.Bool(False), t.Int(9), tensor(4, at=64)], [("aten::_to_copy.out", (0, 1, 2, 3, 3))]
+        [tensor(4), t.Bool(False), t.Int(9), tensor(4, at=64)],
+        [("aten::_to_copy.out", (0, 1, 2, 3, 3))],
     ),
     "no arguments": program([tensor(4)], [("aten::relu.out", ())]),
-    "a view without sizes": program([tensor(4), tensor(2, 2)], [("executorch_prim::et_view.default", (0, 1))]),
+    "a view without sizes": program(
+        [tensor(4), tensor(2, 2)], [("executorch_prim::et_view.default", (0, 1))]
+    ),
     "a tensor moved to a number": program([tensor(4), t.Int(1)], [t.MoveCall(0, 1)]),
-    "a result that is a number": program([tensor(4), t.Int(2)], [("aten::relu.out", (0, 1, 1))]),
+    "a result that is a number": program(
+        [tensor(4), t.Int(2)], [("aten::relu.out", (0, 1, 1))]
+    ),
     "a jump on a number": program([t.Int(1)], [t.JumpFalseCall(0, 0)]),
     "a jump on floats": program([tensor(4)], [t.JumpFalseCall(0, 0)]),
-    "an input that can be no tensor": program([t.Bool(True), tensor(4)], [("aten::relu.out", (0, 1, 1))], [0], [1]),
-    "a tensor that lies nowhere": program([tensor(4, at=None), tensor(4)], [("aten::relu.out", (1, 0, 0))], [1], [1]),
+    "an input that can be no tensor": program(
+        [t.Bool(True), tensor(4)], [("aten::relu.out", (0, 1, 1))], [0], [1]
+    ),
+    "a tensor that lies nowhere": program(
+        [tensor(4, at=None), tensor(4)], [("aten::relu.out", (1, 0, 0))], [1], [1]
+    ),
     "a freed number": program([t.Int(1)], [t.FreeCall(0)]),
-    "a freed tensor that is planned": program([tensor(4), tensor(4, at=64)], [t.FreeCall(1)]),
-    "text plus text": program([t.String("a"), t.Int(0)], [("executorch_prim::add.Scalar", (0, 0, 1))]),
+    "a freed tensor that is planned": program(
+        [tensor(4), tensor(4, at=64)], [t.FreeCall(1)]
+    ),
+    "text plus text": program(
+        [t.String("a"), t.Int(0)], [("executorch_prim::add.Scalar", (0, 0, 1))]
+    ),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_arguments_that_a_schema_does_not_have_are_refused_when_the_file_is_read(name: str, tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"damaged .pte file: method 'forward': instruction 0"):
+def test_arguments_that_a_schema_does_not_have_are_refused_when_the_file_is_read(
+    name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        FormatError, match=r"damaged .pte file: method 'forward': instruction 0"
+    ):
         load(WRONG[name])
     path = tmp_path / "wrong.pte"
     path.write_bytes(WRONG[name])
@@ -95,7 +132,10 @@ def test_a_list_as_a_result_is_refused_when_the_file_is_read(tmp_path: Path) -> 
     path = tmp_path / "wrong.pte"
     path.write_bytes(program([tensor(4), t.TensorList((0,))], [], [0], [1]))
     for runtime in (None, "executorch"):
-        with pytest.raises(FormatError, match=r"'forward' returns a TensorList, neither a tensor nor a number"):
+        with pytest.raises(
+            FormatError,
+            match=r"'forward' returns a TensorList, neither a tensor nor a number",
+        ):
             delegraph.load(path, runtime=runtime)
 
 
@@ -112,20 +152,35 @@ def test_an_operator_without_a_name_is_refused() -> None:
 
 
 def test_a_vector_that_is_not_there_is_no_empty_one() -> None:
-    """ExecuTorch's runtime ends the process where a method has no list of inputs. Each list is left out in turn."""
+    """ExecuTorch's runtime ends the process where a method has no list of inputs. Each
+    list is left out in turn.
+    """
     content = program([tensor(4)], [("aten::relu.out", (0, 0, 0))], [0], [0])
-    forgotten = (content[:at] + b"\0\0" + content[at + 2 :] for at in range(8, len(content), 2))
-    told = {why.split(": ", 1)[1] for why in map(why_not, forgotten) if "missing" in why}
-    assert {"plans 0: inputs is missing", "plans 0: values is missing", "plans 0: chains is missing"} <= told
+    forgotten = (
+        content[:at] + b"\0\0" + content[at + 2 :] for at in range(8, len(content), 2)
+    )
+    told = {
+        why.split(": ", 1)[1] for why in map(why_not, forgotten) if "missing" in why
+    }
+    assert {
+        "plans 0: inputs is missing",
+        "plans 0: values is missing",
+        "plans 0: chains is missing",
+    } <= told
 
 
 def test_enumerations_that_there_are() -> None:
-    assert load(summing(t.Int(6))).run("forward", [torch.arange(4.0)]) == [torch.tensor(6.0)]
+    assert load(summing(t.Int(6))).run("forward", [torch.arange(4.0)]) == [
+        torch.tensor(6.0)
+    ]
 
 
 def test_a_type_that_the_caller_gives_is_looked_at_when_it_is_given() -> None:
     content = program(
-        [tensor(4), t.IntList(()), t.Bool(False), t.Int(6), tensor(at=64)], [(SUM, (0, 1, 2, 3, 4, 4))], [0, 3], [4]
+        [tensor(4), t.IntList(()), t.Bool(False), t.Int(6), tensor(at=64)],
+        [(SUM, (0, 1, 2, 3, 4, 4))],
+        [0, 3],
+        [4],
     )
     program_ = load(content)
     assert program_.run("forward", [torch.arange(4.0), 6]) == [torch.tensor(6.0)]
@@ -135,25 +190,58 @@ def test_a_type_that_the_caller_gives_is_looked_at_when_it_is_given() -> None:
 
 def test_a_number_that_becomes_another_kind_is_noticed() -> None:
     """A float is moved to where the dimension of a sum is."""
-    values = [tensor(4), t.IntList((5,)), t.Bool(False), NOTHING, tensor(at=64), t.Int(0), t.Double(0.5)]
+    values = [
+        tensor(4),
+        t.IntList((5,)),
+        t.Bool(False),
+        NOTHING,
+        tensor(at=64),
+        t.Int(0),
+        t.Double(0.5),
+    ]
     with pytest.raises(FormatError, match=r"argument 1 0.5 among integers"):
-        load(program(values, [t.MoveCall(6, 5), (SUM, (0, 1, 2, 3, 4, 4))], [0], [4])).run("forward", [torch.ones(4)])
+        load(
+            program(values, [t.MoveCall(6, 5), (SUM, (0, 1, 2, 3, 4, 4))], [0], [4])
+        ).run("forward", [torch.ones(4)])
 
 
-# --- integers ---------------------------------------------------------------------------------------------------------
+# --- integers -------------------------------------------------------------------------
 
-LOW, HIGH = -(1 << 63), (1 << 63) - 1
-OPERANDS: list[Any] = [0, 1, -1, 3, -3, 7, -7, LOW, HIGH, 1 << 62, 1.5, -2.5, 2.5, 0.0, -0.0, 1e300, math.inf, math.nan]
+LOW = -(1 << 63)
+HIGH = (1 << 63) - 1
+OPERANDS: list[Any] = [
+    0,
+    1,
+    -1,
+    3,
+    -3,
+    7,
+    -7,
+    LOW,
+    HIGH,
+    1 << 62,
+    1.5,
+    -2.5,
+    2.5,
+    0.0,
+    -0.0,
+    1e300,
+    math.inf,
+    math.nan,
+]
 OPERANDS += [True, False]
 
 
 def undefined(name: str, operands: tuple[Any, ...]) -> bool:
-    """What C does not define: these end the process in ExecuTorch, give what the processor gives, or are refused."""
+    """What C does not define: these end the process in ExecuTorch, give what the
+    processor gives, or are refused.
+    """
     if name.startswith(("floordiv", "mod")) and all(type(v) is int for v in operands):
         return operands[1] == 0 or operands == (LOW, -1)
     if name[:2] in ("eq", "lt", "le", "gt", "ge"):
         return sum(type(v) is bool for v in operands) == 1  # ExecuTorch refuses it, too
-    small = all(type(v) is int or abs(v) < 2.0**63 for v in operands)  # and none is a NaN
+    # and none is a NaN
+    small = all(type(v) is int or abs(v) < 2.0**63 for v in operands)
     return name.startswith(("ceil", "round", "trunc", "sym_int")) and not small
 
 
@@ -167,7 +255,9 @@ def test_numbers_are_computed_as_executorch_does(name: str) -> None:
     kinds = SCALAR_KERNELS[name][0]
     for operands in itertools.product(OPERANDS, repeat=min(2, len(kinds))):
         given = (True, *operands) if name.startswith("sym_ite") else operands
-        accepted = all(isinstance(valued(v), kind) for v, kind in zip(given, kinds, strict=True))
+        accepted = all(
+            isinstance(valued(v), kind) for v, kind in zip(given, kinds, strict=True)
+        )
         content = program(
             [*map(valued, given), t.Int(0)],
             [(f"executorch_prim::{name}", tuple(range(len(given) + 1)))],
@@ -188,12 +278,17 @@ def test_numbers_are_computed_as_executorch_does(name: str) -> None:
             keep = runtime.load_program(content)
             [theirs] = keep.load_method("forward").execute([])
             assert type(ours) is type(theirs), (name, given)
-            assert ours == theirs or (math.isnan(ours) and math.isnan(theirs)), (name, given)
+            assert ours == theirs or (math.isnan(ours) and math.isnan(theirs)), (
+                name,
+                given,
+            )
 
 
 def test_a_loop_that_squares_an_integer_ends() -> None:
     square = ("executorch_prim::mul.Scalar", (0, 0, 0))
-    content = program([t.Int(3), t.Bool(False)], [square, t.JumpFalseCall(1, 0)], outputs=[0])
+    content = program(
+        [t.Int(3), t.Bool(False)], [square, t.JumpFalseCall(1, 0)], outputs=[0]
+    )
     with pytest.raises(Unsupported, match="ran 1000 rounds"):
         load(content, max_iterations=1000).run("forward", [])
 
@@ -208,7 +303,7 @@ def test_kernels_without_a_schema_are_those_that_know_numbers_or_places() -> Non
         assert kernel(name)
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------
 
 
 def resident() -> int:
@@ -220,17 +315,34 @@ def resident() -> int:
 
 
 def test_planned_memory_takes_no_pages_that_no_value_needs() -> None:
-    content = program([tensor(4), tensor(4, at=4 << 30)], [("aten::relu.out", (0, 1, 1))], [0], [1], (4 << 30) + 64)
+    content = program(
+        [tensor(4), tensor(4, at=4 << 30)],
+        [("aten::relu.out", (0, 1, 1))],
+        [0],
+        [1],
+        (4 << 30) + 64,
+    )
     before = resident()
     program_ = load(content)
-    torch.testing.assert_close(program_.run("forward", [-torch.ones(4)]), [torch.zeros(4)])
+    torch.testing.assert_close(
+        program_.run("forward", [-torch.ones(4)]), [torch.zeros(4)]
+    )
     assert resident() - before < 256 << 20
 
 
 def test_results_outside_of_the_plan_count_as_memory() -> None:
-    values = [tensor(1, 1), t.IntList((2, 2)), t.Int(1 << 17), tensor(1 << 17, 1 << 17, at=None), t.Bool(False)]
+    values = [
+        tensor(1, 1),
+        t.IntList((2, 2)),
+        t.Int(1 << 17),
+        tensor(1 << 17, 1 << 17, at=None),
+        t.Bool(False),
+    ]
     content = program(values, [("aten::expand_copy.out", (0, 1, 4, 3, 3))], [0], [3])
-    with pytest.raises(Unsupported, match="68719476736 of results outside of it, and 8589934592 are allowed"):
+    with pytest.raises(
+        Unsupported,
+        match="68719476736 of results outside of it, and 8589934592 are allowed",
+    ):
         load(content).run("forward", [torch.ones(1, 1)])
 
 
@@ -246,15 +358,26 @@ def test_arrays_without_elements_reach_executorch_in_c_order(tmp_path: Path) -> 
     """Strides of 0, as numpy's have, ended the process."""
     stock_runtime()
     path = tmp_path / "empty.pte"
-    path.write_bytes(program([tensor(0, 4), tensor(0, 4, at=64)], [("aten::relu.out", (0, 1, 1))], [0], [1]))
+    path.write_bytes(
+        program(
+            [tensor(0, 4), tensor(0, 4, at=64)],
+            [("aten::relu.out", (0, 1, 1))],
+            [0],
+            [1],
+        )
+    )
     given = torch.from_numpy(np.zeros((0, 4), np.float32))
     assert delegraph.load(path, runtime="executorch")(given)[0].shape == (0, 4)
 
 
-def test_limits_of_memory_and_iterations_are_the_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_limits_of_memory_and_iterations_are_the_users(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "loop.pte"
     path.write_bytes(program([t.Bool(False)], [t.JumpFalseCall(0, 0)], memory=5000))
-    with pytest.raises(Unsupported, match="plans 5000 bytes of memory, and 4999 are allowed"):
+    with pytest.raises(
+        Unsupported, match="plans 5000 bytes of memory, and 4999 are allowed"
+    ):
         delegraph.load(path, max_memory=4999)()
     with pytest.raises(Unsupported, match="ran 7 rounds"):
         delegraph.load(path, max_memory=5000, max_iterations=7)()
@@ -272,7 +395,13 @@ def test_limits_of_memory_and_iterations_are_the_users(tmp_path: Path, capsys: p
 def test_outputs_of_delegates_are_found_in_memory_that_grows_with_the_file() -> None:
     count = 3000
     calls = [t.DelegateCall(0, (k, k + 1)) for k in range(count)]
-    content = program([tensor(4, at=16 * k) for k in range(count + 1)], calls, [0], [count], 16 * (count + 1))
+    content = program(
+        [tensor(4, at=16 * k) for k in range(count + 1)],
+        calls,
+        [0],
+        [count],
+        16 * (count + 1),
+    )
     plan = read_program(content).program.plans[0]
     tracemalloc.start()
     found = split_delegate_calls(plan)
@@ -281,18 +410,29 @@ def test_outputs_of_delegates_are_found_in_memory_that_grows_with_the_file() -> 
     assert set(found.values()) == {1} and peak < 16 * len(content)
 
 
-# --- what is no FormatError elsewhere ---------------------------------------------------------------------------------
+# --- what is no FormatError elsewhere -------------------------------------------------
 
 
 def test_a_file_without_methods(tmp_path: Path) -> None:
     path = tmp_path / "none.pte"
-    path.write_bytes(program_file(t.Program(constant_segment=t.SubsegmentOffsets(0, (0,))), []).join())
-    for look in (delegraph.load, PteFormat.inspect, PteFormat.verify, lambda p: PteFormat.sample(p, 0)):
+    path.write_bytes(
+        program_file(
+            t.Program(constant_segment=t.SubsegmentOffsets(0, (0,))), []
+        ).join()
+    )
+    for look in (
+        delegraph.load,
+        PteFormat.inspect,
+        PteFormat.verify,
+        lambda p: PteFormat.sample(p, 0),
+    ):
         with pytest.raises(FormatError, match="it has no methods"):
             look(path)
 
 
-@pytest.mark.parametrize("sizes", [(2**31 - 1, 2**15), (2**31 - 1, 2**31 - 1, 0), (1,) * 70])
+@pytest.mark.parametrize(
+    "sizes", [(2**31 - 1, 2**15), (2**31 - 1, 2**31 - 1, 0), (1,) * 70]
+)
 def test_inputs_that_no_memory_holds(sizes: tuple[int, ...], tmp_path: Path) -> None:
     path = tmp_path / "huge.pte"
     path.write_bytes(program([tensor(*sizes, at=None)], inputs=[0], outputs=[0]))
@@ -302,36 +442,54 @@ def test_inputs_that_no_memory_holds(sizes: tuple[int, ...], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "structure", ["*", {"tuple": []}, {"list": ["*"]}, {"tuple": ["*", {"dict": []}]}, {"tuple": 3}]
+    "structure",
+    ["*", {"tuple": []}, {"list": ["*"]}, {"tuple": ["*", {"dict": []}]}, {"tuple": 3}],
 )
 def test_inputs_that_are_no_arguments_of_a_call(structure: Any, tmp_path: Path) -> None:
     path = tmp_path / "structure.pte"
-    container = t.ContainerMetadata(json.dumps({"structure": structure, "names": ["x"]}), "")
+    container = t.ContainerMetadata(
+        json.dumps({"structure": structure, "names": ["x"]}), ""
+    )
     path.write_bytes(program([tensor(2)], inputs=[0], outputs=[0], container=container))
     with pytest.raises(FormatError, match="the structure of inputs"):
         delegraph.load(path)
 
 
 def test_long_texts_and_lists_are_cut_where_a_file_is_shown(tmp_path: Path) -> None:
-    """Each instruction names the same long operator, list and text; the file has them once."""
-    path, count = tmp_path / "long.pte", 400
+    """Each instruction names the same long operator, list and text; the file has them
+    once.
+    """
+    path = tmp_path / "long.pte"
+    count = 400
     name = "\x01" * 40_000
     values = [tensor(1), t.TensorList((0,) * 2000), t.String(name)]
-    path.write_bytes(program(values, [(f"acme::{name}.out", (1, 2, 0, 1))] * count, [0], [0]))
+    path.write_bytes(
+        program(values, [(f"acme::{name}.out", (1, 2, 0, 1))] * count, [0], [0])
+    )
     tracemalloc.start()
-    shown, page = str(PteFormat.inspect(path)), PteFormat.page(path)
+    shown = str(PteFormat.inspect(path))
+    page = PteFormat.page(path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert "... (40010 characters)" in shown and "2000 in all" in shown
-    assert len(shown) < 1_000_000 and len(page) < 2_000_000 and peak < 16 * path.stat().st_size + (4 << 20)
+    assert (
+        len(shown) < 1_000_000
+        and len(page) < 2_000_000
+        and peak < 16 * path.stat().st_size + (4 << 20)
+    )
 
 
 def test_a_memory_plan_is_proven_in_memory_that_grows_with_the_file() -> None:
-    """Thousands of tensors in one place, and as many jumps: what is whole where is a set for each."""
+    """Thousands of tensors in one place, and as many jumps: what is whole where is a
+    set for each.
+    """
     count = 2000
     calls: list[Any] = []
     for k in range(count):
-        calls += [("aten::relu.out", (k, k + 1, k + 1)), t.JumpFalseCall(count + 1, 2 * k + 2)]
+        calls += [
+            ("aten::relu.out", (k, k + 1, k + 1)),
+            t.JumpFalseCall(count + 1, 2 * k + 2),
+        ]
     values = [*(tensor(4, at=16 * (k % 2)) for k in range(count + 1)), t.Bool(True)]
     plan = read_program(program(values, calls, [0], [count])).program.plans[0]
     tracemalloc.start()
@@ -341,15 +499,21 @@ def test_a_memory_plan_is_proven_in_memory_that_grows_with_the_file() -> None:
     assert peak < 16 << 20
     listed = [*values, t.TensorList((0,) * 5000), t.Int(0)]
     end = len(listed) - 2
-    plan = read_program(program(listed, [("aten::cat.out", (end, end + 1, 1, 1))] * 5000, [0], [1])).program.plans[0]
+    plan = read_program(
+        program(listed, [("aten::cat.out", (end, end + 1, 1, 1))] * 5000, [0], [1])
+    ).program.plans[0]
     with pytest.raises(Unsupported, match="too large to prove its memory plan"):
         find_conflicts(plan, {})
     backward = [i for k in range(3000) for i in (t.JumpFalseCall(count + 1, k // 2),)]
-    plan = read_program(program(values, [*calls[:1], *backward], [0], [1])).program.plans[0]
+    plan = read_program(
+        program(values, [*calls[:1], *backward], [0], [1])
+    ).program.plans[0]
     assert find_conflicts(plan, {}) == []
 
 
-def test_texts_and_numbers_as_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_and_numbers_as_inputs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "plain.pte"
     values = [t.String("abc"), t.Int(5), t.Double(0.5), tensor(2)]
     path.write_bytes(program(values, inputs=[0, 1, 2, 3], outputs=[1, 3, 0]))
@@ -365,8 +529,15 @@ def test_texts_and_numbers_as_inputs(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "input 3 is an array that no tensor is made of" in capsys.readouterr().err
 
 
-def test_results_of_types_that_numpy_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    values = [tensor(2, dtype=LONG), tensor(2, at=64, dtype=15), tensor(2, at=128, dtype=9), NOTHING]
+def test_results_of_types_that_numpy_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = [
+        tensor(2, dtype=LONG),
+        tensor(2, at=64, dtype=15),
+        tensor(2, at=128, dtype=9),
+        NOTHING,
+    ]
     path = tmp_path / "types.pte"
     path.write_bytes(program(values, inputs=[0], outputs=[1, 2, 3]))
     assert main(["run", str(path)]) == 0
@@ -375,15 +546,32 @@ def test_results_of_types_that_numpy_lacks(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    "shape", ["(1099511627776,)", "(4611686018427387904, 8)", "(3,)", "(-1,)", "(0, 99999999999999999999)", "'x'"]
+    "shape",
+    [
+        "(1099511627776,)",
+        "(4611686018427387904, 8)",
+        "(3,)",
+        "(-1,)",
+        "(0, 99999999999999999999)",
+        "'x'",
+    ],
 )
 def test_arrays_that_state_more_than_their_file_holds(
     shape: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, array = tmp_path / "plain.pte", tmp_path / "x.npy"
+    path = tmp_path / "plain.pte"
+    array = tmp_path / "x.npy"
     path.write_bytes(program([tensor(2)], inputs=[0], outputs=[0]))
-    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
-    array.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(8))
+    header = (
+        f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117)
+        + "\n"
+    )
+    array.write_bytes(
+        b"\x93NUMPY\x01\x00"
+        + len(header).to_bytes(2, "little")
+        + header.encode()
+        + bytes(8)
+    )
     assert main(["run", str(path), "--input", str(array)]) == 1
     assert "error [input-invalid]" in capsys.readouterr().err
 
@@ -404,6 +592,8 @@ def test_what_damaged_files_raise_is_a_delegraph_error(tmp_path: Path) -> None:
         values = [tensor(4), t.IntList((3,)), t.Bool(False), t.Int(0), tensor(at=64)]
         values[position] = kind
         try:
-            load(program(values, [(SUM, (0, 1, 2, 3, 4, 4))], [0], [4])).run("forward", [torch.ones(4)])
+            load(program(values, [(SUM, (0, 1, 2, 3, 4, 4))], [0], [4])).run(
+                "forward", [torch.ones(4)]
+            )
         except DelegraphError as e:
             assert isinstance(e, (FormatError, InputError))

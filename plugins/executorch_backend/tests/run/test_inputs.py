@@ -1,4 +1,6 @@
-"""Calls of loaded files with other inputs than the program was exported for: named as the caller names them."""
+"""Calls of loaded files with other inputs than the program was exported for: named as
+the caller names them.
+"""
 
 import json
 from collections import OrderedDict, defaultdict
@@ -42,7 +44,9 @@ def loaded(tmp_path_factory):
     args, kwargs = called()
     shapes = {"x": {0: B}, "pair": {"a": {0: B}, "b": {0: B}}, "scale": None}
     path = tmp_path_factory.mktemp("inputs") / "nested.pte"
-    delegraph.lower(export(Nested(), args, kwargs, dynamic_shapes=shapes), backends=[]).save(path)
+    delegraph.lower(
+        export(Nested(), args, kwargs, dynamic_shapes=shapes), backends=[]
+    ).save(path)
     return delegraph.load(path)
 
 
@@ -51,16 +55,49 @@ PAIR = {"a": randn(4, 8), "b": randn(4, 8)}
 SCALE = {"scale": randn(1)}
 OTHERS = {
     "above": (called((4, 8), (7, 8)), A + r"torch.float32 of sizes \[7, 8\]\n"),
-    "type": (((randn(4, 8), {**PAIR, "a": randn(4, 8).half()}), SCALE), A + "torch.float16 of sizes"),
-    "device": (((randn(4, 8), {**PAIR, "a": randn(4, 8, device="meta")}), SCALE), A + ".* on meta\n"),
-    "sparse": (((randn(4, 8), {**PAIR, "a": randn(4, 8).to_sparse()}), SCALE), A + "sparse_coo torch.float32"),
-    "array": (((randn(4, 8), {**PAIR, "a": randn(4, 8).numpy()}), SCALE), A + "of type ndarray\n"),
-    "few": (((randn(4, 8),), SCALE), r"it was given \(Tensor, scale=Tensor\): pair not given\n"),
-    "keys": (((randn(4, 8), {"a": randn(4, 8)}), SCALE), r"^input pair is to be a dict .*; it is a dict with the keys"),
-    "unequal": (called(a=(5, 8)), r"^input pair\['a'\] has size 5 .* for size 4 there, as input x has size 4 in dim"),
-    "unequal, computable": (called(b=(5, 8)), r"^input pair\['b'\] has size 5 .* for size 4 there, as input x has"),
-    "fixed": (called((4, 7), (4, 7), (4, 7)), "^input x has size 7 in dimension 1; .* was exported for size 8 there\n"),
-    "below": (called((2, 8), (2, 8), (2, 8)), "^input x has size 2 in dimension 0; .* for sizes from 3 to 6 there"),
+    "type": (
+        ((randn(4, 8), {**PAIR, "a": randn(4, 8).half()}), SCALE),
+        A + "torch.float16 of sizes",
+    ),
+    "device": (
+        ((randn(4, 8), {**PAIR, "a": randn(4, 8, device="meta")}), SCALE),
+        A + ".* on meta\n",
+    ),
+    "sparse": (
+        ((randn(4, 8), {**PAIR, "a": randn(4, 8).to_sparse()}), SCALE),
+        A + "sparse_coo torch.float32",
+    ),
+    "array": (
+        ((randn(4, 8), {**PAIR, "a": randn(4, 8).numpy()}), SCALE),
+        A + "of type ndarray\n",
+    ),
+    "few": (
+        ((randn(4, 8),), SCALE),
+        r"it was given \(Tensor, scale=Tensor\): pair not given\n",
+    ),
+    "keys": (
+        ((randn(4, 8), {"a": randn(4, 8)}), SCALE),
+        r"^input pair is to be a dict .*; it is a dict with the keys",
+    ),
+    "unequal": (
+        called(a=(5, 8)),
+        (
+            r"^input pair\['a'\] has size 5 .* for size 4 there, as input x has size 4"
+            r" in dim"
+        ),
+    ),
+    "unequal, computable": (
+        called(b=(5, 8)),
+        r"^input pair\['b'\] has size 5 .* for size 4 there, as input x has",
+    ),
+    "fixed": (
+        called((4, 7), (4, 7), (4, 7)),
+        "^input x has size 7 in dimension 1; .* was exported for size 8 there\n",
+    ),
+    "below": (
+        called((2, 8), (2, 8), (2, 8)),
+        "^input x has size 2 in dimension 0; .* for sizes from 3 to 6 there",
+    ),
 }
 
 
@@ -77,24 +114,43 @@ class Doubled(nn.Module):
 
 
 def test_sizes_that_follow_from_another(tmp_path):
-    """The file of another tool, or a damaged one, says nothing of them; then kernels see what does not fit."""
+    """The file of another tool, or a damaged one, says nothing of them; then kernels
+    see what does not fit.
+    """
     lowered = delegraph.lower(
-        Doubled().eval(), (randn(9, 8), randn(4, 8)), dynamic_shapes=({0: 2 * HALF + 1}, {0: HALF}), backends=[]
+        Doubled().eval(),
+        (randn(9, 8), randn(4, 8)),
+        dynamic_shapes=({0: 2 * HALF + 1}, {0: HALF}),
+        backends=[],
     )
     lowered.save(tmp_path / "doubled.pte")
     loaded = delegraph.load(tmp_path / "doubled.pte")
-    x, y = randn(7, 8), randn(3, 8)
+    x = randn(7, 8)
+    y = randn(3, 8)
     torch.testing.assert_close(loaded(x, y), Doubled()(x, y))
     for other, message in (
-        ((randn(8, 8), y), "^input x has size 8 in dimension 0; .* for multiples of 2 plus 1 there\n"),
-        ((randn(9, 8), y), "^input x has size 9 in dimension 0; .* for size 7 there, as input y has size 3"),
-        ((x, randn(2, 8)), "^input y has size 2 in dimension 0; .* for sizes from 3 to 6 there\n"),
+        (
+            (randn(8, 8), y),
+            "^input x has size 8 in dimension 0; .* for multiples of 2 plus 1 there\n",
+        ),
+        (
+            (randn(9, 8), y),
+            (
+                "^input x has size 9 in dimension 0; .* for size 7 there, as input y"
+                " has size 3"
+            ),
+        ),
+        (
+            (x, randn(2, 8)),
+            "^input y has size 2 in dimension 0; .* for sizes from 3 to 6 there\n",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             loaded(*other)
 
 
-PLACE, BOUND = [0, 0, 0, 1, 0], [3, 6]
+PLACE = [0, 0, 0, 1, 0]
+BOUND = [3, 6]
 DAMAGED = {
     "input": ([[1, *PLACE[1:]]], [BOUND]),
     "dimension": ([[0, 2, 0, 1, 0]], [BOUND]),
@@ -111,7 +167,9 @@ DAMAGED = {
 def test_damaged_sizes_say_nothing(name):
     def stated(places, bounds):
         sizes = {"places": places, "bounds": bounds}
-        return input_sizes(ContainerMetadata(json.dumps({"structure": "*", "sizes": sizes}), ""), [2])
+        return input_sizes(
+            ContainerMetadata(json.dumps({"structure": "*", "sizes": sizes}), ""), [2]
+        )
 
     assert stated(*DAMAGED[name]) is None
     assert stated([PLACE], [BOUND]).places == [tuple(PLACE)]
@@ -122,14 +180,22 @@ HOSTILE = ['{"named": ["x"]}', '{"tuple": [5]}', '{"list": 5}', "{}"]
 
 @pytest.mark.parametrize("structure", HOSTILE)
 def test_damaged_structures_name_nothing(structure):
-    text = f'{{"structure": {{"tuple": [{{"tuple": [{structure}]}}, {{"dict": []}}]}}, "names": ["a"]}}'
+    text = (
+        f'{{"structure": {{"tuple": [{{"tuple": [{structure}]}}, {{"dict": []}}]}},'
+        ' "names": ["a"]}'
+    )
     assert names_of_inputs(ContainerMetadata(text, ""), 1) == [""]
-    with pytest.raises(FormatError, match="^the structure of inputs or outputs cannot be read"):
+    with pytest.raises(
+        FormatError, match="^the structure of inputs or outputs cannot be read"
+    ):
         decode_structure(text)
 
 
 def test_names_of_a_file_do_not_steer_a_terminal():
-    text = r'{"structure": {"tuple": [{"tuple": ["*"]}, {"dict": []}]}, "names": ["\u001b[31m"]}'
+    text = (
+        r'{"structure": {"tuple": [{"tuple": ["*"]}, {"dict": []}]}, "names":'
+        r' ["\u001b[31m"]}'
+    )
     assert names_of_inputs(ContainerMetadata(text, ""), 1) == [r"\x1b[31m"]
 
 
@@ -138,7 +204,12 @@ def test_a_container_is_no_flat_input(tmp_path):
     delegraph.lower(program, backends=[]).save(tmp_path / "single.pte")
     loaded = delegraph.load(tmp_path / "single.pte")
     torch.testing.assert_close(loaded(torch.ones(3)), loaded({"a": torch.ones(3)}))
-    with pytest.raises(InputError, match=r"^input pair is to be a dict with the keys \['a'\]; it is a dict with the"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"^input pair is to be a dict with the keys \['a'\]; it is a dict with the"
+        ),
+    ):
         loaded({"b": torch.ones(3)})
 
 
@@ -153,7 +224,9 @@ class Pair(NamedTuple):
 
 
 class Containers(nn.Module):
-    """Containers of every kind that is kept, and a number that the program is exported for."""
+    """Containers of every kind that is kept, and a number that the program is exported
+    for.
+    """
 
     def forward(self, given, factor):
         low, high = given["pair"]
@@ -164,18 +237,28 @@ class Containers(nn.Module):
 def test_containers_and_numbers_of_a_call(tmp_path, runtime):
     if runtime:
         stock_runtime()
-    pair, other = Pair(randn(2), randn(2)), defaultdict(list, {0: randn(2)})
-    lowered = delegraph.lower(Containers().eval(), ({"pair": pair, "others": other}, 2), backends=[])
+    pair = Pair(randn(2), randn(2))
+    other = defaultdict(list, {0: randn(2)})
+    lowered = delegraph.lower(
+        Containers().eval(), ({"pair": pair, "others": other}, 2), backends=[]
+    )
     lowered.save(tmp_path / "containers.pte")
     loaded = delegraph.load(tmp_path / "containers.pte", runtime=runtime)
     got = loaded({"others": other, "pair": pair}, 2)
     assert list(got) == ["sum", "pair"] and got["pair"]._fields == ("low", "high")
-    assert torch.equal(got["pair"].low, pair.high * 2) and torch.equal(got["pair"].high, other[0])
+    assert torch.equal(got["pair"].low, pair.high * 2) and torch.equal(
+        got["pair"].high, other[0]
+    )
     with pytest.raises(InputError, match="^input factor was exported as 2; it is 3"):
         loaded({"others": other, "pair": pair}, 3)
-    with pytest.raises(InputError, match=r"^input given\['pair'\] is to be a namedtuple of 2; it is a list of 2"):
+    with pytest.raises(
+        InputError,
+        match=r"^input given\['pair'\] is to be a namedtuple of 2; it is a list of 2",
+    ):
         loaded({"others": other, "pair": [*pair]}, 2)
-    with pytest.raises(InputError, match="^input factor was exported as 2; it is array"):
+    with pytest.raises(
+        InputError, match="^input factor was exported as 2; it is array"
+    ):
         loaded({"others": other, "pair": pair}, np.array([2, 2]))
 
 
@@ -185,7 +268,9 @@ class Filling(nn.Module):
 
 
 def test_a_number_that_is_nan(tmp_path):
-    delegraph.lower(Filling().eval(), (randn(3), float("nan")), backends=[]).save(tmp_path / "filling.pte")
+    delegraph.lower(Filling().eval(), (randn(3), float("nan")), backends=[]).save(
+        tmp_path / "filling.pte"
+    )
     loaded = delegraph.load(tmp_path / "filling.pte")
     x = torch.tensor([1.0, -1.0, 2.0])
     assert torch.equal(loaded(x, float("nan")).isnan(), x < 0)

@@ -14,16 +14,25 @@ PROGRAM = Program(plans=(ExecutionPlan("forward"),))
 
 def test_a_part_has_bytes_of_its_segment_and_takes_none() -> None:
     first = bytes(range(100))
-    file = program_file(PROGRAM, [Segment(b"x", 16), Segment(first, 16), Part(1, 32, 8), Segment(b"last", 16)])
+    file = program_file(
+        PROGRAM,
+        [Segment(b"x", 16), Segment(first, 16), Part(1, 32, 8), Segment(b"last", 16)],
+    )
     content = file.join()
     read = read_program(content)
     assert [bytes(s) for s in read.segments] == [b"x", first, first[32:40], b"last"]
-    assert len(file) == len(content) and content.endswith(b"last") and content.count(first) == 1
+    assert (
+        len(file) == len(content)
+        and content.endswith(b"last")
+        and content.count(first) == 1
+    )
     assert read.program.segments[2].offset == read.program.segments[1].offset + 32
 
 
 def test_alignment_is_what_a_segment_says_and_else_that_of_lines_of_a_cache() -> None:
-    file = program_file(PROGRAM, [Segment(b"x", 1), Segment(b"y", 4), Segment(b"z"), Segment(b"w", 96)])
+    file = program_file(
+        PROGRAM, [Segment(b"x", 1), Segment(b"y", 4), Segment(b"z"), Segment(b"w", 96)]
+    )
     offsets = [segment.offset for segment in read_program(file.join()).program.segments]
     assert offsets == [0, 16, 128, 192]
 
@@ -32,15 +41,30 @@ def test_a_pool_finds_what_it_has_and_aligns_it() -> None:
     pool = Pool(16)
     for content in (b"a" * 70, b"a" * 69 + b"b", b"c"):
         pool.add(content)
-    assert pool.find(b"a" * 69 + b"b", 128) == 1 and pool.find(b"a" * 69 + b"d", 64) is None
+    assert (
+        pool.find(b"a" * 69 + b"b", 128) == 1
+        and pool.find(b"a" * 69 + b"d", 64) is None
+    )
     assert pool.find(b"c" * 2, 64) is None and pool.alignments == [16, 128, 16]
-    assert pool.add(b"e", 32) == 3 and pool.find(b"e", 1) == 3 and pool.alignments == [16, 128, 16, 32]
+    assert (
+        pool.add(b"e", 32) == 3
+        and pool.find(b"e", 1) == 3
+        and pool.alignments == [16, 128, 16, 32]
+    )
     assert Concatenation(pool.contents, pool.alignments).offsets == [0, 128, 208, 224]
 
 
 @pytest.mark.parametrize(
     ("segments", "covered"),
-    [([], 0), ([(0, 10), (16, 4)], 14), ([(0, 10), (2, 4)], 10), ([(2, 4), (0, 3), (5, 3)], 8), ([(0, 5), (0, 5)], 5)],
+    [
+        ([], 0),
+        ([(0, 10), (16, 4)], 14),
+        ([(0, 10), (2, 4)], 10),
+        ([(2, 4), (0, 3), (5, 3)], 8),
+        ([(0, 5), (0, 5)], 5),
+    ],
 )
-def test_bytes_that_lie_in_two_segments_count_once(segments: list[tuple[int, int]], covered: int) -> None:
+def test_bytes_that_lie_in_two_segments_count_once(
+    segments: list[tuple[int, int]], covered: int
+) -> None:
     assert bytes_covered([DataSegment(*segment) for segment in segments]) == covered

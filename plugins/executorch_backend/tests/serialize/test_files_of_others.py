@@ -46,16 +46,30 @@ def test_run(name: str) -> None:
 
 
 STOCK_FAILS = {"channels last", "cropped", "rest of integers", "non-zero"}
-"""What ExecuTorch's own runtime refuses, or computes wrongly, in ExecuTorch's own file: compared with eager."""
-REFUSED = {"shifted", "maxima and places", "several", "formulas", "loop", "exchanging loop", "branch in loop"}
+"""What ExecuTorch's own runtime refuses, or computes wrongly, in ExecuTorch's own file:
+compared with eager.
+"""
+REFUSED = {
+    "shifted",
+    "maxima and places",
+    "several",
+    "formulas",
+    "loop",
+    "exchanging loop",
+    "branch in loop",
+}
 """What ExecuTorch does not compile."""
 FEW = {"indexed", "exchange", "tree", "types", "item", "rows"}
 
 
 def _models() -> Iterator[Any]:
-    for name, (module, calls) in ((n, m) for n, m in STATIC.items() if n not in REFUSED):
-        make = lambda module=module, calls=calls: Model(module, calls)  # noqa: E731
-        yield pytest.param(name, make, id=name, marks=[] if name in FEW else pytest.mark.slow)
+    for name, (module, calls) in (
+        (n, m) for n, m in STATIC.items() if n not in REFUSED
+    ):
+        make = lambda module=module, calls=calls: Model(module, calls)
+        yield pytest.param(
+            name, make, id=name, marks=[] if name in FEW else pytest.mark.slow
+        )
     for name, make in MODELS.items():
         yield pytest.param(name, make, id=f"model {name}", marks=pytest.mark.slow)
 
@@ -63,8 +77,12 @@ def _models() -> Iterator[Any]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("partitioner", ["portable", "xnnpack"])
 @pytest.mark.parametrize(("name", "make"), list(_models()))
-def test_what_executorch_writes_now(name: str, make: Any, partitioner: str, tmp_path: Path) -> None:
-    """Our test models, lowered by ExecuTorch: each file is shown, proven, and computes what the stock runtime does."""
+def test_what_executorch_writes_now(
+    name: str, make: Any, partitioner: str, tmp_path: Path
+) -> None:
+    """Our test models, lowered by ExecuTorch: each file is shown, proven, and computes
+    what the stock runtime does.
+    """
     runtime = stock_runtime()
     if (name, partitioner) == ("channels last", "xnnpack"):
         pytest.skip("ExecuTorch's XNNPACK does not compile it")
@@ -77,29 +95,45 @@ def test_what_executorch_writes_now(name: str, make: Any, partitioner: str, tmp_
     assert facts.methods[0].text in str(facts) and "<svg" in PteFormat.page(path)
     assert summary_text(PteFormat.summarize(path))
     assert [v for v in PteFormat.verify(path) if not v.accepted] == []
-    loaded, program = delegraph.load(path), runtime.load_program(path.read_bytes())
+    loaded = delegraph.load(path)
+    program = runtime.load_program(path.read_bytes())
     method = program.load_method("forward")
     eager = copy.deepcopy(module).eval()
     for call in calls:
-        flat = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in pytree.tree_leaves(call)]
+        flat = [
+            each.contiguous() if isinstance(each, torch.Tensor) else each
+            for each in pytree.tree_leaves(call)
+        ]
         with torch.no_grad():
             computed = pytree.tree_leaves(eager(*call))
         wanted = computed if name in STOCK_FAILS else method.execute(flat)
         for ours, theirs in zip(loaded(*flat), wanted, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
+            torch.testing.assert_close(
+                ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True
+            )
 
 
-def written_by_executorch(module: torch.nn.Module, call: tuple[Any, ...], shapes: Any, xnnpack: bool) -> bytes:
-    """The file, with the initial state of all buffers, which ExecuTorch writes where it is asked."""
+def written_by_executorch(
+    module: torch.nn.Module, call: tuple[Any, ...], shapes: Any, xnnpack: bool
+) -> bytes:
+    """The file, with the initial state of all buffers, which ExecuTorch writes where it
+    is asked.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+        from executorch.backends.xnnpack.partition.xnnpack_partitioner import (
+            XnnpackPartitioner,
+        )
         from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
-        from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+        from executorch.exir.passes.init_mutable_pass import (
+            InitializedMutableBufferPass,
+        )
 
         module = copy.deepcopy(module).eval().requires_grad_(False)
         exported = torch.export.export(module, call, dynamic_shapes=shapes)
-        edge = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()] if xnnpack else [])
+        edge = to_edge_transform_and_lower(
+            exported, partitioner=[XnnpackPartitioner()] if xnnpack else []
+        )
         config = ExecutorchBackendConfig(passes=[InitializedMutableBufferPass([""])])
         content: bytes = edge.to_executorch(config).buffer
         return content

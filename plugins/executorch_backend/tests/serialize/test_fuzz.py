@@ -1,4 +1,6 @@
-"""Damaged files are refused with one clear error, or read as what they then are; nothing crashes, hangs or grows."""
+"""Damaged files are refused with one clear error, or read as what they then are;
+nothing crashes, hangs or grows.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,36 @@ from ..support.cases import STATIC
 from ..support.fixtures import FIXTURES, FOLDER
 from ..support.judge import emit, host_program, load_delegate, lower
 
-SEEDS = {"branch": [], "counter": [], "several": [], "rows": [], "convolution": ["tosa"]}
+SEEDS = {
+    "branch": [],
+    "counter": [],
+    "several": [],
+    "rows": [],
+    "convolution": ["tosa"],
+}
 
 
 def _files() -> list[tuple[bytes, tuple[object, ...]]]:
     """Files of ours and of ExecuTorch, with inputs for their methods."""
     ours = [(STATIC[name], backends) for name, backends in SEEDS.items()]
-    files = [(emit(lower(m, calls[0], backends=b)).file.join(), calls[0]) for (m, calls), b in ours]
-    files += [((FOLDER / f"{name}.pte").read_bytes(), calls[0]) for name, (_, calls, _) in FIXTURES.items()]
-    return [(content, tuple(torch.utils._pytree.tree_leaves(call))) for content, call in files]
+    files = [
+        (emit(lower(m, calls[0], backends=b)).file.join(), calls[0])
+        for (m, calls), b in ours
+    ]
+    files += [
+        ((FOLDER / f"{name}.pte").read_bytes(), calls[0])
+        for name, (_, calls, _) in FIXTURES.items()
+    ]
+    return [
+        (content, tuple(torch.utils._pytree.tree_leaves(call)))
+        for content, call in files
+    ]
 
 
 def mutate(data: bytes, source: random.Random) -> bytes:
-    """Flip, replace or cut: single bytes, and words with values that are likely to hurt."""
+    """Flip, replace or cut: single bytes, and words with values that are likely to
+    hurt.
+    """
     made = bytearray(data)
     for _ in range(source.choice([1, 1, 1, 2, 8])):
         place = source.randrange(min(len(made), 1 << 13))
@@ -44,7 +63,9 @@ def mutate(data: bytes, source: random.Random) -> bytes:
         elif kind == 1:
             made[place] ^= 1 << source.randrange(8)
         elif kind == 2 and place + 4 <= len(made):
-            word = source.choice([0, 1, 0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, source.randrange(1 << 16)])
+            word = source.choice(
+                [0, 1, 0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, source.randrange(1 << 16)]
+            )
             struct.pack_into("<I", made, place, word)
         elif source.random() < 0.1:
             del made[place:]
@@ -53,7 +74,9 @@ def mutate(data: bytes, source: random.Random) -> bytes:
 
 
 def look_at(data: bytes, inputs: tuple[object, ...]) -> bool:
-    """Whether a file can be read; then it is inspected, its plan is proven, and it is run."""
+    """Whether a file can be read; then it is inspected, its plan is proven, and it is
+    run.
+    """
     try:
         file = read_program(data)
         check_program(file)
@@ -72,8 +95,12 @@ def look_at(data: bytes, inputs: tuple[object, ...]) -> bool:
     return True
 
 
-def _load_in_python(backend: str, blob: bytes, specs: Any = (), data: Any = None, header: Any = None) -> Any:
-    """Not in native code, which ends the process on a damaged blob: SECURITY.md counts these deaths."""
+def _load_in_python(
+    backend: str, blob: bytes, specs: Any = (), data: Any = None, header: Any = None
+) -> Any:
+    """Not in native code, which ends the process on a damaged blob: SECURITY.md counts
+    these deaths.
+    """
     if issubclass(delegraph.get_runtime(backend), BridgedRuntime):
         raise NoRuntime("no-runtime", f"{backend} is not tried with damaged blobs")
     return load_delegate(backend, blob, specs, data)

@@ -1,4 +1,6 @@
-"""Programs beyond 2 and 4 GB: written without a second copy of a weight, and read without copying it."""
+"""Programs beyond 2 and 4 GB: written without a second copy of a weight, and read
+without copying it.
+"""
 
 from __future__ import annotations
 
@@ -79,9 +81,14 @@ run("executorch", model(ids))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it reads the memory of its process from /proc")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"),
+    reason="it reads the memory of its process from /proc",
+)
 def test_a_program_and_its_data_file_beyond_4_gb(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", STEPS, str(tmp_path)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", STEPS, str(tmp_path)], capture_output=True, text=True
+    )
     for file in tmp_path.iterdir():
         file.unlink()  # pytest keeps folders of tests
     print(done.stdout)

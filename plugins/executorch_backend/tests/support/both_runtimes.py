@@ -1,4 +1,6 @@
-"""Results of ``.pte`` files in both runtimes, delegraph's own and ExecuTorch's, compared with eager."""
+"""Results of ``.pte`` files in both runtimes, delegraph's own and ExecuTorch's,
+compared with eager.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from torch.utils import _pytree as pytree
 
 
 def runtimes() -> list[str | None]:
-    """Names of the runtimes for ``delegraph.load``: our own, and ExecuTorch's if it is installed."""
+    """Names of the runtimes for ``delegraph.load``: our own, and ExecuTorch's if it is
+    installed.
+    """
     return [None, "executorch"] if find_spec("executorch") else [None]
 
 

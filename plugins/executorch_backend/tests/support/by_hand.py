@@ -8,7 +8,8 @@ from typing import Any
 from delegraph_executorch.program import tables as t
 from delegraph_executorch.serialize.file import Segment, program_file
 
-FLOAT, LONG = 6, 4
+FLOAT = 6
+LONG = 4
 
 
 def tensor(*sizes: int, at: int | None = 0, dtype: int = FLOAT) -> t.Tensor:
@@ -25,9 +26,14 @@ def program(
     memory: int = 1 << 12,
     container: t.ContainerMetadata | None = None,
 ) -> bytes:
-    """A file with one method. ``calls``: name and arguments of a kernel (``aten::add.out``), or another instruction."""
+    """A file with one method. ``calls``: name and arguments of a kernel
+    (``aten::add.out``), or another instruction.
+    """
     names = list(dict.fromkeys(c[0] for c in calls if isinstance(c, tuple)))
-    instructions = [t.KernelCall(names.index(c[0]), c[1]) if isinstance(c, tuple) else c for c in calls]
+    instructions = [
+        t.KernelCall(names.index(c[0]), c[1]) if isinstance(c, tuple) else c
+        for c in calls
+    ]
     pairs = [name.partition(".") for name in names]
     plan = t.ExecutionPlan(
         name="forward",
@@ -35,11 +41,24 @@ def program(
         values=tuple(map(t.EValue, values)),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        chains=(t.Chain(tuple(inputs), tuple(outputs), tuple(map(t.Instruction, instructions))),),
+        chains=(
+            t.Chain(
+                tuple(inputs), tuple(outputs), tuple(map(t.Instruction, instructions))
+            ),
+        ),
         operators=tuple(t.Operator(name, overload) for name, _, overload in pairs),
-        delegates=(t.BackendDelegate("nobody", t.BackendDelegateDataReference(t.BlobLocation.SEGMENT, 0)),),
+        delegates=(
+            t.BackendDelegate(
+                "nobody", t.BackendDelegateDataReference(t.BlobLocation.SEGMENT, 0)
+            ),
+        ),
         memory_sizes=(0, memory),
     )
     if not any(isinstance(i, t.DelegateCall) for i in instructions):
-        plan = t.ExecutionPlan(**{f: getattr(plan, f) for f in plan.__slots__ if f != "delegates"})
-    return program_file(t.Program(plans=(plan,), constant_segment=t.SubsegmentOffsets(0, (0,))), [Segment(b"-")]).join()
+        plan = t.ExecutionPlan(
+            **{f: getattr(plan, f) for f in plan.__slots__ if f != "delegates"}
+        )
+    return program_file(
+        t.Program(plans=(plan,), constant_segment=t.SubsegmentOffsets(0, (0,))),
+        [Segment(b"-")],
+    ).join()

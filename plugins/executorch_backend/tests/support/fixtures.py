@@ -1,4 +1,6 @@
-"""What the files in ``tests/fixtures``, which ExecuTorch wrote (tools/write_fixtures.py), were made from."""
+"""What the files in ``tests/fixtures``, which ExecuTorch wrote
+(tools/write_fixtures.py), were made from.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a program file computes in ExecuTorch's own runtime, compared with the module that it was made from."""
+"""What a program file computes in ExecuTorch's own runtime, compared with the module
+that it was made from.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,24 @@ TOLERANCE = 1e-5
 
 
 def stock_runtime() -> Any:
-    """The runtime in the wheel ``executorch``; the test is skipped where it is not installed."""
+    """The runtime in the wheel ``executorch``; the test is skipped where it is not
+    installed.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             from executorch.runtime import Runtime
         except ImportError:
-            pytest.skip("the stock runtime is not installed (pip install executorch==1.5.1)")
+            pytest.skip(
+                "the stock runtime is not installed (pip install executorch==1.5.1)"
+            )
     return Runtime.get()
 
 
 def device_halves(lowered: Any) -> None:
-    """Load what the delegates of ``lowered`` run on; the test is skipped where there is nothing to build it with."""
+    """Load what the delegates of ``lowered`` run on; the test is skipped where there is
+    nothing to build it with.
+    """
     stock_runtime()
     try:
         load_device_halves(d.backend_id for d in lowered.delegates)
@@ -45,8 +53,16 @@ def emit(lowered: Any, options: EmitOptions | None = None) -> EmittedProgram:
     return emit_program(lowered, options)
 
 
-def lower(module: torch.nn.Module, inputs: tuple[Any, ...], shapes: Any = None, **kwargs: Any) -> Any:
-    return delegraph.lower(module.eval(), inputs, dynamic_shapes=shapes, backends=kwargs.pop("backends", []), **kwargs)
+def lower(
+    module: torch.nn.Module, inputs: tuple[Any, ...], shapes: Any = None, **kwargs: Any
+) -> Any:
+    return delegraph.lower(
+        module.eval(),
+        inputs,
+        dynamic_shapes=shapes,
+        backends=kwargs.pop("backends", []),
+        **kwargs,
+    )
 
 
 def check_numbers(
@@ -56,7 +72,8 @@ def check_numbers(
     options: EmitOptions | None = None,
     backends: Sequence[str] = (),
 ) -> EmittedProgram:
-    """Run a module's program file in both runtimes, call after call, and compare with the module itself.
+    """Run a module's program file in both runtimes, call after call, and compare with
+    the module itself.
 
     Each of ``backends`` has to take a part of it.
     """
@@ -65,7 +82,8 @@ def check_numbers(
     assert len({d.backend_id for d in lowered.delegates}) == len(backends)
     device_halves(lowered)
     emitted = emit(lowered, options)
-    program = runtime.load_program(emitted.file.join())  # a method does not keep its program
+    # a method does not keep its program
+    program = runtime.load_program(emitted.file.join())
     method = program.load_method("forward")
     eager = copy.deepcopy(module)
     host = run_on_host(emitted)
@@ -81,7 +99,9 @@ def check_numbers(
 
 
 def expect_equal(got: Sequence[Any], wanted: Sequence[Any]) -> None:
-    """Equal types, shapes and values; floating-point ones up to ``TOLERANCE`` of the largest."""
+    """Equal types, shapes and values; floating-point ones up to ``TOLERANCE`` of the
+    largest.
+    """
     assert len(got) == len(wanted)
     for ours, theirs in zip(got, wanted, strict=True):
         if not isinstance(theirs, torch.Tensor):
@@ -90,7 +110,13 @@ def expect_equal(got: Sequence[Any], wanted: Sequence[Any]) -> None:
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
         finite = theirs.detach().double().nan_to_num(0, 0, 0).abs()
         scale = float(finite.max()) if finite.numel() else 0.0
-        torch.testing.assert_close(ours, theirs.detach(), rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
+        torch.testing.assert_close(
+            ours,
+            theirs.detach(),
+            rtol=TOLERANCE,
+            atol=TOLERANCE * scale,
+            equal_nan=True,
+        )
 
 
 def run_on_host(emitted: EmittedProgram, **limits: int) -> HostProgram:
@@ -102,5 +128,7 @@ def host_program(file: ProgramFile, load: Any = None, **limits: int) -> HostProg
     return HostProgram(file, [], load or load_delegate, **limits)
 
 
-def load_delegate(backend: str, blob: bytes, specs: Any = (), data: Any = None, header: Any = None) -> Any:
+def load_delegate(
+    backend: str, blob: bytes, specs: Any = (), data: Any = None, header: Any = None
+) -> Any:
     return delegraph.get_runtime(backend).load(blob, specs, data or {})

@@ -1,4 +1,6 @@
-"""Small but whole networks of the kinds that devices run, with random weights and live statistics."""
+"""Small but whole networks of the kinds that devices run, with random weights and live
+statistics.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from torch.nn import functional
 
 
 class Model(NamedTuple):
-    """A module with the calls to make one after the other, and what of its sizes varies."""
+    """A module with the calls to make one after the other, and what of its sizes
+    varies.
+    """
 
     module: nn.Module
     calls: list[tuple[Any, ...]]
@@ -25,29 +29,50 @@ class BasicBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.one = convolution(inputs, outputs, 3, stride)
-        self.two = nn.Sequential(nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs))
+        self.two = nn.Sequential(
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs)
+        )
         same = stride == 1 and inputs == outputs
-        self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        self.shortcut = (
+            nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.relu(self.two(self.one(x)) + self.shortcut(x))
 
 
 def convolution(
-    inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, act: type[nn.Module] = nn.ReLU
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    stride: int = 1,
+    groups: int = 1,
+    act: type[nn.Module] = nn.ReLU,
 ) -> nn.Sequential:
-    layer = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    layer = nn.Conv2d(
+        inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False
+    )
     return nn.Sequential(layer, nn.BatchNorm2d(outputs), act())
 
 
 def resnet18(width: int = 16) -> nn.Module:
-    stages = [(width, 1), (width, 1), (2 * width, 2), (2 * width, 1), (4 * width, 2), (4 * width, 1), (8 * width, 2)]
+    stages = [
+        (width, 1),
+        (width, 1),
+        (2 * width, 2),
+        (2 * width, 1),
+        (4 * width, 2),
+        (4 * width, 1),
+        (8 * width, 2),
+    ]
     layers: list[nn.Module] = [convolution(3, width, 7, 2), nn.MaxPool2d(3, 2, 1)]
     inputs = width
     for outputs, stride in [*stages, (8 * width, 1)]:
         layers.append(BasicBlock(inputs, outputs, stride))
         inputs = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10)
+    )
 
 
 class Squeeze(nn.Module):
@@ -55,22 +80,37 @@ class Squeeze(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.down, self.up = nn.Conv2d(channels, channels // 4, 1), nn.Conv2d(channels // 4, channels, 1)
+        self.down = nn.Conv2d(channels, channels // 4, 1)
+        self.up = nn.Conv2d(channels // 4, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = self.up(functional.relu(self.down(functional.adaptive_avg_pool2d(x, 1))))
+        weights = self.up(
+            functional.relu(self.down(functional.adaptive_avg_pool2d(x, 1)))
+        )
         return x * functional.hardsigmoid(weights)
 
 
 class Inverted(nn.Module):
     """The inverted residual of MobileNet V2 and, with ``squeeze``, V3."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, act: type[nn.Module], squeeze: bool) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        stride: int,
+        act: type[nn.Module],
+        squeeze: bool,
+    ) -> None:
         super().__init__()
         inner = 4 * inputs
-        parts = [convolution(inputs, inner, 1, act=act), convolution(inner, inner, 3, stride, inner, act)]
+        parts = [
+            convolution(inputs, inner, 1, act=act),
+            convolution(inner, inner, 3, stride, inner, act),
+        ]
         parts += [Squeeze(inner)] if squeeze else []
-        self.layers = nn.Sequential(*parts, nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
+        self.layers = nn.Sequential(
+            *parts, nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        )
         self.residual = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,21 +120,39 @@ class Inverted(nn.Module):
 def mobilenet(act: type[nn.Module], squeeze: bool) -> nn.Module:
     layers: list[nn.Module] = [convolution(3, 16, 3, 2, act=act)]
     inputs = 16
-    for outputs, stride in [(16, 1), (24, 2), (24, 1), (40, 2), (40, 1), (64, 2), (64, 1)]:
+    for outputs, stride in [
+        (16, 1),
+        (24, 2),
+        (24, 1),
+        (40, 2),
+        (40, 1),
+        (64, 2),
+        (64, 1),
+    ]:
         layers.append(Inverted(inputs, outputs, stride, act, squeeze))
         inputs = outputs
     return nn.Sequential(
-        *layers, convolution(inputs, 128, 1, act=act), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)
+        *layers,
+        convolution(inputs, 128, 1, act=act),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(128, 10),
     )
 
 
 class UNet(nn.Module):
-    """Down and up again, with connections across; what it computes is added to the image."""
+    """Down and up again, with connections across; what it computes is added to the
+    image.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.down = nn.ModuleList([convolution(3, 8, 3), convolution(8, 16, 3), convolution(16, 32, 3)])
-        self.up = nn.ModuleList([nn.ConvTranspose2d(32, 16, 2, 2), nn.ConvTranspose2d(16, 8, 2, 2)])
+        self.down = nn.ModuleList(
+            [convolution(3, 8, 3), convolution(8, 16, 3), convolution(16, 32, 3)]
+        )
+        self.up = nn.ModuleList(
+            [nn.ConvTranspose2d(32, 16, 2, 2), nn.ConvTranspose2d(16, 8, 2, 2)]
+        )
         self.join = nn.ModuleList([convolution(32, 16, 3), convolution(16, 8, 3)])
         self.last = nn.Conv2d(8, 3, 1)
 
@@ -111,7 +169,8 @@ class Recurrent(nn.Module):
 
     def __init__(self, cell: type[nn.Module]) -> None:
         super().__init__()
-        self.cell, self.head = cell(8, 16, 2, batch_first=True), nn.Linear(16, 4)
+        self.cell = cell(8, 16, 2, batch_first=True)
+        self.head = nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.cell(x)[0][:, -1])
@@ -123,11 +182,17 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = (
+            self.qkv(x)
+            .view(batch, length, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+            .unbind(0)
+        )
         mixed = functional.scaled_dot_product_attention(q, k, v, mask)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
@@ -137,9 +202,12 @@ class Layer(nn.Module):
 
     def __init__(self, width: int, heads: int, before: bool) -> None:
         super().__init__()
-        self.before, self.attention = before, Attention(width, heads)
+        self.before = before
+        self.attention = Attention(width, heads)
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if self.before:
@@ -154,9 +222,11 @@ class BertTiny(nn.Module):
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(100, width), nn.Embedding(16, width)
+        self.tokens = nn.Embedding(100, width)
+        self.positions = nn.Embedding(16, width)
         self.layers = nn.ModuleList([Layer(width, 2, before=False) for _ in range(2)])
-        self.pool, self.head = nn.Linear(width, width), nn.Linear(width, 3)
+        self.pool = nn.Linear(width, width)
+        self.head = nn.Linear(width, 3)
 
     def forward(self, ids: Tensor, attended: Tensor) -> Tensor:
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
@@ -188,30 +258,42 @@ class LlamaLayer(nn.Module):
 
     def __init__(self, width: int, heads: int, length: int) -> None:
         super().__init__()
-        self.heads, self.size = heads, width // heads
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.heads = heads
+        self.size = width // heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
         self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
         self.down = nn.Linear(2 * width, width, bias=False)
         self.norms = nn.ModuleList([nn.RMSNorm(width), nn.RMSNorm(width)])
         for name in ("keys", "values"):
             self.register_buffer(name, torch.zeros(1, heads, length, self.size))
-        angles = torch.outer(torch.arange(length), 10000 ** (-torch.arange(0, self.size, 2) / self.size))
+        angles = torch.outer(
+            torch.arange(length), 10000 ** (-torch.arange(0, self.size, 2) / self.size)
+        )
         self.register_buffer("cos", angles.cos().repeat(1, 2))
         self.register_buffer("sin", angles.sin().repeat(1, 2))
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
-        q, k, v = (t.view(1, 1, self.heads, self.size).transpose(1, 2) for t in self.qkv(self.norms[0](x)).chunk(3, -1))
+        q, k, v = (
+            t.view(1, 1, self.heads, self.size).transpose(1, 2)
+            for t in self.qkv(self.norms[0](x)).chunk(3, -1)
+        )
         self.keys.index_copy_(2, position, self.rotate(k, position))
         self.values.index_copy_(2, position, v)
         mask = torch.arange(self.keys.shape[2]) <= position
-        mixed = functional.scaled_dot_product_attention(self.rotate(q, position), self.keys, self.values, mask[None])
+        mixed = functional.scaled_dot_product_attention(
+            self.rotate(q, position), self.keys, self.values, mask[None]
+        )
         x = x + self.out(mixed.transpose(1, 2).reshape(1, 1, -1))
         hidden = self.norms[1](x)
         return x + self.down(functional.silu(self.gate(hidden)) * self.up(hidden))
 
     def rotate(self, t: Tensor, position: Tensor) -> Tensor:
         first, second = t.chunk(2, -1)
-        return t * self.cos[position] + torch.cat([-second, first], -1) * self.sin[position]
+        return (
+            t * self.cos[position]
+            + torch.cat([-second, first], -1) * self.sin[position]
+        )
 
 
 class Llama(nn.Module):
@@ -221,7 +303,8 @@ class Llama(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(100, width)
         self.layers = nn.ModuleList([LlamaLayer(width, 4, length) for _ in range(2)])
-        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, 100, bias=False)
+        self.norm = nn.RMSNorm(width)
+        self.head = nn.Linear(width, 100, bias=False)
 
     def forward(self, token: Tensor, position: Tensor) -> Tensor:
         x = self.tokens(token)
@@ -235,14 +318,18 @@ class Scaled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8))
+        self.layers = nn.Sequential(
+            nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8)
+        )
 
     def forward(self, x: Tensor, scale: Tensor) -> Tensor:
         return functional.softmax(self.layers(x) * torch.sin(scale), -1)
 
 
 def alive(module: nn.Module, *inputs: Any) -> nn.Module:
-    """In eval mode, with statistics of batch norms that keep activations at their scale."""
+    """In eval mode, with statistics of batch norms that keep activations at their
+    scale.
+    """
     module.train()
     with torch.no_grad():
         for _ in range(3):
@@ -251,7 +338,9 @@ def alive(module: nn.Module, *inputs: Any) -> nn.Module:
 
 
 def _image(size: int, batch: int = 1) -> Tensor:
-    return torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(size))
+    return torch.randn(
+        batch, 3, size, size, generator=torch.Generator().manual_seed(size)
+    )
 
 
 def _tokens() -> tuple[Tensor, Tensor]:
@@ -268,7 +357,10 @@ def _dynamic() -> Model:
 
 
 MODELS: dict[str, Callable[[], Model]] = {
-    "mlp": lambda: Model(nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 8)).eval(), [(torch.randn(4, 16),)]),
+    "mlp": lambda: Model(
+        nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 8)).eval(),
+        [(torch.randn(4, 16),)],
+    ),
     "resnet-18": lambda: _vision(resnet18(), 64),
     "mobilenet-v2": lambda: _vision(mobilenet(nn.ReLU6, squeeze=False), 64),
     "mobilenet-v3": lambda: _vision(mobilenet(nn.Hardswish, squeeze=True), 64),
@@ -277,6 +369,9 @@ MODELS: dict[str, Callable[[], Model]] = {
     "gru": lambda: Model(Recurrent(nn.GRU).eval(), [(torch.randn(2, 6, 8),)]),
     "bert-tiny": lambda: Model(BertTiny().eval(), [_tokens()]),
     "vit-tiny": lambda: Model(ViTTiny().eval(), [(_image(32),)]),
-    "llama": lambda: Model(Llama().eval(), [(torch.tensor([[3 * k % 100]]), torch.tensor([k])) for k in range(10)]),
+    "llama": lambda: Model(
+        Llama().eval(),
+        [(torch.tensor([[3 * k % 100]]), torch.tensor([k])) for k in range(10)],
+    ),
     "dynamic batch": _dynamic,
 }

@@ -17,28 +17,35 @@ from delegraph_engines import Signature
 from delegraph_tosa import Graph
 from torch.export import ExportedProgram
 
-from . import partitioner  # noqa: F401  # makes the word of targets that the compile specs have
+# makes the word of targets that the compile specs have
+from . import partitioner  # noqa: F401
 from .for_iree import write_for_iree
 
 MARK = b"delegraph-iree-3"
 """What a blob ends with: a module, its signature, and as a fact its target."""
 _TRANSPOSES_STAY = "--iree-global-opt-propagate-transposes=false"
-"""IREE 3.13 fuses an ARGMAX with a TRANSPOSE behind it into an operation that it refuses itself. Without that, other
-operators would be slower, so it is the second attempt."""
+"""IREE 3.13 fuses an ARGMAX with a TRANSPOSE behind it into an operation that it
+refuses itself. Without that, other operators would be slower, so it is the second
+attempt.
+"""
 _DEFAULTS = {"target": "llvm-cpu", "cpu": "host", "flags": "", "driver": "local-sync"}
 
 
 class IREEBackend(BackendDetails):
-    """Compiles with iree-compile, a process of its own: if it crashes, that is a refusal.
+    """Compiles with iree-compile, a process of its own: if it crashes, that is a
+    refusal.
 
-    The compile specs are TOSA's, then ``iree_target``, ``iree_cpu``, ``iree_flags`` and ``iree_driver``.
+    The compile specs are TOSA's, then ``iree_target``, ``iree_cpu``, ``iree_flags`` and
+    ``iree_driver``.
     """
 
     thread_safe = True
 
     @staticmethod
     def fingerprint(compile_specs: list[CompileSpec]) -> str | None:
-        """The compiler's version; None where it compiles for the processor of this host, which it does not name."""
+        """The compiler's version; None where it compiles for the processor of this
+        host, which it does not name.
+        """
         settings, tosa = from_specs(compile_specs, "iree_", _DEFAULTS)
         if settings["target"] == "llvm-cpu" and settings["cpu"] == "host":
             return None
@@ -47,17 +54,24 @@ class IREEBackend(BackendDetails):
         return f"iree-base-compiler {version('iree-base-compiler')}"
 
     @staticmethod
-    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """The partition as an IREE module whose function ``main`` has the delegate's calling convention.
+    def preprocess(
+        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> PreprocessResult:
+        """The partition as an IREE module whose function ``main`` has the delegate's
+        calling convention.
 
-        Delegate debug identifiers are the numbers of operators in the TOSA file. Raises Unsupported if iree-compile
-        refuses the program or crashes, with what it said.
+        Delegate debug identifiers are the numbers of operators in the TOSA file. Raises
+        Unsupported if iree-compile refuses the program or crashes, with what it said.
         """
         settings, tosa = from_specs(compile_specs, "iree_", _DEFAULTS)
         compiled = delegraph.get_backend("tosa").preprocess(edge_program, tosa)
         graph = delegraph_tosa.read(join(compiled.processed_bytes))
         blob = _compile(graph, settings, Signature.of(edge_program))
-        return replace(compiled, processed_bytes=blob, facts={**compiled.facts, "target": settings["target"]})
+        return replace(
+            compiled,
+            processed_bytes=blob,
+            facts={**compiled.facts, "target": settings["target"]},
+        )
 
 
 def _compile(graph: Graph, settings: Mapping[str, str], signature: Signature) -> bytes:
@@ -68,8 +82,15 @@ def _compile(graph: Graph, settings: Mapping[str, str], signature: Signature) ->
         folder = Path(name)
         with (folder / "main.mlir").open("wb") as text:
             write_for_iree(graph, text.write)
-        # The module names its source: by the same name each time, so that equal partitions have equal modules.
-        command = [find_tool("iree-compile"), "main.mlir", "-o", "main.vmfb", "--iree-input-type=tosa"]
+        # The module names its source: by the same name each time, so that equal
+        # partitions have equal modules.
+        command = [
+            find_tool("iree-compile"),
+            "main.mlir",
+            "-o",
+            "main.vmfb",
+            "--iree-input-type=tosa",
+        ]
         command.append(f"--iree-hal-target-backends={settings['target']}")
         command += delegraph_tosa.split_flags(settings["flags"])
         if settings["target"] == "llvm-cpu":

@@ -1,14 +1,18 @@
-"""Writes a TOSA graph as the MLIR that iree-compile is given: TOSA, with other dialects where IREE's TOSA errs.
+"""Writes a TOSA graph as the MLIR that iree-compile is given: TOSA, with other dialects
+where IREE's TOSA errs.
 
-IREE 3.13 differs from the specification of TOSA in the following, and each has its own form here:
+IREE 3.13 differs from the specification of TOSA in the following, and each has its own
+form here:
 
-- It compares sizes that are known at run time only, and computes elementwise operators in branches. A branch for the
-  size 1 gave wrong numbers. Two such sizes are equal in our graphs, so ``linalg.generic`` without a branch suffices.
+- It compares sizes that are known at run time only, and computes elementwise operators
+  in branches. A branch for the size 1 gave wrong numbers. Two such sizes are equal in
+  our graphs, so ``linalg.generic`` without a branch suffices.
 - It has no operators that compute shapes. They become arithmetic on ``index``.
 - Its maxima begin with the least finite number. Here they begin with minus infinity.
 - A product with a constant of zeros is zero, even of NaN.
-- An index out of range reads or writes foreign memory, and a division by zero may end the process. Here the operand is
-  moved into its range, and the function ``main`` fails after it: IREE's caller gets an error, as in eager PyTorch.
+- An index out of range reads or writes foreign memory, and a division by zero may end
+  the process. Here the operand is moved into its range, and the function ``main`` fails
+  after it: IREE's caller gets an error, as in eager PyTorch.
 """
 
 from __future__ import annotations
@@ -32,7 +36,9 @@ Entry = int | str
 
 
 def write_for_iree(graph: Graph, put: Put) -> None:
-    """Write a module with the function ``main`` for iree-compile. Raises Unsupported as ``write_mlir`` does."""
+    """Write a module with the function ``main`` for iree-compile. Raises Unsupported as
+    ``write_mlir`` does.
+    """
     _IREEWriter(put).module(graph)
 
 
@@ -70,12 +76,18 @@ class _IREEWriter(Writer):
         write(operator)
 
     def _form_of(self, operator: Operator) -> Callable[[Operator], None] | None:
-        """Return the method that writes an operator in another form than IREE's TOSA; None for most operators."""
+        """Return the method that writes an operator in another form than IREE's TOSA;
+        None for most operators.
+        """
         if operator.name in ("GATHER", "SCATTER"):
             return self._indexed
         if operator.name == "MATMUL_T":
             return self._transposed_product
-        if operator.name == "INTDIV" or _broadcasts_at_run_time(operator) or _multiplies_by_zeros(operator):
+        if (
+            operator.name == "INTDIV"
+            or _broadcasts_at_run_time(operator)
+            or _multiplies_by_zeros(operator)
+        ):
             return self._elementwise
         is_float = operator.outputs[0].dtype in FLOATS
         propagates_nan = str(getattr(operator, "nan_mode", "")) == "PROPAGATE"
@@ -83,10 +95,14 @@ class _IREEWriter(Writer):
             return self._reduction
         if operator.name == "MAX_POOL2D" and is_float and propagates_nan:
             return self._max_pool
-        if operator.name == "RESHAPE" and (operator.inputs[0].type.is_dynamic or operator.outputs[0].type.is_dynamic):
+        if operator.name == "RESHAPE" and (
+            operator.inputs[0].type.is_dynamic or operator.outputs[0].type.is_dynamic
+        ):
             return self._reshape
         if any(_is_computed_shape(value) for value in operator.inputs):
-            return {"SLICE": self._slice, "PAD": self._pad, "TILE": self._tile}.get(operator.name)
+            return {"SLICE": self._slice, "PAD": self._pad, "TILE": self._tile}.get(
+                operator.name
+            )
         return None
 
     # --- pieces of text
@@ -104,19 +120,32 @@ class _IREEWriter(Writer):
 
     def _index(self, entry: Entry) -> str:
         """Return the name of an entry as a value of type ``index``."""
-        return entry if isinstance(entry, str) else self._new(f"arith.constant {entry} : index")
+        return (
+            entry
+            if isinstance(entry, str)
+            else self._new(f"arith.constant {entry} : index")
+        )
 
     def _size(self, value: Value, axis: int) -> Entry:
         """Return a size of a tensor."""
         size = value.type.declared[axis]
         if size >= 0:
             return size
-        return self._new(f"tensor.dim {self._names[value]}, {self._index(axis)} : {type_of(value.type)}")
+        return self._new(
+            f"tensor.dim {self._names[value]}, {self._index(axis)} :"
+            f" {type_of(value.type)}"
+        )
 
     def _empty(self, result: Value, sizes: Sequence[Entry]) -> str:
-        """Write a tensor without content of the type of ``result``, which has these sizes."""
+        """Write a tensor without content of the type of ``result``, which has these
+        sizes.
+        """
         known = result.type.declared
-        unknown = [self._index(size) for size, written in zip(sizes, known, strict=True) if written < 0]
+        unknown = [
+            self._index(size)
+            for size, written in zip(sizes, known, strict=True)
+            if written < 0
+        ]
         return self._new(f"tensor.empty({', '.join(unknown)}) : {type_of(result.type)}")
 
     def _empty_of(self, sizes: Sequence[Entry], type: str) -> str:
@@ -127,7 +156,9 @@ class _IREEWriter(Writer):
     def _filled(self, number: str, element: str, tensor: str, type: str) -> str:
         """Write a tensor of one number, as ``arith.constant`` has it."""
         constant = self._new(f"arith.constant {number}")
-        return self._new(f"linalg.fill ins({constant} : {element}) outs({tensor} : {type}) -> {type}")
+        return self._new(
+            f"linalg.fill ins({constant} : {element}) outs({tensor} : {type}) -> {type}"
+        )
 
     def _generic(
         self,
@@ -142,23 +173,34 @@ class _IREEWriter(Writer):
     ) -> str:
         """Write a ``linalg.generic`` and return its name.
 
-        ``maps``: right sides of the affine maps, one for each tensor. ``kinds``: one a loop. ``inputs`` and ``output``:
-        names and types of tensors. ``elements``: their element types. ``body``: lines that compute %r, or
-        ``yields``, from %a, %b, %c, ... and from the output's element %o.
+        ``maps``: right sides of the affine maps, one for each tensor. ``kinds``: one a
+        loop. ``inputs`` and ``output``: names and types of tensors. ``elements``: their
+        element types. ``body``: lines that compute %r, or ``yields``, from %a, %b, %c,
+        ... and from the output's element %o.
         """
         loops = ", ".join(f"d{k}" for k in range(len(kinds)))
         maps_text = ", ".join(f"affine_map<({loops}) -> ({text})>" for text in maps)
         kinds_text = ", ".join(f'"{kind}"' for kind in kinds)
-        ins = f"ins({', '.join(n for n, _ in inputs)} : {', '.join(t for _, t in inputs)}) " if inputs else ""
+        ins = (
+            f"ins({', '.join(n for n, _ in inputs)} :"
+            f" {', '.join(t for _, t in inputs)}) "
+            if inputs
+            else ""
+        )
         names = [*"abcdefghijkl"[: len(inputs)], "o"]
-        arguments = ", ".join(f"%{name}: {element}" for name, element in zip(names, elements, strict=True))
+        arguments = ", ".join(
+            f"%{name}: {element}" for name, element in zip(names, elements, strict=True)
+        )
         if result is None:
             made = f"%t{self._made}"
             self._made += 1
         else:
             made = self._define(result)
         head = f"{{indexing_maps = [{maps_text}], iterator_types = [{kinds_text}]}}"
-        self._line(self._depth, f"{made} = linalg.generic {head} {ins}outs({output[0]} : {output[1]}) {{")
+        self._line(
+            self._depth,
+            f"{made} = linalg.generic {head} {ins}outs({output[0]} : {output[1]}) {{",
+        )
         self._line(self._depth, f"^bb0({arguments}):")
         for line in body:
             self._line(self._depth + 1, line)
@@ -170,7 +212,9 @@ class _IREEWriter(Writer):
 
     def _elementwise(self, operator: Operator) -> None:
         [result] = operator.outputs
-        operands = list(operator.inputs[:2] if operator.name == "MUL" else operator.inputs)
+        operands = list(
+            operator.inputs[:2] if operator.name == "MUL" else operator.inputs
+        )
         rank = len(result.shape)
         sizes = [self._broadcast_size(operands, axis) for axis in range(rank)]
         if operator.name == "INTDIV":
@@ -182,13 +226,18 @@ class _IREEWriter(Writer):
             ["parallel"] * rank,
             [(self._names[operand], type_of(operand.type)) for operand in operands],
             (empty, type_of(result.type)),
-            [*(element_of(operand.dtype) for operand in operands), element_of(result.dtype)],
+            [
+                *(element_of(operand.dtype) for operand in operands),
+                element_of(result.dtype),
+            ],
             _elementwise_body(operator),
             result,
         )
 
     def _broadcast_size(self, operands: Sequence[Value], axis: int) -> Entry:
-        """Return a size of the result: sizes that are known at run time only are equal, or the others are 1."""
+        """Return a size of the result: sizes that are known at run time only are equal,
+        or the others are 1.
+        """
         known = [operand.type.declared[axis] for operand in operands]
         if max(known) > 1 or -1 not in known:
             return max(known)
@@ -197,9 +246,13 @@ class _IREEWriter(Writer):
     # --- checks
 
     def _check_elements(self, value: Value, condition: Sequence[str]) -> None:
-        """Demand a condition on all elements; its lines compute the bool %q from the element %a."""
+        """Demand a condition on all elements; its lines compute the bool %q from the
+        element %a.
+        """
         rank = len(value.shape)
-        true = self._filled("true", "i1", self._new("tensor.empty() : tensor<i1>"), "tensor<i1>")
+        true = self._filled(
+            "true", "i1", self._new("tensor.empty() : tensor<i1>"), "tensor<i1>"
+        )
         check = self._generic(
             [_identity(rank), ""],
             ["reduction"] * rank,
@@ -211,7 +264,9 @@ class _IREEWriter(Writer):
         self._checks.append(check)
 
     def _assert_checks(self) -> None:
-        """Write one assertion of all checks of a region: each assertion waits for the device."""
+        """Write one assertion of all checks of a region: each assertion waits for the
+        device.
+        """
         if not self._checks:
             return
         all_hold = self._checks[0]
@@ -219,7 +274,9 @@ class _IREEWriter(Writer):
             empty = self._new("tensor.empty() : tensor<i1>")
             operands = [(all_hold, "tensor<i1>"), (check, "tensor<i1>")]
             body = ["%r = arith.andi %a, %b : i1"]
-            all_hold = self._generic(["", "", ""], [], operands, (empty, "tensor<i1>"), ["i1"] * 3, body)
+            all_hold = self._generic(
+                ["", "", ""], [], operands, (empty, "tensor<i1>"), ["i1"] * 3, body
+            )
         holds = self._new(f"tensor.extract {all_hold}[] : tensor<i1>")
         self._line(self._depth, f'cf.assert {holds}, "{OUT_OF_RANGE}"')
 
@@ -227,15 +284,27 @@ class _IREEWriter(Writer):
         if divisor.constant is not None and materialize(divisor).all():
             return
         element = element_of(divisor.dtype)
-        self._check_elements(divisor, [f"%z = arith.constant 0 : {element}", f"%q = arith.cmpi ne, %a, %z : {element}"])
+        self._check_elements(
+            divisor,
+            [
+                f"%z = arith.constant 0 : {element}",
+                f"%q = arith.cmpi ne, %a, %z : {element}",
+            ],
+        )
 
     # --- indices
 
     def _indexed(self, operator: Operator) -> None:
-        """Write a GATHER or SCATTER whose indices are in range, and the check whether they were."""
+        """Write a GATHER or SCATTER whose indices are in range, and the check whether
+        they were.
+        """
         values, indices = operator.inputs[:2]
         rows = self._size(values, 1)
-        if indices.constant is not None and isinstance(rows, int) and _are_within(materialize(indices), rows):
+        if (
+            indices.constant is not None
+            and isinstance(rows, int)
+            and _are_within(materialize(indices), rows)
+        ):
             super()._operator(operator, self._depth)
             return
         element = element_of(indices.dtype)
@@ -252,7 +321,14 @@ class _IREEWriter(Writer):
         ]
         maps = [_identity(2), _identity(2)]
         parallel = ["parallel"] * 2
-        clamped = self._generic(maps, parallel, [(self._names[indices], type)], (empty, type), [element, element], body)
+        clamped = self._generic(
+            maps,
+            parallel,
+            [(self._names[indices], type)],
+            (empty, type),
+            [element, element],
+            body,
+        )
         before = self._names[indices]
         self._names[indices] = clamped
         super()._operator(operator, self._depth)
@@ -261,7 +337,9 @@ class _IREEWriter(Writer):
     # --- products
 
     def _transposed_product(self, operator: Operator) -> None:
-        """Write a MATMUL_T: its second operand [N or 1,W,C] becomes [N,C,W] for a MATMUL."""
+        """Write a MATMUL_T: its second operand [N or 1,W,C] becomes [N,C,W] for a
+        MATMUL.
+        """
         first, second, *zero_points = operator.inputs
         [result] = operator.outputs
         sizes = [self._size(first, 0), self._size(second, 2), self._size(second, 1)]
@@ -271,9 +349,19 @@ class _IREEWriter(Writer):
         operands = [(self._names[second], type_of(second.type))]
         empty = self._empty_of(sizes, type)
         kinds = ["parallel"] * 3
-        transposed = self._generic(maps, kinds, operands, (empty, type), [element] * 2, [], yields="%a")
-        names = [self._names[first], transposed, *(self._names[value] for value in zero_points)]
-        types = [type_of(first.type), type, *(type_of(value.type) for value in zero_points)]
+        transposed = self._generic(
+            maps, kinds, operands, (empty, type), [element] * 2, [], yields="%a"
+        )
+        names = [
+            self._names[first],
+            transposed,
+            *(self._names[value] for value in zero_points),
+        ]
+        types = [
+            type_of(first.type),
+            type,
+            *(type_of(value.type) for value in zero_points),
+        ]
         signature = f"({', '.join(types)}) -> {type_of(result.type)}"
         self._result(result, f'"tosa.matmul"({", ".join(names)}) : {signature}')
 
@@ -295,7 +383,9 @@ class _IREEWriter(Writer):
         maps = [_identity(rank), ", ".join(f"d{k}" for k in kept)]
         operands = [(self._names[operand], type_of(operand.type))]
         line = f"%r = {body} %a, %o : {element}"
-        reduced = self._generic(maps, kinds, operands, (start, type), [element] * 2, [line])
+        reduced = self._generic(
+            maps, kinds, operands, (start, type), [element] * 2, [line]
+        )
         full = [*sizes[:axis], 1, *sizes[axis:]]
         groups = _groups_with_unit_axis(rank, axis)
         self._expand(result, reduced, type, groups, full)
@@ -316,7 +406,11 @@ class _IREEWriter(Writer):
             padded = f"tensor<{'x'.join('?' if size < 0 else str(size) for size in sizes)}x{element}>"
             low = ["0", str(pad[0]), str(pad[2]), "0"]
             high = ["0", str(pad[1]), str(pad[3]), "0"]
-            name = self._new(self._padded(name, type, low, high, self._new(f"arith.constant {lowest}"), padded))
+            name = self._new(
+                self._padded(
+                    name, type, low, high, self._new(f"arith.constant {lowest}"), padded
+                )
+            )
             type = padded
         sizes_of_result = [
             self._size(operand, 0),
@@ -324,17 +418,33 @@ class _IREEWriter(Writer):
             self._windows(operand, 2, pad[2] + pad[3], kernel[1], stride[1]),
             self._size(operand, 3),
         ]
-        start = self._filled(lowest, element, self._empty(result, sizes_of_result), type_of(result.type))
+        start = self._filled(
+            lowest, element, self._empty(result, sizes_of_result), type_of(result.type)
+        )
         window = f"tensor<{kernel[0]}x{kernel[1]}x{element}>"
         shape_only = self._new(f"tensor.empty() : {window}")
-        attributes = f"{{dilations = dense<1> : vector<2xi64>, strides = dense<{list(stride)}> : vector<2xi64>}}"
-        operands = f"ins({name}, {shape_only} : {type}, {window}) outs({start} : {type_of(result.type)})"
-        self._result(result, f"linalg.pooling_nhwc_max {attributes} {operands} -> {type_of(result.type)}")
+        attributes = (
+            f"{{dilations = dense<1> : vector<2xi64>, strides = dense<{list(stride)}> :"
+            " vector<2xi64>}"
+        )
+        operands = (
+            f"ins({name}, {shape_only} : {type}, {window}) outs({start} :"
+            f" {type_of(result.type)})"
+        )
+        self._result(
+            result,
+            f"linalg.pooling_nhwc_max {attributes} {operands} ->"
+            f" {type_of(result.type)}",
+        )
 
-    def _windows(self, operand: Value, axis: int, pad: int, kernel: int, stride: int) -> Entry:
+    def _windows(
+        self, operand: Value, axis: int, pad: int, kernel: int, stride: int
+    ) -> Entry:
         """Return the number of windows along an axis."""
         room = self._binary("ADD_SHAPE", self._size(operand, axis), pad - kernel)
-        return self._binary("ADD_SHAPE", self._binary("DIV_FLOOR_SHAPE", room, stride), 1)
+        return self._binary(
+            "ADD_SHAPE", self._binary("DIV_FLOOR_SHAPE", room, stride), 1
+        )
 
     # --- shapes
 
@@ -344,7 +454,9 @@ class _IREEWriter(Writer):
         return [int(entry) for entry in materialize(value)]
 
     def _shape(self, operator: Operator) -> list[Entry]:
-        """Write the arithmetic of an operator on shapes, and return the entries of its result."""
+        """Write the arithmetic of an operator on shapes, and return the entries of its
+        result.
+        """
         if operator.name == "DIM":
             return [self._size(operator.inputs[0], operator.axis)]  # type: ignore[attr-defined]
         operands = [self._entries_of(value) for value in operator.inputs]
@@ -356,7 +468,9 @@ class _IREEWriter(Writer):
                 raise Unsupported("unsupported", computed_parameters(operator))
             return entries[start : start + size]
         left, right = operands
-        return [self._binary(operator.name, a, b) for a, b in zip(left, right, strict=True)]
+        return [
+            self._binary(operator.name, a, b) for a, b in zip(left, right, strict=True)
+        ]
 
     def _binary(self, name: str, left: Entry, right: Entry) -> Entry:
         """Compute one entry: now if both operands are numbers, otherwise at run time."""
@@ -365,7 +479,9 @@ class _IREEWriter(Writer):
             return compute(left, right)
         if name == "DIV_CEIL_SHAPE":
             left = self._binary("ADD_SHAPE", left, self._binary("SUB_SHAPE", right, 1))
-        return self._new(f"{operation} {self._index(left)}, {self._index(right)} : index")
+        return self._new(
+            f"{operation} {self._index(left)}, {self._index(right)} : index"
+        )
 
     def _reshape(self, operator: Operator) -> None:
         """Write a reshape by way of a tensor with one axis."""
@@ -379,31 +495,61 @@ class _IREEWriter(Writer):
             axes = ", ".join(map(str, range(len(declared))))
             group = f"[[{axes}]]" if declared else "[]"
             if declared:
-                name = self._new(f"tensor.collapse_shape {name} {group} : {type_of(operand.type)} into {flat}")
+                name = self._new(
+                    f"tensor.collapse_shape {name} {group} : {type_of(operand.type)}"
+                    f" into {flat}"
+                )
             else:
-                name = self._new(f"tensor.expand_shape {name} [] output_shape [1] : tensor<{element}> into {flat}")
+                name = self._new(
+                    f"tensor.expand_shape {name} [] output_shape [1] :"
+                    f" tensor<{element}> into {flat}"
+                )
         wanted = f"tensor<{'?' if result.type.is_dynamic else prod(result.type.declared)}x{element}>"
         if wanted != flat:
             name = self._new(f"tensor.cast {name} : {flat} to {wanted}")
         rank = len(result.shape)
         if rank == 0:
-            self._result(result, f"tensor.collapse_shape {name} [] : {wanted} into {type_of(result.type)}")
+            self._result(
+                result,
+                f"tensor.collapse_shape {name} [] : {wanted} into"
+                f" {type_of(result.type)}",
+            )
             return
-        self._expand(result, name, wanted, [list(range(rank))], self._entries_of(operator.inputs[1]))
+        self._expand(
+            result,
+            name,
+            wanted,
+            [list(range(rank))],
+            self._entries_of(operator.inputs[1]),
+        )
 
     def _expand(
-        self, result: Value, name: str, type: str, groups: Sequence[Sequence[int]], sizes: Sequence[Entry]
+        self,
+        result: Value,
+        name: str,
+        type: str,
+        groups: Sequence[Sequence[int]],
+        sizes: Sequence[Entry],
     ) -> None:
-        """Write a tensor with more axes: ``groups`` has the axes of ``result`` that each axis becomes."""
+        """Write a tensor with more axes: ``groups`` has the axes of ``result`` that
+        each axis becomes.
+        """
         wanted = type_of(result.type)
         if len(groups) == len(result.shape):
             self._result(result, f"tensor.cast {name} : {type} to {wanted}")
             return
         known = result.type.declared
-        written = [self._index(s) if size < 0 else str(size) for s, size in zip(sizes, known, strict=True)]
+        written = [
+            self._index(s) if size < 0 else str(size)
+            for s, size in zip(sizes, known, strict=True)
+        ]
         shape = f"output_shape [{', '.join(written)}]"
         groups_text = ", ".join(f"[{', '.join(map(str, group))}]" for group in groups)
-        self._result(result, f"tensor.expand_shape {name} [{groups_text}] {shape} : {type} into {wanted}")
+        self._result(
+            result,
+            f"tensor.expand_shape {name} [{groups_text}] {shape} : {type} into"
+            f" {wanted}",
+        )
 
     def _slice(self, operator: Operator) -> None:
         operand, start, size = operator.inputs
@@ -415,9 +561,13 @@ class _IREEWriter(Writer):
             for entry, written in zip(self._entries_of(size), known, strict=True)
         ]
         steps = ["1"] * len(known)
-        where = "".join(f"[{', '.join(entries)}]" for entries in (offsets, sizes, steps))
+        where = "".join(
+            f"[{', '.join(entries)}]" for entries in (offsets, sizes, steps)
+        )
         types = f"{type_of(operand.type)} to {type_of(result.type)}"
-        self._result(result, f"tensor.extract_slice {self._names[operand]}{where} : {types}")
+        self._result(
+            result, f"tensor.extract_slice {self._names[operand]}{where} : {types}"
+        )
 
     def _pad(self, operator: Operator) -> None:
         operand, padding, number = operator.inputs
@@ -426,27 +576,55 @@ class _IREEWriter(Writer):
         element = element_of(operand.dtype)
         if number.constant is None:
             zero = self._index(0)
-            inside = self._new(f"tensor.extract {self._names[number]}[{zero}] : {type_of(number.type)}")
+            inside = self._new(
+                f"tensor.extract {self._names[number]}[{zero}] : {type_of(number.type)}"
+            )
         else:
-            [value] = materialize(number).tolist() if operand.dtype not in FLOATS else [_as_float(number)]
-            text = f"{str(bool(value)).lower()}" if element == "i1" else number_of(value, operand.dtype)
+            [value] = (
+                materialize(number).tolist()
+                if operand.dtype not in FLOATS
+                else [_as_float(number)]
+            )
+            text = (
+                f"{str(bool(value)).lower()}"
+                if element == "i1"
+                else number_of(value, operand.dtype)
+            )
             inside = self._new(f"arith.constant {text}")
         types = type_of(operand.type), type_of(result.type)
-        text = self._padded(self._names[operand], types[0], entries[::2], entries[1::2], inside, types[1])
+        text = self._padded(
+            self._names[operand],
+            types[0],
+            entries[::2],
+            entries[1::2],
+            inside,
+            types[1],
+        )
         self._result(result, text)
 
-    def _padded(self, name: str, type: str, low: Sequence[str], high: Sequence[str], inside: str, result: str) -> str:
+    def _padded(
+        self,
+        name: str,
+        type: str,
+        low: Sequence[str],
+        high: Sequence[str],
+        inside: str,
+        result: str,
+    ) -> str:
         """Return the operation that pads a tensor with the scalar ``inside``."""
         arguments = ", ".join(f"%p{k}: index" for k in range(len(low)))
         element = type.removeprefix("tensor<").removesuffix(">").rpartition("x")[2]
         block = f"{{\n^bb0({arguments}):\ntensor.yield {inside} : {element}\n}}"
-        return f"tensor.pad {name} low[{', '.join(low)}] high[{', '.join(high)}] {block} : {type} to {result}"
+        return (
+            f"tensor.pad {name} low[{', '.join(low)}] high[{', '.join(high)}] {block} :"
+            f" {type} to {result}"
+        )
 
     def _tile(self, operator: Operator) -> None:
         """Write a tile: [S] becomes [times, S], whose axes are then joined.
 
-        Reading the element at the place modulo the size would need no second operation. IREE's vectorizer gets that
-        wrong: it reads zeros.
+        Reading the element at the place modulo the size would need no second operation.
+        IREE's vectorizer gets that wrong: it reads zeros.
         """
         operand, multiples = operator.inputs
         [result] = operator.outputs
@@ -455,7 +633,11 @@ class _IREEWriter(Writer):
         sources: list[str] = []
         for axis, times in enumerate(self._entries_of(multiples)):
             size = self._size(operand, axis)
-            group = [times, size] if times != 1 and size != 1 else [self._binary("MUL_SHAPE", size, times)]
+            group = (
+                [times, size]
+                if times != 1 and size != 1
+                else [self._binary("MUL_SHAPE", size, times)]
+            )
             groups.append([len(sizes) + k for k in range(len(group))])
             sizes += group
             sources.append("0" if size == 1 else f"d{len(sizes) - 1}")
@@ -465,19 +647,39 @@ class _IREEWriter(Writer):
         operands = [(self._names[operand], type_of(operand.type))]
         maps = [", ".join(sources), _identity(len(sizes))]
         kinds = ["parallel"] * len(sizes)
-        repeated = self._generic(maps, kinds, operands, (empty, type), [element] * 2, [], yields="%a")
+        repeated = self._generic(
+            maps, kinds, operands, (empty, type), [element] * 2, [], yields="%a"
+        )
         self._join(result, repeated, type, groups, sizes)
 
     def _join(
-        self, result: Value, name: str, type: str, groups: Sequence[Sequence[int]], sizes: Sequence[Entry]
+        self,
+        result: Value,
+        name: str,
+        type: str,
+        groups: Sequence[Sequence[int]],
+        sizes: Sequence[Entry],
     ) -> None:
-        """Write a tensor with fewer axes: ``groups`` has the axes of ``name`` that each axis of ``result`` joins."""
+        """Write a tensor with fewer axes: ``groups`` has the axes of ``name`` that each
+        axis of ``result`` joins.
+        """
         if len(groups) < len(sizes):
             joined = [[sizes[k] for k in group] for group in groups]
-            known = ["?" if any(isinstance(size, str) for size in group) else str(prod(group)) for group in joined]
+            known = [
+                (
+                    "?"
+                    if any(isinstance(size, str) for size in group)
+                    else str(prod(group))
+                )
+                for group in joined
+            ]
             flat = f"tensor<{'x'.join([*known, element_of(result.dtype)])}>"
-            groups_text = ", ".join(f"[{', '.join(map(str, group))}]" for group in groups)
-            name = self._new(f"tensor.collapse_shape {name} [{groups_text}] : {type} into {flat}")
+            groups_text = ", ".join(
+                f"[{', '.join(map(str, group))}]" for group in groups
+            )
+            name = self._new(
+                f"tensor.collapse_shape {name} [{groups_text}] : {type} into {flat}"
+            )
             type = flat
         self._result(result, f"tensor.cast {name} : {type} to {type_of(result.type)}")
 
@@ -492,9 +694,14 @@ _SHAPE_ARITHMETIC: dict[str, tuple[Callable[[int, int], int], str]] = {
     "DIV_CEIL_SHAPE": (lambda a, b: -(-a // b), "arith.divsi"),
     "DIV_FLOOR_SHAPE": (lambda a, b: a // b, "arith.divsi"),
 }
-"""Operator on shapes -> what it computes, and the operation on ``index`` for entries that are not negative."""
+"""Operator on shapes -> what it computes, and the operation on ``index`` for entries
+that are not negative.
+"""
 _SHAPES = frozenset({"DIM", "CONCAT_SHAPE", "SLICE_SHAPE", *_SHAPE_ARITHMETIC})
-_REDUCTIONS = {"REDUCE_MAX": ("arith.maximumf", -np.inf), "REDUCE_MIN": ("arith.minimumf", np.inf)}
+_REDUCTIONS = {
+    "REDUCE_MAX": ("arith.maximumf", -np.inf),
+    "REDUCE_MIN": ("arith.minimumf", np.inf),
+}
 """Reduction -> its operation, and the number it begins with."""
 _OPERATIONS = {
     "ADD": "add",
@@ -510,25 +717,49 @@ _OPERATIONS = {
     "LOGICAL_LEFT_SHIFT": "arith.shli",
     "LOGICAL_RIGHT_SHIFT": "arith.shrui",
 }
-"""Operator of two operands -> its operation; ``add`` is ``arith.addf`` or ``arith.addi``."""
+"""Operator of two operands -> its operation; ``add`` is ``arith.addf`` or
+``arith.addi``.
+"""
 _COMPARISONS = {"EQUAL": "eq", "GREATER": "gt", "GREATER_EQUAL": "ge"}
 _ELEMENTWISE = frozenset(
-    {*_OPERATIONS, *_COMPARISONS, "INTDIV", "MAXIMUM", "MINIMUM", "SELECT", "ARITHMETIC_RIGHT_SHIFT"}
+    {
+        *_OPERATIONS,
+        *_COMPARISONS,
+        "INTDIV",
+        "MAXIMUM",
+        "MINIMUM",
+        "SELECT",
+        "ARITHMETIC_RIGHT_SHIFT",
+    }
 )
 
 
 def why_not_at_run_time(operator: Operator) -> str | None:
-    """Return why an operator is not written for sizes that are known at run time only; None if it is."""
-    if operator.name.endswith("_SHAPE") and operator.name not in {*_SHAPES, "ASSERT_EQUAL_SHAPE"}:
+    """Return why an operator is not written for sizes that are known at run time only;
+    None if it is.
+    """
+    if operator.name.endswith("_SHAPE") and operator.name not in {
+        *_SHAPES,
+        "ASSERT_EQUAL_SHAPE",
+    }:
         return f"IREE computes no {operator.name}"
-    has_form = operator.name in {*_SHAPES, "ASSERT_EQUAL_SHAPE", "RESHAPE", "SLICE", "PAD", "TILE"}
+    has_form = operator.name in {
+        *_SHAPES,
+        "ASSERT_EQUAL_SHAPE",
+        "RESHAPE",
+        "SLICE",
+        "PAD",
+        "TILE",
+    }
     if not has_form and any(_is_computed_shape(value) for value in operator.inputs):
         return computed_parameters(operator)
     return None
 
 
 def computed_parameters(operator: Operator) -> str:
-    """Return the reason of the refusal of an operator whose parameters are computed from sizes."""
+    """Return the reason of the refusal of an operator whose parameters are computed
+    from sizes.
+    """
     return f"IREE compiles no {operator.name} whose parameters are computed at run time"
 
 
@@ -549,10 +780,15 @@ def _as_float(value: Value) -> float:
 
 
 def _broadcasts_at_run_time(operator: Operator) -> bool:
-    """Whether several operands have sizes along one axis that are known at run time only."""
+    """Whether several operands have sizes along one axis that are known at run time
+    only.
+    """
     if operator.name not in _ELEMENTWISE:
         return False
-    axes = zip(*(v.type.declared for v in operator.inputs[:2] + operator.inputs[2:3]), strict=False)
+    axes = zip(
+        *(v.type.declared for v in operator.inputs[:2] + operator.inputs[2:3]),
+        strict=False,
+    )
     return any(sizes.count(-1) > 1 for sizes in axes)
 
 
@@ -573,13 +809,20 @@ def _identity(rank: int) -> str:
 
 
 def _broadcast_map(operand: Value, result: Value) -> str:
-    """Return the right side of the map of an operand whose axes of size 1 are read again and again."""
+    """Return the right side of the map of an operand whose axes of size 1 are read
+    again and again.
+    """
     pairs = zip(operand.type.declared, result.type.declared, strict=True)
-    return ", ".join("0" if size == 1 and wanted != 1 else f"d{k}" for k, (size, wanted) in enumerate(pairs))
+    return ", ".join(
+        "0" if size == 1 and wanted != 1 else f"d{k}"
+        for k, (size, wanted) in enumerate(pairs)
+    )
 
 
 def _groups_with_unit_axis(rank: int, axis: int) -> list[list[int]]:
-    """Return the axes of a result with a unit axis at ``axis``, by axes of the tensor without it."""
+    """Return the axes of a result with a unit axis at ``axis``, by axes of the tensor
+    without it.
+    """
     groups = [[k] for k in range(rank) if k != axis]
     if groups:
         groups[max(axis - 1, 0)].append(axis)
@@ -594,12 +837,17 @@ def _elementwise_body(operator: Operator) -> list[str]:
     element = element_of(dtype)
     is_float = dtype in FLOATS
     if name == "SELECT":
-        return [f"%r = arith.select %a, %b, %c : {element_of(operator.outputs[0].dtype)}"]
+        return [
+            f"%r = arith.select %a, %b, %c : {element_of(operator.outputs[0].dtype)}"
+        ]
     if name in _COMPARISONS:
         kind = _COMPARISONS[name]
         if is_float:
             return [f"%r = arith.cmpf o{kind}, %a, %b : {element}"]
-        return [f"%r = arith.cmpi {kind if kind == 'eq' else 's' + kind}, %a, %b : {element}"]
+        return [
+            f"%r = arith.cmpi {kind if kind == 'eq' else 's' + kind}, %a, %b :"
+            f" {element}"
+        ]
     if name in ("MAXIMUM", "MINIMUM"):
         return _extreme_body(operator, element, is_float)
     if name == "MUL" and not is_float:
@@ -648,7 +896,9 @@ def _integer_product_body(operator: Operator, element: str) -> list[str]:
 
 
 def _division_body(element: str) -> list[str]:
-    """The quotient; by 1 where the divisor is 0, or -1 and the quotient of the least integer would not fit."""
+    """The quotient; by 1 where the divisor is 0, or -1 and the quotient of the least
+    integer would not fit.
+    """
     least = -(1 << int(element[1:]) - 1)
     return [
         f"%z = arith.constant 0 : {element}",

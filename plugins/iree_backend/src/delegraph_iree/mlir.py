@@ -1,7 +1,9 @@
-"""Writes a TOSA graph as MLIR, in the generic form: ``"tosa.add"(%0, %1) : (tensor<4xf32>, ...) -> tensor<4xf32>``.
+"""Writes a TOSA graph as MLIR, in the generic form: ``"tosa.add"(%0, %1) :
+(tensor<4xf32>, ...) -> tensor<4xf32>``.
 
-MLIR reads the generic form of an operation across versions in which its pretty form differs. Names of operations,
-attributes and types are those of MLIR's TOSA dialect (https://mlir.llvm.org/docs/Dialects/TOSA).
+MLIR reads the generic form of an operation across versions in which its pretty form
+differs. Names of operations, attributes and types are those of MLIR's TOSA dialect
+(https://mlir.llvm.org/docs/Dialects/TOSA).
 """
 
 from __future__ import annotations
@@ -15,7 +17,17 @@ from delegraph.errors import Unsupported
 from delegraph_tosa import DType, Graph, Operator, Type, Value, materialize
 
 ELEMENTS: dict[DType, str] = {
-    **{t: f"i{t.name[3:]}" for t in (DType.INT4, DType.INT8, DType.INT16, DType.INT32, DType.INT48, DType.INT64)},
+    **{
+        t: f"i{t.name[3:]}"
+        for t in (
+            DType.INT4,
+            DType.INT8,
+            DType.INT16,
+            DType.INT32,
+            DType.INT48,
+            DType.INT64,
+        )
+    },
     DType.BOOL: "i1",
     DType.FP32: "f32",
     DType.FP16: "f16",
@@ -23,28 +35,36 @@ ELEMENTS: dict[DType, str] = {
     DType.FP8E4M3: "f8E4M3FN",
     DType.FP8E5M2: "f8E5M2",
 }
-"""Element type -> what MLIR calls it. Integers have no sign there: int8 that stands for uint8 is i8 as well."""
+"""Element type -> what MLIR calls it. Integers have no sign there: int8 that stands for
+uint8 is i8 as well.
+"""
 _VALUES = {"NEAREST": "NEAREST_NEIGHBOR"}
 """Values of attributes that MLIR calls by another name."""
 _IMPLIED = frozenset({"ResultDType", "ResultTypes", "Graph"})
 """Kinds of attributes that MLIR reads off result types, or has as regions."""
 _COUNTED = frozenset({DType.BOOL, DType.INT4, DType.INT48, DType.SHAPE})
-"""Types whose elements have another size in MLIR than in numpy: their constants are written as numbers."""
+"""Types whose elements have another size in MLIR than in numpy: their constants are
+written as numbers.
+"""
 
 Put = Callable[[bytes], object]
 
 
 def write_mlir(graph: Graph, put: Put) -> None:
-    """Write a module with the function ``main``, which takes and returns the tensors of ``graph``.
+    """Write a module with the function ``main``, which takes and returns the tensors of
+    ``graph``.
 
-    ``put`` takes the text piece by piece, so that large constants are never all in memory as text. Raises Unsupported
-    for types and operators that are not written: block-scaled types, variables and custom operators.
+    ``put`` takes the text piece by piece, so that large constants are never all in
+    memory as text. Raises Unsupported for types and operators that are not written:
+    block-scaled types, variables and custom operators.
     """
     Writer(put).module(graph)
 
 
 class Writer:
-    """Writes one module. Values get the numbers %0, %1, ... in the order in which they are written."""
+    """Writes one module. Values get the numbers %0, %1, ... in the order in which they
+    are written.
+    """
 
     def __init__(self, put: Put) -> None:
         self._put = put
@@ -65,13 +85,21 @@ class Writer:
         self._put(f"{'  ' * depth}{text}\n".encode())
 
     def _region(self, graph: Graph, depth: int, terminator: str) -> None:
-        """The block of a function or of an operator's region: arguments, constants, operators, results."""
-        arguments = ", ".join(f"{self._define(value)}: {type_of(value.type)}" for value in graph.inputs)
+        """The block of a function or of an operator's region: arguments, constants,
+        operators, results.
+        """
+        arguments = ", ".join(
+            f"{self._define(value)}: {type_of(value.type)}" for value in graph.inputs
+        )
         self._line(depth, f"^bb0({arguments}):")
         for value in graph.constants():
             self._constant(value, depth + 1)
         self._body(graph, depth + 1)
-        self._line(depth + 1, f'"{terminator}"({self._listed(graph.outputs)}) : {signature_of(graph.outputs, ())}')
+        self._line(
+            depth + 1,
+            f'"{terminator}"({self._listed(graph.outputs)}) :'
+            f" {signature_of(graph.outputs, ())}",
+        )
 
     def _body(self, graph: Graph, depth: int) -> None:
         for operator in _without_shape_operators(graph):
@@ -89,7 +117,9 @@ class Writer:
         is_shape = value.dtype is DType.SHAPE
         kind = "tosa.const_shape" if is_shape else "tosa.const"
         tensor = f"tensor<{len(array)}xindex>" if is_shape else type_of(value.type)
-        self._put(f'{"  " * depth}{self._define(value)} = "{kind}"() <{{values = dense<'.encode())
+        self._put(
+            f'{"  " * depth}{self._define(value)} = "{kind}"() <{{values = dense<'.encode()
+        )
         for piece in _elements(array, value.dtype):
             self._put(piece)
         self._put(f"> : {tensor}}}> : () -> {type_of(value.type)}\n".encode())
@@ -97,17 +127,27 @@ class Writer:
     def _operator(self, operator: Operator, depth: int) -> None:
         name = operator.name.lower()
         if name in _WITHOUT_FORM:
-            raise Unsupported("unsupported", f"TOSA's {operator.name} has no form in MLIR that stands on its own")
+            raise Unsupported(
+                "unsupported",
+                f"TOSA's {operator.name} has no form in MLIR that stands on its own",
+            )
         operands = self._listed(operator.inputs)
         if _infers(operator):
-            operands = f"{self._names[operator.inputs[0]]}, {self._inferred_shape(operator, depth)}"
+            operands = (
+                f"{self._names[operator.inputs[0]]},"
+                f" {self._inferred_shape(operator, depth)}"
+            )
         attributes = ", ".join(_attributes(operator))
         results = ", ".join(self._define(value) for value in operator.outputs)
-        head = f'{results} = "tosa.{name}"({operands})' + (f" <{{{attributes}}}>" if attributes else "")
+        head = f'{results} = "tosa.{name}"({operands})' + (
+            f" <{{{attributes}}}>" if attributes else ""
+        )
         signature = signature_of(operator.inputs, operator.outputs)
         if not operator.has_graphs:
             return self._line(depth, f"{head} : {signature}")
-        graphs = [v for v in operator.attribute_values().values() if isinstance(v, Graph)]
+        graphs = [
+            v for v in operator.attribute_values().values() if isinstance(v, Graph)
+        ]
         self._line(depth, f"{head} ({{")
         for position, graph in enumerate(graphs):
             if position:
@@ -116,7 +156,8 @@ class Writer:
         return self._line(depth, f"}}) : {signature}")
 
     def _inferred_shape(self, reshape: Operator, depth: int) -> str:
-        """Write the shape that a RESHAPE takes instead of a computed one, and return its name.
+        """Write the shape that a RESHAPE takes instead of a computed one, and return
+        its name.
 
         Each RESHAPE gets a shape of its own: several may share the computed one.
         """
@@ -125,22 +166,30 @@ class Writer:
         self._shapes += 1
         values = f"values = dense<{sizes}> : tensor<{len(sizes)}xindex>"
         shape = type_of(reshape.inputs[1].type)
-        self._line(depth, f'{name} = "tosa.const_shape"() <{{{values}}}> : () -> {shape}')
+        self._line(
+            depth, f'{name} = "tosa.const_shape"() <{{{values}}}> : () -> {shape}'
+        )
         return name
 
 
 def _infers(operator: Operator) -> bool:
-    """Whether it is a RESHAPE to computed sizes of which one alone is unknown: MLIR infers that one, written as -1."""
+    """Whether it is a RESHAPE to computed sizes of which one alone is unknown: MLIR
+    infers that one, written as -1.
+    """
     computed = operator.name == "RESHAPE" and operator.inputs[1].constant is None
     return computed and operator.outputs[0].type.declared.count(-1) == 1
 
 
 def _without_shape_operators(graph: Graph) -> list[Operator]:
-    """The operators of a graph without those that only compute the shapes of a RESHAPE that infers its own."""
+    """The operators of a graph without those that only compute the shapes of a RESHAPE
+    that infers its own.
+    """
     kept: list[Operator] = []
     used = set(graph.outputs)
     for operator in reversed(graph.operators):
-        if used.isdisjoint(operator.outputs) and all(value.dtype is DType.SHAPE for value in operator.outputs):
+        if used.isdisjoint(operator.outputs) and all(
+            value.dtype is DType.SHAPE for value in operator.outputs
+        ):
             continue
         kept.append(operator)
         used.update(operator.inputs[:1] if _infers(operator) else operator.inputs)
@@ -151,7 +200,9 @@ _WITHOUT_FORM = frozenset({"variable", "variable_read", "variable_write", "custo
 
 
 def type_of(type: Type) -> str:
-    """A type in MLIR, ``tensor<2x?xf32>`` or ``!tosa.shape<2>``; Unsupported for those that it does not have."""
+    """A type in MLIR, ``tensor<2x?xf32>`` or ``!tosa.shape<2>``; Unsupported for those
+    that it does not have.
+    """
     if type.dtype is DType.SHAPE:
         return f"!tosa.shape<{type.shape[0]}>"
     sizes = ["?" if size < 0 else str(size) for size in type.declared]
@@ -159,7 +210,9 @@ def type_of(type: Type) -> str:
 
 
 def element_of(dtype: DType) -> str:
-    """Return the name of an element type; raise Unsupported for those that MLIR text does not get."""
+    """Return the name of an element type; raise Unsupported for those that MLIR text
+    does not get.
+    """
     if dtype not in ELEMENTS:
         raise Unsupported("unsupported", f"MLIR is not written for tensors of {dtype}")
     return ELEMENTS[dtype]
@@ -167,13 +220,16 @@ def element_of(dtype: DType) -> str:
 
 def signature_of(inputs: Sequence[Value], outputs: Sequence[Value]) -> str:
     """Return the types of operands and results as an operation has them."""
-    given, made = ([type_of(value.type) for value in values] for values in (inputs, outputs))
+    given, made = (
+        [type_of(value.type) for value in values] for values in (inputs, outputs)
+    )
     results = made[0] if len(made) == 1 else f"({', '.join(made)})"
     return f"({', '.join(given)}) -> {results}"
 
 
 def _elements(array: np.ndarray[Any, Any], dtype: DType) -> Iterator[bytes]:
-    """The text between ``dense<`` and ``>``: numbers, or the bytes of the elements in hexadecimal.
+    """The text between ``dense<`` and ``>``: numbers, or the bytes of the elements in
+    hexadecimal.
 
     Decimal text would round floats, and has no NaN.
     """
@@ -190,7 +246,9 @@ def _elements(array: np.ndarray[Any, Any], dtype: DType) -> Iterator[bytes]:
 def _attributes(operator: Operator) -> Iterator[str]:
     for name, kind in operator.attributes.items():
         if kind not in _IMPLIED:
-            yield f"{name} = {_attribute(operator, name, kind, getattr(operator, name))}"
+            yield (
+                f"{name} = {_attribute(operator, name, kind, getattr(operator, name))}"
+            )
 
 
 def _attribute(operator: Operator, name: str, kind: str, value: Any) -> str:
@@ -199,13 +257,18 @@ def _attribute(operator: Operator, name: str, kind: str, value: Any) -> str:
     if kind == "int":
         return f"{value} : i32"
     if kind == "Ints":
-        return f"array<{'i32' if name == 'perms' else 'i64'}: {', '.join(map(str, value))}>"
+        return (
+            f"array<{'i32' if name == 'perms' else 'i64'}:"
+            f" {', '.join(map(str, value))}>"
+        )
     if kind == "DType":
         return element_of(value)
     if kind == "Number":
         return number_of(value, operator.inputs[0].dtype)
     # NanMode -> #tosa.nan_mode<PROPAGATE>
-    words = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in kind).strip("_")
+    words = "".join(
+        f"_{letter.lower()}" if letter.isupper() else letter for letter in kind
+    ).strip("_")
     return f"#tosa.{words}<{_VALUES.get(str(value), value)}>"
 
 
@@ -217,6 +280,7 @@ def number_of(value: float, dtype: DType) -> str:
         bits = int(np.array(value, np.float32).view(np.uint32))
     else:
         return f"{int(value)} : {element_of(dtype)}"
-    if dtype is DType.BF16:  # the upper half of the float32; the number has no more digits than that
+    # the upper half of the float32; the number has no more digits than that
+    if dtype is DType.BF16:
         bits >>= 16
     return f"0x{bits:0{8 if dtype is DType.FP32 else 4}X} : {element_of(dtype)}"

@@ -1,4 +1,6 @@
-"""The light module for ``.mlir`` files, apart from IREE's, since writing them needs nothing of IREE."""
+"""The light module for ``.mlir`` files, apart from IREE's, since writing them needs
+nothing of IREE.
+"""
 
 from __future__ import annotations
 
@@ -7,4 +9,10 @@ from delegraph.plugin import FormatSpec, hookimpl
 
 @hookimpl
 def delegraph_formats() -> list[FormatSpec]:
-    return [FormatSpec(".mlir", "delegraph_iree.format:MlirFormat", "TOSA in MLIR's generic form, one whole delegate")]
+    return [
+        FormatSpec(
+            ".mlir",
+            "delegraph_iree.format:MlirFormat",
+            "TOSA in MLIR's generic form, one whole delegate",
+        )
+    ]

@@ -1,4 +1,6 @@
-"""``IREEPartitioner``: gives IREE what TOSA's rules lower to operators that IREE compiles."""
+"""``IREEPartitioner``: gives IREE what TOSA's rules lower to operators that IREE
+compiles.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,23 @@ from .for_iree import why_not_at_run_time
 
 DEVICE = "iree"
 """The word that narrows a TOSA target to what IREE compiles."""
-_NOT_COMPILED = frozenset({"CUSTOM", "VARIABLE", "VARIABLE_READ", "VARIABLE_WRITE", "ROW_GATHER"})
-_TYPES = frozenset({t for t in DType if t.name.startswith("BS") or t.name.startswith("FP8") or t.name == "INT4"})
+_NOT_COMPILED = frozenset(
+    {"CUSTOM", "VARIABLE", "VARIABLE_READ", "VARIABLE_WRITE", "ROW_GATHER"}
+)
+_TYPES = frozenset(
+    {
+        t
+        for t in DType
+        if t.name.startswith("BS") or t.name.startswith("FP8") or t.name == "INT4"
+    }
+)
 
 
 def why_not_iree(operator: Operator) -> str | None:
     """Why IREE 3.13 does not compile a TOSA operator; None if it does."""
-    if operator.name in _NOT_COMPILED or operator.name.endswith(("_ADAPTIVE", "_BLOCK_SCALED")):
+    if operator.name in _NOT_COMPILED or operator.name.endswith(
+        ("_ADAPTIVE", "_BLOCK_SCALED")
+    ):
         return f"IREE compiles no {operator.name}"
     for value in (*operator.inputs, *operator.outputs):
         if value.dtype in _TYPES:
@@ -30,7 +42,8 @@ narrow(DEVICE, why_not_iree)
 class IREEPartitioner(DevicePartitioner):
     """Gives IREE what it compiles.
 
-    ``target``, ``cpu`` and ``flags`` are iree-compile's, ``driver`` is that of IREE's runtime, others are TOSA's.
+    ``target``, ``cpu`` and ``flags`` are iree-compile's, ``driver`` is that of IREE's
+    runtime, others are TOSA's.
     """
 
     def __init__(

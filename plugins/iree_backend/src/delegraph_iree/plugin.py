@@ -1,24 +1,54 @@
-"""The light module of delegraph-iree: what it offers, without importing torch, numpy or IREE."""
+"""The light module of delegraph-iree: what it offers, without importing torch, numpy or
+IREE.
+"""
 
 from __future__ import annotations
 
-from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec, hookimpl
+from delegraph.plugin import (
+    BackendSpec,
+    FormatSpec,
+    OptionSpec,
+    PartitionerSpec,
+    QuantizerSpec,
+    RuntimeSpec,
+    hookimpl,
+)
 from delegraph_tosa.plugin import KNOWN_DIFFERENCES
 from delegraph_tosa.plugin import OPTIONS as TOSA_OPTIONS
 
 INSTALL = "pip install 'delegraph-iree[engine]'"
 OPTIONS = (
-    OptionSpec("target", str, "llvm-cpu", choices=("llvm-cpu", "vulkan-spirv"), help="what IREE compiles for"),
-    OptionSpec("cpu", str, "host", help="processor of llvm-cpu: host, generic, or a name that LLVM knows"),
+    OptionSpec(
+        "target",
+        str,
+        "llvm-cpu",
+        choices=("llvm-cpu", "vulkan-spirv"),
+        help="what IREE compiles for",
+    ),
+    OptionSpec(
+        "cpu",
+        str,
+        "host",
+        help="processor of llvm-cpu: host, generic, or a name that LLVM knows",
+    ),
     OptionSpec(
         "driver",
         str,
         "local-sync",
         choices=("local-sync", "local-task"),
-        help="runs modules of llvm-cpu: local-sync in the calling thread, local-task on all processors",
+        help=(
+            "runs modules of llvm-cpu: local-sync in the calling thread, local-task on"
+            " all processors"
+        ),
     ),
-    OptionSpec("flags", str, "", help="further arguments of iree-compile, separated by spaces"),
-    *(option for option in TOSA_OPTIONS if option.name in ("spec", "debug_artifact_path")),
+    OptionSpec(
+        "flags", str, "", help="further arguments of iree-compile, separated by spaces"
+    ),
+    *(
+        option
+        for option in TOSA_OPTIONS
+        if option.name in ("spec", "debug_artifact_path")
+    ),
 )
 
 
@@ -42,7 +72,14 @@ def delegraph_backends() -> list[BackendSpec]:
 
 @hookimpl
 def delegraph_partitioners() -> list[PartitionerSpec]:
-    return [PartitionerSpec("iree", backend="iree", target="delegraph_iree.partitioner:IREEPartitioner", default=True)]
+    return [
+        PartitionerSpec(
+            "iree",
+            backend="iree",
+            target="delegraph_iree.partitioner:IREEPartitioner",
+            default=True,
+        )
+    ]
 
 
 @hookimpl
@@ -62,7 +99,14 @@ def delegraph_quantizers() -> list[QuantizerSpec]:
     """Declare the quantizer of TOSA, which belongs to another distribution."""
     needs = ("delegraph_tosa", "torchao")
     hint = "pip install delegraph-tosa delegraph-quantize"
-    return [QuantizerSpec("iree", "delegraph_tosa.quantizer:TOSAQuantizer", requires=needs, install_hint=hint)]
+    return [
+        QuantizerSpec(
+            "iree",
+            "delegraph_tosa.quantizer:TOSAQuantizer",
+            requires=needs,
+            install_hint=hint,
+        )
+    ]
 
 
 @hookimpl

@@ -21,7 +21,9 @@ from .backend import MARK
 from .for_iree import OUT_OF_RANGE
 
 _DRIVERS = {"llvm-cpu": ("local-sync", "local-task"), "vulkan-spirv": ("vulkan",)}
-"""Target of iree-compile -> the drivers of IREE's runtime that run modules for it; the first is the default."""
+"""Target of iree-compile -> the drivers of IREE's runtime that run modules for it; the
+first is the default.
+"""
 _ELEMENTS = {
     "bool": (np.bool_, iree.HalElementType.BOOL_8),
     "uint8": (np.int8, iree.HalElementType.INT_8),
@@ -33,49 +35,78 @@ _ELEMENTS = {
     "bfloat16": (np.int16, iree.HalElementType.BFLOAT_16),
     "float32": (np.float32, iree.HalElementType.FLOAT_32),
 }
-"""Dtype of a tensor -> numpy's type of its bits, and IREE's element type. TOSA's types have no sign."""
+"""Dtype of a tensor -> numpy's type of its bits, and IREE's element type. TOSA's types
+have no sign.
+"""
 
 
 class IREERuntime(BackendRuntime):
-    """Runs modules for llvm-cpu on processors of the host, those for vulkan-spirv on its first Vulkan device."""
+    """Runs modules for llvm-cpu on processors of the host, those for vulkan-spirv on
+    its first Vulkan device.
+    """
 
     @staticmethod
-    def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
-        """Load a module. FormatError if it is damaged, NoRuntime if the host has no device for its target."""
+    def load(
+        processed_bytes: bytes,
+        compile_specs: Sequence[CompileSpec],
+        named_data: Mapping[str, bytes],
+    ) -> Delegate:
+        """Load a module. FormatError if it is damaged, NoRuntime if the host has no
+        device for its target.
+        """
         module, signature, facts = Signature.unseal(processed_bytes, MARK)
         for dtype, _ in (*signature.inputs, *signature.outputs):
             if dtype not in _ELEMENTS:
-                raise FormatError("format-invalid", f"an IREE module with a tensor of {dtype}")
+                raise FormatError(
+                    "format-invalid", f"an IREE module with a tensor of {dtype}"
+                )
         target = str(facts.get("target"))
         return _Module(module, _device(target, str(facts.get("driver", ""))), signature)
 
     @staticmethod
     def compatible(
-        header: BlobHeader, compile_specs: Sequence[CompileSpec], device: str | None = None
+        header: BlobHeader,
+        compile_specs: Sequence[CompileSpec],
+        device: str | None = None,
     ) -> Compatibility | None:
-        """By the releases of IREE, which promises no more than that a runtime reads modules of its own release."""
+        """By the releases of IREE, which promises no more than that a runtime reads
+        modules of its own release.
+        """
         drivers = [driver for drivers in _DRIVERS.values() for driver in drivers]
         if device is not None and device not in drivers:
-            return Compatibility("cannot", f"IREE has no driver {device!r:.40} here, but {', '.join(drivers)}")
+            return Compatibility(
+                "cannot",
+                f"IREE has no driver {device!r:.40} here, but {', '.join(drivers)}",
+            )
         here = f"iree-base-compiler {version('iree-base-runtime')}"
         return Compatibility.by_release(header.fingerprint, here, reads_older=False)
 
 
 @cache
 def _device(target: str, driver: str) -> Any:
-    """Return the device that runs modules of a target; ``driver`` is "" in files that name none.
+    """Return the device that runs modules of a target; ``driver`` is "" in files that
+    name none.
 
-    Raises FormatError for a target or driver of no module of delegraph-iree, NoRuntime if this host has no such device.
+    Raises FormatError for a target or driver of no module of delegraph-iree, NoRuntime
+    if this host has no such device.
     """
     drivers = _DRIVERS.get(target)
     if drivers is None:
-        raise FormatError("format-invalid", f"an IREE module for {target!r:.40}, which is no target of delegraph-iree")
+        raise FormatError(
+            "format-invalid",
+            f"an IREE module for {target!r:.40}, which is no target of delegraph-iree",
+        )
     if driver and driver not in drivers:
-        raise FormatError("format-invalid", f"an IREE module for {target} and the driver {driver!r:.40}")
+        raise FormatError(
+            "format-invalid",
+            f"an IREE module for {target} and the driver {driver!r:.40}",
+        )
     try:
         return iree.get_device(driver or drivers[0])
     except Exception as error:
-        raise NoRuntime("no-runtime", f"IREE has no device for {target} here: {error}") from error
+        raise NoRuntime(
+            "no-runtime", f"IREE has no device for {target} here: {error}"
+        ) from error
 
 
 _LOADED: WeakSet[_Module] = WeakSet()
@@ -83,7 +114,9 @@ _LOADED: WeakSet[_Module] = WeakSet()
 
 @atexit.register
 def _unload() -> None:
-    """Let go of what IREE's bindings made: they print a page about each object that outlives the interpreter."""
+    """Let go of what IREE's bindings made: they print a page about each object that
+    outlives the interpreter.
+    """
     for module in _LOADED:
         del module._context, module._function, module._device
     _device.cache_clear()
@@ -102,7 +135,9 @@ class _Module:
             self._context = iree.VmContext(instance, [hal, loaded])
             self._function = loaded.lookup_function("main")
         except Exception as error:
-            raise FormatError("format-invalid", f"IREE cannot load the module: {error}") from error
+            raise FormatError(
+                "format-invalid", f"IREE cannot load the module: {error}"
+            ) from error
         _LOADED.add(self)
 
     def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[Any, ...]:
@@ -110,21 +145,31 @@ class _Module:
         if isinstance(computed, str):
             if OUT_OF_RANGE in computed:
                 raise InputError("input-invalid", OUT_OF_RANGE)
-            raise FormatError("format-invalid", f"IREE does not run the module as its signature says: {computed}")
+            raise FormatError(
+                "format-invalid",
+                f"IREE does not run the module as its signature says: {computed}",
+            )
         return self._signature.results(computed)
 
-    def _compute(self, arrays: list[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]] | str:
+    def _compute(
+        self, arrays: list[np.ndarray[Any, Any]]
+    ) -> list[np.ndarray[Any, Any]] | str:
         """The results where IREE has them, or what it says if there are none.
 
-        IREE names no class of what its bindings raise, and an exception that lives on would keep objects of theirs.
+        IREE names no class of what its bindings raise, and an exception that lives on
+        would keep objects of theirs.
         """
-        inputs, results = iree.VmVariantList(len(arrays)), iree.VmVariantList(len(self._signature.outputs))
+        inputs = iree.VmVariantList(len(arrays))
+        results = iree.VmVariantList(len(self._signature.outputs))
         for array, (dtype, _) in zip(arrays, self._signature.inputs, strict=True):
             inputs.push_ref(self._view(array, dtype))
         try:
             self._context.invoke(self._function, inputs, results)
             outputs = enumerate(self._signature.outputs)
-            return [_array(results.get_as_object(k, iree.HalBufferView), dtype) for k, (dtype, _) in outputs]
+            return [
+                _array(results.get_as_object(k, iree.HalBufferView), dtype)
+                for k, (dtype, _) in outputs
+            ]
         except Exception as error:
             return str(error)
 

@@ -1,4 +1,6 @@
-"""``Asking``: a support check for compilers that know what they take only by compiling it."""
+"""``Asking``: a support check for compilers that know what they take only by compiling
+it.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,24 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 REMEMBERED = 10_000
-"""How many answers are kept. One may take milliseconds, and the calls of a network repeat."""
+"""How many answers are kept. One may take milliseconds, and the calls of a network
+repeat.
+"""
 
 
 class Asking:
     """A ``why_not`` that asks a compiler about each call by itself.
 
-    ``compile`` gets a program of that one call, whose operands are inputs, and raises Unsupported with the reason if it
-    cannot compile it; other exceptions are refusals as well. What it returns is not used. It has to decide by operator,
-    literals, types and shapes: calls that are alike in these are asked about once in the life of this object.
-    ``for_all(node, reason)``: whether a refusal is one of the operator, whatever the types and shapes, so that it is
-    asked about no more. ``is_sure(node)``: whether a call is taken without asking.
+    ``compile`` gets a program of that one call, whose operands are inputs, and raises
+    Unsupported with the reason if it cannot compile it; other exceptions are refusals
+    as well. What it returns is not used. It has to decide by operator, literals, types
+    and shapes: calls that are alike in these are asked about once in the life of this
+    object. ``for_all(node, reason)``: whether a refusal is one of the operator,
+    whatever the types and shapes, so that it is asked about no more. ``is_sure(node)``:
+    whether a call is taken without asking.
 
-    ``after`` gives a support check that needs fewer programs: all calls of one operator are in one, side by side, and
-    only if that is refused each has one of its own.
+    ``after`` gives a support check that needs fewer programs: all calls of one operator
+    are in one, side by side, and only if that is refused each has one of its own.
     """
 
     def __init__(
@@ -48,7 +54,9 @@ class Asking:
         for_all: Callable[[Node, str], bool] = lambda *_: False,
         is_sure: Callable[[Node], bool] = lambda _: False,
     ) -> None:
-        self.compile, self._for_all, self._is_sure = compile, for_all, is_sure
+        self.compile = compile
+        self._for_all = for_all
+        self._is_sure = is_sure
         self._refused: dict[Any, str] = {}
         self._answers: OrderedDict[str, str | None] = OrderedDict()
 
@@ -57,25 +65,37 @@ class Asking:
         return self.about([node])[node]
 
     def after(self, check: WhyNot) -> Support:
-        """A support check that asks ``check`` first, and then about the other calls of a program together."""
+        """A support check that asks ``check`` first, and then about the other calls of
+        a program together.
+        """
         return _Together(check, self)
 
     def about(self, nodes: Collection[Node]) -> dict[Node, str | None]:
         """Why each of ``nodes`` is not taken; None if it is."""
-        keys = {n: _described(n) for n in nodes if n.target not in self._refused and not self._is_sure(n)}
-        alike: dict[Any, dict[str, Node]] = {}  # operator -> description -> one of the calls
+        keys = {
+            n: _described(n)
+            for n in nodes
+            if n.target not in self._refused and not self._is_sure(n)
+        }
+        # operator -> description -> one of the calls
+        alike: dict[Any, dict[str, Node]] = {}
         for node, key in keys.items():
             if key not in self._answers:
                 alike.setdefault(node.target, {}).setdefault(key, node)
         for unknown in alike.values():
             self._ask(unknown)
-        answers = {n: self._refused.get(n.target, self._answers.get(keys.get(n, ""))) for n in nodes}
+        answers = {
+            n: self._refused.get(n.target, self._answers.get(keys.get(n, "")))
+            for n in nodes
+        }
         while len(self._answers) > REMEMBERED:
             self._answers.popitem(last=False)
         return answers
 
     def _ask(self, calls: Mapping[str, Node]) -> None:
-        """Compile these calls of one operator, by their descriptions; each alone if they are refused together."""
+        """Compile these calls of one operator, by their descriptions; each alone if
+        they are refused together.
+        """
         why = None
         node = next(iter(calls.values()))
         for_all = False
@@ -88,7 +108,9 @@ class Asking:
             raise
         except Exception as error:
             text = str(error).strip().partition("\n")[0]
-            why = f"its compiler failed: {type(error).__name__}" + (f": {text}" if text else "")
+            why = f"its compiler failed: {type(error).__name__}" + (
+                f": {text}" if text else ""
+            )
         if for_all:
             self._refused[node.target] = why or ""
         elif why is not None and len(calls) > 1:
@@ -99,7 +121,9 @@ class Asking:
 
 
 class _Together(Support):
-    """A support check that asks about all calls of a program when it begins; about others when they come."""
+    """A support check that asks about all calls of a program when it begins; about
+    others when they come.
+    """
 
     def __init__(self, check: WhyNot, asking: Asking) -> None:
         self._check = check
@@ -109,13 +133,20 @@ class _Together(Support):
 
     def begin(self, exported_program: ExportedProgram) -> None:
         self._constants = constant_placeholders(exported_program)
-        calls = [node for node in exported_program.graph.nodes if isinstance(node.target, OpOverload)]
+        calls = [
+            node
+            for node in exported_program.graph.nodes
+            if isinstance(node.target, OpOverload)
+        ]
         self._answers = {node: self._check(node) for node in calls}
-        self._answers |= self._asking.about([node for node, why in self._answers.items() if why is None])
+        self._answers |= self._asking.about(
+            [node for node, why in self._answers.items() if why is None]
+        )
 
     def why_not(self, node: Node) -> str | None:
         if node in self._answers:
-            return self._answers.pop(node)  # once: a call that is asked about again may have changed
+            # once: a call that is asked about again may have changed
+            return self._answers.pop(node)
         why = self._check(node)
         return self._asking(node) if why is None else why
 
@@ -130,11 +161,17 @@ class _Together(Support):
 
 
 def program_of(nodes: Iterable[Node]) -> ExportedProgram:
-    """A program of these calls side by side: their operands are inputs, their results, as far as used, outputs."""
+    """A program of these calls side by side: their operands are inputs, their results,
+    as far as used, outputs.
+    """
     graph = Graph()
-    operands, results = list[Node](), list[Node]()
+    operands = list[Node]()
+    results = list[Node]()
     calls = list(nodes)
-    copies = [{operand: placeholder_of(graph, operand) for operand in node.all_input_nodes} for node in calls]
+    copies = [
+        {operand: placeholder_of(graph, operand) for operand in node.all_input_nodes}
+        for node in calls
+    ]
     for node, own in zip(calls, copies, strict=True):
         operands += own.values()
         made = [own.setdefault(node, copy_node(graph, node, own.__getitem__))]
@@ -143,10 +180,16 @@ def program_of(nodes: Iterable[Node]) -> ExportedProgram:
         results += made
     graph.output(tuple(results))
     inputs = [InputSpec(InputKind.USER_INPUT, argument_of(n), None) for n in operands]
-    outputs = [OutputSpec(OutputKind.USER_OUTPUT, argument_of(n), None) for n in results]
-    like: Any = SimpleNamespace(state_dict={}, constants={}, range_constraints={}, _guards_code=[])
+    outputs = [
+        OutputSpec(OutputKind.USER_OUTPUT, argument_of(n), None) for n in results
+    ]
+    like: Any = SimpleNamespace(
+        state_dict={}, constants={}, range_constraints={}, _guards_code=[]
+    )
     call = flat_call(len(operands), len(results))
-    return build_program(torch.nn.Module(), graph, inputs, outputs, like, call, check=False)
+    return build_program(
+        torch.nn.Module(), graph, inputs, outputs, like, call, check=False
+    )
 
 
 def _used(node: Node) -> list[Node]:
@@ -155,12 +198,28 @@ def _used(node: Node) -> list[Node]:
 
 def _described(node: Node) -> str:
     """A text that calls have in common of which a compiler says the same."""
-    operands = {operand: f"%{k} {_types(operand)}" for k, operand in enumerate(node.all_input_nodes)}
+    operands = {
+        operand: f"%{k} {_types(operand)}"
+        for k, operand in enumerate(node.all_input_nodes)
+    }
     arguments = torch.fx.map_arg((node.args, node.kwargs), operands.__getitem__)
-    return f"{node.target} {arguments} {[user.args[1] for user in _used(node)]} {_types(node)}"
+    return (
+        f"{node.target} {arguments} {[user.args[1] for user in _used(node)]}"
+        f" {_types(node)}"
+    )
 
 
 def _types(node: Node) -> str:
     val = node.meta.get("val")
-    values = [val] if isinstance(val, torch.Tensor) else pytree.tree_leaves(val)  # walking a tree takes far longer
-    return str([f"{v.dtype}{list(v.shape)}" if isinstance(v, torch.Tensor) else type(v).__name__ for v in values])
+    # walking a tree takes far longer
+    values = [val] if isinstance(val, torch.Tensor) else pytree.tree_leaves(val)
+    return str(
+        [
+            (
+                f"{v.dtype}{list(v.shape)}"
+                if isinstance(v, torch.Tensor)
+                else type(v).__name__
+            )
+            for v in values
+        ]
+    )

@@ -1,4 +1,6 @@
-"""Calls such as ``conv2d`` and ``batch_norm`` as calls of core ATen, which OpenVINO's frontend knows."""
+"""Calls such as ``conv2d`` and ``batch_norm`` as calls of core ATen, which OpenVINO's
+frontend knows.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ OneCall = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
 
 
 def core_call(node: Node) -> OneCall | None:
-    """The one call of core ATen that computes the same, maybe as the first of its results; None if none is known.
+    """The one call of core ATen that computes the same, maybe as the first of its
+    results; None if none is known.
 
-    ``reshape`` becomes ``view`` also where torch copies, because OpenVINO has no strides.
+    ``reshape`` becomes ``view`` also where torch copies, because OpenVINO has no
+    strides.
     """
     find = CORE_CALLS.get(node.target)
     recorded = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
@@ -28,21 +32,38 @@ def core_call(node: Node) -> OneCall | None:
     return find(**bound_arguments(node))
 
 
-def _cast(self: Node, dtype: torch.dtype, non_blocking: bool, copy: bool, memory_format: Any) -> OneCall | None:
+def _cast(
+    self: Node, dtype: torch.dtype, non_blocking: bool, copy: bool, memory_format: Any
+) -> OneCall | None:
     """A plain cast; one to the same dtype returns its argument."""
-    if (non_blocking, copy, memory_format) != (False, False, None) or self.meta["val"].dtype is dtype:
+    if (non_blocking, copy, memory_format) != (False, False, None) or self.meta[
+        "val"
+    ].dtype is dtype:
         return None
     return aten._to_copy.default, (self,), {"dtype": dtype}
 
 
 def _convolution(
-    input: Node, weight: Node, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
+    input: Node,
+    weight: Node,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
 ) -> OneCall | None:
     """A convolution of a batch."""
-    settings, dimensions = [list(value) for value in (stride, padding, dilation)], weight.meta["val"].dim() - 2
-    if input.meta["val"].dim() != dimensions + 2 or any(len(value) != dimensions for value in settings):
+    settings = [list(value) for value in (stride, padding, dilation)]
+    dimensions = weight.meta["val"].dim() - 2
+    if input.meta["val"].dim() != dimensions + 2 or any(
+        len(value) != dimensions for value in settings
+    ):
         return None
-    return aten.convolution.default, (input, weight, bias, *settings, False, [0] * dimensions, groups), {}
+    return (
+        aten.convolution.default,
+        (input, weight, bias, *settings, False, [0] * dimensions, groups),
+        {},
+    )
 
 
 def _batch_norm(
@@ -53,13 +74,26 @@ def _batch_norm(
     given = (input, weight, bias, running_mean, running_var)
     if training or running_mean is None or running_var is None:
         return None
-    return aten._native_batch_norm_legit_no_training.default, (*given, momentum, eps), {}
+    return (
+        aten._native_batch_norm_legit_no_training.default,
+        (*given, momentum, eps),
+        {},
+    )
 
 
 def _layer_norm(
-    input: Node, normalized_shape: Any, weight: Any, bias: Any, eps: float, cudnn_enable: bool
+    input: Node,
+    normalized_shape: Any,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    cudnn_enable: bool,
 ) -> OneCall | None:
-    return aten.native_layer_norm.default, (input, normalized_shape, weight, bias, eps), {}
+    return (
+        aten.native_layer_norm.default,
+        (input, normalized_shape, weight, bias, eps),
+        {},
+    )
 
 
 def _reshape(self: Node, shape: Any) -> OneCall | None:
@@ -71,8 +105,13 @@ def _flatten(self: Node, start_dim: int, end_dim: int) -> OneCall | None:
     sizes = list(self.meta["val"].shape) or [1]
     if not all(isinstance(size, int) for size in sizes):
         return None
-    start, end = start_dim % len(sizes), end_dim % len(sizes) + 1
-    return aten.view.default, (self, [*sizes[:start], prod(sizes[start:end]), *sizes[end:]]), {}
+    start = start_dim % len(sizes)
+    end = end_dim % len(sizes) + 1
+    return (
+        aten.view.default,
+        (self, [*sizes[:start], prod(sizes[start:end]), *sizes[end:]]),
+        {},
+    )
 
 
 def _adaptive_avg_pool(self: Node, output_size: Any) -> OneCall | None:
@@ -84,7 +123,9 @@ def _adaptive_avg_pool(self: Node, output_size: Any) -> OneCall | None:
 
 CORE_CALLS: Mapping[Any, Callable[..., OneCall | None]] = {
     aten.to.dtype: _cast,
-    **dict.fromkeys((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), _convolution),
+    **dict.fromkeys(
+        (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), _convolution
+    ),
     aten.batch_norm.default: _batch_norm,
     aten.layer_norm.default: _layer_norm,
     aten.reshape.default: _reshape,

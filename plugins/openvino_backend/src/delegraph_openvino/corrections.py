@@ -1,10 +1,13 @@
-"""Operators that OpenVINO computes otherwise than torch, written with those that it computes right.
+"""Operators that OpenVINO computes otherwise than torch, written with those that it
+computes right.
 
-``OPERATORS`` maps an operator of torch to a function of OpenVINO's values. All operands have one floating-point type,
-that of torch's type promotion; Python numbers are constants of this type.
+``OPERATORS`` maps an operator of torch to a function of OpenVINO's values. All operands
+have one floating-point type, that of torch's type promotion; Python numbers are
+constants of this type.
 
-What the functions avoid was seen with openvino 2026.4.1 on a CPU: ``exp`` of NaN is infinite, ``greater`` of NaN is
-true, ``maximum`` may lose NaN, ``log(1 + x)`` and ``exp(x) - 1`` lose digits near 0.
+What the functions avoid was seen with openvino 2026.4.1 on a CPU: ``exp`` of NaN is
+infinite, ``greater`` of NaN is true, ``maximum`` may lose NaN, ``log(1 + x)`` and
+``exp(x) - 1`` lose digits near 0.
 """
 
 from __future__ import annotations
@@ -48,9 +51,11 @@ def _expm1(x: Any) -> Any:
 
 
 def _log1p(x: Any) -> Any:
-    """Return log(y) x / (y - 1) with the rounded y = 1 + x: the rounding errors of y cancel.
+    """Return log(y) x / (y - 1) with the rounded y = 1 + x: the rounding errors of y
+    cancel.
 
-    It is written with a subtraction: OpenVINO makes one inexact operator of ``log(exp(x) + 1)``.
+    It is written with a subtraction: OpenVINO makes one inexact operator of
+    ``log(exp(x) + 1)``.
     """
     one = _number(1, x)
     y = op.subtract(x, _number(-1, x))
@@ -66,7 +71,9 @@ def _softplus_of(x: Any) -> Any:
 
 def _softplus(x: Any, beta: Any, threshold: Any) -> Any:
     scaled = op.multiply(x, beta)
-    return op.select(op.less(threshold, scaled), x, op.divide(_softplus_of(scaled), beta))
+    return op.select(
+        op.less(threshold, scaled), x, op.divide(_softplus_of(scaled), beta)
+    )
 
 
 def _log_sigmoid(x: Any) -> Any:
@@ -80,7 +87,11 @@ def _mish(x: Any) -> Any:
 def _logaddexp(a: Any, b: Any) -> Any:
     decay = _log1p(op.exp(op.negative(op.abs(op.subtract(a, b)))))
     # two equal infinities have no difference
-    return op.select(op.equal(a, b), op.add(a, _number(math.log(2), a)), op.add(_maximum(a, b), decay))
+    return op.select(
+        op.equal(a, b),
+        op.add(a, _number(math.log(2), a)),
+        op.add(_maximum(a, b), decay),
+    )
 
 
 def _elu(x: Any, alpha: Any, scale: Any, input_scale: Any) -> Any:
@@ -182,8 +193,17 @@ _LOGICAL = (
     aten.logical_or.default,
     aten.logical_xor.default,
 )
-REDUCTIONS = (aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims)
-"""Reductions of truth values, which OpenVINO takes from numbers by way of 8 bits, where NaN is 0."""
+REDUCTIONS = (
+    aten.any.default,
+    aten.any.dim,
+    aten.any.dims,
+    aten.all.default,
+    aten.all.dim,
+    aten.all.dims,
+)
+"""Reductions of truth values, which OpenVINO takes from numbers by way of 8 bits, where
+NaN is 0.
+"""
 _BOUNDS = {aten.clamp.default: (-math.inf, math.inf)}
 
 
@@ -198,11 +218,15 @@ def rules() -> dict[str, Rule]:
     return {**named, TO_BOOL: _is_true}
 
 
-def correct(node: Node, arguments: Mapping[str, Any], types: list[torch.dtype]) -> tuple[str, tuple[Any, ...]] | None:
-    """Return the name and operands to write in place of a call of floats; None if OpenVINO computes the call right.
+def correct(
+    node: Node, arguments: Mapping[str, Any], types: list[torch.dtype]
+) -> tuple[str, tuple[Any, ...]] | None:
+    """Return the name and operands to write in place of a call of floats; None if
+    OpenVINO computes the call right.
 
-    ``arguments``: those of the call, by name, with defaults. ``types``: the element types that OpenVINO has. The last
-    operand is the place of the operands' common type among these.
+    ``arguments``: those of the call, by name, with defaults. ``types``: the element
+    types that OpenVINO has. The last operand is the place of the operands' common type
+    among these.
     """
     values = [operand.meta.get("val") for operand in node.all_input_nodes]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
@@ -211,21 +235,31 @@ def correct(node: Node, arguments: Mapping[str, Any], types: list[torch.dtype]) 
     common = tensors[0].dtype
     for tensor in tensors[1:]:
         common = torch.promote_types(common, tensor.dtype)
-    if not common.is_floating_point and any(isinstance(value, float) for value in arguments.values()):
+    if not common.is_floating_point and any(
+        isinstance(value, float) for value in arguments.values()
+    ):
         common = torch.float32
     reads_truth = node.target in _LOGICAL or node.target in _CASTS
-    if common not in types or not (common.is_floating_point or (reads_truth and common is not torch.bool)):
+    if common not in types or not (
+        common.is_floating_point or (reads_truth and common is not torch.bool)
+    ):
         return None
     place = types.index(common)
     if node.target in _CASTS:
         is_bool = arguments.get("dtype") is torch.bool
         return (TO_BOOL, (arguments["self"], place)) if is_bool else None
-    if node.target not in OPERATORS or arguments.get("rounding_mode", "trunc") != "trunc":
+    if (
+        node.target not in OPERATORS
+        or arguments.get("rounding_mode", "trunc") != "trunc"
+    ):
         return None
     operands = [value for name, value in arguments.items() if name != "rounding_mode"]
     if node.target in _BOUNDS:
         bounds = _BOUNDS[node.target]
-        operands[1:] = [b if given is None else given for given, b in zip(operands[1:], bounds, strict=True)]
+        operands[1:] = [
+            b if given is None else given
+            for given, b in zip(operands[1:], bounds, strict=True)
+        ]
     if any(operand is None for operand in operands):
         return None
     return name_of(node.target), (*operands, place)

@@ -1,4 +1,6 @@
-"""Ranges of inputs that are indices: OpenVINO reads zeros or other rows for an index for which eager raises."""
+"""Ranges of inputs that are indices: OpenVINO reads zeros or other rows for an index
+for which eager raises.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 aten = torch.ops.aten
-_AXIS = (aten.index_select.default, aten.gather.default, aten.scatter.src, aten.scatter.value)
+_AXIS = (
+    aten.index_select.default,
+    aten.gather.default,
+    aten.scatter.src,
+    aten.scatter.value,
+)
 """Calls with an index along ``dim``, which counts from 0 only."""
 _LISTS = (aten.index.Tensor, aten.index_put.default)
 """Calls with a list of indices, one for each axis, which may be negative."""
@@ -33,9 +40,11 @@ _CASTS = (aten.to.dtype, aten._to_copy.default)
 
 
 def mark_indices(program: ExportedProgram) -> None:
-    """Mark inputs whose elements are indices with the range for which eager does not raise.
+    """Mark inputs whose elements are indices with the range for which eager does not
+    raise.
 
-    Each call of the lowered program is checked. Indices that the program computes, and axes of dynamic size, are not.
+    Each call of the lowered program is checked. Indices that the program computes, and
+    axes of dynamic size, are not.
     """
     inputs = set(user_inputs(program))
     for node in program.graph.nodes:
@@ -50,7 +59,9 @@ def _ranges(node: Node) -> Iterator[tuple[Any, int, int]]:
     """Yield each index of a call with the lowest and highest element that eager takes."""
     if node.target is aten.embedding.default:
         arguments = bound_arguments(node)
-        yield from _along(arguments["indices"], arguments["weight"].meta["val"].shape[0], False)
+        yield from _along(
+            arguments["indices"], arguments["weight"].meta["val"].shape[0], False
+        )
     elif node.target in _AXIS:
         arguments = bound_arguments(node)
         shape = arguments["self"].meta["val"].shape
@@ -58,7 +69,9 @@ def _ranges(node: Node) -> Iterator[tuple[Any, int, int]]:
             yield from _along(arguments["index"], shape[arguments["dim"]], False)
     elif node.target is aten.take.default:
         arguments = bound_arguments(node)
-        yield from _along(arguments["index"], arguments["self"].meta["val"].numel(), True)
+        yield from _along(
+            arguments["index"], arguments["self"].meta["val"].numel(), True
+        )
     elif node.target in _LISTS:
         arguments = bound_arguments(node)
         indices = arguments["indices"]
@@ -75,11 +88,16 @@ def _along(index: Any, size: Any, is_signed: bool) -> Iterator[tuple[Any, int, i
 
 
 def _is_mask(index: Any) -> bool:
-    return isinstance(index, Node) and index.meta["val"].dtype in (torch.bool, torch.uint8)
+    return isinstance(index, Node) and index.meta["val"].dtype in (
+        torch.bool,
+        torch.uint8,
+    )
 
 
 def _source(index: Node) -> Node:
-    """Return the tensor with all elements of which ``index`` is a view or a cast to a type that holds them."""
+    """Return the tensor with all elements of which ``index`` is a view or a cast to a
+    type that holds them.
+    """
     while index.op == "call_function" and index.args:
         before: Any = index.args[0]
         if index.target in _CASTS:

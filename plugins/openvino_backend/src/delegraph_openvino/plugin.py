@@ -1,31 +1,62 @@
-"""The light module: what this distribution offers. Imports neither torch nor numpy nor OpenVINO."""
+"""The light module: what this distribution offers. Imports neither torch nor numpy nor
+OpenVINO.
+"""
 
 from __future__ import annotations
 
-from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec, hookimpl
+from delegraph.plugin import (
+    BackendSpec,
+    OptionSpec,
+    PartitionerSpec,
+    QuantizerSpec,
+    RuntimeSpec,
+    hookimpl,
+)
 
 ON_NAN = (
-    "aten.relu.default aten.hardtanh.default aten.relu6.default aten.hardsigmoid.default aten.amax.default "
-    "aten.amin.default aten.max.default aten.min.default aten.max.dim aten.min.dim aten.argmax.default "
-    "aten.argmin.default aten.sort.default aten.sort.stable aten.argsort.default aten.topk.default "
-    "aten._softmax.default aten.softmax.int aten._log_softmax.default aten.log_softmax.int aten.logsumexp.default "
-    "aten.scaled_dot_product_attention.default aten.layer_norm.default aten.linalg_vector_norm.default "
-    "aten.max_pool1d.default aten.max_pool2d.default aten.max_pool3d.default aten.max_pool2d_with_indices.default "
-    "aten.max_pool3d_with_indices.default aten.adaptive_max_pool1d.default aten.adaptive_max_pool2d.default "
-    "aten.adaptive_max_pool3d.default aten.grid_sampler_2d.default aten.bucketize.Tensor"
+    "aten.relu.default aten.hardtanh.default aten.relu6.default"
+    " aten.hardsigmoid.default aten.amax.default aten.amin.default aten.max.default"
+    " aten.min.default aten.max.dim aten.min.dim aten.argmax.default"
+    " aten.argmin.default aten.sort.default aten.sort.stable aten.argsort.default"
+    " aten.topk.default aten._softmax.default aten.softmax.int"
+    " aten._log_softmax.default aten.log_softmax.int aten.logsumexp.default"
+    " aten.scaled_dot_product_attention.default aten.layer_norm.default"
+    " aten.linalg_vector_norm.default aten.max_pool1d.default aten.max_pool2d.default"
+    " aten.max_pool3d.default aten.max_pool2d_with_indices.default"
+    " aten.max_pool3d_with_indices.default aten.adaptive_max_pool1d.default"
+    " aten.adaptive_max_pool2d.default aten.adaptive_max_pool3d.default"
+    " aten.grid_sampler_2d.default aten.bucketize.Tensor"
 )
-"""Operators that OpenVINO's CPU computes for numbers; of NaN and infinities it makes something else than eager does."""
-ON_SUBNORMAL = "aten.div.Tensor aten.div.Tensor_mode aten.exp.default aten.sigmoid.default"
-"""Operators whose divisor or result OpenVINO's CPU takes for 0 if it is a subnormal number."""
+"""Operators that OpenVINO's CPU computes for numbers; of NaN and infinities it makes
+something else than eager does.
+"""
+ON_SUBNORMAL = (
+    "aten.div.Tensor aten.div.Tensor_mode aten.exp.default aten.sigmoid.default"
+)
+"""Operators whose divisor or result OpenVINO's CPU takes for 0 if it is a subnormal
+number.
+"""
 
 
 @hookimpl
 def delegraph_backends() -> list[BackendSpec]:
     options = (
-        OptionSpec("device", default="CPU", help="as OpenVINO names it: CPU, GPU, GPU.1, NPU, AUTO, HETERO:GPU,CPU"),
-        # not declared as choices: with any of these a backend has to compute what eager computes
-        OptionSpec("precision", default="f32", help="of floats: f32, f16, bf16, or default: OpenVINO's for the device"),
-        OptionSpec("properties", help="more of OpenVINO's properties: INFERENCE_NUM_THREADS=4,NUM_STREAMS=2"),
+        OptionSpec(
+            "device",
+            default="CPU",
+            help="as OpenVINO names it: CPU, GPU, GPU.1, NPU, AUTO, HETERO:GPU,CPU",
+        ),
+        # not declared as choices: with any of these a backend has to compute what eager
+        # computes
+        OptionSpec(
+            "precision",
+            default="f32",
+            help="of floats: f32, f16, bf16, or default: OpenVINO's for the device",
+        ),
+        OptionSpec(
+            "properties",
+            help="more of OpenVINO's properties: INFERENCE_NUM_THREADS=4,NUM_STREAMS=2",
+        ),
     )
     return [
         BackendSpec(
@@ -47,13 +78,27 @@ def delegraph_backends() -> list[BackendSpec]:
 
 @hookimpl
 def delegraph_partitioners() -> list[PartitionerSpec]:
-    return [PartitionerSpec("openvino", "openvino", "delegraph_openvino.support:OpenVINOPartitioner", default=True)]
+    return [
+        PartitionerSpec(
+            "openvino",
+            "openvino",
+            "delegraph_openvino.support:OpenVINOPartitioner",
+            default=True,
+        )
+    ]
 
 
 @hookimpl
 def delegraph_runtimes() -> list[RuntimeSpec]:
     runtime = "delegraph_openvino.runtime:OpenVINORuntime"
-    return [RuntimeSpec("openvino", runtime, requires=("openvino",), native="a program for OpenVINO's compiler")]
+    return [
+        RuntimeSpec(
+            "openvino",
+            runtime,
+            requires=("openvino",),
+            native="a program for OpenVINO's compiler",
+        )
+    ]
 
 
 @hookimpl
@@ -61,4 +106,11 @@ def delegraph_quantizers() -> list[QuantizerSpec]:
     """Declare the quantizer of TOSA, which belongs to another distribution."""
     needs = ("delegraph_tosa", "torchao")
     hint = "pip install delegraph-tosa delegraph-quantize"
-    return [QuantizerSpec("openvino", "delegraph_tosa.quantizer:TOSAQuantizer", requires=needs, install_hint=hint)]
+    return [
+        QuantizerSpec(
+            "openvino",
+            "delegraph_tosa.quantizer:TOSAQuantizer",
+            requires=needs,
+            install_hint=hint,
+        )
+    ]

@@ -1,4 +1,6 @@
-"""Which calls OpenVINO takes: those that its frontend converts to the type and shape that the program records."""
+"""Which calls OpenVINO takes: those that its frontend converts to the type and shape
+that the program records.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from .runtime import PREFIX, properties_of
 from .value_check import ValueCheck, dequantized_parts, is_dequantized
 
 VALUES = ValueCheck("OpenVINO", TYPES)
-"""Its CPU crashes at sizes that depend on values where they are 0, and has int32 and floats for all integers."""
+"""Its CPU crashes at sizes that depend on values where they are 0, and has int32 and
+floats for all integers.
+"""
 ASKED = Asking(
     lambda program: Draft(program).convert(),
     lambda node, why: why == NO_RULE and node.target not in CORE_CALLS,
@@ -29,13 +33,20 @@ ASKED = Asking(
 )
 """The frontend's answers: it takes a millisecond or more for a call."""
 _WRONG = {
-    "group_norm native_group_norm": "OpenVINO's compiler crashes where it is multiplied by a tensor",
-    "var std var_mean std_mean": "OpenVINO's frontend forgets the correction of a variance",
+    "group_norm native_group_norm": (
+        "OpenVINO's compiler crashes where it is multiplied by a tensor"
+    ),
+    "var std var_mean std_mean": (
+        "OpenVINO's frontend forgets the correction of a variance"
+    ),
     "_safe_softmax": "OpenVINO computes NaN where a mask hides a whole row",
     "erfinv erfc": "OpenVINO's formula for it has fewer right digits than float32",
-    "logaddexp2 log_sigmoid_forward": "OpenVINO's formula for it is infinite for large numbers",
+    "logaddexp2 log_sigmoid_forward": (
+        "OpenVINO's formula for it is infinite for large numbers"
+    ),
     "remainder fmod floor_divide": (
-        "OpenVINO divides, rounds and multiplies back: it loses digits, and is NaN for an infinite divisor"
+        "OpenVINO divides, rounds and multiplies back: it loses digits, and is NaN for"
+        " an infinite divisor"
     ),
     "atan2": "OpenVINO computes NaN of two infinities, and ignores the sign of zero",
 }
@@ -46,10 +57,16 @@ WRONG = {name: why for names, why in _WRONG.items() for name in names.split()}
 class OpenVINOPartitioner(CapabilityPartitioner):
     """``device``, ``precision`` and ``properties`` are described in ``plugin``."""
 
-    def __init__(self, device: str = "CPU", precision: str = "f32", properties: str = "") -> None:
+    def __init__(
+        self, device: str = "CPU", precision: str = "f32", properties: str = ""
+    ) -> None:
         settings = {"device": device, "precision": precision, "properties": properties}
-        properties_of(settings)  # a property that cannot be read is the user's mistake of now, not of the first run
-        super().__init__(ASKED.after(why_not), "OpenVINOBackend", to_specs(PREFIX, settings))
+        # a property that cannot be read is the user's mistake of now, not of the first
+        # run
+        properties_of(settings)
+        super().__init__(
+            ASKED.after(why_not), "OpenVINOBackend", to_specs(PREFIX, settings)
+        )
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         mark_indices(exported_program)
@@ -57,42 +74,80 @@ class OpenVINOPartitioner(CapabilityPartitioner):
 
 
 def why_not(node: Node) -> str | None:
-    """Why OpenVINO does not take this call, as far as that is known without its frontend."""
+    """Why OpenVINO does not take this call, as far as that is known without its
+    frontend.
+    """
     name = getattr(node.target, "__name__", str(node.target)).partition(".")[0]
     if (reason := VALUES(node) or WRONG.get(name)) is not None:
         return reason
     if (reason := _why_empty(node)) is not None:
         return reason
-    given = bound_arguments(node) if getattr(node.target, "namespace", "") == "aten" else {}
+    given = (
+        bound_arguments(node) if getattr(node.target, "namespace", "") == "aten" else {}
+    )
     if given.get("rounding_mode") == "floor":
-        return "OpenVINO rounds the quotient, and torch the exact one: rounding_mode='floor' may differ by 1"
+        return (
+            "OpenVINO rounds the quotient, and torch the exact one:"
+            " rounding_mode='floor' may differ by 1"
+        )
     if name in ("addmm", "baddbmm", "addmv", "addbmm", "addr"):
         for factor in ("beta", "alpha"):
             if given[factor] == 0 and not ignores_product(node):
-                return f"OpenVINO multiplies by {factor}=0, which keeps NaN and infinities; torch ignores the operand"
-    if name.startswith("avg_pool") and given["ceil_mode"] and given["count_include_pad"] and any(given["padding"]):
-        return "OpenVINO counts elements beyond the padding with ceil_mode=True, count_include_pad=True"
+                return (
+                    f"OpenVINO multiplies by {factor}=0, which keeps NaN and"
+                    " infinities; torch ignores the operand"
+                )
+    if (
+        name.startswith("avg_pool")
+        and given["ceil_mode"]
+        and given["count_include_pad"]
+        and any(given["padding"])
+    ):
+        return (
+            "OpenVINO counts elements beyond the padding with ceil_mode=True,"
+            " count_include_pad=True"
+        )
     if name == "_cdist_forward" and node.args[2] != 2:
         return "OpenVINO takes powers of differences, and not of their sizes"
-    if (reason := why_factor_undecided(node) or _why_not_resized(node, name)) is not None:
+    if (
+        reason := why_factor_undecided(node) or _why_not_resized(node, name)
+    ) is not None:
         return reason
     if name == "repeat" and not node.args[1]:
-        return "OpenVINO returns whatever is in memory for a number that is repeated by nothing"
-    computed = [value for value in node.all_input_nodes[1:] if value.op == "call_function"]
+        return (
+            "OpenVINO returns whatever is in memory for a number that is repeated by"
+            " nothing"
+        )
+    computed = [
+        value for value in node.all_input_nodes[1:] if value.op == "call_function"
+    ]
     if computed and str(node.target) in RULES:
         return f"OpenVINO has fixed scales, and {computed[0].name} is computed"
-    if name in ("eq", "ne", "lt", "le", "gt", "ge") and any(map(is_dequantized, node.all_input_nodes)):
-        return "OpenVINO computes a dequantized 0 as a number that is nearly 0, which a comparison tells apart"
+    if name in ("eq", "ne", "lt", "le", "gt", "ge") and any(
+        map(is_dequantized, node.all_input_nodes)
+    ):
+        return (
+            "OpenVINO computes a dequantized 0 as a number that is nearly 0, which a"
+            " comparison tells apart"
+        )
     parts = dequantized_parts(node)
-    differ = parts and ("channel" in str(parts[0].target) or len({part.args[1:] for part in parts}) > 1)
-    return "OpenVINO concatenates quantized tensors right if they have one scale and one zero point" if differ else None
+    differ = parts and (
+        "channel" in str(parts[0].target) or len({part.args[1:] for part in parts}) > 1
+    )
+    return (
+        "OpenVINO concatenates quantized tensors right if they have one scale and one"
+        " zero point"
+        if differ
+        else None
+    )
 
 
 def _why_empty(node: Node) -> str | None:
     """Return a reason if an operand or a result has no elements; None if all have some.
 
-    Where a size of 0 is known, OpenVINO's compiler ends the process with SIGFPE for some operators, such as select. A
-    dynamic size may be 0: its kernels look at sizes at run time.
+    Where a size of 0 is known, OpenVINO's compiler ends the process with SIGFPE for
+    some operators, such as select. A dynamic size may be 0: its kernels look at sizes
+    at run time.
     """
     for value in (*node.all_input_nodes, node):
         for val in pytree.tree_leaves(value.meta.get("val")):
@@ -100,13 +155,30 @@ def _why_empty(node: Node) -> str | None:
                 continue
             if any(type(size) is int and size == 0 for size in val.shape):
                 shape = list(val.shape)
-                return f"{value.name} has no elements (shape {shape}): OpenVINO's compiler may crash"
+                return (
+                    f"{value.name} has no elements (shape {shape}): OpenVINO's compiler"
+                    " may crash"
+                )
     return None
 
 
-_BY_FACTOR = frozenset({"upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_bicubic2d"})
+_BY_FACTOR = frozenset(
+    {
+        "upsample_nearest1d",
+        "upsample_nearest2d",
+        "upsample_nearest3d",
+        "upsample_bicubic2d",
+    }
+)
 """Interpolations that step by the scale factor also where an axis keeps its size."""
-_BETWEEN_PIXELS = frozenset({"upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"})
+_BETWEEN_PIXELS = frozenset(
+    {
+        "upsample_linear1d",
+        "upsample_bilinear2d",
+        "upsample_trilinear3d",
+        "upsample_bicubic2d",
+    }
+)
 """Interpolations that read between pixels."""
 
 
@@ -125,10 +197,30 @@ def _why_not_resized(node: Node, name: str) -> str | None:
         is_known = isinstance(size, int) and isinstance(out, int)
         may_be_one = out == 1 != size if is_known else factor is None or factor < 1
         if name in _BETWEEN_PIXELS and not corners and may_be_one:
-            return "OpenVINO reads a single output pixel at the corner of the input, and eager at its centre"
-        if name in _BETWEEN_PIXELS and not corners and not is_known and factor and not float(factor).is_integer():
-            return f"of dynamic sizes, OpenVINO resizes by their ratio, and eager by the scale factor {factor}"
+            return (
+                "OpenVINO reads a single output pixel at the corner of the input, and"
+                " eager at its centre"
+            )
+        if (
+            name in _BETWEEN_PIXELS
+            and not corners
+            and not is_known
+            and factor
+            and not float(factor).is_integer()
+        ):
+            return (
+                "of dynamic sizes, OpenVINO resizes by their ratio, and eager by the"
+                f" scale factor {factor}"
+            )
         may_stay = size == out if is_known else factor is not None and 1 < factor < 1.5
-        if name in _BY_FACTOR and not corners and factor not in (None, 1.0) and may_stay:
-            return f"OpenVINO copies an axis that keeps its size, and eager steps by the scale factor {factor}"
+        if (
+            name in _BY_FACTOR
+            and not corners
+            and factor not in (None, 1.0)
+            and may_stay
+        ):
+            return (
+                "OpenVINO copies an axis that keeps its size, and eager steps by the"
+                f" scale factor {factor}"
+            )
     return None

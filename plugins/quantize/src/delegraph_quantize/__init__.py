@@ -1,4 +1,5 @@
-"""Quantizes a model after training, as the integer units of a backend want it: torchao's PT2E flow in one call.
+"""Quantizes a model after training, as the integer units of a backend want it:
+torchao's PT2E flow in one call.
 
 from delegraph_quantize import quantize, quantization_errors
 
@@ -14,13 +15,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .flow import quantize
-    from .layer_errors import LayerError, QuantizationErrors, quantization_errors, raise_precision
+    from .layer_errors import (
+        LayerError,
+        QuantizationErrors,
+        quantization_errors,
+        raise_precision,
+    )
 
-__all__ = ["LayerError", "QuantizationErrors", "quantization_errors", "quantize", "raise_precision"]
+__all__ = [
+    "LayerError",
+    "QuantizationErrors",
+    "quantization_errors",
+    "quantize",
+    "raise_precision",
+]
 
 _HOME = {
     "quantize": "flow",
-    **dict.fromkeys(("LayerError", "QuantizationErrors", "quantization_errors", "raise_precision"), "layer_errors"),
+    **dict.fromkeys(
+        ("LayerError", "QuantizationErrors", "quantization_errors", "raise_precision"),
+        "layer_errors",
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Batch norms behind convolutions and linears, which torchao folds into the weights of these."""
+"""Batch norms behind convolutions and linears, which torchao folds into the weights of
+these.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,20 @@ from torch.fx import GraphModule, Node
 
 
 def unshare_weights(module: GraphModule) -> None:
-    """Give each convolution that shares a weight, and has a batch norm behind it, a weight of its own.
+    """Give each convolution that shares a weight, and has a batch norm behind it, a
+    weight of its own.
 
-    torchao folds the batch norm into the weight in place: the other convolutions would compute with it as well.
+    torchao folds the batch norm into the weight in place: the other convolutions would
+    compute with it as well.
     """
     for node in module.graph.find_nodes(op="get_attr"):
         for user in list(node.users) if len(node.users) > 1 else ():
             if any("batch_norm" in str(following.target) for following in user.users):
                 name = f"{node.target}_of_{user.name}".replace(".", "_")
                 tensor = attrgetter(str(node.target))(module)
-                module.register_parameter(name, torch.nn.Parameter(tensor.detach(), requires_grad=False))
+                module.register_parameter(
+                    name, torch.nn.Parameter(tensor.detach(), requires_grad=False)
+                )
                 with module.graph.inserting_before(user):
                     own = module.graph.get_attr(name)
                 own.meta = dict(node.meta)
@@ -31,12 +37,18 @@ BETWEEN = torch.ops.aten.alias.default
 
 
 def keep_batch_norms(module: GraphModule) -> None:
-    """Put an alias before each batch norm that torchao would fold and cannot: its fold reads tensors of the model."""
+    """Put an alias before each batch norm that torchao would fold and cannot: its fold
+    reads tensors of the model.
+    """
     for node in list(module.graph.nodes):
         if follows_layer(node) and not is_folded(node):
             with module.graph.inserting_before(node):
                 between = module.graph.call_function(BETWEEN, (node.args[0],))
-            between.meta = {key: value for key, value in node.args[0].meta.items() if key != "custom"}
+            between.meta = {
+                key: value
+                for key, value in node.args[0].meta.items()
+                if key != "custom"
+            }
             node.replace_input_with(node.args[0], between)
 
 
@@ -53,16 +65,21 @@ def follows_layer(node: Node) -> bool:
 def is_folded(norm: Node) -> bool:
     """Whether that batch norm becomes part of the layer before it.
 
-    It has to have statistics of training, neither it nor the layer may have a weight that is computed, and nothing
-    else may take the layer's result.
+    It has to have statistics of training, neither it nor the layer may have a weight
+    that is computed, and nothing else may take the layer's result.
     """
     layer: Any = norm.args[0]
     if len(layer.users) > 1 or norm.args[3] is None or _normalizes_by_batch(norm):
         return False
-    if _is_grouped_transposed(layer) and norm.target is not torch.ops.aten.batch_norm.default:
+    if (
+        _is_grouped_transposed(layer)
+        and norm.target is not torch.ops.aten.batch_norm.default
+    ):
         return False
     tensors = [*norm.args[1:5], *layer.args[1:3]]
-    return all(t is None or (isinstance(t, Node) and t.op == "get_attr") for t in tensors)
+    return all(
+        t is None or (isinstance(t, Node) and t.op == "get_attr") for t in tensors
+    )
 
 
 def _normalizes_by_batch(norm: Node) -> bool:
@@ -73,7 +90,8 @@ def _normalizes_by_batch(norm: Node) -> bool:
 def fold_grouped_transposed(module: GraphModule) -> None:
     """Fold batch norms into the transposed convolutions with groups before them.
 
-    torchao scales the second axis of the weight by all output channels. This axis has the channels of one group.
+    torchao scales the second axis of the weight by all output channels. This axis has
+    the channels of one group.
     """
     for norm in list(module.graph.nodes):
         if not follows_layer(norm) or not is_folded(norm):
@@ -101,7 +119,8 @@ def _is_grouped_transposed(layer: Node) -> bool:
 
 
 def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
-    """Fold the batch norm ``norm`` into ``layer``, a transposed convolution with groups.
+    """Fold the batch norm ``norm`` into ``layer``, a transposed convolution with
+    groups.
 
     The model keeps its tensors: the layer gets a weight and a bias of its own.
     """
@@ -110,14 +129,16 @@ def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
         return None if node is None else attrgetter(str(node.target))(module).detach()
 
     groups: Any = layer.args[6]
-    weight, bias = tensor_of(layer.args[1]), tensor_of(layer.args[2])
+    weight = tensor_of(layer.args[1])
+    bias = tensor_of(layer.args[2])
     factor, shift, mean, variance = map(tensor_of, norm.args[1:5])
     eps: Any = norm.args[7]
     assert weight is not None and mean is not None and variance is not None
     scale = torch.rsqrt(variance + eps)
     if factor is not None:
         scale = scale * factor
-    # weight [groups * inputs, outputs, *kernel], where inputs and outputs are those of one group
+    # weight [groups * inputs, outputs, *kernel], where inputs and outputs are those of
+    # one group
     in_groups = weight.reshape(groups, -1, *weight.shape[1:])
     of_channels = scale.reshape(groups, 1, -1, *[1] * (weight.dim() - 2))
     folded_weight = (in_groups * of_channels).flatten(0, 1)
@@ -133,7 +154,9 @@ def _fold(module: GraphModule, layer: Node, norm: Node) -> None:
     norm.replace_all_uses_with(layer)
 
 
-def _add_parameter(module: GraphModule, name: str, value: torch.Tensor, norm: Node) -> Node:
+def _add_parameter(
+    module: GraphModule, name: str, value: torch.Tensor, norm: Node
+) -> Node:
     """Give ``module`` the parameter ``name``, and return a node that reads it."""
     module.register_parameter(name, torch.nn.Parameter(value, requires_grad=False))
     node = module.graph.get_attr(name)

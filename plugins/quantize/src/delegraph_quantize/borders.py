@@ -1,7 +1,9 @@
-"""What crosses into branches and loops, and out of them, in one quantization, so that integers cross.
+"""What crosses into branches and loops, and out of them, in one quantization, so that
+integers cross.
 
-Each body is calibrated alone. Two branches would return a value in two quantizations, and a loop would go on in another
-one than it began with; a graph of integers has no value that is the one or the other.
+Each body is calibrated alone. Two branches would return a value in two quantizations,
+and a loop would go on in another one than it began with; a graph of integers has no
+value that is the one or the other.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Steps(NamedTuple):
             return None
         if self.zero_point == other.zero_point == 0:  # symmetric ones stay so
             return max(self, other)
-        first, last = (min(s.real(self.low) for s in (self, other)), max(s.real(self.high) for s in (self, other)))
+        first = min(s.real(self.low) for s in (self, other))
+        last = max(s.real(self.high) for s in (self, other))
         scale = (last - first) / (self.high - self.low)
         return self._replace(scale=scale, zero_point=self.low - round(first / scale))
 
@@ -44,11 +47,13 @@ class Steps(NamedTuple):
 
 
 def agree(module: GraphModule) -> None:
-    """Give the operands and results of branches and loops one quantization each, where all their sides are quantized.
+    """Give the operands and results of branches and loops one quantization each, where
+    all their sides are quantized.
 
     What a body quantizes of an operand in floats, is quantized before the call.
     """
-    # what a branch returns of a branch in it has its steps before the outer one is asked
+    # what a branch returns of a branch in it has its steps before the outer one is
+    # asked
     for part in reversed(bodies(module)):
         for target in (_hops.cond, _hops.while_loop, _hops.scan):
             for call in part.graph.find_nodes(op="call_function", target=target):
@@ -60,83 +65,143 @@ def agree(module: GraphModule) -> None:
 def _agree_on(outer: GraphModule, call: Node) -> None:
     inner, operands, carried = _parts(outer, call)
     for k, operand in enumerate(operands):
-        seen = [steps for body in inner for steps in _taken_with(_placeholders(body)[k])]
+        seen = [
+            steps for body in inner for steps in _taken_with(_placeholders(body)[k])
+        ]
         if not isinstance(operand, Node) or operand.op == "get_attr" or not seen:
             continue
         if call.target is _hops.while_loop and k < carried:
             after = _results(inner[1])[k]
             known = [*seen, _known(after, inner[1], operands)]
             if after is not _placeholders(inner[1])[k]:
-                _join([(outer, call, operand), (inner[1], _output(inner[1]), after)], known)
+                _join(
+                    [(outer, call, operand), (inner[1], _output(inner[1]), after)],
+                    known,
+                )
         elif not _is_dequantized(operand) and _is_float(operand):
-            outside = [*_taken_with(operand)][:1]  # an input of the program has one quantization
+            # an input of the program has one quantization
+            outside = [*_taken_with(operand)][:1]
             if (steps := _all(outside or seen)) is not None:
                 _cross(outer, call, operand, steps)
     if call.target is _hops.cond:
         operands = _parts(outer, call)[1]  # as they are now
         for results in zip(*map(_results, inner), strict=True):
-            known = [_known(v, body, operands) for body, v in zip(inner, results, strict=True)]
-            _join([(body, _output(body), v) for body, v in zip(inner, results, strict=True)], known)
+            known = [
+                _known(v, body, operands)
+                for body, v in zip(inner, results, strict=True)
+            ]
+            _join(
+                [
+                    (body, _output(body), v)
+                    for body, v in zip(inner, results, strict=True)
+                ],
+                known,
+            )
 
 
 def _known(value: Any, body: GraphModule, operands: Sequence[Any]) -> Steps | None:
-    """The steps of what a body returns, which may be what it is given; None if that is computed in floats."""
+    """The steps of what a body returns, which may be what it is given; None if that is
+    computed in floats.
+    """
     if isinstance(value, Node) and value.op == "placeholder":
         value = operands[_placeholders(body).index(value)]
     return _steps_of(value) if _is_dequantized(value) else None
 
 
 def _leave(outer: GraphModule, call: Node) -> None:
-    """Quantize what a call returns in steps, and dequantize it behind the call: these integers leave a graph."""
+    """Quantize what a call returns in steps, and dequantize it behind the call: these
+    integers leave a graph.
+    """
     inner, operands, carried = _parts(outer, call)
     for taken in [user for user in call.users if user.target is operator.getitem]:
         k: Any = taken.args[1]
-        sides = [_results(body)[k] for body in (inner[1:] if call.target is _hops.while_loop else inner)]
+        sides = [
+            _results(body)[k]
+            for body in (inner[1:] if call.target is _hops.while_loop else inner)
+        ]
         if call.target is _hops.while_loop and k < carried:
             sides.append(operands[k])
-        if not all(map(_is_dequantized, sides)) or len({_steps_of(v) for v in sides}) > 1:
+        if (
+            not all(map(_is_dequantized, sides))
+            or len({_steps_of(v) for v in sides}) > 1
+        ):
             continue
         for user in list(taken.users):
             if str(user.target) != _QUANTIZE:
                 _cross(outer, user, taken, _steps_of(sides[0]))
 
 
-def _parts(outer: GraphModule, call: Node) -> tuple[list[GraphModule], Sequence[Any], int]:
-    """The bodies of a call, the operands that they get, and how many of these a loop carries."""
+def _parts(
+    outer: GraphModule, call: Node
+) -> tuple[list[GraphModule], Sequence[Any], int]:
+    """The bodies of a call, the operands that they get, and how many of these a loop
+    carries.
+    """
     args: Any = call.args
     if call.target is _hops.cond:
-        owners, operands, carried = args[1:3], args[3], 0
+        owners = args[1:3]
+        operands = args[3]
+        carried = 0
     elif call.target is _hops.while_loop:
-        owners, operands, carried = args[:2], [*args[2], *args[3]], len(args[2])
+        owners = args[:2]
+        operands = [*args[2], *args[3]]
+        carried = len(args[2])
     else:
-        owners, operands, carried = args[:1], [*args[1], *args[2], *args[3]], len(args[1])
-    return [outer.get_submodule(str(owner.target)) for owner in owners], operands, carried  # type: ignore[misc]
+        owners = args[:1]
+        operands = [*args[1], *args[2], *args[3]]
+        carried = len(args[1])
+    return (
+        [outer.get_submodule(str(owner.target)) for owner in owners],  # type: ignore[misc]
+        operands,
+        carried,
+    )
 
 
-def _join(sides: Sequence[tuple[GraphModule, Node, Any]], known: Sequence[Steps | None]) -> None:
-    """Let a value cross with steps as wide as all ``known`` on all sides: (graph, who takes it, the value)."""
+def _join(
+    sides: Sequence[tuple[GraphModule, Node, Any]], known: Sequence[Steps | None]
+) -> None:
+    """Let a value cross with steps as wide as all ``known`` on all sides: (graph, who
+    takes it, the value).
+    """
     steps = _all(known)
-    if steps is not None and all(isinstance(v, Node) and _is_float(v) for _, _, v in sides):
+    if steps is not None and all(
+        isinstance(v, Node) and _is_float(v) for _, _, v in sides
+    ):
         for graph, taker, value in sides:
             _cross(graph, taker, value, steps)
 
 
 def _cross(graph: GraphModule, taker: Node, value: Node, steps: Steps) -> None:
-    """Let ``taker`` have ``value`` with these steps: they become its own if nothing else uses it."""
+    """Let ``taker`` have ``value`` with these steps: they become its own if nothing
+    else uses it.
+    """
     if _is_dequantized(value):
         if _steps_of(value) == steps:
             return
         integers: Any = value.args[0]
         alone = [*value.users] == [taker] and [*integers.users] == [value]
-        if alone and integers.op == "call_function" and str(integers.target) == _QUANTIZE:
-            integers.args, value.args = (integers.args[0], *steps), (integers, *steps)
+        if (
+            alone
+            and integers.op == "call_function"
+            and str(integers.target) == _QUANTIZE
+        ):
+            integers.args = (integers.args[0], *steps)
+            value.args = (integers, *steps)
             return
     quantized = torch.ops.quantized_decomposed
     with graph.graph.inserting_before(taker):
-        integers = graph.graph.call_function(quantized.quantize_per_tensor.default, (value, *steps))
-        crossing = graph.graph.call_function(quantized.dequantize_per_tensor.default, (integers, *steps))
+        integers = graph.graph.call_function(
+            quantized.quantize_per_tensor.default, (value, *steps)
+        )
+        crossing = graph.graph.call_function(
+            quantized.dequantize_per_tensor.default, (integers, *steps)
+        )
     for new in (integers, crossing):
-        new.meta = {key: v for key, v in value.meta.items() if key in ("nn_module_stack", "stack_trace", "val")}
+        new.meta = {
+            key: v
+            for key, v in value.meta.items()
+            if key in ("nn_module_stack", "stack_trace", "val")
+        }
     taker.replace_input_with(value, crossing)
 
 
@@ -165,7 +230,9 @@ def _is_dequantized(value: Any) -> bool:
 
 def _is_float(value: Node) -> bool:
     val = value.meta.get("val")
-    return _is_dequantized(value) or (isinstance(val, torch.Tensor) and val.dtype is torch.float32)
+    return _is_dequantized(value) or (
+        isinstance(val, torch.Tensor) and val.dtype is torch.float32
+    )
 
 
 def _placeholders(body: GraphModule) -> list[Node]:

@@ -14,7 +14,8 @@ from torch.utils import _pytree as pytree
 from .unscaled import Unscaled, leave_in_floats, watched
 
 Progress = Callable[[int, int | None], None]
-"""Called after each batch: how many are done, and how many there are, if that is known."""
+"""Called after each batch: how many are done, and how many there are, if that is known.
+"""
 
 
 class Batch(NamedTuple):
@@ -25,21 +26,29 @@ class Batch(NamedTuple):
 
     @staticmethod
     def of(given: Any, names: Sequence[str]) -> Batch:
-        """A tuple or list of arguments, one argument alone, or a mapping by some of ``names``."""
+        """A tuple or list of arguments, one argument alone, or a mapping by some of
+        ``names``.
+        """
         if isinstance(given, Mapping) and given and set(given) <= set(names):
             return Batch((), {name: given[name] for name in names if name in given})
         return Batch(tuple(given) if isinstance(given, (tuple, list)) else (given,), {})
 
 
 class FailsWithObservers(Exception):
-    """The program runs a batch, but does not run it with observers; the cause has the error."""
+    """The program runs a batch, but does not run it with observers; the cause has the
+    error.
+    """
 
 
 def names_of(program: Program) -> list[str]:
     """The arguments that a program takes by name."""
     if isinstance(program, torch.nn.Module):
         parameters = inspect.signature(program.forward).parameters.values()
-        return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        return [
+            p.name
+            for p in parameters
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
     spec = getattr(getattr(program, "call_spec", None), "in_spec", None)
     return [] if spec is None else list(spec.child(1).context)
 
@@ -51,10 +60,12 @@ def calibrate(
     total: int | None,
     progress: Progress | None,
 ) -> list[Unscaled]:
-    """Run every batch, and leave in floats what has no scale after that; where such values began.
+    """Run every batch, and leave in floats what has no scale after that; where such
+    values began.
 
-    ``original`` makes the program without observers. Raises InputError if a batch cannot be run, or if nothing is left
-    that could be quantized. Raises FailsWithObservers if only the ``prepared`` program cannot run a batch.
+    ``original`` makes the program without observers. Raises InputError if a batch
+    cannot be run, or if nothing is left that could be quantized. Raises
+    FailsWithObservers if only the ``prepared`` program cannot run a batch.
     """
     with watched(prepared) as refused:
         for number, batch in enumerate(batches):
@@ -64,7 +75,10 @@ def calibrate(
             except Exception as e:  # what operators and modules of the user raise
                 if _runs(original(), batch):
                     raise FailsWithObservers from e
-                text = f"calibration batch {number} does not fit the program: {type(e).__name__}: {e}"
+                text = (
+                    f"calibration batch {number} does not fit the program:"
+                    f" {type(e).__name__}: {e}"
+                )
                 raise InputError("input-invalid", text.partition("\n")[0]) from e
             if progress is not None:
                 progress(number + 1, total)
@@ -84,22 +98,41 @@ def _runs(program: torch.nn.Module, batch: Batch) -> bool:
 def checked(
     program: Program, batches: Iterable[Any], any_shape: bool, *, finite: bool = True
 ) -> tuple[Iterator[Batch], int | None]:
-    """The batches as arguments of ``program``, each checked when it comes, and their number if it is known.
+    """The batches as arguments of ``program``, each checked when it comes, and their
+    number if it is known.
 
-    All are of the first one's form: the same structure, dtypes and, unless ``any_shape``, shapes; if they have to be
-    ``finite``, without NaN and infinity.
+    All are of the first one's form: the same structure, dtypes and, unless
+    ``any_shape``, shapes; if they have to be ``finite``, without NaN and infinity.
     """
-    if isinstance(batches, (torch.Tensor, str, bytes)) or not isinstance(batches, Iterable):
-        text = f"calibration_batches is a series of batches, not {type(batches).__name__}"
-        raise InputError("input-invalid", text, hint="[(x,), (y,)]: each is a tuple of the module's arguments")
+    if isinstance(batches, (torch.Tensor, str, bytes)) or not isinstance(
+        batches, Iterable
+    ):
+        text = (
+            f"calibration_batches is a series of batches, not {type(batches).__name__}"
+        )
+        raise InputError(
+            "input-invalid",
+            text,
+            hint="[(x,), (y,)]: each is a tuple of the module's arguments",
+        )
     if isinstance(batches, Mapping):
         text = "calibration_batches is a series of batches, not one of them"
-        raise InputError("input-invalid", text, hint="[batch]: a list of dicts with the arguments' names")
-    return _checked(batches, any_shape, finite, names_of(program)), len(batches) if isinstance(batches, Sized) else None
+        raise InputError(
+            "input-invalid",
+            text,
+            hint="[batch]: a list of dicts with the arguments' names",
+        )
+    return _checked(batches, any_shape, finite, names_of(program)), (
+        len(batches) if isinstance(batches, Sized) else None
+    )
 
 
-def _checked(batches: Iterable[Any], any_shape: bool, finite: bool, names: Sequence[str]) -> Iterator[Batch]:
-    """The batches as arguments. Raises InputError, with the batch that does not fit, when it is reached."""
+def _checked(
+    batches: Iterable[Any], any_shape: bool, finite: bool, names: Sequence[str]
+) -> Iterator[Batch]:
+    """The batches as arguments. Raises InputError, with the batch that does not fit,
+    when it is reached.
+    """
     form = None
     for number, given in enumerate(batches):
         batch = Batch.of(given, names)
@@ -109,29 +142,52 @@ def _checked(batches: Iterable[Any], any_shape: bool, finite: bool, names: Seque
         kinds = [(t.dtype, None if any_shape else tuple(t.shape)) for t in tensors]
         form = form or (structure, kinds)
         if form[0] != structure:
-            text = f"calibration batch {number} has other arguments than the first one, or in other containers"
-            raise InputError("input-invalid", text, hint="the model is called in the same way with each batch")
+            text = (
+                f"calibration batch {number} has other arguments than the first one, or"
+                " in other containers"
+            )
+            raise InputError(
+                "input-invalid",
+                text,
+                hint="the model is called in the same way with each batch",
+            )
         if form[1] != kinds:
-            text = f"calibration batch {number} has {_said(kinds)}, and the first one {_said(form[1])}"
+            text = (
+                f"calibration batch {number} has {_said(kinds)}, and the first one"
+                f" {_said(form[1])}"
+            )
             hint = (
-                "dynamic_shapes lets sizes vary, as for torch.export; leave out a last, smaller batch (drop_last=True)"
+                "dynamic_shapes lets sizes vary, as for torch.export; leave out a last,"
+                " smaller batch (drop_last=True)"
             )
             raise InputError("input-invalid", text, hint=hint)
         for position, tensor in enumerate(tensors):
-            _expect_numbers(tensor, f"tensor {position} of calibration batch {number}", finite)
+            _expect_numbers(
+                tensor, f"tensor {position} of calibration batch {number}", finite
+            )
         yield batch
     if form is None:
         text = "there are no calibration batches, so no scale is known"
-        raise InputError("input-invalid", text, hint="give some inputs as the model will see them; 8 to 100 as a rule")
+        raise InputError(
+            "input-invalid",
+            text,
+            hint="give some inputs as the model will see them; 8 to 100 as a rule",
+        )
 
 
 def _expect_numbers(tensor: torch.Tensor, name: str, finite: bool) -> None:
-    """Raise InputError for a tensor without data or, if it has to be ``finite``, with NaN or infinity."""
+    """Raise InputError for a tensor without data or, if it has to be ``finite``, with
+    NaN or infinity.
+    """
     if tensor.is_meta:
-        raise InputError("input-invalid", f"{name} has no data: it is on the device 'meta'")
+        raise InputError(
+            "input-invalid", f"{name} has no data: it is on the device 'meta'"
+        )
     if finite and tensor.is_floating_point() and not tensor.isfinite().all():
         hint = "nothing could be measured by that; leave the batch out"
-        raise InputError("input-invalid", f"{name} has NaN or infinity in it", hint=hint)
+        raise InputError(
+            "input-invalid", f"{name} has NaN or infinity in it", hint=hint
+        )
 
 
 def _expect_torch(number: int, leaves: Sequence[Any]) -> None:
@@ -139,10 +195,18 @@ def _expect_torch(number: int, leaves: Sequence[Any]) -> None:
     for leaf in leaves:
         if hasattr(leaf, "__array__") and not isinstance(leaf, torch.Tensor):
             kind = f"{type(leaf).__module__}.{type(leaf).__name__}"
-            text = f"calibration batch {number} has a {kind}, where the model takes tensors"
-            raise InputError("input-invalid", text, hint="torch.from_numpy(x), or torch.tensor(x)")
+            text = (
+                f"calibration batch {number} has a {kind}, where the model takes"
+                " tensors"
+            )
+            raise InputError(
+                "input-invalid", text, hint="torch.from_numpy(x), or torch.tensor(x)"
+            )
 
 
 def _said(kinds: list[tuple[torch.dtype, tuple[int, ...] | None]]) -> str:
-    shown = [str(dtype).removeprefix("torch.") + ("" if shape is None else str(list(shape))) for dtype, shape in kinds]
+    shown = [
+        str(dtype).removeprefix("torch.") + ("" if shape is None else str(list(shape)))
+        for dtype, shape in kinds
+    ]
     return ", ".join(shown) or "no tensors"

@@ -1,4 +1,6 @@
-"""Cells of recurrent networks as products, sums and gates, between which there can be scales."""
+"""Cells of recurrent networks as products, sums and gates, between which there can be
+scales.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``delegraph quantize``, and what ``lower --quantize FILE`` calls: calibration files, and the bar meanwhile."""
+"""``delegraph quantize``, and what ``lower --quantize FILE`` calls: calibration files,
+and the bar meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +33,40 @@ class QuantizeCommand:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("model", metavar="MODEL", help="a .pt2 file, path.py[:function] (this runs it), or scheme:name")
-        add("--backend", required=True, metavar="BACKEND", help="whose quantizer is taken")
+        add(
+            "model",
+            metavar="MODEL",
+            help="a .pt2 file, path.py[:function] (this runs it), or scheme:name",
+        )
+        add(
+            "--backend",
+            required=True,
+            metavar="BACKEND",
+            help="whose quantizer is taken",
+        )
         batches = "an .npz file, one array [batches, *input] an input"
         add("--calibration", required=True, type=Path, metavar="FILE.npz", help=batches)
-        add("-o", "--output", required=True, type=output_path, metavar="FILE.pt2", help="where the program is written")
+        add(
+            "-o",
+            "--output",
+            required=True,
+            type=output_path,
+            metavar="FILE.pt2",
+            help="where the program is written",
+        )
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         if args.output.suffix != ".pt2":
-            raise UsageError("usage-invalid", f"-o takes a .pt2 file, not {args.output.name!r}")
-        check_calibration(args.calibration, [args.model], [args.backend], option="--calibration")
-        expect_places([args.output], filter(None, [check_model(args.model), args.calibration]))
+            raise UsageError(
+                "usage-invalid", f"-o takes a .pt2 file, not {args.output.name!r}"
+            )
+        check_calibration(
+            args.calibration, [args.model], [args.backend], option="--calibration"
+        )
+        expect_places(
+            [args.output], filter(None, [check_model(args.model), args.calibration])
+        )
         with progress(f"loading {args.model}"):
             import io
 
@@ -53,35 +77,64 @@ class QuantizeCommand:
         written = io.BytesIO()
         torch.export.save(given.programs["forward"], written)
         write_whole(args.output, bytes(written.getbuffer()))
-        content = {"note": note, "output": {"path": str(args.output), "bytes": args.output.stat().st_size}}
+        content = {
+            "note": note,
+            "output": {"path": str(args.output), "bytes": args.output.stat().st_size},
+        }
         text = f"{note}\nwrote {args.output} ({args.output.stat().st_size} bytes)"
         return Outcome("delegraph.quantize/1", content, text)
 
 
-def check_calibration(path: Path, models: Sequence[str], backends: Sequence[str], option: str = "--quantize") -> None:
-    """Raise UsageError for a file, models or backends that cannot work, before torch is imported.
+def check_calibration(
+    path: Path,
+    models: Sequence[str],
+    backends: Sequence[str],
+    option: str = "--quantize",
+) -> None:
+    """Raise UsageError for a file, models or backends that cannot work, before torch is
+    imported.
 
     ``option``: the one that names the file, for errors.
     """
     if path.suffix != ".npz":
-        raise UsageError("usage-invalid", f"{option} takes an .npz file, not {str(path)!r}", hint=_HOW)
+        raise UsageError(
+            "usage-invalid",
+            f"{option} takes an .npz file, not {str(path)!r}",
+            hint=_HOW,
+        )
     expect_file(path)
     if len(models) > 1:
-        raise UsageError("usage-invalid", "--quantize takes one MODEL: each has calibration data of its own")
+        raise UsageError(
+            "usage-invalid",
+            "--quantize takes one MODEL: each has calibration data of its own",
+        )
     if not all(backends or [""]):
-        raise UsageError("usage-invalid", f"{option} needs a backend, whose quantizer it takes", hint="--backend NAME")
+        raise UsageError(
+            "usage-invalid",
+            f"{option} needs a backend, whose quantizer it takes",
+            hint="--backend NAME",
+        )
 
 
-_HOW = "numpy.savez('calibration.npz', x=inputs): an array for each input of the model, called so, [batches, *input]"
+_HOW = (
+    "numpy.savez('calibration.npz', x=inputs): an array for each input of the model,"
+    " called so, [batches, *input]"
+)
 
 
 def quantize_given(given: Any, path: Path, backend: str) -> str:
-    """Put the quantized program in the place of the only method of a ``GivenModel``; what the report is to note."""
+    """Put the quantized program in the place of the only method of a ``GivenModel``;
+    what the report is to note.
+    """
     from .flow import quantize
 
     if list(given.programs) != ["forward"] or given.kwargs["forward"]:
         text = "--quantize takes a model with one method and without keyword arguments"
-        raise InputError("input-invalid", text, hint="delegraph.quantize, from Python, takes each method for itself")
+        raise InputError(
+            "input-invalid",
+            text,
+            hint="delegraph.quantize, from Python, takes each method for itself",
+        )
     batches = read_batches(path, _argument_names(given.programs["forward"]))
     _expect_ranks(path, batches, given.inputs["forward"])
     _expect_sizes(path, batches, given.inputs["forward"], given.programs["forward"])
@@ -90,55 +143,97 @@ def quantize_given(given: Any, path: Path, backend: str) -> str:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", DelegraphWarning)
             program = quantize(
-                given.programs["forward"], batches, backend=backend, dynamic_shapes=shapes, progress=_show_progress
+                given.programs["forward"],
+                batches,
+                backend=backend,
+                dynamic_shapes=shapes,
+                progress=_show_progress,
             )
     given.add("forward", program, batches[0])
     for warning in caught:
         if not issubclass(warning.category, DelegraphWarning):
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    noted = [str(warning.message) for warning in caught if issubclass(warning.category, DelegraphWarning)]
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+    noted = [
+        str(warning.message)
+        for warning in caught
+        if issubclass(warning.category, DelegraphWarning)
+    ]
     counted = f"{len(batches)} batch" + ("es" if len(batches) > 1 else "")
-    judged = "--verify compares with the quantized program, and quantization_errors with the model in floats"
-    return "\n".join([f"quantized after {counted} of {path}; {judged}", *(f"warning: {text}" for text in noted)])
+    judged = (
+        "--verify compares with the quantized program, and quantization_errors with the"
+        " model in floats"
+    )
+    return "\n".join(
+        [
+            f"quantized after {counted} of {path}; {judged}",
+            *(f"warning: {text}" for text in noted),
+        ]
+    )
 
 
 def _expect_ranks(path: Path, batches: list[tuple[Any, ...]], example: Any) -> None:
-    """Raise InputError if the arrays of a batch have other ranks or types than the example.
+    """Raise InputError if the arrays of a batch have other ranks or types than the
+    example.
 
-    Other ranks mostly mean that the axis of batches lacks. numpy's floats are float64 unless the user converts them.
+    Other ranks mostly mean that the axis of batches lacks. numpy's floats are float64
+    unless the user converts them.
     """
     if not batches or not example:
         return
-    given, wanted = ([leaf for leaf in each if hasattr(leaf, "shape")] for each in (batches[0], example))
+    given, wanted = (
+        [leaf for leaf in each if hasattr(leaf, "shape")]
+        for each in (batches[0], example)
+    )
     if len(given) != len(wanted):
         return
     if [leaf.dim() for leaf in given] != [leaf.dim() for leaf in wanted]:
         shapes = [list(leaf.shape) for leaf in given]
         expected = [list(leaf.shape) for leaf in wanted]
-        text = f"{path}: a batch has inputs of the shapes {shapes}, and the model's example has {expected}"
+        text = (
+            f"{path}: a batch has inputs of the shapes {shapes}, and the model's"
+            f" example has {expected}"
+        )
         raise InputError("input-invalid", text, hint=_HOW)
     for position, (leaf, expected_leaf) in enumerate(zip(given, wanted, strict=True)):
         is_float = leaf.is_floating_point() or expected_leaf.is_floating_point()
         if is_float and leaf.dtype != expected_leaf.dtype:
-            types = [str(dtype).removeprefix("torch.") for dtype in (leaf.dtype, expected_leaf.dtype)]
-            text = f"{path}: input {position} is {types[0]}, and the model's example is {types[1]}"
-            raise InputError("input-invalid", text, hint=f"x.astype('{types[1]}') in numpy")
+            types = [
+                str(dtype).removeprefix("torch.")
+                for dtype in (leaf.dtype, expected_leaf.dtype)
+            ]
+            text = (
+                f"{path}: input {position} is {types[0]}, and the model's example is"
+                f" {types[1]}"
+            )
+            raise InputError(
+                "input-invalid", text, hint=f"x.astype('{types[1]}') in numpy"
+            )
 
 
-def _expect_sizes(path: Path, batches: list[tuple[Any, ...]], example: Any, program: Any) -> None:
+def _expect_sizes(
+    path: Path, batches: list[tuple[Any, ...]], example: Any, program: Any
+) -> None:
     """Raise InputError if a module fails with a batch of other sizes than its example."""
     import torch
 
     if not batches or not example or not isinstance(program, torch.nn.Module):
         return
-    given, wanted = ([list(leaf.shape) for leaf in each if hasattr(leaf, "shape")] for each in (batches[0], example))
+    given, wanted = (
+        [list(leaf.shape) for leaf in each if hasattr(leaf, "shape")]
+        for each in (batches[0], example)
+    )
     if given == wanted:
         return
     try:
         with torch.no_grad():
             program(*batches[0])
     except Exception as e:  # whatever the module raises
-        text = f"{path}: a batch has inputs of the shapes {given}, and the model's example has {wanted}: {e}"
+        text = (
+            f"{path}: a batch has inputs of the shapes {given}, and the model's example"
+            f" has {wanted}: {e}"
+        )
         raise InputError("input-invalid", text.partition("\n")[0], hint=_HOW) from e
 
 
@@ -155,7 +250,8 @@ def _argument_names(program: Any) -> list[str]:
 
 
 def read_batches(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
-    """The batches of an .npz file: the k-th row of each of its arrays, in the order of the inputs called ``names``.
+    """The batches of an .npz file: the k-th row of each of its arrays, in the order of
+    the inputs called ``names``.
 
     Raises FormatError or InputError.
     """
@@ -165,25 +261,44 @@ def read_batches(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: torch.from_numpy(file[name]) for name in file.files}
-    except Exception as e:  # whatever zip, numpy and torch raise for a damaged file or for types that are no numbers
-        raise FormatError("format-invalid", f"{path} is no .npz file of numbers: {e}", hint=_HOW) from e
+    except Exception as e:
+        # whatever zip, numpy and torch raise for a damaged file or for types that are
+        # no numbers
+        raise FormatError(
+            "format-invalid", f"{path} is no .npz file of numbers: {e}", hint=_HOW
+        ) from e
     columns = [arrays[key] for key in _in_order(path, list(arrays), names)]
-    if any(column.dim() == 0 for column in columns) or len({len(column) for column in columns}) != 1:
+    if (
+        any(column.dim() == 0 for column in columns)
+        or len({len(column) for column in columns}) != 1
+    ):
         shapes = ", ".join(str(list(column.shape)) for column in columns) or "none"
-        text = f"{path}: its arrays have different numbers of batches, or none (shapes: {shapes})"
+        text = (
+            f"{path}: its arrays have different numbers of batches, or none (shapes:"
+            f" {shapes})"
+        )
         raise InputError("input-invalid", text, hint=_HOW)
     return list(zip(*columns, strict=True))
 
 
 def _in_order(path: Path, keys: list[str], names: Sequence[str]) -> list[str]:
-    """The arrays in the order of the inputs: named so, or as numpy numbers them. One array needs no name."""
+    """The arrays in the order of the inputs: named so, or as numpy numbers them. One
+    array needs no name.
+    """
     numbered = [f"arr_{k}" for k in range(len(keys))]
     for order in (list(names[: len(keys)]), numbered):
         if sorted(order) == sorted(keys):
             return order
     if len(keys) > 1:
-        text = f"{path} has the arrays {', '.join(keys)}, and the inputs of the model are {', '.join(names)}"
-        raise InputError("input-invalid", text, hint="call the arrays as the inputs, or give them no names")
+        text = (
+            f"{path} has the arrays {', '.join(keys)}, and the inputs of the model are"
+            f" {', '.join(names)}"
+        )
+        raise InputError(
+            "input-invalid",
+            text,
+            hint="call the arrays as the inputs, or give them no names",
+        )
     return keys
 
 

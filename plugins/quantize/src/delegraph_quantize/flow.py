@@ -1,4 +1,6 @@
-"""``delegraph.quantize``: export, prepare, calibrate, convert, export again; torchao's PT2E flow in one call."""
+"""``delegraph.quantize``: export, prepare, calibrate, convert, export again; torchao's
+PT2E flow in one call.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from typing import Any
 
 import torch
 from delegraph import Registry, default_registry, export
-from delegraph.errors import ContractViolation, DelegraphWarning, InputError, OptionError, PluginUnavailable
+from delegraph.errors import (
+    ContractViolation,
+    DelegraphWarning,
+    InputError,
+    OptionError,
+    PluginUnavailable,
+)
 from delegraph.io.quiet import quietly
 from delegraph_programs import TRACING, to_core, user_inputs, written_targets
 from delegraph_programs.decompose.decomposition_tables import RECURRENT
@@ -23,14 +31,23 @@ from torch.fx import GraphModule, Node
 
 from .batch_norms import fold_grouped_transposed, keep_batch_norms, unshare_weights
 from .borders import agree
-from .calibration import Batch, FailsWithObservers, Progress, calibrate, checked, names_of
+from .calibration import (
+    Batch,
+    FailsWithObservers,
+    Progress,
+    calibrate,
+    checked,
+    names_of,
+)
 from .cells import CELLS
 from .integers import NumbersOfIntegers, leave_integers
 from .unscaled import bodies
 from .varied import CalibrationInputs
 
 LAYER = "delegraph.layer"
-"""Key in the ``custom`` metadata of a node of a quantized program: its name in the program before."""
+"""Key in the ``custom`` metadata of a node of a quantized program: its name in the
+program before.
+"""
 
 
 def quantize(
@@ -43,26 +60,34 @@ def quantize(
     progress: Progress | None = None,
     registry: Registry | None = None,
 ) -> ExportedProgram:
-    """Quantize a model after training, as the integer units of a backend want it; what returns is for ``lower``.
+    """Quantize a model after training, as the integer units of a backend want it; what
+    returns is for ``lower``.
 
-    ``program``: an nn.Module in eval mode, or an ExportedProgram. ``calibration_batches``: tuples of its arguments (or
-    tensors, if it takes one; or dicts by their names) as it will see them; the scales follow from them. ``quantizer``:
-    one of torchao's, with settings of its own (``delegraph_tosa.quantizer.TOSAQuantizer``); without it that of
-    ``backend``, as it is made; without either that of the only installed backend that has one, or of the default one.
-    ``progress(done, total)`` is called after each batch; the total is None for a generator. The model is not changed.
-    Buffers that it writes carry over from batch to batch, and are in the result what they were before the first.
+    ``program``: an nn.Module in eval mode, or an ExportedProgram.
+    ``calibration_batches``: tuples of its arguments (or tensors, if it takes one; or
+    dicts by their names) as it will see them; the scales follow from them.
+    ``quantizer``: one of torchao's, with settings of its own
+    (``delegraph_tosa.quantizer.TOSAQuantizer``); without it that of ``backend``, as it
+    is made; without either that of the only installed backend that has one, or of the
+    default one. ``progress(done, total)`` is called after each batch; the total is None
+    for a generator. The model is not changed. Buffers that it writes carry over from
+    batch to batch, and are in the result what they were before the first.
 
-    A value that was NaN or infinite with a batch has no scale: the calls that make or take it stay in floats, and a
-    DelegraphWarning names it with its line. Another one names inputs that never vary in the batches.
+    A value that was NaN or infinite with a batch has no scale: the calls that make or
+    take it stay in floats, and a DelegraphWarning names it with its line. Another one
+    names inputs that never vary in the batches.
 
-    Raises InputError for batches that do not fit or show nothing, and for a program of which nothing is
-    quantized; PluginUnavailable without torchao; what the registry raises for a backend that has no quantizer.
+    Raises InputError for batches that do not fit or show nothing, and for a program of
+    which nothing is quantized; PluginUnavailable without torchao; what the registry
+    raises for a backend that has no quantizer.
     """
     registry = registry or default_registry()
     quantizer = quantizer_of(backend, registry) if quantizer is None else quantizer
     expect_torchao()
     _expect_quantizer(quantizer, registry)
-    batches, total = checked(program, calibration_batches, dynamic_shapes is not None, finite=False)
+    batches, total = checked(
+        program, calibration_batches, dynamic_shapes is not None, finite=False
+    )
     first = next(batches)
     _expect_arguments(program, first)
     exported = export_whole(program, first, dynamic_shapes)
@@ -72,7 +97,9 @@ def quantize(
         prepared = _prepared(exported, quantizer, registry)
         try:
             watched = inputs.watch(chain([first], batches))
-            unscaled = calibrate(prepared, lambda: module_of(exported), watched, total, progress)
+            unscaled = calibrate(
+                prepared, lambda: module_of(exported), watched, total, progress
+            )
         except FailsWithObservers as failed:
             assert failed.__cause__ is not None
             with registry.attributing(quantizer, "calibration"):
@@ -83,9 +110,14 @@ def quantize(
             _restore_buffers(converted, exported)
             with torch.no_grad():
                 args, kwargs = distinct_inputs((first.args, first.kwargs), converted)
-                quantized = torch.export.export(converted, args, kwargs, dynamic_shapes=dynamic_shapes)
+                quantized = torch.export.export(
+                    converted, args, kwargs, dynamic_shapes=dynamic_shapes
+                )
     if unscaled:
-        text = f"left in floats, with the calls that make or take it: {'; '.join(map(str, unscaled))}"
+        text = (
+            "left in floats, with the calls that make or take it:"
+            f" {'; '.join(map(str, unscaled))}"
+        )
         warnings.warn(text, DelegraphWarning, stacklevel=2)
     for note in inputs.notes():
         warnings.warn(note, DelegraphWarning, stacklevel=2)
@@ -93,7 +125,9 @@ def quantize(
 
 
 def _argument_names(program: Program) -> list[str]:
-    """Return the names of the arguments, in their order; those of a program are the names of its inputs."""
+    """Return the names of the arguments, in their order; those of a program are the
+    names of its inputs.
+    """
     if not isinstance(program, ExportedProgram):
         return names_of(program)
     spec = program.call_spec.in_spec
@@ -103,7 +137,9 @@ def _argument_names(program: Program) -> list[str]:
 
 
 def quantizer_of(backend: str | None, registry: Registry) -> Any:
-    """The quantizer of a backend; without a name, of the one that ``lower`` would take among those that have one."""
+    """The quantizer of a backend; without a name, of the one that ``lower`` would take
+    among those that have one.
+    """
     if backend is None:
         (backend,), _ = registry.default_backends(suits=lambda info: info.has_quantizer)
     kind = registry.get_quantizer(backend)
@@ -112,46 +148,91 @@ def quantizer_of(backend: str | None, registry: Registry) -> Any:
 
 
 def _expect_quantizer(quantizer: Any, registry: Registry) -> None:
-    """Raise unless it is one of torchao's: ContractViolation for that of a backend, OptionError for the caller's."""
+    """Raise unless it is one of torchao's: ContractViolation for that of a backend,
+    OptionError for the caller's.
+    """
     from torchao.quantization.pt2e.quantizer import Quantizer
 
     if isinstance(quantizer, Quantizer):
         return
     if (record := registry.owner(type(quantizer))) is not None:
-        text = f"{type(quantizer).__name__}, the quantizer of {record.owner}, is no Quantizer of torchao"
-        hint = "for its authors: derive it from torchao.quantization.pt2e.quantizer.Quantizer"
+        text = (
+            f"{type(quantizer).__name__}, the quantizer of {record.owner}, is no"
+            " Quantizer of torchao"
+        )
+        hint = (
+            "for its authors: derive it from"
+            " torchao.quantization.pt2e.quantizer.Quantizer"
+        )
         raise ContractViolation("contract-violation", text, hint=hint)
-    raise OptionError("option-invalid", f"quantizer is to be an object of a torchao Quantizer, not {quantizer!r}")
+    raise OptionError(
+        "option-invalid",
+        f"quantizer is to be an object of a torchao Quantizer, not {quantizer!r}",
+    )
 
 
 def _expect_arguments(program: Program, batch: Batch) -> None:
-    """Raise InputError if a batch has too many values or too few, as one of a loader that gives labels as well."""
+    """Raise InputError if a batch has too many values or too few, as one of a loader
+    that gives labels as well.
+    """
     if isinstance(program, torch.nn.Module):
         parameters = inspect.signature(program.forward)
         try:
             parameters.bind(*batch.args, **batch.kwargs)
         except TypeError as e:
-            has = f"the arguments {', '.join(batch.kwargs)}" if batch.kwargs else f"{len(batch.args)} values"
-            text = f"a calibration batch has {has}, and {type(program).__name__} takes {parameters}"
-            raise InputError("input-invalid", text, hint="without labels: [(x,) for x, label in loader]") from e
+            has = (
+                f"the arguments {', '.join(batch.kwargs)}"
+                if batch.kwargs
+                else f"{len(batch.args)} values"
+            )
+            text = (
+                f"a calibration batch has {has}, and {type(program).__name__} takes"
+                f" {parameters}"
+            )
+            raise InputError(
+                "input-invalid",
+                text,
+                hint="without labels: [(x,) for x, label in loader]",
+            ) from e
 
 
 def _expect_floats(exported: ExportedProgram) -> None:
-    """Raise InputError for a program that is quantized already, or has nothing that could be."""
-    if any(str(node.target).startswith("quantized_decomposed.") for node in exported.graph.nodes):
-        text = "the program is quantized already: it calls operators of quantized_decomposed"
-        raise InputError("input-invalid", text, hint="delegraph.lower takes it as it is")
-    found = {v.dtype for n in exported.graph.nodes if isinstance(v := n.meta.get("val"), torch.Tensor)}
+    """Raise InputError for a program that is quantized already, or has nothing that
+    could be.
+    """
+    if any(
+        str(node.target).startswith("quantized_decomposed.")
+        for node in exported.graph.nodes
+    ):
+        text = (
+            "the program is quantized already: it calls operators of"
+            " quantized_decomposed"
+        )
+        raise InputError(
+            "input-invalid", text, hint="delegraph.lower takes it as it is"
+        )
+    found = {
+        v.dtype
+        for n in exported.graph.nodes
+        if isinstance(v := n.meta.get("val"), torch.Tensor)
+    }
     floats = {dtype for dtype in found if dtype.is_floating_point}
     if floats and torch.float32 not in floats:
         names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
-        raise InputError("input-invalid", f"only float32 is quantized, and this is {names}", hint="model.float()")
+        raise InputError(
+            "input-invalid",
+            f"only float32 is quantized, and this is {names}",
+            hint="model.float()",
+        )
 
 
-def _prepared(exported: ExportedProgram, quantizer: Any, registry: Registry) -> GraphModule:
+def _prepared(
+    exported: ExportedProgram, quantizer: Any, registry: Registry
+) -> GraphModule:
     """The program with observers.
 
-    What torchao finds wrong with an annotation is the quantizer's fault, like what it raises itself.
+    What torchao finds wrong with an annotation is the quantizer's fault, like what it
+    raises itself.
     """
     from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
@@ -166,14 +247,23 @@ def _prepared(exported: ExportedProgram, quantizer: Any, registry: Registry) -> 
         _prepare_branches(prepared, lambda branch: prepare_pt2e(branch, quantizer))
     numbers.restore(prepared)
     leave_integers(prepared)
-    if not any(body.graph.find_nodes(op="call_module") for body in bodies(prepared)):  # observers
-        text = "nothing of the program is quantized: the quantizer takes none of its calls"
-        raise InputError("input-invalid", text, hint="are there settings that leave all in floats?")
+    # observers
+    if not any(body.graph.find_nodes(op="call_module") for body in bodies(prepared)):
+        text = (
+            "nothing of the program is quantized: the quantizer takes none of its calls"
+        )
+        raise InputError(
+            "input-invalid", text, hint="are there settings that leave all in floats?"
+        )
     return prepared
 
 
-def _prepare_branches(module: GraphModule, prepare: Callable[[GraphModule], GraphModule]) -> None:
-    """Put observers into the branches of ``cond``, at any depth; torchao does so for bodies of loops alone."""
+def _prepare_branches(
+    module: GraphModule, prepare: Callable[[GraphModule], GraphModule]
+) -> None:
+    """Put observers into the branches of ``cond``, at any depth; torchao does so for
+    bodies of loops alone.
+    """
     for call in module.graph.find_nodes(op="call_function", target=_cond):
         for owner in call.args[1:3]:
             setattr(module, owner.target, prepare(getattr(module, owner.target)))
@@ -183,9 +273,11 @@ def _prepare_branches(module: GraphModule, prepare: Callable[[GraphModule], Grap
 
 
 def _name_layers(module: GraphModule) -> None:
-    """Write each call's name into its metadata; torch keeps that through all that follows.
+    """Write each call's name into its metadata; torch keeps that through all that
+    follows.
 
-    Calls that a quantizer adds have no such name: nothing in the program before is what they compute.
+    Calls that a quantizer adds have no such name: nothing in the program before is what
+    they compute.
     """
     for node in module.graph.nodes:
         if node.op == "call_function":
@@ -193,7 +285,9 @@ def _name_layers(module: GraphModule) -> None:
 
 
 def module_of(exported: ExportedProgram) -> GraphModule:
-    """The program as a module, with buffers of its own where it writes them: they are the model's otherwise."""
+    """The program as a module, with buffers of its own where it writes them: they are
+    the model's otherwise.
+    """
     module: GraphModule = exported.module(check_guards=False)
     for name in written_targets(exported):
         owner, _, attribute = name.rpartition(".")
@@ -209,7 +303,9 @@ def _restore_buffers(module: GraphModule, exported: ExportedProgram) -> None:
 
 
 def _converted(prepared: GraphModule) -> GraphModule:
-    """The program with Q/DQ in the place of observers, and without the weights in floats, which torchao leaves."""
+    """The program with Q/DQ in the place of observers, and without the weights in
+    floats, which torchao leaves.
+    """
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
     held = _hold_bodies(prepared)
@@ -232,7 +328,8 @@ def _converted(prepared: GraphModule) -> GraphModule:
 class _Held(torch.nn.Module):
     """Stands for the body of a loop or a branch while torchao converts what calls it.
 
-    torchao deletes the modules of modules that no call of the outer program names, and these are a body's own bodies.
+    torchao deletes the modules of modules that no call of the outer program names, and
+    these are a body's own bodies.
     """
 
     def __init__(self, body: GraphModule) -> None:
@@ -244,11 +341,23 @@ class _Held(torch.nn.Module):
 
 
 def _hold_bodies(prepared: GraphModule) -> dict[str, GraphModule]:
-    """Put stand-ins in the place of the bodies of loops and branches; the bodies by name, converted if prepared."""
+    """Put stand-ins in the place of the bodies of loops and branches; the bodies by
+    name, converted if prepared.
+    """
     names = {str(node.target) for node in prepared.graph.find_nodes(op="get_attr")}
-    loops = [node.args[1] for node in prepared.graph.find_nodes(op="call_function", target=_while)]
-    scans = [node.args[0] for node in prepared.graph.find_nodes(op="call_function", target=_scanning)]
-    conds = [b for node in prepared.graph.find_nodes(op="call_function", target=_cond) for b in node.args[1:3]]
+    loops = [
+        node.args[1]
+        for node in prepared.graph.find_nodes(op="call_function", target=_while)
+    ]
+    scans = [
+        node.args[0]
+        for node in prepared.graph.find_nodes(op="call_function", target=_scanning)
+    ]
+    conds = [
+        b
+        for node in prepared.graph.find_nodes(op="call_function", target=_cond)
+        for b in node.args[1:3]
+    ]
     observed = {str(body.target) for body in (*loops, *scans, *conds)}
     held = dict[str, GraphModule]()
     for name, body in list(prepared.named_children()):
@@ -259,16 +368,21 @@ def _hold_bodies(prepared: GraphModule) -> dict[str, GraphModule]:
 
 
 def _batch_norm(*args: Any) -> torch.Tensor:
-    """Stands for a batch norm while torchao converts: at the sight of one it exports a dozen patterns of training."""
+    """Stands for a batch norm while torchao converts: at the sight of one it exports a
+    dozen patterns of training.
+    """
     return torch.ops.aten.batch_norm.default(*args)  # type: ignore[no-any-return]
 
 
-_while, _scanning = torch.ops.higher_order.while_loop, torch.ops.higher_order.scan
+_while = torch.ops.higher_order.while_loop
+_scanning = torch.ops.higher_order.scan
 _cond = torch.ops.higher_order.cond
 
 
 def _while_loop(*args: Any) -> Any:
-    """Stands for a loop, and ``_scan`` for a scan: torchao looks into their bodies, which are converted already."""
+    """Stands for a loop, and ``_scan`` for a scan: torchao looks into their bodies,
+    which are converted already.
+    """
     return _while(*args)
 
 
@@ -276,7 +390,11 @@ def _scan(*args: Any) -> Any:
     return _scanning(*args)
 
 
-_STAND_INS = {torch.ops.aten.batch_norm.default: _batch_norm, _while: _while_loop, _scanning: _scan}
+_STAND_INS = {
+    torch.ops.aten.batch_norm.default: _batch_norm,
+    _while: _while_loop,
+    _scanning: _scan,
+}
 """What torchao does not recognize while it converts."""
 
 
@@ -286,20 +404,34 @@ def _retarget(module: GraphModule, old: Any, new: Any) -> None:
     module.recompile()
 
 
-def export_whole(program: Program, inputs: Batch, dynamic_shapes: Any = None) -> ExportedProgram:
-    """The program whose calls are quantized: recurrent layers are written out, step by step, and their cells as well.
+def export_whole(
+    program: Program, inputs: Batch, dynamic_shapes: Any = None
+) -> ExportedProgram:
+    """The program whose calls are quantized: recurrent layers are written out, step by
+    step, and their cells as well.
 
-    A layer of them is one call for torch, inside of which a quantizer could say nothing. A program that writes its
-    buffers becomes functional: torchao takes what it reads of them for constants otherwise.
+    A layer of them is one call for torch, inside of which a quantizer could say
+    nothing. A program that writes its buffers becomes functional: torchao takes what it
+    reads of them for constants otherwise.
     """
-    exported = export(program, inputs.args, example_kwargs=inputs.kwargs or None, dynamic_shapes=dynamic_shapes)[
-        "forward"
-    ]
+    exported = export(
+        program,
+        inputs.args,
+        example_kwargs=inputs.kwargs or None,
+        dynamic_shapes=dynamic_shapes,
+    )["forward"]
     graphs = [body.graph for body in bodies(exported.graph_module)]
-    targets = {node.target for graph in graphs for node in graph.nodes if isinstance(node.target, OpOverload)}
+    targets = {
+        node.target
+        for graph in graphs
+        for node in graph.nodes
+        if isinstance(node.target, OpOverload)
+    }
     table: Any = {op: to_core(op) for op in targets if op._schema.name in RECURRENT}
     table |= {op: CELLS[op] for op in targets if op in CELLS}
-    if not table and not any(map(_writes_buffer, exported.graph.nodes, repeat(exported))):
+    if not table and not any(
+        map(_writes_buffer, exported.graph.nodes, repeat(exported))
+    ):
         return exported
     with TRACING, quietly():
         unrolled: ExportedProgram = exported.run_decompositions(table)
@@ -317,9 +449,13 @@ def _writes_buffer(node: Node, program: ExportedProgram) -> bool:
 
 
 def expect_torchao() -> None:
-    """Raise PluginUnavailable unless torchao can be imported; what it logs about its kernels is no matter here."""
+    """Raise PluginUnavailable unless torchao can be imported; what it logs about its
+    kernels is no matter here.
+    """
     if find_spec("torchao") is None:
         text = "quantizing needs torchao, which is not installed"
-        raise PluginUnavailable("plugin-unavailable", text, hint="pip install torchao==0.18.0")
+        raise PluginUnavailable(
+            "plugin-unavailable", text, hint="pip install torchao==0.18.0"
+        )
     with quietly():
         import torchao.quantization.pt2e  # noqa: F401

@@ -1,4 +1,6 @@
-"""Values without a scale, since calibration showed NaN or infinity: they and the calls around them stay in floats."""
+"""Values without a scale, since calibration showed NaN or infinity: they and the calls
+around them stay in floats.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from torch.fx import GraphModule, Node
 
 
 class Unscaled(NamedTuple):
-    """A value from which floats without a scale come: the call that made it and why it has no scale."""
+    """A value from which floats without a scale come: the call that made it and why it
+    has no scale.
+    """
 
     made: Node
     why: str
@@ -25,18 +29,24 @@ class Unscaled(NamedTuple):
         return next(filter(None, map(source_of, (self.made, *self.made.users))), None)
 
     def __str__(self) -> str:
-        return f"{self.made} {self.why}" + ("" if self.source is None else f" ({self.source.place})")
+        return f"{self.made} {self.why}" + (
+            "" if self.source is None else f" ({self.source.place})"
+        )
 
 
 class _Guard(torch.nn.Module):
-    """Stands for an observer: shows it what is finite, and remembers whether anything was not."""
+    """Stands for an observer: shows it what is finite, and remembers whether anything
+    was not.
+    """
 
     def __init__(self, observer: Any) -> None:
         super().__init__()
-        self.observer, self.refused = observer, False
+        self.observer = observer
+        self.refused = False
 
     def forward(self, x: torch.Tensor) -> Any:
-        if x.numel() and not all(limit.isfinite() for limit in x.aminmax()):  # aminmax hands NaN on
+        # aminmax hands NaN on
+        if x.numel() and not all(limit.isfinite() for limit in x.aminmax()):
             self.refused = True
             return x
         return self.observer(x)
@@ -44,9 +54,15 @@ class _Guard(torch.nn.Module):
 
 @contextmanager
 def watched(prepared: GraphModule) -> Iterator[set[Node]]:
-    """A set that has, when the block ends, the calls of observers that came upon NaN or infinity."""
+    """A set that has, when the block ends, the calls of observers that came upon NaN or
+    infinity.
+    """
     refused = set[Node]()
-    guards = [(body, node, _Guard(body.get_submodule(node.target))) for body in bodies(prepared) for node in seen(body)]
+    guards = [
+        (body, node, _Guard(body.get_submodule(node.target)))
+        for body in bodies(prepared)
+        for node in seen(body)
+    ]
     for body, node, guard in guards:
         setattr(body, node.target, guard)
     try:
@@ -68,13 +84,19 @@ def seen(body: GraphModule) -> Sequence[Any]:
 
 
 def leave_in_floats(prepared: GraphModule, refused: set[Node]) -> list[Unscaled]:
-    """Take away the observers of what has no scale, and of the calls that make or take it; where that began.
+    """Take away the observers of what has no scale, and of the calls that make or take
+    it; where that began.
 
-    Raises InputError if calibration never showed a value, or if nothing is left that could be quantized.
+    Raises InputError if calibration never showed a value, or if nothing is left that
+    could be quantized.
     """
     found = list[Unscaled]()
     for body in bodies(prepared):
-        why = {node: reason for node in seen(body) if (reason := _why_not(body, node, refused, body is prepared))}
+        why = {
+            node: reason
+            for node in seen(body)
+            if (reason := _why_not(body, node, refused, body is prepared))
+        }
         found += _origins(body, why)
         if why:
             take_away(body, set(why))
@@ -91,20 +113,26 @@ def _why_not(body: GraphModule, node: Node, refused: set[Node], whole: bool) -> 
         return "was NaN or infinite during calibration"
     observer: Any = body.get_submodule(str(node.target))
     observer = getattr(observer, "activation_post_process", observer)
-    low, high = getattr(observer, "min_val", None), getattr(observer, "max_val", None)
+    low = getattr(observer, "min_val", None)
+    high = getattr(observer, "max_val", None)
     if not isinstance(low, torch.Tensor) or not isinstance(high, torch.Tensor):
         return ""
     if low.numel() == 0 or (low > high).any():  # as it began
         if not whole:
             return "was never computed during calibration, in a loop or a branch"
         text = f"calibration never showed a value of {node.args[0]}"
-        raise InputError("input-invalid", text, hint="batches without elements say nothing about scales")
+        raise InputError(
+            "input-invalid",
+            text,
+            hint="batches without elements say nothing about scales",
+        )
     return "" if (high - low).isfinite().all() else "spans more than fp32 has"
 
 
 def _origins(body: GraphModule, why: dict[Node, str]) -> list[Unscaled]:
     """The values without a scale that do not follow from others without one."""
-    found, spoiled = dict[Node, Unscaled](), set[Node]()
+    found = dict[Node, Unscaled]()
+    spoiled = set[Node]()
     for node in body.graph.nodes:
         if node in why and node.args[0] not in spoiled:
             found.setdefault(node.args[0], Unscaled(node.args[0], why[node]))
@@ -114,13 +142,18 @@ def _origins(body: GraphModule, why: dict[Node, str]) -> list[Unscaled]:
 
 
 def take_away(body: GraphModule, without: set[Node]) -> None:
-    """Let the calls that make or take what ``without`` observe have operands in floats, and drop unused observers.
+    """Let the calls that make or take what ``without`` observe have operands in floats,
+    and drop unused observers.
 
-    What another call computes in integers stays an operand as it is: this call has it dequantized.
+    What another call computes in integers stays an operand as it is: this call has it
+    dequantized.
     """
     observers = set(seen(body))
     takers = chain.from_iterable(observer.users for observer in without)
-    pending = [*map(observed, without), *(node for node in takers if node.op == "call_function")]
+    pending = [
+        *map(observed, without),
+        *(node for node in takers if node.op == "call_function"),
+    ]
     floats = set[Node]()
     while pending:
         call = pending.pop()
@@ -130,7 +163,8 @@ def take_away(body: GraphModule, without: set[Node]) -> None:
             pending += [n for n in call.all_input_nodes if n.op == "call_function"]
     for observer in observers:
         made = observed(observer)
-        derived = hasattr(body.get_submodule(str(observer.target)), "obs_or_fqs")  # a bias, of the operands' scales
+        # a bias, of the operands' scales
+        derived = hasattr(body.get_submodule(str(observer.target)), "obs_or_fqs")
         for user in list(observer.users):
             plain = made in floats or made.op != "call_function" or derived
             if observer in without or (user in floats and plain):

@@ -1,4 +1,6 @@
-"""Finds inputs that never vary during calibration, so that their scales say little about other inputs."""
+"""Finds inputs that never vary during calibration, so that their scales say little
+about other inputs.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from .calibration import Batch
 
 
 class _Seen:
-    """What the batches had for one tensor input. ``first``: a copy of the first one, because loaders reuse memory."""
+    """What the batches had for one tensor input. ``first``: a copy of the first one,
+    because loaders reuse memory.
+    """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.first = tensor.detach().clone()
@@ -49,32 +53,58 @@ class CalibrationInputs:
             yield batch
 
     def notes(self) -> list[str]:
-        """Return a sentence for each float input that is one number in all batches, and one for equal batches."""
-        counted = "the calibration batch" if self._batches == 1 else f"all {self._batches} calibration batches"
+        """Return a sentence for each float input that is one number in all batches, and
+        one for equal batches.
+        """
+        counted = (
+            "the calibration batch"
+            if self._batches == 1
+            else f"all {self._batches} calibration batches"
+        )
         notes = []
         constant = []
         for name, seen in self._seen.items():
             if seen.has_one_value and seen.first.is_floating_point():
                 constant.append(name)
                 value = seen.first.reshape(-1)[0].item()
-                notes.append(f"input {name} is {value:g} in {counted}: its scale does not fit other values")
+                notes.append(
+                    f"input {name} is {value:g} in {counted}: its scale does not fit"
+                    " other values"
+                )
         if self._batches < 2 or not self._seen:
             return notes
-        same = [n for n, seen in self._seen.items() if seen.is_repeated and n not in constant]
+        same = [
+            n
+            for n, seen in self._seen.items()
+            if seen.is_repeated and n not in constant
+        ]
         if same and len(same) + len(constant) == len(self._seen):
-            named = f"input {same[0]} is" if len(same) == 1 else f"inputs {', '.join(same)} are"
-            notes.append(f"{named} the same in {counted}: they show no more than one batch")
+            named = (
+                f"input {same[0]} is"
+                if len(same) == 1
+                else f"inputs {', '.join(same)} are"
+            )
+            notes.append(
+                f"{named} the same in {counted}: they show no more than one batch"
+            )
         else:
             for name in same:
                 if self._seen[name].first.is_floating_point():
-                    notes.append(f"input {name} is the same in {counted}: its scale may not fit other values")
+                    notes.append(
+                        f"input {name} is the same in {counted}: its scale may not fit"
+                        " other values"
+                    )
         return notes
 
     def _tensors(self, batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors of a batch with their names; those in containers have their place in the name."""
+        """Yield the tensors of a batch with their names; those in containers have their
+        place in the name.
+        """
         named: dict[str, Any] = {}
         for position, value in enumerate(batch.args):
-            name = self._names[position] if position < len(self._names) else str(position)
+            name = (
+                self._names[position] if position < len(self._names) else str(position)
+            )
             named[name] = value
         named |= batch.kwargs
         for name, value in named.items():
@@ -90,4 +120,8 @@ def _is_constant(tensor: torch.Tensor) -> bool:
 
 def _are_equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have the same shape, type and elements."""
-    return tensor.shape == other.shape and tensor.dtype == other.dtype and torch.equal(tensor, other)
+    return (
+        tensor.shape == other.shape
+        and tensor.dtype == other.dtype
+        and torch.equal(tensor, other)
+    )

@@ -1,7 +1,9 @@
-"""TOSA backend of delegraph: one rule an ATen operator, one typed graph, one flatbuffer.
+"""TOSA backend of delegraph: one rule an ATen operator, one typed graph, one
+flatbuffer.
 
-The names in ``__all__`` are for plugins that build on it (docs/backend-authors.md). Each is imported when it is first
-used, and none imports torch but ``compile_program`` and what backends are made of (``composing``).
+The names in ``__all__`` are for plugins that build on it (docs/backend-authors.md).
+Each is imported when it is first used, and none imports torch but ``compile_program``
+and what backends are made of (``composing``).
 """
 
 from __future__ import annotations

@@ -20,9 +20,14 @@ DEVICES = (None, "cpu")
 def compatible(
     header: BlobHeader, compile_specs: Sequence[CompileSpec], device: str | None = None
 ) -> Compatibility | None:
-    """By the version of TOSA; None for files of other producers that have it further behind than ``header`` reaches."""
+    """By the version of TOSA; None for files of other producers that have it further
+    behind than ``header`` reaches.
+    """
     if device not in DEVICES:
-        return Compatibility("cannot", f"TOSA's runtime here computes on the cpu, and has no device {device!r}")
+        return Compatibility(
+            "cannot",
+            f"TOSA's runtime here computes on the cpu, and has no device {device!r}",
+        )
     data = beginning(header.beginning)
     try:
         if compile_specs:
@@ -36,7 +41,11 @@ def compatible(
         return Compatibility("cannot", e.message) if is_whole or is_other else None
     named = f"{version[0]}.{version[1]}"
     if version not in _RUNS:
-        return Compatibility("cannot", f"it is a file of TOSA {named}; 0.80, 1.0 and 1.1 are run here")
+        return Compatibility(
+            "cannot", f"it is a file of TOSA {named}; 0.80, 1.0 and 1.1 are run here"
+        )
     if version == (1, 1):
-        return Compatibility("rebuild", "TOSA 1.1 is a draft: lower the model again when it is final")
+        return Compatibility(
+            "rebuild", "TOSA 1.1 is a draft: lower the model again when it is final"
+        )
     return Compatibility("runs", f"TOSA {named} is run here")

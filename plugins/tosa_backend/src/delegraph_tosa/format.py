@@ -27,12 +27,27 @@ from delegraph.formats import (
     join,
 )
 
-from .evaluate import bounded_iterations, check_inputs, check_ranges, evaluate, numbers_of
+from .evaluate import (
+    bounded_iterations,
+    check_inputs,
+    check_ranges,
+    evaluate,
+    numbers_of,
+)
 from .evaluate.specialize import is_dynamic
 from .ir.graph import Array, Graph, Value
 from .ir.types import BLOCK_SCALED, DType
 from .options import Options
-from .serialize import input_ranges, joined, producer_of, producer_record, quantization, read, read_numbered, target_of
+from .serialize import (
+    input_ranges,
+    joined,
+    producer_of,
+    producer_record,
+    quantization,
+    read,
+    read_numbered,
+    target_of,
+)
 from .serialize.trailer import Followed
 from .text import render
 from .tools import figures, sample, summarize, verdicts
@@ -43,15 +58,21 @@ ELIDED = 16
 ADDRESSABLE = 1 << 47
 """Bytes that a process has addresses for, on 64-bit processors."""
 MAX_ITERATIONS = 100_000
-"""Iterations of loops that ``run`` allows unless it is told another number: some seconds of small bodies."""
+"""Iterations of loops that ``run`` allows unless it is told another number: some
+seconds of small bodies.
+"""
 _VERSIONS = {"1.1": " (TOSA 1.1, a draft)", "0.80": " (TOSA 0.80)"}
 """What is said of a version that is not 1.0."""
 _LISTED = 8
 """Names of inputs in an error."""
 _NEXT_SOURCE = re.compile(r" and (?=\w+ = )")
 """What stands between the sources of an operator that several became."""
-_SOURCE = re.compile(r"\w+ = (?P<operator>\S+)(?: in (?P<module>\S+))?(?: at (?P<line>.+))?", re.DOTALL)
-"""``relu_1 = aten.relu.default in layers.0 at model.py:7, in forward: x = self.relu(x)``"""
+_SOURCE = re.compile(
+    r"\w+ = (?P<operator>\S+)(?: in (?P<module>\S+))?(?: at (?P<line>.+))?", re.DOTALL
+)
+"""``relu_1 = aten.relu.default in layers.0 at model.py:7, in forward: x =
+self.relu(x)``
+"""
 MAPPED = 1 << 28
 """Bytes from which on a file is mapped into memory."""
 
@@ -81,7 +102,10 @@ class TosaInspection:
     def to_json(self) -> dict[str, Any]:
         """As a dictionary."""
         sides = self.quantization._asdict().items()
-        rows = {side: {name: p and p._asdict() for name, p in border.items()} for side, border in sides}
+        rows = {
+            side: {name: p and p._asdict() for name, p in border.items()}
+            for side, border in sides
+        }
         return asdict(self) | {"quantization": rows}
 
     def __str__(self) -> str:
@@ -90,16 +114,26 @@ class TosaInspection:
 
     def lines(self) -> list[str]:
         """The statistics, a sentence each."""
-        operators = ", ".join(f"{count} {name}" for name, count in self.operators.items())
-        needs = " and ".join(self.profiles) + "".join(f", extension {e}" for e in self.extensions)
+        operators = ", ".join(
+            f"{count} {name}" for name, count in self.operators.items()
+        )
+        needs = " and ".join(self.profiles) + "".join(
+            f", extension {e}" for e in self.extensions
+        )
         return [
-            f"{self.bytes} bytes, of which {self.constant_bytes} are the elements of {self.constants} constants",
+            (
+                f"{self.bytes} bytes, of which {self.constant_bytes} are the elements"
+                f" of {self.constants} constants"
+            ),
             f"needs profile {needs}" + _VERSIONS.get(self.version, ""),
             f"inputs: {', '.join(self.inputs) or 'none'}",
             f"outputs: {', '.join(self.outputs) or 'none'}",
             *self._quantized(),
             f"{sum(self.operators.values())} operators: {operators or 'none'}",
-            f"{self.parameters} parameters, {self.multiply_accumulates} multiply-accumulates",
+            (
+                f"{self.parameters} parameters, {self.multiply_accumulates}"
+                " multiply-accumulates"
+            ),
             f"bytes of constants: {_by_type(self.constant_bytes_by_type)}",
             f"bytes of inputs and results: {_by_type(self.computed_bytes_by_type)}",
             f"largest live set: {self.largest_live_bytes} bytes",
@@ -107,23 +141,39 @@ class TosaInspection:
 
     def _quantized(self) -> list[str]:
         border = [*self.quantization.inputs.items(), *self.quantization.outputs.items()]
-        return [f"quantized: %{name}: {parameters}" for name, parameters in border if parameters]
+        return [
+            f"quantized: %{name}: {parameters}"
+            for name, parameters in border
+            if parameters
+        ]
 
 
 class TosaFormat(DelegateFormat):
-    """``.tosa`` files, each the blob of one delegate. Raises FormatError for a damaged one."""
+    """``.tosa`` files, each the blob of one delegate. Raises FormatError for a damaged
+    one.
+    """
 
     backend_id = "TOSABackend"
     holds_named_data = True
 
     @classmethod
-    def serialize(cls, program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
-        """The file, whole, also where its constants are named data, and behind it what made it."""
+    def serialize(
+        cls, program: ProgramContents, options: Mapping[str, Any]
+    ) -> bytes | Blob:
+        """The file, whole, also where its constants are named data, and behind it what
+        made it.
+        """
         blob = super().serialize(program, options)
         delegate = program.whole_delegate()
         if isinstance(blob, bytes):
             data = delegate.named_data or NamedDataStoreOutput([], {}, {})
-            blob = joined(blob, {key: join(data.buffers[entry.buffer_index]) for key, entry in data.pte_data.items()})
+            blob = joined(
+                blob,
+                {
+                    key: join(data.buffers[entry.buffer_index])
+                    for key, entry in data.pte_data.items()
+                },
+            )
         wanted = Options.parse(delegate.compile_specs).metadata
         return Followed(blob, producer_record(delegate.producer) if wanted else b"")
 
@@ -132,7 +182,8 @@ class TosaFormat(DelegateFormat):
         """Statistics and the text form."""
         data = _content(path)
         graph = read(data)
-        target, counted = target_of(data, graph), figures(graph)
+        target = target_of(data, graph)
+        counted = figures(graph)
         return TosaInspection(
             name=graph.name,
             bytes=path.stat().st_size,
@@ -154,21 +205,32 @@ class TosaFormat(DelegateFormat):
         )
 
     @classmethod
-    def read(cls, path: Path, load_delegate: LoadDelegate) -> Mapping[str, Callable[..., Any]]:
-        """``forward``, which takes its inputs in order or by the names in the file, and returns a tuple."""
+    def read(
+        cls, path: Path, load_delegate: LoadDelegate
+    ) -> Mapping[str, Callable[..., Any]]:
+        """``forward``, which takes its inputs in order or by the names in the file, and
+        returns a tuple.
+        """
         (blob,) = cls.blobs(path)
         names = [value.name for value in _graph(path).inputs]
         delegate = load_delegate(cls.backend_id, path.read_bytes(), header=blob.header)
-        return {"forward": lambda *args, **kwargs: delegate(*_in_order(names, args, kwargs))}
+        return {
+            "forward": lambda *args, **kwargs: delegate(*_in_order(names, args, kwargs))
+        }
 
     @classmethod
     def profile(
         cls, path: Path, load_delegate: LoadDelegate, see: Callable[[Step], None]
     ) -> Mapping[str, Callable[..., Any]]:
-        """As ``read``; operators are of the lines that the file says, if it was written with ``locations``."""
+        """As ``read``; operators are of the lines that the file says, if it was written
+        with ``locations``.
+        """
         forward = cls.read(path, load_delegate)["forward"]
         _, numbers = read_numbered(_content(path))
-        inside = {str(number): _origin(operator.name, operator.source) for operator, number in numbers.items()}
+        inside = {
+            str(number): _origin(operator.name, operator.source)
+            for operator, number in numbers.items()
+        }
 
         def call(*args: Any, **kwargs: Any) -> Any:
             results = forward(*args, **kwargs)
@@ -181,11 +243,17 @@ class TosaFormat(DelegateFormat):
     def blobs(cls, path: Path) -> Sequence[StoredBlob]:
         """The one blob that the file is, with what made it."""
         (blob,) = super().blobs(path)
-        return [blob._replace(header=replace(blob.header, producer=producer_of(_content(path))))]
+        return [
+            blob._replace(
+                header=replace(blob.header, producer=producer_of(_content(path)))
+            )
+        ]
 
     @staticmethod
     def quantization(path: Path) -> Quantization:
-        """The scales of integers that enter and leave, which stand behind the flatbuffer."""
+        """The scales of integers that enter and leave, which stand behind the
+        flatbuffer.
+        """
         data = _content(path)
         return quantization(data, read(data))
 
@@ -194,13 +262,21 @@ class TosaFormat(DelegateFormat):
         """One screen."""
         data = _content(path)
         graph = read(data)
-        summary = summarize(graph, target_of(data, graph), path.stat().st_size, quantization(data, graph))
+        summary = summarize(
+            graph,
+            target_of(data, graph),
+            path.stat().st_size,
+            quantization(data, graph),
+        )
         return replace(summary, producer=producer_of(data))
 
     @staticmethod
     def page(path: Path) -> str:
         """The statistics and the graph as one HTML page, which needs no network."""
-        facts = [tuple(line.partition(": ")[::2]) for line in TosaFormat.inspect(path).lines()]
+        facts = [
+            tuple(line.partition(": ")[::2])
+            for line in TosaFormat.inspect(path).lines()
+        ]
         provided("delegraph_analysis.drawing:figure", "a page that shows a file")
         from .tools.html import page  # which draws by that distribution
 
@@ -213,18 +289,23 @@ class TosaFormat(DelegateFormat):
 
     @staticmethod
     def verify(path: Path) -> list[Verdict]:
-        """What other tools that are installed say about the file, for the smallest target that takes it."""
+        """What other tools that are installed say about the file, for the smallest
+        target that takes it.
+        """
         data = _content(path)
         graph = read(data)
         with _within_memory(graph):
-            inputs = [] if is_dynamic(graph) else sample(graph, 0, input_ranges(data, graph))
+            inputs = (
+                [] if is_dynamic(graph) else sample(graph, 0, input_ranges(data, graph))
+            )
         return verdicts(path, graph, target_of(data, graph), inputs)
 
     @staticmethod
     def sample(path: Path, seed: int) -> list[Array]:
         """One random array an input, on which the file runs.
 
-        Raises InvalidGraph for a file that is not legal at any level, Unsupported for what no memory holds.
+        Raises InvalidGraph for a file that is not legal at any level, Unsupported for
+        what no memory holds.
         """
         graph = _legal_graph(path)
         ranges = input_ranges(_content(path), graph)
@@ -232,13 +313,16 @@ class TosaFormat(DelegateFormat):
             return sample(graph, seed, ranges)
 
     @staticmethod
-    def run(path: Path, inputs: Sequence[Array], max_iterations: int = MAX_ITERATIONS) -> list[tuple[str, Array]]:
+    def run(
+        path: Path, inputs: Sequence[Array], max_iterations: int = MAX_ITERATIONS
+    ) -> list[tuple[str, Array]]:
         """Outputs by name, for one array an input (BF16: its bits, as uint16).
 
-        Outputs that are BF16 or block-scaled come as float32.
-        Raises InputError for arrays of another number, shape or type; InvalidGraph for a file that is not legal at any
-        level; Unsupported for what numpy cannot compute or memory does not hold, and for a program that runs more than
-        ``max_iterations`` iterations of all its loops together, branches counted as well.
+        Outputs that are BF16 or block-scaled come as float32. Raises InputError for
+        arrays of another number, shape or type; InvalidGraph for a file that is not
+        legal at any level; Unsupported for what numpy cannot compute or memory does not
+        hold, and for a program that runs more than ``max_iterations`` iterations of all
+        its loops together, branches counted as well.
         """
         graph = _legal_graph(path)
         ranges = input_ranges(_content(path), graph)
@@ -247,17 +331,31 @@ class TosaFormat(DelegateFormat):
             check_ranges(graph.inputs, inputs, ranges)
             results = evaluate(graph, inputs)
         return [
-            (_name(k, v), _readable(r, v.dtype)) for k, (v, r) in enumerate(zip(graph.outputs, results, strict=True))
+            (_name(k, v), _readable(r, v.dtype))
+            for k, (v, r) in enumerate(zip(graph.outputs, results, strict=True))
         ]
 
 
-def _in_order(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """The arguments of a call in the order of the file's inputs. How many there are is the delegate's matter."""
+def _in_order(
+    names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    """The arguments of a call in the order of the file's inputs. How many there are is
+    the delegate's matter.
+    """
     rest = names[len(args) :]
     for name in kwargs:
         if name not in rest:
-            listed = ", ".join([*names[:_LISTED], *(["..."] if len(names) > _LISTED else [])]) or "none"
-            why = "is given twice" if name in names else f"is none of the file's; inputs: {listed}"
+            listed = (
+                ", ".join(
+                    [*names[:_LISTED], *(["..."] if len(names) > _LISTED else [])]
+                )
+                or "none"
+            )
+            why = (
+                "is given twice"
+                if name in names
+                else f"is none of the file's; inputs: {listed}"
+            )
             raise InputError("input-invalid", f"the input {name!r} {why}")
     missing = [name for name in rest if name not in kwargs]
     if missing and kwargs:
@@ -266,11 +364,18 @@ def _in_order(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, An
 
 
 def _origin(name: str, location: str | None) -> Origin:
-    """What an operator was made from, by the location in its file, which other writers word otherwise."""
-    sources = [_SOURCE.fullmatch(source) for source in _NEXT_SOURCE.split(location or "")]
+    """What an operator was made from, by the location in its file, which other writers
+    word otherwise.
+    """
+    sources = [
+        _SOURCE.fullmatch(source) for source in _NEXT_SOURCE.split(location or "")
+    ]
     if not location or None in sources:
         return Origin((name,), (location,) if location else ())
-    operators, lines = ([match[part] for match in sources if match and match[part]] for part in ("operator", "line"))
+    operators, lines = (
+        [match[part] for match in sources if match and match[part]]
+        for part in ("operator", "line")
+    )
     return Origin(tuple(dict.fromkeys(operators)), tuple(dict.fromkeys(lines)))
 
 
@@ -279,7 +384,9 @@ def _graph(path: Path) -> Graph:
 
 
 def _content(path: Path) -> bytes | memoryview:
-    """The bytes of a file. Of a large one only what is looked at is loaded; it must not shrink meanwhile."""
+    """The bytes of a file. Of a large one only what is looked at is loaded; it must not
+    shrink meanwhile.
+    """
     if path.stat().st_size < MAPPED:
         return path.read_bytes()
     with path.open("rb") as file:
@@ -287,7 +394,9 @@ def _content(path: Path) -> bytes | memoryview:
 
 
 def _legal_graph(path: Path) -> Graph:
-    """What breaks a rule would fail somewhere inside of a kernel, and look like a defect of this package."""
+    """What breaks a rule would fail somewhere inside of a kernel, and look like a
+    defect of this package.
+    """
     data = _content(path)
     graph = read(data)
     validate(graph, replace(target_of(data, graph), level="NONE"))
@@ -298,7 +407,10 @@ def _legal_graph(path: Path) -> Graph:
 def _within_memory(graph: Graph) -> Iterator[None]:
     """A few bytes of a file can ask for any number: that is no defect of ours."""
     needed = figures(graph).largest_live_bytes
-    problem = Unsupported("unsupported", f"the program needs {needed} bytes at once for its inputs and results")
+    problem = Unsupported(
+        "unsupported",
+        f"the program needs {needed} bytes at once for its inputs and results",
+    )
     if needed >= ADDRESSABLE:
         raise problem
     try:
@@ -320,4 +432,8 @@ def _name(position: int, value: Value) -> str:
 
 
 def _readable(array: Array, dtype: DType) -> Array:
-    return numbers_of(array, dtype) if dtype is DType.BF16 or dtype in BLOCK_SCALED else array
+    return (
+        numbers_of(array, dtype)
+        if dtype is DType.BF16 or dtype in BLOCK_SCALED
+        else array
+    )

@@ -13,18 +13,27 @@ from .spec import TosaSpec
 
 SWITCHES = {"locations": False, "metadata": True, "named_constants": False}
 """Options that are on or off -> what they are if nothing is said."""
-KEYS = ("output_format", "tosa_spec", "debug_artifact_path", "compile_flags", "input_order", *SWITCHES)
+KEYS = (
+    "output_format",
+    "tosa_spec",
+    "debug_artifact_path",
+    "compile_flags",
+    "input_order",
+    *SWITCHES,
+)
 
 
 @dataclass(frozen=True)
 class Options:
     """Compile specs, read.
 
-    ``debug_artifact_path``: folder that gets a .tosa file of every partition, also of what was built when lowering
-    fails. ``input_order``: the file's input i is input ``input_order[i]`` of the delegate. ``locations``: whether the
-    file names the source of each operator, and with it paths of this machine. ``metadata``: whether the scales of
-    quantized inputs and outputs stand at the end of the file. ``named_constants``: whether large constants are named
-    data, which a program file has once for all its delegates; such a blob is no .tosa file (``serialize/cut.py``).
+    ``debug_artifact_path``: folder that gets a .tosa file of every partition, also of
+    what was built when lowering fails. ``input_order``: the file's input i is input
+    ``input_order[i]`` of the delegate. ``locations``: whether the file names the source
+    of each operator, and with it paths of this machine. ``metadata``: whether the
+    scales of quantized inputs and outputs stand at the end of the file.
+    ``named_constants``: whether large constants are named data, which a program file
+    has once for all its delegates; such a blob is no .tosa file (``serialize/cut.py``).
     """
 
     spec: TosaSpec
@@ -46,20 +55,26 @@ class Options:
         """Options from text; OptionError says what is wrong."""
         folder = Path(debug_artifact_path) if debug_artifact_path else None
         order = _permutation(input_order) if input_order else None
-        return Options(TosaSpec.parse(spec), folder, order, locations, metadata, named_constants)
+        return Options(
+            TosaSpec.parse(spec), folder, order, locations, metadata, named_constants
+        )
 
     @staticmethod
     def parse(compile_specs: Iterable[CompileSpec]) -> Options:
         """Options from compile specs, of which each key is there at most once."""
         given = _unique(compile_specs)
         if given.pop("output_format", None) != "tosa":
-            raise _wrong("output_format is to be 'tosa'; Options(...).compile_specs() makes the whole list")
+            raise _wrong(
+                "output_format is to be 'tosa'; Options(...).compile_specs() makes the"
+                " whole list"
+            )
         if "tosa_spec" not in given:
             raise _wrong("tosa_spec is missing: the target, like TOSA-1.0+FP+INT")
         if flags := given.pop("compile_flags", ""):
             raise _wrong(f"compile_flags {flags!r}: TOSA itself knows none")
         switches = {key: _switch(given, key) for key in SWITCHES}
-        path, order = given.get("debug_artifact_path"), given.get("input_order")
+        path = given.get("debug_artifact_path")
+        order = given.get("input_order")
         return Options.of(given["tosa_spec"], path, order, **switches)
 
     def compile_specs(self) -> list[CompileSpec]:
@@ -75,18 +90,27 @@ class Options:
         return [CompileSpec(key, text.encode()) for key, text in texts.items()]
 
     def ordered(self, inputs: Sequence[object]) -> list[int]:
-        """The positions of a delegate's inputs in the file's order; OptionError if their number is another."""
+        """The positions of a delegate's inputs in the file's order; OptionError if
+        their number is another.
+        """
         order = self.input_order
         if order is None:
             return list(range(len(inputs)))
         if len(order) != len(inputs):
             text = ",".join(map(str, order))
-            raise _wrong(f"input_order {text!r} has {len(order)} entries, the delegate has {len(inputs)} inputs")
+            raise _wrong(
+                f"input_order {text!r} has {len(order)} entries, the delegate has"
+                f" {len(inputs)} inputs"
+            )
         return list(order)
 
 
-def filter_tosa_compile_specs(compile_specs: Iterable[CompileSpec]) -> list[CompileSpec]:
-    """What a backend that consumes TOSA passes on to ``TOSABackend``: the target and the folder for debug files."""
+def filter_tosa_compile_specs(
+    compile_specs: Iterable[CompileSpec],
+) -> list[CompileSpec]:
+    """What a backend that consumes TOSA passes on to ``TOSABackend``: the target and
+    the folder for debug files.
+    """
     kept = [s for s in compile_specs if s.key in ("tosa_spec", "debug_artifact_path")]
     return [CompileSpec("output_format", b"tosa"), *kept]
 

@@ -13,20 +13,60 @@ from delegraph.plugin import (
 )
 
 OPTIONS = (
-    OptionSpec("spec", str, "TOSA-1.0+FP+INT", help="target: version, profiles, extensions, level (TOSA-1.0+FP+8k)"),
-    OptionSpec("debug_artifact_path", str, None, help="folder that gets a .tosa file of every partition"),
-    OptionSpec("input_order", str, None, help="comma-separated permutation of the delegate's inputs"),
-    OptionSpec("locations", bool, False, help="whether the file names node, module and source line of each operator"),
     OptionSpec(
-        "metadata", bool, True, help="whether the file ends with the scales of its quantized inputs and outputs"
+        "spec",
+        str,
+        "TOSA-1.0+FP+INT",
+        help="target: version, profiles, extensions, level (TOSA-1.0+FP+8k)",
     ),
-    OptionSpec("named_constants", bool, False, help="whether large constants are named data, once for all methods"),
-    OptionSpec("int32_inputs", list, help="int64 inputs that fit into 32 bits: name, or name=LOWEST..HIGHEST"),
+    OptionSpec(
+        "debug_artifact_path",
+        str,
+        None,
+        help="folder that gets a .tosa file of every partition",
+    ),
+    OptionSpec(
+        "input_order",
+        str,
+        None,
+        help="comma-separated permutation of the delegate's inputs",
+    ),
+    OptionSpec(
+        "locations",
+        bool,
+        False,
+        help="whether the file names node, module and source line of each operator",
+    ),
+    OptionSpec(
+        "metadata",
+        bool,
+        True,
+        help=(
+            "whether the file ends with the scales of its quantized inputs and outputs"
+        ),
+    ),
+    OptionSpec(
+        "named_constants",
+        bool,
+        False,
+        help="whether large constants are named data, once for all methods",
+    ),
+    OptionSpec(
+        "int32_inputs",
+        list,
+        help="int64 inputs that fit into 32 bits: name, or name=LOWEST..HIGHEST",
+    ),
 )
 
-_BORDERS = "beside an infinity next to the border is finite; eager weighs it with 0, which is NaN"
+_BORDERS = (
+    "beside an infinity next to the border is finite; eager weighs it with 0, which"
+    " is NaN"
+)
 KNOWN_DIFFERENCES = (
-    ("aten.gelu.default", "of infinity is infinity; eager's is NaN, but for tensors of one element"),
+    (
+        "aten.gelu.default",
+        "of infinity is infinity; eager's is NaN, but for tensors of one element",
+    ),
     ("aten.upsample_bilinear2d.default", _BORDERS),
     ("aten.upsample_bilinear2d.vec", _BORDERS),
 )
@@ -40,7 +80,9 @@ def delegraph_backends() -> list[BackendSpec]:
             backend_id="TOSABackend",
             target="delegraph_tosa.backend:TOSABackend",
             api=1,
-            summary="TOSA 1.0 flatbuffers for Arm NPUs and anything else that reads TOSA",
+            summary=(
+                "TOSA 1.0 flatbuffers for Arm NPUs and anything else that reads TOSA"
+            ),
             options=OPTIONS,
             known_differences=KNOWN_DIFFERENCES,
             default=True,
@@ -50,7 +92,14 @@ def delegraph_backends() -> list[BackendSpec]:
 
 @hookimpl
 def delegraph_partitioners() -> list[PartitionerSpec]:
-    return [PartitionerSpec("tosa", backend="tosa", target="delegraph_tosa.partitioner:TOSAPartitioner", default=True)]
+    return [
+        PartitionerSpec(
+            "tosa",
+            backend="tosa",
+            target="delegraph_tosa.partitioner:TOSAPartitioner",
+            default=True,
+        )
+    ]
 
 
 @hookimpl
@@ -61,9 +110,22 @@ def delegraph_runtimes() -> list[RuntimeSpec]:
 @hookimpl
 def delegraph_quantizers() -> list[QuantizerSpec]:
     hint = "pip install delegraph-quantize"
-    return [QuantizerSpec("tosa", "delegraph_tosa.quantizer:TOSAQuantizer", requires=("torchao",), install_hint=hint)]
+    return [
+        QuantizerSpec(
+            "tosa",
+            "delegraph_tosa.quantizer:TOSAQuantizer",
+            requires=("torchao",),
+            install_hint=hint,
+        )
+    ]
 
 
 @hookimpl
 def delegraph_formats() -> list[FormatSpec]:
-    return [FormatSpec(".tosa", "delegraph_tosa.format:TosaFormat", "a TOSA flatbuffer, one whole delegate")]
+    return [
+        FormatSpec(
+            ".tosa",
+            "delegraph_tosa.format:TosaFormat",
+            "a TOSA flatbuffer, one whole delegate",
+        )
+    ]

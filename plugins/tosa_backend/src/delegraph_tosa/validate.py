@@ -1,4 +1,6 @@
-"""Whether a graph is legal TOSA for a target: every violation, each with the operator and the user's line."""
+"""Whether a graph is legal TOSA for a target: every violation, each with the operator
+and the user's line.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ class Violation(NamedTuple):
         return section(self.rule, self.operator.name if self.operator else None)
 
     def __str__(self) -> str:
-        source = f"\n    at {self.operator.source}" if self.operator and self.operator.source else ""
+        source = (
+            f"\n    at {self.operator.source}"
+            if self.operator and self.operator.source
+            else ""
+        )
         return f"{self.where}: {self.problem} [{self.rule}: {self.section}]{source}"
 
 
@@ -67,7 +73,9 @@ class InvalidGraph(DelegraphError, ValueError):
         listed = "\n".join(f"  {violation}" for violation in violations[:LISTED])
         if len(violations) > LISTED:
             listed += f"\n  and {len(violations) - LISTED} more"
-        super().__init__("tosa/invalid-graph", f"{len(violations)} violations of {spec}:\n{listed}")
+        super().__init__(
+            "tosa/invalid-graph", f"{len(violations)} violations of {spec}:\n{listed}"
+        )
         self.violations = violations
 
 
@@ -78,20 +86,32 @@ def validate(graph: Graph, spec: TosaSpec) -> None:
 
 
 def violations(graph: Graph, spec: TosaSpec) -> list[Violation]:
-    """Everything that makes ``graph`` illegal for ``spec``: structure, inferred types, target, level, names."""
+    """Everything that makes ``graph`` illegal for ``spec``: structure, inferred types,
+    target, level, names.
+    """
     graphs = graph.reachable()
     check = _Check(spec, graphs)
-    found = [v for number, g in enumerate(graphs) for v in check.graph(g, _place(g, number))]
-    if (depth := _depth(graph, {})) >= spec.max_nesting:  # as tosa-opt counts: the pseudocode may be read as one more
+    found = [
+        v for number, g in enumerate(graphs) for v in check.graph(g, _place(g, number))
+    ]
+    # as tosa-opt counts: the pseudocode may be read as one more
+    if (depth := _depth(graph, {})) >= spec.max_nesting:
         how = "without end" if depth == _ENDLESS else f"{depth} deep"
-        text = f"control flow is nested {how}, the program counts as well and MAX_NESTING is {spec.max_nesting}"
+        text = (
+            f"control flow is nested {how}, the program counts as well and MAX_NESTING"
+            f" is {spec.max_nesting}"
+        )
         found.append(Violation("graph", text, "level-nesting"))
     return found
 
 
 def _place(graph: Graph, number: int) -> str:
     """What names a graph of control flow; the program itself needs no name."""
-    return f"graph {graph.name[:LONGEST_NAME] if graph.name != 'main' else number}, " if number else ""
+    return (
+        f"graph {graph.name[:LONGEST_NAME] if graph.name != 'main' else number}, "
+        if number
+        else ""
+    )
 
 
 _ENDLESS = math.inf
@@ -100,13 +120,18 @@ _ENDLESS = math.inf
 def _depth(graph: Graph, known: dict[Graph, float]) -> float:
     """How many graphs of control flow contain each other."""
     if graph not in known:
-        known[graph] = _ENDLESS  # what one finds that contains itself; no file can say that
-        known[graph] = max((1 + _depth(body, known) for body in graph.bodies()), default=0)
+        # what one finds that contains itself; no file can say that
+        known[graph] = _ENDLESS
+        known[graph] = max(
+            (1 + _depth(body, known) for body in graph.bodies()), default=0
+        )
     return known[graph]
 
 
 class _Check:
-    """``legal``: kinds of operators that were met and are. The layers of a network are alike, and so are theirs."""
+    """``legal``: kinds of operators that were met and are. The layers of a network are
+    alike, and so are theirs.
+    """
 
     def __init__(self, spec: TosaSpec, graphs: list[Graph]) -> None:
         self.spec = spec
@@ -114,21 +139,31 @@ class _Check:
         self.legal: set[Hashable] = set()
 
     def graph(self, graph: Graph, within: str) -> Iterator[Violation]:
-        opaque = {v for op in graph.operators if isinstance(op, CUSTOM) for v in (*op.inputs, *op.outputs)}
-        opaque -= {*graph.inputs} & {*graph.outputs}  # between which the writer puts an IDENTITY
+        opaque = {
+            v
+            for op in graph.operators
+            if isinstance(op, CUSTOM)
+            for v in (*op.inputs, *op.outputs)
+        }
+        # between which the writer puts an IDENTITY
+        opaque -= {*graph.inputs} & {*graph.outputs}
         yield from self.inputs(graph, opaque, within)
         defined = set(graph.inputs)
         for number, operator in enumerate(graph.operators):
             found = self.operator(operator, defined)
             if found:
                 where = f"{within}operator {number} ({operator.name})"
-                yield from (Violation(where, text, rule, operator) for rule, text in found)
+                yield from (
+                    Violation(where, text, rule, operator) for rule, text in found
+                )
             defined.update(operator.outputs)
         yield from self.constants(graph, within)
         yield from self.outputs(graph, defined, opaque, within)
         yield from _duplicate_names(graph, within)
 
-    def inputs(self, graph: Graph, opaque: set[Value], within: str) -> Iterator[Violation]:
+    def inputs(
+        self, graph: Graph, opaque: set[Value], within: str
+    ) -> Iterator[Violation]:
         for position, value in enumerate(graph.inputs):
             where = f"{within}input {position}"
             if value in graph.inputs[:position]:
@@ -141,7 +176,9 @@ class _Check:
     def boundary(self, value: Value, opaque: bool, where: str) -> Iterator[Violation]:
         """``opaque`` tensors are those of CUSTOM."""
         if value.dtype is DType.SHAPE:
-            yield Violation(where, "a shape cannot cross the boundary of a graph", "shape-inside")
+            yield Violation(
+                where, "a shape cannot cross the boundary of a graph", "shape-inside"
+            )
             return
         for rule, text in self.spec.type_breaches("tensor", value.type):
             if not (opaque and rule in OF_TYPED_OPERATORS):
@@ -149,12 +186,19 @@ class _Check:
 
     def constants(self, graph: Graph, within: str) -> Iterator[Violation]:
         constants = graph.constants()
-        broken = {t: list(self.spec.type_breaches("constant", t)) for t in {value.type for value in constants}}
+        broken = {
+            t: list(self.spec.type_breaches("constant", t))
+            for t in {value.type for value in constants}
+        }
         for number, value in enumerate(constants):
             where = f"{within}constant {value.name or number}"
-            yield from (Violation(where, text, rule) for rule, text in broken[value.type])
+            yield from (
+                Violation(where, text, rule) for rule, text in broken[value.type]
+            )
 
-    def outputs(self, graph: Graph, defined: set[Value], opaque: set[Value], within: str) -> Iterator[Violation]:
+    def outputs(
+        self, graph: Graph, defined: set[Value], opaque: set[Value], within: str
+    ) -> Iterator[Violation]:
         for position, value in enumerate(graph.outputs):
             where = f"{within}output {position}"
             if value not in defined and value.constant is None:
@@ -165,7 +209,10 @@ class _Check:
         """The rule and the text of everything that is wrong with an operator."""
         if OPERATORS.get(operator.name) is not type(operator):
             return [("operator-known", "it is no operator of TOSA")]
-        found = [*_undefined_operands(operator, defined), *_results_defined_before(operator, defined)]
+        found = [
+            *_undefined_operands(operator, defined),
+            *_results_defined_before(operator, defined),
+        ]
         malformed = [*_operand_count(operator), *_attributes(operator)]
         if malformed:
             return [*found, *malformed]
@@ -181,13 +228,18 @@ class _Check:
 
 
 def _kind(operator: Operator) -> Hashable:
-    """All that ``infer`` and the target see of a well-formed operator: constants and shapes by identity, else types.
+    """All that ``infer`` and the target see of a well-formed operator: constants and
+    shapes by identity, else types.
 
-    Operators of shapes, whose ``infer`` computes one, and those that nothing is known of are each a kind of their own.
+    Operators of shapes, whose ``infer`` computes one, and those that nothing is known
+    of are each a kind of their own.
     """
     if isinstance(operator, (ShapeOperator, CUSTOM)):
         return operator
-    seen = [v.type if v.constant is None and v.type.dtype is not DType.SHAPE else v for v in operator.inputs]
+    seen = [
+        v.type if v.constant is None and v.type.dtype is not DType.SHAPE else v
+        for v in operator.inputs
+    ]
     results = [v.type for v in operator.outputs]
     attributes = [getattr(operator, name) for name in operator.attributes]
     return type(operator), tuple(seen), tuple(results), tuple(attributes)
@@ -195,7 +247,10 @@ def _kind(operator: Operator) -> Hashable:
 
 def _undefined_operands(operator: Operator, defined: set[Value]) -> list[Breach]:
     return [
-        ("operand-defined", f"operand {position} ({value!r}) is not defined before it is used")
+        (
+            "operand-defined",
+            f"operand {position} ({value!r}) is not defined before it is used",
+        )
         for position, value in enumerate(operator.inputs)
         if value.constant is None and value not in defined
     ]
@@ -205,34 +260,59 @@ def _results_defined_before(operator: Operator, defined: set[Value]) -> list[Bre
     return [
         ("result-once", f"result {position} ({value!r}) is defined already")
         for position, value in enumerate(operator.outputs)
-        if value in defined or value.constant is not None or value in operator.outputs[:position]
+        if value in defined
+        or value.constant is not None
+        or value in operator.outputs[:position]
     ]
 
 
 class _Variables:
-    """Variables by name; a program has them in common with the graphs of its control flow."""
+    """Variables by name; a program has them in common with the graphs of its control
+    flow.
+    """
 
     def __init__(self, graphs: list[Graph]) -> None:
         operators = [op for graph in graphs for op in graph.operators]
-        self.declared = {_variable(op): op for op in reversed(operators) if isinstance(op, VARIABLE) and op.inputs}
+        self.declared = {
+            _variable(op): op
+            for op in reversed(operators)
+            if isinstance(op, VARIABLE) and op.inputs
+        }
         self.later = {id(op) for graph in graphs for op in _before_declarations(graph)}
 
     def breaches(self, operator: Operator) -> list[Breach]:
         if isinstance(operator, VARIABLE):
             if self.declared.get(operator.variable) is not operator:
-                return [("variable-once", f"variable {operator.variable!r} is declared already")]
+                return [
+                    (
+                        "variable-once",
+                        f"variable {operator.variable!r} is declared already",
+                    )
+                ]
         elif isinstance(operator, VARIABLE_READ | VARIABLE_WRITE):
             return self._access(operator, _accessed(operator))
         return []
 
-    def _access(self, operator: VARIABLE_READ | VARIABLE_WRITE, type: Type | None) -> list[Breach]:
+    def _access(
+        self, operator: VARIABLE_READ | VARIABLE_WRITE, type: Type | None
+    ) -> list[Breach]:
         declaration = self.declared.get(operator.variable)
         if declaration is None or id(operator) in self.later:
-            return [("variable-declared", f"variable {operator.variable!r} is not declared before")]
+            return [
+                (
+                    "variable-declared",
+                    f"variable {operator.variable!r} is not declared before",
+                )
+            ]
         wanted = declaration.initial_value.type
         if type in (None, wanted):
             return []
-        return [("variable-type", f"variable {operator.variable!r} is {wanted}, it is accessed as {type}")]
+        return [
+            (
+                "variable-type",
+                f"variable {operator.variable!r} is {wanted}, it is accessed as {type}",
+            )
+        ]
 
 
 def _accessed(operator: VARIABLE_READ | VARIABLE_WRITE) -> Type | None:
@@ -248,7 +328,10 @@ def _before_declarations(graph: Graph) -> Iterator[Operator]:
     for operator in reversed(graph.operators):
         if isinstance(operator, VARIABLE):
             later.add(_variable(operator))
-        elif isinstance(operator, VARIABLE_READ | VARIABLE_WRITE) and _variable(operator) in later:
+        elif (
+            isinstance(operator, VARIABLE_READ | VARIABLE_WRITE)
+            and _variable(operator) in later
+        ):
             yield operator
 
 
@@ -258,10 +341,16 @@ def _variable(operator: Operator) -> str:
 
 
 def _operand_count(operator: Operator) -> list[Breach]:
-    given, wanted = len(operator.inputs), len(operator.operands)
+    given = len(operator.inputs)
+    wanted = len(operator.operands)
     if given >= wanted - 1 if operator.variadic else given == wanted:
         return []
-    return [("operand-count", f"it has {given} operands, needs {wanted} ({', '.join(operator.operands)})")]
+    return [
+        (
+            "operand-count",
+            f"it has {given} operands, needs {wanted} ({', '.join(operator.operands)})",
+        )
+    ]
 
 
 def _attributes(operator: Operator) -> list[Breach]:
@@ -269,18 +358,23 @@ def _attributes(operator: Operator) -> list[Breach]:
     for name, kind in operator.attributes.items():
         value = getattr(operator, name, None)
         if not isinstance(value, _ATTRIBUTE_TYPES[kind]) or not _in_range(kind, value):
-            found.append(("attribute-type", f"attribute {name} is {value!r}, which is no {kind}"))
+            found.append(
+                ("attribute-type", f"attribute {name} is {value!r}, which is no {kind}")
+            )
     return found
 
 
 def _in_range(kind: str, value: Any) -> bool:
     if kind == "int":
         return _is_int32(value)
-    return kind != "Ints" or all(isinstance(entry, int) and _is_int32(entry) for entry in value)
+    return kind != "Ints" or all(
+        isinstance(entry, int) and _is_int32(entry) for entry in value
+    )
 
 
 def _is_int32(value: int) -> bool:
-    return -(1 << 31) <= value < 1 << 31  # ``in range`` would count up to an enumeration's member
+    # ``in range`` would count up to an enumeration's member
+    return -(1 << 31) <= value < 1 << 31
 
 
 def _inference(operator: Operator) -> list[Breach]:
@@ -288,13 +382,22 @@ def _inference(operator: Operator) -> list[Breach]:
     declared = tuple([v.type for v in operator.outputs])
     if broken or inferred == declared:
         return [(illegal.rule, str(illegal)) for illegal in broken]
-    wanted, found = ", ".join(map(str, inferred)) or "nothing", ", ".join(map(str, declared)) or "nothing"
+    wanted = ", ".join(map(str, inferred)) or "nothing"
+    found = ", ".join(map(str, declared)) or "nothing"
     return [("result-type", f"it gives {wanted}, its results are declared as {found}")]
 
 
 def _duplicate_names(graph: Graph, within: str) -> Iterator[Violation]:
-    """Names of inputs and outputs are how a file's user tells them apart; other names are made unique when written."""
-    names = Counter(v.name for v in dict.fromkeys([*graph.inputs, *graph.outputs]) if v.name)
+    """Names of inputs and outputs are how a file's user tells them apart; other names
+    are made unique when written.
+    """
+    names = Counter(
+        v.name for v in dict.fromkeys([*graph.inputs, *graph.outputs]) if v.name
+    )
     for name, count in names.items():
         if count > 1:
-            yield Violation(f"{within}name {name!r}", f"{count} inputs or outputs have it", "distinct-names")
+            yield Violation(
+                f"{within}name {name!r}",
+                f"{count} inputs or outputs have it",
+                "distinct-names",
+            )

@@ -1,5 +1,6 @@
-"""Float results of ``evaluate``, for every operator and float type of the table, on operands that are hard: within the
-accuracy that the specification asks for, which wrong kernels are not.
+"""Float results of ``evaluate``, for every operator and float type of the table, on
+operands that are hard: within the accuracy that the specification asks for, which wrong
+kernels are not.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from delegraph_tosa.ir.operators import OPERATORS
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, Type
 from delegraph_tosa.spec import TosaSpec
 
-from ..support.accuracy import TERMS, accumulator, biased, compliant, factors, is_float, reference, rule
+from ..support.accuracy import (
+    TERMS,
+    accumulator,
+    biased,
+    compliant,
+    factors,
+    is_float,
+    reference,
+    rule,
+)
 from ..support.samples import RECIPES, apply, samples
 
 SPEC = TosaSpec((1, 0))
@@ -33,7 +43,10 @@ def enlarged(graph: Graph, kind, random: np.random.Generator) -> Graph:
     (operator,) = graph.operators
     if operator.name in RECIPES.keys() - ELEMENTWISE:
         return graph
-    operands = [Value(Type(LARGER[v.shape], v.dtype)) if v.constant is None else v for v in operator.inputs]
+    operands = [
+        Value(Type(LARGER[v.shape], v.dtype)) if v.constant is None else v
+        for v in operator.inputs
+    ]
     larger = apply(type(operator), *operands, **operator.attribute_values())
     return Graph([v for v in operands if v.constant is None], larger.outputs, [larger])
 
@@ -52,7 +65,9 @@ def numbers(type: Type, random: np.random.Generator) -> np.ndarray:
 def bits(type: Type, random: np.random.Generator) -> np.ndarray:
     """Any bit patterns: all magnitudes, also subnormal ones, infinities and NaN."""
     array = ARRAY_DTYPES[type.dtype]
-    return np.frombuffer(random.bytes(math.prod(type.shape) * array.itemsize), array).reshape(type.shape)
+    return np.frombuffer(
+        random.bytes(math.prod(type.shape) * array.itemsize), array
+    ).reshape(type.shape)
 
 
 def positive(type: Type, random: np.random.Generator) -> np.ndarray:
@@ -66,15 +81,21 @@ def about_one(type: Type, random: np.random.Generator) -> np.ndarray:
 
 
 def of_the_table(kind, change=enlarged) -> dict[str, Case]:
-    """A case for each row of the table with a float operand or result; indices and conditions are 0 and 1."""
-    random, found = np.random.default_rng(5), {}
+    """A case for each row of the table with a float operand or result; indices and
+    conditions are 0 and 1.
+    """
+    random = np.random.default_rng(5)
+    found = {}
     for sample in samples():
         (operator,) = sample.graph.operators
         values = (*sample.graph.inputs, *sample.graph.outputs)
         if any(is_float(v.dtype) for v in values) and not why_not(operator):
             graph = change(sample.graph, kind, random)
             if graph and not (kind is bits and operator.name in UNBOUNDED):
-                found[f"{sample.label} {kind.__name__}"] = graph, [_operand(v, kind, random) for v in graph.inputs]
+                found[f"{sample.label} {kind.__name__}"] = (
+                    graph,
+                    [_operand(v, kind, random) for v in graph.inputs],
+                )
     return found
 
 
@@ -102,11 +123,16 @@ def deepened(graph: Graph, kind, random: np.random.Generator) -> Graph | None:
     (operator,) = graph.operators
     if operator.name not in DEEP:
         return None
-    operands, attributes = list(operator.inputs), operator.attribute_values()
+    operands = list(operator.inputs)
+    attributes = operator.attribute_values()
     for i, shape in enumerate(DEEP[operator.name]):
         type = Type(shape, operands[i].dtype)
         operands[i] = Value(type, operands[i].constant and Literal(kind(type, random)))
-    changes = {"local_bound": True, "kernel": (9, 8), "pad": (0,) * len(attributes.get("pad", ()))}
+    changes = {
+        "local_bound": True,
+        "kernel": (9, 8),
+        "pad": (0,) * len(attributes.get("pad", ())),
+    }
     attributes |= {name: value for name, value in changes.items() if name in attributes}
     deep = apply(OPERATORS[operator.name], *operands, **attributes)
     return Graph([v for v in operands if v.constant is None], deep.outputs, [deep])
@@ -119,7 +145,9 @@ CASES = ORDINARY | {f"deep {label}": case for label, case in SUMS.items()}
 
 @pytest.fixture(scope="module")
 def right():
-    return dict(zip(CASES, reference(*zip(*CASES.values(), strict=True), SPEC), strict=True))
+    return dict(
+        zip(CASES, reference(*zip(*CASES.values(), strict=True), SPEC), strict=True)
+    )
 
 
 IN_ITS_WORDS = {
@@ -128,7 +156,9 @@ IN_ITS_WORDS = {
     "precomputed_mode": ("PRECOMPUTED", ""),
     "relative_scale": ("MAX_RELATIVE", "relative_"),
 }
-"""Key of a rule of the conformance tests' generator -> how the verifier calls it, prefix of the rule's numbers."""
+"""Key of a rule of the conformance tests' generator -> how the verifier calls it,
+prefix of the rule's numbers.
+"""
 
 
 def official(rule: dict[str, Any], dtype: DType) -> dict[str, Any]:
@@ -138,12 +168,18 @@ def official(rule: dict[str, Any], dtype: DType) -> dict[str, Any]:
     for key, number in rule.items():
         if not key.endswith("_mode"):
             name = key.removeprefix(prefix).replace("bounds", "bound")
-            numbers[name] = {t.name: n for t, n in number.items()}[dtype.name] if isinstance(number, dict) else number
+            numbers[name] = (
+                {t.name: n for t, n in number.items()}[dtype.name]
+                if isinstance(number, dict)
+                else number
+            )
     return {"mode": mode, **({f"{mode.lower()}_info": numbers} if numbers else {})}
 
 
 def test_the_rules_are_those_of_the_conformance_tests():
-    generator = pytest.importorskip("generator.tosa_test_gen", reason="tosa-tools is not installed")
+    generator = pytest.importorskip(
+        "generator.tosa_test_gen", reason="tosa-tools is not installed"
+    )
     rows = generator.TosaTestGen.TOSA_OP_LIST.values()
     rules = {row["op"].name: row["compliance"] for row in rows if "compliance" in row}
     compared = set()
@@ -152,7 +188,8 @@ def test_the_rules_are_those_of_the_conformance_tests():
         dtype = operator.outputs[0].dtype
         if operator.name in rules and is_float(dtype):
             ours = rule(operator, arrays)
-            ours.get("max_relative_info", {}).pop("max", None)  # of the operands at hand
+            # of the operands at hand
+            ours.get("max_relative_info", {}).pop("max", None)
             assert ours == official(rules[operator.name], dtype)
             compared.add(operator.name)
     assert compared == rules.keys() - {"CAST_TO_BLOCK_SCALED"}
@@ -160,19 +197,30 @@ def test_the_rules_are_those_of_the_conformance_tests():
 
 @pytest.mark.parametrize("label", SUMS)
 def test_the_bounds_of_sums_are_those_of_the_conformance_tests(label):
-    builder = pytest.importorskip("generator.tosa_build_gen", reason="tosa-tools is not installed").TosaBuildGen
+    builder = pytest.importorskip(
+        "generator.tosa_build_gen", reason="tosa-tools is not installed"
+    ).TosaBuildGen
     from generator.tosa_utils import DataGenType
     from tosa_serializer import DType as Theirs
 
     (operator,) = SUMS[label][0].operators
     (result,) = operator.outputs
     about = {
-        **{"dg_type": DataGenType.DOT_PRODUCT, "s": -1, "ks": TERMS[type(operator)](operator)},
-        **{"acc_type": getattr(Theirs, accumulator(operator, result.dtype).name), "ksb_increment": biased(operator)},
+        **{
+            "dg_type": DataGenType.DOT_PRODUCT,
+            "s": -1,
+            "ks": TERMS[type(operator)](operator),
+        },
+        **{
+            "acc_type": getattr(Theirs, accumulator(operator, result.dtype).name),
+            "ksb_increment": biased(operator),
+        },
     }
     types = [getattr(Theirs, v.dtype.name) for v in factors(operator)]
     of_result = getattr(Theirs, result.dtype.name), list(result.shape)
-    asked = builder._get_compliance_tens({"op": None}, types, about, "result", *of_result)
+    asked = builder._get_compliance_tens(
+        {"op": None}, types, about, "result", *of_result
+    )
     assert rule(operator)["dot_product_info"] == asked["dot_product_info"]
 
 
@@ -186,7 +234,9 @@ def rounded(numbers: np.ndarray, like: np.ndarray) -> np.ndarray:
     """To fp16, or to bf16 where the operands are held in fp32."""
     if like.dtype == np.float16:
         return numbers.astype(np.float16)
-    return (np.asarray(numbers, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    return (
+        np.asarray(numbers, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+    ).view(np.float32)
 
 
 def narrow_matmul(op, a, b, a_zp, b_zp):
@@ -223,7 +273,11 @@ def of_half(function):
 def away_from_zero(op, x, y):
     exact = x.astype(np.float64) + y.astype(np.float64)
     nearest = (x + y).astype(x.dtype)
-    return np.where(np.abs(nearest) < np.abs(exact), np.nextafter(nearest, np.copysign(np.inf, nearest)), nearest)
+    return np.where(
+        np.abs(nearest) < np.abs(exact),
+        np.nextafter(nearest, np.copysign(np.inf, nearest)),
+        nearest,
+    )
 
 
 def tanh_like_erf(op, x):
@@ -231,7 +285,9 @@ def tanh_like_erf(op, x):
 
 
 def quick_rsqrt(op, x):
-    guess = (np.uint32(0x5F3759DF) - (x.astype(np.float32).view(np.uint32) >> 1)).view(np.float32)
+    guess = (np.uint32(0x5F3759DF) - (x.astype(np.float32).view(np.uint32) >> 1)).view(
+        np.float32
+    )
     return guess * (1.5 - 0.5 * x * guess * guess)
 
 
@@ -255,7 +311,15 @@ WRONG = {
 
 @pytest.mark.parametrize("row", WRONG)
 def test_wrong_kernels_are_not(row, right, monkeypatch):
-    cases = {label: case for label, case in CASES.items() if label.removeprefix("deep ").startswith(row)}
-    assert cases and all(compliant(*case, evaluate(*case), right[label]) for label, case in cases.items())
+    cases = {
+        label: case
+        for label, case in CASES.items()
+        if label.removeprefix("deep ").startswith(row)
+    }
+    assert cases and all(
+        compliant(*case, evaluate(*case), right[label]) for label, case in cases.items()
+    )
     monkeypatch.setitem(all_kernels(), getattr(ops, row.partition("(")[0]), WRONG[row])
-    assert not all(compliant(*case, evaluate(*case), right[label]) for label, case in cases.items())
+    assert not all(
+        compliant(*case, evaluate(*case), right[label]) for label, case in cases.items()
+    )

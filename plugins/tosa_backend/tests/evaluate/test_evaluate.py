@@ -1,4 +1,6 @@
-"""Every kernel against the official reference model: integers bit for bit, floats as accurate as is asked."""
+"""Every kernel against the official reference model: integers bit for bit, floats as
+accurate as is asked.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ from ..support.kernel_cases import CASES
 from ..support.samples import samples
 
 SPEC = TosaSpec.parse("TOSA-1.0+FP+INT+int4+int16+fft+cf+doubleround+inexactround")
-FLOATING = {name: case for name, case in CASES.items() if any(is_float(v.dtype) for v in case[0].outputs)}
+FLOATING = {
+    name: case
+    for name, case in CASES.items()
+    if any(is_float(v.dtype) for v in case[0].outputs)
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +53,10 @@ def test_equals_the_reference_model(name, wanted, right):
 
 
 def test_every_kernel_is_in_the_table():
-    of_1_1 = {type(sample.graph.operators[0]) for sample in samples(version=(1, 1))}  # see test_version_1_1.py
+    # see test_version_1_1.py
+    of_1_1 = {type(sample.graph.operators[0]) for sample in samples(version=(1, 1))}
     variables = {VARIABLE, VARIABLE_READ, VARIABLE_WRITE}  # see test_variables.py
-    judged = {type(operator) for graph, _ in CASES.values() for operator in graph.operators}
+    judged = {
+        type(operator) for graph, _ in CASES.values() for operator in graph.operators
+    }
     assert judged | of_1_1 | variables >= set(all_kernels())

@@ -1,4 +1,6 @@
-"""Constant folding, the life of intermediate values, large operators in blocks, and what evaluate refuses."""
+"""Constant folding, the life of intermediate values, large operators in blocks, and
+what evaluate refuses.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ import numpy as np
 import pytest
 import torch
 from delegraph.errors import InputError, InternalError, Unsupported
-from delegraph_tosa.evaluate import Program, convolution, evaluate, kernels, materialize, why_not
+from delegraph_tosa.evaluate import (
+    Program,
+    convolution,
+    evaluate,
+    kernels,
+    materialize,
+    why_not,
+)
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Deferred, Folded, Graph, Literal, Value, literal
 from delegraph_tosa.ir.types import DType, NanMode, Type
@@ -49,25 +58,37 @@ def unary(cls, size):
 
 
 def test_batch_norm_expression():
-    weight, variance = np.random.default_rng(0).standard_normal((5, 3)), [0.5, 2.0, 4.0]
+    weight = np.random.default_rng(0).standard_normal((5, 3))
+    variance = [0.5, 2.0, 4.0]
     scale = folded(ops.RSQRT, fp32([variance]))
     scaled = folded(ops.MUL, fp32(weight), scale, literal([0], DType.INT8, np.int8))
     turned = folded(ops.TRANSPOSE, scaled, perms=(1, 0))
-    np.testing.assert_allclose(materialize(turned), (weight / np.sqrt(variance)).T, rtol=1e-6)
+    np.testing.assert_allclose(
+        materialize(turned), (weight / np.sqrt(variance)).T, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("factor", [(1, 3), (7, 1), (7, 3), (1, 1)])
 def test_bfloat16_weights_are_scaled_in_pieces(factor, monkeypatch):
     draw = np.random.default_rng(0)
-    left, right = (torch.from_numpy(draw.standard_normal(size)).bfloat16() for size in ((7, 3), factor))
-    values = [literal(x.view(torch.uint16).numpy(), DType.BF16, np.uint16) for x in (left, right)]
+    left, right = (
+        torch.from_numpy(draw.standard_normal(size)).bfloat16()
+        for size in ((7, 3), factor)
+    )
+    values = [
+        literal(x.view(torch.uint16).numpy(), DType.BF16, np.uint16)
+        for x in (left, right)
+    ]
     product = folded(ops.MUL, *values, literal([0], DType.INT8, np.int8))
     monkeypatch.setattr(kernels, "PIECE", 6)
     assert materialize(product).tolist() == (left * right).view(torch.uint16).tolist()
 
 
 def test_scaling_bfloat16_weights_takes_little_more_memory_than_the_result():
-    weight = Value(Type((1 << 11, 1 << 11), DType.BF16), Deferred(lambda: np.ones((1 << 11, 1 << 11), np.uint16)))
+    weight = Value(
+        Type((1 << 11, 1 << 11), DType.BF16),
+        Deferred(lambda: np.ones((1 << 11, 1 << 11), np.uint16)),
+    )
     factor = literal(np.ones((1, 1 << 11)), DType.BF16, np.uint16)
     product = folded(ops.MUL, weight, factor, literal([0], DType.INT8, np.int8))
     tracemalloc.start()
@@ -75,12 +96,16 @@ def test_scaling_bfloat16_weights_takes_little_more_memory_than_the_result():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     size = 2 << 22
-    assert peak < 2 * size + 24 * kernels.PIECE  # the weight, the result, and what a piece is computed in
+    # the weight, the result, and what a piece is computed in
+    assert peak < 2 * size + 24 * kernels.PIECE
 
 
 def test_weights_are_loaded_when_they_are_asked_for():
     loads = []
-    weight = Value(Type((2, 3), FP32), Deferred(lambda: loads.append(1) or np.ones((2, 3), np.float32)))
+    weight = Value(
+        Type((2, 3), FP32),
+        Deferred(lambda: loads.append(1) or np.ones((2, 3), np.float32)),
+    )
     turned = folded(ops.TRANSPOSE, weight, perms=(1, 0))
     assert not loads
     assert materialize(turned).shape == (3, 2)
@@ -96,7 +121,9 @@ def test_chain_longer_than_the_recursion_limit():
 
 def test_shared_expressions_are_computed_once():
     """Forty doublings of one value: 2**40 evaluations unless each is remembered."""
-    big = value = Value(Type((1 << 16,), FP32), Deferred(lambda: np.ones(1 << 16, np.float32)))
+    big = value = Value(
+        Type((1 << 16,), FP32), Deferred(lambda: np.ones(1 << 16, np.float32))
+    )
     for _ in range(40):
         value = folded(ops.ADD, value, value)
     assert materialize(value)[0] == 2.0**40
@@ -106,7 +133,10 @@ def test_shared_expressions_are_computed_once():
 
 def test_temporaries_are_dropped_after_their_last_use():
     megabytes = 4
-    value = Value(Type((megabytes << 18,), FP32), Deferred(lambda: np.ones(megabytes << 18, np.float32)))
+    value = Value(
+        Type((megabytes << 18,), FP32),
+        Deferred(lambda: np.ones(megabytes << 18, np.float32)),
+    )
     for _ in range(12):
         value = folded(ops.ABS, value)
     tracemalloc.start()
@@ -118,7 +148,9 @@ def test_temporaries_are_dropped_after_their_last_use():
 
 
 def test_small_results_are_kept_and_do_not_hold_the_weight():
-    weight = Value(Type((1 << 18,), FP32), Deferred(lambda: np.ones(1 << 18, np.float32)))
+    weight = Value(
+        Type((1 << 18,), FP32), Deferred(lambda: np.ones(1 << 18, np.float32))
+    )
     part = folded(ops.SLICE, weight, shape(5), shape(2))
     assert materialize(folded(ops.ABS, part)).tolist() == [1, 1]
     assert materialize(part) is materialize(part)
@@ -141,15 +173,30 @@ def test_int64_indices_fold():
 
 
 def test_int64_saturates_as_int32_does():
-    edges = folded(ops.CAST, fp32([2.0**63, -(2.0**63), 1e30, -np.inf, np.nan, 3.5]), dtype=DType.INT64)
+    edges = folded(
+        ops.CAST,
+        fp32([2.0**63, -(2.0**63), 1e30, -np.inf, np.nan, 3.5]),
+        dtype=DType.INT64,
+    )
     largest = 2**63 - 1
-    assert materialize(edges).tolist() == [largest, -largest - 1, largest, -largest - 1, -largest - 1, 4]
+    assert materialize(edges).tolist() == [
+        largest,
+        -largest - 1,
+        largest,
+        -largest - 1,
+        -largest - 1,
+        4,
+    ]
 
 
 def test_bf16_rounds_to_even_as_torch_does():
     """Ties, overflow to infinity, subnormal numbers and every kind of NaN."""
-    random = np.random.default_rng(0).integers(0, 1 << 32, 20_000, np.uint32, endpoint=False)
-    bits = np.concatenate([random, random & 0xFFFF8000, [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F7FFFFF]])
+    random = np.random.default_rng(0).integers(
+        0, 1 << 32, 20_000, np.uint32, endpoint=False
+    )
+    bits = np.concatenate(
+        [random, random & 0xFFFF8000, [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F7FFFFF]]
+    )
     x = bits.astype(np.uint32).view(np.float32)
     result = materialize(folded(ops.CAST, fp32(x), dtype=DType.BF16))
     expected = torch.from_numpy(x).to(torch.bfloat16)
@@ -158,11 +205,17 @@ def test_bf16_rounds_to_even_as_torch_does():
 
 
 def test_bf16_is_computed_in_fp32():
-    values = torch.tensor([1.0, 1.00390625, -3.1415, 1e38, math.inf, math.nan, 1e-40]).to(torch.bfloat16)
+    values = torch.tensor(
+        [1.0, 1.00390625, -3.1415, 1e38, math.inf, math.nan, 1e-40]
+    ).to(torch.bfloat16)
     bits = literal(values.view(torch.uint16).numpy(), DType.BF16, np.uint16)
-    squares = materialize(folded(ops.MUL, bits, bits, literal([0], DType.INT8, np.int8)))
+    squares = materialize(
+        folded(ops.MUL, bits, bits, literal([0], DType.INT8, np.int8))
+    )
     as_torch = torch.from_numpy(squares.copy()).view(torch.bfloat16)
-    torch.testing.assert_close(as_torch, values * values, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        as_torch, values * values, rtol=0, atol=0, equal_nan=True
+    )
 
 
 def test_a_value_that_is_no_constant():
@@ -183,25 +236,41 @@ def test_inputs_are_checked():
     given = np.zeros((2, 3), np.float32)
     with pytest.raises(InputError, match=r"1 input is wanted, 2 were given"):
         evaluate(graph, [given, given])
-    with pytest.raises(InputError, match=r"input 0 \(x\): float32 \[2, 3\] is wanted, float32 \[3, 2\] was given"):
+    with pytest.raises(
+        InputError,
+        match=r"input 0 \(x\): float32 \[2, 3\] is wanted, float32 \[3, 2\] was given",
+    ):
         evaluate(graph, [given.T])
-    with pytest.raises(InputError, match=r"float32 \[2, 3\] is wanted, float64 \[2, 3\] was given"):
+    with pytest.raises(
+        InputError, match=r"float32 \[2, 3\] is wanted, float64 \[2, 3\] was given"
+    ):
         evaluate(graph, [given.astype(np.float64)])
 
 
 def test_operators_without_kernel_are_refused_before_anything_runs():
     x = Value(Type((2,), FP32))
-    custom = node(ops.CUSTOM, x, operator_name="f", domain_name="d", implementation_attrs=b"", types=(x.type,))
+    custom = node(
+        ops.CUSTOM,
+        x,
+        operator_name="f",
+        domain_name="d",
+        implementation_attrs=b"",
+        types=(x.type,),
+    )
     assert why_not(custom) == "the host runtime does not compute CUSTOM"
     with pytest.raises(Unsupported, match="does not compute CUSTOM"):
         Program(Graph([x], custom.outputs, [custom]))
-    body, condition = Graph([x], custom.outputs, [custom]), Value(Type((1,), DType.BOOL))
-    assert why_not(node(ops.COND_IF, condition, x, then_graph=body, else_graph=body)) == why_not(custom)
+    body = Graph([x], custom.outputs, [custom])
+    condition = Value(Type((1,), DType.BOOL))
+    assert why_not(
+        node(ops.COND_IF, condition, x, then_graph=body, else_graph=body)
+    ) == why_not(custom)
 
 
 @pytest.mark.parametrize("index", [-1, 4])
 def test_indices_outside_are_an_error(index):
-    values, indices = Value(Type((1, 4, 2), FP32)), Value(Type((1, 1), DType.INT32))
+    values = Value(Type((1, 4, 2), FP32))
+    indices = Value(Type((1, 1), DType.INT32))
     gather = node(ops.GATHER, values, indices)
     given = [np.zeros((1, 4, 2), np.float32), np.array([[index]], np.int32)]
     with pytest.raises(InputError, match=rf"GATHER: index {index} is outside 0 \.\. 3"):
@@ -217,7 +286,8 @@ def test_operators_out_of_order():
 
 
 def test_outputs_that_are_inputs_constants_and_shared():
-    x, one = Value(Type((2,), FP32)), fp32([1.0, 2.0])
+    x = Value(Type((2,), FP32))
+    one = fp32([1.0, 2.0])
     total = node(ops.ADD, x, one).outputs[0]
     given = np.array([3.0, 4.0], np.float32)
     results = evaluate(Graph([x], [total, x, one, total], [total.producer]), [given])
@@ -230,7 +300,8 @@ def test_intermediate_values_are_freed():
     for _ in range(20):
         operators.append(node(ops.ABS, value))
         value = operators[-1].outputs[0]
-    program, given = Program(Graph([x], [value], operators)), np.zeros(1 << 20, np.float32)
+    program = Program(Graph([x], [value], operators))
+    given = np.zeros(1 << 20, np.float32)
     tracemalloc.start()
     try:
         program([given])
@@ -243,7 +314,9 @@ def test_intermediate_values_are_freed():
 
 
 def test_erf_against_the_standard_library():
-    x = np.concatenate([np.linspace(-6, 6, 20001), np.geomspace(1e-30, 1, 500)]).astype(np.float32)
+    x = np.concatenate([np.linspace(-6, 6, 20001), np.geomspace(1e-30, 1, 500)]).astype(
+        np.float32
+    )
     (result,) = evaluate(unary(ops.ERF, x.shape), [x])
     exact = np.array([math.erf(v) for v in x.tolist()])
     np.testing.assert_allclose(result, exact, rtol=1.2e-7)
@@ -260,14 +333,26 @@ def test_long_sums_keep_their_digits():
 def test_relu_keeps_nan_and_infinity():
     x = Value(Type((4,), FP32))
     clamp = node(ops.CLAMP, x, min_val=0, max_val=math.inf)
-    (result,) = evaluate(Graph([x], clamp.outputs, [clamp]), [np.array([-1, np.inf, -np.inf, np.nan], np.float32)])
+    (result,) = evaluate(
+        Graph([x], clamp.outputs, [clamp]),
+        [np.array([-1, np.inf, -np.inf, np.nan], np.float32)],
+    )
     np.testing.assert_array_equal(result, [0, np.inf, 0, np.nan])
 
 
 def test_max_pool_of_minus_infinity():
     x = Value(Type((1, 2, 2, 1), FP32))
-    pool = node(ops.MAX_POOL2D, x, kernel=(2, 2), stride=(1, 1), pad=(1, 0, 0, 0), nan_mode=NanMode.PROPAGATE)
-    (result,) = evaluate(Graph([x], pool.outputs, [pool]), [np.full((1, 2, 2, 1), -np.inf, np.float32)])
+    pool = node(
+        ops.MAX_POOL2D,
+        x,
+        kernel=(2, 2),
+        stride=(1, 1),
+        pad=(1, 0, 0, 0),
+        nan_mode=NanMode.PROPAGATE,
+    )
+    (result,) = evaluate(
+        Graph([x], pool.outputs, [pool]), [np.full((1, 2, 2, 1), -np.inf, np.float32)]
+    )
     assert np.isneginf(result).all()
 
 
@@ -276,10 +361,18 @@ def test_max_pool_of_minus_infinity():
 def test_convolution_in_blocks(block, images, monkeypatch):
     monkeypatch.setattr(convolution, "BLOCK", block)
     rng = np.random.default_rng(1)
-    x, w = rng.standard_normal((images, 9, 7, 4)), rng.standard_normal((6, 3, 3, 4))
+    x = rng.standard_normal((images, 9, 7, 4))
+    w = rng.standard_normal((6, 3, 3, 4))
     channelwise = rng.standard_normal((3, 3, 4, 1))
-    for cls, weight, groups in ((ops.CONV2D, w, 1), (ops.DEPTHWISE_CONV2D, channelwise, 4)):
-        weight_oihw = weight.transpose(0, 3, 1, 2) if groups == 1 else weight.transpose(2, 3, 0, 1)
+    for cls, weight, groups in (
+        (ops.CONV2D, w, 1),
+        (ops.DEPTHWISE_CONV2D, channelwise, 4),
+    ):
+        weight_oihw = (
+            weight.transpose(0, 3, 1, 2)
+            if groups == 1
+            else weight.transpose(2, 3, 0, 1)
+        )
         expected = _torch_conv(x, weight_oihw, (2, 1), (1, 1), (1, 1), groups)
         result = _conv(cls, x, weight, (2, 1), (1, 1, 1, 1), (1, 1))
         np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
@@ -289,39 +382,52 @@ def _conv(cls, x, weight, stride, pad, dilation):
     value = Value(Type(x.shape, FP32))
     attributes = dict(pad=pad, stride=stride, dilation=dilation, acc_type=FP32)
     operator = node(cls, value, fp32(weight), fp32([0.0]), ZERO, ZERO, **attributes)
-    return evaluate(Graph([value], operator.outputs, [operator]), [x.astype(np.float32)])[0]
+    return evaluate(
+        Graph([value], operator.outputs, [operator]), [x.astype(np.float32)]
+    )[0]
 
 
 def _torch_conv(x, weight_oihw, stride, pad, dilation, groups=1):
     nchw = torch.from_numpy(x.transpose(0, 3, 1, 2))
-    result = torch.nn.functional.conv2d(nchw, torch.from_numpy(weight_oihw.copy()), None, stride, pad, dilation, groups)
+    result = torch.nn.functional.conv2d(
+        nchw, torch.from_numpy(weight_oihw.copy()), None, stride, pad, dilation, groups
+    )
     return result.numpy().transpose(0, 2, 3, 1)
 
 
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_convolution_of_any_geometry(data):
-    draw = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
-    n, ic, oc = draw(1, 3), draw(1, 4), draw(1, 4)
-    kernel, stride, dilation, pad = (
-        (draw(1, 3), draw(1, 3)),
-        (draw(1, 3), draw(1, 3)),
-        (draw(1, 2), draw(1, 2)),
-        (draw(0, 2), draw(0, 2)),
-    )
+    draw = lambda low, high: data.draw(st.integers(low, high))
+    n = draw(1, 3)
+    ic = draw(1, 4)
+    oc = draw(1, 4)
+    kernel = (draw(1, 3), draw(1, 3))
+    stride = (draw(1, 3), draw(1, 3))
+    dilation = (draw(1, 2), draw(1, 2))
+    pad = (draw(0, 2), draw(0, 2))
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
-    size = [s * draw(0, 4) + r - 2 * p for s, r, p in zip(stride, reach, pad, strict=True)]
-    size = [max(v, v + s * math.ceil((1 - v) / s)) for v, s in zip(size, stride, strict=True)]
+    size = [
+        s * draw(0, 4) + r - 2 * p for s, r, p in zip(stride, reach, pad, strict=True)
+    ]
+    size = [
+        max(v, v + s * math.ceil((1 - v) / s))
+        for v, s in zip(size, stride, strict=True)
+    ]
     rng = np.random.default_rng(draw(0, 99))
-    x, weight = rng.standard_normal((n, *size, ic)), rng.standard_normal((oc, *kernel, ic))
+    x = rng.standard_normal((n, *size, ic))
+    weight = rng.standard_normal((oc, *kernel, ic))
     expected = _torch_conv(x, weight.transpose(0, 3, 1, 2), stride, pad, dilation)
-    result = _conv(ops.CONV2D, x, weight, stride, (pad[0], pad[0], pad[1], pad[1]), dilation)
+    result = _conv(
+        ops.CONV2D, x, weight, stride, (pad[0], pad[0], pad[1], pad[1]), dilation
+    )
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_im2col_of_a_large_convolution_stays_small():
     """3x3 over 56x56x64 is 7 MB of windows; whole they are not made."""
-    x, weight = np.zeros((4, 56, 56, 64)), np.zeros((64, 3, 3, 64))
+    x = np.zeros((4, 56, 56, 64))
+    weight = np.zeros((64, 3, 3, 64))
     tracemalloc.start()
     try:
         _conv(ops.CONV2D, x, weight, (1, 1), (1, 1, 1, 1), (1, 1))
@@ -332,7 +438,8 @@ def test_im2col_of_a_large_convolution_stays_small():
 
 def test_integer_products_beyond_fp64_stay_exact():
     a = np.full((1, 1, 1 << 22), -(1 << 15), np.int16)
-    left, right = Value(Type(a.shape, DType.INT16)), Value(Type((1, 1 << 22, 1), DType.INT16))
+    left = Value(Type(a.shape, DType.INT16))
+    right = Value(Type((1, 1 << 22, 1), DType.INT16))
     zero = literal([0], DType.INT16, np.int16)
     operator = node(ops.MATMUL, left, right, zero, zero, dtype=DType.INT48)
     b = a.reshape(1, -1, 1).copy()

@@ -1,6 +1,7 @@
-"""Every row of the tables of TOSA 1.0 and 1.1 as a file of one operator: what the reference model computes before and
-after reading and writing it again is equal byte for byte, and it is what ``evaluate`` computes: integers bit for bit,
-floats as accurate as the specification asks.
+"""Every row of the tables of TOSA 1.0 and 1.1 as a file of one operator: what the
+reference model computes before and after reading and writing it again is equal byte for
+byte, and it is what ``evaluate`` computes: integers bit for bit, floats as accurate as
+the specification asks.
 """
 
 from __future__ import annotations
@@ -23,12 +24,23 @@ from ..support.samples import arrays, samples
 TARGETS = {version: TosaSpec(version) for version in ((1, 0), (1, 1))}
 """Only the version matters to the writer."""
 HELD_BACK = {
-    *(DType.INT4, DType.INT48, DType.FP4E2M1, DType.FP6E2M3, DType.FP6E3M2, DType.FP8UE8M0),
+    *(
+        DType.INT4,
+        DType.INT48,
+        DType.FP4E2M1,
+        DType.FP6E2M3,
+        DType.FP6E3M2,
+        DType.FP8UE8M0,
+    ),
     *BLOCK_SCALED,
 }
-"""What the reference model's Python binding does not take or give; see test_block_scaled_evaluate.py."""
+"""What the reference model's Python binding does not take or give; see
+test_block_scaled_evaluate.py.
+"""
 NOT_COMPUTED = ("CONV2D", "CONV3D", "TRANSPOSE_CONV2D")
-"""What the reference model does not have: the convolutions of mixed element types of the 1.1 draft."""
+"""What the reference model does not have: the convolutions of mixed element types of
+the 1.1 draft.
+"""
 
 
 class Case(NamedTuple):
@@ -44,8 +56,16 @@ def _cases():
             types = [v.dtype for v in (*sample.graph.inputs, *sample.graph.outputs)]
             handed_over = types and HELD_BACK.isdisjoint(types)
             repeated = version > (1, 0) and sample.label in of_1_0
-            if sample.graph.outputs and handed_over and not repeated and not why_not(sample.graph.operators[0]):
-                yield f"{version[1]} {sample.label}", Case(sample.graph, version, arrays(sample.graph))
+            if (
+                sample.graph.outputs
+                and handed_over
+                and not repeated
+                and not why_not(sample.graph.operators[0])
+            ):
+                yield (
+                    f"{version[1]} {sample.label}",
+                    Case(sample.graph, version, arrays(sample.graph)),
+                )
 
 
 CASES = dict(_cases())
@@ -54,8 +74,14 @@ CASES = dict(_cases())
 @pytest.fixture(scope="module")
 def files() -> dict[str, tuple[bytes, bytes]]:
     """Each file as we write it, and as we write it after reading it."""
-    first = {label: TosaFile(case.graph, TARGETS[case.version]).join() for label, case in CASES.items()}
-    return {label: (file, TosaFile(read(file), TARGETS[CASES[label].version]).join()) for label, file in first.items()}
+    first = {
+        label: TosaFile(case.graph, TARGETS[case.version]).join()
+        for label, case in CASES.items()
+    }
+    return {
+        label: (file, TosaFile(read(file), TARGETS[CASES[label].version]).join())
+        for label, file in first.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +91,20 @@ def reference(files):
 
 
 def _outputs(files):
-    results = reference_tools.run_each([(file, CASES[label].inputs) for label, file in files.items()])
+    results = reference_tools.run_each(
+        [(file, CASES[label].inputs) for label, file in files.items()]
+    )
     return dict(zip(files, results, strict=True))
 
 
 def test_there_are_enough_of_them(reference):
-    computed = [label for label, outputs in reference.items() if not isinstance(outputs, str)]
+    computed = [
+        label for label, outputs in reference.items() if not isinstance(outputs, str)
+    ]
     assert len(computed) >= 500
-    refused = {label.split()[1].partition("(")[0] for label in reference.keys() - set(computed)}
+    refused = {
+        label.split()[1].partition("(")[0] for label in reference.keys() - set(computed)
+    }
     assert refused <= set(NOT_COMPUTED)
     assert all(label.startswith("1 ") for label in reference.keys() - set(computed))
 
@@ -81,7 +113,9 @@ def test_reading_and_writing_changes_no_byte_of_the_outputs(files, reference):
     again = _outputs({label: second for label, (_, second) in files.items()})
     for label, outputs in reference.items():
         if not isinstance(outputs, str):
-            assert [o.tobytes() for o in again[label]] == [o.tobytes() for o in outputs], label
+            assert [o.tobytes() for o in again[label]] == [
+                o.tobytes() for o in outputs
+            ], label
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +123,18 @@ def right(reference):
     """The float results of what the reference model has, in fp64, and their bounds."""
     found = {}
     for version, target in TARGETS.items():
-        computed = {label: case for label, case in CASES.items() if not isinstance(reference[label], str)}
-        cases = {label: case for label, case in computed.items() if case.version == version and floating(case.graph)}
-        graphs, inputs = [case.graph for case in cases.values()], [case.inputs for case in cases.values()]
+        computed = {
+            label: case
+            for label, case in CASES.items()
+            if not isinstance(reference[label], str)
+        }
+        cases = {
+            label: case
+            for label, case in computed.items()
+            if case.version == version and floating(case.graph)
+        }
+        graphs = [case.graph for case in cases.values()]
+        inputs = [case.inputs for case in cases.values()]
         found |= dict(zip(cases, in_fp64(graphs, inputs, target), strict=True))
     return found
 

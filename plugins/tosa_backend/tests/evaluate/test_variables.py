@@ -1,4 +1,6 @@
-"""Variables: what is written is read, within one run, by the graphs of control flow as well."""
+"""Variables: what is written is read, within one run, by the graphs of control flow as
+well.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,23 @@ INITIAL = np.array([1, 2], np.float32)
 def counter() -> Graph:
     """Adds the input to the variable; gives the value before and after."""
     x = Value(Type((2,), DType.FP32), name="x")
-    declared = apply(ops.VARIABLE, literal(INITIAL, DType.FP32, np.float32), variable="sum")
+    declared = apply(
+        ops.VARIABLE, literal(INITIAL, DType.FP32, np.float32), variable="sum"
+    )
     before = apply(ops.VARIABLE_READ, variable="sum", types=(x.type,))
     added = apply(ops.ADD, before.outputs[0], x)
     written = apply(ops.VARIABLE_WRITE, added.outputs[0], variable="sum")
     after = apply(ops.VARIABLE_READ, variable="sum", types=(x.type,))
-    return Graph([x], [*before.outputs, *after.outputs], [declared, before, added, written, after])
+    return Graph(
+        [x],
+        [*before.outputs, *after.outputs],
+        [declared, before, added, written, after],
+    )
 
 
 def test_equals_the_reference_model():
-    graph, x = counter(), np.array([10, 20], np.float32)
+    graph = counter()
+    x = np.array([10, 20], np.float32)
     file = TosaFile(graph, SPEC).join()
     reference = reference_tools.run(file, [x])
     for outputs in (evaluate(graph, [x]), evaluate(read(file), [x])):
@@ -38,5 +47,6 @@ def test_equals_the_reference_model():
 
 
 def test_every_run_starts_from_the_initial_values():
-    program, x = Program(counter()), np.ones(2, np.float32)
+    program = Program(counter())
+    x = np.ones(2, np.float32)
     np.testing.assert_array_equal(program([x]), program([x]))

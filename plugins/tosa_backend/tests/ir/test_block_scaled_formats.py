@@ -1,21 +1,35 @@
-"""Element types of at most 8 bits: every bit pattern, and rounding, against OCP's tables, torch and ml_dtypes."""
+"""Element types of at most 8 bits: every bit pattern, and rounding, against OCP's
+tables, torch and ml_dtypes.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from delegraph_tosa.evaluate.small_floats import FORMATS, FRACTIONS, decoded, encoded, overflow
+from delegraph_tosa.evaluate.small_floats import (
+    FORMATS,
+    FRACTIONS,
+    decoded,
+    encoded,
+    overflow,
+)
 from delegraph_tosa.ir.types import DType
 
 FP4 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
-FP6_E2M3 = [*(k / 8 for k in range(16)), *(k / 4 for k in range(8, 16)), *(k / 2 for k in range(8, 16))]
+FP6_E2M3 = [
+    *(k / 8 for k in range(16)),
+    *(k / 4 for k in range(8, 16)),
+    *(k / 2 for k in range(8, 16)),
+]
 FP6_E3M2 = [
     *(k / 16 for k in range(8)), *(k / 8 for k in range(4, 8)), *(k / 4 for k in range(4, 8)),
     *(k / 2 for k in range(4, 8)), *range(4, 8), *range(8, 16, 2), *range(16, 32, 4),
 ]  # fmt: skip
 TABLES = {DType.FP4E2M1: FP4, DType.FP6E2M3: FP6_E2M3, DType.FP6E3M2: FP6_E3M2}
-"""Numbers without sign by bit pattern, written from the OCP Microscaling Formats specification 1.0, section 5.3."""
+"""Numbers without sign by bit pattern, written from the OCP Microscaling Formats
+specification 1.0, section 5.3.
+"""
 TORCH = {
     DType.FP8E4M3: torch.float8_e4m3fn,
     DType.FP8E5M2: torch.float8_e5m2,
@@ -28,7 +42,9 @@ ML_DTYPES = {
 
 
 def patterns(dtype: DType) -> np.ndarray:
-    return np.arange(256 if dtype is DType.FP8UE8M0 else 2 * FORMATS[dtype].sign, dtype=np.uint8)
+    return np.arange(
+        256 if dtype is DType.FP8UE8M0 else 2 * FORMATS[dtype].sign, dtype=np.uint8
+    )
 
 
 def same(left: np.ndarray, right: np.ndarray) -> None:
@@ -44,7 +60,9 @@ def test_numbers_are_those_of_the_specification(dtype):
 
 
 def test_extremes_of_the_specification():
-    """Largest, smallest normal and smallest subnormal numbers (section 5.3, tables 2 to 5; E8M0 in 5.4.1)."""
+    """Largest, smallest normal and smallest subnormal numbers (section 5.3, tables 2 to
+    5; E8M0 in 5.4.1).
+    """
     wanted = {
         DType.FP8E4M3: ([0x7E, 0x08, 0x01], [448, 2**-6, 2**-9]),
         DType.FP8E5M2: ([0x7B, 0x04, 0x01], [57344, 2**-14, 2**-16]),
@@ -55,42 +73,68 @@ def test_extremes_of_the_specification():
     }
     for dtype, (bits, numbers) in wanted.items():
         assert decoded(np.array(bits, np.uint8), dtype).tolist() == numbers
-    assert decoded(np.array([-128, -1, 64, 127], np.int8), DType.MXINT8).tolist() == [-2, -1 / 64, 1, 1 + 63 / 64]
+    assert decoded(np.array([-128, -1, 64, 127], np.int8), DType.MXINT8).tolist() == [
+        -2,
+        -1 / 64,
+        1,
+        1 + 63 / 64,
+    ]
 
 
 @pytest.mark.parametrize("dtype", TORCH)
 def test_numbers_are_those_of_torch(dtype):
-    same(decoded(patterns(dtype), dtype), torch.from_numpy(patterns(dtype)).view(TORCH[dtype]).float().numpy())
+    same(
+        decoded(patterns(dtype), dtype),
+        torch.from_numpy(patterns(dtype)).view(TORCH[dtype]).float().numpy(),
+    )
 
 
 @pytest.mark.parametrize("dtype", ML_DTYPES)
 def test_numbers_and_rounding_are_those_of_ml_dtypes(dtype):
     other = getattr(pytest.importorskip("ml_dtypes"), ML_DTYPES[dtype])
-    same(decoded(patterns(dtype), dtype), patterns(dtype).view(other).astype(np.float32))
+    same(
+        decoded(patterns(dtype), dtype), patterns(dtype).view(other).astype(np.float32)
+    )
     numbers = decoded(patterns(dtype), dtype)
     numbers = np.unique(np.abs(numbers[np.isfinite(numbers)]))
-    middles = (numbers[1:] + numbers[:-1]) / 2  # in fp32, since ml_dtypes rounds float64 twice
-    beside = [np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.float32(np.inf))]
+    # in fp32, since ml_dtypes rounds float64 twice
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    beside = [
+        np.nextafter(middles, np.float32(0)),
+        np.nextafter(middles, np.float32(np.inf)),
+    ]
     given = np.concatenate([numbers, middles, *beside])
-    given = numbers if dtype is DType.FP8UE8M0 else np.concatenate([given, -given])  # scales are powers of two
-    np.testing.assert_array_equal(encoded(given, dtype), given.astype(other).view(np.uint8))
+    # scales are powers of two
+    given = numbers if dtype is DType.FP8UE8M0 else np.concatenate([given, -given])
+    np.testing.assert_array_equal(
+        encoded(given, dtype), given.astype(other).view(np.uint8)
+    )
 
 
 @pytest.mark.parametrize("dtype", sorted(FRACTIONS))
 def test_every_pattern_comes_back(dtype):
-    bits = np.arange(-128, 128).astype(np.int8) if dtype is DType.MXINT8 else patterns(dtype)
+    bits = (
+        np.arange(-128, 128).astype(np.int8)
+        if dtype is DType.MXINT8
+        else patterns(dtype)
+    )
     numbers = decoded(bits, dtype)
     known = ~np.isnan(numbers)
     np.testing.assert_array_equal(encoded(numbers, dtype)[known], bits[known])
     if dtype in (DType.FP8E4M3, DType.FP8E5M2, DType.FP8UE8M0):
-        assert np.isnan(decoded(encoded(numbers[~known], dtype), dtype)).all() and not known.all()
+        assert (
+            np.isnan(decoded(encoded(numbers[~known], dtype), dtype)).all()
+            and not known.all()
+        )
 
 
 def test_ties_are_even_and_bits_above_the_type_are_ignored():
-    assert encoded(np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, -5]), DType.FP4E2M1).tolist() == [
-        *(0, 2, 2, 4, 4, 6, 6, 14)
-    ]
-    assert encoded(np.array([0.5, 1.5, 2.5, -0.5, -1.5]) / 64, DType.MXINT8).tolist() == [0, 2, 2, 0, -2]
+    assert encoded(
+        np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5, -5]), DType.FP4E2M1
+    ).tolist() == [*(0, 2, 2, 4, 4, 6, 6, 14)]
+    assert encoded(
+        np.array([0.5, 1.5, 2.5, -0.5, -1.5]) / 64, DType.MXINT8
+    ).tolist() == [0, 2, 2, 0, -2]
     assert decoded(np.array([0xF2, 0x22], np.uint8), DType.FP4E2M1).tolist() == [1, 1]
 
 
@@ -111,4 +155,6 @@ def test_what_is_too_large(dtype):
     given = [np.nextafter(limit, 0), np.nextafter(limit, np.inf), np.inf, -np.inf]
     assert encoded(np.array(given), dtype).tolist() == bits
     nan = encoded(np.array([np.nan]), dtype)
-    assert np.isnan(decoded(nan, dtype)).all() == (dtype in (DType.FP8E4M3, DType.FP8E5M2))
+    assert np.isnan(decoded(nan, dtype)).all() == (
+        dtype in (DType.FP8E4M3, DType.FP8E5M2)
+    )

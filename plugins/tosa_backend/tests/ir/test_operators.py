@@ -1,4 +1,6 @@
-"""Operator classes: they are the specification's, and infer refuses what it calls ERROR_IF."""
+"""Operator classes: they are the specification's, and infer refuses what it calls
+ERROR_IF.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,33 @@ import numpy as np
 import pytest
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Illegal, Value, literal
-from delegraph_tosa.ir.types import BLOCK_SCALED, DType, NanMode, ResizeMode, RoundingMode, Type
+from delegraph_tosa.ir.types import (
+    BLOCK_SCALED,
+    DType,
+    NanMode,
+    ResizeMode,
+    RoundingMode,
+    Type,
+)
 from delegraph_tosa.serialize import schema
 
 from ..support import reference_tools
 
-F32, I8, I16, I32 = DType.FP32, DType.INT8, DType.INT16, DType.INT32
+F32 = DType.FP32
+I8 = DType.INT8
+I16 = DType.INT16
+I32 = DType.INT32
 TABLE = {
     e["name"]: e
-    for e in json.loads(resources.files("delegraph_tosa.spec").joinpath("operators_1_1.json").read_text())["operators"]
+    for e in json.loads(
+        resources.files("delegraph_tosa.spec")
+        .joinpath("operators_1_1.json")
+        .read_text()
+    )["operators"]
 }
 CONSTANTS = {"CONST", "CONST_SHAPE"}
-# The schema keeps the graphs of control flow, and of variables the name, elsewhere than among the table's attributes.
+# The schema keeps the graphs of control flow, and of variables the name, elsewhere than
+# among the table's attributes.
 ATTRIBUTES_OF_ANOTHER_FORM = {"VARIABLE", "VARIABLE_READ", "VARIABLE_WRITE"}
 
 
@@ -45,18 +62,29 @@ def test_every_operator_of_the_table_has_a_class():
 @pytest.mark.parametrize("name", sorted(ops.OPERATORS))
 def test_operands_are_those_of_the_specification(name):
     arguments = TABLE[name]["arguments"]
-    wanted = [a["name"] for a in arguments if a["category"] == "input" or a["name"] == "initial_value"]
+    wanted = [
+        a["name"]
+        for a in arguments
+        if a["category"] == "input" or a["name"] == "initial_value"
+    ]
     assert list(ops.OPERATORS[name].operands) == wanted
     assert ops.OPERATORS[name].variadic == any(
-        a["type"] in ("tensor_list_t", "shape_list_t") and a["category"] == "input" for a in arguments
+        a["type"] in ("tensor_list_t", "shape_list_t") and a["category"] == "input"
+        for a in arguments
     )
 
 
-@pytest.mark.parametrize("name", sorted(ops.OPERATORS.keys() - ATTRIBUTES_OF_ANOTHER_FORM))
+@pytest.mark.parametrize(
+    "name", sorted(ops.OPERATORS.keys() - ATTRIBUTES_OF_ANOTHER_FORM)
+)
 def test_attributes_are_those_of_the_specification(name):
-    listed = {a["name"] for a in TABLE[name]["arguments"] if a["category"] == "attribute"}
+    listed = {
+        a["name"] for a in TABLE[name]["arguments"] if a["category"] == "attribute"
+    }
     not_in_the_schema = {"input_unsigned"} if name == "CAST" else set()
-    assert {attribute for attribute, _ in schema.STORED[ops.OPERATORS[name]]} == listed - not_in_the_schema
+    assert {
+        attribute for attribute, _ in schema.STORED[ops.OPERATORS[name]]
+    } == listed - not_in_the_schema
 
 
 def schema_tables() -> dict[str, list[str]]:
@@ -64,8 +92,12 @@ def schema_tables() -> dict[str, list[str]]:
     tables: dict[str, list[str]] = {}
     for block in (reference_tools.tools() / "tosa.fbs").read_text().split("table ")[1:]:
         name, _, body = block.partition("{")
-        lines = [line.split("//")[0].strip() for line in body.partition("}")[0].splitlines()]
-        tables[name.strip()] = [line.partition(":")[0].strip() for line in lines if ":" in line]
+        lines = [
+            line.split("//")[0].strip() for line in body.partition("}")[0].splitlines()
+        ]
+        tables[name.strip()] = [
+            line.partition(":")[0].strip() for line in lines if ":" in line
+        ]
     return tables
 
 
@@ -76,15 +108,22 @@ def schema_enum(name: str) -> dict[str, int]:
     members: dict[str, int] = {}
     for entry in filter(None, entries):
         member, _, number = entry.partition("=")
-        members[member.strip()] = int(number) if number.strip() else max(members.values(), default=-1) + 1
+        members[member.strip()] = (
+            int(number) if number.strip() else max(members.values(), default=-1) + 1
+        )
     return members
 
 
 def test_field_ids_are_those_of_the_official_schema():
-    tables = {name.lower().removesuffix("attribute"): fields for name, fields in schema_tables().items()}
+    tables = {
+        name.lower().removesuffix("attribute"): fields
+        for name, fields in schema_tables().items()
+    }
     for kind, stored in schema.STORED.items():
         fields = tables[kind.__name__.replace("_", "").lower()]
-        assert [attribute for attribute, _ in stored] == fields or kind.__name__ in ATTRIBUTES_OF_ANOTHER_FORM
+        assert [
+            attribute for attribute, _ in stored
+        ] == fields or kind.__name__ in ATTRIBUTES_OF_ANOTHER_FORM
     for table, fields in (
         ("tosagraph", schema.GraphField), ("tosaregion", schema.RegionField), ("tosabasicblock", schema.BlockField),
         ("tosatensor", schema.TensorField), ("tosashape", schema.ShapeField),
@@ -93,13 +132,19 @@ def test_field_ids_are_those_of_the_official_schema():
             assert tables[table][field] == field.name.lower()
 
 
-ENUMERATIONS = {"DType": DType, "ResizeMode": ResizeMode, "NanPropagationMode": NanMode, "RoundingMode": RoundingMode}
+ENUMERATIONS = {
+    "DType": DType,
+    "ResizeMode": ResizeMode,
+    "NanPropagationMode": NanMode,
+    "RoundingMode": RoundingMode,
+}
 
 
 @pytest.mark.parametrize(("name", "members"), ENUMERATIONS.items())
 def test_enumerations_are_those_of_the_official_schema(name, members):
     official = schema_enum(name)
-    ours = {m.name: m.value for m in members if m not in BLOCK_SCALED}  # which a file says in three fields
+    # which a file says in three fields
+    ours = {m.name: m.value for m in members if m not in BLOCK_SCALED}
     assert ours.items() <= official.items()
 
 
@@ -113,11 +158,17 @@ POOL = {"kernel": (3, 3), "stride": (2, 2), "pad": (0, 0, 0, 0)}
 RESCALE = {"scale32": True, "rounding_mode": RoundingMode.SINGLE_ROUND, "per_channel": False,
            "input_unsigned": False, "output_unsigned": False, "dtype": I8}  # fmt: skip
 SCALE = (literal([1 << 30], I32, "i4"), literal([30], I8, "i1"), zero(I32), zero(I8))
-BODY = Graph([(body_in := x(2))], [body_in], [])
-COND = Graph([(cond_in := x(2))], [x(1, dtype=DType.BOOL)], [])
+BODY = Graph([body_in := x(2)], [body_in], [])
+COND = Graph([cond_in := x(2)], [x(1, dtype=DType.BOOL)], [])
 
 
-def conv(image: tuple[int, ...], weight: tuple[int, ...], bias: int, zero_points=ZEROS, **changes):
+def conv(
+    image: tuple[int, ...],
+    weight: tuple[int, ...],
+    bias: int,
+    zero_points=ZEROS,
+    **changes,
+):
     return ops.CONV2D((x(*image), x(*weight), x(bias), *zero_points), **CONV | changes)
 
 
@@ -127,17 +178,34 @@ def transposed(out_pad: tuple[int, ...], stride: tuple[int, ...]):
 
 
 def quantized_conv(dtype: DType, bias: DType, input_zp: Value):
-    operands = (x(1, 9, 9, 3, dtype=dtype), x(8, 3, 3, 3, dtype=I8), x(8, dtype=bias), input_zp, zero(I8))
+    operands = (
+        x(1, 9, 9, 3, dtype=dtype),
+        x(8, 3, 3, 3, dtype=I8),
+        x(8, dtype=bias),
+        input_zp,
+        zero(I8),
+    )
     return ops.CONV2D(operands, **CONV | {"acc_type": bias})
 
 
 def conv3d():
     operands = (x(1, 4, 9, 9, 3), x(8, 1, 3, 3, 3), x(8), *ZEROS)
-    return ops.CONV3D(operands, pad=(0, 0, 1, 1, 1, 1), stride=(3, 2, 2), dilation=(1, 1, 1), acc_type=F32)
+    return ops.CONV3D(
+        operands,
+        pad=(0, 0, 1, 1, 1, 1),
+        stride=(3, 2, 2),
+        dilation=(1, 1, 1),
+        acc_type=F32,
+    )
 
 
 def resize(scale: tuple[int, ...], offset: int = -1, dtype: DType = F32):
-    operands = (x(1, 4, 5, 3, dtype=dtype), sizes(*scale), sizes(offset, -1), sizes(1, 1))
+    operands = (
+        x(1, 4, 5, 3, dtype=dtype),
+        sizes(*scale),
+        sizes(offset, -1),
+        sizes(1, 1),
+    )
     return ops.RESIZE(operands, mode=ResizeMode.BILINEAR)
 
 
@@ -147,9 +215,15 @@ INFERRED = {
         conv((1, 3, 3, 3), (8, 3, 3, 3), 1, pad=(0,) * 4),
         [Type((1, 1, 1, 8), F32)],
     ),
-    "conv2d, dilated": (conv((1, 9, 9, 3), (8, 3, 3, 3), 8, dilation=(2, 3)), [Type((1, 4, 3, 8), F32)]),
+    "conv2d, dilated": (
+        conv((1, 9, 9, 3), (8, 3, 3, 3), 8, dilation=(2, 3)),
+        [Type((1, 4, 3, 8), F32)],
+    ),
     "conv2d int8": (quantized_conv(I8, I32, zero(I8, 3)), [Type((1, 5, 5, 8), I32)]),
-    "conv2d int16": (quantized_conv(I16, DType.INT48, zero(I16)), [Type((1, 5, 5, 8), DType.INT48)]),
+    "conv2d int16": (
+        quantized_conv(I16, DType.INT48, zero(I16)),
+        [Type((1, 5, 5, 8), DType.INT48)],
+    ),
     "conv3d": (conv3d(), [Type((1, 2, 5, 5, 8), F32)]),
     "depthwise": (
         ops.DEPTHWISE_CONV2D((x(1, 9, 9, 3), x(3, 3, 3, 2), x(6), *ZEROS), **CONV),
@@ -157,35 +231,71 @@ INFERRED = {
     ),
     "transpose_conv2d": (transposed((-1, 0, 2, 1), (2, 3)), [Type((1, 8, 17, 8), F32)]),
     "max_pool2d": (ops.MAX_POOL2D((x(2, 9, 7, 3),), **POOL), [Type((2, 4, 3, 3), F32)]),
-    "avg_pool2d": (ops.AVG_POOL2D((x(2, 9, 7, 3), *ZEROS), **POOL, acc_type=F32), [Type((2, 4, 3, 3), F32)]),
+    "avg_pool2d": (
+        ops.AVG_POOL2D((x(2, 9, 7, 3), *ZEROS), **POOL, acc_type=F32),
+        [Type((2, 4, 3, 3), F32)],
+    ),
     "broadcast": (ops.ADD((x(2, 1, 4), x(1, 3, 1))), [Type((2, 3, 4), F32)]),
     "compare": (ops.GREATER((x(2, 1), x(2, 3))), [Type((2, 3), DType.BOOL)]),
-    "select": (ops.SELECT((x(1, 1, dtype=DType.BOOL), x(2, 1), x(1, 3))), [Type((2, 3), F32)]),
-    "mul int8": (ops.MUL((x(2, dtype=I8), x(2, dtype=I8), zero(I8))), [Type((2,), I32)]),
-    "mul int32, shifted": (ops.MUL((x(2, dtype=I32), x(2, dtype=I32), zero(I8, 31))), [Type((2,), I32)]),
+    "select": (
+        ops.SELECT((x(1, 1, dtype=DType.BOOL), x(2, 1), x(1, 3))),
+        [Type((2, 3), F32)],
+    ),
+    "mul int8": (
+        ops.MUL((x(2, dtype=I8), x(2, dtype=I8), zero(I8))),
+        [Type((2,), I32)],
+    ),
+    "mul int32, shifted": (
+        ops.MUL((x(2, dtype=I32), x(2, dtype=I32), zero(I8, 31))),
+        [Type((2,), I32)],
+    ),
     "table int16": (ops.TABLE((x(2, dtype=I16), x(513, dtype=I16))), [Type((2,), I32)]),
     "argmax": (ops.ARGMAX((x(2, 3, 4),), axis=1), [Type((2, 4), I32)]),
     "reduce": (ops.REDUCE_SUM((x(2, 3, 4),), axis=2), [Type((2, 3, 1), F32)]),
-    "matmul": (ops.MATMUL((x(2, 3, 4), x(2, 4, 5), *ZEROS), dtype=F32), [Type((2, 3, 5), F32)]),
+    "matmul": (
+        ops.MATMUL((x(2, 3, 4), x(2, 4, 5), *ZEROS), dtype=F32),
+        [Type((2, 3, 5), F32)],
+    ),
     "rfft2d": (ops.RFFT2D((x(1, 4, 8),)), [Type((1, 4, 5), F32)] * 2),
-    "fft2d": (ops.FFT2D((x(1, 4, 8), x(1, 4, 8)), inverse=True), [Type((1, 4, 8), F32)] * 2),
+    "fft2d": (
+        ops.FFT2D((x(1, 4, 8), x(1, 4, 8)), inverse=True),
+        [Type((1, 4, 8), F32)] * 2,
+    ),
     "concat": (ops.CONCAT((x(2, 3), x(2, 4), x(2, 1)), axis=1), [Type((2, 8), F32)]),
     "pad": (ops.PAD((x(2, 3), sizes(0, 1, 2, 0), zero())), [Type((3, 5), F32)]),
     "reshape": (ops.RESHAPE((x(2, 3), sizes(3, 2, 1))), [Type((3, 2, 1), F32)]),
     "reshape to rank 0": (ops.RESHAPE((x(1, 1), sizes())), [Type((), F32)]),
     "slice": (ops.SLICE((x(4, 5), sizes(1, 0), sizes(3, 2))), [Type((3, 2), F32)]),
     "tile": (ops.TILE((x(4, 5), sizes(1, 3))), [Type((4, 15), F32)]),
-    "transpose": (ops.TRANSPOSE((x(2, 3, 4),), perms=(2, 0, 1)), [Type((4, 2, 3), F32)]),
+    "transpose": (
+        ops.TRANSPOSE((x(2, 3, 4),), perms=(2, 0, 1)),
+        [Type((4, 2, 3), F32)],
+    ),
     "gather": (ops.GATHER((x(2, 5, 3), x(2, 7, dtype=I32))), [Type((2, 7, 3), F32)]),
-    "scatter": (ops.SCATTER((x(2, 5, 3), x(2, 4, dtype=I32), x(2, 4, 3))), [Type((2, 5, 3), F32)]),
+    "scatter": (
+        ops.SCATTER((x(2, 5, 3), x(2, 4, dtype=I32), x(2, 4, 3))),
+        [Type((2, 5, 3), F32)],
+    ),
     "resize": (resize((4, 2, 4, 2), -1), [Type((1, 8, 10, 3), F32)]),
     "resize int8": (resize((4, 2, 4, 2), -1, dtype=I8), [Type((1, 8, 10, 3), I32)]),
     "cast": (ops.CAST((x(2),), dtype=I32), [Type((2,), I32)]),
     "rescale": (ops.RESCALE((x(2, dtype=I32), *SCALE), **RESCALE), [Type((2,), I8)]),
-    "cond_if": (ops.COND_IF((x(1, dtype=DType.BOOL), x(2)), then_graph=BODY, else_graph=BODY), [Type((2,), F32)]),
-    "while_loop": (ops.WHILE_LOOP((x(2),), cond_graph=COND, body_graph=BODY), [Type((2,), F32)]),
+    "cond_if": (
+        ops.COND_IF((x(1, dtype=DType.BOOL), x(2)), then_graph=BODY, else_graph=BODY),
+        [Type((2,), F32)],
+    ),
+    "while_loop": (
+        ops.WHILE_LOOP((x(2),), cond_graph=COND, body_graph=BODY),
+        [Type((2,), F32)],
+    ),
     "custom": (
-        ops.CUSTOM((x(2),), operator_name="a", domain_name="b", implementation_attrs=b"", types=(Type((3,), I8),)),
+        ops.CUSTOM(
+            (x(2),),
+            operator_name="a",
+            domain_name="b",
+            implementation_attrs=b"",
+            types=(Type((3,), I8),),
+        ),
         [Type((3,), I8)],
     ),
 }
@@ -198,22 +308,45 @@ def test_infers(case):
 
 
 REFUSED = {
-    "height does not divide": (conv((1, 8, 9, 3), (8, 3, 3, 3), 8), "height 8 .* not a multiple of 2"),
-    "kernel beyond the image": (conv((1, 9, 1, 3), (8, 3, 5, 3), 8), "width 1 .* is negative"),
-    "channels differ": (conv((1, 9, 9, 4), (8, 3, 3, 3), 8), "does not have the 4 channels"),
-    "bias of another length": (conv((1, 9, 9, 3), (8, 3, 3, 3), 7), "bias must have 1 or 8"),
+    "height does not divide": (
+        conv((1, 8, 9, 3), (8, 3, 3, 3), 8),
+        "height 8 .* not a multiple of 2",
+    ),
+    "kernel beyond the image": (
+        conv((1, 9, 1, 3), (8, 3, 5, 3), 8),
+        "width 1 .* is negative",
+    ),
+    "channels differ": (
+        conv((1, 9, 9, 4), (8, 3, 3, 3), 8),
+        "does not have the 4 channels",
+    ),
+    "bias of another length": (
+        conv((1, 9, 9, 3), (8, 3, 3, 3), 7),
+        "bias must have 1 or 8",
+    ),
     "rank 3 image": (conv((9, 9, 3), (8, 3, 3, 3), 8), "input must have rank 4"),
-    "negative pad": (conv((1, 9, 9, 3), (8, 3, 3, 3), 8, pad=(-1, 1, 0, 0)), "must not be negative"),
+    "negative pad": (
+        conv((1, 9, 9, 3), (8, 3, 3, 3), 8, pad=(-1, 1, 0, 0)),
+        "must not be negative",
+    ),
     "dilation 0": (conv((1, 9, 9, 3), (8, 3, 3, 3), 8, dilation=(0, 1)), "dilation"),
-    "short stride": (conv((1, 9, 9, 3), (8, 3, 3, 3), 8, stride=(2,)), "stride must have 2"),
+    "short stride": (
+        conv((1, 9, 9, 3), (8, 3, 3, 3), 8, stride=(2,)),
+        "stride must have 2",
+    ),
     "zero point of a float": (
         conv((1, 9, 9, 3), (8, 3, 3, 3), 8, (zero(F32, 1), zero())),
         "input_zp must be 0 for fp32",
     ),
-    "zero point of two": (conv((1, 9, 9, 3), (8, 3, 3, 3), 8, (x(2), zero())), "input_zp must have shape"),
+    "zero point of two": (
+        conv((1, 9, 9, 3), (8, 3, 3, 3), 8, (x(2), zero())),
+        "input_zp must have shape",
+    ),
     "out_pad": (transposed((-3, 0, 0, 0), (1, 1)), "whole kernel"),
     "pool pad": (
-        ops.MAX_POOL2D((x(2, 9, 7, 3),), kernel=(3, 3), stride=(1, 1), pad=(3, 0, 0, 0)),
+        ops.MAX_POOL2D(
+            (x(2, 9, 7, 3),), kernel=(3, 3), stride=(1, 1), pad=(3, 0, 0, 0)
+        ),
         "smaller than the kernel",
     ),
     "ranks differ": (ops.ADD((x(2, 3), x(3))), "ranks differ"),
@@ -225,7 +358,10 @@ REFUSED = {
     "clamp nan": (ops.CLAMP((x(2),), min_val=math.nan, max_val=0), "not in order"),
     "axis": (ops.REDUCE_MAX((x(2, 3),), axis=2), "axis 2 is outside rank 2"),
     "negative axis": (ops.ARGMAX((x(2, 3),), axis=-1), "axis -1"),
-    "matmul": (ops.MATMUL((x(2, 3, 4), x(2, 5, 4), *ZEROS), dtype=F32), "do not multiply"),
+    "matmul": (
+        ops.MATMUL((x(2, 3, 4), x(2, 5, 4), *ZEROS), dtype=F32),
+        "do not multiply",
+    ),
     "fft": (ops.RFFT2D((x(1, 4, 6),)), "powers of two"),
     "concat": (ops.CONCAT((x(2, 3), x(3, 3)), axis=1), "differ outside of axis 1"),
     "concat of nothing": (ops.CONCAT((), axis=0), "at least one"),
@@ -233,13 +369,19 @@ REFUSED = {
     "short padding": (ops.PAD((x(2, 2), sizes(1, 0), zero())), "padding must have 4"),
     "reshape": (ops.RESHAPE((x(2, 3), sizes(4, 2))), "does not have the 8 elements"),
     "reshape by -1": (ops.RESHAPE((x(2, 3), sizes(-1))), "below 1"),
-    "runtime shape": (ops.RESHAPE((x(2, 3), Value(Type((1,), DType.SHAPE)))), "not a constant shape"),
+    "runtime shape": (
+        ops.RESHAPE((x(2, 3), Value(Type((1,), DType.SHAPE)))),
+        "not a constant shape",
+    ),
     "slice": (ops.SLICE((x(4), sizes(2), sizes(3))), "not inside"),
     "empty slice": (ops.SLICE((x(4), sizes(2), sizes(0))), "below 1"),
     "perms": (ops.TRANSPOSE((x(2, 3),), perms=(0, 0)), "no permutation"),
     "short perms": (ops.TRANSPOSE((x(2, 3),), perms=(0,)), "no permutation"),
     "gather": (ops.GATHER((x(2, 5, 3), x(1, 7, dtype=I32))), "differ in the batch"),
-    "scatter": (ops.SCATTER((x(2, 5, 3), x(2, 4, dtype=I32), x(2, 3, 3))), "input must be"),
+    "scatter": (
+        ops.SCATTER((x(2, 5, 3), x(2, 4, dtype=I32), x(2, 3, 3))),
+        "input must be",
+    ),
     "resize": (resize((4, 3, 4, 2), -1), "height 4 .* not a multiple of 3"),
     "resize offset": (resize((4, 2, 4, 2), -5), "offset -5"),
     "rescale multiplier": (
@@ -250,13 +392,22 @@ REFUSED = {
         ops.RESCALE((x(2, dtype=I32), *SCALE[:2], zero(I32, 1), zero(I8)), **RESCALE),
         "input_zp must be 0 for int32",
     ),
-    "rescale signs": (ops.RESCALE((x(2, dtype=I32), *SCALE), **RESCALE | {"output_unsigned": True}), "unsigned output"),
+    "rescale signs": (
+        ops.RESCALE((x(2, dtype=I32), *SCALE), **RESCALE | {"output_unsigned": True}),
+        "unsigned output",
+    ),
     "rescale channels": (
         ops.RESCALE((x(2, dtype=I32), *SCALE), **RESCALE | {"per_channel": True}),
         r"multiplier must have shape \[2\]",
     ),
-    "cond_if": (ops.COND_IF((x(1, dtype=DType.BOOL), x(3)), then_graph=BODY, else_graph=BODY), "inputs differ"),
-    "while_loop": (ops.WHILE_LOOP((x(2),), cond_graph=BODY, body_graph=BODY), "one BOOL"),
+    "cond_if": (
+        ops.COND_IF((x(1, dtype=DType.BOOL), x(3)), then_graph=BODY, else_graph=BODY),
+        "inputs differ",
+    ),
+    "while_loop": (
+        ops.WHILE_LOOP((x(2),), cond_graph=BODY, body_graph=BODY),
+        "one BOOL",
+    ),
 }
 
 

@@ -24,7 +24,8 @@ from delegraph_tosa.ir.sizes import (
 from delegraph_tosa.ir.types import DType, Type
 from delegraph_tosa.ir.witnesses import witnesses
 
-n, m = symbol("n", 2, 64), symbol("m", 2, 64)
+n = symbol("n", 2, 64)
+m = symbol("m", 2, 64)
 
 
 def at(size, **sizes):
@@ -43,7 +44,9 @@ def atom_at(one, sizes):
     if isinstance(one, Quotient):
         return at(one.dividend, **sizes) // at(one.divisor, **sizes)
     if isinstance(one, Extreme):
-        return (max if one.larger else min)(at(one.left, **sizes), at(one.right, **sizes))
+        return (max if one.larger else min)(
+            at(one.left, **sizes), at(one.right, **sizes)
+        )
     return sizes[one.name]
 
 
@@ -56,13 +59,18 @@ OPERATORS = {operator.add: operator.add, operator.sub: operator.sub, operator.mu
 def test_any_expression_is_what_python_computes_and_in_its_range(seed):
     draw = random.Random(seed)
     sizes = {"n": draw.randint(2, 64), "m": draw.randint(2, 64)}
-    known = [(n, sizes["n"]), (m, sizes["m"]), *((k, k) for k in (1, 2, 3, 5, -1, 0, 7))]
+    known = [
+        (n, sizes["n"]),
+        (m, sizes["m"]),
+        *((k, k) for k in (1, 2, 3, 5, -1, 0, 7)),
+    ]
     for _ in range(8):
         (left, x), (right, y) = draw.choice(known), draw.choice(known)
         apply = draw.choice(list(OPERATORS))
         if apply in (operator.floordiv, operator.mod) and range_of(right)[0] <= 0:
             continue
-        found, wanted = apply(left, right), OPERATORS[apply](x, y)
+        found = apply(left, right)
+        wanted = OPERATORS[apply](x, y)
         assert at(found, **sizes) == wanted
         low, high = range_of(found)
         assert low <= wanted <= high
@@ -107,7 +115,21 @@ def test_what_needs_the_number_says_so(ask):
 
 
 def test_a_number_that_is_computed_of_sizes_waits():
-    assert all(map(waits, (n / 2, 0.5 * n, 1 / n, n**0.5, 1 - n / m, -(n**0.5) + 1, (n + 0.5) ** 2, 3 / (n / 2))))
+    assert all(
+        map(
+            waits,
+            (
+                n / 2,
+                0.5 * n,
+                1 / n,
+                n**0.5,
+                1 - n / m,
+                -(n**0.5) + 1,
+                (n + 0.5) ** 2,
+                3 / (n / 2),
+            ),
+        )
+    )
     assert 1 / n == 1 / n != n / 1 and len({1 / n, 1 / n, n / 2}) == 2
     assert str(2 * (n - 0.5)) == "((n + -0.5) * 2)"
 
@@ -125,7 +147,9 @@ def value(*shape):
 
 
 def test_symbols_are_read_off_the_plainest_size():
-    a, b, c = value(n * m, 4), value(2 * n + 3), value(m + n)
+    a = value(n * m, 4)
+    b = value(2 * n + 3)
+    c = value(m + n)
     found = witnesses([a, b, c])
     assert {one.name: (w.input, w.axis, w.factor, w.rest) for one, w in found.items()} == {
         "n": (b, 0, 2, 3), "m": (c, 0, 1, n),

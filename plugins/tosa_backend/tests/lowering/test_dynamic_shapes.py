@@ -1,4 +1,6 @@
-"""Programs whose sizes are known at run time only: one delegate for all sizes, equal to eager at each of them."""
+"""Programs whose sizes are known at run time only: one delegate for all sizes, equal to
+eager at each of them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ SPEC = "TOSA-1.1+FP+INT+controlflow+shape"
 BOUND = 1e-5
 """Largest error relative to the largest output."""
 SIZES = [(1, 1), (2, 3), (7, 4)]
-N, M = Dim("n", max=64), Dim("m", max=64)
+N = Dim("n", max=64)
+M = Dim("m", max=64)
 LONG = Dim("long", min=3, max=70)
 """What a slice or a window takes some elements off."""
 LENGTH = Dim("length")
@@ -36,7 +39,8 @@ class Function(nn.Module):
 
     def __init__(self, function, *modules):
         super().__init__()
-        self.function, self.inner = function, nn.ModuleList(modules)
+        self.function = function
+        self.inner = nn.ModuleList(modules)
 
     def forward(self, *args):
         return self.function(*self.inner, *args)
@@ -51,14 +55,17 @@ def whole(high, *shape):
 
 
 def buckets(distances):
-    """T5's: exact up to 2, then by their logarithms; those of positive distances come after the others."""
+    """T5's: exact up to 2, then by their logarithms; those of positive distances come
+    after the others.
+    """
     size = distances.abs()
     far = 2 + (torch.log(size.float() / 2) / 2 * 2).to(torch.long)
     far = torch.min(far, torch.full_like(far, 3))
     return (distances > 0).to(torch.long) * 4 + torch.where(size < 2, size, far)
 
 
-ROWS, BOTH = {0: N}, {0: N, 1: M}
+ROWS = {0: N}
+BOTH = {0: N, 1: M}
 CASES = {
     "relu": (of(torch.relu), lambda n, m: (randn(n, 4),), [ROWS]),
     "softmax": (of(lambda x: x.softmax(-1)), lambda n, m: (randn(n, m),), [BOTH]),
@@ -261,8 +268,12 @@ CASES = {
 def lower(make, inputs, dynamic, spec=SPEC):
     torch.manual_seed(0)
     module = make()
-    program = torch.export.export(module, inputs(3, 5), dynamic_shapes=(tuple(dynamic),), strict=False)
-    return module, delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}})
+    program = torch.export.export(
+        module, inputs(3, 5), dynamic_shapes=(tuple(dynamic),), strict=False
+    )
+    return module, delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": spec}}
+    )
 
 
 def check(module, lowered, inputs, sizes):
@@ -276,7 +287,8 @@ def check(module, lowered, inputs, sizes):
 
 def expect_equal(mine, theirs, size):
     assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype), size
-    mine, theirs = mine.double(), theirs.double()
+    mine = mine.double()
+    theirs = theirs.double()
     assert torch.equal(mine.isnan(), theirs.isnan()), size
     error = (mine - theirs).nan_to_num().abs().max()
     assert error <= BOUND * theirs.nan_to_num().abs().max().clamp_min(1e-6), size
@@ -290,7 +302,10 @@ def case(name):
 @pytest.mark.parametrize("name", CASES)
 def test_one_delegate_for_all_sizes(name):
     module, result = case(name)
-    assert (len(result.delegates), result.report.host_operators) == (1, 0), result.report
+    assert (len(result.delegates), result.report.host_operators) == (
+        1,
+        0,
+    ), result.report
     check(module, result, CASES[name][1], SIZES)
 
 
@@ -301,16 +316,25 @@ def blob(result):
 JUDGED = ["windows", "batch and index", "statistics"]
 
 
-@pytest.mark.parametrize("name", [n if n in JUDGED else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+@pytest.mark.parametrize(
+    "name",
+    [n if n in JUDGED else pytest.param(n, marks=pytest.mark.slow) for n in CASES],
+)
 def test_the_reference_tools_agree(name):
-    """tosa-opt takes the file as it is; infer_shapes says all shapes for the reference model, which wants them."""
+    """tosa-opt takes the file as it is; infer_shapes says all shapes for the reference
+    model, which wants them.
+    """
     module, result = case(name)
     reference_tools.judge(blob(result), TosaSpec.parse(SPEC))
     args = CASES[name][1](2, 3)
     names = [v.name for v in read(blob(result)).inputs]
     given = [a.int() if a.dtype is torch.int64 else a for a in args]
-    static = reference_tools.resolved(blob(result), {k: list(a.shape) for k, a in zip(names, given, strict=True)})
-    found = reference_tools.run(static, [np.ascontiguousarray(a.numpy()) for a in given])
+    static = reference_tools.resolved(
+        blob(result), {k: list(a.shape) for k, a in zip(names, given, strict=True)}
+    )
+    found = reference_tools.run(
+        static, [np.ascontiguousarray(a.numpy()) for a in given]
+    )
     for mine, theirs in zip(found, tree_leaves(module(*args)), strict=True):
         expect_equal(torch.from_numpy(mine).to(theirs.dtype), theirs.detach(), (2, 3))
 
@@ -325,9 +349,14 @@ def test_the_text_form_is_read_back(name):
 
 def test_sizes_that_do_not_go_together_are_the_callers_fault():
     _, result = case("cat")
-    with pytest.raises(InputError, match=r"\[2, 3\], \[5, 4\] do not go through the program: CONCAT"):
+    with pytest.raises(
+        InputError, match=r"\[2, 3\], \[5, 4\] do not go through the program: CONCAT"
+    ):
         read_and_run(result, randn(2, 3), randn(5, 4))
-    with pytest.raises(InputError, match=r"input 0 \(.*\): float32 \[.*\] is wanted, float32 \[2\] was given"):
+    with pytest.raises(
+        InputError,
+        match=r"input 0 \(.*\): float32 \[.*\] is wanted, float32 \[2\] was given",
+    ):
         read_and_run(result, randn(2), randn(2, 4))
     with pytest.raises(InputError, match=r"float32 \[0, 3\] was given"):
         read_and_run(result, randn(0, 3), randn(0, 4))
@@ -352,62 +381,95 @@ def test_tosa_1_0_wants_sizes_at_compile_time():
 
 
 def test_without_the_extension_only_what_computes_sizes_is_refused():
-    found = refusals(lambda x: x.relu().flatten(1), (randn(3, 4, 2),), [BOTH], "TOSA-1.1+FP+INT")
+    found = refusals(
+        lambda x: x.relu().flatten(1), (randn(3, 4, 2),), [BOTH], "TOSA-1.1+FP+INT"
+    )
     assert [operator for operator, _ in found] == ["aten.flatten.using_ints"]
     assert "EXT-SHAPE of TOSA 1.1" in found[0][1]
 
 
 def test_what_depends_on_the_size_is_refused_with_the_reason():
-    found = dict(refusals(lambda x: (x.squeeze(0), x.unbind(1)), (randn(3, 4),), [ROWS]))
+    found = dict(
+        refusals(lambda x: (x.squeeze(0), x.unbind(1)), (randn(3, 4),), [ROWS])
+    )
     assert "is dropped is known at run time only" in found["aten.squeeze.dim"]
 
 
 @pytest.mark.parametrize(("scale", "length"), [(1.7, 10), (2.3, 70)])
 def test_a_scaled_size_is_rounded_as_torch_rounds_it(scale, length):
-    """In float64 10 * 1.7 is 17, and 70 * 2.3 is less than 161. What no whole numbers give stays on the host."""
-    inputs = lambda n, m: (randn(1, 2, n * m),)  # noqa: E731
-    check(*lower(of(lambda x: F.interpolate(x, scale_factor=scale)), inputs, [{2: LONG}]), inputs, [(length, 1)])
+    """In float64 10 * 1.7 is 17, and 70 * 2.3 is less than 161. What no whole numbers
+    give stays on the host.
+    """
+    inputs = lambda n, m: (randn(1, 2, n * m),)
+    check(
+        *lower(of(lambda x: F.interpolate(x, scale_factor=scale)), inputs, [{2: LONG}]),
+        inputs,
+        [(length, 1)],
+    )
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
 def test_a_ratio_of_sizes_is_rounded_as_torch_rounds_it(mode):
-    """82 / 41 is 2, and 82 * (1 / 41) is less in fp32: another element would be the nearest."""
-    inputs = lambda n, m: (randn(1, 1, n, 3), randn(m))  # noqa: E731
+    """82 / 41 is 2, and 82 * (1 / 41) is less in fp32: another element would be the
+    nearest.
+    """
+    inputs = lambda n, m: (randn(1, 1, n, 3), randn(m))
     make = of(lambda x, y: F.interpolate(x, size=(y.shape[0], 3), mode=mode))
     dynamic = [{2: Dim("n", max=400)}, {0: Dim("m", max=400)}]
     module, result = lower(make, inputs, dynamic)
-    check(module, result, inputs, [(82, 41), (41, 41), (287, 41), (22, 41), (170, 211), (13, 221), (399, 57)])
+    check(
+        module,
+        result,
+        inputs,
+        [(82, 41), (41, 41), (287, 41), (22, 41), (170, 211), (13, 221), (399, 57)],
+    )
 
 
 @pytest.mark.parametrize(
     ("function", "hint"),
     [
-        (lambda x: F.interpolate(x, size=(3, 4), mode="bilinear", antialias=True), "antialias=False"),
-        (lambda x: x + torch.arange(0.0, x.shape[2] / 2, 0.5)[:, None], "torch.arange(count) * step"),
+        (
+            lambda x: F.interpolate(x, size=(3, 4), mode="bilinear", antialias=True),
+            "antialias=False",
+        ),
+        (
+            lambda x: x + torch.arange(0.0, x.shape[2] / 2, 0.5)[:, None],
+            "torch.arange(count) * step",
+        ),
         (lambda x: x.squeeze(), "x.squeeze(dim)"),
         (lambda x: x.int().pow(x.shape[2]), "float"),
     ],
     ids=["antialias", "arange", "squeeze", "power"],
 )
 def test_a_refusal_names_a_way_out(function, hint):
-    _, result = lower(of(function), lambda n, m: (randn(1, 2, 6, 4),), [{2: 2 * Dim("half", max=16)}])
+    _, result = lower(
+        of(function), lambda n, m: (randn(1, 2, 6, 4),), [{2: 2 * Dim("half", max=16)}]
+    )
     assert any(hint in cause.hint for cause in result.report.causes), result.report
 
 
 def test_a_number_that_tosa_cannot_compute_of_sizes_stays_on_the_host():
-    found = dict(refusals(lambda x: x * abs(x.shape[0] * 0.5 - 3.5), (randn(3, 4),), [ROWS]))
+    found = dict(
+        refusals(lambda x: x * abs(x.shape[0] * 0.5 - 3.5), (randn(3, 4),), [ROWS])
+    )
     assert "a number that is known at run time only" in found["aten.mul.Tensor"]
 
 
 def test_a_product_of_sizes_and_a_fraction_stays_on_the_host():
     found = dict(
-        refusals(lambda x: x.new_zeros((torch.sym_int(x.shape[0] * 0.5 * x.shape[1]),)), (randn(3, 4),), [BOTH])
+        refusals(
+            lambda x: x.new_zeros((torch.sym_int(x.shape[0] * 0.5 * x.shape[1]),)),
+            (randn(3, 4),),
+            [BOTH],
+        )
     )
     assert "no input tells the size" in found["aten.new_zeros.default"]
 
 
 def test_what_a_partition_cannot_read_of_its_operands_is_refused_with_the_reason():
-    """After the host's operator nothing tells how many rows y had, of which the product makes its sum."""
+    """After the host's operator nothing tells how many rows y had, of which the product
+    makes its sum.
+    """
 
     def gram(x, y):
         z = torch.special.i1(y.reshape(x.shape[0], -1))
@@ -422,7 +484,12 @@ def test_what_a_partition_cannot_read_of_its_operands_is_refused_with_the_reason
 
 def test_sizes_are_read_off_what_the_profile_reads():
     make = of(lambda w, i: w(i).sum(1), nn.Embedding(10, 4))
-    module, result = lower(make, lambda n, m: (whole(10, n, m).int(),), [BOTH], "TOSA-1.1+FP+shape")
-    assert (len(result.delegates), result.report.host_operators) == (1, 0), result.report
+    module, result = lower(
+        make, lambda n, m: (whole(10, n, m).int(),), [BOTH], "TOSA-1.1+FP+shape"
+    )
+    assert (len(result.delegates), result.report.host_operators) == (
+        1,
+        0,
+    ), result.report
     check(module, result, lambda n, m: (whole(10, n, m).int(),), SIZES)
     assert "CAST" in {op.name for op in read(blob(result)).operators}

@@ -1,4 +1,6 @@
-"""Programs on float8_e4m3fn and float8_e5m2: one delegate, the bits of eager, files that both judges take."""
+"""Programs on float8_e4m3fn and float8_e5m2: one delegate, the bits of eager, files
+that both judges take.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,41 @@ from torch.nn import functional as F
 from ..support import reference_tools
 from ..support.rule_cases import Function
 
-E4, E5 = torch.float8_e4m3fn, torch.float8_e5m2
+E4 = torch.float8_e4m3fn
+E5 = torch.float8_e5m2
 TYPES = pytest.mark.parametrize("dtype", [E4, E5], ids=["e4m3", "e5m2"])
 SPEC = "TOSA-1.0+FP+INT+bf16+fp8e4m3+fp8e5m2"
-_TINY = (0.0, -0.0, 1e-9, 2.0**-9, 2.0**-10, 3 * 2.0**-10, 2.0**-16, 2.0**-17, 0.1, -0.3, 17.0, 19.0, 447.0, 448.0)
-_LARGE = (460.0, 464.0, 465.0, 480.0, -1000.0, 57344.0, 61439.0, 61440.0, -1e6, 1e30, torch.inf, -torch.inf, torch.nan)
+_TINY = (
+    0.0,
+    -0.0,
+    1e-9,
+    2.0**-9,
+    2.0**-10,
+    3 * 2.0**-10,
+    2.0**-16,
+    2.0**-17,
+    0.1,
+    -0.3,
+    17.0,
+    19.0,
+    447.0,
+    448.0,
+)
+_LARGE = (
+    460.0,
+    464.0,
+    465.0,
+    480.0,
+    -1000.0,
+    57344.0,
+    61439.0,
+    61440.0,
+    -1e6,
+    1e30,
+    torch.inf,
+    -torch.inf,
+    torch.nan,
+)
 NUMBERS = torch.tensor([*_TINY, *_LARGE])
 """Ties, subnormal numbers, what is beyond the largest of a type, infinities and NaN."""
 
@@ -35,21 +67,30 @@ def lowered(function, *inputs, spec=SPEC):
 
 def names(program):
     (delegate,) = program.delegates
-    return [operator.name for operator in read(bytes(delegate.processed_bytes)).operators]
+    return [
+        operator.name for operator in read(bytes(delegate.processed_bytes)).operators
+    ]
 
 
 def expect_equal(found, wanted):
     """The same type and elements, also the sign of 0; any NaN equals any."""
     assert found.dtype is wanted.dtype and found.shape == wanted.shape
-    found, wanted = found.double(), wanted.double()
-    same = (found == wanted) & (found.signbit() == wanted.signbit()) | found.isnan() & wanted.isnan()
+    found = found.double()
+    wanted = wanted.double()
+    same = (found == wanted) & (
+        found.signbit() == wanted.signbit()
+    ) | found.isnan() & wanted.isnan()
     assert same.all(), (found[~same], wanted[~same])
 
 
 def expect_as_eager(function, *inputs):
     """One delegate, which computes what eager does; the operators."""
     program = lowered(function, *inputs)
-    assert not [n for n in program.exported_program().graph.nodes if n.op == "call_function" and "aten" in str(n)]
+    assert not [
+        n
+        for n in program.exported_program().graph.nodes
+        if n.op == "call_function" and "aten" in str(n)
+    ]
     expect_equal(program(*inputs), function(*inputs))
     (delegate,) = program.delegates
     reference_tools.judge(bytes(delegate.processed_bytes), TosaSpec.parse(SPEC))
@@ -59,12 +100,20 @@ def expect_as_eager(function, *inputs):
 @TYPES
 def test_casts(dtype):
     for kind in (torch.float32, torch.float16, torch.bfloat16):
-        clamps = ["CLAMP"] * (dtype is E4)  # of what is too large, CAST may make anything
-        assert expect_as_eager(lambda x: x.to(dtype), NUMBERS.to(kind)) == [*clamps, "CAST"]
-        assert expect_as_eager(lambda x, kind=kind: x.to(kind), every(dtype)) == ["CAST"]
+        # of what is too large, CAST may make anything
+        clamps = ["CLAMP"] * (dtype is E4)
+        assert expect_as_eager(lambda x: x.to(dtype), NUMBERS.to(kind)) == [
+            *clamps,
+            "CAST",
+        ]
+        assert expect_as_eager(lambda x, kind=kind: x.to(kind), every(dtype)) == [
+            "CAST"
+        ]
     expect_as_eager(lambda x: x.to(E5 if dtype is E4 else E4), every(dtype))
     expect_as_eager(lambda x: x.to(torch.bool), every(dtype))
-    expect_as_eager(lambda x: x.to(dtype), torch.arange(-600, 600, 7, dtype=torch.int32))
+    expect_as_eager(
+        lambda x: x.to(dtype), torch.arange(-600, 600, 7, dtype=torch.int32)
+    )
     expect_as_eager(lambda x: x.to(dtype), torch.tensor([True, False]))
     finite = torch.linspace(-448, 448, 57).to(dtype)
     expect_as_eager(lambda x: x.to(torch.int32), finite)
@@ -85,8 +134,14 @@ MOVES = {
     "index_put": (lambda x: x.index_put((torch.tensor([1, 0]),), x[:1]), None),
     "embedding": (lambda x: F.embedding(torch.tensor([[0, 5]]), x[0, 0]), None),
     "as_strided": (lambda x: x.as_strided((2, 3), (1, 2)), None),
-    "full": (lambda x: torch.cat([x, torch.full((2, 4, 1, 6), 1.3, dtype=x.dtype)], 2), ["CONCAT"]),
-    "full, too large": (lambda x: torch.cat([x.flatten(), torch.full((1,), 1e6, dtype=x.dtype)]), None),
+    "full": (
+        lambda x: torch.cat([x, torch.full((2, 4, 1, 6), 1.3, dtype=x.dtype)], 2),
+        ["CONCAT"],
+    ),
+    "full, too large": (
+        lambda x: torch.cat([x.flatten(), torch.full((1,), 1e6, dtype=x.dtype)]),
+        None,
+    ),
     "zeros_like": (lambda x: torch.cat([x, torch.zeros_like(x)]), ["CONCAT"]),
 }
 
@@ -126,7 +181,8 @@ def test_the_reference_model_computes_the_same(dtype):
     """It has no arrays of fp8, so programs begin and end in fp32."""
 
     def program(x, y):
-        x, y = x.to(dtype), y.to(dtype)
+        x = x.to(dtype)
+        y = y.to(dtype)
         both = torch.cat([x.view(3, 9), (x * y).view(3, 9).roll(1, 1)])
         return F.pad(both[torch.tensor([5, 0, 2])], (1, 0), value=0.3).float()
 
@@ -141,7 +197,9 @@ def test_the_reference_model_computes_the_same(dtype):
 def scaled(scale_a, scale_b, out, bias=None, fast=False):
     def function(x, w):
         given = torch.tensor(scale_a), torch.tensor(scale_b)
-        return torch._scaled_mm(x, w.t(), *given, bias, out_dtype=out, use_fast_accum=fast)
+        return torch._scaled_mm(
+            x, w.t(), *given, bias, out_dtype=out, use_fast_accum=fast
+        )
 
     return function
 
@@ -151,19 +209,27 @@ def operands(left=E4, right=E4):
     return torch.randn(16, 32).to(left), torch.randn(24, 32).to(right)
 
 
-@pytest.mark.parametrize("out", [None, torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    "scales", [(0.3, 0.7), (1.0, 1.0), ([[0.5]] * 16, [[0.25] * 24])], ids=["of tensors", "1", "of rows"]
+    "out", [None, torch.float32, torch.float16, torch.bfloat16], ids=str
+)
+@pytest.mark.parametrize(
+    "scales",
+    [(0.3, 0.7), (1.0, 1.0), ([[0.5]] * 16, [[0.25] * 24])],
+    ids=["of tensors", "1", "of rows"],
 )
 def test_scaled_products_are_added_up_in_fp32(scales, out):
     bias = torch.linspace(-1, 1, 24)
     for given in (operands(), operands(E5)):
         function = scaled(*scales, out, bias)
         program = lowered(function, *given)
-        found, wanted = program(*given), function(*given)
+        found = program(*given)
+        wanted = function(*given)
         assert found.dtype is wanted.dtype
-        # sums in another order: where that is between two results, one step of the result's type
-        assert torch.allclose(found.float(), wanted.float(), rtol=torch.finfo(wanted.dtype).eps, atol=1e-6)
+        # sums in another order: where that is between two results, one step of the
+        # result's type
+        assert torch.allclose(
+            found.float(), wanted.float(), rtol=torch.finfo(wanted.dtype).eps, atol=1e-6
+        )
         assert names(program).count("MUL") == (0 if scales == (1.0, 1.0) else 2)
         (delegate,) = program.delegates
         reference_tools.judge(bytes(delegate.processed_bytes), TosaSpec.parse(SPEC))
@@ -171,7 +237,8 @@ def test_scaled_products_are_added_up_in_fp32(scales, out):
 
 def test_large_products_do_not_overflow():
     """As fp16 would, which is what TOSA's product of fp8 adds up in."""
-    x, w = torch.full((2, 64), 448.0).to(E4), torch.full((3, 64), 448.0).to(E4)
+    x = torch.full((2, 64), 448.0).to(E4)
+    w = torch.full((3, 64), 448.0).to(E4)
     function = scaled(2.0**-10, 2.0**-10, torch.float16)
     found = lowered(function, x, w)(x, w)
     assert torch.equal(found, function(x, w)) and found.isfinite().all()
@@ -183,14 +250,22 @@ def test_products_that_may_be_less_exact_are_of_fp8():
     assert expect_as_eager(function, x, w).count("CAST") == 0
     program = lowered(lambda x, w: function(x.to(E4), w.to(E4)), x.float(), w.float())
     (delegate,) = program.delegates
-    (found,) = reference_tools.run(bytes(delegate.processed_bytes), [x.float().numpy(), w.float().numpy()])
+    (found,) = reference_tools.run(
+        bytes(delegate.processed_bytes), [x.float().numpy(), w.float().numpy()]
+    )
     assert np.abs(found - (x.float() @ w.float().t()).numpy()).max() < 32 * 2.0**-10
     for out, left, scale, bias in (
-        *((torch.bfloat16, E4, 1.0, None), (torch.float16, E5, 1.0, None), (torch.float16, E4, 0.5, None)),
+        *(
+            (torch.bfloat16, E4, 1.0, None),
+            (torch.float16, E5, 1.0, None),
+            (torch.float16, E4, 0.5, None),
+        ),
         (torch.float16, E4, 1.0, torch.ones(24)),
     ):
         given = operands(left)
-        assert "CAST" in names(lowered(scaled(1.0, scale, out, bias, fast=True), *given))
+        assert "CAST" in names(
+            lowered(scaled(1.0, scale, out, bias, fast=True), *given)
+        )
 
 
 class Layer(torch.nn.Module):
@@ -198,16 +273,21 @@ class Layer(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(64, 256).mul(50).to(E4), requires_grad=False)
+        self.weight = torch.nn.Parameter(
+            torch.randn(64, 256).mul(50).to(E4), requires_grad=False
+        )
 
     def forward(self, x):
         rounded = (x * 16).clamp(-448, 448).to(E4)
-        return torch._scaled_mm(rounded, self.weight.t(), torch.tensor(1 / 16), torch.tensor(0.02))
+        return torch._scaled_mm(
+            rounded, self.weight.t(), torch.tensor(1 / 16), torch.tensor(0.02)
+        )
 
 
 def test_weights_stay_of_8_bits():
     torch.manual_seed(0)
-    layer, x = Layer(), torch.randn(5, 256)
+    layer = Layer()
+    x = torch.randn(5, 256)
     program = lowered(lambda x: layer(x).float(), x)
     (delegate,) = program.delegates
     assert 64 * 256 < len(bytes(delegate.processed_bytes)) < 64 * 256 + 4096
@@ -219,7 +299,9 @@ def test_scales_of_results_and_of_blocks_stay():
     one = torch.tensor(1.0)
 
     def function(x, w):
-        return torch._scaled_mm(x, w, one, one, scale_result=torch.tensor(2.0), out_dtype=E4)
+        return torch._scaled_mm(
+            x, w, one, one, scale_result=torch.tensor(2.0), out_dtype=E4
+        )
 
     w = w.t()
     program = lowered(function, x, w)

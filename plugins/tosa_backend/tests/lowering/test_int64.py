@@ -1,4 +1,6 @@
-"""int64: what provably fits runs as int32 and is cast at the border, nowhere else; the rest is refused."""
+"""int64: what provably fits runs as int32 and is cast at the border, nowhere else; the
+rest is refused.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Program(nn.Module):
 
 def lower(function, *inputs, spec="TOSA-1.0+FP+INT", **buffers):
     module = Program(function, **buffers).eval()
-    return module, delegraph.lower(module, inputs, backends=["tosa"], options={"tosa": {"spec": spec}})
+    return module, delegraph.lower(
+        module, inputs, backends=["tosa"], options={"tosa": {"spec": spec}}
+    )
 
 
 def reasons(lowered):
@@ -39,13 +43,21 @@ IDS = torch.tensor([[1, 9, 0]])
 
 WHOLE = {
     "token ids": lambda m, ids: F.embedding(ids, m.table),
-    "ids in another shape": lambda m, ids: F.embedding(ids.view(3, 1).expand(3, 2), m.table) + ids.numel(),
-    "ids beside their use": lambda m, ids: F.embedding(ids, m.table) * (ids != 1)[..., None],
+    "ids in another shape": lambda m, ids: (
+        F.embedding(ids.view(3, 1).expand(3, 2), m.table) + ids.numel()
+    ),
+    "ids beside their use": lambda m, ids: (
+        F.embedding(ids, m.table) * (ids != 1)[..., None]
+    ),
     "ids are numbers": lambda m, ids: F.embedding(ids, m.table) + ids[..., None] * 2,
     "ids that are shifted": lambda m, ids: F.embedding(ids - 1 + 1, m.table),
     "ids as a result": lambda m, ids: (F.embedding(ids, m.table), ids * 3),
-    "positions": lambda m, ids: F.embedding(ids, m.table) + F.embedding(torch.arange(3) * 2, m.table),
-    "positions of a buffer": lambda m, ids: F.embedding(ids, m.table) + F.embedding(m.positions[:, 1:4], m.table),
+    "positions": lambda m, ids: (
+        F.embedding(ids, m.table) + F.embedding(torch.arange(3) * 2, m.table)
+    ),
+    "positions of a buffer": lambda m, ids: (
+        F.embedding(ids, m.table) + F.embedding(m.positions[:, 1:4], m.table)
+    ),
     "bits": lambda m, ids: (
         F.embedding(ids, m.table),
         ids & 3,
@@ -54,22 +66,35 @@ WHOLE = {
         ids >> 1,
         (ids - 9) >> ids * 9,
     ),
-    "comparisons": lambda m, ids: (F.embedding(ids, m.table), torch.where(ids > 3, ids, -1), ids.clamp(2, 5)),
+    "comparisons": lambda m, ids: (
+        F.embedding(ids, m.table),
+        torch.where(ids > 3, ids, -1),
+        ids.clamp(2, 5),
+    ),
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "spec"), [(name, "TOSA-1.0+FP+INT") for name in WHOLE] + [(n, "TOSA-1.0+FP") for n in WHOLE if n != "bits"]
+    ("name", "spec"),
+    [(name, "TOSA-1.0+FP+INT") for name in WHOLE]
+    + [(n, "TOSA-1.0+FP") for n in WHOLE if n != "bits"],
 )
 def test_in_one_delegate(name, spec):
-    """PRO-FP alone neither moves nor compares integers: what fp32 holds exactly runs as such."""
-    module, lowered = lower(WHOLE[name], IDS, spec=spec, table=TABLE, positions=torch.arange(8)[None])
+    """PRO-FP alone neither moves nor compares integers: what fp32 holds exactly runs as
+    such.
+    """
+    module, lowered = lower(
+        WHOLE[name], IDS, spec=spec, table=TABLE, positions=torch.arange(8)[None]
+    )
     assert lowered.report.host_operators == 0, lowered.report
     (row,) = lowered.report.delegates
     assert [str(a) for a in row.inputs] == ["args_0: int32[1, 3]"]
     assert all("int64" not in str(a) for a in row.outputs)
-    found, wanted = lowered(IDS), module(IDS)
-    for mine, theirs in zip(*(r if isinstance(r, tuple) else (r,) for r in (found, wanted)), strict=True):
+    found = lowered(IDS)
+    wanted = module(IDS)
+    for mine, theirs in zip(
+        *(r if isinstance(r, tuple) else (r,) for r in (found, wanted)), strict=True
+    ):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
@@ -79,28 +104,44 @@ def test_what_may_not_fit_is_left_out():
 
     module, lowered = lower(forward, torch.tensor([LARGE, -LARGE]))
     assert not lowered.delegates
-    assert set(reasons(lowered).values()) == {"the input args_0: an int64 that nothing proves to fit into 32 bits"}
-    for found, wanted in zip(lowered(torch.tensor([LARGE, 1])), module(torch.tensor([LARGE, 1])), strict=True):
+    assert set(reasons(lowered).values()) == {
+        "the input args_0: an int64 that nothing proves to fit into 32 bits"
+    }
+    for found, wanted in zip(
+        lowered(torch.tensor([LARGE, 1])), module(torch.tensor([LARGE, 1])), strict=True
+    ):
         torch.testing.assert_close(found, wanted)
 
 
 def test_a_result_that_may_not_fit_is_left_out():
-    module, lowered = lower(lambda m, ids: (F.embedding(ids, m.table), ids * 2**30), IDS, table=TABLE)
-    why = "TOSA MUL: its int64 result may be from 0 to 9663676416, more than 32 bits hold"
+    module, lowered = lower(
+        lambda m, ids: (F.embedding(ids, m.table), ids * 2**30), IDS, table=TABLE
+    )
+    why = (
+        "TOSA MUL: its int64 result may be from 0 to 9663676416, more than 32 bits hold"
+    )
     assert reasons(lowered) == {"aten.mul.Tensor": why}
     torch.testing.assert_close(lowered(IDS)[1], module(IDS)[1])
 
 
-@pytest.mark.parametrize(("factor", "left"), [(2**20, []), (2**21, ["aten.flip.default"])])
+@pytest.mark.parametrize(
+    ("factor", "left"), [(2**20, []), (2**21, ["aten.flip.default"])]
+)
 def test_without_pro_int_24_bits_are_the_limit(factor, left):
-    forward = lambda m, ids: (F.embedding(ids, m.table), (ids * factor).flip(1))  # noqa: E731
+    forward = lambda m, ids: (
+        F.embedding(ids, m.table),
+        (ids * factor).flip(1),
+    )
     module, lowered = lower(forward, IDS, spec="TOSA-1.0+FP", table=TABLE)
     assert list(reasons(lowered)) == left
     torch.testing.assert_close(lowered(IDS)[1], module(IDS)[1])
 
 
 def test_a_large_constant_folds_and_is_refused_beside_what_is_computed():
-    both = lambda m, ids: (F.embedding(ids, m.table) + (m.large >> 38).float(), ids + m.large)  # noqa: E731
+    both = lambda m, ids: (
+        F.embedding(ids, m.table) + (m.large >> 38).float(),
+        ids + m.large,
+    )
     module, lowered = lower(both, IDS, table=TABLE, large=torch.tensor(LARGE))
     assert "aten.add.Tensor" in reasons(lowered)
     for found, wanted in zip(lowered(IDS), module(IDS), strict=True):
@@ -109,14 +150,21 @@ def test_a_large_constant_folds_and_is_refused_beside_what_is_computed():
 
 def test_what_reads_only_a_type_takes_anything():
     """No element of the int64 is read, so none has to fit."""
-    module, lowered = lower(lambda m, x: torch.zeros_like(x, dtype=torch.float32) + 1, IDS)
+    module, lowered = lower(
+        lambda m, x: torch.zeros_like(x, dtype=torch.float32) + 1, IDS
+    )
     assert lowered.report.host_operators == 0
     torch.testing.assert_close(lowered(IDS + LARGE), module(IDS + LARGE))
 
 
 def test_bounds_are_those_of_sums_with_rows_of_numbers():
-    """x + 0 .. 2 is an index below 10, so x is between -2 (for the last number) and 7 (for the first one)."""
-    forward = lambda m, x: (F.embedding(x + torch.arange(3), m.table), x * 2**28)  # noqa: E731
+    """x + 0 .. 2 is an index below 10, so x is between -2 (for the last number) and 7
+    (for the first one).
+    """
+    forward = lambda m, x: (
+        F.embedding(x + torch.arange(3), m.table),
+        x * 2**28,
+    )
     module, lowered = lower(forward, IDS[:, :1], table=TABLE)
     assert lowered.report.host_operators == 0
     module, lowered = lower(forward, IDS[:, :1], table=torch.cat([TABLE, TABLE]))
@@ -126,23 +174,34 @@ def test_bounds_are_those_of_sums_with_rows_of_numbers():
 
 @pytest.mark.parametrize(("factor", "proven"), [(1, True), (2**62, False)])
 def test_bounds_are_those_of_sums_with_products_of_truth_values(factor, proven):
-    """x + 0 or 4 is an index below 10. A product that wraps around says nothing: x + 2^64 is x."""
-    forward = lambda m, x, y: (F.embedding(x + (y > 0) * factor * 4, m.table), x * 2)  # noqa: E731
+    """x + 0 or 4 is an index below 10. A product that wraps around says nothing: x +
+    2^64 is x.
+    """
+    forward = lambda m, x, y: (
+        F.embedding(x + (y > 0) * factor * 4, m.table),
+        x * 2,
+    )
     _, lowered = lower(forward, IDS, IDS.float(), table=TABLE)
     assert ("aten.mul.Tensor" not in reasons(lowered)) == proven, lowered.report
 
 
 def test_a_cast_that_wraps_proves_nothing_of_what_it_cuts():
     """2^32 + 1 is 1 in 32 bits: the table says nothing of the int64."""
-    module, lowered = lower(lambda m, x: (F.embedding(x.int(), m.table), x + 1), IDS, table=TABLE)
+    module, lowered = lower(
+        lambda m, x: (F.embedding(x.int(), m.table), x + 1), IDS, table=TABLE
+    )
     large = IDS + 2**32
-    assert reasons(lowered)["aten.add.Tensor"].endswith("nothing proves to fit into 32 bits")
+    assert reasons(lowered)["aten.add.Tensor"].endswith(
+        "nothing proves to fit into 32 bits"
+    )
     for found, wanted in zip(lowered(large), module(large), strict=True):
         torch.testing.assert_close(found, wanted)
 
 
 def distances(m, x):
-    """Distances in T5: exact up to 4, then by their logarithms, of which that of 0 is hidden by the condition."""
+    """Distances in T5: exact up to 4, then by their logarithms, of which that of 0 is
+    hidden by the condition.
+    """
     far = 4 + (torch.log(x / 4) / 3 * 6).to(torch.long)
     far = torch.min(far, torch.full_like(far, 9))
     return F.embedding(torch.where(x < 4, x.long(), far), m.table)
@@ -152,15 +211,29 @@ def buckets(m, x):
     """T5's of both directions: those of positive distances come after the others."""
     size = x.abs()
     far = (3 + (torch.log(size / 3) / 3 * 2).long()).clamp_max(4)
-    return F.embedding((x > 0).long() * 5 + torch.where(size < 3, size.long(), far), m.table)
+    return F.embedding(
+        (x > 0).long() * 5 + torch.where(size < 3, size.long(), far), m.table
+    )
 
 
 SATURATED = {
     "an index": (lambda m, x: F.embedding(x.long(), m.table), [0.5, 9.9, 3.0]),
-    "an index that is shifted": (lambda m, x: F.embedding((x.long() + 3).view(3, 1) - 4, m.table), [1.5, 10.9, 3.0]),
-    "the smaller one": (lambda m, x: F.embedding(x.long().minimum(m.last), m.table), [1e18, 2.0, 9.5]),
-    "between numbers": (lambda m, x: F.embedding(x.long().clamp(2, 9), m.table), [-1e18, 3e12, 4.5]),
-    "not a number": (lambda m, x: F.embedding(x.long().clamp(1, 9), m.table), [float("nan"), -float("inf"), 8.0]),
+    "an index that is shifted": (
+        lambda m, x: F.embedding((x.long() + 3).view(3, 1) - 4, m.table),
+        [1.5, 10.9, 3.0],
+    ),
+    "the smaller one": (
+        lambda m, x: F.embedding(x.long().minimum(m.last), m.table),
+        [1e18, 2.0, 9.5],
+    ),
+    "between numbers": (
+        lambda m, x: F.embedding(x.long().clamp(2, 9), m.table),
+        [-1e18, 3e12, 4.5],
+    ),
+    "not a number": (
+        lambda m, x: F.embedding(x.long().clamp(1, 9), m.table),
+        [float("nan"), -float("inf"), 8.0],
+    ),
     "distances": (distances, [0.0, 100.0, 5.0]),
     "buckets": (buckets, [0.0, 100.0, -5.0, 2.0, -1e30]),
 }
@@ -171,14 +244,25 @@ def test_casts_of_floats_stop_where_their_uses_do(name):
     function, numbers = SATURATED[name]
     x = torch.tensor(numbers)
     module, lowered = lower(function, x, table=TABLE, last=torch.tensor(9))
-    assert (len(lowered.delegates), lowered.report.host_operators) == (1, 0), lowered.report
+    assert (len(lowered.delegates), lowered.report.host_operators) == (
+        1,
+        0,
+    ), lowered.report
     torch.testing.assert_close(lowered(x), module(x), rtol=0, atol=0)
 
 
 SEEN = {
-    "by the caller": lambda m, x: (F.embedding(y := x.long().clamp(2, 9), m.table), x.long() + 1, y),
-    "by a comparison": lambda m, x: (lambda y: (F.embedding(y.clamp(2, 9), m.table), y > 100))(x.long()),
-    "by the condition": lambda m, x: (lambda y: F.embedding(torch.where(y > 50, y.clamp(2, 9), 0), m.table))(x.long()),
+    "by the caller": lambda m, x: (
+        F.embedding(y := x.long().clamp(2, 9), m.table),
+        x.long() + 1,
+        y,
+    ),
+    "by a comparison": lambda m, x: (
+        lambda y: (F.embedding(y.clamp(2, 9), m.table), y > 100)
+    )(x.long()),
+    "by the condition": lambda m, x: (
+        lambda y: F.embedding(torch.where(y > 50, y.clamp(2, 9), 0), m.table)
+    )(x.long()),
 }
 
 
@@ -191,11 +275,19 @@ def test_casts_do_not_stop_where_it_would_be_seen(name):
 
 
 def test_what_the_host_casts_does_not_stop():
-    """The rest is refused then, since a large number would be cut to 32 bits on its way in."""
+    """The rest is refused then, since a large number would be cut to 32 bits on its way
+    in.
+    """
     partitioner = TOSAPartitioner()
     ask = partitioner.support.why_not
-    partitioner.support.why_not = lambda n: ask(n) or ("kept apart" if n.target is aten.to.dtype else None)
-    module = Program(lambda m, x: F.embedding(x.long().minimum(m.last), m.table), table=TABLE, last=torch.tensor(9))
+    partitioner.support.why_not = lambda n: (
+        ask(n) or ("kept apart" if n.target is aten.to.dtype else None)
+    )
+    module = Program(
+        lambda m, x: F.embedding(x.long().minimum(m.last), m.table),
+        table=TABLE,
+        last=torch.tensor(9),
+    )
     x = torch.tensor([3e12, 2.0])
     lowered = delegraph.lower(module.eval(), (x,), backends=[partitioner])
     assert set(reasons(lowered)) == {"aten.to.dtype", "aten.minimum.default"}
@@ -203,7 +295,9 @@ def test_what_the_host_casts_does_not_stop():
 
 
 def test_a_part_proves_nothing_of_the_whole():
-    module, lowered = lower(lambda m, x: (F.embedding(x[:, :1], m.table), x + 1), IDS, table=TABLE)
+    module, lowered = lower(
+        lambda m, x: (F.embedding(x[:, :1], m.table), x + 1), IDS, table=TABLE
+    )
     large = torch.tensor([[1, LARGE, 2]])
     for found, wanted in zip(lowered(large), module(large), strict=True):
         torch.testing.assert_close(found, wanted)
@@ -221,7 +315,11 @@ TOGETHER = {
 def test_all_parts_prove_the_whole(name):
     """The tokens that a decoder takes one by one; each of them is an index."""
     module, lowered = lower(
-        lambda m, x: torch.cat([F.embedding(part, m.table).sum(0) for part in TOGETHER[name](x)]), IDS, table=TABLE
+        lambda m, x: torch.cat(
+            [F.embedding(part, m.table).sum(0) for part in TOGETHER[name](x)]
+        ),
+        IDS,
+        table=TABLE,
     )
     assert lowered.report.host_operators == 0, lowered.report
     torch.testing.assert_close(lowered(IDS), module(IDS))
@@ -237,8 +335,12 @@ def test_all_parts_prove_the_whole(name):
 )
 def test_some_parts_prove_nothing(parts):
     """One element is no index of the table."""
-    taken, large = parts[0], torch.tensor(parts[1])
-    forward = lambda m, x: ([F.embedding(part, m.table) for part in taken(x)], x + 1)  # noqa: E731
+    taken = parts[0]
+    large = torch.tensor(parts[1])
+    forward = lambda m, x: (
+        [F.embedding(part, m.table) for part in taken(x)],
+        x + 1,
+    )
     module, lowered = lower(forward, large % 10, table=TABLE)
     assert "aten.add.Tensor" in reasons(lowered)
     torch.testing.assert_close(lowered(large), module(large))
@@ -246,11 +348,15 @@ def test_some_parts_prove_nothing(parts):
 
 def test_nothing_is_proven_by_what_is_left_out():
     """An index tensor of which no element is used says nothing."""
-    module, lowered = lower(lambda m, x: (F.embedding(x.expand(0, 3), m.table), x == 1), IDS, table=TABLE)
+    module, lowered = lower(
+        lambda m, x: (F.embedding(x.expand(0, 3), m.table), x == 1), IDS, table=TABLE
+    )
     torch.testing.assert_close(lowered(IDS + LARGE)[1], module(IDS + LARGE)[1])
 
 
 def test_float_numbers_as_int64_stay_on_the_host():
     module, lowered = lower(lambda m, x: (x * 2).long(), torch.tensor([1e15, -2.5]))
     assert list(reasons(lowered)) == ["aten.to.dtype"]
-    torch.testing.assert_close(lowered(torch.tensor([1e15, -2.5])), module(torch.tensor([1e15, -2.5])))
+    torch.testing.assert_close(
+        lowered(torch.tensor([1e15, -2.5])), module(torch.tensor([1e15, -2.5]))
+    )

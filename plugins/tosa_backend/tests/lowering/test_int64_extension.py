@@ -1,4 +1,6 @@
-"""Targets of TOSA 1.1 with EXT-INT64 compute in int64: nothing is cast at the border, and nothing has to fit."""
+"""Targets of TOSA 1.1 with EXT-INT64 compute in int64: nothing is cast at the border,
+and nothing has to fit.
+"""
 
 from __future__ import annotations
 
@@ -23,42 +25,91 @@ large = torch.tensor([[LARGE + 3, -LARGE, 7]])
 
 def count(n, x):
     """What 32 bits may not hold: n - 1 is as large as an int64, and the step is 2."""
-    return while_loop(lambda i, x: i < n, lambda i, x: (i + 2, x + i), (torch.zeros((), dtype=torch.int64), x))
+    return while_loop(
+        lambda i, x: i < n,
+        lambda i, x: (i + 2, x + i),
+        (torch.zeros((), dtype=torch.int64), x),
+    )
 
 
 CASES = {
     "embedding": (lambda i: F.embedding(i, TABLE), (ids,)),
-    "arithmetic": (lambda i: (i + 5, i * 3 - LARGE, -i, i.abs(), i // 7, i % 5, i.cumsum(1)), (large,)),
-    "bits": (lambda i: (i & 3, i ^ 6, i | LARGE, i << 2, i >> 1, i >> 40, ~i), (large,)),
-    "comparisons": (lambda i: (i == 7, i > LARGE, torch.where(i > 3, i, -1), i.clamp(2, LARGE), i.bool()), (large,)),
-    "casts": (lambda i: (i.int(), i.to(torch.int8), (i > 0).long(), i.int().long()), (large,)),
-    "reductions": (lambda i: (i.sum(), i.amax(1), i.argmax(1), i.any(), i.prod(1)), (large,)),
-    "layout": (lambda i: (i.t(), torch.cat([i, i]), i.repeat(2, 2), F.pad(i, (1, 1)), i[:, 1:].flip(1)), (large,)),
-    "indices": (lambda i, j: (i.gather(1, j), i[:, j[0]], i.scatter(1, j, 5)), (large, torch.tensor([[0, 2, 1]]))),
-    "places": (lambda x: (x.argmax(1), *x.max(1), *x.topk(2), F.one_hot(x.argmax(1), 4)), (randn(2, 4),)),
+    "arithmetic": (
+        lambda i: (i + 5, i * 3 - LARGE, -i, i.abs(), i // 7, i % 5, i.cumsum(1)),
+        (large,),
+    ),
+    "bits": (
+        lambda i: (i & 3, i ^ 6, i | LARGE, i << 2, i >> 1, i >> 40, ~i),
+        (large,),
+    ),
+    "comparisons": (
+        lambda i: (
+            i == 7,
+            i > LARGE,
+            torch.where(i > 3, i, -1),
+            i.clamp(2, LARGE),
+            i.bool(),
+        ),
+        (large,),
+    ),
+    "casts": (
+        lambda i: (i.int(), i.to(torch.int8), (i > 0).long(), i.int().long()),
+        (large,),
+    ),
+    "reductions": (
+        lambda i: (i.sum(), i.amax(1), i.argmax(1), i.any(), i.prod(1)),
+        (large,),
+    ),
+    "layout": (
+        lambda i: (
+            i.t(),
+            torch.cat([i, i]),
+            i.repeat(2, 2),
+            F.pad(i, (1, 1)),
+            i[:, 1:].flip(1),
+        ),
+        (large,),
+    ),
+    "indices": (
+        lambda i, j: (i.gather(1, j), i[:, j[0]], i.scatter(1, j, 5)),
+        (large, torch.tensor([[0, 2, 1]])),
+    ),
+    "places": (
+        lambda x: (x.argmax(1), *x.max(1), *x.topk(2), F.one_hot(x.argmax(1), 4)),
+        (randn(2, 4),),
+    ),
     "loop": (count, (torch.tensor(7), large)),
 }
 
 
 def lowered(function, *inputs, target=TARGET):
     module = Function(function).eval()
-    return delegraph.lower(module, inputs, backends=["tosa"], options={"tosa": {"spec": target}})
+    return delegraph.lower(
+        module, inputs, backends=["tosa"], options={"tosa": {"spec": target}}
+    )
 
 
 @pytest.fixture(scope="module")
 def programs():
-    return {name: lowered(function, *inputs) for name, (function, inputs) in CASES.items()}
+    return {
+        name: lowered(function, *inputs) for name, (function, inputs) in CASES.items()
+    }
 
 
 def in_order(delegate, inputs):
     """The inputs as the file takes them: in the order of their first use."""
-    return [inputs[int(argument.name.rpartition("_")[2])] for argument in delegate.inputs]
+    return [
+        inputs[int(argument.name.rpartition("_")[2])] for argument in delegate.inputs
+    ]
 
 
 @pytest.fixture(scope="module")
 def judged(programs):
     jobs = [
-        (p.delegates[0].processed_bytes, [x.numpy() for x in in_order(p.delegates[0], CASES[name][1])])
+        (
+            p.delegates[0].processed_bytes,
+            [x.numpy() for x in in_order(p.delegates[0], CASES[name][1])],
+        )
         for name, p in programs.items()
     ]
     return dict(zip(programs, reference_tools.run_all(jobs), strict=True))
@@ -69,22 +120,33 @@ def test_equals_eager_in_int64(name, programs, judged):
     (function, inputs), program = CASES[name], programs[name]
     (delegate,) = program.delegates
     assert program.report.refusals == [] and program.report.host_operators == 0
-    assert [str(a.dtype) for a in delegate.inputs] == [str(x.dtype) for x in in_order(delegate, inputs)]
+    assert [str(a.dtype) for a in delegate.inputs] == [
+        str(x.dtype) for x in in_order(delegate, inputs)
+    ]
     wanted = tree_leaves(function(*inputs))
-    for mine, theirs, eager in zip(tree_leaves(program(*inputs)), judged[name], wanted, strict=True):
+    for mine, theirs, eager in zip(
+        tree_leaves(program(*inputs)), judged[name], wanted, strict=True
+    ):
         torch.testing.assert_close(mine, eager, rtol=0, atol=0)
-        torch.testing.assert_close(torch.from_numpy(theirs).reshape(eager.shape), eager, rtol=0, atol=0)
+        torch.testing.assert_close(
+            torch.from_numpy(theirs).reshape(eager.shape), eager, rtol=0, atol=0
+        )
 
 
 @pytest.mark.parametrize("name", ["arithmetic", "loop"])
 def test_the_strict_validator_accepts(name, programs):
     file = programs[name].delegates[0].processed_bytes
-    reference_tools.check_strictly(file, "pro_fp,pro_int", "int64,controlflow", version="1.1.draft")
+    reference_tools.check_strictly(
+        file, "pro_fp,pro_int", "int64,controlflow", version="1.1.draft"
+    )
 
 
 def test_nothing_is_narrowed(programs):
     graph = read(programs["arithmetic"].delegates[0].processed_bytes)
-    assert {v.dtype for op in graph.operators for v in op.outputs} <= {DType.INT64, DType.BOOL}
+    assert {v.dtype for op in graph.operators for v in op.outputs} <= {
+        DType.INT64,
+        DType.BOOL,
+    }
 
 
 def test_what_has_no_operator_on_int64_has_to_fit():

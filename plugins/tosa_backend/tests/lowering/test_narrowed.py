@@ -29,13 +29,21 @@ def _small(t, x):
 
 
 CASES = {
-    **{f"shift {bits}": lambda t, x, bits=bits: t.right_shift(x, bits) for bits in (1, 2, 8, 30, 31)},
-    **{f"mask {bits}": lambda t, x, bits=bits: t.bitwise_and(x, (1 << bits) - 1) for bits in (1, 8, 31)},
+    **{
+        f"shift {bits}": lambda t, x, bits=bits: t.right_shift(x, bits)
+        for bits in (1, 2, 8, 30, 31)
+    },
+    **{
+        f"mask {bits}": lambda t, x, bits=bits: t.bitwise_and(x, (1 << bits) - 1)
+        for bits in (1, 8, 31)
+    },
     "largest": lambda t, x: t.reduce_max(x, 0),
     "smallest": lambda t, x: t.reduce_min(x, 1),
     "mask of bools": lambda t, x: t.select(SEEN, x, 5),
     "bools between two": lambda t, x: t.select(SEEN, x, t.abs(t.maximum(x, -7))),
-    "bools of int8": lambda t, x: t.cast(t.select(SEEN, _small(t, x), t.cast(t.like(9, x), DType.INT8)), DType.INT32),
+    "bools of int8": lambda t, x: t.cast(
+        t.select(SEEN, _small(t, x), t.cast(t.like(9, x), DType.INT8)), DType.INT32
+    ),
     "bools below all": lambda t, x: t.select(SEEN, x, -(2**31)),
     "bools above all": lambda t, x: t.select(SEEN, t.minimum(x, 3), 3),
 }
@@ -47,7 +55,8 @@ def test_the_integers_are_the_same(name, seed):
     generator = np.random.default_rng(seed)
     elements = generator.integers(-(2**31), 2**31, (7, 3)).astype(np.int32)
     elements.flat[:6] = ENDS
-    found, ranges = [], []
+    found = []
+    ranges = []
     for target in ("TOSA-1.0+INT", "TOSA-1.0+INT+plain"):
         t = Tosa(TosaSpec.parse(target))
         x = Value(Type((7, 3), DType.INT32))

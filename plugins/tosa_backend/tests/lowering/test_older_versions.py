@@ -1,4 +1,6 @@
-"""What is made of programs for TOSA 0.80: what that version lacks is computed otherwise, or refused by name."""
+"""What is made of programs for TOSA 0.80: what that version lacks is computed
+otherwise, or refused by name.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,17 @@ import delegraph
 import pytest
 import torch
 from delegraph_tosa import read
-from delegraph_tosa.ir.operators import AVG_POOL2D, COND_IF, CONV2D, DEPTHWISE_CONV2D, RESCALE
+from delegraph_tosa.ir.operators import (
+    AVG_POOL2D,
+    COND_IF,
+    CONV2D,
+    DEPTHWISE_CONV2D,
+    RESCALE,
+)
 from torch import nn
 
-MI, NEW = "TOSA-0.80+MI", "TOSA-1.0+FP+INT"
+MI = "TOSA-0.80+MI"
+NEW = "TOSA-1.0+FP+INT"
 
 
 class Call(nn.Module):
@@ -22,7 +31,9 @@ class Call(nn.Module):
 
 
 def lower(module, *inputs, spec=MI):
-    return delegraph.lower(module.eval(), inputs, backends=["tosa"], options={"tosa": {"spec": spec}})
+    return delegraph.lower(
+        module.eval(), inputs, backends=["tosa"], options={"tosa": {"spec": spec}}
+    )
 
 
 def graph(lowered):
@@ -30,7 +41,9 @@ def graph(lowered):
     return read(bytes(delegate.processed_bytes))
 
 
-@pytest.mark.parametrize(("largest", "error"), [(1, 1e-7), (12_000, 2e-7), (100_000, 1e-6)])
+@pytest.mark.parametrize(
+    ("largest", "error"), [(1, 1e-7), (12_000, 2e-7), (100_000, 1e-6)]
+)
 @pytest.mark.parametrize("function", [torch.sin, torch.cos])
 def test_waves(function, largest, error):
     x = (torch.rand(4096, generator=torch.Generator().manual_seed(0)) * 2 - 1) * largest
@@ -42,12 +55,16 @@ def test_waves(function, largest, error):
 def test_waves_of_special_values():
     x = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-40, -1e-40])
     found = lower(Call(lambda x: (torch.sin(x), torch.cos(x))), x)(x)
-    torch.testing.assert_close(found, (torch.sin(x), torch.cos(x)), rtol=0, atol=1e-45, equal_nan=True)
+    torch.testing.assert_close(
+        found, (torch.sin(x), torch.cos(x)), rtol=0, atol=1e-45, equal_nan=True
+    )
     assert torch.equal(found[0].signbit()[:2], x.signbit()[:2])
 
 
 def test_rotary_positions_are_constants():
-    """What is known while lowering is computed by 1.0's operators: only the result is in the file."""
+    """What is known while lowering is computed by 1.0's operators: only the result is
+    in the file.
+    """
     angles = torch.arange(8.0)
     lowered = lower(Call(lambda x: x * torch.sin(angles)), torch.ones(8))
     assert [op.name for op in graph(lowered).operators] == ["MUL"]
@@ -56,7 +73,8 @@ def test_rotary_positions_are_constants():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_convolutions_of_short_floats_are_rounded_at_the_end(dtype):
     torch.manual_seed(0)
-    x, layers = torch.randn(1, 3, 8, 8).to(dtype), nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 4, 3))
+    x = torch.randn(1, 3, 8, 8).to(dtype)
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 4, 3))
     lowered = lower(layers.to(dtype), x)
     assert lowered.host_operators == 0
     convolution = next(op for op in graph(lowered).operators if isinstance(op, CONV2D))
@@ -65,24 +83,31 @@ def test_convolutions_of_short_floats_are_rounded_at_the_end(dtype):
         "fp32",
     )
     wanted = x
-    for layer in layers.double():  # eager's own kernels of short floats round more often on some processors
+    # eager's own kernels of short floats round more often on some processors
+    for layer in layers.double():
         wanted = layer(wanted.double()).to(dtype)
-    torch.testing.assert_close(lowered(x), wanted, rtol=2**-8 if dtype is torch.bfloat16 else 2**-11, atol=1e-3)
+    torch.testing.assert_close(
+        lowered(x), wanted, rtol=2**-8 if dtype is torch.bfloat16 else 2**-11, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("function", [torch.fmax, torch.fmin])
 def test_numbers_win_over_nan(function):
-    left, right = torch.tensor([1.0, torch.nan, 3.0, torch.nan]), torch.tensor([torch.nan, 2.0, 4.0, torch.nan])
+    left = torch.tensor([1.0, torch.nan, 3.0, torch.nan])
+    right = torch.tensor([torch.nan, 2.0, 4.0, torch.nan])
     lowered = lower(Call(function), left, right)
     assert lowered.host_operators == 0
-    torch.testing.assert_close(lowered(left, right), function(left, right), equal_nan=True)
+    torch.testing.assert_close(
+        lowered(left, right), function(left, right), equal_nan=True
+    )
 
 
 def test_branches_need_no_extension():
     def chosen(p, x):
         return torch.cond(p, lambda x: x + 1, lambda x: x * 2, (x,))
 
-    p, x = torch.tensor(True), torch.ones(3)
+    p = torch.tensor(True)
+    x = torch.ones(3)
     lowered = lower(Call(chosen), p, x)
     assert lowered.host_operators == 0, lowered.report
     assert any(isinstance(op, COND_IF) for op in graph(lowered).operators)
@@ -102,8 +127,12 @@ class Counter(nn.Module):
 def test_what_it_lacks_is_refused_by_name():
     x = torch.ones(2, 3)
     size = torch.export.Dim("size")
-    program = torch.export.export(Call(torch.relu), (x,), dynamic_shapes=(({0: size},),))
-    dynamic = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": MI}})
+    program = torch.export.export(
+        Call(torch.relu), (x,), dynamic_shapes=(({0: size},),)
+    )
+    dynamic = delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": MI}}
+    )
     assert "dynamic shape" in dynamic.report.refusals[0].reason
     floats = lower(Call(torch.relu), x, spec="TOSA-0.80+BI")
     assert "needs MI; the target is TOSA-0.80+BI" in floats.report.refusals[0].reason
@@ -118,8 +147,14 @@ def test_a_mean_over_an_image_has_a_stride_of_1():
     program = delegraph.quantize(module, [(x,)], backend="tosa")
     strides = {}
     for spec in ("TOSA-0.80+BI", "TOSA-1.0+INT"):
-        lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}})
-        pools = [op for op in graph(lowered).operators if isinstance(op, DEPTHWISE_CONV2D | AVG_POOL2D)]
+        lowered = delegraph.lower(
+            program, backends=["tosa"], options={"tosa": {"spec": spec}}
+        )
+        pools = [
+            op
+            for op in graph(lowered).operators
+            if isinstance(op, DEPTHWISE_CONV2D | AVG_POOL2D)
+        ]
         strides[spec] = [op.stride for op in pools], lowered(x)
     assert strides["TOSA-0.80+BI"][0] == [(1, 1)]
     assert strides["TOSA-1.0+INT"][0] == [(9, 7)]
@@ -134,5 +169,7 @@ def test_bytes_are_what_rescale_says():
     image = torch.arange(0, 256, 51, dtype=torch.uint8)
     lowered = lower(Pixels(), image)
     assert lowered.host_operators == 0, lowered.report
-    assert any(isinstance(op, RESCALE) and op.input_unsigned for op in graph(lowered).operators)
+    assert any(
+        isinstance(op, RESCALE) and op.input_unsigned for op in graph(lowered).operators
+    )
     assert torch.equal(lowered(image), Pixels()(image))

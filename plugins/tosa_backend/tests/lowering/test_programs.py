@@ -1,4 +1,6 @@
-"""Programs with what single operators do not show: sharing, aliases, constants, results that are no operator's."""
+"""Programs with what single operators do not show: sharing, aliases, constants, results
+that are no operator's.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ class Program(nn.Module):
         super().__init__()
         self.function = function
         for name, part in parts.items():
-            self.register_buffer(name, part) if isinstance(part, torch.Tensor) else setattr(self, name, part)
+            (
+                self.register_buffer(name, part)
+                if isinstance(part, torch.Tensor)
+                else setattr(self, name, part)
+            )
 
     def forward(self, *args):
         return self.function(self, *args)
@@ -75,35 +81,81 @@ def positions(m, x):
     return x + (m.ids[:, 1:5] - 1).float()
 
 
-IMAGE, ROWS = torch.randn(2, 4, 8, 8), torch.randn(2, 5, 8)
+IMAGE = torch.randn(2, 4, 8, 8)
+ROWS = torch.randn(2, 5, 8)
 PROGRAMS = {
-    "bottleneck": (Program(bottleneck, first=conv(4, 4, 3, padding=1), second=conv(4, 4, 1), norm=live(4)), [IMAGE]),
-    "a shared convolution is not folded away": (Program(twice, first=conv(4, 4, 3), norm=live(4)), [IMAGE]),
-    "in-place activations": (
-        Program(lambda m, x: F.hardtanh_(F.relu6(m.first(x), inplace=True).mul_(2).add_(1)), first=conv(4, 6, 3)),
+    "bottleneck": (
+        Program(
+            bottleneck,
+            first=conv(4, 4, 3, padding=1),
+            second=conv(4, 4, 1),
+            norm=live(4),
+        ),
         [IMAGE],
     ),
-    "no_grad and tensor literals": (Program(without_gradient, scale=torch.randn(8)), [ROWS]),
-    "attention": (Program(attention, project=nn.Linear(8, 24), mask=torch.triu(torch.full((9, 9), -1e30), 1)), [ROWS]),
-    "pyramid": (Program(pyramid, first=conv(4, 3, 3, padding=1)), [IMAGE]),
-    "across layouts": (Program(across_layouts, first=conv(4, 4, 3, 2)), [IMAGE]),
-    "int64 positions that fold": (Program(positions, ids=torch.arange(9)[None]), [torch.randn(2, 4)]),
-    "an empty cache": (
-        Program(lambda m, x: torch.cat([m.cache, torch.cat([x[:, :0], x], 1)], 1).relu(), cache=torch.empty(0)),
+    "a shared convolution is not folded away": (
+        Program(twice, first=conv(4, 4, 3), norm=live(4)),
+        [IMAGE],
+    ),
+    "in-place activations": (
+        Program(
+            lambda m, x: F.hardtanh_(F.relu6(m.first(x), inplace=True).mul_(2).add_(1)),
+            first=conv(4, 6, 3),
+        ),
+        [IMAGE],
+    ),
+    "no_grad and tensor literals": (
+        Program(without_gradient, scale=torch.randn(8)),
         [ROWS],
     ),
-    "rank 0": (Program(lambda m, x, s: (x * s).mean() - s * 2), [ROWS, torch.tensor(0.5)]),
+    "attention": (
+        Program(
+            attention,
+            project=nn.Linear(8, 24),
+            mask=torch.triu(torch.full((9, 9), -1e30), 1),
+        ),
+        [ROWS],
+    ),
+    "pyramid": (Program(pyramid, first=conv(4, 3, 3, padding=1)), [IMAGE]),
+    "across layouts": (Program(across_layouts, first=conv(4, 4, 3, 2)), [IMAGE]),
+    "int64 positions that fold": (
+        Program(positions, ids=torch.arange(9)[None]),
+        [torch.randn(2, 4)],
+    ),
+    "an empty cache": (
+        Program(
+            lambda m, x: torch.cat([m.cache, torch.cat([x[:, :0], x], 1)], 1).relu(),
+            cache=torch.empty(0),
+        ),
+        [ROWS],
+    ),
+    "rank 0": (
+        Program(lambda m, x, s: (x * s).mean() - s * 2),
+        [ROWS, torch.tensor(0.5)],
+    ),
     "the same result three times": (Program(lambda m, x: (x + 1,) * 3), [ROWS]),
     "an input as a result": (Program(lambda m, x, y: (y, x + y, x)), [ROWS, ROWS * 2]),
     "an unused input": (Program(lambda m, x, y: y.relu()), [ROWS, torch.randn(3)]),
     "a view of a view of a weight": (
-        Program(lambda m, x: x @ m.w.view(4, 2, 8).transpose(0, 1).reshape(8, 8)[:, :3], w=torch.randn(8, 8)),
+        Program(
+            lambda m, x: x @ m.w.view(4, 2, 8).transpose(0, 1).reshape(8, 8)[:, :3],
+            w=torch.randn(8, 8),
+        ),
         [ROWS],
     ),
-    "numbers that torch makes tensors of": (Program(lambda m, x: torch.vmap(lambda row: row * 2 + 1)(x)), [ROWS]),
-    "weights that are not contiguous": (Program(lambda m, x: F.linear(x, m.w), w=torch.randn(8, 5).t()), [ROWS]),
+    "numbers that torch makes tensors of": (
+        Program(lambda m, x: torch.vmap(lambda row: row * 2 + 1)(x)),
+        [ROWS],
+    ),
+    "weights that are not contiguous": (
+        Program(lambda m, x: F.linear(x, m.w), w=torch.randn(8, 5).t()),
+        [ROWS],
+    ),
     "a channels-last convolution": (
-        Program(lambda m, x: m.first(x), first=conv(4, 6, 3).to(memory_format=torch.channels_last)),
+        Program(
+            lambda m, x: m.first(x),
+            first=conv(4, 6, 3).to(memory_format=torch.channels_last),
+        ),
         [IMAGE.to(memory_format=torch.channels_last)],
     ),
 }
@@ -112,24 +164,49 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_equals_eager_in_one_delegate(name):
     module, inputs = PROGRAMS[name]
-    lowered = delegraph.lower(module.eval(), tuple(inputs), backends=["tosa"], require_full=True)
+    lowered = delegraph.lower(
+        module.eval(), tuple(inputs), backends=["tosa"], require_full=True
+    )
     assert len(lowered.delegates) == 1
-    found, wanted = lowered(*inputs), module(*inputs)
-    for mine, theirs in zip(*(r if isinstance(r, tuple) else (r,) for r in (found, wanted)), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+    found = lowered(*inputs)
+    wanted = module(*inputs)
+    for mine, theirs in zip(
+        *(r if isinstance(r, tuple) else (r,) for r in (found, wanted)), strict=True
+    ):
+        torch.testing.assert_close(
+            mine, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item()
+        )
 
 
 def test_constants_fold_into_few_operators():
-    """Batch norm, scales and biases around convolutions leave nothing but the convolutions and what is between."""
-    module = nn.Sequential(conv(4, 6, 3), live(6), nn.ReLU(), conv(6, 6, 3, groups=6), live(6), nn.ReLU6(inplace=True))
+    """Batch norm, scales and biases around convolutions leave nothing but the
+    convolutions and what is between.
+    """
+    module = nn.Sequential(
+        conv(4, 6, 3),
+        live(6),
+        nn.ReLU(),
+        conv(6, 6, 3, groups=6),
+        live(6),
+        nn.ReLU6(inplace=True),
+    )
     lowered = delegraph.lower(module.eval(), (IMAGE,), backends=["tosa"])
     operators = [op.name for op in read(lowered.delegates[0].processed_bytes).operators]
-    assert operators == ["TRANSPOSE", "CONV2D", "CLAMP", "DEPTHWISE_CONV2D", "CLAMP", "TRANSPOSE"]
+    assert operators == [
+        "TRANSPOSE",
+        "CONV2D",
+        "CLAMP",
+        "DEPTHWISE_CONV2D",
+        "CLAMP",
+        "TRANSPOSE",
+    ]
 
 
 def test_a_large_constant_is_not_expanded_in_the_file():
     module = Program(lambda m, x: x + m.row.expand(512, 512), row=torch.randn(512))
-    lowered = delegraph.lower(module.eval(), (torch.randn(512, 512),), backends=["tosa"])
+    lowered = delegraph.lower(
+        module.eval(), (torch.randn(512, 512),), backends=["tosa"]
+    )
     assert len(lowered.delegates[0].processed_bytes) < 8192
 
 

@@ -1,4 +1,6 @@
-"""Random programs with two dynamic dimensions: what is delegated equals eager at every size, and nothing crashes."""
+"""Random programs with two dynamic dimensions: what is delegated equals eager at every
+size, and nothing crashes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ SPEC = "TOSA-1.1+FP+INT+shape"
 
 
 class Drawn(nn.Module):
-    """Applies functions to values so far, which are known by their position; returns the last values."""
+    """Applies functions to values so far, which are known by their position; returns
+    the last values.
+    """
 
     def __init__(self, steps):
         super().__init__()
@@ -31,13 +35,18 @@ class Drawn(nn.Module):
 
 
 def drawn(seed: int) -> Drawn:
-    """A program on x [n,m,4] and y [n,4]: each step is one that eager takes at two sizes, with equal patterns."""
+    """A program on x [n,m,4] and y [n,4]: each step is one that eager takes at two
+    sizes, with equal patterns.
+    """
     draw = random.Random(seed)
     tried = [inputs(n, m) for n, m in SIZES]
-    values, steps = [list(pair) for pair in tried], []
+    values = [list(pair) for pair in tried]
+    steps = []
     while len(steps) < 6:
         step = draw.choice(STEPS)
-        operands = [draw.randrange(len(values[0])) for _ in range(step.__code__.co_argcount - 1)]
+        operands = [
+            draw.randrange(len(values[0])) for _ in range(step.__code__.co_argcount - 1)
+        ]
         choice = draw.randrange(1 << 16)
         found = attempt(step, choice, operands, values)
         if found is not None:
@@ -52,12 +61,17 @@ def bound(step, choice):
 
 
 def attempt(step, choice, operands, values):
-    """The step's results at all sizes; None if eager refuses one, or a result is empty, huge or of a high rank."""
+    """The step's results at all sizes; None if eager refuses one, or a result is empty,
+    huge or of a high rank.
+    """
     try:
         found = [step(choice, *[known[k] for k in operands]) for known in values]
     except (RuntimeError, IndexError, ValueError):
         return None
-    fits = all(0 < f.numel() < 20_000 and 0 < f.dim() < 5 and f.abs().max() < 1e4 for f in found)
+    fits = all(
+        0 < f.numel() < 20_000 and 0 < f.dim() < 5 and f.abs().max() < 1e4
+        for f in found
+    )
     return found if fits else None
 
 
@@ -97,26 +111,44 @@ STEPS = [
     lambda c, x: x.unsqueeze(0).expand(x.shape[0], *x.shape),
     lambda c, x: torch.cat([x, x], axis(c, x)).tril(),
     lambda c, x: x.reshape(-1, x.shape[-1]),
-    lambda c, x: torch.nn.functional.layer_norm(x, x.shape[-1:]) if c % 2 else x.var(-1),
+    lambda c, x: (
+        torch.nn.functional.layer_norm(x, x.shape[-1:]) if c % 2 else x.var(-1)
+    ),
     lambda c, x: torch.zeros(x.shape[0], 2 * x.shape[-1]) + 1,
 ]
 
 
 def check(seed: int) -> bool:
-    """Whether the program could be exported; of an export, all that is delegated agrees with eager."""
+    """Whether the program could be exported; of an export, all that is delegated agrees
+    with eager.
+    """
     module = drawn(seed)
-    n, m = Dim("n", min=3, max=32), Dim("m", min=3, max=32)
+    n = Dim("n", min=3, max=32)
+    m = Dim("m", min=3, max=32)
     try:
-        program = torch.export.export(module, inputs(*SIZES[0]), dynamic_shapes=({0: n, 1: m}, {0: n}), strict=False)
-    except Exception:  # torch fixes a size, for example where two that differ are compared
+        program = torch.export.export(
+            module,
+            inputs(*SIZES[0]),
+            dynamic_shapes=({0: n, 1: m}, {0: n}),
+            strict=False,
+        )
+    except Exception:
+        # torch fixes a size, for example where two that differ are compared
         return False
-    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": SPEC}})
+    lowered = delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": SPEC}}
+    )
     for size in SIZES:
         args = inputs(*size)
         exact = tree_leaves(module(*[x.double() for x in args]))
-        for mine, theirs, right in zip(tree_leaves(lowered(*args)), tree_leaves(module(*args)), exact, strict=True):
+        for mine, theirs, right in zip(
+            tree_leaves(lowered(*args)), tree_leaves(module(*args)), exact, strict=True
+        ):
             assert mine.shape == theirs.shape, (seed, size)
-            error, own = ((v.double() - right).abs().max() / right.abs().max().clamp_min(1e-3) for v in (mine, theirs))
+            error, own = (
+                (v.double() - right).abs().max() / right.abs().max().clamp_min(1e-3)
+                for v in (mine, theirs)
+            )
             assert error < 1e-5 + 10 * own, (seed, size, float(error), float(own))
     return True
 

@@ -1,4 +1,6 @@
-"""What the rules refuse, word for word: these texts are what a user reads in the report."""
+"""What the rules refuse, word for word: these texts are what a user reads in the
+report.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Function(nn.Module):
 
 def lower(function, *inputs, spec="TOSA-1.0+FP+INT", **options):
     module = function if isinstance(function, nn.Module) else Function(function)
-    return lower_program(torch.export.export(module, inputs, **options), Tosa(TosaSpec.parse(spec)))
+    return lower_program(
+        torch.export.export(module, inputs, **options), Tosa(TosaSpec.parse(spec))
+    )
 
 
 def message(function, *inputs, **options):
@@ -39,8 +43,16 @@ def message(function, *inputs, **options):
 
 x = torch.randn(1, 2, 6, 6)
 REFUSALS = [
-    (lambda x: torch.special.i1(x), (x,), "aten.special_i1.default: no TOSA lowering for this operator"),
-    (lambda x: x.double(), (x,), "aten.to.dtype: the result: TOSA has no torch.float64"),
+    (
+        lambda x: torch.special.i1(x),
+        (x,),
+        "aten.special_i1.default: no TOSA lowering for this operator",
+    ),
+    (
+        lambda x: x.double(),
+        (x,),
+        "aten.to.dtype: the result: TOSA has no torch.float64",
+    ),
     (
         lambda x: F.max_pool2d(x, 3, 1, 1, return_indices=True)[1],
         (torch.randn(1, 1, 400, 400),),
@@ -49,25 +61,39 @@ REFUSALS = [
     (
         lambda x: F.dropout(x, 0.25, training=True),
         (x,),
-        "aten.dropout.default: dropout of 0.25 in training draws random numbers, which TOSA cannot",
+        (
+            "aten.dropout.default: dropout of 0.25 in training draws random numbers,"
+            " which TOSA cannot"
+        ),
     ),
     (
         lambda x: F.batch_norm(x, None, None, training=True),
         (x,),
-        "aten.batch_norm.default: batch normalization with statistics of the batch is not lowered, "
-        "only with running ones",
+        (
+            "aten.batch_norm.default: batch normalization with statistics of the batch"
+            " is not lowered, only with running ones"
+        ),
     ),
     (
         lambda x: x.sum(),
         (torch.ones(3, dtype=torch.int32),),
-        "aten.sum.default: TOSA REDUCE_SUM: its int64 result may be from -6442450944 to 6442450941, "
-        "more than 32 bits hold",
+        (
+            "aten.sum.default: TOSA REDUCE_SUM: its int64 result may be from"
+            " -6442450944 to 6442450941, more than 32 bits hold"
+        ),
     ),
-    (lambda x: x + 1000, (torch.ones(3, dtype=torch.int8),), "aten.add.Tensor: the number 1000 does not fit into int8"),
+    (
+        lambda x: x + 1000,
+        (torch.ones(3, dtype=torch.int8),),
+        "aten.add.Tensor: the number 1000 does not fit into int8",
+    ),
     (
         lambda x: x.clamp(0.5),
         (torch.ones(3, dtype=torch.int32),),
-        "aten.clamp.default: limits 0.5 and None of int32 are not lowered, only whole numbers",
+        (
+            "aten.clamp.default: limits 0.5 and None of int32 are not lowered, only"
+            " whole numbers"
+        ),
     ),
     (
         lambda x: x**-2,
@@ -77,33 +103,54 @@ REFUSALS = [
     (
         lambda x: x / 1e-39,
         (x,),
-        "aten.div.Tensor: 1 / 1e-39, by which a division multiplies, is no normal number of fp32",
+        (
+            "aten.div.Tensor: 1 / 1e-39, by which a division multiplies, is no normal"
+            " number of fp32"
+        ),
     ),
     (
         lambda x: x[:, :0].sum() + 1,
         (x,),
-        "aten.sum.default: the input slice_1 of shape [1, 0, 6, 6] is empty; TOSA has no empty tensors",
+        (
+            "aten.sum.default: the input slice_1 of shape [1, 0, 6, 6] is empty; TOSA"
+            " has no empty tensors"
+        ),
     ),
-    (lambda x: x + 1, (torch.ones(3, dtype=torch.int64),), "the input args_0: a tensor of int64 is not in TOSA 1.0"),
+    (
+        lambda x: x + 1,
+        (torch.ones(3, dtype=torch.int64),),
+        "the input args_0: a tensor of int64 is not in TOSA 1.0",
+    ),
     (
         lambda x: x + 1,
         (torch.ones(3, dtype=torch.bfloat16),),
-        "the input args_0: a tensor of bf16 needs EXT-BF16; the target is TOSA-1.0+FP+INT",
+        (
+            "the input args_0: a tensor of bf16 needs EXT-BF16; the target is"
+            " TOSA-1.0+FP+INT"
+        ),
     ),
     (
         lambda x: x.reshape(1, 1, 1, 2, 3, 2, 6).relu(),
         (x,),
-        "aten.reshape.default: TOSA RESHAPE: [1x1x1x2x3x2x6]fp32 has rank 7, MAX_RANK is 6",
+        (
+            "aten.reshape.default: TOSA RESHAPE: [1x1x1x2x3x2x6]fp32 has rank 7,"
+            " MAX_RANK is 6"
+        ),
     ),
     (
         lambda x, w: F.conv2d(x, w, dilation=5000, padding=5000),
         (x, torch.ones(2, 2, 2, 2)),
-        "aten.conv2d.default: TOSA CONV2D: dilation_y * KH is 10000, MAX_KERNEL is 8192",
+        (
+            "aten.conv2d.default: TOSA CONV2D: dilation_y * KH is 10000, MAX_KERNEL is"
+            " 8192"
+        ),
     ),
 ]
 
 
-@pytest.mark.parametrize(("function", "inputs", "text"), REFUSALS, ids=[text[:60] for *_, text in REFUSALS])
+@pytest.mark.parametrize(
+    ("function", "inputs", "text"), REFUSALS, ids=[text[:60] for *_, text in REFUSALS]
+)
 def test_refusals(function, inputs, text):
     assert message(function, *inputs) == text
 
@@ -111,10 +158,17 @@ def test_refusals(function, inputs, text):
 def test_the_target_decides():
     ints = torch.ones(2, 3, dtype=torch.int32)
     said = message(lambda x: x.reshape(3, 2) + 1, ints, spec="TOSA-1.0+FP")
-    assert said == "aten.reshape.default: TOSA RESHAPE on int32 needs PRO-INT; the target is TOSA-1.0+FP"
+    assert (
+        said
+        == "aten.reshape.default: TOSA RESHAPE on int32 needs PRO-INT; the target is"
+        " TOSA-1.0+FP"
+    )
     assert lower(lambda x: x.reshape(3, 2) + 1, ints, spec="TOSA-1.0+FP+INT").operators
     said = message(lambda x: x.relu(), torch.ones(3), spec="TOSA-1.0+INT")
-    assert said == "the input args_0: a tensor of fp32 needs PRO-FP; the target is TOSA-1.0+INT"
+    assert (
+        said
+        == "the input args_0: a tensor of fp32 needs PRO-FP; the target is TOSA-1.0+INT"
+    )
 
 
 def test_dynamic_shapes():
@@ -125,8 +179,14 @@ def test_dynamic_shapes():
 
 
 def test_python_values_as_inputs_and_outputs():
-    assert message(lambda x, n: x + n, torch.ones(3), 2) == "the input args_1 is 2, not a tensor"
-    assert message(lambda x: (x + 1, 5), torch.ones(3)) == "output 1 is the Python value 5, not a tensor"
+    assert (
+        message(lambda x, n: x + n, torch.ones(3), 2)
+        == "the input args_1 is 2, not a tensor"
+    )
+    assert (
+        message(lambda x: (x + 1, 5), torch.ones(3))
+        == "output 1 is the Python value 5, not a tensor"
+    )
 
 
 def test_the_error_names_the_node_and_the_line():
@@ -138,9 +198,14 @@ def test_the_error_names_the_node_and_the_line():
 
 
 def test_a_wrong_rule_is_our_defect(monkeypatch):
-    wrong = RULES[aten.relu.default, Value]._replace(function=lambda t, self: Value(Type((1,), DType.FP32)))
+    wrong = RULES[aten.relu.default, Value]._replace(
+        function=lambda t, self: Value(Type((1,), DType.FP32))
+    )
     monkeypatch.setitem(RULES, (aten.relu.default, Value), wrong)
-    with pytest.raises(InternalError, match=r"made \[1\]fp32 of aten.relu.default, which returns \[1x2x6x6\]fp32"):
+    with pytest.raises(
+        InternalError,
+        match=r"made \[1\]fp32 of aten.relu.default, which returns \[1x2x6x6\]fp32",
+    ):
         lower(lambda x: x.relu(), x)
 
 
@@ -163,5 +228,10 @@ def test_rules_are_checked_when_they_are_registered():
         def again(t, self):
             return self
 
-    with pytest.raises(TypeError, match=r"indexes of aten::special_i1\(Tensor self\).*: it has no argument rows"):
-        lowers(aten.special_i1.default, indexes={"rows": rows("self")})(lambda t, self: self)
+    with pytest.raises(
+        TypeError,
+        match=r"indexes of aten::special_i1\(Tensor self\).*: it has no argument rows",
+    ):
+        lowers(aten.special_i1.default, indexes={"rows": rows("self")})(
+            lambda t, self: self
+        )

@@ -1,4 +1,6 @@
-"""Models in bfloat16 and float16: one delegate each, as near to the exact results as eager is in that type."""
+"""Models in bfloat16 and float16: one delegate each, as near to the exact results as
+eager is in that type.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,10 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
-        self.wide, self.narrow = nn.Linear(16, 32), nn.Linear(32, 16)
-        self.first, self.second = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.wide = nn.Linear(16, 32)
+        self.narrow = nn.Linear(32, 16)
+        self.first = nn.LayerNorm(16)
+        self.second = nn.LayerNorm(16)
 
     def forward(self, x):
         x = self.first(x + self.attention(x, x, x, need_weights=False)[0])
@@ -37,17 +41,27 @@ class Block(nn.Module):
 
 
 def bert():
-    return nn.Sequential(nn.Embedding(50, 16), Block(), Block()), torch.arange(12).reshape(2, 6) * 4
+    return (
+        nn.Sequential(nn.Embedding(50, 16), Block(), Block()),
+        torch.arange(12).reshape(2, 6) * 4,
+    )
 
 
 def mlp():
-    return nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 4)), randn(5, 8)
+    return nn.Sequential(
+        nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 4)
+    ), randn(5, 8)
 
 
 def cnn():
     layers = (
         *(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU6()),
-        *(nn.Conv2d(8, 8, 3, groups=8, padding=1), nn.BatchNorm2d(8), nn.Hardswish(), nn.MaxPool2d(2)),
+        *(
+            nn.Conv2d(8, 8, 3, groups=8, padding=1),
+            nn.BatchNorm2d(8),
+            nn.Hardswish(),
+            nn.MaxPool2d(2),
+        ),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5), nn.Softmax(-1)),
     )
     return nn.Sequential(*layers), randn(2, 3, 8, 8)
@@ -71,7 +85,9 @@ def distance(found, exact):
     return ((found.double() - exact).abs().max() / exact.abs().max()).item()
 
 
-@pytest.mark.parametrize("dtype", TARGETS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize(
+    "dtype", TARGETS, ids=lambda dtype: str(dtype).removeprefix("torch.")
+)
 @pytest.mark.parametrize("make", [mlp, cnn, bert], ids=lambda make: make.__name__)
 def test_a_model_is_one_delegate_as_exact_as_eager(make, dtype):
     torch.manual_seed(0)
@@ -79,19 +95,30 @@ def test_a_model_is_one_delegate_as_exact_as_eager(make, dtype):
     model = statistics_of(model, inputs)
     with torch.no_grad():
         exact = deepcopy(model).double()(to(inputs, torch.float64))
-        short, given = model.to(dtype), to(inputs, dtype)
+        short = model.to(dtype)
+        given = to(inputs, dtype)
         eager = short(given)
     options = {"tosa": {"spec": TARGETS[dtype]}}
     lowered = delegraph.lower(short, (given,), backends=["tosa"], options=options)
-    assert len(lowered.delegates) == 1 and lowered.report.host_operators == 0, lowered.report
+    assert len(lowered.delegates) == 1 and lowered.report.host_operators == 0, (
+        lowered.report
+    )
     file = lowered.delegates[0].processed_bytes
     allowed = 2 * distance(eager, exact) + ULP[dtype]
     assert lowered(given).dtype is dtype and distance(lowered(given), exact) < allowed
-    reference_tools.check_strictly(file, "pro_fp", "bf16" if dtype is torch.bfloat16 else "")
+    reference_tools.check_strictly(
+        file, "pro_fp", "bf16" if dtype is torch.bfloat16 else ""
+    )
     entering = given.to(torch.int32) if given.dtype is torch.int64 else given
-    held = entering.view(torch.uint16) if dtype is torch.bfloat16 and entering.is_floating_point() else entering
+    held = (
+        entering.view(torch.uint16)
+        if dtype is torch.bfloat16 and entering.is_floating_point()
+        else entering
+    )
     (theirs,) = reference_tools.run(file, [held.numpy()])
-    found = torch.from_numpy(theirs.view(np.uint16).copy()).view(dtype).reshape(eager.shape)
+    found = (
+        torch.from_numpy(theirs.view(np.uint16).copy()).view(dtype).reshape(eager.shape)
+    )
     assert distance(found, exact) < allowed
 
 
@@ -110,22 +137,40 @@ def test_what_one_operator_computes_stays_short():
 
 def test_what_several_compute_is_rounded_once():
     x = randn(2, 3).bfloat16()
-    assert operators(torch.nn.functional.silu, x) == ["CAST fp32", "SIGMOID fp32", "MUL fp32", "CAST bf16"]
-    assert operators(lambda x: x * 0.1, x) == ["CAST fp32", "MUL fp32", "CAST bf16"]  # 0.1 is none of bf16's numbers
+    assert operators(torch.nn.functional.silu, x) == [
+        "CAST fp32",
+        "SIGMOID fp32",
+        "MUL fp32",
+        "CAST bf16",
+    ]
+    # 0.1 is none of bf16's numbers
+    assert operators(lambda x: x * 0.1, x) == ["CAST fp32", "MUL fp32", "CAST bf16"]
     assert operators(lambda x: x.sum(1), x)[:2] == ["CAST fp32", "REDUCE_SUM fp32"]
 
 
-@pytest.mark.parametrize("dtype", TARGETS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize(
+    "dtype", TARGETS, ids=lambda dtype: str(dtype).removeprefix("torch.")
+)
 def test_a_divisor_is_rounded_where_torch_makes_it_a_tensor(dtype):
-    function, x = Function(lambda x: (x % 0.3, torch.fmod(x, 0.3))).eval(), (torch.arange(-20, 20) / 4).to(dtype)
-    lowered = delegraph.lower(function, (x,), backends=["tosa"], options={"tosa": {"spec": TARGETS[dtype]}})
+    function = Function(lambda x: (x % 0.3, torch.fmod(x, 0.3))).eval()
+    x = (torch.arange(-20, 20) / 4).to(dtype)
+    lowered = delegraph.lower(
+        function, (x,), backends=["tosa"], options={"tosa": {"spec": TARGETS[dtype]}}
+    )
     assert lowered.host_operators == 0
     for found, eager in zip(lowered(x), function(x), strict=True):
         assert distance(found, eager.double()) < 2 * ULP[dtype]
 
 
 def test_weights_are_stored_as_short_as_they_are():
-    model, given = nn.Linear(64, 64).bfloat16().eval(), randn(1, 64).bfloat16()
+    model = nn.Linear(64, 64).bfloat16().eval()
+    given = randn(1, 64).bfloat16()
     options = {"tosa": {"spec": TARGETS[torch.bfloat16]}}
-    graph = read(delegraph.lower(model, (given,), backends=["tosa"], options=options).delegates[0].processed_bytes)
-    assert {v.dtype for v in graph.constants() if v.dtype is not DType.SHAPE} == {DType.BF16}
+    graph = read(
+        delegraph.lower(model, (given,), backends=["tosa"], options=options)
+        .delegates[0]
+        .processed_bytes
+    )
+    assert {v.dtype for v in graph.constants() if v.dtype is not DType.SHAPE} == {
+        DType.BF16
+    }

@@ -1,4 +1,6 @@
-"""Buffers that a program writes: variables under EXT-VARIABLE, inputs and outputs of the delegate otherwise."""
+"""Buffers that a program writes: variables under EXT-VARIABLE, inputs and outputs of
+the delegate otherwise.
+"""
 
 from __future__ import annotations
 
@@ -17,24 +19,32 @@ TARGET = "TOSA-1.0+FP+INT+variable"
 
 
 class Decoder(nn.Module):
-    """One step of attention over what it was given so far. It reads ``scale`` before and after writing it."""
+    """One step of attention over what it was given so far. It reads ``scale`` before
+    and after writing it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.query, self.key, self.value = nn.Embedding(20, 8), *(nn.Linear(8, 8) for _ in range(3))
+        self.table, self.query, self.key, self.value = (
+            nn.Embedding(20, 8),
+            *(nn.Linear(8, 8) for _ in range(3)),
+        )
         self.register_buffer("keys", torch.zeros(1, 12, 8))
         self.register_buffer("values", torch.zeros(1, 12, 8), persistent=False)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self.register_buffer("scale", torch.full((1,), 3.0))
 
     def forward(self, token, position):
-        x, before = self.table(token), self.scale.clone()
+        x = self.table(token)
+        before = self.scale.clone()
         self.keys.index_copy_(1, position, self.key(x))
         self.values.index_copy_(1, position, self.value(x))
         self.steps.add_(1)
         self.scale.mul_(0.5)
         seen = torch.arange(12)[None, None] <= position[:, None]
-        y = nn.functional.scaled_dot_product_attention(self.query(x), self.keys, self.values, attn_mask=seen)
+        y = nn.functional.scaled_dot_product_attention(
+            self.query(x), self.keys, self.values, attn_mask=seen
+        )
         return y * before, self.scale, self.steps * 1
 
 
@@ -54,7 +64,9 @@ def exported(model):
 
 
 def lowered(program, target=TARGET):
-    return delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": target}})
+    return delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": target}}
+    )
 
 
 def same(found, wanted):
@@ -62,14 +74,18 @@ def same(found, wanted):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("target, kept", [(TARGET, ("keys", "values", "scale")), ("TOSA-1.0+FP+INT", ())])
+@pytest.mark.parametrize(
+    "target, kept", [(TARGET, ("keys", "values", "scale")), ("TOSA-1.0+FP+INT", ())]
+)
 def test_ten_steps_of_a_decoder(model, exported, target, kept):
-    program, eager = lowered(exported, target), deepcopy(model)
+    program = lowered(exported, target)
+    eager = deepcopy(model)
     (delegate,) = program.delegates
     assert set(delegate.module.state) == set(kept)
     names = {argument.name.removeprefix("b_") for argument in delegate.inputs}
     assert names.isdisjoint(kept) and ("scale" in names) == (not kept)
-    second, other = program.instance(), deepcopy(model)
+    second = program.instance()
+    other = deepcopy(model)
     for k in range(10):
         same(program(*step(k)), eager(*step(k)))
         if k % 3 == 0:  # another stream, which is not as far
@@ -91,8 +107,16 @@ def test_the_reference_tools_take_the_file(model, exported):
 def test_initial_values_are_in_the_file_and_the_model_is_not_touched(model, exported):
     program = lowered(exported)
     graph = read(program.delegates[0].processed_bytes)
-    initial = {op.variable: op.initial_value.constant.materialize() for op in graph.operators if op.name == "VARIABLE"}
-    assert {name: float(array.max()) for name, array in initial.items()} == {"keys": 0, "values": 0, "scale": 3}
+    initial = {
+        op.variable: op.initial_value.constant.materialize()
+        for op in graph.operators
+        if op.name == "VARIABLE"
+    }
+    assert {name: float(array.max()) for name, array in initial.items()} == {
+        "keys": 0,
+        "values": 0,
+        "scale": 3,
+    }
     program(*step(0))
     assert model.scale.item() == 3.0
 
@@ -121,10 +145,15 @@ def test_a_variable_shares_no_memory_with_the_caller():
 
 
 def test_what_is_no_type_of_a_variable_is_passed():
-    program = lowered(torch.export.export(Register(torch.int32).eval(), (torch.ones(3, dtype=torch.int32),)))
+    program = lowered(
+        torch.export.export(
+            Register(torch.int32).eval(), (torch.ones(3, dtype=torch.int32),)
+        )
+    )
     (delegate,) = program.delegates
     assert delegate.module.state == () and len(delegate.inputs) == 2
-    one, two = torch.tensor([1, 2, 3], dtype=torch.int32), torch.tensor([4, 5, 6], dtype=torch.int32)
+    one = torch.tensor([1, 2, 3], dtype=torch.int32)
+    two = torch.tensor([4, 5, 6], dtype=torch.int32)
     program(one)
     assert program(two)[0].tolist() == [1, 2, 3]
 
@@ -140,7 +169,8 @@ def test_a_buffer_that_the_host_reads_stays_there():
             self.held.add_(x)
             return before, self.held * 2
 
-    program, eager = lowered(torch.export.export(Shared().eval(), (torch.ones(3),))), Shared().eval()
+    program = lowered(torch.export.export(Shared().eval(), (torch.ones(3),)))
+    eager = Shared().eval()
     assert all(not delegate.module.state for delegate in program.delegates)
     for _ in range(3):
         same(program(torch.ones(3)), eager(torch.ones(3)))
@@ -156,9 +186,12 @@ def test_state_that_methods_share_stays_with_the_host():
             self.total.add_(x)
             return self.total * 1
 
-    total, x = Total().eval(), (torch.ones(2),)
+    total = Total().eval()
+    x = (torch.ones(2),)
     options = {"tosa": {"spec": TARGET}}
-    program = delegraph.lower({"a": total, "b": total}, {"a": x, "b": x}, backends=["tosa"], options=options)
+    program = delegraph.lower(
+        {"a": total, "b": total}, {"a": x, "b": x}, backends=["tosa"], options=options
+    )
     assert [delegate.module.state for delegate in program.delegates] == [(), ()]
     assert [program.method(m)(*x).tolist() for m in "aab"] == [[1, 1], [2, 2], [1, 1]]
     assert "no method sees what another writes" in program.report.notes[0]

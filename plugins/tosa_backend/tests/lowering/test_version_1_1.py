@@ -1,4 +1,6 @@
-"""What TOSA 1.1 has more, and a lowering for it uses: products by a transposed matrix, casts of truth values."""
+"""What TOSA 1.1 has more, and a lowering for it uses: products by a transposed matrix,
+casts of truth values.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,15 @@ from ..support.rule_cases import EDGES, Function, randn
 
 TARGETS = {"TOSA-1.0+FP": "1.0", "TOSA-1.1+FP": "1.1.draft"}
 CASES = {
-    "attention": (F.scaled_dot_product_attention, (randn(2, 3, 4, 8), randn(2, 3, 5, 8), randn(2, 3, 5, 8))),
+    "attention": (
+        F.scaled_dot_product_attention,
+        (randn(2, 3, 4, 8), randn(2, 3, 5, 8), randn(2, 3, 5, 8)),
+    ),
     "linear": (F.linear, (randn(2, 3, 8), randn(4, 8), randn(4))),
-    "truth": (lambda x: (x.bool(), (x > 0).float(), torch.where(x.bool(), 1.0, x)), (EDGES,)),
+    "truth": (
+        lambda x: (x.bool(), (x > 0).float(), torch.where(x.bool(), 1.0, x)),
+        (EDGES,),
+    ),
 }
 NEW = {"attention": {"MATMUL_T"}, "linear": {"MATMUL_T"}, "truth": {"CAST"}}
 OLD = {"attention": {"TRANSPOSE"}, "linear": {"TRANSPOSE"}, "truth": {"LOGICAL_NOT"}}
@@ -27,7 +35,9 @@ OLD = {"attention": {"TRANSPOSE"}, "linear": {"TRANSPOSE"}, "truth": {"LOGICAL_N
 def test_equals_eager(name, target):
     function, inputs = CASES[name]
     options = {"tosa": {"spec": target}}
-    program = delegraph.lower(Function(function).eval(), inputs, backends=["tosa"], options=options)
+    program = delegraph.lower(
+        Function(function).eval(), inputs, backends=["tosa"], options=options
+    )
     assert len(program.delegates) == 1 and program.report.host_operators == 0
     file = program.delegates[0].processed_bytes
     kinds = {op.name for op in read(file).operators}
@@ -36,7 +46,9 @@ def test_equals_eager(name, target):
     reference_tools.check_strictly(file, "pro_fp", version=TARGETS[target])
     theirs = reference_tools.run(file, [x.numpy() for x in inputs])
     results = tree_leaves(function(*inputs))
-    for mine, other, eager in zip(tree_leaves(program(*inputs)), theirs, results, strict=True):
+    for mine, other, eager in zip(
+        tree_leaves(program(*inputs)), theirs, results, strict=True
+    ):
         torch.testing.assert_close(mine, eager, atol=1e-5, rtol=1e-5, equal_nan=True)
         found = torch.from_numpy(other).reshape(eager.shape)
         torch.testing.assert_close(found, eager, atol=1e-5, rtol=1e-5, equal_nan=True)

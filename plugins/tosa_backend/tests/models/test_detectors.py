@@ -1,4 +1,6 @@
-"""Detectors, whose best boxes tie: verification says so and passes, and a wrong number beside them is still found."""
+"""Detectors, whose best boxes tie: verification says so and passes, and a wrong number
+beside them is still found.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +13,42 @@ from torch import nn
 
 
 class Yolo(nn.Module):
-    """Images [N,3,32,32] -> the best 20 of 80 cells: scores [N,20], labels [N,20] int64, boxes [N,20,4].
+    """Images [N,3,32,32] -> the best 20 of 80 cells: scores [N,20], labels [N,20]
+    int64, boxes [N,20,4].
 
     Scores are rounded, as those of a detector with integers are.
     """
 
     def __init__(self, rounds: bool = True) -> None:
         super().__init__()
-        stem = [nn.Conv2d(3, 8, 3, 2, 1), nn.SiLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.SiLU()]
-        self.stem, self.down = nn.Sequential(*stem), nn.Sequential(nn.Conv2d(16, 16, 3, 2, 1), nn.SiLU())
+        stem = [
+            nn.Conv2d(3, 8, 3, 2, 1),
+            nn.SiLU(),
+            nn.Conv2d(8, 16, 3, 2, 1),
+            nn.SiLU(),
+        ]
+        self.stem = nn.Sequential(*stem)
+        self.down = nn.Sequential(nn.Conv2d(16, 16, 3, 2, 1), nn.SiLU())
         self.heads = nn.ModuleList(nn.Conv2d(16, 7, 1) for _ in range(2))
         self.rounds = rounds
 
     def forward(self, images):
         fine = self.stem(images)
-        cells = [head(x).flatten(2) for head, x in zip(self.heads, (fine, self.down(fine)), strict=True)]
+        cells = [
+            head(x).flatten(2)
+            for head, x in zip(self.heads, (fine, self.down(fine)), strict=True)
+        ]
         boxes, classes = torch.cat(cells, 2).transpose(1, 2).split((4, 3), 2)
         scores, labels = classes.sigmoid().max(2)
         if self.rounds:
             scores = (scores * 64).round() / 64
         best = scores.topk(20, 1)
         wide = best.indices[..., None].expand(-1, -1, 4)
-        return best.values, labels.gather(1, best.indices), boxes.sigmoid().gather(1, wide)
+        return (
+            best.values,
+            labels.gather(1, best.indices),
+            boxes.sigmoid().gather(1, wide),
+        )
 
 
 def plant(monkeypatch, wanted, where, by):
@@ -44,7 +60,11 @@ def plant(monkeypatch, wanted, where, by):
 
         def call(*args):
             results = [r.clone() for r in run(*args)]
-            alike = (r for r in results if r.is_floating_point() == wanted.is_floating_point())
+            alike = (
+                r
+                for r in results
+                if r.is_floating_point() == wanted.is_floating_point()
+            )
             fitting = next(r for r in alike if r.shape == wanted.shape)
             fitting[where] += by
             return tuple(results)
@@ -62,17 +82,21 @@ def images():
 def detector(quantizes, images):
     torch.manual_seed(0)
     model = Yolo(rounds=not quantizes).eval()
-    return delegraph.quantize(model, [(images,)], backend="tosa") if quantizes else model
+    return (
+        delegraph.quantize(model, [(images,)], backend="tosa") if quantizes else model
+    )
 
 
 @pytest.mark.parametrize("quantizes", [False, True], ids=["float", "int8"])
 def test_a_yolo_with_top_k(quantizes, images, monkeypatch):
     model = detector(quantizes, images)
-    lower = lambda: delegraph.lower(model, (images,), backends=["tosa"])  # noqa: E731
+    lower = lambda: delegraph.lower(model, (images,), backends=["tosa"])
     lowered = lower()
     assert lowered.host_operators == 0
     found = verify_ties(lowered, images)
-    assert found.agrees() and "compared with another run of eager at" in str(found), found
+    assert found.agrees() and "compared with another run of eager at" in str(found), (
+        found
+    )
     for output, where, by in ((2, (0, 5, 1), 0.05), (1, (0, 19), 1), (0, (0, 0), 0.05)):
         with monkeypatch.context() as patched:
             plant(patched, lowered(images)[output], where, by)
@@ -84,13 +108,42 @@ def test_a_yolo_with_top_k(quantizes, images, monkeypatch):
 @pytest.mark.filterwarnings("ignore")  # of the package, and there are many
 def test_d_fine(images, monkeypatch):
     transformers = pytest.importorskip("transformers")
-    stages = {"stem_channels": [3, 8, 8], "stage_in_channels": [8, 16, 32, 64], "stage_mid_channels": [8, 8, 16, 16]}
-    stages |= {"stage_out_channels": [16, 32, 64, 128], "stage_num_blocks": [1] * 4, "stage_numb_of_layers": [1] * 4}
-    stages |= {"stage_downsample": [False, True, True, True], "stage_light_block": [False] * 4}
-    stages |= {"stage_kernel_size": [3] * 4, "hidden_sizes": [16, 32, 64, 128], "embedding_size": 8, "depths": [1] * 4}
-    backbone = transformers.HGNetV2Config(**stages, out_features=["stage2", "stage3", "stage4"])
-    sizes = {"encoder_hidden_dim": 32, "d_model": 32, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_queries": 30}
-    sizes |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_layers": 2, "num_labels": 5}
+    stages = {
+        "stem_channels": [3, 8, 8],
+        "stage_in_channels": [8, 16, 32, 64],
+        "stage_mid_channels": [8, 8, 16, 16],
+    }
+    stages |= {
+        "stage_out_channels": [16, 32, 64, 128],
+        "stage_num_blocks": [1] * 4,
+        "stage_numb_of_layers": [1] * 4,
+    }
+    stages |= {
+        "stage_downsample": [False, True, True, True],
+        "stage_light_block": [False] * 4,
+    }
+    stages |= {
+        "stage_kernel_size": [3] * 4,
+        "hidden_sizes": [16, 32, 64, 128],
+        "embedding_size": 8,
+        "depths": [1] * 4,
+    }
+    backbone = transformers.HGNetV2Config(
+        **stages, out_features=["stage2", "stage3", "stage4"]
+    )
+    sizes = {
+        "encoder_hidden_dim": 32,
+        "d_model": 32,
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+        "num_queries": 30,
+    }
+    sizes |= {
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "decoder_layers": 2,
+        "num_labels": 5,
+    }
     channels = {"encoder_in_channels": [32, 64, 128], "decoder_in_channels": [32] * 3}
     config = transformers.DFineConfig(backbone_config=backbone, **sizes, **channels)
     torch.manual_seed(0)
@@ -98,9 +151,11 @@ def test_d_fine(images, monkeypatch):
     images = nn.functional.interpolate(images, scale_factor=2)
     lowered = delegraph.lower(model, (images,), backends=["tosa"])
     found = verify_ties(lowered, images)
-    assert found.agrees() and found.relative_error < 1e-3 and "compared with another run of eager at" in str(found), (
-        found
-    )
+    assert (
+        found.agrees()
+        and found.relative_error < 1e-3
+        and "compared with another run of eager at" in str(found)
+    ), found
     plant(monkeypatch, lowered(images)[0], (0, 5, 1), 0.1)
     wrong = verify_ties(delegraph.lower(model, (images,), backends=["tosa"]), images)
     assert not wrong.agrees(), wrong

@@ -1,4 +1,6 @@
-"""Networks with a dynamic batch or length: one delegate for all sizes, equal to eager at each, legal for tosa-opt."""
+"""Networks with a dynamic batch or length: one delegate for all sizes, equal to eager
+at each, legal for tosa-opt.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from ..support import reference_tools
 from ..support.whole_models import BOUND, CASTS
 
 SPEC = "TOSA-1.1+FP+INT+shape"
-BATCH, LENGTH = Dim("batch"), Dim("length", max=64)
+BATCH = Dim("batch")
+LENGTH = Dim("length", max=64)
 
 
 def ids(batch, length):
@@ -35,8 +38,18 @@ def image(batch, size):
 
 
 MODELS = {
-    "decoder, length": (lambda: llama_8(1, 64, 8), ids, [{1: LENGTH}], [(1, 1), (1, 33)]),
-    "BERT, both": (lambda: bert_base(1, 64, 8), attended, [{0: BATCH, 1: LENGTH}] * 2, [(1, 1), (3, 17)]),
+    "decoder, length": (
+        lambda: llama_8(1, 64, 8),
+        ids,
+        [{1: LENGTH}],
+        [(1, 1), (1, 33)],
+    ),
+    "BERT, both": (
+        lambda: bert_base(1, 64, 8),
+        attended,
+        [{0: BATCH, 1: LENGTH}] * 2,
+        [(1, 1), (3, 17)],
+    ),
     "MobileNetV2, batch": (mobilenet_v2, image, [{0: BATCH}], [(1, 32), (5, 32)]),
 }
 LARGE = {"BERT, both", "MobileNetV2, batch"}
@@ -44,13 +57,20 @@ FIRST = {attended: (2, 8), ids: (1, 8), image: (2, 32)}
 """Sizes of the example inputs."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in MODELS],
+)
 def test_one_delegate_for_all_sizes(name):
     make, inputs, dynamic, sizes = MODELS[name]
     module, _ = make()
     first = inputs(*FIRST[inputs])
-    program = torch.export.export(module, first, dynamic_shapes=tuple(dynamic), strict=False)
-    lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": SPEC}})
+    program = torch.export.export(
+        module, first, dynamic_shapes=tuple(dynamic), strict=False
+    )
+    lowered = delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": SPEC}}
+    )
     assert len(lowered.delegates) == 1, lowered.report
     assert {r.operator for r in lowered.report.refusals} <= CASTS, lowered.report
     for size in sizes:
@@ -61,4 +81,6 @@ def test_one_delegate_for_all_sizes(name):
             assert mine.shape == theirs.shape
             assert (mine - theirs).abs().max() < BOUND * theirs.abs().max(), size
     reference_tools.judge(lowered.delegates[0].processed_bytes, TosaSpec.parse(SPEC))
-    assert any(v.type.is_dynamic for v in read(lowered.delegates[0].processed_bytes).inputs)
+    assert any(
+        v.type.is_dynamic for v in read(lowered.delegates[0].processed_bytes).inputs
+    )

@@ -17,15 +17,21 @@ QUICK = {"GRU with attention", "temporal"}
 
 
 def rows(*names):
-    return [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in names]
+    return [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in names
+    ]
 
 
 @pytest.mark.parametrize("name", rows(*vision.MODELS, *sequences.MODELS))
-@pytest.mark.filterwarnings("ignore:The tensor attributes self")  # torch.export says so of every recurrent layer
+# torch.export says so of every recurrent layer
+@pytest.mark.filterwarnings("ignore:The tensor attributes self")
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 def test_networks_of_floats(name):
     model, inputs = (vision if name in vision.MODELS else sequences).built(name)
-    compare(torch.export.export(model, inputs), [inputs], "TOSA-0.80+MI", "TOSA-1.0+FP+INT")
+    compare(
+        torch.export.export(model, inputs), [inputs], "TOSA-0.80+MI", "TOSA-1.0+FP+INT"
+    )
 
 
 @pytest.mark.slow
@@ -33,33 +39,52 @@ def test_networks_of_floats(name):
 def test_networks_of_tokens(name):
     torch.manual_seed(0)
     model, inputs = test_tokens.MODELS[name]
-    compare(torch.export.export(model().eval(), inputs), [inputs], "TOSA-0.80+MI", "TOSA-1.0+FP+INT")
+    compare(
+        torch.export.export(model().eval(), inputs),
+        [inputs],
+        "TOSA-0.80+MI",
+        "TOSA-1.0+FP+INT",
+    )
 
 
 @pytest.mark.parametrize("name", rows(*NETWORKS))
-@pytest.mark.parametrize("activations", [torch.int8, pytest.param(torch.int16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "activations", [torch.int8, pytest.param(torch.int16, marks=pytest.mark.slow)]
+)
 def test_networks_of_integers(name, activations):
     module, batches = network(name, 4)
-    program = delegraph.quantize(module, batches, quantizer=TOSAQuantizer(Precision(activations)))
+    program = delegraph.quantize(
+        module, batches, quantizer=TOSAQuantizer(Precision(activations))
+    )
     target = "TOSA-1.0+INT" if activations is torch.int8 else "TOSA-1.0+INT+int16"
     compare(program, batches, "TOSA-0.80+BI", target)
 
 
 def compare(program, batches, older, newer):
-    """Both targets take the same operators, and compute the same; but for SIN and COS, which 0.80 lacks."""
+    """Both targets take the same operators, and compute the same; but for SIN and COS,
+    which 0.80 lacks.
+    """
     lowered, wanted = (
-        delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}}) for spec in (older, newer)
+        delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}})
+        for spec in (older, newer)
     )
     assert refusals(lowered) == refusals(wanted), lowered.report
     has_waves = False
     for delegate, other in zip(lowered.delegates, wanted.delegates, strict=True):
         data = bytes(delegate.processed_bytes)
         assert target_of(data, read(data)).version == (0, 80)
-        has_waves |= any(isinstance(op, SIN | COS) for op in read(bytes(other.processed_bytes)).operators)
+        has_waves |= any(
+            isinstance(op, SIN | COS)
+            for op in read(bytes(other.processed_bytes)).operators
+        )
     with torch.no_grad():
         for batch in batches:
-            for ours, theirs in zip(tree_leaves(lowered(*batch)), tree_leaves(wanted(*batch)), strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 if has_waves else 0)
+            for ours, theirs in zip(
+                tree_leaves(lowered(*batch)), tree_leaves(wanted(*batch)), strict=True
+            ):
+                torch.testing.assert_close(
+                    ours, theirs, rtol=0, atol=1e-6 if has_waves else 0
+                )
 
 
 def refusals(lowered):

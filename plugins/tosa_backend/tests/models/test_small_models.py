@@ -1,4 +1,6 @@
-"""Networks on images and sequences, written small, are one delegate each, also of what the reference tools say."""
+"""Networks on images and sequences, written small, are one delegate each, also of what
+the reference tools say.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,21 @@ torch.set_num_threads(1)
 QUICK = {("GRU with attention", TARGETS[1])}
 """The one with most kinds of operators; the others run with the sweeps."""
 FP_LEAVES_A_PART = {"Conformer"}
-"""Its lengths are integers that arrive at run time, which PRO-FP does not compute with."""
+"""Its lengths are integers that arrive at run time, which PRO-FP does not compute with.
+"""
 
 
 def rows():
     for name in [*vision.MODELS, *sequences.MODELS]:
         for target in TARGETS[: 1 if name in FP_LEAVES_A_PART else 2]:
-            yield pytest.param(name, target, marks=[] if (name, target) in QUICK else pytest.mark.slow)
+            yield pytest.param(
+                name, target, marks=[] if (name, target) in QUICK else pytest.mark.slow
+            )
 
 
 @pytest.mark.parametrize(("name", "target"), list(rows()))
-@pytest.mark.filterwarnings("ignore:The tensor attributes self")  # torch.export says so of every recurrent layer
+# torch.export says so of every recurrent layer
+@pytest.mark.filterwarnings("ignore:The tensor attributes self")
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 def test_one_delegate(name, target, monkeypatch):
     model, inputs = (vision if name in vision.MODELS else sequences).built(name)

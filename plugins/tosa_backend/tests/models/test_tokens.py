@@ -1,4 +1,6 @@
-"""Small models with int64 tokens, as their authors write them, are one delegate: nothing but casts on the host."""
+"""Small models with int64 tokens, as their authors write them, are one delegate:
+nothing but casts on the host.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,27 @@ from torch import nn
 from ..support.whole_models import check_whole, check_with_reference_tools
 
 torch.set_num_threads(1)
-VOCABULARY, WIDTH, HEADS, LENGTH = 37, 16, 2, 12
+VOCABULARY = 37
+WIDTH = 16
+HEADS = 2
+LENGTH = 12
 
 
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.after = nn.LayerNorm(WIDTH)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
 
     def heads(self, x):
-        return [part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, -1)]
+        return [
+            part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for part in self.qkv(self.norm(x)).chunk(3, -1)
+        ]
 
     def rest(self, x, seen):
         x = x + self.out(seen.transpose(1, 2).flatten(2))
@@ -33,17 +44,25 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """BERT-style: positions from a buffer, token types, a padding mask, the class of the sentence."""
+    """BERT-style: positions from a buffer, token types, a padding mask, the class of
+    the sentence.
+    """
 
     def __init__(self):
         super().__init__()
-        self.words, self.places = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0), nn.Embedding(LENGTH, WIDTH)
-        self.types, self.blocks = nn.Embedding(2, WIDTH), nn.ModuleList(Block() for _ in range(2))
+        self.words = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
+        self.places = nn.Embedding(LENGTH, WIDTH)
+        self.types = nn.Embedding(2, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.register_buffer("positions", torch.arange(LENGTH)[None])
         self.head = nn.Linear(WIDTH, 5)
 
     def forward(self, ids, types):
-        x = self.words(ids) + self.places(self.positions[:, : ids.shape[1]]) + self.types(types)
+        x = (
+            self.words(ids)
+            + self.places(self.positions[:, : ids.shape[1]])
+            + self.types(types)
+        )
         mask = (ids != 0)[:, None, None, :]
         for block in self.blocks:
             x = block(x, mask)
@@ -62,11 +81,14 @@ class Padded(Encoder):
 
 
 class Decoder(nn.Module):
-    """Llama-style: one step that writes the caches at a position and looks at everything up to it."""
+    """Llama-style: one step that writes the caches at a position and looks at
+    everything up to it.
+    """
 
     def __init__(self):
         super().__init__()
-        self.words, self.block = nn.Embedding(VOCABULARY, WIDTH), Block()
+        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.block = Block()
         for name in ("keys", "values"):
             self.register_buffer(name, torch.zeros(1, HEADS, LENGTH, WIDTH // HEADS))
         self.register_buffer("frequencies", 10.0 ** -torch.arange(0, 1, 0.25))
@@ -79,11 +101,14 @@ class Decoder(nn.Module):
     def forward(self, ids, position):
         x = self.words(ids)
         query, key, value = self.block.heads(x)
-        query, key = self.rotated(query, position), self.rotated(key, position)
+        query = self.rotated(query, position)
+        key = self.rotated(key, position)
         self.keys.index_copy_(2, position, key)
         self.values.index_copy_(2, position, value)
         seen = torch.arange(LENGTH)[None, :] <= position[:, None]
-        y = self.block.rest(x, F.scaled_dot_product_attention(query, self.keys, self.values, seen))
+        y = self.block.rest(
+            x, F.scaled_dot_product_attention(query, self.keys, self.values, seen)
+        )
         return F.linear(y, self.words.weight), position + 1
 
 
@@ -92,17 +117,25 @@ class Experts(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words, self.router = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, 4)
+        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.router = nn.Linear(WIDTH, 4)
         self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
 
     def forward(self, ids, types):
         x = self.words(ids) + self.words(types)
         scores, chosen = self.router(x).softmax(-1).topk(2)
         weights = torch.zeros(*ids.shape, 4).scatter(-1, chosen, scores)
-        return sum(weights[..., k : k + 1] * expert(x) for k, expert in enumerate(self.experts)), chosen
+        return (
+            sum(
+                weights[..., k : k + 1] * expert(x)
+                for k, expert in enumerate(self.experts)
+            ),
+            chosen,
+        )
 
 
-IDS, TYPES = torch.tensor([[5, 36, 1, 7, 0, 0], [1, 2, 3, 4, 5, 6]]), torch.tensor([[0, 0, 1, 1, 0, 0]] * 2)
+IDS = torch.tensor([[5, 36, 1, 7, 0, 0], [1, 2, 3, 4, 5, 6]])
+TYPES = torch.tensor([[0, 0, 1, 1, 0, 0]] * 2)
 MODELS = {
     "encoder": (Encoder, (IDS, TYPES)),
     "padded": (Padded, (IDS, TYPES)),
@@ -117,7 +150,10 @@ def test_one_delegate(name, monkeypatch):
     model, inputs = MODELS[name]
     program = torch.export.export(model().eval(), inputs)
     lowered = check_whole(program, *inputs)
-    assert not any("int64" in str(a) for a in (*lowered.delegates[0].inputs, *lowered.delegates[0].outputs))
+    assert not any(
+        "int64" in str(a)
+        for a in (*lowered.delegates[0].inputs, *lowered.delegates[0].outputs)
+    )
     check_with_reference_tools(monkeypatch, lowered, program, *inputs)
 
 

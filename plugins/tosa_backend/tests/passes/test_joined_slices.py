@@ -32,7 +32,9 @@ def test_a_slice_of_slices_is_cut_from_the_whole():
     d = Draft()
     x = d.input(5, 4, 6, dtype=DType.INT8)
     row = d.slice(d.slice(x, (1, 0, 0), (3, 4, 6)), (1, 1, 0), (1, 2, 6))
-    result = joined(d, d.slice(row, (0, 1, 3), (1, 1, 2)), d.slice(row, (0, 0, 0), (1, 1, 6)))
+    result = joined(
+        d, d.slice(row, (0, 1, 3), (1, 1, 2)), d.slice(row, (0, 0, 0), (1, 1, 6))
+    )
     assert names(result) == {"SLICE": 2}
     assert {op.inputs[0] for op in result.operators} == set(result.inputs)
 
@@ -51,14 +53,23 @@ def test_a_slice_of_slices_is_cut_from_the_whole():
 def test_a_slice_of_joined_values_is_cut_from_one(start, size, left):
     d = Draft()
     parts = [d.input(1, n, 3, dtype=DType.INT8) for n in (2, 3, 1)]
-    result = joined(d, d.op(tosa.BITWISE_NOT, d.slice(d.op(tosa.CONCAT, *parts, axis=1), (0, start, 0), (1, size, 3))))
+    result = joined(
+        d,
+        d.op(
+            tosa.BITWISE_NOT,
+            d.slice(d.op(tosa.CONCAT, *parts, axis=1), (0, start, 0), (1, size, 3)),
+        ),
+    )
     found = names(result)
     assert found.pop("BITWISE_NOT") == 1 and found == left
 
 
 def test_an_input_that_is_sliced_whole_is_still_an_output():
     d = Draft()
-    x, y = d.input(2, 3, dtype=DType.INT8), d.input(1, 3, dtype=DType.INT8)
+    x = d.input(2, 3, dtype=DType.INT8)
+    y = d.input(1, 3, dtype=DType.INT8)
     whole = d.op(tosa.CONCAT, x, y, axis=0)
     result = joined(d, d.slice(whole, (0, 0), (2, 3)), d.slice(whole, (0, 0), (2, 3)))
-    assert len(set(result.outputs)) == 2 and not set(result.outputs) & set(result.inputs)
+    assert len(set(result.outputs)) == 2 and not set(result.outputs) & set(
+        result.inputs
+    )

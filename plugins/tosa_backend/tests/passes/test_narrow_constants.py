@@ -17,10 +17,20 @@ INT = TosaSpec.parse("TOSA-1.0+INT")
 
 
 def scaled(d: Draft, x: Value, dtype: DType = DType.INT32) -> Value:
-    """``x`` minus -3, times 2 to 8 for each step; folded if it is a constant, as lowering does."""
-    numbers = literal([3 << 29], DType.INT32, np.int32), literal([28], DType.INT8, np.int8)
+    """``x`` minus -3, times 2 to 8 for each step; folded if it is a constant, as
+    lowering does.
+    """
+    numbers = (
+        literal([3 << 29], DType.INT32, np.int32),
+        literal([28], DType.INT8, np.int8),
+    )
     zeros = literal([-3], DType.INT8, np.int8), literal([0], dtype, np.int32)
-    flags = {"scale32": True, "per_channel": False, "input_unsigned": False, "output_unsigned": False}
+    flags = {
+        "scale32": True,
+        "per_channel": False,
+        "input_unsigned": False,
+        "output_unsigned": False,
+    }
     flags |= {"dtype": dtype, "rounding_mode": RoundingMode.SINGLE_ROUND}
     result = d.op(tosa.RESCALE, x, *numbers, *zeros, **flags)
     if x.constant is None:
@@ -48,14 +58,20 @@ def optimized(d: Draft, *outputs: Value) -> Graph:
     return result
 
 
-@pytest.mark.parametrize("cls", [tosa.MUL, tosa.ADD, tosa.SUB], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "cls", [tosa.MUL, tosa.ADD, tosa.SUB], ids=lambda cls: cls.__name__
+)
 def test_a_constant_is_scaled_as_what_it_meets(cls):
     d = Draft()
-    x, shift = scaled(d, d.input(1, 64, 96, dtype=DType.INT8)), [d.no_shift] if cls is tosa.MUL else []
+    x = scaled(d, d.input(1, 64, 96, dtype=DType.INT8))
+    shift = [d.no_shift] if cls is tosa.MUL else []
     result = optimized(d, d.op(cls, gain(d, 96), x, *shift))
     assert names(result) == {"RESCALE": 2, cls.__name__: 1}
     constants = {
-        v.dtype for op in result.operators for v in op.inputs if v.constant is not None and v.shape[-1:] == (96,)
+        v.dtype
+        for op in result.operators
+        for v in op.inputs
+        if v.constant is not None and v.shape[-1:] == (96,)
     }
     assert constants == {DType.INT8}
 
@@ -69,4 +85,8 @@ def test_a_constant_in_a_small_product_is_scaled_when_it_is_written():
 def test_a_constant_that_meets_integers_of_32_bits_is_scaled_when_it_is_written():
     d = Draft()
     x = d.op(tosa.ABS, scaled(d, d.input(1, 64, 96, dtype=DType.INT8)))
-    assert names(optimized(d, d.mul(x, gain(d, 96)))) == {"RESCALE": 1, "ABS": 1, "MUL": 1}
+    assert names(optimized(d, d.mul(x, gain(d, 96)))) == {
+        "RESCALE": 1,
+        "ABS": 1,
+        "MUL": 1,
+    }

@@ -1,4 +1,6 @@
-"""Query, key and value of an attention: layers of one operand that are split into heads."""
+"""Query, key and value of an attention: layers of one operand that are split into
+heads.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,31 @@ from ..support.drafts import Draft, check, names
 HEADS_FIRST = (0, 2, 1, 3)
 
 
-def heads(d: Draft, x: Value, number: int = 3, width: int = 4, perms: tuple[int, ...] = HEADS_FIRST) -> Value:
+def heads(
+    d: Draft,
+    x: Value,
+    number: int = 3,
+    width: int = 4,
+    perms: tuple[int, ...] = HEADS_FIRST,
+) -> Value:
     """x [N,L,C], a layer of it split into heads: [N,number,L,width]"""
     batch, rows, _ = x.shape
-    return d.transpose(d.reshape(d.linear(x, number * width), batch, rows, number, width), *perms)
+    return d.transpose(
+        d.reshape(d.linear(x, number * width), batch, rows, number, width), *perms
+    )
 
 
 def attention(d: Draft, x: Value) -> Value:
-    """x [N,L,C] -> [N*3,L,4], with a scaled query as ``scaled_dot_product_attention`` has it"""
+    """x [N,L,C] -> [N*3,L,4], with a scaled query as ``scaled_dot_product_attention``
+    has it
+    """
     query, key, value = (heads(d, x) for _ in range(3))
     flat = (x.shape[0] * 3, x.shape[1], 4)
     query = d.mul(query, d.constant(1, 1, 1, 1))
     keys = d.reshape(d.transpose(key, 0, 1, 3, 2), flat[0], flat[2], flat[1])
-    return d.matmul(d.relu(d.matmul(d.reshape(query, *flat), keys)), d.reshape(value, *flat))
+    return d.matmul(
+        d.relu(d.matmul(d.reshape(query, *flat), keys)), d.reshape(value, *flat)
+    )
 
 
 def only(graph: Graph, name: str) -> Operator:
@@ -42,13 +56,19 @@ def test_query_key_and_value_are_one_layer_and_moved_by_one_transpose(batch):
     d = Draft()
     result = check(d, attention(d, d.input(batch, 5, 7)))
     found = names(result)
-    assert found["CONV2D"] == 1 and found["SLICE"] == 3 and found["TRANSPOSE"] == 2  # the key's is the second
+    # the key's is the second
+    assert found["CONV2D"] == 1 and found["SLICE"] == 3 and found["TRANSPOSE"] == 2
     assert found["RESHAPE"] == (2 if batch == 1 else 5)
 
 
 def test_the_target_that_multiplies_by_transposed_matrices_has_one_transpose():
     d = Draft()
-    assert names(check(d, attention(d, d.input(1, 5, 7)), spec=TosaSpec.parse("TOSA-1.1+FP")))["TRANSPOSE"] == 1
+    assert (
+        names(
+            check(d, attention(d, d.input(1, 5, 7)), spec=TosaSpec.parse("TOSA-1.1+FP"))
+        )["TRANSPOSE"]
+        == 1
+    )
 
 
 def test_one_layer_and_one_transpose_name_the_sources_of_all():
@@ -57,8 +77,14 @@ def test_one_layer_and_one_transpose_name_the_sources_of_all():
     result = check(d, heads(d, x), heads(d, x, 2))
     for name in ("CONV2D", "RESHAPE", "TRANSPOSE"):
         operators = [op for op in d.operators if op.name == name]
-        operator = next(op for op in result.operators if op.name == name and op.outputs[0].shape[-1] != 7)
-        assert {op.source for op in operators if op.outputs[0].shape[-1] != 7} >= set(sources_of(operator.source))
+        operator = next(
+            op
+            for op in result.operators
+            if op.name == name and op.outputs[0].shape[-1] != 7
+        )
+        assert {op.source for op in operators if op.outputs[0].shape[-1] != 7} >= set(
+            sources_of(operator.source)
+        )
         assert len(sources_of(operator.source)) > 1
     first, second = [op for op in result.operators if op.name == "SLICE"]
     assert set(sources_of(first.source)).isdisjoint(sources_of(second.source))
@@ -67,7 +93,8 @@ def test_one_layer_and_one_transpose_name_the_sources_of_all():
 def test_heads_of_keys_and_values_may_be_fewer_and_bias_may_be_missing():
     d = Draft()
     x = d.input(2, 5, 7)
-    weight, image = d.constant(8, 1, 1, 7), d.reshape(x, 2, 1, 5, 7)
+    weight = d.constant(8, 1, 1, 7)
+    image = d.reshape(x, 2, 1, 5, 7)
     plain = d.reshape(d.bare(image, tosa.CONV2D, weight, d.zero()), 2, 5, 2, 4)
     result = check(d, heads(d, x, 6), d.transpose(plain, *HEADS_FIRST), heads(d, x, 2))
     assert names(result)["TRANSPOSE"] == names(result)["CONV2D"] == 1
@@ -97,7 +124,12 @@ def test_heads_that_differ_stay_apart(change):
 
 def test_layers_of_different_values_stay_apart():
     d = Draft()
-    assert names(check(d, heads(d, d.input(1, 5, 7)), heads(d, d.input(1, 5, 7))))["CONV2D"] == 2
+    assert (
+        names(check(d, heads(d, d.input(1, 5, 7)), heads(d, d.input(1, 5, 7))))[
+            "CONV2D"
+        ]
+        == 2
+    )
 
 
 def test_a_layer_that_something_else_uses_stays_apart():
@@ -110,10 +142,15 @@ def test_a_layer_that_something_else_uses_stays_apart():
 
 def test_a_weight_that_another_layer_has_is_not_joined():
     d = Draft()
-    x, weight = d.input(1, 5, 7), d.constant(12, 1, 1, 7)
-    y = d.reshape(d.bare(d.reshape(x, 1, 1, 5, 7), tosa.CONV2D, weight, d.zero()), 1, 5, 3, 4)
+    x = d.input(1, 5, 7)
+    weight = d.constant(12, 1, 1, 7)
+    y = d.reshape(
+        d.bare(d.reshape(x, 1, 1, 5, 7), tosa.CONV2D, weight, d.zero()), 1, 5, 3, 4
+    )
     other = d.bare(d.input(1, 1, 2, 7), tosa.CONV2D, weight, d.zero())
-    assert names(check(d, heads(d, x), d.transpose(y, *HEADS_FIRST), other))["CONV2D"] == 3
+    assert (
+        names(check(d, heads(d, x), d.transpose(y, *HEADS_FIRST), other))["CONV2D"] == 3
+    )
 
 
 def test_one_row_needs_no_transpose_and_joins_no_layers():
@@ -132,7 +169,9 @@ def test_joined_weights_lie_one_after_another_in_the_file(dtype):
     result = read(TosaFile(run_passes(given, spec), spec).join())
     for position in (1, 2):
         joined = materialize(only(result, "CONV2D").inputs[position])
-        np.testing.assert_array_equal(joined, np.concatenate([materialize(op.inputs[position]) for op in layers]))
+        np.testing.assert_array_equal(
+            joined, np.concatenate([materialize(op.inputs[position]) for op in layers])
+        )
 
 
 def test_joined_weights_are_not_scaled_for_the_gain_of_a_norm_before_them():

@@ -1,4 +1,6 @@
-"""The passes: what they make of the patterns of real networks, and that they compute the same on any graph."""
+"""The passes: what they make of the patterns of real networks, and that they compute
+the same on any graph.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ from ..support.random_graphs import PATTERNS, drafts, shapes_of_any_size
 
 
 def before_and_after(draft: Draft, *outputs: Value) -> str:
-    return f"{render(draft.graph(*outputs))}\n-- after the passes --\n\n{render(check(draft, *outputs))}"
+    return (
+        f"{render(draft.graph(*outputs))}\n-- after the passes"
+        f" --\n\n{render(check(draft, *outputs))}"
+    )
 
 
 def test_golden_residual_block(golden):
@@ -38,10 +43,17 @@ def test_golden_residual_block(golden):
 
 
 def test_golden_head(golden):
-    """A mean over height and width is taken in NHWC, where its reshape needs no transpose."""
+    """A mean over height and width is taken in NHWC, where its reshape needs no
+    transpose.
+    """
     d = Draft()
     x = d.relu(d.depthwise(d.input(1, 2, 3, 3)))
-    golden("head", before_and_after(d, d.matmul(d.reshape(d.mean(x), 1, 1, 2), d.constant(1, 2, 3))))
+    golden(
+        "head",
+        before_and_after(
+            d, d.matmul(d.reshape(d.mean(x), 1, 1, 2), d.constant(1, 2, 3))
+        ),
+    )
 
 
 def test_a_convolution_with_batch_norm_and_relu_is_two_operators_between_two_transposes():
@@ -60,35 +72,57 @@ def test_batch_norm_folds_into_depthwise_with_a_multiplier():
 def test_a_scalar_factor_folds_into_any_convolution():
     d = Draft()
     x = d.input(1, 4, 6, 6)
-    ys = [d.mul(d.constant(1, 1, 1, 1), d.conv(x, 3)), d.mul(d.depthwise(x), d.constant(1, 1, 1, 1))]
+    ys = [
+        d.mul(d.constant(1, 1, 1, 1), d.conv(x, 3)),
+        d.mul(d.depthwise(x), d.constant(1, 1, 1, 1)),
+    ]
     assert names(check(d, *ys))["MUL"] == 0
 
 
 def test_a_subtracted_constant_folds_and_a_minuend_does_not():
     d = Draft()
     x = d.input(1, 4, 6, 6)
-    ys = [d.op(tosa.SUB, d.conv(x, 3), d.constant(1, 3, 1, 1)), d.op(tosa.SUB, d.constant(1, 3, 1, 1), d.conv(x, 3))]
+    ys = [
+        d.op(tosa.SUB, d.conv(x, 3), d.constant(1, 3, 1, 1)),
+        d.op(tosa.SUB, d.constant(1, 3, 1, 1), d.conv(x, 3)),
+    ]
     assert names(check(d, *ys))["SUB"] == 1
 
 
 def test_a_convolution_that_something_else_uses_keeps_its_value():
     d = Draft()
     y = d.conv(d.input(1, 3, 4, 4), 5)
-    assert names(check(d, d.add(d.norm(y), y))) == {"TRANSPOSE": 2, "CONV2D": 1, "MUL": 1, "ADD": 2}
+    assert names(check(d, d.add(d.norm(y), y))) == {
+        "TRANSPOSE": 2,
+        "CONV2D": 1,
+        "MUL": 1,
+        "ADD": 2,
+    }
 
 
 def test_a_convolution_that_is_a_result_keeps_its_value():
     d = Draft()
     y = d.bare(d.input(1, 4, 4, 3), tosa.CONV2D, d.constant(5, 1, 1, 3), d.constant(5))
-    assert names(check(d, d.mul(y, d.constant(1, 1, 1, 5)), y)) == {"CONV2D": 1, "MUL": 1}
+    assert names(check(d, d.mul(y, d.constant(1, 1, 1, 5)), y)) == {
+        "CONV2D": 1,
+        "MUL": 1,
+    }
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 3, 1, 1)], ids=str)
 def test_a_factor_before_a_convolution_folds_into_its_weight(shape):
     d = Draft()
     x = d.relu(d.conv(d.input(1, 3, 6, 6), 3))
-    ys = [d.conv(d.mul(x, d.constant(*shape)), 4, 3), d.depthwise(d.mul(d.constant(*shape), x), multiplier=2)]
-    assert names(check(d, *ys)) == {"TRANSPOSE": 3, "CLAMP": 1, "CONV2D": 2, "DEPTHWISE_CONV2D": 1}
+    ys = [
+        d.conv(d.mul(x, d.constant(*shape)), 4, 3),
+        d.depthwise(d.mul(d.constant(*shape), x), multiplier=2),
+    ]
+    assert names(check(d, *ys)) == {
+        "TRANSPOSE": 3,
+        "CLAMP": 1,
+        "CONV2D": 2,
+        "DEPTHWISE_CONV2D": 1,
+    }
 
 
 def test_a_factor_that_something_else_uses_stays():
@@ -107,9 +141,19 @@ def test_a_factor_that_makes_channels_stays():
 
 def test_a_factor_before_a_half_precision_convolution_stays_and_one_behind_it_folds():
     d = Draft(dtype=DType.FP16)
-    x = d.mul(d.relu(d.mul(d.conv(d.input(1, 3, 6, 6), 3), d.constant(1, 1, 1, 1))), d.constant(1, 1, 1, 1))
+    x = d.mul(
+        d.relu(d.mul(d.conv(d.input(1, 3, 6, 6), 3), d.constant(1, 1, 1, 1))),
+        d.constant(1, 1, 1, 1),
+    )
     result = run_passes(d.graph(d.conv(x, 2)), FP)
-    assert [op.name for op in result.operators] == ["TRANSPOSE", "CONV2D", "CLAMP", "MUL", "CONV2D", "TRANSPOSE"]
+    assert [op.name for op in result.operators] == [
+        "TRANSPOSE",
+        "CONV2D",
+        "CLAMP",
+        "MUL",
+        "CONV2D",
+        "TRANSPOSE",
+    ]
 
 
 def test_hard_swish_between_convolutions_costs_one_product():
@@ -117,19 +161,35 @@ def test_hard_swish_between_convolutions_costs_one_product():
     x = d.norm(d.conv(d.input(1, 3, 6, 6), 4))
     gate = d.op(tosa.CLAMP, d.add(x, d.constant(1, 1, 1, 1)), min_val=0.0, max_val=6.0)
     y = d.norm(d.conv(d.mul(d.mul(x, gate), d.constant(1, 1, 1, 1)), 5))
-    assert names(check(d, y)) == {"TRANSPOSE": 2, "CONV2D": 2, "ADD": 1, "CLAMP": 1, "MUL": 1}
+    assert names(check(d, y)) == {
+        "TRANSPOSE": 2,
+        "CONV2D": 2,
+        "ADD": 1,
+        "CLAMP": 1,
+        "MUL": 1,
+    }
 
 
 @pytest.mark.parametrize("convolution", [Draft.conv, Draft.depthwise])
 def test_padding_with_zeros_becomes_that_of_the_convolution(convolution):
     d = Draft()
-    padded = d.pad(d.relu(d.conv(d.input(1, 3, 6, 6), 3)), 0, 0, 0, 0, 1, 2, 0, 3, number=0.0)
+    padded = d.pad(
+        d.relu(d.conv(d.input(1, 3, 6, 6), 3)), 0, 0, 0, 0, 1, 2, 0, 3, number=0.0
+    )
     *others, operator, last = check(d, convolution(d, padded, kernel=3)).operators
-    assert [op.name for op in (*others, last)] == ["TRANSPOSE", "CONV2D", "CLAMP", "TRANSPOSE"]
+    assert [op.name for op in (*others, last)] == [
+        "TRANSPOSE",
+        "CONV2D",
+        "CLAMP",
+        "TRANSPOSE",
+    ]
     assert operator.pad == (1 + 1, 2 + 1, 0 + 1, 3 + 1)
 
 
-@pytest.mark.parametrize(("padding", "number"), [((0, 0, 0, 0, 1, 1, 1, 1), 1.5), ((0, 1, 0, 0, 1, 1, 1, 1), 0.0)])
+@pytest.mark.parametrize(
+    ("padding", "number"),
+    [((0, 0, 0, 0, 1, 1, 1, 1), 1.5), ((0, 1, 0, 0, 1, 1, 1, 1), 0.0)],
+)
 def test_padding_that_a_convolution_cannot_do_stays(padding, number):
     d = Draft()
     x = d.pad(d.relu(d.conv(d.input(1, 3, 6, 6), 3)), *padding, number=number)
@@ -138,7 +198,9 @@ def test_padding_that_a_convolution_cannot_do_stays(padding, number):
 
 def test_padding_beyond_the_level_stays():
     d = Draft()
-    x = d.pad(d.relu(d.conv(d.input(1, 3, 6, 6), 3)), 0, 0, 0, 0, 0, 0, 8193, 0, number=0.0)
+    x = d.pad(
+        d.relu(d.conv(d.input(1, 3, 6, 6), 3)), 0, 0, 0, 0, 0, 0, 8193, 0, number=0.0
+    )
     assert names(run_passes(d.graph(d.conv(x, 4)), FP))["PAD"] == 1
 
 
@@ -151,7 +213,10 @@ def test_a_factor_that_differs_within_a_channel_stays(shape):
 
 def test_the_same_weight_with_the_same_factor_is_folded_once():
     d = Draft()
-    x, weight, bias, factor = d.input(1, 3, 4, 4), d.constant(5, 1, 1, 3), d.constant(5), d.constant(1, 5, 1, 1)
+    x = d.input(1, 3, 4, 4)
+    weight = d.constant(5, 1, 1, 3)
+    bias = d.constant(5)
+    factor = d.constant(1, 5, 1, 1)
     ys = [d.mul(d.around(v, tosa.CONV2D, weight, bias), factor) for v in (x, d.relu(x))]
     convolutions = [op for op in check(d, *ys).operators if op.name == "CONV2D"]
     assert len({op.inputs[1] for op in convolutions}) == 1
@@ -169,29 +234,44 @@ def test_one_transpose_in_place_of_several_names_all_their_sources():
     d = Draft()
     x = d.relu(d.transpose(d.input(2, 3, 4), 1, 0, 2))
     result = check(d, d.transpose(x, 0, 2, 1))
-    assert [op.source for op in result.operators] == ["CLAMP:1", ("TRANSPOSE:0", "TRANSPOSE:2")]
+    assert [op.source for op in result.operators] == [
+        "CLAMP:1",
+        ("TRANSPOSE:0", "TRANSPOSE:2"),
+    ]
 
 
 def test_one_operator_that_two_views_need_names_the_sources_of_both():
     d = Draft()
     x = d.input(1, 3, 4, 4)
     result = check(d, d.transpose(x, *NHWC), d.transpose(x, *NHWC))
-    assert [op.source for op in result.operators] == [("TRANSPOSE:0", "TRANSPOSE:1"), "TRANSPOSE:1"]
+    assert [op.source for op in result.operators] == [
+        ("TRANSPOSE:0", "TRANSPOSE:1"),
+        "TRANSPOSE:1",
+    ]
 
 
 def test_an_output_whose_operators_cancelled_names_them():
     d = Draft()
     x = d.input(2, 3)
     result = check(d, d.transpose(d.transpose(x, 1, 0), 1, 0))
-    assert [(op.name, op.source) for op in result.operators] == [("IDENTITY", "TRANSPOSE:1")]
+    assert [(op.name, op.source) for op in result.operators] == [
+        ("IDENTITY", "TRANSPOSE:1")
+    ]
 
 
 def test_the_debug_handles_of_folded_nodes_are_those_of_the_convolution():
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.ReLU()).eval()
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.ReLU()
+    ).eval()
     program = torch.export.export(model, (torch.randn(1, 3, 4, 4),))
-    for handle, node in enumerate((n for n in program.graph.nodes if n.op == "call_function"), start=1):
+    for handle, node in enumerate(
+        (n for n in program.graph.nodes if n.op == "call_function"), start=1
+    ):
         node.meta["debug_handle"] = handle
-    specs = [CompileSpec("output_format", b"tosa"), CompileSpec("tosa_spec", b"TOSA-1.0+FP")]
+    specs = [
+        CompileSpec("output_format", b"tosa"),
+        CompileSpec("tosa_spec", b"TOSA-1.0+FP"),
+    ]
     result = TOSABackend.preprocess(program, specs)
     operators = [op.name for op in read(result.processed_bytes.join()).operators]
     assert list(zip(operators, result.debug_handle_map.values(), strict=True)) == [
@@ -204,12 +284,29 @@ def test_the_debug_handles_of_folded_nodes_are_those_of_the_convolution():
 
 def test_integers_are_not_folded():
     d = Draft()
-    zero, x = literal([0], DType.INT8, np.int8), d.input(1, 2, 2, 3, dtype=DType.INT8)
+    zero = literal([0], DType.INT8, np.int8)
+    x = d.input(1, 2, 2, 3, dtype=DType.INT8)
     weight = literal(np.ones((4, 1, 1, 3)), DType.INT8, np.int8)
-    attributes = {"pad": (0,) * 4, "stride": (1, 1), "dilation": (1, 1), "acc_type": DType.INT32}
-    y = d.op(tosa.CONV2D, x, weight, literal([0], DType.INT32, np.int32), zero, zero, **attributes)
+    attributes = {
+        "pad": (0,) * 4,
+        "stride": (1, 1),
+        "dilation": (1, 1),
+        "acc_type": DType.INT32,
+    }
+    y = d.op(
+        tosa.CONV2D,
+        x,
+        weight,
+        literal([0], DType.INT32, np.int32),
+        zero,
+        zero,
+        **attributes,
+    )
     graph = d.graph(d.add(y, literal(np.ones((1, 1, 1, 4)), DType.INT32, np.int32)))
-    assert names(run_passes(graph, TosaSpec.parse("TOSA-1.0+INT"))) == {"CONV2D": 1, "ADD": 1}
+    assert names(run_passes(graph, TosaSpec.parse("TOSA-1.0+INT"))) == {
+        "CONV2D": 1,
+        "ADD": 1,
+    }
 
 
 def test_an_inverted_residual_chain_has_two_transposes():
@@ -219,13 +316,24 @@ def test_an_inverted_residual_chain_has_two_transposes():
         y = d.relu(d.norm(d.conv(x, 8)))
         y = d.relu(d.norm(d.depthwise(y)))
         x = d.add(x, d.norm(d.conv(y, 4)))
-    assert names(check(d, x)) == {"TRANSPOSE": 2, "CONV2D": 7, "DEPTHWISE_CONV2D": 3, "CLAMP": 6, "ADD": 3}
+    assert names(check(d, x)) == {
+        "TRANSPOSE": 2,
+        "CONV2D": 7,
+        "DEPTHWISE_CONV2D": 3,
+        "CLAMP": 6,
+        "ADD": 3,
+    }
 
 
 def test_a_residual_of_the_input_transposes_the_input_once():
     d = Draft()
     x = d.input(1, 4, 6, 6)
-    assert names(check(d, d.relu(d.add(d.conv(x, 4), x)))) == {"TRANSPOSE": 2, "CONV2D": 1, "ADD": 1, "CLAMP": 1}
+    assert names(check(d, d.relu(d.add(d.conv(x, 4), x)))) == {
+        "TRANSPOSE": 2,
+        "CONV2D": 1,
+        "ADD": 1,
+        "CLAMP": 1,
+    }
 
 
 def test_squeeze_and_excite_stays_in_the_layout_of_its_convolutions():
@@ -242,7 +350,9 @@ def test_squeeze_and_excite_with_linear_layers(batch):
     d = Draft()
     x = d.conv(d.input(batch, 3, 8, 8), 4)
     flat = d.reshape(d.reshape(d.mean(x), batch, 4), 1, batch, 4)
-    hidden = d.op(tosa.SIGMOID, d.reshape(d.matmul(flat, d.constant(1, 4, 4)), batch, 4))
+    hidden = d.op(
+        tosa.SIGMOID, d.reshape(d.matmul(flat, d.constant(1, 4, 4)), batch, 4)
+    )
     y = d.conv(d.mul(x, d.reshape(hidden, batch, 4, 1, 1)), 3)
     kept = {"CONV2D": 2, "SIGMOID": 1, "REDUCE_SUM": 2, "MUL": 2, "MATMUL": 1}
     found = names(check(d, y))
@@ -275,13 +385,20 @@ def test_a_channel_shuffle_is_one_transpose_within_the_channels(batch):
     y = d.conv(d.input(batch, 3, 8, 8), 6)
     for _ in range(2):
         y = d.depthwise(d.shuffle(y, 2))
-    assert names(check(d, y)) == {"TRANSPOSE": 2 + 2, "RESHAPE": 4, "CONV2D": 1, "DEPTHWISE_CONV2D": 2}
+    assert names(check(d, y)) == {
+        "TRANSPOSE": 2 + 2,
+        "RESHAPE": 4,
+        "CONV2D": 1,
+        "DEPTHWISE_CONV2D": 2,
+    }
 
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_patches_of_a_vision_transformer_need_no_transpose(batch):
     d = Draft()
-    y = d.transpose(d.reshape(d.conv(d.input(batch, 3, 8, 8), 6), batch, 6, 64), 0, 2, 1)
+    y = d.transpose(
+        d.reshape(d.conv(d.input(batch, 3, 8, 8), 6), batch, 6, 64), 0, 2, 1
+    )
     assert names(check(d, y)) == {"TRANSPOSE": 1, "CONV2D": 1, "RESHAPE": 1}
 
 
@@ -305,13 +422,20 @@ def test_flattening_a_feature_map_keeps_the_order_of_its_elements():
 
 def test_a_transpose_that_only_moves_single_axes_is_a_reshape():
     d = Draft()
-    assert names(check(d, d.transpose(d.input(1, 1, 7, 1), 2, 1, 0, 3))) == {"RESHAPE": 1}
+    assert names(check(d, d.transpose(d.input(1, 1, 7, 1), 2, 1, 0, 3))) == {
+        "RESHAPE": 1
+    }
 
 
 def test_a_view_meets_operands_that_are_larger_along_an_axis_that_it_added():
     d = Draft()
     x = d.reshape(d.input(2, 3), 2, 3, 1)
-    assert names(check(d, d.add(x, d.input(2, 3, 4)), d.add(d.constant(2, 3, 4), x)))["RESHAPE"] == 1
+    assert (
+        names(check(d, d.add(x, d.input(2, 3, 4)), d.add(d.constant(2, 3, 4), x)))[
+            "RESHAPE"
+        ]
+        == 1
+    )
 
 
 def test_a_constant_that_is_transposed_already_is_transposed_once():
@@ -346,7 +470,9 @@ def test_operators_without_a_form_of_rank_0_keep_their_rank():
     d = Draft()
     scalar = d.slice(d.relu(d.reshape(d.input(), 1, 1)), (0, 0), (1, 1))
     index = d.op(tosa.ARGMAX, d.relu(d.reshape(d.input(5), 1, 5)), axis=1)
-    result = check(d, scalar, d.slice(index, (0,), (1,)), spec=TosaSpec.parse("TOSA-1.0+FP+INT"))
+    result = check(
+        d, scalar, d.slice(index, (0,), (1,)), spec=TosaSpec.parse("TOSA-1.0+FP+INT")
+    )
     assert all(op.inputs[0].rank for op in result.operators if op.name == "SLICE")
 
 
@@ -359,7 +485,9 @@ def test_reshapes_in_a_row_are_one():
 def test_a_shape_and_back_is_nothing():
     d = Draft()
     x = d.relu(d.input(6, 4))
-    assert names(check(d, d.relu(d.reshape(d.reshape(x, 2, 3, 4), 6, 4)))) == {"CLAMP": 2}
+    assert names(check(d, d.relu(d.reshape(d.reshape(x, 2, 3, 4), 6, 4)))) == {
+        "CLAMP": 2
+    }
 
 
 def test_one_value_is_transposed_once_for_all_its_uses():
@@ -388,18 +516,48 @@ def test_nothing_moves_to_an_element_type_that_the_target_does_not_transpose():
     y = d.op(tosa.CAST, d.transpose(d.input(2, 3, 4), 2, 0, 1), dtype=DType.INT32)
     y = d.op(tosa.CAST, d.add(y, y), dtype=DType.FP32)
     result = check(d, d.transpose(y, 1, 2, 0))
-    assert [op.name for op in result.operators] == ["TRANSPOSE", "CAST", "ADD", "CAST", "TRANSPOSE"]
-    assert names(check(d, d.transpose(y, 1, 2, 0), spec=TosaSpec.parse("TOSA-1.0+FP+INT")))["TRANSPOSE"] == 0
+    assert [op.name for op in result.operators] == [
+        "TRANSPOSE",
+        "CAST",
+        "ADD",
+        "CAST",
+        "TRANSPOSE",
+    ]
+    assert (
+        names(
+            check(d, d.transpose(y, 1, 2, 0), spec=TosaSpec.parse("TOSA-1.0+FP+INT"))
+        )["TRANSPOSE"]
+        == 0
+    )
 
 
 def test_scales_of_channels_stay_on_the_last_axis():
     d = Draft()
     x = d.transpose(d.input(2, 3, 4, dtype=DType.INT8), 0, 2, 1)
     zero = literal([0], DType.INT8, np.int8)
-    scales = literal([1 << 30] * 3, DType.INT32, np.int32), literal([30, 31, 32], DType.INT8, np.int8)
-    flags = {"scale32": True, "per_channel": True, "input_unsigned": False, "output_unsigned": False}
-    y = d.op(tosa.RESCALE, x, *scales, zero, zero, dtype=DType.INT8, rounding_mode=RoundingMode.SINGLE_ROUND, **flags)
-    result = run_passes(d.graph(d.transpose(y, 0, 2, 1)), TosaSpec.parse("TOSA-1.0+INT"))
+    scales = (
+        literal([1 << 30] * 3, DType.INT32, np.int32),
+        literal([30, 31, 32], DType.INT8, np.int8),
+    )
+    flags = {
+        "scale32": True,
+        "per_channel": True,
+        "input_unsigned": False,
+        "output_unsigned": False,
+    }
+    y = d.op(
+        tosa.RESCALE,
+        x,
+        *scales,
+        zero,
+        zero,
+        dtype=DType.INT8,
+        rounding_mode=RoundingMode.SINGLE_ROUND,
+        **flags,
+    )
+    result = run_passes(
+        d.graph(d.transpose(y, 0, 2, 1)), TosaSpec.parse("TOSA-1.0+INT")
+    )
     assert [op.name for op in result.operators] == ["TRANSPOSE", "RESCALE", "TRANSPOSE"]
 
 
@@ -430,12 +588,17 @@ def test_writing_a_variable_is_a_use():
     d = Draft()
     x = d.input(4)
     d.operators.append(tosa.VARIABLE_WRITE((d.op(tosa.EXP, x),), variable="state"))
-    assert names(run_passes(d.graph(d.relu(x)), FP)) == {"EXP": 1, "VARIABLE_WRITE": 1, "CLAMP": 1}
+    assert names(run_passes(d.graph(d.relu(x)), FP)) == {
+        "EXP": 1,
+        "VARIABLE_WRITE": 1,
+        "CLAMP": 1,
+    }
 
 
 def test_reading_a_variable_before_and_after_a_write_is_not_the_same():
     d = Draft()
-    x, types = d.input(4), (Type((4,), DType.FP32),)
+    x = d.input(4)
+    types = (Type((4,), DType.FP32),)
     before = d.op(tosa.VARIABLE_READ, variable="state", types=types)
     d.operators.append(tosa.VARIABLE_WRITE((x,), variable="state"))
     after = d.op(tosa.VARIABLE_READ, variable="state", types=types)
@@ -458,7 +621,9 @@ def test_outputs_keep_their_names_and_nothing_else_has_them():
     for position, value in enumerate(outputs):
         value.name = f"output_{position}"
     result = check(d, *outputs)
-    assert [v.name for v in result.outputs] == [f"output_{position}" for position in range(4)]
+    assert [v.name for v in result.outputs] == [
+        f"output_{position}" for position in range(4)
+    ]
     named = [v.name for op in result.operators for v in op.outputs if v.name]
     assert sorted(named) == [f"output_{position}" for position in range(4)]
 
@@ -467,8 +632,13 @@ def test_the_same_graph_gives_the_same_operators():
     def listing() -> list:
         d = Draft()
         x = d.conv(d.input(1, 3, 8, 8), 4)
-        result = run_passes(d.graph(d.mean(x), d.op(tosa.CONCAT, x, d.norm(d.conv(x, 2)), axis=1)), FP)
-        return [(op.name, [v.type for v in op.inputs], op.attribute_values(), op.source) for op in result.operators]
+        result = run_passes(
+            d.graph(d.mean(x), d.op(tosa.CONCAT, x, d.norm(d.conv(x, 2)), axis=1)), FP
+        )
+        return [
+            (op.name, [v.type for v in op.inputs], op.attribute_values(), op.source)
+            for op in result.operators
+        ]
 
     assert listing() == listing()
 
@@ -480,7 +650,9 @@ def test_any_graph_computes_the_same(draft_and_outputs, target):
     check(draft, *outputs, spec=TosaSpec.parse(target))
 
 
-@pytest.mark.parametrize("name", [name for named in PATTERNS.values() for name in named])
+@pytest.mark.parametrize(
+    "name", [name for named in PATTERNS.values() for name in named]
+)
 def test_any_graph_with_what_a_pass_looks_for_computes_the_same(name):
     pattern, targets = next(named[name] for named in PATTERNS.values() if name in named)
 
@@ -494,16 +666,27 @@ def test_any_graph_with_what_a_pass_looks_for_computes_the_same(name):
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(shapes_of_any_size(), st.sampled_from(["TOSA-1.1+FP+INT+shape", "TOSA-1.1+FP+shape"]))
-def test_shapes_of_sizes_at_run_time_are_those_of_sizes_that_are_known(draft_of, target):
-    """A graph with a symbol in its shapes, at two sizes, beside the same graph with these sizes in its shapes."""
+@given(
+    shapes_of_any_size(),
+    st.sampled_from(["TOSA-1.1+FP+INT+shape", "TOSA-1.1+FP+shape"]),
+)
+def test_shapes_of_sizes_at_run_time_are_those_of_sizes_that_are_known(
+    draft_of, target
+):
+    """A graph with a symbol in its shapes, at two sizes, beside the same graph with
+    these sizes in its shapes.
+    """
     dynamic, outputs = draft_of(symbol("n", 2, 64))
     result = run_passes(dynamic.graph(*outputs), TosaSpec.parse(target))
     assert_well_formed(result, TosaSpec.parse(target))
     for size in (2, 3):
         known, wanted = draft_of(size)
         arrays = known.example()
-        for old, new in zip(evaluate(known.graph(*wanted), arrays), evaluate(result, arrays), strict=True):
+        for old, new in zip(
+            evaluate(known.graph(*wanted), arrays),
+            evaluate(result, arrays),
+            strict=True,
+        ):
             np.testing.assert_array_equal(new, old)
 
 
@@ -520,7 +703,10 @@ def test_a_product_by_a_transposed_matrix_is_one_operator_of_1_1():
     y = d.matmul(d.input(2, 3, 4), d.transpose(d.input(2, 5, 4), 0, 2, 1))
     result = check(d, d.relu(y), spec=DRAFT)
     assert names(result) == {"MATMUL_T": 1, "CLAMP": 1}
-    assert [str(op.source) for op in result.operators] == ["TRANSPOSE:0 and MATMUL:1", "CLAMP:2"]
+    assert [str(op.source) for op in result.operators] == [
+        "TRANSPOSE:0 and MATMUL:1",
+        "CLAMP:2",
+    ]
 
 
 def test_heads_are_joined_before_such_a_product():
@@ -532,8 +718,12 @@ def test_heads_are_joined_before_such_a_product():
 
 def test_other_transpositions_and_other_targets_keep_the_product():
     d = Draft()
-    x, matrix = d.input(5, 3, 4), d.input(4, 5, 2)
-    assert names(check(d, d.matmul(x, d.transpose(matrix, 1, 0, 2)), spec=DRAFT)) == {"TRANSPOSE": 1, "MATMUL": 1}
+    x = d.input(5, 3, 4)
+    matrix = d.input(4, 5, 2)
+    assert names(check(d, d.matmul(x, d.transpose(matrix, 1, 0, 2)), spec=DRAFT)) == {
+        "TRANSPOSE": 1,
+        "MATMUL": 1,
+    }
     d = Draft()
     y = d.matmul(d.input(2, 3, 4), d.transpose(d.input(2, 5, 4), 0, 2, 1))
     assert names(check(d, y)) == {"TRANSPOSE": 1, "MATMUL": 1}

@@ -12,7 +12,9 @@ from delegraph_tosa.spec import TosaSpec
 from ..support.drafts import Draft, check, names, sizes
 
 
-def repeated_keys(d: Draft, shape: tuple[int, ...], multiples: tuple[int, ...]) -> Value:
+def repeated_keys(
+    d: Draft, shape: tuple[int, ...], multiples: tuple[int, ...]
+) -> Value:
     """Keys of ``shape``, for example [N,H,1,S,E], repeated to [12,E,S]."""
     tiled = d.op(tosa.TILE, d.input(*shape), sizes(multiples))
     return d.transpose(d.reshape(tiled, 12, 5, 4), 0, 2, 1)
@@ -25,12 +27,17 @@ def test_queries_that_share_a_head_of_keys_are_one_matrix(shape):
     result = check(d, d.matmul(d.input(12, 7, 4), keys))
     assert names(result) == {"RESHAPE": 3, "TRANSPOSE": 1, "MATMUL": 1}
     (product,) = [op for op in result.operators if op.name == "MATMUL"]
-    assert product.outputs[0].shape == (4, 21, 5) and "TILE:0" in sources_of(product.source)
+    assert product.outputs[0].shape == (4, 21, 5) and "TILE:0" in sources_of(
+        product.source
+    )
 
 
 def test_products_by_one_matrix_are_one():
     d = Draft()
-    result = check(d, d.matmul(d.input(3, 7, 4), d.op(tosa.TILE, d.input(1, 4, 5), sizes((3, 1, 1)))))
+    result = check(
+        d,
+        d.matmul(d.input(3, 7, 4), d.op(tosa.TILE, d.input(1, 4, 5), sizes((3, 1, 1)))),
+    )
     assert names(result) == {"RESHAPE": 2, "MATMUL": 1}
 
 
@@ -40,7 +47,9 @@ REPETITIONS = {
     "of two axes": ((1, 4, 1, 1, 4), (1, 1, 3, 5, 1)),
     "of pairs": ((1, 1, 6, 5, 4), (1, 1, 2, 1, 1)),
 }
-"""Keys and how often they are repeated along each axis, so that the same ones are not neighbours in the batch."""
+"""Keys and how often they are repeated along each axis, so that the same ones are not
+neighbours in the batch.
+"""
 
 
 @pytest.mark.parametrize(("shape", "multiples"), REPETITIONS.values(), ids=REPETITIONS)
@@ -60,5 +69,9 @@ def test_repeated_keys_that_something_else_uses_stay():
 def test_results_of_48_bits_which_no_reshape_takes_keep_the_repetition():
     d = Draft(dtype=DType.INT16)
     keys = repeated_keys(d, (1, 4, 1, 5, 4), (1, 1, 3, 1, 1))
-    y = d.op(tosa.MATMUL, d.input(12, 7, 4), keys, d.zero(), d.zero(), dtype=DType.INT48)
-    assert names(run_passes(d.graph(y), TosaSpec.parse("TOSA-1.0+INT+int16")))["TILE"] == 1
+    y = d.op(
+        tosa.MATMUL, d.input(12, 7, 4), keys, d.zero(), d.zero(), dtype=DType.INT48
+    )
+    assert (
+        names(run_passes(d.graph(y), TosaSpec.parse("TOSA-1.0+INT+int16")))["TILE"] == 1
+    )

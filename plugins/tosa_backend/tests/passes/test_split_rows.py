@@ -17,12 +17,15 @@ from delegraph_tosa.spec import TosaSpec, target
 from ..support.drafts import Draft, assert_well_formed, names
 
 INT = TosaSpec.parse("TOSA-1.0+INT+int16")
-ROWS, CHANNELS = 7, 5
+ROWS = 7
+CHANNELS = 5
 
 
 @pytest.fixture(autouse=True)
 def npu(monkeypatch) -> TosaSpec:
-    """The target of an NPU without memory, so that everything is split as far as allowed."""
+    """The target of an NPU without memory, so that everything is split as far as
+    allowed.
+    """
     monkeypatch.setitem(target._DEVICES, "u85", lambda operator: None)
     monkeypatch.setattr(split_rows, "SMALL", 1)
     monkeypatch.setattr(split_rows, "SHARE", 0)
@@ -31,13 +34,31 @@ def npu(monkeypatch) -> TosaSpec:
 
 
 def rescaled(d: Draft, x: Value, shift: int, dtype: DType, channels: int = 1) -> Value:
-    """x, divided by about 2**(shift - 30), by another number for each channel if there are several"""
-    multiplier = literal([(1 << 30) - 1000 * channel for channel in range(channels)], DType.INT32, np.int32)
+    """x, divided by about 2**(shift - 30), by another number for each channel if there
+    are several
+    """
+    multiplier = literal(
+        [(1 << 30) - 1000 * channel for channel in range(channels)],
+        DType.INT32,
+        np.int32,
+    )
     shifts = literal([shift] * channels, DType.INT8, np.int8)
     points = [literal([0], v, v.name.lower()) for v in (x.dtype, dtype)]
-    flags = {"scale32": True, "per_channel": channels > 1, "input_unsigned": False, "output_unsigned": False}
+    flags = {
+        "scale32": True,
+        "per_channel": channels > 1,
+        "input_unsigned": False,
+        "output_unsigned": False,
+    }
     return d.op(
-        tosa.RESCALE, x, multiplier, shifts, *points, **flags, dtype=dtype, rounding_mode=RoundingMode.SINGLE_ROUND
+        tosa.RESCALE,
+        x,
+        multiplier,
+        shifts,
+        *points,
+        **flags,
+        dtype=dtype,
+        rounding_mode=RoundingMode.SINGLE_ROUND,
     )
 
 
@@ -52,15 +73,28 @@ def centred(d: Draft, x: Value, axis: int = 2) -> Value:
 
 def centred_sums(d: Draft, q: Value, axis: int) -> Value:
     """q int32"""
-    return rescaled(d, d.op(tosa.SUB, d.add(q, q), d.op(tosa.REDUCE_SUM, q, axis=axis)), 33, DType.INT8)
+    return rescaled(
+        d,
+        d.op(tosa.SUB, d.add(q, q), d.op(tosa.REDUCE_SUM, q, axis=axis)),
+        33,
+        DType.INT8,
+    )
 
 
 def shares(d: Draft, scores: Value, hidden: Value | None = None) -> Value:
     """int32 -> int8: the difference from the largest of a row"""
     if hidden is not None:
-        scores = d.op(tosa.SELECT, hidden, literal(np.full((1, 1, 1), -999), DType.INT32, np.int32), scores)
+        scores = d.op(
+            tosa.SELECT,
+            hidden,
+            literal(np.full((1, 1, 1), -999), DType.INT32, np.int32),
+            scores,
+        )
     half = scores.shape[2] // 2
-    parts = [d.slice(scores, (0, 0, start), (*scores.shape[:2], half)) for start in (0, scores.shape[2] - half)]
+    parts = [
+        d.slice(scores, (0, 0, start), (*scores.shape[:2], half))
+        for start in (0, scores.shape[2] - half)
+    ]
     largest = d.op(tosa.REDUCE_MAX, d.op(tosa.MAXIMUM, *parts), axis=2)
     return rescaled(d, d.op(tosa.SUB, scores, largest), 39, DType.INT8)
 
@@ -73,11 +107,17 @@ def product(d: Draft, a: Value, b: Value) -> Value:
 def attention(d: Draft, heads: int = 2, hidden: Value | None = None) -> Value:
     """of three inputs"""
     sizes = (ROWS, 3), (3, 6), (6, 4)
-    return attended(d, *[d.input(heads, *size, dtype=DType.INT8) for size in sizes], hidden)
+    return attended(
+        d, *[d.input(heads, *size, dtype=DType.INT8) for size in sizes], hidden
+    )
 
 
-def attended(d: Draft, query: Value, key: Value, value: Value, hidden: Value | None = None) -> Value:
-    """Scores by one MATMUL, int32 up to their shares of 8 bits; a second MATMUL less the sums of shares"""
+def attended(
+    d: Draft, query: Value, key: Value, value: Value, hidden: Value | None = None
+) -> Value:
+    """Scores by one MATMUL, int32 up to their shares of 8 bits; a second MATMUL less
+    the sums of shares
+    """
     weights = shares(d, product(d, query, key), hidden)
     sums = d.op(tosa.REDUCE_SUM, wide(d, weights), axis=2)
     return rescaled(d, d.op(tosa.SUB, product(d, weights, value), sums), 40, DType.INT8)
@@ -85,11 +125,24 @@ def attended(d: Draft, query: Value, key: Value, value: Value, hidden: Value | N
 
 def layer(d: Draft, x: Value, channels: int, bias: int) -> Value:
     """x int8 [1,1,L,C] -> [1,1,L,channels], with so many numbers as bias"""
-    weight = literal(d.random.integers(-127, 128, (channels, 1, 1, x.shape[-1])), DType.INT8, np.int8)
+    weight = literal(
+        d.random.integers(-127, 128, (channels, 1, 1, x.shape[-1])), DType.INT8, np.int8
+    )
     added = literal(d.random.integers(-99, 99, bias), DType.INT32, np.int32)
     zero = literal([0], DType.INT8, np.int8)
-    attributes = {"pad": (0,) * 4, "stride": (1, 1), "dilation": (1, 1), "acc_type": DType.INT32}
-    return rescaled(d, d.op(tosa.CONV2D, x, weight, added, zero, zero, **attributes), 38, DType.INT8, channels)
+    attributes = {
+        "pad": (0,) * 4,
+        "stride": (1, 1),
+        "dilation": (1, 1),
+        "acc_type": DType.INT32,
+    }
+    return rescaled(
+        d,
+        d.op(tosa.CONV2D, x, weight, added, zero, zero, **attributes),
+        38,
+        DType.INT8,
+        channels,
+    )
 
 
 def in_heads(d: Draft, x: Value, size: int, *perms: int) -> Value:
@@ -99,8 +152,14 @@ def in_heads(d: Draft, x: Value, size: int, *perms: int) -> Value:
 
 def layers_of_heads(d: Draft, x: Value) -> list[Value]:
     """Queries, keys and values of 2 heads, in the layout of products"""
-    query, key, value = layer(d, x, 6, 6), layer(d, x, 6, 1), layer(d, x, 8, 8)
-    return [in_heads(d, query, 3, 1, 0, 2), in_heads(d, key, 3, 1, 2, 0), in_heads(d, value, 4, 1, 0, 2)]
+    query = layer(d, x, 6, 6)
+    key = layer(d, x, 6, 1)
+    value = layer(d, x, 8, 8)
+    return [
+        in_heads(d, query, 3, 1, 0, 2),
+        in_heads(d, key, 3, 1, 2, 0),
+        in_heads(d, value, 4, 1, 0, 2),
+    ]
 
 
 def split(d: Draft, spec: TosaSpec, *outputs: Value) -> Graph:
@@ -118,7 +177,11 @@ def split(d: Draft, spec: TosaSpec, *outputs: Value) -> Graph:
 def test_a_norm_is_computed_in_blocks_of_about_as_many_rows(npu):
     d = Draft()
     result = split(d, npu, centred(d, d.input(1, ROWS, CHANNELS, dtype=DType.INT8)))
-    sums = [op.outputs[0].shape for op in result.operators if isinstance(op, tosa.REDUCE_SUM)]
+    sums = [
+        op.outputs[0].shape
+        for op in result.operators
+        if isinstance(op, tosa.REDUCE_SUM)
+    ]
     assert sums == [(1, 3, 1), (1, 2, 1), (1, 2, 1)]
     assert names(result)["SLICE"] == 3 and names(result)["CONCAT"] == 1
 
@@ -128,36 +191,57 @@ def test_a_table_of_8_bits_between_is_looked_up_in_blocks(npu):
     q = wide(d, d.input(1, ROWS, CHANNELS, dtype=DType.INT8))
     total = d.op(tosa.REDUCE_SUM, q, axis=2)
     entries = literal(d.random.integers(-128, 128, 256), DType.INT8, np.int8)
-    found = d.op(tosa.TABLE, rescaled(d, d.op(tosa.SUB, q, total), 33, DType.INT8), entries)
+    found = d.op(
+        tosa.TABLE, rescaled(d, d.op(tosa.SUB, q, total), 33, DType.INT8), entries
+    )
     result = split(d, npu, rescaled(d, d.add(wide(d, found), total), 32, DType.INT8))
-    assert names(result)["TABLE"] == names(result)["REDUCE_SUM"] == 3 and names(result)["CONCAT"] == 1
+    assert (
+        names(result)["TABLE"] == names(result)["REDUCE_SUM"] == 3
+        and names(result)["CONCAT"] == 1
+    )
 
 
 def test_rows_lie_along_the_longest_axis_that_is_not_reduced(npu):
     d = Draft()
-    result = split(d, npu, centred(d, d.input(2, CHANNELS, 9, dtype=DType.INT8), axis=1))
-    assert {op.outputs[0].shape for op in result.operators if isinstance(op, tosa.REDUCE_SUM)} == {(2, 1, 3)}
+    result = split(
+        d, npu, centred(d, d.input(2, CHANNELS, 9, dtype=DType.INT8), axis=1)
+    )
+    assert {
+        op.outputs[0].shape
+        for op in result.operators
+        if isinstance(op, tosa.REDUCE_SUM)
+    } == {(2, 1, 3)}
 
 
 def test_an_attention_multiplies_blocks_of_queries(npu):
     d = Draft()
     result = split(d, npu, attention(d))
-    products = [op.outputs[0].shape for op in result.operators if isinstance(op, tosa.MATMUL)]
+    products = [
+        op.outputs[0].shape for op in result.operators if isinstance(op, tosa.MATMUL)
+    ]
     assert Counter(products) == {(1, 3, 6): 2, (1, 3, 4): 2, (1, 2, 6): 4, (1, 2, 4): 4}
     # of each head's results, and of all heads; of weights no CONCAT is left
     assert names(result)["CONCAT"] == 3
 
 
 def channels(graph: Graph) -> Counter:
-    return Counter(op.outputs[0].shape[-1] for op in graph.operators if isinstance(op, tosa.CONV2D))
+    return Counter(
+        op.outputs[0].shape[-1] for op in graph.operators if isinstance(op, tosa.CONV2D)
+    )
 
 
 def test_a_head_has_layers_of_its_own(npu):
     d = Draft()
-    result = split(d, npu, attended(d, *layers_of_heads(d, d.input(1, 1, ROWS, 5, dtype=DType.INT8))))
+    result = split(
+        d,
+        npu,
+        attended(d, *layers_of_heads(d, d.input(1, 1, ROWS, 5, dtype=DType.INT8))),
+    )
     assert channels(result) == {3: 4, 4: 2}
     # of one head there is nothing to transpose but keys
-    assert [op.outputs[0].shape for op in result.operators if isinstance(op, tosa.TRANSPOSE)] == [(1, 3, ROWS)] * 2
+    assert [
+        op.outputs[0].shape for op in result.operators if isinstance(op, tosa.TRANSPOSE)
+    ] == [(1, 3, ROWS)] * 2
 
 
 def test_a_layer_that_something_else_reads_is_computed_whole(npu):
@@ -172,19 +256,25 @@ def test_heads_that_a_reshape_mixes_are_cut_behind_it(npu):
     _, key, value = layers_of_heads(d, d.input(1, 1, ROWS, 5, dtype=DType.INT8))
     query = d.reshape(d.input(ROWS, 6, dtype=DType.INT8), 2, ROWS, 3)
     result = split(d, npu, attended(d, query, key, value))
-    assert (2, ROWS, 3) in {op.inputs[0].shape for op in result.operators if isinstance(op, tosa.SLICE)}
+    assert (2, ROWS, 3) in {
+        op.inputs[0].shape for op in result.operators if isinstance(op, tosa.SLICE)
+    }
 
 
 def test_more_heads_than_blocks_stay_together(npu):
     d = Draft()
     result = split(d, npu, attention(d, heads=4))
-    assert {op.outputs[0].shape[0] for op in result.operators if isinstance(op, tosa.MATMUL)} == {4}
+    assert {
+        op.outputs[0].shape[0] for op in result.operators if isinstance(op, tosa.MATMUL)
+    } == {4}
 
 
 def test_batches_of_more_than_the_rows_of_one_are_split(npu):
     d = Draft()
     result = split(d, npu, attention(d, heads=9))
-    shapes = [op.outputs[0].shape for op in result.operators if isinstance(op, tosa.MATMUL)]
+    shapes = [
+        op.outputs[0].shape for op in result.operators if isinstance(op, tosa.MATMUL)
+    ]
     assert Counter(shapes) == {(3, ROWS, 6): 3, (3, ROWS, 4): 3}
 
 
@@ -192,14 +282,18 @@ def test_a_mask_that_is_constant_is_cut_with_the_rows(npu):
     d = Draft()
     hidden = literal(d.random.integers(0, 2, (1, ROWS, 6)) > 0, DType.BOOL, np.bool_)
     result = split(d, npu, attention(d, hidden=hidden))
-    assert sorted(op.inputs[0].shape[1] for op in result.operators if isinstance(op, tosa.SELECT)) == [2, 2, 2, 2, 3, 3]
+    assert sorted(
+        op.inputs[0].shape[1] for op in result.operators if isinstance(op, tosa.SELECT)
+    ) == [2, 2, 2, 2, 3, 3]
 
 
 def test_a_mask_for_all_rows_is_read_whole(npu):
     d = Draft()
     hidden = literal(d.random.integers(0, 2, (1, 1, 6)) > 0, DType.BOOL, np.bool_)
     result = split(d, npu, attention(d, hidden=hidden))
-    assert {op.inputs[0].shape for op in result.operators if isinstance(op, tosa.SELECT)} == {(1, 1, 6)}
+    assert {
+        op.inputs[0].shape for op in result.operators if isinstance(op, tosa.SELECT)
+    } == {(1, 1, 6)}
 
 
 def test_results_of_a_norm_that_are_read_twice_are_joined_once(npu):
@@ -211,24 +305,46 @@ def test_results_of_a_norm_that_are_read_twice_are_joined_once(npu):
 
 KEPT = {
     "32 bits are a result": lambda d, x: d.op(tosa.REDUCE_SUM, wide(d, x), axis=2),
-    "nothing is summed": lambda d, x: rescaled(d, d.add(wide(d, x), wide(d, x)), 31, DType.INT8),
+    "nothing is summed": lambda d, x: rescaled(
+        d, d.add(wide(d, x), wide(d, x)), 31, DType.INT8
+    ),
     "rows are reversed": lambda d, x: rescaled(
         d,
-        d.op(tosa.SUB, d.op(tosa.REVERSE, wide(d, x), axis=1), d.op(tosa.REDUCE_SUM, wide(d, x), axis=2)),
+        d.op(
+            tosa.SUB,
+            d.op(tosa.REVERSE, wide(d, x), axis=1),
+            d.op(tosa.REDUCE_SUM, wide(d, x), axis=2),
+        ),
         33,
         DType.INT8,
     ),
     "rows are summed as well": lambda d, x: rescaled(
-        d, d.op(tosa.REDUCE_SUM, d.op(tosa.REDUCE_SUM, wide(d, x), axis=2), axis=1), 33, DType.INT8
+        d,
+        d.op(tosa.REDUCE_SUM, d.op(tosa.REDUCE_SUM, wide(d, x), axis=2), axis=1),
+        33,
+        DType.INT8,
     ),
     "each row has a scale": lambda d, x: rescaled(
-        d, d.add(wide(d, x), d.op(tosa.REDUCE_SUM, wide(d, x), axis=1)), 31, DType.INT8, CHANNELS
+        d,
+        d.add(wide(d, x), d.op(tosa.REDUCE_SUM, wide(d, x), axis=1)),
+        31,
+        DType.INT8,
+        CHANNELS,
     ),
     "rows are columns of a product": lambda d, x: centred_sums(
-        d, product(d, x, literal(np.ones((1, CHANNELS, CHANNELS)), DType.INT8, np.int8)), axis=1
+        d,
+        product(d, x, literal(np.ones((1, CHANNELS, CHANNELS)), DType.INT8, np.int8)),
+        axis=1,
     ),
     "a part of the rows": lambda d, x: rescaled(
-        d, d.op(tosa.REDUCE_SUM, d.slice(wide(d, x), (0, 1, 0), (1, ROWS - 1, CHANNELS)), axis=2), 33, DType.INT8
+        d,
+        d.op(
+            tosa.REDUCE_SUM,
+            d.slice(wide(d, x), (0, 1, 0), (1, ROWS - 1, CHANNELS)),
+            axis=2,
+        ),
+        33,
+        DType.INT8,
     ),
 }
 
@@ -238,16 +354,30 @@ def test_a_product_with_all_rows_of_a_norm_stays_whole(npu):
     q = wide(d, d.input(1, ROWS, ROWS, dtype=DType.INT8))
     sums = d.op(tosa.REDUCE_SUM, q, axis=2)
     y = rescaled(d, d.op(tosa.SUB, q, sums), 33, DType.INT8)
-    result = split(d, npu, rescaled(d, d.op(tosa.SUB, product(d, y, y), sums), 38, DType.INT8))
-    assert [op.outputs[0].shape for op in result.operators if isinstance(op, tosa.MATMUL)] == [(1, ROWS, ROWS)]
+    result = split(
+        d, npu, rescaled(d, d.op(tosa.SUB, product(d, y, y), sums), 38, DType.INT8)
+    )
+    assert [
+        op.outputs[0].shape for op in result.operators if isinstance(op, tosa.MATMUL)
+    ] == [(1, ROWS, ROWS)]
 
 
 def test_a_product_of_rows_with_themselves_reads_them_whole_too(npu):
     d = Draft()
     x = d.input(1, ROWS, ROWS, dtype=DType.INT8)
     y = product(d, x, x)
-    result = split(d, npu, rescaled(d, d.op(tosa.SUB, y, d.op(tosa.REDUCE_SUM, y, axis=2)), 38, DType.INT8))
-    shapes = [[v.shape for v in op.inputs[:2]] for op in result.operators if isinstance(op, tosa.MATMUL)]
+    result = split(
+        d,
+        npu,
+        rescaled(
+            d, d.op(tosa.SUB, y, d.op(tosa.REDUCE_SUM, y, axis=2)), 38, DType.INT8
+        ),
+    )
+    shapes = [
+        [v.shape for v in op.inputs[:2]]
+        for op in result.operators
+        if isinstance(op, tosa.MATMUL)
+    ]
     assert shapes == [[(1, rows, ROWS), (1, ROWS, ROWS)] for rows in (3, 2, 2)]
 
 
@@ -259,7 +389,9 @@ def test_what_is_no_chain_of_rows_stays(network, npu):
 
 
 def test_two_results_that_need_each_other_stay_whole(npu):
-    """What is computed from a result, and read whole by the same region, needs all rows first."""
+    """What is computed from a result, and read whole by the same region, needs all rows
+    first.
+    """
     d = Draft()
     q = wide(d, d.input(1, ROWS, ROWS, dtype=DType.INT8))
     total = d.op(tosa.REDUCE_SUM, q, axis=2)

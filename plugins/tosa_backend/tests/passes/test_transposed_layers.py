@@ -12,7 +12,13 @@ from ..support.drafts import Draft, check, names
 
 def joined_heads(d: Draft, batch: int, heads: int = 3) -> Value:
     """[batch,5,heads*4], from the heads of an attention"""
-    y = d.reshape(d.matmul(d.input(batch * heads, 5, 7), d.input(batch * heads, 7, 4)), batch, heads, 5, 4)
+    y = d.reshape(
+        d.matmul(d.input(batch * heads, 5, 7), d.input(batch * heads, 7, 4)),
+        batch,
+        heads,
+        5,
+        4,
+    )
     return d.reshape(d.transpose(y, 0, 2, 1, 3), batch, 5, heads * 4)
 
 
@@ -30,7 +36,12 @@ def test_a_linear_layer_joins_the_heads_of_an_attention_itself(batch):
 def test_a_linear_layer_takes_a_flattened_feature_map_in_its_layout(shape):
     d = Draft()
     y = d.conv(d.input(*shape), 6)
-    assert names(check(d, d.linear(d.reshape(y, shape[0], 6 * shape[2] * shape[3]), 7)))["TRANSPOSE"] == 1
+    assert (
+        names(check(d, d.linear(d.reshape(y, shape[0], 6 * shape[2] * shape[3]), 7)))[
+            "TRANSPOSE"
+        ]
+        == 1
+    )
 
 
 def test_what_something_else_uses_is_transposed_for_a_linear_layer_too():
@@ -42,24 +53,33 @@ def test_what_something_else_uses_is_transposed_for_a_linear_layer_too():
 
 def test_a_weight_that_another_layer_has_stays_as_it_is():
     d = Draft()
-    weight, bias = d.constant(6, 1, 1, 12), d.constant(6)
-    ys = [d.bare(d.reshape(x, 1, 1, 5, 12), tosa.CONV2D, weight, bias) for x in (joined_heads(d, 1), d.input(1, 5, 12))]
+    weight = d.constant(6, 1, 1, 12)
+    bias = d.constant(6)
+    ys = [
+        d.bare(d.reshape(x, 1, 1, 5, 12), tosa.CONV2D, weight, bias)
+        for x in (joined_heads(d, 1), d.input(1, 5, 12))
+    ]
     result = check(d, *ys)
-    assert names(result)["TRANSPOSE"] == 1 and {op.inputs[1] for op in result.operators if op.name == "CONV2D"} == {
-        weight
-    }
+    assert names(result)["TRANSPOSE"] == 1 and {
+        op.inputs[1] for op in result.operators if op.name == "CONV2D"
+    } == {weight}
 
 
 PERMUTED = {(1, 0, 2): 0, (0, 2, 1): 0, (1, 2, 0): 0, (2, 0, 1): 1}
-"""Permutations of [3,5,4] before the last two axes are joined, and how many a linear layer needs: one where the last
-axis of what is given is not among those that are summed."""
+"""Permutations of [3,5,4] before the last two axes are joined, and how many a linear
+layer needs: one where the last axis of what is given is not among those that are
+summed.
+"""
 
 
 @pytest.mark.parametrize("perms", PERMUTED, ids=str)
 def test_a_linear_layer_sums_axes_in_any_order(perms):
     d = Draft()
     moved = d.transpose(d.input(3, 5, 4), *perms)
-    result = check(d, d.linear(d.reshape(moved, moved.shape[0], moved.shape[1] * moved.shape[2]), 6))
+    result = check(
+        d,
+        d.linear(d.reshape(moved, moved.shape[0], moved.shape[1] * moved.shape[2]), 6),
+    )
     assert names(result)["TRANSPOSE"] == PERMUTED[perms]
 
 

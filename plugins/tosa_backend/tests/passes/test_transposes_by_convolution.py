@@ -30,20 +30,43 @@ def optimized(spec, *shape, perms=NHWC, dtype=DType.INT8):
     result = run_passes(d.graph(y), spec)
     assert_well_formed(result, spec)
     arrays = [d.random.integers(-128, 128, shape).astype(ARRAY_DTYPES[dtype])]
-    np.testing.assert_array_equal(evaluate(result, arrays)[0], arrays[0].transpose(perms))
+    np.testing.assert_array_equal(
+        evaluate(result, arrays)[0], arrays[0].transpose(perms)
+    )
     return names(result)
 
 
-@pytest.mark.parametrize("shape, perms", [((1, 3, 64, 96), NHWC), ((1, 2, 4100), (0, 2, 1)), ((1, 4, 72, 71), NHWC)])
+@pytest.mark.parametrize(
+    "shape, perms",
+    [((1, 3, 64, 96), NHWC), ((1, 2, 4100), (0, 2, 1)), ((1, 4, 72, 71), NHWC)],
+)
 def test_it_is_a_convolution_for_npus(npu, shape, perms):
-    assert optimized(npu, *shape, perms=perms) == {"RESHAPE": 2, "CONV2D": 1, "RESCALE": 1}
-    assert optimized(INT, *shape, perms=perms) == {"TRANSPOSE": 1}, "other targets transpose"
+    assert optimized(npu, *shape, perms=perms) == {
+        "RESHAPE": 2,
+        "CONV2D": 1,
+        "RESCALE": 1,
+    }
+    assert optimized(INT, *shape, perms=perms) == {"TRANSPOSE": 1}, (
+        "other targets transpose"
+    )
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 64, 96), (1, 5, 64, 96), (1, 3, 8, 8), (1, 3, 65, 97)])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 64, 96), (1, 5, 64, 96), (1, 3, 8, 8), (1, 3, 65, 97)]
+)
 def test_it_stays_where_that_is_no_gain(npu, shape):
     assert optimized(npu, *shape) == {"TRANSPOSE": 1}
 
 
 def test_it_stays_for_other_types(npu):
-    assert optimized(replace(npu, extensions=frozenset({"int16"})), 1, 3, 64, 96, dtype=DType.INT16)["CONV2D"] == 0
+    assert (
+        optimized(
+            replace(npu, extensions=frozenset({"int16"})),
+            1,
+            3,
+            64,
+            96,
+            dtype=DType.INT16,
+        )["CONV2D"]
+        == 0
+    )

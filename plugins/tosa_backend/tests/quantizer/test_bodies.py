@@ -1,4 +1,6 @@
-"""Branches and loops whose bodies are quantized: integers cross their borders, and all is one graph of integers."""
+"""Branches and loops whose bodies are quantized: integers cross their borders, and all
+is one graph of integers.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +27,36 @@ class Branches(nn.Module):
         self.line = nn.Linear(8, 8)
 
     def forward(self, x):
-        inner = lambda v: torch.cond(v.amax() > 1, lambda u: u * 0.5, lambda u: u + 1, (v,))  # noqa: E731
-        return torch.cond(x.sum() > 0, lambda v: torch.relu(self.line(v)), inner, (x,)) * 2
+        inner = lambda v: torch.cond(
+            v.amax() > 1, lambda u: u * 0.5, lambda u: u + 1, (v,)
+        )
+        return (
+            torch.cond(x.sum() > 0, lambda v: torch.relu(self.line(v)), inner, (x,)) * 2
+        )
 
 
 class Loop(Branches):
     def forward(self, x):
         steps = torch.zeros((), dtype=torch.int32)
-        return while_loop(lambda k, v: k < 3, lambda k, v: (k + 1, torch.tanh(self.line(v))), (steps, x))[1]
+        return while_loop(
+            lambda k, v: k < 3,
+            lambda k, v: (k + 1, torch.tanh(self.line(v))),
+            (steps, x),
+        )[1]
 
 
 class Scan(Branches):
     def forward(self, x):
-        return scan(lambda c, row: (torch.tanh(self.line(c) + row), c * row), torch.zeros(8), x)
+        return scan(
+            lambda c, row: (torch.tanh(self.line(c) + row), c * row), torch.zeros(8), x
+        )
 
 
 @pytest.mark.parametrize("kind", [Branches, Loop, Scan])
 def test_bodies_become_integers(kind):
     torch.manual_seed(0)
-    module, given = kind().eval(), [(scale * torch.rand(4, 8),) for scale in (0.2, 1, 2, -0.2, -1)]
+    module = kind().eval()
+    given = [(scale * torch.rand(4, 8),) for scale in (0.2, 1, 2, -0.2, -1)]
     given += [(torch.rand(4, 8) - 0.9,)]
     given[-1][0][0, 0] = 1.5  # the sum is negative, and the maximum above 1
     program = delegraph.quantize(module, given)
@@ -55,19 +68,28 @@ def test_bodies_become_integers(kind):
     returned = program.graph.output_node().args[0]
     judged = []
     for (x,) in (given[1], given[-2], given[-1]):
-        integers = torch.ops.quantized_decomposed.quantize_per_tensor.default(x, *taking.args[1:])
-        found, wanted = lowered(integers), program.module(check_guards=False)(x)
+        integers = torch.ops.quantized_decomposed.quantize_per_tensor.default(
+            x, *taking.args[1:]
+        )
+        found = lowered(integers)
+        wanted = program.module(check_guards=False)(x)
         found, wanted = ((v if isinstance(v, tuple) else (v,)) for v in (found, wanted))
         for ours, real, node in zip(found, wanted, returned, strict=True):
-            steps = torch.ops.quantized_decomposed.quantize_per_tensor.default(real, *node.args[1:6])
+            steps = torch.ops.quantized_decomposed.quantize_per_tensor.default(
+                real, *node.args[1:6]
+            )
             check(ours.numpy(), steps)
         judged.append(((bytes(delegate.processed_bytes), [integers.numpy()]), found))
         floats = module(x)
-        for real, exact in zip(wanted, floats if isinstance(floats, tuple) else (floats,), strict=True):
+        for real, exact in zip(
+            wanted, floats if isinstance(floats, tuple) else (floats,), strict=True
+        ):
             assert (real - exact).abs().max() < 0.1
     officials = reference_tools.run_all([job for job, _ in judged])
     for official, (_, found) in zip(officials, judged, strict=True):
-        assert all(np.array_equal(a, b.numpy()) for a, b in zip(official, found, strict=True))
+        assert all(
+            np.array_equal(a, b.numpy()) for a, b in zip(official, found, strict=True)
+        )
 
 
 def test_a_setting_names_a_module_that_no_body_calls():
@@ -76,12 +98,23 @@ def test_a_setting_names_a_module_that_no_body_calls():
     class Both(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.first = nn.Linear(8, 8)
+            self.second = nn.Linear(8, 8)
 
         def forward(self, x):
-            return torch.cond(x.sum() > 0, lambda v: self.second(v), lambda v: v * 2, (self.first(x),))
+            return torch.cond(
+                x.sum() > 0, lambda v: self.second(v), lambda v: v * 2, (self.first(x),)
+            )
 
     given = [(torch.rand(4, 8),), (-torch.rand(4, 8),)]
-    delegraph.quantize(Both().eval(), given, quantizer=TOSAQuantizer().set_module_name("first", None))
-    with pytest.raises(OptionError, match="no call of the program belongs to a module 'third'"):
-        delegraph.quantize(Both().eval(), given, quantizer=TOSAQuantizer().set_module_name("third", None))
+    delegraph.quantize(
+        Both().eval(), given, quantizer=TOSAQuantizer().set_module_name("first", None)
+    )
+    with pytest.raises(
+        OptionError, match="no call of the program belongs to a module 'third'"
+    ):
+        delegraph.quantize(
+            Both().eval(),
+            given,
+            quantizer=TOSAQuantizer().set_module_name("third", None),
+        )

@@ -8,7 +8,13 @@ import pytest
 import torch
 from delegraph_tosa.quantizer.observer import SquaredErrorObserver
 
-SETTINGS = {"dtype": torch.int8, "quant_min": -128, "quant_max": 127, "qscheme": torch.per_tensor_affine, "eps": 2**-16}
+SETTINGS = {
+    "dtype": torch.int8,
+    "quant_min": -128,
+    "quant_max": 127,
+    "qscheme": torch.per_tensor_affine,
+    "eps": 2**-16,
+}
 
 
 def observed(*batches):
@@ -21,7 +27,9 @@ def observed(*batches):
 def error(x, low, high):
     """The mean squared error of ``x`` in 256 steps from ``low`` to ``high``."""
     scale = (high - low) / 255
-    steps = torch.fake_quantize_per_tensor_affine(x, scale, round(-128 - low / scale), -128, 127)
+    steps = torch.fake_quantize_per_tensor_affine(
+        x, scale, round(-128 - low / scale), -128, 127
+    )
     return (steps - x).square().mean().item()
 
 
@@ -35,7 +43,9 @@ DRAWN = {
     "normal": lambda: torch.randn(20_000),
     "rectified": lambda: torch.randn(20_000).relu(),
     "one side": lambda: torch.randn(20_000).exp(),
-    "both sides": lambda: torch.randn(20_000).exp() * torch.where(torch.rand(20_000) < 0.2, -0.3, 1.0),
+    "both sides": lambda: (
+        torch.randn(20_000).exp() * torch.where(torch.rand(20_000) < 0.2, -0.3, 1.0)
+    ),
     "even": lambda: torch.rand(20_000) - 0.1,
     "negative": lambda: -torch.rand(20_000).square(),
     "outlier": lambda: torch.cat([torch.randn(20_000), torch.tensor([40.0])]),
@@ -47,9 +57,14 @@ DRAWN = {
 def test_no_other_limits_are_much_better(kind):
     torch.manual_seed(0)
     x = DRAWN[kind]()
-    low, high = min(x.min().item(), 0.0), max(x.max().item(), 0.0)
+    low = min(x.min().item(), 0.0)
+    high = max(x.max().item(), 0.0)
     parts = [k / 24 for k in range(3, 25)]
-    best = min(error(x, low * a, high * b) for a in (parts if low else [0]) for b in (parts if high else [0]))
+    best = min(
+        error(x, low * a, high * b)
+        for a in (parts if low else [0])
+        for b in (parts if high else [0])
+    )
     chosen = error(x, *found(observed(*x.split(7_000))))
     assert chosen <= 1.06 * best
     assert chosen <= 1.02 * error(x, low, high), "what minmax takes"
@@ -61,9 +76,12 @@ def test_rare_large_values_are_clipped():
 
 
 def test_batches_that_grow():
-    """The histogram doubles when larger values come: the limits are those of all batches at once, to a bin."""
+    """The histogram doubles when larger values come: the limits are those of all
+    batches at once, to a bin.
+    """
     batches = [torch.rand(5_000) * 2.0**k for k in (-9, 3, 0, -2, 4)]
-    one, many = observed(torch.cat(batches)), observed(*batches)
+    one = observed(torch.cat(batches))
+    many = observed(*batches)
     assert found(many) == pytest.approx(found(one), rel=1e-2)
     assert many.counts.sum() == pytest.approx(25_000, abs=1)
 
@@ -76,8 +94,18 @@ def test_growth_beyond_all_bins():
 @pytest.mark.parametrize(
     "x",
     [
-        *(torch.zeros(4), torch.full((3,), 2.5), torch.full((3,), -2.5), torch.tensor([-0.0]), torch.tensor(1.5)),
-        *(torch.tensor([3e38, -1.0]), torch.tensor([1e-40, -1e-40]), torch.tensor([1.0, math.inf])),
+        *(
+            torch.zeros(4),
+            torch.full((3,), 2.5),
+            torch.full((3,), -2.5),
+            torch.tensor([-0.0]),
+            torch.tensor(1.5),
+        ),
+        *(
+            torch.tensor([3e38, -1.0]),
+            torch.tensor([1e-40, -1e-40]),
+            torch.tensor([1.0, math.inf]),
+        ),
     ],
     ids=str,
 )
@@ -86,7 +114,9 @@ def test_what_has_no_histogram_has_the_limits_of_all(x):
 
     plain = MinMaxObserver(**SETTINGS)
     plain(x)
-    for chosen, all_of_it in zip(observed(x).calculate_qparams(), plain.calculate_qparams(), strict=True):
+    for chosen, all_of_it in zip(
+        observed(x).calculate_qparams(), plain.calculate_qparams(), strict=True
+    ):
         assert torch.equal(chosen, all_of_it)
 
 
@@ -96,8 +126,11 @@ def test_what_has_no_elements_changes_nothing():
 
 
 def test_a_state_dictionary_has_what_the_bins_mean():
-    first, second = torch.randn(5_000), torch.randn(5_000) * 50
-    whole, saved, loaded = observed(first, second), observed(first), SquaredErrorObserver(**SETTINGS)
+    first = torch.randn(5_000)
+    second = torch.randn(5_000) * 50
+    whole = observed(first, second)
+    saved = observed(first)
+    loaded = SquaredErrorObserver(**SETTINGS)
     loaded.load_state_dict(saved.state_dict())
     assert found(loaded) == found(saved)
     loaded(second)

@@ -1,4 +1,6 @@
-"""Operators that no rule takes whole: TOSAQuantizer writes them out, so that their parts become integers."""
+"""Operators that no rule takes whole: TOSAQuantizer writes them out, so that their
+parts become integers.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,10 @@ def quantizer():
 class Composed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.slopes = nn.GLU(1), nn.PReLU(4, init=0.3)
-        self.pool, self.near = nn.AvgPool1d(3, 2, 1, count_include_pad=False), nn.CosineSimilarity(-1)
+        self.gate = nn.GLU(1)
+        self.slopes = nn.PReLU(4, init=0.3)
+        self.pool = nn.AvgPool1d(3, 2, 1, count_include_pad=False)
+        self.near = nn.CosineSimilarity(-1)
         self.heads = nn.Parameter(torch.randn(10, 2, 5))
 
     def forward(self, x, y):
@@ -38,7 +42,14 @@ class Composed(nn.Module):
         left, right = (torch.einsum("bcs,shi->bhci", v, self.heads) for v in (a, b))
         scores = torch.einsum("bhci,bhdi->bhcd", left, right)
         losses = F.mse_loss(a, b), F.l1_loss(a, b)
-        return scores, self.pool(b), self.near(a, y), torch.lerp(a, y, 0.3), torch.diff(b), *losses
+        return (
+            scores,
+            self.pool(b),
+            self.near(a, y),
+            torch.lerp(a, y, 0.3),
+            torch.diff(b),
+            *losses,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +62,10 @@ def module():
 def batches():
     generator = torch.Generator().manual_seed(0)
     shapes = (2, 8, 10), (2, 4, 10)
-    return [tuple(torch.randn(shape, generator=generator) for shape in shapes) for _ in range(3)]
+    return [
+        tuple(torch.randn(shape, generator=generator) for shape in shapes)
+        for _ in range(3)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -60,61 +74,114 @@ def program(module, batches):
 
 
 def calls(program, name):
-    return [n for n in program.graph.nodes if n.op == "call_function" and name in str(n.target)]
+    return [
+        n
+        for n in program.graph.nodes
+        if n.op == "call_function" and name in str(n.target)
+    ]
 
 
 def in_steps(x, node):
-    """The integers of real numbers, as a (de)quantize has its scale, zero point and limits."""
+    """The integers of real numbers, as a (de)quantize has its scale, zero point and
+    limits.
+    """
     scale, zero_point, low, high = node.args[1:5]
     return ((x / scale).round() + zero_point).clamp(low, high).to(torch.int8)
 
 
 def test_parts_leave_no_float(program, batches):
     lowered = delegraph.lower(program, options=INT, transforms=[integer_borders])
-    (delegate,), inputs = lowered.delegates, program.graph.find_nodes(op="placeholder")[-2:]
+    (delegate,), inputs = (
+        lowered.delegates,
+        program.graph.find_nodes(op="placeholder")[-2:],
+    )
     assert not lowered.report.refusals
-    integers = [in_steps(x, next(iter(node.users))) for x, node in zip(batches[0], inputs, strict=True)]
+    integers = [
+        in_steps(x, next(iter(node.users)))
+        for x, node in zip(batches[0], inputs, strict=True)
+    ]
     with torch.no_grad():
-        found, wanted = lowered(*integers), program.module(check_guards=False)(*batches[0])
-    for ours, real, node in zip(found, wanted, program.graph.output_node().args[0], strict=True):
+        found = lowered(*integers)
+        wanted = program.module(check_guards=False)(*batches[0])
+    for ours, real, node in zip(
+        found, wanted, program.graph.output_node().args[0], strict=True
+    ):
         check(ours.numpy(), in_steps(real, node))
     file = bytes(delegate.processed_bytes)
     reference_tools.judge(file, TosaSpec.parse("TOSA-1.0+INT"))
     official = reference_tools.run(file, [x.numpy() for x in integers])
-    assert all(np.array_equal(a, b.numpy()) for a, b in zip(official, found, strict=True))
+    assert all(
+        np.array_equal(a, b.numpy()) for a, b in zip(official, found, strict=True)
+    )
 
 
 def test_a_layer_is_the_operator_in_the_table_of_errors(module, program, batches):
     rows = delegraph.quantization_errors(module, program, batches, options=INT).layers
     operators = {row.layer: row.operator for row in rows}
-    assert operators["glu"] == "aten.glu.default" and operators["avg_pool1d"] == "aten.avg_pool1d.default"
-    layers = ["add", "glu", "prelu", "einsum", "einsum_1", "einsum_2", "avg_pool1d", "cosine_similarity", "lerp"]
-    assert {*layers, "diff", "mse_loss", "l1_loss", *[f"output {k}" for k in range(7)]} == set(operators)
+    assert (
+        operators["glu"] == "aten.glu.default"
+        and operators["avg_pool1d"] == "aten.avg_pool1d.default"
+    )
+    layers = [
+        "add",
+        "glu",
+        "prelu",
+        "einsum",
+        "einsum_1",
+        "einsum_2",
+        "avg_pool1d",
+        "cosine_similarity",
+        "lerp",
+    ]
+    assert {
+        *layers,
+        "diff",
+        "mse_loss",
+        "l1_loss",
+        *[f"output {k}" for k in range(7)],
+    } == set(operators)
     assert all(row.snr > 30 for row in rows)
 
 
 def test_parts_belong_to_the_module_and_line_of_the_operator(program):
     (gate,) = calls(program, "aten.sigmoid")
-    assert any(name.endswith("gate") for name, _ in gate.meta["nn_module_stack"].values())
+    assert any(
+        name.endswith("gate") for name, _ in gate.meta["nn_module_stack"].values()
+    )
     assert "F.glu(" in gate.meta["stack_trace"]
 
 
 @pytest.mark.parametrize(
     "change",
-    [lambda q: q.set_operator_type(aten.glu.default, None), lambda q: q.set_module_name("gate", None)],
+    [
+        lambda q: q.set_operator_type(aten.glu.default, None),
+        lambda q: q.set_module_name("gate", None),
+    ],
     ids=["operator", "module"],
 )
 def test_what_stays_in_floats_stays_whole(module, batches, change):
-    assert calls(delegraph.quantize(module, batches[:1], quantizer=change(quantizer())), "aten.glu")
+    assert calls(
+        delegraph.quantize(module, batches[:1], quantizer=change(quantizer())),
+        "aten.glu",
+    )
 
 
 def test_a_setting_of_the_operator_is_one_of_its_parts(batches):
     from delegraph_tosa.quantizer import Precision
 
-    fine = quantizer().set_operator_type(aten.glu.default, Precision(activations=torch.int16))
-    program = delegraph.quantize(nn.Sequential(nn.GLU(1), nn.Tanh()).eval(), [x for x, _ in batches], quantizer=fine)
+    fine = quantizer().set_operator_type(
+        aten.glu.default, Precision(activations=torch.int16)
+    )
+    program = delegraph.quantize(
+        nn.Sequential(nn.GLU(1), nn.Tanh()).eval(),
+        [x for x, _ in batches],
+        quantizer=fine,
+    )
     (sigmoid,), (tanh,) = calls(program, "aten.sigmoid"), calls(program, "aten.tanh")
-    assert [next(iter(n.users)).args[-1] for n in (sigmoid, tanh)] == [torch.int16, torch.int8]
+    assert [next(iter(n.users)).args[-1] for n in (sigmoid, tanh)] == [
+        torch.int16,
+        torch.int8,
+    ]
 
 
 class Loss(nn.Module):
@@ -129,8 +196,18 @@ def test_an_operator_of_which_a_part_stays_in_floats_stays_whole():
 
 class Divided(nn.Module):
     def forward(self, x, y):
-        floors = torch.div(x, y, rounding_mode="floor"), x // y, torch.remainder(x, y), torch.fmod(x, y)
-        return *floors, torch.div(x, y, rounding_mode="trunc"), x // 0.3, aten.copy(x, y[0]) * 2
+        floors = (
+            torch.div(x, y, rounding_mode="floor"),
+            x // y,
+            torch.remainder(x, y),
+            torch.fmod(x, y),
+        )
+        return (
+            *floors,
+            torch.div(x, y, rounding_mode="trunc"),
+            x // 0.3,
+            aten.copy(x, y[0]) * 2,
+        )
 
 
 def test_quotients_that_are_rounded_are_written_out(batches):
@@ -139,8 +216,14 @@ def test_quotients_that_are_rounded_are_written_out(batches):
     lowered = delegraph.lower(program, options=INT, transforms=[integer_borders])
     assert not lowered.report.refusals
     inputs = program.graph.find_nodes(op="placeholder")
-    integers = [in_steps(x, next(iter(node.users))) for x, node in zip(batches[0], inputs, strict=True)]
+    integers = [
+        in_steps(x, next(iter(node.users)))
+        for x, node in zip(batches[0], inputs, strict=True)
+    ]
     with torch.no_grad():
-        found, wanted = lowered(*integers), program.module(check_guards=False)(*batches[0])
-    for ours, real, node in zip(found, wanted, program.graph.output_node().args[0], strict=True):
+        found = lowered(*integers)
+        wanted = program.module(check_guards=False)(*batches[0])
+    for ours, real, node in zip(
+        found, wanted, program.graph.output_node().args[0], strict=True
+    ):
         check(ours.numpy(), in_steps(real, node))

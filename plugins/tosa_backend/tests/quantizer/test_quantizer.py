@@ -16,7 +16,10 @@ from torch import nn
 pytestmark = pytest.mark.filterwarnings("ignore")
 aten = torch.ops.aten
 INT = {"tosa": {"spec": "TOSA-1.0+INT"}}
-BORDERS = {f"quantized_decomposed.{name}_per_tensor.default" for name in ("quantize", "dequantize")}
+BORDERS = {
+    f"quantized_decomposed.{name}_per_tensor.default"
+    for name in ("quantize", "dequantize")
+}
 
 
 def quantizer(*args, **kwargs):
@@ -36,7 +39,8 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.conv = nn.Conv2d(3, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
         self.other = nn.Conv2d(3, 4, 1)
         self.line = nn.Linear(8, 5)
 
@@ -64,7 +68,11 @@ def program():
 
 
 def calls(program, name):
-    return [n for n in program.graph.nodes if n.op == "call_function" and name in str(n.target)]
+    return [
+        n
+        for n in program.graph.nodes
+        if n.op == "call_function" and name in str(n.target)
+    ]
 
 
 def integers_of(node):
@@ -76,7 +84,9 @@ def integers_of(node):
 def test_limits_and_batch_norms_belong_to_what_is_before_them(program):
     assert not calls(program, "batch_norm")
     (relu,), (hardtanh,) = calls(program, "relu"), calls(program, "hardtanh")
-    assert "conv2d" in str(relu.args[0].target) and "add" in str(hardtanh.args[0].target)
+    assert "conv2d" in str(relu.args[0].target) and "add" in str(
+        hardtanh.args[0].target
+    )
 
 
 def test_what_moves_values_keeps_their_quantization(program):
@@ -106,8 +116,11 @@ def test_tables_go_on_through_copies_and_are_0_where_a_function_is_nan():
     program = delegraph.quantize(Tables(), [(x,)])
     lowered = delegraph.lower(program, options=INT)
     with torch.no_grad():
-        found, wanted = lowered(x - 2), program.module(check_guards=False)(x - 2)
-    for ours, theirs, node in zip(found, wanted, program.graph.output_node().args[0], strict=True):
+        found = lowered(x - 2)
+        wanted = program.module(check_guards=False)(x - 2)
+    for ours, theirs, node in zip(
+        found, wanted, program.graph.output_node().args[0], strict=True
+    ):
         assert ((ours - theirs) / node.args[1]).abs().max() <= 1.01
 
 
@@ -115,7 +128,8 @@ def test_averages_of_pixels_keep_their_quantization_where_that_is_fine_enough():
     class Averages(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.gate, self.line = nn.Conv2d(3, 3, 1), nn.Linear(3, 2)
+            self.gate = nn.Conv2d(3, 3, 1)
+            self.line = nn.Linear(3, 2)
 
         def forward(self, x):
             x = F.silu(x)
@@ -123,11 +137,16 @@ def test_averages_of_pixels_keep_their_quantization_where_that_is_fine_enough():
             return self.line(F.silu(x).mean((2, 3))) + self.line(x.relu().mean((2, 3)))
 
     program = delegraph.quantize(Averages(), batches())
-    (gate,), (lopsided, positive) = calls(program, "adaptive_avg_pool2d"), calls(program, "mean.dim")
+    (gate,), (lopsided, positive) = (
+        calls(program, "adaptive_avg_pool2d"),
+        calls(program, "mean.dim"),
+    )
     assert integers_of(gate) == gate.args[0].args[1:3]
     assert integers_of(positive) == positive.args[0].args[1:3]
     assert integers_of(lopsided) != lopsided.args[0].args[1:3]
-    made = read(bytes(delegraph.lower(program, options=INT).delegates[0].processed_bytes)).operators
+    made = read(
+        bytes(delegraph.lower(program, options=INT).delegates[0].processed_bytes)
+    ).operators
     assert [op.name for op in made].count("AVG_POOL2D") == 2
 
 
@@ -135,9 +154,15 @@ def test_integers_leave_no_float_in_the_file(program):
     lowered = delegraph.lower(program, options=INT)
     (delegate,) = lowered.delegates
     left = {refusal.operator for refusal in lowered.report.refusals}
-    assert all("quantize_per_tensor" in name for name in left), "only the border stays on the host"
+    assert all("quantize_per_tensor" in name for name in left), (
+        "only the border stays on the host"
+    )
     made = read(bytes(delegate.processed_bytes)).operators
-    assert all(value.dtype not in (DType.FP32, DType.FP16) for op in made for value in op.outputs)
+    assert all(
+        value.dtype not in (DType.FP32, DType.FP16)
+        for op in made
+        for value in op.outputs
+    )
     (x,) = batches(1)[0]
     with torch.no_grad():
         step = (lowered(x) - program.module(check_guards=False)(x)).abs() * 256
@@ -155,20 +180,29 @@ def test_a_bias_is_in_steps_of_the_product(program):
 )
 def test_weights(settings, low, high, per_channel):
     module = nn.Linear(6, 4).eval()
-    found = delegraph.quantize(module, [torch.randn(2, 6)], quantizer=quantizer(precision(**settings)))
+    found = delegraph.quantize(
+        module, [torch.randn(2, 6)], quantizer=quantizer(precision(**settings))
+    )
     weight = calls(found, "linear")[0].args[1]
-    assert ("per_channel" in str(weight.target)) is per_channel and (low, high) == weight.args[-3:-1]
+    assert ("per_channel" in str(weight.target)) is per_channel and (
+        low,
+        high,
+    ) == weight.args[-3:-1]
     lowered = delegraph.lower(found, options=INT)
     assert len(lowered.delegates) == 1
 
 
 def test_int16_activations_have_no_zero_point():
-    module, x = nn.Sequential(nn.Linear(6, 4), nn.ReLU()).eval(), torch.randn(3, 6)
-    found = delegraph.quantize(module, [x], quantizer=quantizer(precision(activations=torch.int16)))
+    module = nn.Sequential(nn.Linear(6, 4), nn.ReLU()).eval()
+    x = torch.randn(3, 6)
+    found = delegraph.quantize(
+        module, [x], quantizer=quantizer(precision(activations=torch.int16))
+    )
     lowered = delegraph.lower(found, options={"tosa": {"spec": "TOSA-1.0+INT+INT16"}})
     assert len(lowered.delegates) == 1
     with torch.no_grad():
-        torch.testing.assert_close(lowered(x), module(x), rtol=0, atol=0.02)  # weights have 8 bits
+        # weights have 8 bits
+        torch.testing.assert_close(lowered(x), module(x), rtol=0, atol=0.02)
     assert {n.args[2] for n in calls(found, ".quantize_per_tensor")} == {0}
 
 
@@ -177,25 +211,37 @@ class Computed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kernel, self.shift = nn.Linear(5, 6 * 4 * 9), nn.Linear(5, 6)
+        self.kernel = nn.Linear(5, 6 * 4 * 9)
+        self.shift = nn.Linear(5, 6)
         self.own = nn.Parameter(torch.linspace(-1, 1, 24).reshape(6, 4))
 
     def forward(self, x, z):
         shift = self.shift(z)[0]
         y = F.conv2d(x, self.kernel(z).reshape(6, 4, 3, 3), shift).mean((2, 3))
-        return F.linear(y, y, self.own[0, :2]), F.linear(x.mean((2, 3)), self.own, shift)
+        return F.linear(y, y, self.own[0, :2]), F.linear(
+            x.mean((2, 3)), self.own, shift
+        )
 
 
 @pytest.mark.parametrize("activations", [torch.int8, torch.int16], ids=str)
 def test_weights_that_are_computed_have_one_scale(activations):
     torch.manual_seed(0)
     inputs = torch.randn(2, 4, 7, 7), torch.randn(1, 5)
-    found = delegraph.quantize(Computed().eval(), [inputs], quantizer=quantizer(precision(activations=activations)))
-    assert not any("quantize_per_channel" in str(n.args[0].target) for n in calls(found, "dequantize_per_channel"))
+    found = delegraph.quantize(
+        Computed().eval(),
+        [inputs],
+        quantizer=quantizer(precision(activations=activations)),
+    )
+    assert not any(
+        "quantize_per_channel" in str(n.args[0].target)
+        for n in calls(found, "dequantize_per_channel")
+    )
     lowered = delegraph.lower(found, options={"tosa": {"spec": "TOSA-1.0+INT+int16"}})
     assert {refusal.operator for refusal in lowered.report.refusals} <= BORDERS
     scales = [n.args[1] for n in calls(found, "dequantize")[-2:]]
-    for mine, theirs, scale in zip(lowered(*inputs), found.module(check_guards=False)(*inputs), scales, strict=True):
+    for mine, theirs, scale in zip(
+        lowered(*inputs), found.module(check_guards=False)(*inputs), scales, strict=True
+    ):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1.01 * scale)
 
 
@@ -205,7 +251,9 @@ class Added(nn.Module):
 
 
 def test_sums_at_places_have_a_scale_of_their_own():
-    program = delegraph.quantize(Added().eval(), [(torch.linspace(0, 1, 8), torch.linspace(0.9, 1, 200))])
+    program = delegraph.quantize(
+        Added().eval(), [(torch.linspace(0, 1, 8), torch.linspace(0.9, 1, 200))]
+    )
     (put,) = calls(program, "index_put")
     scale, _ = integers_of(put)
     assert scale > 100 * put.args[2].args[1]
@@ -222,11 +270,15 @@ def test_sums_are_quantized_before_a_function_of_them():
 
     found = delegraph.quantize(Scaled().eval(), [torch.randn(3, 8)])
     (gelu,), (tanh,) = calls(found, "gelu"), calls(found, "tanh")
-    assert "dequantize" in str(gelu.args[0].target) and "add" in str(tanh.args[0].target), "a table, as before"
+    assert "dequantize" in str(gelu.args[0].target) and "add" in str(
+        tanh.args[0].target
+    ), "a table, as before"
 
 
 class Attention(nn.Module):
-    """Scores are hidden by ``hide``, which takes them and what is seen; or attention is whole, with a ``mask``."""
+    """Scores are hidden by ``hide``, which takes them and what is seen; or attention is
+    whole, with a ``mask``.
+    """
 
     def __init__(self, hide=None, mask=None):
         super().__init__()
@@ -235,7 +287,9 @@ class Attention(nn.Module):
 
     def forward(self, x, seen):
         if self.hide is None:
-            return F.scaled_dot_product_attention(x, x, x, seen if self.mask is None else self.mask)
+            return F.scaled_dot_product_attention(
+                x, x, x, seen if self.mask is None else self.mask
+            )
         return self.hide(x @ x.transpose(-2, -1) / 4, seen).softmax(-1) @ x
 
 
@@ -252,7 +306,11 @@ FUTURE = torch.ones(4, 4).tril().log()
         Attention(lambda scores, seen: scores.masked_fill(~seen, -math.inf)),
         Attention(lambda scores, seen: scores + torch.where(seen, 0.0, LOWEST)),
         Attention(lambda scores, seen: scores + FUTURE),
-        Attention(lambda scores, seen: scores + torch.zeros(4, 4).masked_fill_(~seen, -math.inf)),
+        Attention(
+            lambda scores, seen: (
+                scores + torch.zeros(4, 4).masked_fill_(~seen, -math.inf)
+            )
+        ),
     ],
     ids=["truth", "infinity", "lowest", "filled", "chosen", "added", "written"],
 )
@@ -260,13 +318,20 @@ FUTURE = torch.ones(4, 4).tril().log()
 def test_masks_have_no_scale_and_attention_no_floats(module, activations):
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(2, 4, 8, generator=generator), torch.ones(4, 4).tril().bool()
-    found = delegraph.quantize(module.eval(), [inputs], quantizer=quantizer(precision(activations=activations)))
+    found = delegraph.quantize(
+        module.eval(), [inputs], quantizer=quantizer(precision(activations=activations))
+    )
     scales = [n.args[1] for n in calls(found, "quantize_per_tensor")]
     assert 0 < max(scales) < 0.1
     lowered = delegraph.lower(found, options={"tosa": {"spec": "TOSA-1.0+INT+int16"}})
     assert {refusal.operator for refusal in lowered.report.refusals} <= BORDERS
     wanted = found.module(check_guards=False)(*inputs)
-    torch.testing.assert_close(lowered(*inputs), wanted, rtol=0, atol=1.01 * calls(found, "dequantize")[-1].args[1])
+    torch.testing.assert_close(
+        lowered(*inputs),
+        wanted,
+        rtol=0,
+        atol=1.01 * calls(found, "dequantize")[-1].args[1],
+    )
 
 
 @pytest.mark.parametrize(
@@ -287,35 +352,59 @@ def test_settings_choose_what_stays_in_floats(change, floats):
 
 
 def test_the_most_specific_setting_holds():
-    chosen = quantizer().set_module_type(nn.Conv2d, None).set_module_name("other", precision(weight_bits=4))
+    chosen = (
+        quantizer()
+        .set_module_type(nn.Conv2d, None)
+        .set_module_name("other", precision(weight_bits=4))
+    )
     found = delegraph.quantize(net(), batches(1), quantizer=chosen)
     first, second = calls(found, "conv2d")
-    assert "dequantize" not in str(first.args[1].target) and second.args[1].args[-2] == 7
+    assert (
+        "dequantize" not in str(first.args[1].target) and second.args[1].args[-2] == 7
+    )
 
 
 def test_inputs_and_outputs_may_stay_floats():
     module = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 3)).eval()
-    found = delegraph.quantize(module, [torch.randn(2, 6)], quantizer=quantizer().set_io(inputs=False, outputs=False))
-    assert ["dequantize" in str(n.args[1].target) for n in calls(found, "linear")] == [False, True, False]
+    found = delegraph.quantize(
+        module,
+        [torch.randn(2, 6)],
+        quantizer=quantizer().set_io(inputs=False, outputs=False),
+    )
+    assert ["dequantize" in str(n.args[1].target) for n in calls(found, "linear")] == [
+        False,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.slow  # torchao exports a dozen patterns of convolutions first: 20 s
 def test_training_with_quantization_takes_a_step_and_is_lowered():
-    from torchao.quantization.pt2e import move_exported_model_to_eval, move_exported_model_to_train
+    from torchao.quantization.pt2e import (
+        move_exported_model_to_eval,
+        move_exported_model_to_train,
+    )
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
 
     module, (x,) = net().train(), batches(1)[0]
-    prepared = prepare_qat_pt2e(torch.export.export(module, (x,)).module(check_guards=False), quantizer(qat=True))
+    prepared = prepare_qat_pt2e(
+        torch.export.export(module, (x,)).module(check_guards=False),
+        quantizer(qat=True),
+    )
     move_exported_model_to_train(prepared)
     before = [p.detach().clone() for p in prepared.parameters()]
     optimizer = torch.optim.SGD(prepared.parameters(), 0.1)
     prepared(x).square().sum().backward()
     optimizer.step()
-    assert any((a != b).any() for a, b in zip(before, prepared.parameters(), strict=True))
+    assert any(
+        (a != b).any() for a, b in zip(before, prepared.parameters(), strict=True)
+    )
     move_exported_model_to_eval(prepared)
     trained = torch.export.export(convert_pt2e(prepared), (x,))
     (relu,) = calls(trained, "relu")
-    assert "conv2d" in str(relu.args[0].target), "the batch norm became part of the convolution"
+    assert "conv2d" in str(relu.args[0].target), (
+        "the batch norm became part of the convolution"
+    )
     lowered = delegraph.lower(trained, options=INT)
     assert len(lowered.delegates) == 1
     with torch.no_grad():
@@ -324,19 +413,35 @@ def test_training_with_quantization_takes_a_step_and_is_lowered():
 
 
 def test_a_module_that_is_not_there():
-    with pytest.raises(OptionError, match="no call of the program belongs to a module 'lime'; modules like it: line"):
-        delegraph.quantize(net(), batches(1), quantizer=quantizer().set_module_name("lime", None))
+    with pytest.raises(
+        OptionError,
+        match=(
+            "no call of the program belongs to a module 'lime'; modules like it: line"
+        ),
+    ):
+        delegraph.quantize(
+            net(), batches(1), quantizer=quantizer().set_module_name("lime", None)
+        )
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         (lambda: precision(weight_bits=3), "weight_bits is 4 or 8, not 3"),
-        (lambda: precision(activations=torch.uint8), "activations are torch.int8 or torch.int16"),
+        (
+            lambda: precision(activations=torch.uint8),
+            "activations are torch.int8 or torch.int16",
+        ),
         (lambda: precision(observer="best"), "observer is one of minmax, histogram"),
         (lambda: quantizer("int8"), "a setting is a Precision"),
-        (lambda: quantizer().set_module_type("Linear", None), "a class of modules, not 'Linear'"),
-        (lambda: quantizer().set_operator_type(aten.cumprod.default, None), "it stays in floats"),
+        (
+            lambda: quantizer().set_module_type("Linear", None),
+            "a class of modules, not 'Linear'",
+        ),
+        (
+            lambda: quantizer().set_operator_type(aten.cumprod.default, None),
+            "it stays in floats",
+        ),
     ],
 )
 def test_wrong_settings(wrong, message):
@@ -353,14 +458,20 @@ def test_wrong_settings(wrong, message):
     ],
 )
 def test_what_has_fixed_limits_is_quantized_once(function):
-    """A quantize call that reads integers of other limits is a pass over the tensor, and rounds a second time."""
+    """A quantize call that reads integers of other limits is a pass over the tensor,
+    and rounds a second time.
+    """
 
     class Function(nn.Module):
         def forward(self, x):
             return function(x)
 
     program = delegraph.quantize(Function(), [(torch.randn(6, 4),)])
-    borders = [n for n in calls(program, ".quantize_per_tensor") if "dequantize" in str(n.args[0].target)]
+    borders = [
+        n
+        for n in calls(program, ".quantize_per_tensor")
+        if "dequantize" in str(n.args[0].target)
+    ]
     assert all(n.args[1:3] == n.args[0].args[1:3] for n in borders)
 
 
@@ -376,12 +487,18 @@ def test_what_is_joined_with_fixed_limits_has_those_of_all():
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
 def test_a_padded_tensor_keeps_its_quantization(mode):
-    """The observer counts elements that are there twice; limits of their own would be a pass over the tensor."""
+    """The observer counts elements that are there twice; limits of their own would be a
+    pass over the tensor.
+    """
 
     class Padded(nn.Module):
         def forward(self, x):
             return F.relu(F.pad(x.sigmoid() * x, (3, 0, 0, 2), mode))
 
-    found = delegraph.quantize(Padded().eval(), [torch.randn(1, 2, 6, 6)], quantizer=quantizer())
+    found = delegraph.quantize(
+        Padded().eval(), [torch.randn(1, 2, 6, 6)], quantizer=quantizer()
+    )
     pads = [n for n in found.graph.nodes if "pad" in str(n.target)]
-    assert pads and all(next(iter(n.users)).args[1:3] == n.args[0].args[1:3] for n in pads)
+    assert pads and all(
+        next(iter(n.users)).args[1:3] == n.args[0].args[1:3] for n in pads
+    )

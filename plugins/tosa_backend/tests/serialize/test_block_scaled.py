@@ -1,4 +1,6 @@
-"""Tensors that hold their block scales: typed, printed, written, read, judged; refused where a rule or a fact lacks."""
+"""Tensors that hold their block scales: typed, printed, written, read, judged; refused
+where a rule or a fact lacks.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from delegraph_tosa.evaluate import evaluate, numbers_of
 from delegraph_tosa.format import TosaFormat
 from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.blocks import paired, parted
-from delegraph_tosa.ir.graph import Deferred, Folded, Graph, Illegal, Literal, Scaled, Value, literal
+from delegraph_tosa.ir.graph import (
+    Deferred,
+    Folded,
+    Graph,
+    Illegal,
+    Literal,
+    Scaled,
+    Value,
+    literal,
+)
 from delegraph_tosa.ir.types import (
     BLOCK_SCALED,
     FLOATS,
@@ -32,7 +43,10 @@ from ..support.samples import apply, samples
 
 VERSION = (1, 1)
 FP32 = DType.FP32
-FP4, FP6, FP8, INT8 = (DType[f"BS32_FP8UE8M0_{name}"] for name in ("FP4E2M1", "FP6E3M2", "FP8E4M3", "MXINT8"))
+FP4, FP6, FP8, INT8 = (
+    DType[f"BS32_FP8UE8M0_{name}"]
+    for name in ("FP4E2M1", "FP6E3M2", "FP8E4M3", "MXINT8")
+)
 SPEC = TosaSpec.parse("TOSA-1.1+FP+mx-common+" + "+".join(
     f"mx-{name}" for name in ("fp4e2m1", "fp6e2m3", "fp6e3m2", "fp8e4m3", "fp8e5m2", "int8")
 ))  # fmt: skip
@@ -40,12 +54,17 @@ SPEC = TosaSpec.parse("TOSA-1.1+FP+mx-common+" + "+".join(
 
 def scaled(dtype: DType, *shape: int, seed: int = 0) -> Value:
     """A constant of every bit pattern there is."""
-    type, random = Type(shape, dtype), np.random.default_rng(seed)
+    type = Type(shape, dtype)
+    random = np.random.default_rng(seed)
     values, scales = stored_types(type)
-    high = {DType.FP4E2M1: 16, DType.FP6E2M3: 64, DType.FP6E3M2: 64}.get(values.dtype, 256)
+    high = {DType.FP4E2M1: 16, DType.FP6E2M3: 64, DType.FP6E3M2: 64}.get(
+        values.dtype, 256
+    )
     bits = random.integers(0, high, values.shape).astype(np.uint8)
     held = bits.view(np.int8) if values.dtype is DType.MXINT8 else bits
-    return Value(type, Scaled(held, random.integers(0, 256, scales.shape).astype(np.uint8), type))
+    return Value(
+        type, Scaled(held, random.integers(0, 256, scales.shape).astype(np.uint8), type)
+    )
 
 
 def cast_of(constant: Value) -> Graph:
@@ -66,14 +85,25 @@ def shape(*entries: int) -> Value:
 
 def test_types_are_the_table_s():
     names = {d.name.lower() for d in BLOCK_SCALED}
-    labels = {label for s in samples(version=VERSION) for label in s.label.split("(")[1].strip(")").split(", ")}
+    labels = {
+        label
+        for s in samples(version=VERSION)
+        for label in s.label.split("(")[1].strip(")").split(", ")
+    }
     assert names == {label for label in labels if label.startswith("bs32")}
-    assert all(str(d) == f"bs{b.size}_{b.scale}_{b.value}" for d, b in BLOCK_SCALED.items())
+    assert all(
+        str(d) == f"bs{b.size}_{b.scale}_{b.value}" for d, b in BLOCK_SCALED.items()
+    )
     assert stored_types(Type((2, 3, 64), FP4)) == (
         Type((2, 3, 64), DType.FP4E2M1), Type((2, 3, 2), DType.FP8UE8M0)
     )  # fmt: skip
-    assert why_not_blocks(Type((2, 64), FP4)) is None and why_not_blocks(Type((2, 5), FP32)) is None
-    assert why_not_blocks(Type((), FP4)) and "multiple of 32" in str(why_not_blocks(Type((64, 48), FP4)))
+    assert (
+        why_not_blocks(Type((2, 64), FP4)) is None
+        and why_not_blocks(Type((2, 5), FP32)) is None
+    )
+    assert why_not_blocks(Type((), FP4)) and "multiple of 32" in str(
+        why_not_blocks(Type((64, 48), FP4))
+    )
 
 
 @pytest.mark.parametrize("dtype", BLOCK_SCALED)
@@ -114,8 +144,12 @@ def test_text_is_exact(dtype):
     graph = cast_of(scaled(dtype, 2, 64))
     back = parse(render(graph))
     assert render(back) == render(graph)
-    held, original = back.constants()[0].constant, graph.constants()[0].constant
-    assert held.values.tobytes() == original.values.tobytes() and held.scales.tobytes() == original.scales.tobytes()
+    held = back.constants()[0].constant
+    original = graph.constants()[0].constant
+    assert (
+        held.values.tobytes() == original.values.tobytes()
+        and held.scales.tobytes() == original.scales.tobytes()
+    )
     assert "..." in render(graph, elide=16) and "scales" not in render(graph, elide=16)
 
 
@@ -123,7 +157,9 @@ NO_TEXT = {
     "whole blocks": GOLDEN.replace("[1x32]bs32", "[1x33]bs32"),
     "expected scales": GOLDEN.replace(" scales [127]", ""),
     "an element is no fp4e2m1": GOLDEN.replace("splat 2", "splat 16"),
-    "is no element type": GOLDEN.replace("bs32_fp8ue8m0_fp4e2m1", "bs16_fp8ue8m0_fp4e2m1"),
+    "is no element type": GOLDEN.replace(
+        "bs32_fp8ue8m0_fp4e2m1", "bs16_fp8ue8m0_fp4e2m1"
+    ),
     "1 elements, 2 are given": GOLDEN.replace("[127]", "[127, 127]"),
 }
 
@@ -138,13 +174,16 @@ def test_text_that_says_nothing(words):
 
 
 def tensor_of(dumped: dict, name: str) -> dict:
-    return next(t for t in dumped["regions"][0]["blocks"][0]["tensors"] if t["name"] == name)
+    return next(
+        t for t in dumped["regions"][0]["blocks"][0]["tensors"] if t["name"] == name
+    )
 
 
 @pytest.mark.parametrize("dtype", BLOCK_SCALED)
 def test_files_have_what_the_official_serializer_writes(dtype):
     reference_tools.tools()
-    ts, ml_dtypes = pytest.importorskip("tosa_serializer"), pytest.importorskip("ml_dtypes")
+    ts = pytest.importorskip("tosa_serializer")
+    ml_dtypes = pytest.importorskip("ml_dtypes")
     constant = scaled(dtype, 2, 64)
     constant.name = "w"
     blocks = BLOCK_SCALED[dtype]
@@ -155,13 +194,22 @@ def test_files_have_what_the_official_serializer_writes(dtype):
     values = constant.constant.values.view(np.uint8)
     if blocks.value in names:
         values = values.view(getattr(ml_dtypes, names[blocks.value]))
-    serializer, attribute = ts.TosaSerializer(""), ts.TosaSerializerAttribute()
+    serializer = ts.TosaSerializer("")
+    attribute = ts.TosaSerializerAttribute()
     scales = constant.constant.scales.view(ml_dtypes.float8_e8m0fnu)
-    serializer.addConst([2, 64], getattr(ts.ScaledDType, dtype.name), values, scales, "w")
+    serializer.addConst(
+        [2, 64], getattr(ts.ScaledDType, dtype.name), values, scales, "w"
+    )
     attribute.CastAttribute()
-    serializer.addOperator(ts.Op.CAST, ["w"], [serializer.addOutput([2, 64], ts.DType.FP32).name], attribute)
+    serializer.addOperator(
+        ts.Op.CAST,
+        ["w"],
+        [serializer.addOutput([2, 64], ts.DType.FP32).name],
+        attribute,
+    )
     official = bytes(serializer.serialize())
-    ours, theirs = reference_tools.dump(written(cast_of(constant))), reference_tools.dump(official)
+    ours = reference_tools.dump(written(cast_of(constant)))
+    theirs = reference_tools.dump(official)
     theirs_tensor = {k: v for k, v in tensor_of(theirs, "w").items() if v != ""}
     assert tensor_of(ours, "w") == theirs_tensor
     version = ours["compatibility"]["min_reader_version"]
@@ -170,20 +218,34 @@ def test_files_have_what_the_official_serializer_writes(dtype):
     graph = read(official)
     (held,) = graph.constants()
     assert held.type == constant.type
-    assert held.constant.materialize().tobytes() == constant.constant.materialize().tobytes()
+    assert (
+        held.constant.materialize().tobytes()
+        == constant.constant.materialize().tobytes()
+    )
     (result,) = reference_tools.run_all([(written(graph), [])])[0]
     np.testing.assert_array_equal(result, evaluate(graph, [])[0])
 
 
 def test_only_files_with_block_scaled_tensors_have_the_feature():
     plain = apply(ops.CAST, Value(Type((2, 32), DType.FP16)), dtype=FP32)
-    assert "compatibility" not in reference_tools.dump(written(Graph(plain.inputs, plain.outputs, [plain])))
+    assert "compatibility" not in reference_tools.dump(
+        written(Graph(plain.inputs, plain.outputs, [plain]))
+    )
     x = Value(Type((2, 32), FP8))
     body = apply(ops.IDENTITY, x)
     inner = Graph([x], body.outputs, [body])
-    choice = apply(ops.COND_IF, Value(Type((1,), DType.BOOL)), Value(x.type), then_graph=inner, else_graph=inner)
+    choice = apply(
+        ops.COND_IF,
+        Value(Type((1,), DType.BOOL)),
+        Value(x.type),
+        then_graph=inner,
+        else_graph=inner,
+    )
     assert (
-        reference_tools.dump(written(Graph(choice.inputs, choice.outputs, [choice])))["compatibility"]["features"] == 2
+        reference_tools.dump(written(Graph(choice.inputs, choice.outputs, [choice])))[
+            "compatibility"
+        ]["features"]
+        == 2
     )
 
 
@@ -193,14 +255,21 @@ def test_constants_are_views_of_the_file(dtype):
     held = read(file).constants()[0].constant
     whole = np.frombuffer(file, np.uint8)
     assert isinstance(held, Scaled) and np.shares_memory(whole, held.scales)
-    assert np.shares_memory(whole, held.values) == (dtype not in (FP4, FP6, DType.BS32_FP8UE8M0_FP6E2M3))
+    assert np.shares_memory(whole, held.values) == (
+        dtype not in (FP4, FP6, DType.BS32_FP8UE8M0_FP6E2M3)
+    )
     assert all(bytes(file).find(part.tobytes()) % 16 == 0 for part in (held.scales,))
 
 
 def test_every_kind_of_constant_is_written_alike():
     constant = scaled(FP8, 2, 64)
     pairs = constant.constant.materialize()
-    kinds = [constant.constant, Literal(pairs), Deferred(lambda: pairs), Folded(ops.IDENTITY((constant,)))]
+    kinds = [
+        constant.constant,
+        Literal(pairs),
+        Deferred(lambda: pairs),
+        Folded(ops.IDENTITY((constant,))),
+    ]
     files = {written(cast_of(Value(constant.type, kind))) for kind in kinds}
     assert len(files) == 1
     assert len({render(cast_of(Value(constant.type, kind))) for kind in kinds}) == 1
@@ -212,7 +281,11 @@ def test_files_beyond_32_bit_offsets(monkeypatch):
     file = written(graph)
     held = tensor_of(reference_tools.dump(file), "const_0")
     assert {k: held[k] for k in ("size", "scale_size")} == {"size": 96, "scale_size": 4}
-    assert "data" not in held and "scale_data" not in held and held["scale_offset"] % 16 == 0
+    assert (
+        "data" not in held
+        and "scale_data" not in held
+        and held["scale_offset"] % 16 == 0
+    )
     assert render(read(file)) == render(read(written(read(file))))
     assert read(file).constants()[0].constant.materialize().tobytes() == (
         graph.constants()[0].constant.materialize().tobytes()
@@ -229,8 +302,15 @@ NO_FILE = {
     "takes 4 bytes, and has 0": lambda t: t.pop("scale_data"),
     "takes 128 bytes, and has 0": lambda t: t.pop("data"),
     "not made of whole blocks": lambda t: t.update(shape=[4, 16]),
-    "beyond the end of the file": lambda t: (t.pop("scale_data"), t.update(scale_offset=1 << 40, scale_size=4)),
-    "2101259 is no DType": lambda t: [t.pop("scale_type"), t.pop("block_shape"), t.update(type=int(FP8))],
+    "beyond the end of the file": lambda t: (
+        t.pop("scale_data"),
+        t.update(scale_offset=1 << 40, scale_size=4),
+    ),
+    "2101259 is no DType": lambda t: [
+        t.pop("scale_type"),
+        t.pop("block_shape"),
+        t.update(type=int(FP8)),
+    ],
 }
 
 
@@ -244,8 +324,12 @@ def test_files_that_say_nothing(words):
 
 @pytest.mark.parametrize("dtype", BLOCK_SCALED)
 def test_changed_files_are_graphs_or_refused(dtype):
-    """Up to three bytes changed, 200 times: a graph or a FormatError, and what is read can be written again."""
-    file, random, found = written(cast_of(scaled(dtype, 2, 64))), np.random.default_rng(1), 0
+    """Up to three bytes changed, 200 times: a graph or a FormatError, and what is read
+    can be written again.
+    """
+    file = written(cast_of(scaled(dtype, 2, 64)))
+    random = np.random.default_rng(1)
+    found = 0
     for _ in range(200):
         changed = bytearray(file)
         for place in random.integers(0, len(file), random.integers(1, 4)):
@@ -275,9 +359,13 @@ def test_unknown_features_are_refused():
 def test_targets():
     graph = cast_of(scaled(FP4, 2, 64))
     needed = required(graph, VERSION)
-    assert str(needed) == "FP+mx-common+mx-fp4e2m1" and required_version(graph) == VERSION
+    assert (
+        str(needed) == "FP+mx-common+mx-fp4e2m1" and required_version(graph) == VERSION
+    )
     assert violations(graph, TosaSpec(VERSION, *needed)) == []
-    without = violations(graph, TosaSpec(VERSION, frozenset({"FP"}), frozenset({"mx-common"})))
+    without = violations(
+        graph, TosaSpec(VERSION, frozenset({"FP"}), frozenset({"mx-common"}))
+    )
     assert len(without) == 2 and all("EXT-MX-FP4E2M1" in str(v) for v in without)
     assert "not in TOSA 1.0" in str(violations(graph, TosaSpec())[0])
     plain = apply(ops.DIM, Value(Type((2,), DType.FP6E2M3)), axis=0)
@@ -287,18 +375,28 @@ def test_targets():
 
 
 def test_tosa_opt_accepts_what_it_knows():
-    """Its table of 2026.8 lacks IDENTITY, REVERSE, SLICE, TILE, TRANSPOSE, DIM, CONV3D and TRANSPOSE_CONV2D."""
+    """Its table of 2026.8 lacks IDENTITY, REVERSE, SLICE, TILE, TRANSPOSE, DIM, CONV3D
+    and TRANSPOSE_CONV2D.
+    """
     known = {"CAST", "CONCAT", "CONV2D", "MATMUL_T", "RESHAPE", "RESIZE", "ROW_GATHER"}
     found: dict[tuple[str, DType], Graph] = {}
     for sample in samples(version=VERSION):
         name = sample.label.partition("(")[0]
-        values = (*sample.graph.inputs, *sample.graph.outputs, *sample.graph.constants())
+        values = (
+            *sample.graph.inputs,
+            *sample.graph.outputs,
+            *sample.graph.constants(),
+        )
         dtypes = {v.dtype for v in values} & BLOCK_SCALED.keys()
         if name in known and dtypes and not any(op.attribute_values().get("acc_type") is DType.BF16
                                                 for op in sample.graph.operators):  # fmt: skip
             found.setdefault((name, min(dtypes)), sample.graph)
     assert {name for name, _ in found} == known
-    everything = TosaSpec(VERSION, frozenset({"FP"}), SPEC.extensions | {"bf16", "fp8e4m3", "fp8e5m2", "int64"})
+    everything = TosaSpec(
+        VERSION,
+        frozenset({"FP"}),
+        SPEC.extensions | {"bf16", "fp8e4m3", "fp8e5m2", "int64"},
+    )
     for (name, dtype), graph in found.items():
         if dtype in (FP4, INT8) or name == "CAST":
             reference_tools.judge(TosaFile(graph, everything).join(), everything)
@@ -310,20 +408,45 @@ def value(dtype: DType, *sizes: int) -> Value:
 
 ZERO = literal([0.0], FP32, np.float32)
 ILLEGAL = {
-    "48.bs32.* is not made of whole blocks": lambda: apply(ops.CAST, value(FP32, 2, 48), dtype=FP4),
-    r"\[\]bs32.* is not made of whole blocks": lambda: apply(ops.CAST, value(FP32), dtype=FP4),
-    "8x16.bs32.* is not made of whole blocks": lambda: apply(ops.RESHAPE, value(FP4, 2, 64), shape(8, 16)),
-    "48.bs32.* is not made": lambda: apply(ops.SLICE, value(FP4, 2, 96), shape(0, 0), shape(2, 48)),
-    r"start \[0, 16\] is inside a block": lambda: apply(ops.SLICE, value(FP4, 2, 96), shape(0, 16), shape(2, 64)),
-    "must leave the last axis": lambda: apply(ops.TRANSPOSE, value(FP4, 32, 64), perms=(1, 0)),
+    "48.bs32.* is not made of whole blocks": lambda: apply(
+        ops.CAST, value(FP32, 2, 48), dtype=FP4
+    ),
+    r"\[\]bs32.* is not made of whole blocks": lambda: apply(
+        ops.CAST, value(FP32), dtype=FP4
+    ),
+    "8x16.bs32.* is not made of whole blocks": lambda: apply(
+        ops.RESHAPE, value(FP4, 2, 64), shape(8, 16)
+    ),
+    "48.bs32.* is not made": lambda: apply(
+        ops.SLICE, value(FP4, 2, 96), shape(0, 0), shape(2, 48)
+    ),
+    r"start \[0, 16\] is inside a block": lambda: apply(
+        ops.SLICE, value(FP4, 2, 96), shape(0, 16), shape(2, 64)
+    ),
+    "must leave the last axis": lambda: apply(
+        ops.TRANSPOSE, value(FP4, 32, 64), perms=(1, 0)
+    ),
     "NEAREST element only": lambda: apply(
-        ops.RESIZE, value(FP4, 1, 4, 4, 32), shape(2, 1, 2, 1), shape(0, 0), shape(1, 1), mode=ResizeMode.BILINEAR
+        ops.RESIZE,
+        value(FP4, 1, 4, 4, 32),
+        shape(2, 1, 2, 1),
+        shape(0, 0),
+        shape(1, 1),
+        mode=ResizeMode.BILINEAR,
     ),
     "A_zp must be 0 for bs32": lambda: apply(
-        ops.MATMUL_T, value(FP4, 1, 2, 32), value(FP4, 1, 3, 32), literal([1.0], FP32, np.float32), ZERO, dtype=FP32
+        ops.MATMUL_T,
+        value(FP4, 1, 2, 32),
+        value(FP4, 1, 3, 32),
+        literal([1.0], FP32, np.float32),
+        ZERO,
+        dtype=FP32,
     ),
     "more than one element": lambda: apply(
-        ops.CAST_TO_BLOCK_SCALED, value(FP32, 2, 32), block_size=BlockSize.BLOCK_SIZE_1, dtype=DType.FP4E2M1
+        ops.CAST_TO_BLOCK_SCALED,
+        value(FP32, 2, 32),
+        block_size=BlockSize.BLOCK_SIZE_1,
+        dtype=DType.FP4E2M1,
     ),
 }
 
@@ -338,7 +461,10 @@ def test_values_that_are_not_made_of_whole_blocks_are_violations():
     x = Value(Type((2, 48), FP4))
     cast = ops.CAST((x,), dtype=FP32)
     cast.outputs = (Value(Type((2, 48), FP32), producer=cast),)
-    assert any("not made of whole blocks" in str(v) for v in violations(Graph([x], cast.outputs, [cast]), SPEC))
+    assert any(
+        "not made of whole blocks" in str(v)
+        for v in violations(Graph([x], cast.outputs, [cast]), SPEC)
+    )
 
 
 # ---- inspection and the boundary to torch
@@ -349,7 +475,9 @@ def test_inspection(tmp_path):
     joined = apply(ops.CONCAT, x, scaled(INT8, 2, 64), axis=0)
     cast = apply(ops.CAST, *joined.outputs, dtype=FP32)
     path = tmp_path / "m.tosa"
-    path.write_bytes(written(Graph([x], [*joined.outputs, *cast.outputs], [joined, cast])))
+    path.write_bytes(
+        written(Graph([x], [*joined.outputs, *cast.outputs], [joined, cast]))
+    )
     found = TosaFormat.inspect(path)
     assert found.constant_bytes_by_type == {"bs32_fp8ue8m0_mxint8": 2 * 64 + 4}
     assert found.computed_bytes_by_type["bs32_fp8ue8m0_mxint8"] == 10 * 64 + 20
@@ -359,7 +487,10 @@ def test_inspection(tmp_path):
     np.testing.assert_array_equal(blocks, numbers)
     np.testing.assert_array_equal(numbers[:4], numbers_of(given, INT8))
     verdicts = {v.judge: v for v in TosaFormat.verify(path)}
-    assert verdicts["tosa-opt"].accepted is not False and verdicts["reference model"].accepted is None
+    assert (
+        verdicts["tosa-opt"].accepted is not False
+        and verdicts["reference model"].accepted is None
+    )
 
 
 def test_torch_has_no_block_scaled_tensors():
@@ -374,8 +505,12 @@ def test_torch_has_no_block_scaled_tensors():
 @pytest.mark.parametrize("dtype", sorted(FLOATS))
 def test_casts_both_ways_are_idempotent(dtype):
     """What blocks can hold comes back as it was, from every float."""
-    first = apply(ops.CAST, literal(np.linspace(-3, 3, 64), FP32, np.float32), dtype=FP8)
+    first = apply(
+        ops.CAST, literal(np.linspace(-3, 3, 64), FP32, np.float32), dtype=FP8
+    )
     back = apply(ops.CAST, *first.outputs, dtype=dtype)
     again = apply(ops.CAST, *back.outputs, dtype=FP8)
-    once, twice = evaluate(Graph([], [first.outputs[0], again.outputs[0]], [first, back, again]), [])
+    once, twice = evaluate(
+        Graph([], [first.outputs[0], again.outputs[0]], [first, back, again]), []
+    )
     np.testing.assert_array_equal(numbers_of(once, FP8), numbers_of(twice, FP8))

@@ -1,5 +1,6 @@
-"""Files with block-scaled operators and tensors from tosa-tools' own generator: legal here, the same to the reference
-model when written again, and computed as the reference model computes them, bit for bit. Slow, since generating is.
+"""Files with block-scaled operators and tensors from tosa-tools' own generator: legal
+here, the same to the reference model when written again, and computed as the reference
+model computes them, bit for bit. Slow, since generating is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ import pytest
 from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.ir.blocks import paired, parted
 from delegraph_tosa.ir.graph import Graph
-from delegraph_tosa.ir.types import ARRAY_DTYPES, BLOCK_SCALED, SMALL_FLOATS, Type, stored_types
+from delegraph_tosa.ir.types import (
+    ARRAY_DTYPES,
+    BLOCK_SCALED,
+    SMALL_FLOATS,
+    Type,
+    stored_types,
+)
 from delegraph_tosa.serialize import TosaFile, read
 from delegraph_tosa.serialize.elements import pack, unpack
 from delegraph_tosa.spec import TosaSpec, required
@@ -40,29 +47,64 @@ def generated(folder: Path) -> list[Path]:
     reference_tools.tools()
     library = metadata.distribution("tosa-tools").locate_file(LIBRARY)
     command = [
-        *(Path(sys.executable).with_name("tosa_verif_build_tests"), "-o", folder, "--seed", "7"),
-        *("--test-type", "positive", "--generate-lib-path", library, "--num-rand-permutations", "1"),
-        *("--no-special-tests", "--target-rank", "2", "3", "4", "--tensor-dim-range", "1,8"),
+        *(
+            Path(sys.executable).with_name("tosa_verif_build_tests"),
+            "-o",
+            folder,
+            "--seed",
+            "7",
+        ),
+        *(
+            "--test-type",
+            "positive",
+            "--generate-lib-path",
+            library,
+            "--num-rand-permutations",
+            "1",
+        ),
+        *(
+            "--no-special-tests",
+            "--target-rank",
+            "2",
+            "3",
+            "4",
+            "--tensor-dim-range",
+            "1,8",
+        ),
         *("--filter", OPERATORS, "--target-dtype", *BLOCKS),
     ]
-    subprocess.run([str(c) for c in command], check=True, capture_output=True, cwd=folder, timeout=1800)
+    subprocess.run(
+        [str(c) for c in command],
+        check=True,
+        capture_output=True,
+        cwd=folder,
+        timeout=1800,
+    )
     return sorted(path.parent for path in folder.rglob("desc.json"))
 
 
 def array(folder: Path, name: str, type: Type) -> np.ndarray:
-    """An input as memory holds it: the generator packs elements as files do, and has scales beside."""
+    """An input as memory holds it: the generator packs elements as files do, and has
+    scales beside.
+    """
     held = np.load(folder / name)
     if type.dtype in BLOCK_SCALED:
         values, scales = stored_types(type)
         beside = np.load(folder / name.replace(".npy", "_scale.npy"))
-        return paired(unpack(memoryview(held.tobytes()), values), beside.view(np.uint8).reshape(scales.shape), type)
+        return paired(
+            unpack(memoryview(held.tobytes()), values),
+            beside.view(np.uint8).reshape(scales.shape),
+            type,
+        )
     if type.dtype in SMALL_FLOATS:
         return unpack(memoryview(held.tobytes()), type)
     return held.view(ARRAY_DTYPES[type.dtype]).reshape(type.shape)
 
 
 def by_the_model(folder: Path, tosa: bytes) -> dict[str, bytes]:
-    """Outputs by file name, from the reference model's program, which takes block-scaled inputs."""
+    """Outputs by file name, from the reference model's program, which takes
+    block-scaled inputs.
+    """
     tools = reference_tools.tools()
     with tempfile.TemporaryDirectory() as out:
         place = Path(out)
@@ -72,28 +114,50 @@ def by_the_model(folder: Path, tosa: bytes) -> dict[str, bytes]:
         (place / "desc.json").write_bytes((folder / "desc.json").read_bytes())
         command = [
             *(tools / "tosa_reference_model", "--operator_fbs", tools / "tosa.fbs"),
-            *("--test_desc", place / "desc.json", "--flatbuffer_dir", place, "--output_dir", place),
+            *(
+                "--test_desc",
+                place / "desc.json",
+                "--flatbuffer_dir",
+                place,
+                "--output_dir",
+                place,
+            ),
         ]
         done = reference_tools._call(command, cwd=place)
         assert done.returncode == 0, (folder, done.stderr[-500:])
-        return {f.name: np.load(f).tobytes() for f in place.glob("*.npy") if not f.is_symlink()}
+        return {
+            f.name: np.load(f).tobytes()
+            for f in place.glob("*.npy")
+            if not f.is_symlink()
+        }
 
 
-def by_us(graph: Graph, folder: Path, inputs: list[str], outputs: list[str]) -> dict[str, bytes]:
-    given = [array(folder, name, v.type) for name, v in zip(inputs, graph.inputs, strict=True)]
+def by_us(
+    graph: Graph, folder: Path, inputs: list[str], outputs: list[str]
+) -> dict[str, bytes]:
+    given = [
+        array(folder, name, v.type)
+        for name, v in zip(inputs, graph.inputs, strict=True)
+    ]
     found: dict[str, bytes] = {}
-    for name, value, result in zip(outputs, graph.outputs, evaluate(graph, given), strict=True):
+    for name, value, result in zip(
+        outputs, graph.outputs, evaluate(graph, given), strict=True
+    ):
         parts = parted(result, value.type) if value.dtype in BLOCK_SCALED else (result,)
         names = (name, name.replace(".npy", "_scale.npy"))
-        for part, type, file in zip(parts, stored_types(value.type), names, strict=False):
+        for part, type, file in zip(
+            parts, stored_types(value.type), names, strict=False
+        ):
             found[file] = bytes(pack(np.ascontiguousarray(part), type))
     return found
 
 
 def test_generated_files(tmp_path):
-    folders, texts = generated(tmp_path), ""
+    folders = generated(tmp_path)
+    texts = ""
     for folder in folders:
-        described, file = json.loads((folder / "desc.json").read_text()), (folder / "test.tosa").read_bytes()
+        described = json.loads((folder / "desc.json").read_text())
+        file = (folder / "test.tosa").read_bytes()
         graph = read(file)
         spec = TosaSpec((1, 1), *required(graph, (1, 1)))
         assert violations(graph, spec) == [], folder
@@ -102,6 +166,8 @@ def test_generated_files(tmp_path):
         texts += render(graph)
         outputs = by_the_model(folder, file)
         assert outputs == by_the_model(folder, again), folder
-        assert outputs == by_us(graph, folder, described["ifm_file"], described["ofm_file"]), folder
+        assert outputs == by_us(
+            graph, folder, described["ifm_file"], described["ofm_file"]
+        ), folder
     assert len(folders) > 150
     assert all(str(dtype) in texts for dtype in BLOCK_SCALED)

@@ -1,4 +1,6 @@
-"""Large constants as named data: one copy for all methods, and the same file when they are put back."""
+"""Large constants as named data: one copy for all methods, and the same file when they
+are put back.
+"""
 
 import struct
 import sys
@@ -25,7 +27,9 @@ SIZES = [torch.randn(n, 48) for n in (2, 8)]
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 3, bias=False)).eval()
+    return nn.Sequential(
+        nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 3, bias=False)
+    ).eval()
 
 
 @pytest.fixture(scope="module")
@@ -35,26 +39,40 @@ def plain(model):
 
 @pytest.fixture(scope="module")
 def shared(model):
-    return delegraph.lower_buckets(model, SIZES, padding=0, backends=["tosa"], options=OPTIONS)
+    return delegraph.lower_buckets(
+        model, SIZES, padding=0, backends=["tosa"], options=OPTIONS
+    )
 
 
 def named(program):
     """What the delegates named; the program itself names its sizes."""
     data = program.named_data
-    contents = {key: join(data.buffers[entry.buffer_index]) for key, entry in data.pte_data.items()}
-    return {key: content for key, content in contents.items() if key != "delegraph.buckets"}
+    contents = {
+        key: join(data.buffers[entry.buffer_index])
+        for key, entry in data.pte_data.items()
+    }
+    return {
+        key: content for key, content in contents.items() if key != "delegraph.buckets"
+    }
 
 
 def test_all_sizes_have_one_copy_of_a_weight(shared, plain, model):
     (key,) = named(shared.program)
     weight = model[0].weight
-    assert len(named(shared.program)[key]) == weight.nbytes >= LEAST > model[2].weight.nbytes
+    assert (
+        len(named(shared.program)[key])
+        == weight.nbytes
+        >= LEAST
+        > model[2].weight.nbytes
+    )
     blobs = [d.processed_bytes for d in shared.program.delegates]
     assert all(
         blob.startswith(b"dlgrCUT2") and len(blob) < len(d.processed_bytes)
         for blob, d in zip(blobs, plain.delegates, strict=True)
     )
-    assert [joined(blob, named(shared.program)) for blob in blobs] == [d.processed_bytes for d in plain.delegates]
+    assert [joined(blob, named(shared.program)) for blob in blobs] == [
+        d.processed_bytes for d in plain.delegates
+    ]
     x = torch.randn(5, 48)
     assert shared.verify(x).agrees(1e-5)
 
@@ -62,42 +80,62 @@ def test_all_sizes_have_one_copy_of_a_weight(shared, plain, model):
 def test_a_program_file_has_it_once_and_runs(shared, plain, model, tmp_path):
     shared.save(tmp_path / "shared.pte")
     plain.save(tmp_path / "plain.pte")
-    saved = (tmp_path / "plain.pte").stat().st_size - (tmp_path / "shared.pte").stat().st_size
+    saved = (tmp_path / "plain.pte").stat().st_size - (
+        tmp_path / "shared.pte"
+    ).stat().st_size
     assert saved > 0.9 * model[0].weight.nbytes
     x = torch.randn(8, 48)
-    torch.testing.assert_close(shared.using(delegraph.load(tmp_path / "shared.pte"))(x), model(x))
+    torch.testing.assert_close(
+        shared.using(delegraph.load(tmp_path / "shared.pte"))(x), model(x)
+    )
 
 
 def test_a_tosa_file_is_whole(model, tmp_path):
     for name, options in (("shared", OPTIONS), ("plain", None)):
-        delegraph.lower(model, SIZES[:1], backends=["tosa"], options=options).save(tmp_path / f"{name}.tosa")
-    assert (tmp_path / "shared.tosa").read_bytes() == (tmp_path / "plain.tosa").read_bytes()
+        delegraph.lower(model, SIZES[:1], backends=["tosa"], options=options).save(
+            tmp_path / f"{name}.tosa"
+        )
+    assert (tmp_path / "shared.tosa").read_bytes() == (
+        tmp_path / "plain.tosa"
+    ).read_bytes()
 
 
 class Several(nn.Module):
     def __init__(self):
         super().__init__()
         for name in "abc":
-            self.register_buffer(name, torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
+            self.register_buffer(
+                name, torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+            )
 
     def forward(self, x):
         return torch.relu(torch.relu(x @ self.a) @ self.b) @ self.c
 
 
 def test_of_equal_constants_two_are_left_out():
-    """So that no table of places makes much more of a blob and its named data than there is of them."""
-    lowered = delegraph.lower(Several().eval(), torch.randn(3, 64), backends=["tosa"], options=OPTIONS)
+    """So that no table of places makes much more of a blob and its named data than
+    there is of them.
+    """
+    lowered = delegraph.lower(
+        Several().eval(), torch.randn(3, 64), backends=["tosa"], options=OPTIONS
+    )
     (delegate,) = lowered.delegates
-    assert len(named(lowered)) == 1 and 0.8 * 64 * 64 * 4 < len(delegate.processed_bytes) < 64 * 64 * 8
+    assert (
+        len(named(lowered)) == 1
+        and 0.8 * 64 * 64 * 4 < len(delegate.processed_bytes) < 64 * 64 * 8
+    )
     assert lowered.verify(torch.randn(3, 64)).agrees(1e-5)
 
 
 class Tied(nn.Module):
-    """Scores with the embedding's weight, after a norm whose gain would be folded into another weight."""
+    """Scores with the embedding's weight, after a norm whose gain would be folded into
+    another weight.
+    """
 
     def __init__(self):
         super().__init__()
-        self.embedding, self.norm = nn.Embedding(64, 64), nn.RMSNorm(64)
+        self.embedding = nn.Embedding(64, 64)
+        self.norm = nn.RMSNorm(64)
         self.head = nn.Linear(64, 64, bias=False)
         self.head.weight = self.embedding.weight
         nn.init.normal_(self.norm.weight)
@@ -114,8 +152,12 @@ def test_a_weight_that_is_tied_to_an_embedding_is_there_once():
     assert lowered.verify(tokens).agrees(1e-5)
 
 
-MAGIC, ROWS, ROW = 8, 16, 48
-"""Bytes before the number of constants, before the first row of the table, and of a row."""
+MAGIC = 8
+ROWS = 16
+ROW = 48
+"""Bytes before the number of constants, before the first row of the table, and of a
+row.
+"""
 
 
 def _ascending(blob, count):
@@ -130,7 +172,8 @@ def number(value, size=4):
 
 
 def test_damaged_blobs(shared):
-    blob, data = shared.program.delegates[0].processed_bytes, named(shared.program)
+    blob = shared.program.delegates[0].processed_bytes
+    data = named(shared.program)
     (key,) = data
     for broken, there in (
         (blob, {}),
@@ -139,7 +182,13 @@ def test_damaged_blobs(shared):
         (blob[:MAGIC] + number(2**32 - 1) + blob[MAGIC + 4 :], data),
         (blob[:ROWS] + number(2**60, 8) + blob[ROWS + 8 :], data),
         (blob[:100], data),
-        (blob[:MAGIC] + number(2) + blob[MAGIC + 4 : ROWS] + 2 * blob[ROWS : ROWS + ROW], data),
+        (
+            blob[:MAGIC]
+            + number(2)
+            + blob[MAGIC + 4 : ROWS]
+            + 2 * blob[ROWS : ROWS + ROW],
+            data,
+        ),
         (blob[:MAGIC] + number(3) + _ascending(blob, 3), data),
     ):
         with pytest.raises(FormatError, match="constants are named data is damaged"):
@@ -147,8 +196,11 @@ def test_damaged_blobs(shared):
 
 
 def test_damaged_graphs(shared):
-    """That are packed: cut short, of another size than is stated, of far more, with something behind, or no zlib."""
-    blob, data = shared.program.delegates[0].processed_bytes, named(shared.program)
+    """That are packed: cut short, of another size than is stated, of far more, with
+    something behind, or no zlib.
+    """
+    blob = shared.program.delegates[0].processed_bytes
+    data = named(shared.program)
     end = ROWS + ROW
     (size,) = struct.unpack_from("<Q", blob, end)
     packed = blob[end + 8 :]
@@ -171,7 +223,8 @@ def test_damaged_graphs(shared):
 
 
 def test_the_beginning_of_a_blob_is_that_of_its_file(shared, plain):
-    blob, whole = shared.program.delegates[0].processed_bytes, plain.delegates[0].processed_bytes
+    blob = shared.program.delegates[0].processed_bytes
+    whole = plain.delegates[0].processed_bytes
     assert joined(blob, named(shared.program)) == whole
     for length in (400, 4096):
         begun = beginning(blob[:length])
@@ -189,26 +242,41 @@ def test_what_would_be_packed_too_tightly_is_not(monkeypatch, model):
 
 
 class Repeating(nn.Module):
-    """A weight, and constants that repeat one element, one of which is larger than all the rest."""
+    """A weight, and constants that repeat one element, one of which is larger than all
+    the rest.
+    """
 
     def __init__(self, size):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
+        self.weight = nn.Parameter(
+            torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+        )
         self.register_buffer("offset", torch.full((64, size), 0.1))
 
     def forward(self, x):
-        return torch.relu(x @ self.weight)[..., None].expand(-1, -1, self.offset.shape[1]) + self.offset
+        return (
+            torch.relu(x @ self.weight)[..., None].expand(-1, -1, self.offset.shape[1])
+            + self.offset
+        )
 
 
 def test_a_constant_that_repeats_its_elements_is_said_by_one():
     x = torch.randn(2, 64)
-    lowered = delegraph.lower(Repeating(16).eval(), (x,), backends=["tosa"], options=OPTIONS)
+    lowered = delegraph.lower(
+        Repeating(16).eval(), (x,), backends=["tosa"], options=OPTIONS
+    )
     (delegate,) = lowered.delegates
-    blob, data = delegate.processed_bytes, named(lowered)
+    blob = delegate.processed_bytes
+    data = named(lowered)
     count, repeated = struct.unpack_from("<II", blob, MAGIC)
     begin = ROWS + count * ROW
     place, size, unit = struct.unpack_from("<QQ4s", blob, begin)
-    assert (count, repeated, size, unit) == (1, 1, 64 * 16 * 4, struct.pack("<f", 0.1)) and len(blob) < 2000
+    assert (count, repeated, size, unit) == (
+        1,
+        1,
+        64 * 16 * 4,
+        struct.pack("<f", 0.1),
+    ) and len(blob) < 2000
     assert joined(blob, data)[place : place + size] == size // 4 * unit
     assert lowered.verify(x).agrees(1e-5)
     for row in (
@@ -219,7 +287,12 @@ def test_a_constant_that_repeats_its_elements_is_said_by_one():
     ):
         with pytest.raises(FormatError, match="constants are named data is damaged"):
             joined(blob[:begin] + row + blob[begin + 20 :], data)
-    large = blob[: ROWS + 8] + number(2**62, 8) + blob[ROWS + 16 : begin] + struct.pack("<QQ4s", place, 2**61, unit)
+    large = (
+        blob[: ROWS + 8]
+        + number(2**62, 8)
+        + blob[ROWS + 16 : begin]
+        + struct.pack("<QQ4s", place, 2**61, unit)
+    )
     with pytest.raises(FormatError, match="constants are named data is damaged"):
         joined(large + blob[begin + 20 :], data)
 
@@ -227,24 +300,36 @@ def test_a_constant_that_repeats_its_elements_is_said_by_one():
 def test_what_is_repeated_is_less_than_the_rest():
     """So that a small file cannot ask for a large one."""
     x = torch.randn(2, 64)
-    lowered = delegraph.lower(Repeating(1024).eval(), (x,), backends=["tosa"], options=OPTIONS)
+    lowered = delegraph.lower(
+        Repeating(1024).eval(), (x,), backends=["tosa"], options=OPTIONS
+    )
     (delegate,) = lowered.delegates
     assert struct.unpack_from("<II", delegate.processed_bytes, MAGIC) == (2, 0)
     assert lowered.verify(x).agrees(1e-5)
 
 
 def test_joined_weights_are_shared_with_a_graph_that_has_them_apart():
-    """As those of queries, keys and values are: one method of a model joins the layers, and another one does not."""
-    spec, parts = TosaSpec.parse("TOSA-1.0+FP+INT"), [torch.randn(32, 64) for _ in range(3)]
+    """As those of queries, keys and values are: one method of a model joins the layers,
+    and another one does not.
+    """
+    spec = TosaSpec.parse("TOSA-1.0+FP+INT")
+    parts = [torch.randn(32, 64) for _ in range(3)]
     t = Tosa(spec)
     x = Value(Type((96, 64), DType.FP32), name="x")
-    together = t.concat([constant_of(f"part{k}", part) for k, part in enumerate(parts)], 0)
+    together = t.concat(
+        [constant_of(f"part{k}", part) for k, part in enumerate(parts)], 0
+    )
     file = TosaFile(Graph([x], [t.add(x, together)], t.operators), spec)
     content, output = cut(file)
-    data = {key: join(output.buffers[entry.buffer_index]) for key, entry in output.pte_data.items()}
+    data = {
+        key: join(output.buffers[entry.buffer_index])
+        for key, entry in output.pte_data.items()
+    }
     assert list(data.values()) == [part.numpy().tobytes() for part in parts]
     assert joined(content, data) == file.join()
     t = Tosa(spec)
     x = Value(Type((32, 64), DType.FP32), name="x")
-    apart = TosaFile(Graph([x], [t.add(x, constant_of("part", parts[1]))], t.operators), spec)
+    apart = TosaFile(
+        Graph([x], [t.add(x, constant_of("part", parts[1]))], t.operators), spec
+    )
     assert cut(apart)[1].pte_data.keys() < data.keys()

@@ -1,5 +1,6 @@
-"""Files of tosa-tools' own generator: legal ones are read, accepted, and mean the same when written again; illegal ones
-are refused. Slow, since generating takes most of the time; ``OPERATORS`` may be widened to ``.*``.
+"""Files of tosa-tools' own generator: legal ones are read, accepted, and mean the same
+when written again; illegal ones are refused. Slow, since generating takes most of the
+time; ``OPERATORS`` may be widened to ``.*``.
 """
 
 from __future__ import annotations
@@ -22,9 +23,20 @@ from delegraph_tosa.validate import violations
 
 from ..support import reference_tools
 
-OPERATORS = os.environ.get("DELEGRAPH_GENERATED_OPERATORS", "^(abs|clz|exp|reduce_sum|argmax)$")
-PACKED = {DType.INT4, DType.INT48, DType.FP4E2M1, DType.FP6E2M3, DType.FP6E3M2, *BLOCK_SCALED}
-"""Element types that the reference model's Python binding does not take; test_block_scaled_files.py has the last."""
+OPERATORS = os.environ.get(
+    "DELEGRAPH_GENERATED_OPERATORS", "^(abs|clz|exp|reduce_sum|argmax)$"
+)
+PACKED = {
+    DType.INT4,
+    DType.INT48,
+    DType.FP4E2M1,
+    DType.FP6E2M3,
+    DType.FP6E3M2,
+    *BLOCK_SCALED,
+}
+"""Element types that the reference model's Python binding does not take;
+test_block_scaled_files.py has the last.
+"""
 LIBRARY = "tosa_reference_model/libtosa_reference_generate_lib.so"
 
 pytestmark = pytest.mark.slow
@@ -35,11 +47,42 @@ def generated(kind: str, folder: Path) -> list[Path]:
     reference_tools.tools()
     library = metadata.distribution("tosa-tools").locate_file(LIBRARY)
     command = [
-        *(Path(sys.executable).with_name("tosa_verif_build_tests"), "-o", folder, "--seed", "7", "--test-type", kind),
-        *("--generate-lib-path", library, "--num-rand-permutations", "1", "--tosa-version", "1.0.0"),
-        *("--no-special-tests", "--target-rank", "2", "3", "4", "--tensor-dim-range", "1,8", "--filter", OPERATORS),
+        *(
+            Path(sys.executable).with_name("tosa_verif_build_tests"),
+            "-o",
+            folder,
+            "--seed",
+            "7",
+            "--test-type",
+            kind,
+        ),
+        *(
+            "--generate-lib-path",
+            library,
+            "--num-rand-permutations",
+            "1",
+            "--tosa-version",
+            "1.0.0",
+        ),
+        *(
+            "--no-special-tests",
+            "--target-rank",
+            "2",
+            "3",
+            "4",
+            "--tensor-dim-range",
+            "1,8",
+            "--filter",
+            OPERATORS,
+        ),
     ]
-    subprocess.run([str(c) for c in command], check=True, capture_output=True, cwd=folder, timeout=1800)
+    subprocess.run(
+        [str(c) for c in command],
+        check=True,
+        capture_output=True,
+        cwd=folder,
+        timeout=1800,
+    )
     return sorted(folder.rglob("desc.json"))
 
 
@@ -55,7 +98,11 @@ def refused(file: bytes) -> str:
 
 
 def test_illegal_files_are_refused(tmp_path):
-    found = [path for path in generated("negative", tmp_path) if not refused((path.parent / "test.tosa").read_bytes())]
+    found = [
+        path
+        for path in generated("negative", tmp_path)
+        if not refused((path.parent / "test.tosa").read_bytes())
+    ]
     assert found == []
 
 
@@ -66,7 +113,9 @@ def test_legal_files_are_accepted_and_written_again(tmp_path):
         assert not refused(file), path
         graph = read(file)
         needed = required(graph, version := required_version(graph))
-        again = TosaFile(graph, TosaSpec(version, needed.profiles, needed.extensions)).join()
+        again = TosaFile(
+            graph, TosaSpec(version, needed.profiles, needed.extensions)
+        ).join()
         if not any(v.dtype in PACKED for v in (*graph.inputs, *graph.outputs)):
             names = json.loads(path.read_text())["ifm_file"]
             inputs = [

@@ -1,6 +1,8 @@
-"""Files beyond 4 GB, whose constants no flatbuffer's offset reaches: offset and size name them.
+"""Files beyond 4 GB, whose constants no flatbuffer's offset reaches: offset and size
+name them.
 
-They are sparse: their constants are zeros but for the last element, and zeros take no room on most file systems.
+They are sparse: their constants are zeros but for the last element, and zeros take no
+room on most file systems.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ def stored(count: int, path: Path) -> Path:
 
 @pytest.fixture
 def large(tmp_path):
-    """A bit more than 4 GB, removed behind the test, since pytest keeps the folders of its last runs."""
+    """A bit more than 4 GB, removed behind the test, since pytest keeps the folders of
+    its last runs.
+    """
     path = stored(33, tmp_path / "large.tosa")
     yield path
     path.unlink()

@@ -1,4 +1,6 @@
-"""Damaged and hostile files: a graph or a FormatError each, without a hang, in memory that the file's size bounds."""
+"""Damaged and hostile files: a graph or a FormatError each, without a hang, in memory
+that the file's size bounds.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from ..support import hostile
 from ..support.samples import samples
 
 MOST_TIMES = 32
-"""Bytes of memory for each byte of a file, at the peak of reading it: legal files of small operators take 10 to 17."""
+"""Bytes of memory for each byte of a file, at the peak of reading it: legal files of
+small operators take 10 to 17.
+"""
 ALWAYS = 1 << 13
 """Besides, for an error's text and the like: what a file of a few bytes takes."""
 FILES = [
@@ -35,8 +39,22 @@ def mutated(file: bytes, generator: random.Random) -> bytes:
         if kind == 0:
             data[position] ^= 1 << generator.randrange(8)
         elif kind == 1 and len(data) >= 8:
-            numbers = [0, 1, 4, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, generator.getrandbits(32), len(data)]
-            struct.pack_into("<I", data, position // 4 * 4 % (len(data) - 4), generator.choice(numbers))
+            numbers = [
+                0,
+                1,
+                4,
+                0x7FFFFFFF,
+                0x80000000,
+                0xFFFFFFFF,
+                generator.getrandbits(32),
+                len(data),
+            ]
+            struct.pack_into(
+                "<I",
+                data,
+                position // 4 * 4 % (len(data) - 4),
+                generator.choice(numbers),
+            )
         elif kind == 2:
             del data[position : position + generator.randint(1, 16)]
         else:
@@ -49,12 +67,17 @@ def mutated(file: bytes, generator: random.Random) -> bytes:
 def outcomes(count: int, seed: int) -> tuple[int, int]:
     """(graphs, refusals) of so many damaged files."""
     generator = random.Random(seed)
-    numbers = Counter(is_graph(mutated(FILES[number % len(FILES)], generator)) for number in range(count))
+    numbers = Counter(
+        is_graph(mutated(FILES[number % len(FILES)], generator))
+        for number in range(count)
+    )
     return numbers[True], numbers[False]
 
 
 def is_graph(data: bytes) -> bool:
-    """Whether it is read, or refused with a FormatError; within the memory that a file of its length may take."""
+    """Whether it is read, or refused with a FormatError; within the memory that a file
+    of its length may take.
+    """
     tracemalloc.start()
     try:
         read(data)

@@ -1,4 +1,6 @@
-"""Writing and reading .tosa files: what outside readers see, exact round trips, and damage of every kind."""
+"""Writing and reading .tosa files: what outside readers see, exact round trips, and
+damage of every kind.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ from ..support.structured import structured
 
 F32 = DType.FP32
 ROOT = Path(__file__).parents[4]
-EVERYTHING = TosaSpec.parse("TOSA-1.0+FP+INT+int16+int4+bf16+fp8e4m3+fp8e5m2+fft+variable+controlflow")
+EVERYTHING = TosaSpec.parse(
+    "TOSA-1.0+FP+INT+int16+int4+bf16+fp8e4m3+fp8e5m2+fft+variable+controlflow"
+)
 
 
 def value(*shape: int, dtype: DType = F32, name: str = "") -> Value:
@@ -47,41 +51,66 @@ def zero(dtype: DType = F32) -> Value:
 
 
 def small() -> Graph:
-    """conv, clamp, mul, reshape: tensors, shapes, integer lists, numbers, an enumeration, a shared constant."""
-    x, nothing = value(1, 4, 4, 2, name="x"), zero()
-    weight = Value(Type((3, 2, 2, 2), F32), Literal(np.arange(24, dtype=np.float32).reshape(3, 2, 2, 2)))
-    attributes = {"pad": (0, 0, 0, 0), "stride": (2, 2), "dilation": (1, 1), "acc_type": F32}
+    """conv, clamp, mul, reshape: tensors, shapes, integer lists, numbers, an
+    enumeration, a shared constant.
+    """
+    x = value(1, 4, 4, 2, name="x")
+    nothing = zero()
+    weight = Value(
+        Type((3, 2, 2, 2), F32),
+        Literal(np.arange(24, dtype=np.float32).reshape(3, 2, 2, 2)),
+    )
+    attributes = {
+        "pad": (0, 0, 0, 0),
+        "stride": (2, 2),
+        "dilation": (1, 1),
+        "acc_type": F32,
+    }
     conv = apply(ops.CONV2D, x, weight, nothing, nothing, nothing, **attributes)
     clamp = apply(ops.CLAMP, conv.outputs[0], min_val=0.0, max_val=math.inf)
     mul = apply(ops.MUL, clamp.outputs[0], clamp.outputs[0], zero(DType.INT8))
     reshape = apply(ops.RESHAPE, mul.outputs[0], literal([3, 4], DType.SHAPE, np.int64))
-    return Graph([x], [reshape.outputs[0], clamp.outputs[0]], [conv, clamp, mul, reshape])
+    return Graph(
+        [x], [reshape.outputs[0], clamp.outputs[0]], [conv, clamp, mul, reshape]
+    )
 
 
 def write(graph: Graph, spec: TosaSpec = DEFAULT) -> bytes:
     return TosaFile(graph, spec).join()
 
 
-# -- what others see -------------------------------------------------------------------------------------------------
+# -- what others see -------------------------------------------------------------------
 
 
 def test_others_accept_and_run_every_operator_on_floats():
-    graph = merged(s.graph for s in samples(F32, DType.BOOL, DType.FP16) if "CUSTOM" not in s.label)
-    inputs, file = arrays(graph), write(graph)
+    graph = merged(
+        s.graph for s in samples(F32, DType.BOOL, DType.FP16) if "CUSTOM" not in s.label
+    )
+    inputs = arrays(graph)
+    file = write(graph)
     reference_tools.dump(file)
     computed = reference_tools.run(file, inputs)
     assert [list(a.shape) for a in computed] == [list(v.shape) for v in graph.outputs]
     for ours, theirs in zip(evaluate(read(file), inputs), computed, strict=True):
         tolerance = 1e-2 if ours.dtype == np.float16 else 1e-5
-        np.testing.assert_allclose(ours.astype(float), theirs.astype(float), rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            ours.astype(float), theirs.astype(float), rtol=tolerance, atol=tolerance
+        )
 
 
 def test_others_accept_and_run_every_operator_on_integers():
-    integers = [s for s in samples(DType.INT8, DType.INT16, DType.INT32) if "CUSTOM" not in s.label]
+    integers = [
+        s
+        for s in samples(DType.INT8, DType.INT16, DType.INT32)
+        if "CUSTOM" not in s.label
+    ]
     graph = merged(s.graph for s in integers)
-    inputs, file = arrays(graph), write(graph)
+    inputs = arrays(graph)
+    file = write(graph)
     reference_tools.dump(file)
-    for ours, theirs in zip(evaluate(read(file), inputs), reference_tools.run(file, inputs), strict=True):
+    for ours, theirs in zip(
+        evaluate(read(file), inputs), reference_tools.run(file, inputs), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -107,7 +136,12 @@ def test_flatc_sees_what_was_meant():
         "RESHAPE",
     ]
     conv, clamp = block["operators"][4:6]
-    assert conv["attribute"] == {"pad": [0, 0, 0, 0], "stride": [2, 2], "dilation": [1, 1], "acc_type": "FP32"}
+    assert conv["attribute"] == {
+        "pad": [0, 0, 0, 0],
+        "stride": [2, 2],
+        "dilation": [1, 1],
+        "acc_type": "FP32",
+    }
     assert bytes(clamp["attribute"]["max_val"]) == struct.pack("<f", math.inf)
     assert clamp["attribute"]["nan_mode"] == "PROPAGATE"
     weight = next(t for t in block["tensors"] if t["shape"] == [3, 2, 2, 2])
@@ -135,10 +169,13 @@ def test_a_file_name_that_is_no_text_does_not_stop_the_writer():
     """Python keeps bytes of a path that are no UTF-8 as halves of surrogate pairs."""
     graph = small()
     graph.operators[0].source = "m\udc80del.py:3"
-    assert read(TosaFile(graph, DEFAULT, locations=True).join()).operators[0].source == "m\\udc80del.py:3"
+    assert (
+        read(TosaFile(graph, DEFAULT, locations=True).join()).operators[0].source
+        == "m\\udc80del.py:3"
+    )
 
 
-# -- round trips -----------------------------------------------------------------------------------------------------
+# -- round trips -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sample", list(samples()), ids=lambda s: s.label)
@@ -150,7 +187,10 @@ def test_reads_back_as_written(sample):
 
 
 def _unnamed(graph: Graph) -> Graph:
-    for v in [*graph.inputs, *(v for op in graph.operators for v in (*op.inputs, *op.outputs))]:
+    for v in [
+        *graph.inputs,
+        *(v for op in graph.operators for v in (*op.inputs, *op.outputs)),
+    ]:
         v.name = ""
     return graph
 
@@ -159,38 +199,59 @@ STRUCTURED = list(structured())
 NOT_RUN = {
     "int4": "the reference model's Python binding takes no int4",
     "int48": "nor int48",
-    "CUSTOM": "the reference model has no custom operator; flatc and tosa-opt judge these",
+    "CUSTOM": (
+        "the reference model has no custom operator; flatc and tosa-opt judge these"
+    ),
 }
 
 
-@pytest.mark.parametrize("sample", [s for s in STRUCTURED if "list of" not in s.label], ids=lambda s: s.label)
+@pytest.mark.parametrize(
+    "sample", [s for s in STRUCTURED if "list of" not in s.label], ids=lambda s: s.label
+)
 def test_control_flow_and_variables_read_back_as_written(sample):
     file = write(sample.graph, EVERYTHING)
     assert write(read(file), EVERYTHING) == file
-    assert [op.name for op in read(file).operators] == [op.name for op in sample.graph.operators]
+    assert [op.name for op in read(file).operators] == [
+        op.name for op in sample.graph.operators
+    ]
 
 
 def test_control_flow_and_variables_compute_the_same_after_reading_and_writing():
-    run = [s.graph for s in STRUCTURED if not any(words in s.label for words in NOT_RUN)]
+    run = [
+        s.graph for s in STRUCTURED if not any(words in s.label for words in NOT_RUN)
+    ]
     first = [write(graph, EVERYTHING) for graph in run]
     second = [write(read(file), EVERYTHING) for file in first]
     inputs = [arrays(graph) for graph in run]
-    outputs, again = (reference_tools.run_each(list(zip(files, inputs, strict=True))) for files in (first, second))
+    outputs, again = (
+        reference_tools.run_each(list(zip(files, inputs, strict=True)))
+        for files in (first, second)
+    )
     assert len(run) > 40
     for graph, before, after, given in zip(run, outputs, again, inputs, strict=True):
         assert [a.tobytes() for a in before] == [a.tobytes() for a in after]
-        for value, ours, theirs in zip(graph.outputs, evaluate(graph, given), before, strict=True):
-            np.testing.assert_array_equal(ours, theirs.view(ours.dtype), err_msg=str(value))
+        for value, ours, theirs in zip(
+            graph.outputs, evaluate(graph, given), before, strict=True
+        ):
+            np.testing.assert_array_equal(
+                ours, theirs.view(ours.dtype), err_msg=str(value)
+            )
 
 
 def test_custom_operators_keep_their_attributes():
     graph = next(s.graph for s in STRUCTURED if s.label.startswith("CUSTOM(several"))
     file = write(graph, EVERYTHING)
     (operator,) = reference_tools.dump(file)["regions"][0]["blocks"][0]["operators"]
-    attributes = {"operator_name": "solve", "domain_name": "acme", "implementation_attrs": [*range(256)]}
+    attributes = {
+        "operator_name": "solve",
+        "domain_name": "acme",
+        "implementation_attrs": [*range(256)],
+    }
     assert (operator["op"], operator["attribute"]) == ("CUSTOM", attributes)
     reference_tools.check_strictly(file, "pro_fp,pro_int")
-    assert reference_tools.dump(write(read(file), EVERYTHING)) == reference_tools.dump(file)
+    assert reference_tools.dump(write(read(file), EVERYTHING)) == reference_tools.dump(
+        file
+    )
 
 
 OFFICIAL = """module {
@@ -215,10 +276,14 @@ OFFICIAL = """module {
 
 
 def test_variables_inside_control_flow_as_the_official_serializer_writes_them(tmp_path):
-    """It repeats the variable in every region; read as declarations, each would start the variable anew."""
+    """It repeats the variable in every region; read as declarations, each would start
+    the variable anew.
+    """
     official = serialized(OFFICIAL, tmp_path)
     graph = read(official)
-    assert [op.name for g in graph.reachable() for op in g.operators].count("VARIABLE") == 1
+    assert [op.name for g in graph.reachable() for op in g.operators].count(
+        "VARIABLE"
+    ) == 1
     for flag in (True, False):
         inputs = [np.array([flag]), np.array([1, 1], np.float32)]
         wanted = reference_tools.run(official, inputs)
@@ -241,46 +306,69 @@ def test_a_variable_that_only_a_body_names_is_declared_by_the_program(tmp_path):
 
 def test_a_variable_has_one_type_in_all_regions(tmp_path):
     dumped = reference_tools.dump(serialized(OFFICIAL, tmp_path))
-    tensor = next(t for t in dumped["regions"][1]["blocks"][0]["tensors"] if t["name"] == "Variable_0")
+    tensor = next(
+        t
+        for t in dumped["regions"][1]["blocks"][0]["tensors"]
+        if t["name"] == "Variable_0"
+    )
     tensor.update(shape=[1, 2])
-    with pytest.raises(FormatError, match=r"variable 'state' is \[2\]fp32 and \[1x2\]fp32"):
+    with pytest.raises(
+        FormatError, match=r"variable 'state' is \[2\]fp32 and \[1x2\]fp32"
+    ):
         read(reference_tools.assemble(dumped))
 
 
 def test_a_variable_that_nobody_declares_is_not_written():
     lost = apply(ops.VARIABLE_READ, variable="lost", types=(Type((2,), F32),))
-    with pytest.raises(Unsupported, match="VARIABLE_READ: variable 'lost' is not declared"):
+    with pytest.raises(
+        Unsupported, match="VARIABLE_READ: variable 'lost' is not declared"
+    ):
         write(Graph([], lost.outputs, [lost]))
 
 
 def test_names_survive_where_they_are_unique():
-    a, b = value(2, name="a"), value(2, name="same")
+    a = value(2, name="a")
+    b = value(2, name="same")
     add = apply(ops.ADD, a, b)
     sub = apply(ops.SUB, add.outputs[0], b)
-    add.outputs[0].name, sub.outputs[0].name = "same", "difference"
+    add.outputs[0].name = "same"
+    sub.outputs[0].name = "difference"
     graph = read(write(Graph([a, b], [sub.outputs[0], add.outputs[0]], [add, sub])))
     assert [v.name for v in graph.inputs] == ["a", "input_1"]
     assert [v.name for v in graph.outputs] == ["difference", "output_1"]
 
 
 def test_generated_names_avoid_given_ones():
-    a, b = value(2, name="input_1"), value(2)
+    a = value(2, name="input_1")
+    b = value(2)
     add = apply(ops.ADD, a, b)
-    assert len({v.name for v in read(write(Graph([a, b], add.outputs, [add]))).inputs}) == 2
+    assert (
+        len({v.name for v in read(write(Graph([a, b], add.outputs, [add]))).inputs})
+        == 2
+    )
 
 
 def test_outputs_that_are_no_results_of_their_own():
-    x, constant = value(2, name="x"), literal([1.0, 2.0], F32, np.float32)
+    x = value(2, name="x")
+    constant = literal([1.0, 2.0], F32, np.float32)
     double = apply(ops.ADD, x, x)
     graph = Graph([x], [x, double.outputs[0], constant, double.outputs[0], x], [double])
     file = write(graph)
     back = read(file)
-    assert [op.name for op in back.operators] == ["ADD", "IDENTITY", "IDENTITY", "IDENTITY", "IDENTITY"]
+    assert [op.name for op in back.operators] == [
+        "ADD",
+        "IDENTITY",
+        "IDENTITY",
+        "IDENTITY",
+        "IDENTITY",
+    ]
     assert len({v.name for v in back.outputs}) == 5
     reference_tools.check_strictly(file)
     given = np.array([3, 4], np.float32)
     for array, wanted in zip(
-        reference_tools.run(file, [given]), [given, 2 * given, [1, 2], 2 * given, given], strict=True
+        reference_tools.run(file, [given]),
+        [given, 2 * given, [1, 2], 2 * given, given],
+        strict=True,
     ):
         np.testing.assert_array_equal(array, wanted)
     assert len(graph.operators) == 1
@@ -288,7 +376,11 @@ def test_outputs_that_are_no_results_of_their_own():
 
 def test_rank_0_and_no_inputs():
     scalar = value()
-    negated = apply(ops.RESHAPE, apply(ops.ABS, scalar).outputs[0], literal([], DType.SHAPE, np.int64))
+    negated = apply(
+        ops.RESHAPE,
+        apply(ops.ABS, scalar).outputs[0],
+        literal([], DType.SHAPE, np.int64),
+    )
     graph = Graph([scalar], negated.outputs, [negated.inputs[0].producer, negated])
     (result,) = reference_tools.run(write(graph), [np.float32(-2)])
     assert (result.shape, float(result)) == ((), 2)
@@ -297,20 +389,25 @@ def test_rank_0_and_no_inputs():
 
 
 def test_control_flow_keeps_its_graphs():
-    inner, outer = value(2), value(2)
+    inner = value(2)
+    outer = value(2)
     body = Graph([inner], apply(ops.ABS, inner).outputs, [])
     body.operators.append(body.outputs[0].producer)
     kept = Graph([other := value(2)], [other], [], name="kept")
     condition = value(1, dtype=DType.BOOL)
     chosen = apply(ops.COND_IF, condition, outer, then_graph=body, else_graph=kept)
-    again = apply(ops.COND_IF, condition, *chosen.outputs, then_graph=kept, else_graph=body)
+    again = apply(
+        ops.COND_IF, condition, *chosen.outputs, then_graph=kept, else_graph=body
+    )
     file = write(Graph([condition, outer], again.outputs, [chosen, again]))
     back = read(file)
     assert back.operators[0].then_graph is back.operators[1].else_graph
     assert write(back) == file
     given = np.array([-1, 2], np.float32)
     for flag, wanted in ((True, [1, 2]), (False, [1, 2])):
-        np.testing.assert_array_equal(reference_tools.run(file, [np.array([flag]), given])[0], wanted)
+        np.testing.assert_array_equal(
+            reference_tools.run(file, [np.array([flag]), given])[0], wanted
+        )
     reference_tools.check_strictly(file, extensions="controlflow")
 
 
@@ -322,10 +419,19 @@ def test_variables():
     total = apply(ops.ADD, state.outputs[0], x)
     stored = apply(ops.VARIABLE_WRITE, total.outputs[0], variable="state")
     file = write(Graph([x], total.outputs, [declared, state, total, stored]))
-    assert [op.name for op in read(file).operators] == ["VARIABLE", "VARIABLE_READ", "ADD", "VARIABLE_WRITE"]
+    assert [op.name for op in read(file).operators] == [
+        "VARIABLE",
+        "VARIABLE_READ",
+        "ADD",
+        "VARIABLE_WRITE",
+    ]
     assert write(read(file)) == file
-    np.testing.assert_array_equal(reference_tools.run(file, [np.array([3, 4], np.float32)])[0], [4, 6])
-    assert "tosa.variable" in reference_tools.check_strictly(file, extensions="variable")
+    np.testing.assert_array_equal(
+        reference_tools.run(file, [np.array([3, 4], np.float32)])[0], [4, 6]
+    )
+    assert "tosa.variable" in reference_tools.check_strictly(
+        file, extensions="variable"
+    )
 
 
 def test_files_of_the_official_serializer(tmp_path):
@@ -344,10 +450,17 @@ def test_files_of_the_official_serializer(tmp_path):
     }"""
     official = serialized(module, tmp_path)
     graph = read(official)
-    assert [op.name for op in graph.operators] == ["MAX_POOL2D", "CLAMP", "ADD", "RESHAPE"]
+    assert [op.name for op in graph.operators] == [
+        "MAX_POOL2D",
+        "CLAMP",
+        "ADD",
+        "RESHAPE",
+    ]
     inputs = arrays(graph)
     for ours, theirs in zip(
-        reference_tools.run(write(graph), inputs), reference_tools.run(official, inputs), strict=True
+        reference_tools.run(write(graph), inputs),
+        reference_tools.run(official, inputs),
+        strict=True,
     ):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -355,20 +468,30 @@ def test_files_of_the_official_serializer(tmp_path):
 def serialized(module: str, folder: Path) -> bytes:
     """The file that tosa-opt writes of an MLIR module."""
     (folder / "m.mlir").write_text(module)
-    serialize = f"builtin.module(tosa-serialize{{tosa-flatbuffer-filename={folder}/m.tosa}})"
-    command = [reference_tools.tools() / "tosa-opt", f"--pass-pipeline={serialize}", folder / "m.mlir"]
+    serialize = (
+        f"builtin.module(tosa-serialize{{tosa-flatbuffer-filename={folder}/m.tosa}})"
+    )
+    command = [
+        reference_tools.tools() / "tosa-opt",
+        f"--pass-pipeline={serialize}",
+        folder / "m.mlir",
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return (folder / "m.tosa").read_bytes()
 
 
-# -- elements --------------------------------------------------------------------------------------------------------
+# -- elements --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("dtype", "numbers", "packed"),
     [
         (DType.INT4, [-8, 7, -1], b"\x78\x0f"),
-        (DType.INT48, [-1, 1, -(1 << 47)], b"\xff" * 6 + b"\1\0\0\0\0\0" + b"\0\0\0\0\0\x80"),
+        (
+            DType.INT48,
+            [-1, 1, -(1 << 47)],
+            b"\xff" * 6 + b"\1\0\0\0\0\0" + b"\0\0\0\0\0\x80",
+        ),
         (DType.BOOL, [1, 0, 1], b"\1\0\1"),
         (DType.INT16, [-2, 1, 0], b"\xfe\xff\1\0\0\0"),
         (DType.FP16, [1.0, -0.0, math.inf], b"\0\x3c\0\x80\0\x7c"),
@@ -376,7 +499,8 @@ def serialized(module: str, folder: Path) -> bytes:
     ],
 )
 def test_elements_in_files(dtype, numbers, packed):
-    array, type = np.array(numbers, ARRAY_DTYPES[dtype]), Type((3,), dtype)
+    array = np.array(numbers, ARRAY_DTYPES[dtype])
+    type = Type((3,), dtype)
     assert bytes(elements.pack(array, type)) == packed
     assert elements.size_in_file(type) == len(packed)
     back = elements.unpack(memoryview(packed), type)
@@ -394,34 +518,60 @@ def folded(cls: type[ops.RESHAPE], *inputs: Value, **attributes: Any) -> Value:
     "of",
     [
         lambda a, b: folded(ops.RESHAPE, a, literal([6, 1, 2], DType.SHAPE, np.int64)),
-        lambda a, b: folded(ops.RESHAPE, folded(ops.TRANSPOSE, a, perms=(1, 0)), literal([12], DType.SHAPE, np.int64)),
+        lambda a, b: folded(
+            ops.RESHAPE,
+            folded(ops.TRANSPOSE, a, perms=(1, 0)),
+            literal([12], DType.SHAPE, np.int64),
+        ),
         lambda a, b: folded(ops.CONCAT, a, folded(ops.CONCAT, b, a, axis=0), axis=0),
-        lambda a, b: folded(ops.CONCAT, a, folded(ops.RESHAPE, b, literal([3, 4], DType.SHAPE, np.int64)), axis=1),
+        lambda a, b: folded(
+            ops.CONCAT,
+            a,
+            folded(ops.RESHAPE, b, literal([3, 4], DType.SHAPE, np.int64)),
+            axis=1,
+        ),
     ],
 )
-def test_folded_constants_that_only_move_elements_are_written_as_they_are_computed(of, dtype):
+def test_folded_constants_that_only_move_elements_are_written_as_they_are_computed(
+    of, dtype
+):
     numbers = np.arange(24).astype(ARRAY_DTYPES[dtype]).reshape(2, 3, 4)
     constant = of(*[Value(Type((3, 4), dtype), Literal(half)) for half in numbers])
     identity = apply(ops.IDENTITY, constant)
-    (written,) = read(write(Graph([], identity.outputs, [identity]), EVERYTHING)).constants()
+    (written,) = read(
+        write(Graph([], identity.outputs, [identity]), EVERYTHING)
+    ).constants()
     np.testing.assert_array_equal(materialize(written), materialize(constant))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 5)])
 @pytest.mark.parametrize("dtype", sorted(ARRAY_DTYPES.keys() - BLOCK_SCALED.keys()))
 def test_elements_round_trip(dtype, shape):
-    bits = {DType.FP4E2M1: (0, 16), DType.FP6E2M3: (0, 64), DType.FP6E3M2: (0, 64), DType.INT4: (-8, 8)}
+    bits = {
+        DType.FP4E2M1: (0, 16),
+        DType.FP6E2M3: (0, 64),
+        DType.FP6E3M2: (0, 64),
+        DType.INT4: (-8, 8),
+    }
     low, high = bits.get(dtype, (-100, 100))
     numbers = np.random.default_rng(1).integers(low, high, shape)
-    array = (numbers > 0 if dtype is DType.BOOL else numbers).astype(ARRAY_DTYPES[dtype])
+    array = (numbers > 0 if dtype is DType.BOOL else numbers).astype(
+        ARRAY_DTYPES[dtype]
+    )
     type = Type(shape, dtype)
-    np.testing.assert_array_equal(elements.unpack(elements.pack(np.asarray(array), type), type), array)
+    np.testing.assert_array_equal(
+        elements.unpack(elements.pack(np.asarray(array), type), type), array
+    )
 
 
-@pytest.mark.parametrize("dtype", [F32, DType.FP16, DType.BF16, DType.INT8, DType.INT16])
+@pytest.mark.parametrize(
+    "dtype", [F32, DType.FP16, DType.BF16, DType.INT8, DType.INT16]
+)
 @pytest.mark.parametrize("number", [0, -1, 6.0, 1e-3, 0.1, math.inf, -math.inf])
 def test_bounds_of_clamp(dtype, number):
-    if dtype in (DType.INT8, DType.INT16) and number != int(min(max(number, -1e9), 1e9)):
+    if dtype in (DType.INT8, DType.INT16) and number != int(
+        min(max(number, -1e9), 1e9)
+    ):
         pytest.skip("no integer")
     back = elements.unpack_number(elements.pack_number(number, dtype), dtype)
     assert elements.pack_number(back, dtype) == elements.pack_number(number, dtype)
@@ -445,7 +595,7 @@ def test_a_bound_out_of_range_is_refused():
         write(Graph([x], clamp.outputs, [clamp]))
 
 
-# -- weights ---------------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------
 
 
 def with_weights(*weights: Value) -> Graph:
@@ -491,7 +641,9 @@ def test_folded_constants_are_evaluated_when_they_are_written():
     transpose = apply(ops.TRANSPOSE, weight, perms=(1, 0))
     folded = Value(transpose.outputs[0].type, Folded(transpose))
     back = read(write(with_weights(folded)))
-    np.testing.assert_array_equal(back.operators[0].input2.constant.array, [[1], [2], [3]])
+    np.testing.assert_array_equal(
+        back.operators[0].input2.constant.array, [[1], [2], [3]]
+    )
 
 
 def test_a_weight_of_another_shape_is_our_defect():
@@ -518,32 +670,41 @@ def test_constants_are_views_of_the_file():
 
 
 def test_files_beyond_the_reach_of_offsets(monkeypatch):
-    graph, plain = small(), write(small())
+    graph = small()
+    plain = write(small())
     monkeypatch.setattr(writer, "OFFSET_LIMIT", 256)
     file = write(graph)
     (block,) = reference_tools.dump(file)["regions"][0]["blocks"]
     weight = next(t for t in block["tensors"] if t["shape"] == [3, 2, 2, 2])
-    assert file[weight["offset"] : weight["offset"] + weight["size"]] == np.arange(24, dtype="<f4").tobytes()
+    assert (
+        file[weight["offset"] : weight["offset"] + weight["size"]]
+        == np.arange(24, dtype="<f4").tobytes()
+    )
     assert write(read(file)) == file
     monkeypatch.undo()
     assert write(read(file)) == write(read(plain))
     reference_tools.check_strictly(file)
     inputs = arrays(graph)
-    for ours, theirs in zip(evaluate(read(file), inputs), reference_tools.run(file, inputs), strict=True):
+    for ours, theirs in zip(
+        evaluate(read(file), inputs), reference_tools.run(file, inputs), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
 def test_sizes_that_files_cannot_hold():
     x = Value(Type((1 << 31,), DType.INT8))
     reverse = apply(ops.REVERSE, x, axis=0)
-    with pytest.raises(Unsupported, match=r"\[2147483648\]int8: sizes in a TOSA file end at 2147483647"):
+    with pytest.raises(
+        Unsupported, match=r"\[2147483648\]int8: sizes in a TOSA file end at 2147483647"
+    ):
         TosaFile(Graph([x], reverse.outputs, [reverse]), TosaSpec(level="NONE"))
 
 
 def test_equal_bytes_in_any_process():
     script = (
-        "import hashlib, plugins.tosa_backend.tests.serialize.test_serialize as t\n"
-        "print(hashlib.sha256(t.write(t.merged(s.graph for s in t.samples()), t.EVERYTHING)).hexdigest())"
+        "import hashlib, plugins.tosa_backend.tests.serialize.test_serialize as"
+        " t\nprint(hashlib.sha256(t.write(t.merged(s.graph for s in t.samples()),"
+        " t.EVERYTHING)).hexdigest())"
     )
     digests = set()
     for seed in ("1", "2"):
@@ -551,17 +712,28 @@ def test_equal_bytes_in_any_process():
         command = [warm_python(seed), "-c", script]
         digests.add(
             subprocess.run(
-                command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True
+                command,
+                cwd=ROOT,
+                env=environment,
+                check=True,
+                capture_output=True,
+                text=True,
             ).stdout.strip()
         )
-    assert digests == {hashlib.sha256(write(merged(s.graph for s in samples()), EVERYTHING)).hexdigest()}
+    assert digests == {
+        hashlib.sha256(
+            write(merged(s.graph for s in samples()), EVERYTHING)
+        ).hexdigest()
+    }
 
 
-# -- damage ----------------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------
 
 
 def damaged_or_fine(data: bytes) -> bool:
-    """Read; a FormatError is right, and so is a graph that can be written again. Anything else is a failure."""
+    """Read; a FormatError is right, and so is a graph that can be written again.
+    Anything else is a failure.
+    """
     try:
         graph = read(data)
     except FormatError:
@@ -595,7 +767,15 @@ def test_random_words_in_the_structure():
         data = bytearray(file)
         for _ in range(generator.randint(1, 4)):
             position = generator.randrange(len(data) // 4) * 4
-            numbers = [0, 1, 4, 0x7FFFFFFF, 0xFFFFFFFF, generator.getrandbits(32), generator.randrange(len(data))]
+            numbers = [
+                0,
+                1,
+                4,
+                0x7FFFFFFF,
+                0xFFFFFFFF,
+                generator.getrandbits(32),
+                generator.randrange(len(data)),
+            ]
             struct.pack_into("<I", data, position, generator.choice(numbers))
         damaged_or_fine(bytes(data))
 
@@ -694,7 +874,8 @@ def test_files_of_flatc_are_read():
 
 
 def test_a_region_cannot_contain_itself():
-    inner, condition = value(1, dtype=DType.BOOL), value(1, dtype=DType.BOOL)
+    inner = value(1, dtype=DType.BOOL)
+    condition = value(1, dtype=DType.BOOL)
     kept = Graph([inner], [inner], [], name="kept")
     chosen = apply(ops.COND_IF, condition, condition, then_graph=kept, else_graph=kept)
     dumped = reference_tools.dump(write(Graph([condition], chosen.outputs, [chosen])))
@@ -718,9 +899,13 @@ def test_deep_nesting_is_refused():
 
 
 def test_shared_structure_does_not_explode():
-    """A vector of a million references to one table would take a small file to gigabytes."""
+    """A vector of a million references to one table would take a small file to
+    gigabytes.
+    """
     file = bytearray(write(small()))
-    operators = reference_tools.dump(bytes(file))["regions"][0]["blocks"][0]["operators"]
+    operators = reference_tools.dump(bytes(file))["regions"][0]["blocks"][0][
+        "operators"
+    ]
     position = file.index(struct.pack("<I", len(operators)))
     grown = file + bytes(4 * 1_000_000)
     struct.pack_into("<I", grown, position, 1_000_000)
@@ -732,11 +917,15 @@ def test_shared_structure_does_not_explode():
 def test_other_versions_are_refused(major, minor):
     dumped = reference_tools.dump(write(small()))
     dumped["version"].update(_major=major, _minor=minor)
-    with pytest.raises(FormatError, match=f"version {major}.{minor}; 0.80, 1.0 and 1.1 are read here"):
+    with pytest.raises(
+        FormatError, match=f"version {major}.{minor}; 0.80, 1.0 and 1.1 are read here"
+    ):
         read(reference_tools.assemble(dumped))
 
 
 def test_files_of_version_1_1_are_read_as_long_as_they_use_nothing_new():
     dumped = reference_tools.dump(write(small()))
     dumped["version"].update(_minor=1, _draft=True)
-    assert render(read(reference_tools.assemble(dumped))) == render(read(write(small())))
+    assert render(read(reference_tools.assemble(dumped))) == render(
+        read(write(small()))
+    )

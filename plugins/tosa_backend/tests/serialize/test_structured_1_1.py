@@ -1,4 +1,6 @@
-"""Control flow, variables and custom operators of TOSA 1.1, a draft: what 1.0 has of them, and its element types."""
+"""Control flow, variables and custom operators of TOSA 1.1, a draft: what 1.0 has of
+them, and its element types.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,17 @@ from ..support.structured import structured
 VERSION = (1, 1)
 GRAPHS = {sample.label: sample.graph for sample in structured(VERSION)}
 NEW = GRAPHS.keys() - {sample.label for sample in structured()}
-SCALED = {f"{name}({dtype})" for name in ("COND_IF", "WHILE_LOOP") for dtype in BLOCK_SCALED}
-NOT_HANDED_OVER = {*SCALED, *(f"{name}({t})" for name in ("COND_IF", "WHILE_LOOP") for t in (DType.INT4, DType.INT48))}
+SCALED = {
+    f"{name}({dtype})" for name in ("COND_IF", "WHILE_LOOP") for dtype in BLOCK_SCALED
+}
+NOT_HANDED_OVER = {
+    *SCALED,
+    *(
+        f"{name}({t})"
+        for name in ("COND_IF", "WHILE_LOOP")
+        for t in (DType.INT4, DType.INT48)
+    ),
+}
 """Element types that the reference model's Python binding does not take."""
 
 
@@ -33,7 +44,10 @@ def written(label: str) -> bytes:
 
 def test_the_draft_adds_element_types():
     assert NEW == {*SCALED, "COND_IF(int64)", "WHILE_LOOP(int64)"}
-    assert all(required_version(GRAPHS[label]) == ((1, 1) if label in NEW else (1, 0)) for label in GRAPHS)
+    assert all(
+        required_version(GRAPHS[label]) == ((1, 1) if label in NEW else (1, 0))
+        for label in GRAPHS
+    )
 
 
 @pytest.mark.parametrize("label", GRAPHS)
@@ -54,23 +68,36 @@ def test_round_trips(label):
 
 @pytest.mark.parametrize("label", [label for label in GRAPHS if label not in SCALED])
 def test_the_outside_validator_agrees(label):
-    """Not on blocks: tosa-opt's table is of an older draft and has them for no IDENTITY."""
-    file, spec = written(label), spec_of(label)
+    """Not on blocks: tosa-opt's table is of an older draft and has them for no
+    IDENTITY.
+    """
+    file = written(label)
+    spec = spec_of(label)
     reference_tools.judge(file, spec)
     for extension in spec.extensions:
         with pytest.raises(reference_tools.Refused):
-            reference_tools.judge(file, TosaSpec(VERSION, spec.profiles, spec.extensions - {extension}))
+            reference_tools.judge(
+                file, TosaSpec(VERSION, spec.profiles, spec.extensions - {extension})
+            )
 
 
 def test_the_reference_model_computes_the_same():
-    run = [label for label in GRAPHS if label not in NOT_HANDED_OVER and not label.startswith("CUSTOM")]
+    run = [
+        label
+        for label in GRAPHS
+        if label not in NOT_HANDED_OVER and not label.startswith("CUSTOM")
+    ]
     inputs = {label: arrays(GRAPHS[label]) for label in run}
-    outputs = reference_tools.run_each([(written(label), inputs[label]) for label in run])
+    outputs = reference_tools.run_each(
+        [(written(label), inputs[label]) for label in run]
+    )
     assert len(run) > 40
     for label, theirs in zip(run, outputs, strict=True):
         ours = evaluate(GRAPHS[label], inputs[label])
         for value, a, b in zip(GRAPHS[label].outputs, ours, theirs, strict=True):
-            np.testing.assert_array_equal(a, b.view(a.dtype), err_msg=f"{label} {value}")
+            np.testing.assert_array_equal(
+                a, b.view(a.dtype), err_msg=f"{label} {value}"
+            )
 
 
 @pytest.mark.parametrize("label", sorted(SCALED))

@@ -1,4 +1,6 @@
-"""Scales of inputs and outputs behind the flatbuffer: written, read back, not seen by other readers, damaged."""
+"""Scales of inputs and outputs behind the flatbuffer: written, read back, not seen by
+other readers, damaged.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,30 @@ from delegraph.errors import FormatError
 from delegraph.formats import QuantizationParameters
 from delegraph_tosa.borders import integer_borders
 from delegraph_tosa.format import TosaFormat
-from delegraph_tosa.serialize.trailer import MAGIC, RANGES, SCHEMA, producer_of, producer_record
+from delegraph_tosa.serialize.trailer import (
+    MAGIC,
+    RANGES,
+    SCHEMA,
+    producer_of,
+    producer_record,
+)
 
 from ..support.quantized_cases import dequantize, quantize
 
-INT8, THIRD = torch.int8, 1 / 30
+INT8 = torch.int8
+THIRD = 1 / 30
 
 
 class Mixed(torch.nn.Module):
-    """Takes two quantized inputs and a mask; returns comparisons besides what is quantized."""
+    """Takes two quantized inputs and a mask; returns comparisons besides what is
+    quantized.
+    """
 
     def forward(self, x, mask, y):
-        x, y = (dequantize(quantize(v, *p, INT8), *p) for v, p in ((x, (0.05, 3)), (y, (THIRD, 0))))
+        x, y = (
+            dequantize(quantize(v, *p, INT8), *p)
+            for v, p in ((x, (0.05, 3)), (y, (THIRD, 0)))
+        )
         total = dequantize(quantize(x + y, 0.1, -7, INT8), 0.1, -7)
         return total, mask.logical_not()
 
@@ -35,7 +49,9 @@ GIVEN = torch.randn(2, 16), torch.ones(2, dtype=torch.bool), torch.randn(2, 16)
 
 def lowered(**options):
     chosen = {"tosa": {"spec": "TOSA-1.0+INT", **options}}
-    return delegraph.lower(Mixed().eval(), GIVEN, options=chosen, transforms=[integer_borders])
+    return delegraph.lower(
+        Mixed().eval(), GIVEN, options=chosen, transforms=[integer_borders]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +68,19 @@ def path(program, tmp_path):
 def test_a_loaded_file_says_its_scales(program, path):
     loaded = delegraph.load(path)
     inputs, outputs = loaded.quantization
-    scales = QuantizationParameters("int8", 0.05, 3), QuantizationParameters("int8", THIRD, 0)
+    scales = (
+        QuantizationParameters("int8", 0.05, 3),
+        QuantizationParameters("int8", THIRD, 0),
+    )
     wanted = {"x": scales[0], "mask": None, "y": scales[1]}
     assert inputs == wanted and list(inputs) == list(wanted)
     assert list(outputs.values()) == [QuantizationParameters("int8", 0.1, -7), None]
     facts = program.report.delegates[0].facts
-    assert facts["input y"] == str(inputs["y"]) and facts["output 0"] == str(next(iter(outputs.values())))
-    x, y = (torch.full((2, 16), v, dtype=INT8) for v in (23, 30))  # 20 steps of 0.05 and 30 of a thirtieth
+    assert facts["input y"] == str(inputs["y"]) and facts["output 0"] == str(
+        next(iter(outputs.values()))
+    )
+    # 20 steps of 0.05 and 30 of a thirtieth
+    x, y = (torch.full((2, 16), v, dtype=INT8) for v in (23, 30))
     assert torch.equal(loaded(x, GIVEN[1], y)[0], torch.full((2, 16), 13, dtype=INT8))
 
 
@@ -71,22 +93,33 @@ def test_inputs_in_another_order_keep_their_scales(tmp_path):
 def test_bytes_without_sign(tmp_path):
     """The file has them as int8, its operators know that they are not."""
     limits = (0.05, 128, 0, 255, torch.uint8)
-    there, back = (getattr(torch.ops.quantized_decomposed, f"{name}_per_tensor") for name in ("quantize", "dequantize"))
+    there, back = (
+        getattr(torch.ops.quantized_decomposed, f"{name}_per_tensor")
+        for name in ("quantize", "dequantize")
+    )
 
     class Bytes(torch.nn.Module):
         def forward(self, x):
             return there(back(there(x, *limits), *limits).relu(), *limits)
 
     options = {"tosa": {"spec": "TOSA-1.0+INT"}}
-    delegraph.lower(Bytes().eval(), GIVEN[0], options=options, transforms=[integer_borders]).save(tmp_path / "m.tosa")
+    delegraph.lower(
+        Bytes().eval(), GIVEN[0], options=options, transforms=[integer_borders]
+    ).save(tmp_path / "m.tosa")
     loaded = delegraph.load(tmp_path / "m.tosa")
-    assert set(loaded.quantization.inputs.values()) == {QuantizationParameters("uint8", 0.05, 128)}
-    assert loaded(torch.tensor([[100, 200] * 8] * 2, dtype=torch.uint8))[0].unique().tolist() == [128, 200]
+    assert set(loaded.quantization.inputs.values()) == {
+        QuantizationParameters("uint8", 0.05, 128)
+    }
+    assert loaded(torch.tensor([[100, 200] * 8] * 2, dtype=torch.uint8))[
+        0
+    ].unique().tolist() == [128, 200]
 
 
 def test_inspecting_shows_them(path, capsys):
     assert main(["inspect", str(path)]) == 0
-    assert "// quantized: %x: int8, scale 0.05, zero point 3\n" in capsys.readouterr().out
+    assert (
+        "// quantized: %x: int8, scale 0.05, zero point 3\n" in capsys.readouterr().out
+    )
     assert main(["inspect", str(path), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["quantization"]
     assert shown["inputs"]["y"] == {"dtype": "int8", "scale": THIRD, "zero_point": 0}
@@ -95,30 +128,43 @@ def test_inspecting_shows_them(path, capsys):
 
 def test_it_stands_behind_the_same_flatbuffer(path, tmp_path):
     lowered(metadata=False).save(tmp_path / "bare.tosa")
-    bare, whole = (tmp_path / "bare.tosa").read_bytes(), path.read_bytes()
+    bare = (tmp_path / "bare.tosa").read_bytes()
+    whole = path.read_bytes()
     assert (
         whole.startswith(bare)
         and whole.endswith(producer_record(lowered().delegates[0].producer))
         and MAGIC not in bare
     )
-    assert set(delegraph.load(tmp_path / "bare.tosa").quantization.inputs.values()) == {None}
+    assert set(delegraph.load(tmp_path / "bare.tosa").quantization.inputs.values()) == {
+        None
+    }
     lowered().save(tmp_path / "again.tosa")
     assert (tmp_path / "again.tosa").read_bytes() == whole
 
 
 def test_other_readers_do_not_see_it(path):
     pytest.importorskip("tosa_reference_model")
-    assert [(v.judge, v.accepted) for v in TosaFormat.verify(path)] == [("tosa-opt", True), ("reference model", True)]
+    assert [(v.judge, v.accepted) for v in TosaFormat.verify(path)] == [
+        ("tosa-opt", True),
+        ("reference model", True),
+    ]
 
 
-def test_a_file_of_floats_ends_with_what_made_it_and_its_blob_with_the_flatbuffer(tmp_path):
-    lowered = delegraph.lower(torch.nn.ReLU().eval(), (torch.ones(3),), backends=["tosa"])
+def test_a_file_of_floats_ends_with_what_made_it_and_its_blob_with_the_flatbuffer(
+    tmp_path,
+):
+    lowered = delegraph.lower(
+        torch.nn.ReLU().eval(), (torch.ones(3),), backends=["tosa"]
+    )
     lowered.save(tmp_path / "m.tosa")
-    blob, made = lowered.delegates[0].processed_bytes, lowered.delegates[0].producer
+    blob = lowered.delegates[0].processed_bytes
+    made = lowered.delegates[0].producer
     assert made.startswith("delegraph-tosa ") and MAGIC not in blob
     assert (tmp_path / "m.tosa").read_bytes() == blob + producer_record(made)
     assert delegraph.load(tmp_path / "m.tosa").summary.producer == made
-    assert list(delegraph.load(tmp_path / "m.tosa").quantization.inputs.values()) == [None]
+    assert list(delegraph.load(tmp_path / "m.tosa").quantization.inputs.values()) == [
+        None
+    ]
 
 
 def behind(path, text, length=None):
@@ -126,12 +172,21 @@ def behind(path, text, length=None):
     data = path.read_bytes()
     data = data.removesuffix(producer_record(producer_of(data)))
     (old,) = struct.unpack_from("<I", data, len(data) - 12)
-    path.write_bytes(data[: -12 - old] + text + struct.pack("<I", len(text) if length is None else length) + MAGIC)
+    path.write_bytes(
+        data[: -12 - old]
+        + text
+        + struct.pack("<I", len(text) if length is None else length)
+        + MAGIC
+    )
 
 
 def described(**changes):
     row = {"dtype": "int8", "scale": 0.5, "zero_point": 1}
-    held = {"schema": SCHEMA, "inputs": [row | changes, None, row], "outputs": [row, None]}
+    held = {
+        "schema": SCHEMA,
+        "inputs": [row | changes, None, row],
+        "outputs": [row, None],
+    }
     return json.dumps(held).encode()
 
 
@@ -144,7 +199,10 @@ def described(**changes):
         (b"9" * 100_000, "it is no JSON"),
         (b"[1]", "it has no schema"),
         (b'{"schema": 1}', "it has no schema"),
-        (b'{"schema": "%s", "inputs": [null]}' % SCHEMA.encode(), "it does not describe the program's 3 inputs"),
+        (
+            b'{"schema": "%s", "inputs": [null]}' % SCHEMA.encode(),
+            "it does not describe the program's 3 inputs",
+        ),
         (described(dtype="int16"), "x is int8, and not quantized as 'int16'"),
         (described(scale=0.0), "the scale of x is no positive number"),
         (described(scale=float("nan")), "the scale of x is no positive number"),
@@ -160,14 +218,24 @@ def test_what_is_damaged_is_one_error_where_it_is_read(path, text, message, caps
     loaded = delegraph.load(path)
     integers = torch.zeros(2, 16, dtype=INT8)
     assert loaded(integers, GIVEN[1], integers)[0].dtype is INT8
-    with pytest.raises(FormatError, match="damaged TOSA file: what stands behind the flatbuffer: " + message):
+    with pytest.raises(
+        FormatError,
+        match="damaged TOSA file: what stands behind the flatbuffer: " + message,
+    ):
         _ = loaded.quantization
     assert main(["inspect", str(path)]) == 1
     assert capsys.readouterr().err.count("error [format-invalid]") == 1
 
 
 @pytest.mark.parametrize(
-    "rows", ["[null]", "[[1], null, null]", "[[1, 2.0], null, null]", "[[2, 1], null, null]", "{}"]
+    "rows",
+    [
+        "[null]",
+        "[[1], null, null]",
+        "[[1, 2.0], null, null]",
+        "[[2, 1], null, null]",
+        "{}",
+    ],
 )
 def test_wrong_ranges_are_an_error_where_the_file_is_run(path, rows):
     behind(path, b'{"schema": "%s", "inputs": %s}' % (RANGES.encode(), rows.encode()))

@@ -1,4 +1,6 @@
-"""TOSA 1.1, a draft: every row of its table is typed, written, read, printed, judged and, where possible, computed."""
+"""TOSA 1.1, a draft: every row of its table is typed, written, read, printed, judged
+and, where possible, computed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SAMPLES = {sample.label: sample for sample in samples(version=VERSION)}
 OF_1_0 = {sample.label for sample in samples()}
 NEW = {label: sample for label, sample in SAMPLES.items() if label not in OF_1_0}
 BLOCK_SCALED = [label for label in NEW if "bs32" in label]
-"""The combinations of operands that hold their scales are many; by default every seventh of them is tested."""
+"""The combinations of operands that hold their scales are many; by default every
+seventh of them is tested.
+"""
 FIRST = {label.partition("(")[0]: sample for label, sample in reversed(NEW.items())}
 """One sample of each operator that has something new."""
 
@@ -43,7 +47,14 @@ def shape(*entries: int) -> Value:
 
 def some() -> Iterator[object]:
     """The samples, most of those of block-scaled tensors marked as slow."""
-    often = {*BLOCK_SCALED[::7], *(label for label in BLOCK_SCALED if "CONV" not in label and "MATMUL" not in label)}
+    often = {
+        *BLOCK_SCALED[::7],
+        *(
+            label
+            for label in BLOCK_SCALED
+            if "CONV" not in label and "MATMUL" not in label
+        ),
+    }
     for label in NEW:
         usual = label not in BLOCK_SCALED or label in often
         yield label if usual else pytest.param(label, marks=pytest.mark.slow)
@@ -71,13 +82,18 @@ def test_round_trips(label):
 
 
 def judged() -> Iterator[str]:
-    """Up to three samples of each operator. tosa-opt's table of convolutions is of an older draft, and it lacks
-    block-scaled tensors for many operators (test_block_scaled.py has those that it knows).
+    """Up to three samples of each operator. tosa-opt's table of convolutions is of an
+    older draft, and it lacks block-scaled tensors for many operators
+    (test_block_scaled.py has those that it knows).
     """
     counts: Counter[str] = Counter()
     for label in NEW:
         name = label.partition("(")[0]
-        older = name == "CUSTOM" or ("CONV" in name and "BLOCK" not in name) or label in BLOCK_SCALED
+        older = (
+            name == "CUSTOM"
+            or ("CONV" in name and "BLOCK" not in name)
+            or label in BLOCK_SCALED
+        )
         counts[name] += not older
         if not older and counts[name] <= 3:
             yield label
@@ -87,15 +103,21 @@ def judged() -> Iterator[str]:
 def test_the_validator_accepts_what_we_accept(label):
     spec = spec_of(NEW[label].graph)
     if any(e.startswith("mx") for e in spec.extensions):
-        spec = TosaSpec(VERSION, spec.profiles, spec.extensions | {"mxfp"})  # what the older draft called them all
+        # what the older draft called them all
+        spec = TosaSpec(VERSION, spec.profiles, spec.extensions | {"mxfp"})
     reference_tools.judge(TosaFile(NEW[label].graph, spec).join(), spec)
 
 
 def test_flatc_reads_the_draft_flag_and_computed_shapes():
     added = apply(ops.ADD_SHAPE, shape(1, 2), shape(2, 1))
     reshape = apply(ops.RESHAPE, x := value(9), *added.outputs)
-    dumped = reference_tools.dump(TosaFile(Graph([x], reshape.outputs, [added, reshape]), TosaSpec(VERSION)).join())
-    assert dumped["version"] == {"_major": 1, "_minor": 1, "_patch": 0}  # and the draft flag, whose default is true
+    dumped = reference_tools.dump(
+        TosaFile(
+            Graph([x], reshape.outputs, [added, reshape]), TosaSpec(VERSION)
+        ).join()
+    )
+    # and the draft flag, whose default is true
+    assert dumped["version"] == {"_major": 1, "_minor": 1, "_patch": 0}
     assert reshape.outputs[0].shape == (3, 3)
     assert [s["rank"] for s in dumped["regions"][0]["blocks"][0]["shapes"]] == [2, 2, 2]
 
@@ -130,35 +152,58 @@ def test_shape_operators(kind, operands, entries):
 
 def test_sizes_and_slices():
     one = literal([1], DType.INT32, np.int32)
-    assert shape_result(ops.SLICE_SHAPE, shape(4, 5, 6), one, literal([2], DType.INT32, np.int32)) == (5, 6)
+    assert shape_result(
+        ops.SLICE_SHAPE, shape(4, 5, 6), one, literal([2], DType.INT32, np.int32)
+    ) == (5, 6)
     assert apply(ops.DIM, value(2, 7), axis=1).entries == (7,)
 
 
 I32 = {"dtype": DType.INT32}
 ILLEGAL = {
-    "input1 has 2 entries, input2 1": lambda: apply(ops.ADD_SHAPE, shape(1, 2), shape(1)),
+    "input1 has 2 entries, input2 1": lambda: apply(
+        ops.ADD_SHAPE, shape(1, 2), shape(1)
+    ),
     "64 bits do not hold": lambda: apply(ops.MUL_SHAPE, shape(1 << 40), shape(1 << 40)),
     "at least 0 on the left and 1": lambda: apply(ops.MOD_SHAPE, shape(1), shape(0)),
     r"outside 1 \.\. ": lambda: apply(ops.LOG2_FLOOR_SHAPE, shape(0)),
     r"outside 0 \.\. 62": lambda: apply(ops.EXP2_SHAPE, shape(63)),
     "at least one shape": lambda: apply(ops.CONCAT_SHAPE),
     "axis 2 is outside rank 2": lambda: apply(ops.DIM, value(2, 7), axis=2),
-    "are not equal": lambda: apply(ops.ASSERT_EQUAL_SHAPE, shape(2), shape(1), allow_broadcast=False),
-    "is not a constant shape": lambda: apply(ops.ADD_SHAPE, value(1, dtype=DType.SHAPE), shape(1)),
+    "are not equal": lambda: apply(
+        ops.ASSERT_EQUAL_SHAPE, shape(2), shape(1), allow_broadcast=False
+    ),
+    "is not a constant shape": lambda: apply(
+        ops.ADD_SHAPE, value(1, dtype=DType.SHAPE), shape(1)
+    ),
     "start must be a compile-time constant": lambda: apply(
-        ops.SLICE_SHAPE, shape(1, 2), value(1, **I32), literal([1], DType.INT32, np.int32)
+        ops.SLICE_SHAPE,
+        shape(1, 2),
+        value(1, **I32),
+        literal([1], DType.INT32, np.int32),
     ),
     "start 1 and size 2 are not inside": lambda: apply(
-        ops.SLICE_SHAPE, shape(1, 2), *(literal([n], DType.INT32, np.int32) for n in (1, 2))
+        ops.SLICE_SHAPE,
+        shape(1, 2),
+        *(literal([n], DType.INT32, np.int32) for n in (1, 2)),
     ),
     "row_count 0 is below 1": lambda: apply(
-        ops.ROW_GATHER, value(1, 3, 2), value(1, 2, **I32), literal([0], DType.INT32, np.int32)
+        ops.ROW_GATHER,
+        value(1, 3, 2),
+        value(1, 2, **I32),
+        literal([0], DType.INT32, np.int32),
     ),
     "do not multiply": lambda: apply(
-        ops.MATMUL_T, value(2, 3, 4), value(3, 5, 4), *[literal([0], DType.FP32, np.float32)] * 2, dtype=DType.FP32
+        ops.MATMUL_T,
+        value(2, 3, 4),
+        value(3, 5, 4),
+        *[literal([0], DType.FP32, np.float32)] * 2,
+        dtype=DType.FP32,
     ),
     "not made of blocks of 32": lambda: apply(
-        ops.CAST_TO_BLOCK_SCALED, value(2, 33), block_size=BlockSize.BLOCK_SIZE_32, dtype=DType.FP8E4M3
+        ops.CAST_TO_BLOCK_SCALED,
+        value(2, 33),
+        block_size=BlockSize.BLOCK_SIZE_32,
+        dtype=DType.FP8E4M3,
     ),
     "scale of input_data must have shape": lambda: apply(
         ops.CAST_FROM_BLOCK_SCALED,
@@ -167,7 +212,10 @@ ILLEGAL = {
         dtype=DType.FP32,
     ),
     "do not go with a block size of 32": lambda: apply(
-        ops.RESHAPE_BLOCK_SCALED, value(2, 64), shape(128), block_size=BlockSize.BLOCK_SIZE_32
+        ops.RESHAPE_BLOCK_SCALED,
+        value(2, 64),
+        shape(128),
+        block_size=BlockSize.BLOCK_SIZE_32,
     ),
 }
 

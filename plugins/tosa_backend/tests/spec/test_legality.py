@@ -1,4 +1,6 @@
-"""Our table of legality is tosa-opt's: a part of the sweep by default, all of it with -m slow."""
+"""Our table of legality is tosa-opt's: a part of the sweep by default, all of it with
+-m slow.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from ..support.legality import beside_the_table, differences, everything, of_structures, of_the_table
+from ..support.legality import (
+    beside_the_table,
+    differences,
+    everything,
+    of_structures,
+    of_the_table,
+)
 
-RESULTS = json.loads((Path(__file__).parents[1] / "support/verdicts/legality.json").read_text())
+RESULTS = json.loads(
+    (Path(__file__).parents[1] / "support/verdicts/legality.json").read_text()
+)
 
 
 def test_a_part_of_the_sweep():
-    part = [*list(of_the_table())[::151], *list(of_structures())[::23], *list(beside_the_table())[::13]]
+    part = [
+        *list(of_the_table())[::151],
+        *list(of_structures())[::23],
+        *list(beside_the_table())[::13],
+    ]
     judged, found = differences(part)
     assert judged > 180
     assert found == []
@@ -21,7 +35,8 @@ def test_a_part_of_the_sweep():
 
 def test_the_published_figures_are_of_the_whole_sweep():
     questions = len(everything())
-    assert questions - 10 < RESULTS["judged"] <= questions  # a few cannot be written as a file
+    # a few cannot be written as a file
+    assert questions - 10 < RESULTS["judged"] <= questions
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""Targets of TOSA 0.80: what they are called, what they take, and that nobody else pays for them."""
+"""Targets of TOSA 0.80: what they are called, what they take, and that nobody else pays
+for them.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,30 @@ def test_reads_targets(text, canonical):
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("TOSA-0.80", "profiles BI .integers. and MI .floats as well.: name one of them"),
+        (
+            "TOSA-0.80",
+            "profiles BI .integers. and MI .floats as well.: name one of them",
+        ),
         ("TOSA-0.80+BI+MI", "name one of them"),
         ("TOSA-0.80+INT", "name one of them"),
         ("TOSA-0.80+MI+FP", "name one of them"),
-        ("TOSA-0.80+MI+bf16", "TOSA 0.80 has no extensions, and no plugin made a target of bf16; levels are 8k and"),
+        (
+            "TOSA-0.80+MI+bf16",
+            (
+                "TOSA 0.80 has no extensions, and no plugin made a target of bf16;"
+                " levels are 8k and"
+            ),
+        ),
         ("TOSA-0.80+BI+BI", "bi is there twice"),
         ("TOSA-0.80.draft+BI", "version 0.80 is no draft"),
-        ("TOSA-0.90+BI", "version 0.90 is not written; TOSA 1.0, 0.80 and the 1.1 draft are"),
-        ("TOSA-1.0+BI", "it names no profile: FP, INT or both; BI is a profile of TOSA 0.80"),
+        (
+            "TOSA-0.90+BI",
+            "version 0.90 is not written; TOSA 1.0, 0.80 and the 1.1 draft are",
+        ),
+        (
+            "TOSA-1.0+BI",
+            "it names no profile: FP, INT or both; BI is a profile of TOSA 0.80",
+        ),
     ],
 )
 def test_wrong_targets(text, why):
@@ -51,19 +68,29 @@ def test_wrong_targets(text, why):
 
 
 def test_devices_narrow_them_too():
-    narrow("oldest", lambda operator: "it is for 1.0" if operator.name == "TABLE" else None)
+    narrow(
+        "oldest", lambda operator: "it is for 1.0" if operator.name == "TABLE" else None
+    )
     spec = TosaSpec.parse("TOSA-0.80+BI+oldest")
     assert str(spec) == "TOSA-0.80+BI+oldest"
-    table = next(s.graph for s in samples(version=OLD) if s.label.startswith("TABLE(int8"))
-    assert spec.why_not(table.operators[0]) == "TOSA TABLE: it is for 1.0; the target is TOSA-0.80+BI+oldest"
+    table = next(
+        s.graph for s in samples(version=OLD) if s.label.startswith("TABLE(int8")
+    )
+    assert (
+        spec.why_not(table.operators[0])
+        == "TOSA TABLE: it is for 1.0; the target is TOSA-0.80+BI+oldest"
+    )
 
 
 def test_what_is_an_extension_of_1_0_is_in_the_profiles():
     """int16, int4, bfloat16, FFT and control flow."""
-    integers, floats = TosaSpec.parse("TOSA-0.80+BI"), TosaSpec.parse("TOSA-0.80+MI")
+    integers = TosaSpec.parse("TOSA-0.80+BI")
+    floats = TosaSpec.parse("TOSA-0.80+MI")
     for sample in samples(version=OLD):
         (operator,) = sample.graph.operators
-        needs_floats = any(not t.name.startswith(("INT", "BOOL", "SHAPE")) for t in types(sample.graph))
+        needs_floats = any(
+            not t.name.startswith(("INT", "BOOL", "SHAPE")) for t in types(sample.graph)
+        )
         assert floats.why_not(operator) is None, sample.label
         assert (integers.why_not(operator) is None) is not needs_floats, sample.label
         assert required(sample.graph, OLD).extensions == frozenset()
@@ -72,7 +99,9 @@ def test_what_is_an_extension_of_1_0_is_in_the_profiles():
 
 def types(graph):
     (operator,) = graph.operators
-    return [v.dtype for v in (*operator.inputs, *operator.outputs)] * (operator.name != "CUSTOM")
+    return [v.dtype for v in (*operator.inputs, *operator.outputs)] * (
+        operator.name != "CUSTOM"
+    )
 
 
 PROGRAM = """

@@ -1,4 +1,6 @@
-"""The target specification: what it parses, what it refuses and why, and that tosa-opt's validator agrees."""
+"""The target specification: what it parses, what it refuses and why, and that
+tosa-opt's validator agrees.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from delegraph_tosa.spec import DEFAULT, TosaSpec, required
 from ..support import reference_tools
 from ..support.samples import RECIPES, apply, merged, samples
 
-FP, INT = TosaSpec.parse("TOSA-1.0+FP"), TosaSpec.parse("TOSA-1.0+INT")
+FP = TosaSpec.parse("TOSA-1.0+FP")
+INT = TosaSpec.parse("TOSA-1.0+INT")
 SAMPLES = {sample.label: sample for sample in samples()}
 NOT_JUDGED = ("CUSTOM",)
 """An implementation's own operator, which the validator takes from nobody."""
@@ -36,7 +39,7 @@ def value(*shape: int, dtype: DType = DType.FP32) -> Value:
     return Value(Type(shape, dtype))
 
 
-# -- parsing ---------------------------------------------------------------------------------------------------------
+# -- parsing ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -49,7 +52,10 @@ def value(*shape: int, dtype: DType = DType.FP32) -> Value:
         ("TOSA-1.0+INT+cf+var", "TOSA-1.0+INT+controlflow+variable"),
         ("TOSA-1.0+FP+nolevel", "TOSA-1.0+FP+nolevel"),
         ("tosa-1.1.draft+INT64+fp+BF16", "TOSA-1.1+FP+bf16+int64"),
-        ("TOSA-1.1+FP+mx_fp4e2m1+mx_common+shape", "TOSA-1.1+FP+mx-common+mx-fp4e2m1+shape"),
+        (
+            "TOSA-1.1+FP+mx_fp4e2m1+mx_common+shape",
+            "TOSA-1.1+FP+mx-common+mx-fp4e2m1+shape",
+        ),
     ],
 )
 def test_parses_to_a_canonical_text(text, canonical):
@@ -61,13 +67,20 @@ def test_parses_to_a_canonical_text(text, canonical):
 
 def test_the_default_is_both_profiles_at_level_8k():
     assert str(DEFAULT) == "TOSA-1.0+FP+INT"
-    assert (DEFAULT.version, DEFAULT.level, DEFAULT.profiles) == ((1, 0), "8K", {"FP", "INT"})
+    assert (DEFAULT.version, DEFAULT.level, DEFAULT.profiles) == (
+        (1, 0),
+        "8K",
+        {"FP", "INT"},
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("TOSA-0.70+MI", "version 0.70 is not written; TOSA 1.0, 0.80 and the 1.1 draft are"),
+        (
+            "TOSA-0.70+MI",
+            "version 0.70 is not written; TOSA 1.0, 0.80 and the 1.1 draft are",
+        ),
         ("TOSA-1.2+FP", "version 1.2 is not written"),
         ("TOSA-1.0+FP+int64", "extension int64 is of the 1.1 draft: write TOSA-1.1"),
         ("TOSA-1.1+FP+mx-int8", "extension mx-int8 needs extension mx-common"),
@@ -91,7 +104,7 @@ def test_refuses_wrong_texts(text, words):
         TosaSpec.parse(text)
 
 
-# -- element types ---------------------------------------------------------------------------------------------------
+# -- element types ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("label", SAMPLES)
@@ -107,15 +120,23 @@ def test_every_row_is_accepted_by_those_who_allow_it_and_nobody_else(label):
 
 
 REASONS = {
-    "TOSA CLAMP on bf16 needs EXT-BF16; the target is TOSA-1.0+FP": (
-        apply(ops.CLAMP, value(2, dtype=DType.BF16), min_val=0, max_val=1)
+    "TOSA CLAMP on bf16 needs EXT-BF16; the target is TOSA-1.0+FP": apply(
+        ops.CLAMP, value(2, dtype=DType.BF16), min_val=0, max_val=1
     ),
-    "TOSA RESHAPE on int32 needs PRO-INT; the target is TOSA-1.0+FP": (
-        apply(ops.RESHAPE, value(2, dtype=DType.INT32), literal([2, 1], DType.SHAPE, np.int64))
+    "TOSA RESHAPE on int32 needs PRO-INT; the target is TOSA-1.0+FP": apply(
+        ops.RESHAPE,
+        value(2, dtype=DType.INT32),
+        literal([2, 1], DType.SHAPE, np.int64),
     ),
-    "TOSA CAST from bool to fp32 is not in TOSA 1.0": apply(ops.CAST, value(2, dtype=DType.BOOL), dtype=DType.FP32),
-    "TOSA ADD takes fp32 where it is given fp16": apply(ops.ADD, value(2), value(2, dtype=DType.FP16)),
-    "TOSA SELECT takes bool where it is given fp32": apply(ops.SELECT, value(2), value(2), value(2)),
+    "TOSA CAST from bool to fp32 is not in TOSA 1.0": apply(
+        ops.CAST, value(2, dtype=DType.BOOL), dtype=DType.FP32
+    ),
+    "TOSA ADD takes fp32 where it is given fp16": apply(
+        ops.ADD, value(2), value(2, dtype=DType.FP16)
+    ),
+    "TOSA SELECT takes bool where it is given fp32": apply(
+        ops.SELECT, value(2), value(2), value(2)
+    ),
     "TOSA EXP on int64 is not in TOSA 1.0": apply(ops.EXP, value(2, dtype=DType.INT64)),
 }
 
@@ -126,46 +147,93 @@ def test_says_why_not(text):
 
 
 def test_rounding_modes_are_extensions():
-    operator = next(s for s in samples(DType.INT8, DType.INT32) if s.label.startswith("RESCALE")).graph.operators[0]
+    operator = next(
+        s for s in samples(DType.INT8, DType.INT32) if s.label.startswith("RESCALE")
+    ).graph.operators[0]
     operator.rounding_mode = RoundingMode.DOUBLE_ROUND
     assert "EXT-DOUBLEROUND" in (INT.why_not(operator) or "")
     assert TosaSpec.parse("TOSA-1.0+INT+doubleround").why_not(operator) is None
 
 
 def test_operands_that_must_be_constant():
-    operator = apply(ops.NEGATE, value(2), literal([0], DType.FP32, np.float32), value(1))
-    assert FP.why_not(operator) == "TOSA NEGATE: output_zp must be a compile-time constant"
+    operator = apply(
+        ops.NEGATE, value(2), literal([0], DType.FP32, np.float32), value(1)
+    )
+    assert (
+        FP.why_not(operator) == "TOSA NEGATE: output_zp must be a compile-time constant"
+    )
 
 
-# -- level -----------------------------------------------------------------------------------------------------------
+# -- level -----------------------------------------------------------------------------
 
 
-def conv(pad: tuple[int, ...] = (0, 0, 0, 0), stride: tuple[int, ...] = (1, 1), dilation: tuple[int, ...] = (1, 1)):
+def conv(
+    pad: tuple[int, ...] = (0, 0, 0, 0),
+    stride: tuple[int, ...] = (1, 1),
+    dilation: tuple[int, ...] = (1, 1),
+):
     zero = literal([0], DType.FP32, np.float32)
     image = value(1, 2 * dilation[0] + 1, 2 * dilation[1] + 1, 1)
-    attributes = {"pad": pad, "stride": stride, "dilation": dilation, "acc_type": DType.FP32}
+    attributes = {
+        "pad": pad,
+        "stride": stride,
+        "dilation": dilation,
+        "acc_type": DType.FP32,
+    }
     return apply(ops.CONV2D, image, value(1, 3, 3, 1), zero, zero, zero, **attributes)
 
 
 def pool(kernel: int, stride: int = 1):
-    return apply(ops.MAX_POOL2D, value(1, kernel, 1, 1), kernel=(kernel, 1), stride=(stride, 1), pad=(0, 0, 0, 0))
+    return apply(
+        ops.MAX_POOL2D,
+        value(1, kernel, 1, 1),
+        kernel=(kernel, 1),
+        stride=(stride, 1),
+        pad=(0, 0, 0, 0),
+    )
 
 
 def resize(scale: tuple[int, ...]):
-    shapes = [literal(entries, DType.SHAPE, np.int64) for entries in (scale, (0, 0), (0, 0))]
+    shapes = [
+        literal(entries, DType.SHAPE, np.int64) for entries in (scale, (0, 0), (0, 0))
+    ]
     return apply(ops.RESIZE, value(1, 1, 1, 1), *shapes, mode=1)
 
 
 AT_THE_LIMIT = {
-    "rank": (apply(ops.ABS, value(*[1] * 6)), apply(ops.ABS, value(*[1] * 7)), "MAX_RANK is 6"),
-    "bytes": (apply(ops.ABS, value((1 << 29) - 1)), apply(ops.ABS, value(1 << 29)), "MAX_LOG2_SIZE"),
-    "kernel": (conv(dilation=(2730, 1)), conv(dilation=(2731, 1)), "dilation_y * KH is 8193"),
+    "rank": (
+        apply(ops.ABS, value(*[1] * 6)),
+        apply(ops.ABS, value(*[1] * 7)),
+        "MAX_RANK is 6",
+    ),
+    "bytes": (
+        apply(ops.ABS, value((1 << 29) - 1)),
+        apply(ops.ABS, value(1 << 29)),
+        "MAX_LOG2_SIZE",
+    ),
+    "kernel": (
+        conv(dilation=(2730, 1)),
+        conv(dilation=(2731, 1)),
+        "dilation_y * KH is 8193",
+    ),
     "pad": (conv(pad=(0, 0, 0, 8192)), conv(pad=(0, 0, 0, 8193)), "pad_right is 8193"),
-    "stride": (conv(stride=(1, 8192)), conv(stride=(1, 8193)), "stride_x is 8193, MAX_STRIDE is 8192"),
+    "stride": (
+        conv(stride=(1, 8192)),
+        conv(stride=(1, 8193)),
+        "stride_x is 8193, MAX_STRIDE is 8192",
+    ),
     "pool": (pool(8192), pool(8193), "kernel_y is 8193"),
     "pool stride": (pool(1, 8192), pool(1, 8193), "stride_y is 8193"),
-    "whole scale": (resize((256, 1, 1, 1)), resize((257, 1, 1, 1)), "scale_y_n/scale_y_d is 257/1, MAX_SCALE is 256"),
-    "scale": (resize((1, 1, 513, 2)), resize((1, 1, 514, 2)), "scale_x_n/scale_x_d is 514/2, MAX_SCALE is 256"),
+    "whole scale": (
+        resize((256, 1, 1, 1)),
+        resize((257, 1, 1, 1)),
+        "scale_y_n/scale_y_d is 257/1, MAX_SCALE is 256",
+    ),
+    "scale": (
+        resize((1, 1, 513, 2)),
+        resize((1, 1, 514, 2)),
+        "scale_x_n/scale_x_d is 514/2, MAX_SCALE is 256",
+    ),
     "list": (
         apply(ops.CONCAT, *[value(1)] * 64, axis=0),
         apply(ops.CONCAT, *[value(1)] * 65, axis=0),
@@ -177,7 +245,10 @@ AT_THE_LIMIT = {
 @pytest.mark.parametrize("limit", ["scale", "whole scale", "kernel", "stride", "pool"])
 def test_the_validator_has_the_same_limits(limit):
     within, beyond, _ = AT_THE_LIMIT[limit]
-    graphs = [Graph([v for v in op.inputs if v.constant is None], op.outputs, [op]) for op in (within, beyond)]
+    graphs = [
+        Graph([v for v in op.inputs if v.constant is None], op.outputs, [op])
+        for op in (within, beyond)
+    ]
     files = [TosaFile(graph, DEFAULT).join() for graph in graphs]
     reference_tools.judge(files[0], DEFAULT)
     with pytest.raises(reference_tools.Refused, match="failed level check"):
@@ -196,15 +267,22 @@ def test_empty_tensors_are_refused():
     assert "no empty tensors" in (DEFAULT.why_not(apply(ops.ABS, value(2, 0))) or "")
 
 
-# -- what a graph needs ----------------------------------------------------------------------------------------------
+# -- what a graph needs ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("label", SAMPLES)
 def test_required_is_sufficient_and_smallest(label):
     sample = SAMPLES[label]
     needed = required(sample.graph)
-    assert TosaSpec(profiles=needed.profiles, extensions=needed.extensions).why_not(sample.graph.operators[0]) is None
-    smallest = min(len(spec_of(n).profiles) + len(spec_of(n).extensions) for n in sample.allowed_by)
+    assert (
+        TosaSpec(profiles=needed.profiles, extensions=needed.extensions).why_not(
+            sample.graph.operators[0]
+        )
+        is None
+    )
+    smallest = min(
+        len(spec_of(n).profiles) + len(spec_of(n).extensions) for n in sample.allowed_by
+    )
     assert len(needed.profiles) + len(needed.extensions) >= smallest
     assert len(needed.profiles) <= max(1, smallest)
 
@@ -213,11 +291,14 @@ def test_required_of_a_float_network_is_fp_alone():
     graphs = [s.graph for s in samples(DType.FP32, DType.BOOL) if "FFT" not in s.label]
     assert required(merged(graphs)) == (frozenset({"FP"}), frozenset())
     assert required(merged([*graphs, SAMPLES["ADD(bf16)"].graph])) == ({"FP"}, {"bf16"})
-    assert required(merged([*graphs, SAMPLES["RESHAPE(int32)"].graph])) == ({"FP", "INT"}, frozenset())
+    assert required(merged([*graphs, SAMPLES["RESHAPE(int32)"].graph])) == (
+        {"FP", "INT"},
+        frozenset(),
+    )
     assert required(Graph([], [], [])) == ({"FP"}, frozenset())
 
 
-# -- tosa-opt agrees -------------------------------------------------------------------------------------------------
+# -- tosa-opt agrees -------------------------------------------------------------------
 
 
 def by_requirement() -> dict[frozenset[str], list[str]]:
@@ -228,7 +309,9 @@ def by_requirement() -> dict[frozenset[str], list[str]]:
     return groups
 
 
-@pytest.mark.parametrize("names", by_requirement(), ids=lambda names: "+".join(sorted(names)))
+@pytest.mark.parametrize(
+    "names", by_requirement(), ids=lambda names: "+".join(sorted(names))
+)
 def test_the_validator_accepts_what_we_accept(names):
     graph = merged(SAMPLES[label].graph for label in by_requirement()[names])
     spec = spec_of(names)
@@ -240,7 +323,8 @@ def refused(targets: dict[str, TosaSpec]) -> list[tuple[str, str]]:
         (label, name)
         for label, sample in SAMPLES.items()
         for name, target in targets.items()
-        if target.why_not(sample.graph.operators[0]) and not label.startswith(NOT_JUDGED)
+        if target.why_not(sample.graph.operators[0])
+        and not label.startswith(NOT_JUDGED)
     ]
 
 

@@ -1,8 +1,11 @@
-"""The accuracy that the specification asks of floating-point results, operator by operator, and its official judge.
+"""The accuracy that the specification asks of floating-point results, operator by
+operator, and its official judge.
 
-A result is compared with the reference model's in fp64, by the verifier that the conformance tests use (tosa-tools'
-``libtosa_reference_verify_lib``). It knows every float type of TOSA 1.0 and 1.1 outside the block-scaled ones, so that
-no bound is computed here; what is here says which rule, with which numbers, holds for which operator:
+A result is compared with the reference model's in fp64, by the verifier that the
+conformance tests use (tosa-tools' ``libtosa_reference_verify_lib``). It knows every
+float type of TOSA 1.0 and 1.1 outside the block-scaled ones, so that no bound is
+computed here; what is here says which rule, with which numbers, holds for which
+operator:
 
 ==============  =====================================================================================================
 EXACT           data movement, comparisons, CLAMP, MAXIMUM, ...: the result is the reference's, rounded
@@ -37,11 +40,23 @@ from delegraph_tosa.spec import TosaSpec
 from . import reference_tools
 from .samples import merged
 
-FRACTION_BITS = {DType.FP32: 23, DType.FP16: 10, DType.BF16: 7, DType.FP8E4M3: 3, DType.FP8E5M2: 2}
+FRACTION_BITS = {
+    DType.FP32: 23,
+    DType.FP16: 10,
+    DType.BF16: 7,
+    DType.FP8E4M3: 3,
+    DType.FP8E5M2: 2,
+}
 SMALLEST_NORMAL = {DType.FP32: 2.0**-126, DType.FP16: 2.0**-14, DType.BF16: 2.0**-126}
 
 _MODEL_TYPES = {DType.BF16: "<V2", DType.FP8E4M3: "<V1"}
-_VERIFIER_TYPES = {DType.BF16: 0, DType.FP16: 2, DType.FP32: 3, DType.FP8E4M3: 12, DType.FP8E5M2: 13}
+_VERIFIER_TYPES = {
+    DType.BF16: 0,
+    DType.FP16: 2,
+    DType.FP32: 3,
+    DType.FP8E4M3: 12,
+    DType.FP8E5M2: 13,
+}
 _FP64 = 99
 
 _CORRECTLY_ROUNDED = {"ulp": {DType.FP32: 0.5, DType.FP16: 0.5, DType.BF16: 1.0}}
@@ -90,22 +105,34 @@ def is_float(dtype: DType) -> bool:
 
 
 def rule(operator: Operator, operands: Sequence[np.ndarray] = ()) -> dict[str, Any]:
-    """The verifier's mode for the results of an operator, with its numbers; ``operands`` are those of RESIZE."""
-    kind, dtype = type(operator), operator.outputs[0].dtype
+    """The verifier's mode for the results of an operator, with its numbers;
+    ``operands`` are those of RESIZE.
+    """
+    kind = type(operator)
+    dtype = operator.outputs[0].dtype
     if kind is ops.COND_IF:
         return rule(operator.then_graph.operators[-1])
     if kind in TERMS:
-        return {"mode": "DOT_PRODUCT", "dot_product_info": _dot_product(operator, dtype)}
+        return {
+            "mode": "DOT_PRODUCT",
+            "dot_product_info": _dot_product(operator, dtype),
+        }
     if kind in _ULP:
         return {"mode": "ULP", "ulp_info": _for_type(_ULP[kind], dtype)}
     if kind in _ABS_ERROR:
         numbers = _for_type(_ABS_ERROR[kind], dtype)
         return {"mode": "ABS_ERROR", **({"abs_error_info": numbers} if numbers else {})}
     if kind is ops.REDUCE_PRODUCT:
-        return {"mode": "REDUCE_PRODUCT", "reduce_product_info": {"n": operator.inputs[0].shape[operator.axis]}}
+        return {
+            "mode": "REDUCE_PRODUCT",
+            "reduce_product_info": {"n": operator.inputs[0].shape[operator.axis]},
+        }
     if kind is ops.RESIZE and operator.mode is ResizeMode.BILINEAR:
         largest = float(np.abs(numbers_of(operands[0], operator.input.dtype)).max())
-        return {"mode": "MAX_RELATIVE", "max_relative_info": {"max": largest, "scale": 0.006, "ulp_bound": 20.0}}
+        return {
+            "mode": "MAX_RELATIVE",
+            "max_relative_info": {"max": largest, "scale": 0.006, "ulp_bound": 20.0},
+        }
     return {"mode": "PRECOMPUTED" if kind is ops.POW else "EXACT"}
 
 
@@ -114,22 +141,33 @@ def _for_type(numbers: dict[str, Any], dtype: DType) -> dict[str, Any]:
 
 
 def _dot_product(operator: Operator, dtype: DType) -> dict[str, Any]:
-    """The bounds in half units of the last place: fewer where an accumulator is wider than the result."""
+    """The bounds in half units of the last place: fewer where an accumulator is wider
+    than the result.
+    """
     types = {v.dtype for v in factors(operator)}
     wide = accumulator(operator, dtype)
     spared = 2 ** ((FRACTION_BITS[wide] - FRACTION_BITS[dtype]) / 2)
     terms = math.ceil(TERMS[type(operator)](operator) / spared) + biased(operator)
-    largest, variance = 2 * terms, 1.6 * terms
+    largest = 2 * terms
+    variance = 1.6 * terms
     if types & FLOAT8 and wide is DType.FP32:
-        largest, variance = 2 * max(terms, min(terms, 64) << 10), 1.6 * max(terms, min(terms, 64) << 20)
+        largest = 2 * max(terms, min(terms, 64) << 10)
+        variance = 1.6 * max(terms, min(terms, 64) << 20)
     elif types == {DType.FP32}:
         largest = 6 * terms
-    return {"s": -1, "ksb": terms, "abs_bound": largest, "variance_error_bound": variance}
+    return {
+        "s": -1,
+        "ksb": terms,
+        "abs_bound": largest,
+        "variance_error_bound": variance,
+    }
 
 
 def factors(operator: Operator) -> tuple[Value, ...]:
     """The operands whose products are summed."""
-    return operator.inputs[: 2 if hasattr(operator, "weight") or "MATMUL" in operator.name else 1]
+    return operator.inputs[
+        : 2 if hasattr(operator, "weight") or "MATMUL" in operator.name else 1
+    ]
 
 
 def accumulator(operator: Operator, dtype: DType) -> DType:
@@ -140,19 +178,35 @@ def accumulator(operator: Operator, dtype: DType) -> DType:
 
 def biased(operator: Operator) -> bool:
     bias = getattr(operator, "bias", None)
-    return bias is not None and bool(np.any(numbers_of(bias.constant.array, bias.dtype)))
+    return bias is not None and bool(
+        np.any(numbers_of(bias.constant.array, bias.dtype))
+    )
 
 
 def reference(
     graphs: Sequence[Graph], inputs: Sequence[Sequence[np.ndarray]], spec: TosaSpec
 ) -> list[reference_tools.Precise]:
-    """What is right for each graph: the reference model computes all as one file, which saves its start."""
-    whole, arrays = merged(graphs), [array for each in inputs for array in each]
-    types = [_MODEL_TYPES.get(v.dtype, a.dtype.str) for v, a in zip(whole.inputs, arrays, strict=True)]
-    right = reference_tools.run_precisely(TosaFile(whole, spec).join(), list(zip(arrays, types, strict=True)))
+    """What is right for each graph: the reference model computes all as one file, which
+    saves its start.
+    """
+    whole = merged(graphs)
+    arrays = [array for each in inputs for array in each]
+    types = [
+        _MODEL_TYPES.get(v.dtype, a.dtype.str)
+        for v, a in zip(whole.inputs, arrays, strict=True)
+    ]
+    right = reference_tools.run_precisely(
+        TosaFile(whole, spec).join(), list(zip(arrays, types, strict=True))
+    )
     ends = list(itertools.accumulate(len(graph.outputs) for graph in graphs))
-    parts = [slice(end - len(graph.outputs), end) for graph, end in zip(graphs, ends, strict=True)]
-    return [reference_tools.Precise(right.outputs[part], right.bounds[part]) for part in parts]
+    parts = [
+        slice(end - len(graph.outputs), end)
+        for graph, end in zip(graphs, ends, strict=True)
+    ]
+    return [
+        reference_tools.Precise(right.outputs[part], right.bounds[part])
+        for part in parts
+    ]
 
 
 class _Tensor(ctypes.Structure):
@@ -176,28 +230,55 @@ def _tensor(array: np.ndarray, type: int) -> _Tensor:
 @lru_cache(maxsize=1)
 def _verify() -> Any:
     reference_tools.tools()
-    library = metadata.distribution("tosa-tools").locate_file("tosa_reference_model/libtosa_reference_verify_lib.so")
+    library = metadata.distribution("tosa-tools").locate_file(
+        "tosa_reference_model/libtosa_reference_verify_lib.so"
+    )
     function = ctypes.cdll.LoadLibrary(str(library)).tvf_verify_data
     function.argtypes = [*([ctypes.POINTER(_Tensor)] * 3), ctypes.c_char_p]
     function.restype = ctypes.c_bool
     return function
 
 
-def accurate(dtype: DType, asked: dict[str, Any], result: np.ndarray, right: np.ndarray, bound: np.ndarray) -> bool:
-    """Whether a float result is within the bounds that ``rule`` says. The verifier writes to stderr what is not."""
+def accurate(
+    dtype: DType,
+    asked: dict[str, Any],
+    result: np.ndarray,
+    right: np.ndarray,
+    bound: np.ndarray,
+) -> bool:
+    """Whether a float result is within the bounds that ``rule`` says. The verifier
+    writes to stderr what is not.
+    """
     described = {"data_type": dtype.name, "shape": list(result.shape), **asked}
     config = json.dumps({"version": "1.2", "tensors": {"result": described}}).encode()
-    result, right, bound = (np.array(array, order="C") for array in (result, right, bound))
-    tensors = _tensor(right, _FP64), _tensor(bound, _FP64), _tensor(result, _VERIFIER_TYPES[dtype])
+    result, right, bound = (
+        np.array(array, order="C") for array in (result, right, bound)
+    )
+    tensors = (
+        _tensor(right, _FP64),
+        _tensor(bound, _FP64),
+        _tensor(result, _VERIFIER_TYPES[dtype]),
+    )
     return bool(_verify()(*tensors, config))
 
 
 def compliant(
-    graph: Graph, inputs: Sequence[np.ndarray], results: Sequence[np.ndarray], right: reference_tools.Precise
+    graph: Graph,
+    inputs: Sequence[np.ndarray],
+    results: Sequence[np.ndarray],
+    right: reference_tools.Precise,
 ) -> bool:
-    """Whether the results of a graph of one operator are accurate, and equal where they are no floats."""
+    """Whether the results of a graph of one operator are accurate, and equal where they
+    are no floats.
+    """
     asked = rule(graph.operators[-1], inputs)
     return all(
-        accurate(v.dtype, asked, ours, theirs, bound) if is_float(v.dtype) else np.array_equal(ours, theirs)
-        for v, ours, theirs, bound in zip(graph.outputs, results, right.outputs, right.bounds, strict=True)
+        (
+            accurate(v.dtype, asked, ours, theirs, bound)
+            if is_float(v.dtype)
+            else np.array_equal(ours, theirs)
+        )
+        for v, ours, theirs, bound in zip(
+            graph.outputs, results, right.outputs, right.bounds, strict=True
+        )
     )

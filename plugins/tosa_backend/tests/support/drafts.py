@@ -14,11 +14,14 @@ from delegraph_tosa.passes import run_passes
 from delegraph_tosa.spec import TosaSpec
 
 FP = TosaSpec.parse("TOSA-1.0+FP")
-NHWC, NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+NHWC = (0, 2, 3, 1)
+NCHW = (0, 3, 1, 2)
 
 
 class Draft:
-    """A graph under construction. ``conv`` and ``norm`` emit what lowering does: NCHW outside, NHWC inside."""
+    """A graph under construction. ``conv`` and ``norm`` emit what lowering does: NCHW
+    outside, NHWC inside.
+    """
 
     def __init__(self, seed: int = 0, dtype: DType = DType.FP32) -> None:
         self.dtype = dtype
@@ -28,21 +31,33 @@ class Draft:
         self.no_shift = literal([0], DType.INT8, np.int8)
 
     def input(self, *shape: int, dtype: DType | None = None) -> Value:
-        self.inputs.append(Value(Type(shape, dtype or self.dtype), name=f"x{len(self.inputs)}"))
+        self.inputs.append(
+            Value(Type(shape, dtype or self.dtype), name=f"x{len(self.inputs)}")
+        )
         return self.inputs[-1]
 
     def op(self, cls: type[Operator], *inputs: Value, **attributes) -> Value:
-        operator = cls(inputs, source=f"{cls.__name__}:{len(self.operators)}", **attributes)
-        operator.outputs = tuple(Value(type, producer=operator) for type in operator.infer())
+        operator = cls(
+            inputs, source=f"{cls.__name__}:{len(self.operators)}", **attributes
+        )
+        operator.outputs = tuple(
+            Value(type, producer=operator) for type in operator.infer()
+        )
         self.operators.append(operator)
         return operator.outputs[0]
 
-    def op_without_result(self, cls: type[Operator], *inputs: Value, **attributes) -> None:
-        self.operators.append(cls(inputs, source=f"{cls.__name__}:{len(self.operators)}", **attributes))
+    def op_without_result(
+        self, cls: type[Operator], *inputs: Value, **attributes
+    ) -> None:
+        self.operators.append(
+            cls(inputs, source=f"{cls.__name__}:{len(self.operators)}", **attributes)
+        )
 
     def constant(self, *shape: int) -> Value:
         elements = self.random.integers(-8, 9, shape) / 4
-        return Value(Type(shape, self.dtype), Literal(elements.astype(ARRAY_DTYPES[self.dtype])))
+        return Value(
+            Type(shape, self.dtype), Literal(elements.astype(ARRAY_DTYPES[self.dtype]))
+        )
 
     def zero(self) -> Value:
         return literal([0], self.dtype, ARRAY_DTYPES[self.dtype])
@@ -57,7 +72,9 @@ class Draft:
         return self.op(tosa.SLICE, x, sizes(start), sizes(size))
 
     def pad(self, x: Value, *padding: int, number: float = 1.5) -> Value:
-        return self.op(tosa.PAD, x, sizes(padding), literal([number], DType.FP32, np.float32))
+        return self.op(
+            tosa.PAD, x, sizes(padding), literal([number], DType.FP32, np.float32)
+        )
 
     def mul(self, a: Value, b: Value) -> Value:
         return self.op(tosa.MUL, a, b, self.no_shift)
@@ -76,27 +93,47 @@ class Draft:
     def depthwise(self, x: Value, kernel: int = 3, multiplier: int = 1) -> Value:
         """x [N,C,H,W] -> [N,C*multiplier,H,W]"""
         weight = self.constant(kernel, kernel, x.shape[1], multiplier)
-        return self.around(x, tosa.DEPTHWISE_CONV2D, weight, self.constant(x.shape[1] * multiplier))
+        return self.around(
+            x, tosa.DEPTHWISE_CONV2D, weight, self.constant(x.shape[1] * multiplier)
+        )
 
-    def around(self, x: Value, cls: type[Operator], weight: Value, bias: Value) -> Value:
-        return self.transpose(self.bare(self.transpose(x, *NHWC), cls, weight, bias), *NCHW)
+    def around(
+        self, x: Value, cls: type[Operator], weight: Value, bias: Value
+    ) -> Value:
+        return self.transpose(
+            self.bare(self.transpose(x, *NHWC), cls, weight, bias), *NCHW
+        )
 
     def bare(self, x: Value, cls: type[Operator], weight: Value, bias: Value) -> Value:
         """x [N,H,W,C], a convolution that keeps height and width"""
         kernel = weight.shape[1] if cls is tosa.CONV2D else weight.shape[0]
-        attributes = {"pad": (kernel // 2,) * 4, "stride": (1, 1), "dilation": (1, 1), "acc_type": DType.FP32}
+        attributes = {
+            "pad": (kernel // 2,) * 4,
+            "stride": (1, 1),
+            "dilation": (1, 1),
+            "acc_type": DType.FP32,
+        }
         return self.op(cls, x, weight, bias, self.zero(), self.zero(), **attributes)
 
     def shuffle(self, x: Value, groups: int) -> Value:
         """x [N,C,H,W], channel j of group i becomes channel i of group j"""
         n, c, h, w = x.shape
-        return self.reshape(self.transpose(self.reshape(x, n, groups, c // groups, h, w), 0, 2, 1, 3, 4), n, c, h, w)
+        return self.reshape(
+            self.transpose(
+                self.reshape(x, n, groups, c // groups, h, w), 0, 2, 1, 3, 4
+            ),
+            n,
+            c,
+            h,
+            w,
+        )
 
     def linear(self, x: Value, channels: int) -> Value:
         """x [N,L,C] or [L,C] -> [N,L,channels] or [L,channels]"""
         *rows, depth = x.shape
         image = (1, 1, *rows, depth) if len(rows) == 1 else (rows[0], 1, rows[1], depth)
-        weight, bias = self.constant(channels, 1, 1, depth), self.constant(channels)
+        weight = self.constant(channels, 1, 1, depth)
+        bias = self.constant(channels)
         y = self.bare(self.reshape(x, *image), tosa.CONV2D, weight, bias)
         return self.reshape(y, *rows, channels)
 
@@ -117,7 +154,10 @@ class Draft:
         return Graph(self.inputs, outputs, self.operators)
 
     def example(self) -> list[np.ndarray]:
-        return [(self.random.integers(-8, 9, v.shape) / 4).astype(ARRAY_DTYPES[v.dtype]) for v in self.inputs]
+        return [
+            (self.random.integers(-8, 9, v.shape) / 4).astype(ARRAY_DTYPES[v.dtype])
+            for v in self.inputs
+        ]
 
 
 def sizes(entries: tuple[int, ...]) -> Value:
@@ -131,12 +171,22 @@ def names(graph: Graph) -> Counter:
 def snapshot(graph: Graph) -> list:
     seen = [graph.inputs[:], graph.outputs[:], graph.operators[:]]
     for op in graph.operators:
-        seen += [op.inputs, op.outputs, op.source, op.attribute_values(), [(v.type, v.name) for v in op.outputs]]
+        seen += [
+            op.inputs,
+            op.outputs,
+            op.source,
+            op.attribute_values(),
+            [(v.type, v.name) for v in op.outputs],
+        ]
     return seen
 
 
-def check(draft: Draft, *outputs: Value, spec: TosaSpec = FP, exact: bool = False) -> Graph:
-    """The optimized graph, after it was seen to compute the same, to be well formed and to leave its input alone."""
+def check(
+    draft: Draft, *outputs: Value, spec: TosaSpec = FP, exact: bool = False
+) -> Graph:
+    """The optimized graph, after it was seen to compute the same, to be well formed and
+    to leave its input alone.
+    """
     graph = draft.graph(*outputs)
     before = snapshot(graph)
     result = run_passes(graph, spec)
@@ -159,4 +209,6 @@ def assert_well_formed(graph: Graph, spec: TosaSpec) -> None:
         assert spec.why_not(op) is None
         known.update(op.outputs)
     made = known - set(graph.inputs)
-    assert len(set(graph.outputs)) == len(graph.outputs) and made.issuperset(graph.outputs)
+    assert len(set(graph.outputs)) == len(graph.outputs) and made.issuperset(
+        graph.outputs
+    )

@@ -1,8 +1,9 @@
-"""The legality sweep: our verdict and tosa-opt's on one-operator files, for each row of the table of TOSA 1.0 and each
-target of the profiles and one extension, and for element types that no row has.
+"""The legality sweep: our verdict and tosa-opt's on one-operator files, for each row of
+the table of TOSA 1.0 and each target of the profiles and one extension, and for element
+types that no row has.
 
-``python -m plugins.tosa_backend.tests.support.legality RESULTS.json`` runs all of it (three minutes on two cores) and
-writes figures and differences.
+``python -m plugins.tosa_backend.tests.support.legality RESULTS.json`` runs all of it
+(three minutes on two cores) and writes figures and differences.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def of_the_table() -> Iterator[Question]:
 
 
 def of_structures() -> Iterator[Question]:
-    """Control flow, variables and custom operators for every target, and for the one that has what they need."""
+    """Control flow, variables and custom operators for every target, and for the one
+    that has what they need.
+    """
     for sample in structured():
         needs = required(sample.graph)
         for spec in [*targets(), TosaSpec(VERSION, needs.profiles, needs.extensions)]:
@@ -69,13 +72,17 @@ def of_structures() -> Iterator[Question]:
 
 
 def beside_the_table() -> Iterator[Question]:
-    """Every operator with all of its element types equal, where no row says so, for the target that has everything."""
+    """Every operator with all of its element types equal, where no row says so, for the
+    target that has everything.
+    """
     for name, row in rows().items():
         if name in WITH_BODIES_OR_STATE | {"CUSTOM", "CONST", "CONST_SHAPE"}:
             continue
         for dtype in TYPES:
             types = {variable: dtype for variable in row.modes[0].types}
-            if not any(mode.types == types for mode in row.modes) and (graph := _graph(name, types)):
+            if not any(mode.types == types for mode in row.modes) and (
+                graph := _graph(name, types)
+            ):
                 yield Question(f"{name}({dtype} only)", graph, EVERYTHING)
     yield from _structures_beside_the_table()
 
@@ -89,7 +96,10 @@ def _structures_beside_the_table() -> Iterator[Question]:
             "COND_IF": branch(kept(DType.FP32), kept(DType.FP32), flag=dtype),
             "CUSTOM": custom(dtype),
         }
-        yield from (Question(f"{name}({dtype} only)", graph, EVERYTHING) for name, graph in graphs.items())
+        yield from (
+            Question(f"{name}({dtype} only)", graph, EVERYTHING)
+            for name, graph in graphs.items()
+        )
 
 
 def _graph(name: str, types: dict[str, DType]) -> Graph | None:
@@ -100,7 +110,9 @@ def _graph(name: str, types: dict[str, DType]) -> Graph | None:
 
 
 def verdicts(question: Question) -> tuple[str, str] | None:
-    """Our reason of refusal and tosa-opt's, empty where a file is accepted; None if the file cannot be written."""
+    """Our reason of refusal and tosa-opt's, empty where a file is accepted; None if the
+    file cannot be written.
+    """
     ours = "; ".join(str(v) for v in violations(question.graph, question.spec))
     try:
         file = TosaFile(question.graph, question.spec).join()
@@ -114,7 +126,9 @@ def verdicts(question: Question) -> tuple[str, str] | None:
     return ours, ""
 
 
-def differences(questions: list[Question], threads: int = 2) -> tuple[int, list[dict[str, str]]]:
+def differences(
+    questions: list[Question], threads: int = 2
+) -> tuple[int, list[dict[str, str]]]:
     """How many were judged, and those where one accepts what the other refuses."""
     with ThreadPool(threads) as pool:
         answers = pool.map(verdicts, questions)
@@ -134,7 +148,9 @@ def everything() -> list[Question]:
 
 def main(results: Path) -> None:
     judged, found = differences(everything())
-    results.write_text(json.dumps({"judged": judged, "differences": found}, indent=1) + "\n")
+    results.write_text(
+        json.dumps({"judged": judged, "differences": found}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Rows for rules: a function or module and its inputs, compared with eager torch, through ``evaluate`` and as a file
-through the reference model. A family's test file makes a ``Family``, fills it, and takes its two tests.
+"""Rows for rules: a function or module and its inputs, compared with eager torch,
+through ``evaluate`` and as a file through the reference model. A family's test file
+makes a ``Family``, fills it, and takes its two tests.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ FP = TosaSpec.parse("TOSA-1.0+FP")
 BOUND = {torch.float32: 1e-5, torch.float16: 2e-3}
 """Largest error relative to the largest output."""
 
-inf, nan = float("inf"), float("nan")
+inf = float("inf")
+nan = float("nan")
 EDGES = torch.tensor([-inf, -7.5, -3.0, -1.0, -0.0, 0.0, 1e-3, 1.0, 3.0, 6.5, inf, nan])
 
 
 def randn(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + len(shape))).to(dtype)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed + len(shape))
+    ).to(dtype)
 
 
 def positive(*shape):
@@ -45,7 +49,9 @@ def positive(*shape):
 
 
 def whole(*shape, dtype=torch.int32):
-    return torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    return torch.randint(
+        -9, 9, shape, generator=torch.Generator().manual_seed(1), dtype=dtype
+    )
 
 
 def truth(*shape):
@@ -66,14 +72,19 @@ class Function(nn.Module):
 
 
 class AsDelegate(nn.Module):
-    """A program on int64 as a delegate gets it: such inputs and results are int32, and are cast inside."""
+    """A program on int64 as a delegate gets it: such inputs and results are int32, and
+    are cast inside.
+    """
 
     def __init__(self, module, inputs):
         super().__init__()
-        self.module, self.wide = module, [a.dtype is torch.int64 for a in inputs]
+        self.module = module
+        self.wide = [a.dtype is torch.int64 for a in inputs]
 
     def forward(self, *args):
-        inside = [a.long() if wide else a for a, wide in zip(args, self.wide, strict=True)]
+        inside = [
+            a.long() if wide else a for a, wide in zip(args, self.wide, strict=True)
+        ]
         return tree_map(narrow, self.module(*inside))
 
 
@@ -86,7 +97,9 @@ class WithConstant(nn.Module):
 
     def __init__(self, function, *parameters):
         super().__init__()
-        self.parameters_ = nn.ParameterList([nn.Parameter(p, requires_grad=False) for p in parameters])
+        self.parameters_ = nn.ParameterList(
+            [nn.Parameter(p, requires_grad=False) for p in parameters]
+        )
         self.function = function
 
     def forward(self, *args):
@@ -100,14 +113,30 @@ class Family:
         self.rows: dict[str, tuple[nn.Module, tuple[Any, ...], TosaSpec, float]] = {}
         self._exported: dict[str, ExportedProgram] = {}
 
-    def case(self, name: str, function: Callable[..., Any], *inputs: Any, spec: TosaSpec = SPEC, loose: float = 1):
+    def case(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *inputs: Any,
+        spec: TosaSpec = SPEC,
+        loose: float = 1,
+    ):
         """One row. ``loose`` widens the bound: its reason stands beside the row."""
         module = function if isinstance(function, nn.Module) else Function(function)
         assert name not in self.rows, name
         self.rows[name] = (module.eval(), inputs, spec, loose)
 
-    def cases(self, name: str, function: Callable[..., Any], *several: Any, spec: TosaSpec = SPEC, loose: float = 1):
-        """The same function on several tuples of inputs (a tensor stands for a tuple of one)."""
+    def cases(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *several: Any,
+        spec: TosaSpec = SPEC,
+        loose: float = 1,
+    ):
+        """The same function on several tuples of inputs (a tensor stands for a tuple of
+        one).
+        """
         for k, inputs in enumerate(several):
             row = inputs if isinstance(inputs, tuple) else (inputs,)
             self.case(f"{name}-{k}", function, *row, spec=spec, loose=loose)
@@ -116,19 +145,32 @@ class Family:
         if name not in self._exported:
             module, inputs, *_ = self.rows[name]
             program = None
-            if not _any_is_wide((*inputs, *_results(module, inputs))):  # these are seen without an export
+            # these are seen without an export
+            if not _any_is_wide((*inputs, *_results(module, inputs))):
                 program = torch.export.export(module, inputs)
-                nodes = [n for n in program.graph.nodes if n.op == "placeholder" or "output" in map(_op, n.users)]
-                program = None if _any_is_wide(n.meta["val"] for n in nodes) else program
+                nodes = [
+                    n
+                    for n in program.graph.nodes
+                    if n.op == "placeholder" or "output" in map(_op, n.users)
+                ]
+                program = (
+                    None if _any_is_wide(n.meta["val"] for n in nodes) else program
+                )
             if program is None:
-                program = torch.export.export(AsDelegate(module, inputs), tree_map(narrow, inputs))
+                program = torch.export.export(
+                    AsDelegate(module, inputs), tree_map(narrow, inputs)
+                )
             self._exported[name] = program
         return self._exported[name]
 
     def operators(self) -> Iterator[Any]:
         """What the rows are calls of."""
         for name in self.rows:
-            yield from (n.target for n in self.exported(name).graph.nodes if n.op == "call_function")
+            yield from (
+                n.target
+                for n in self.exported(name).graph.nodes
+                if n.op == "call_function"
+            )
 
     def check(self, name: str, found: list[np.ndarray]) -> None:
         """Integers are equal, floats within the bound of their type and the row."""
@@ -139,7 +181,9 @@ class Family:
             _check(mine, narrow(theirs.detach()), loose)
 
     def equals_eager(self) -> Callable[..., None]:
-        """The test that every row computes what eager does, in ``evaluate``, without a violation."""
+        """The test that every row computes what eager does, in ``evaluate``, without a
+        violation.
+        """
 
         @pytest.mark.parametrize("name", self.rows)
         def test(name):
@@ -150,14 +194,23 @@ class Family:
 
         return test
 
-    def equals_eager_through_the_reference_model(self) -> tuple[Callable[..., Any], Callable[..., None]]:
-        """A fixture to be called ``judged``, and the test that uses it: files are accepted and compute the same."""
+    def equals_eager_through_the_reference_model(
+        self,
+    ) -> tuple[Callable[..., Any], Callable[..., None]]:
+        """A fixture to be called ``judged``, and the test that uses it: files are
+        accepted and compute the same.
+        """
 
         @pytest.fixture(scope="module")
         def judged(request, tmp_path_factory):
             pytest.importorskip("tosa_reference_model")
-            asked = [i for i in request.session.items if i.path == request.path and "judged" in i.fixturenames]
-            names = dict.fromkeys(item.callspec.params["name"] for item in asked)  # others of the rows do not run
+            asked = [
+                i
+                for i in request.session.items
+                if i.path == request.path and "judged" in i.fixturenames
+            ]
+            # others of the rows do not run
+            names = dict.fromkeys(item.callspec.params["name"] for item in asked)
             return judge([*map(self._job, names)], tmp_path_factory.mktemp("reference"))
 
         @pytest.mark.parametrize("name", self.rows)
@@ -179,10 +232,18 @@ def _op(node):
 
 
 def _results(module, inputs):
-    """What a row returns in eager; it may write into its inputs. What torch says of it is for the row's own tests."""
+    """What a row returns in eager; it may write into its inputs. What torch says of it
+    is for the row's own tests.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return tree_leaves(module(*tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, inputs)))
+        return tree_leaves(
+            module(
+                *tree_map(
+                    lambda x: x.clone() if isinstance(x, torch.Tensor) else x, inputs
+                )
+            )
+        )
 
 
 def _any_is_wide(values):
@@ -194,13 +255,18 @@ def _arrays(tensors):
 
 
 def _check(mine: np.ndarray, theirs: torch.Tensor, loose: float) -> None:
-    assert (mine.shape, str(mine.dtype)) == (tuple(theirs.shape), str(theirs.dtype).removeprefix("torch."))
+    assert (mine.shape, str(mine.dtype)) == (
+        tuple(theirs.shape),
+        str(theirs.dtype).removeprefix("torch."),
+    )
     if not theirs.is_floating_point():
         np.testing.assert_array_equal(mine, theirs.numpy())
         return
     finite = theirs.isfinite()
     scale = theirs[finite].abs().max().item() if finite.any() else 1.0
-    np.testing.assert_allclose(mine, theirs.numpy(), rtol=0, atol=loose * BOUND[theirs.dtype] * scale)
+    np.testing.assert_allclose(
+        mine, theirs.numpy(), rtol=0, atol=loose * BOUND[theirs.dtype] * scale
+    )
 
 
 CHILD = """
@@ -214,10 +280,15 @@ with open(sys.argv[1], "rb") as work, open(sys.argv[2], "wb") as done:
 """
 
 
-def judge(work: list[tuple[str, bytes, list[np.ndarray]]], folder: Path) -> dict[str, tuple[list[np.ndarray], bool]]:
-    """What the official model computes from the files: name -> (results, whether it accepts the file)."""
+def judge(
+    work: list[tuple[str, bytes, list[np.ndarray]]], folder: Path
+) -> dict[str, tuple[list[np.ndarray], bool]]:
+    """What the official model computes from the files: name -> (results, whether it
+    accepts the file).
+    """
     (folder / "work").write_bytes(pickle.dumps(work))
-    environment = {**os.environ, "PATH": ""}  # without gdb, which the model would attach to itself
+    # without gdb, which the model would attach to itself
+    environment = {**os.environ, "PATH": ""}
     command = [sys.executable, "-c", CHILD, str(folder / "work"), str(folder / "done")]
     child = subprocess.run(command, capture_output=True, env=environment, check=False)
     assert child.returncode == 0, child.stderr.decode()[-2000:]

@@ -1,4 +1,6 @@
-"""Graphs to test with: every operator in every combination of element types that the specification's table has."""
+"""Graphs to test with: every operator in every combination of element types that the
+specification's table has.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +48,21 @@ class Constant(NamedTuple):
 
 
 CONV = {"pad": (1, 0, 1, 1), "stride": (2, 1), "dilation": (1, 1)}
-IMAGE, POOL = (1, 8, 6, 4), {"kernel": (2, 3), "stride": (2, 1), "pad": (0, 0, 1, 1)}
+IMAGE = (1, 8, 6, 4)
+POOL = {"kernel": (2, 3), "stride": (2, 1), "pad": (0, 0, 1, 1)}
 SCALES = {"per_channel": True, "input_unsigned": False, "output_unsigned": False}
 RECIPES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "ARGMAX": (((2, 3, 4),), {"axis": 1}),
     "AVG_POOL2D": ((IMAGE, Zero(), Zero()), POOL),
     "MAX_POOL2D": ((IMAGE,), POOL),
-    "CONV2D": (((1, 8, 6, 4), Constant((5, 3, 3, 4)), Constant((5,)), Zero(), Zero()), CONV),
-    "DEPTHWISE_CONV2D": (((1, 8, 6, 4), Constant((3, 3, 4, 2)), Constant((8,)), Zero(), Zero()), CONV),
+    "CONV2D": (
+        ((1, 8, 6, 4), Constant((5, 3, 3, 4)), Constant((5,)), Zero(), Zero()),
+        CONV,
+    ),
+    "DEPTHWISE_CONV2D": (
+        ((1, 8, 6, 4), Constant((3, 3, 4, 2)), Constant((8,)), Zero(), Zero()),
+        CONV,
+    ),
     "CONV3D": (
         ((1, 3, 8, 6, 4), Constant((5, 1, 3, 3, 4)), Constant((1,)), Zero(), Zero()),
         {"pad": (0, 0, 1, 0, 1, 1), "stride": (2, 2, 1), "dilation": (1, 1, 1)},
@@ -82,22 +91,46 @@ RECIPES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "SCATTER": (((1, 5, 3), Constant((1, 4)), (1, 4, 3)), {}),
     "RESIZE": ((IMAGE, Shape((4, 2, 4, 2)), Shape((-1, -1)), Shape((1, 1))), {}),
     "RESCALE": (((2, 3), Constant((3,)), Constant((3,)), Zero(), Zero()), SCALES),
-    "CUSTOM": (((2, 3),), {"operator_name": "f", "domain_name": "d", "implementation_attrs": b"\1\2"}),
-    "AVG_POOL2D_ADAPTIVE": ((IMAGE, Zero(), Zero(), Shape((2, 3)), Shape((2, 1)), Shape((0, 0, 1, 1))), {}),
-    "MAX_POOL2D_ADAPTIVE": ((IMAGE, Shape((2, 3)), Shape((2, 1)), Shape((0, 0, 1, 1))), {}),
+    "CUSTOM": (
+        ((2, 3),),
+        {"operator_name": "f", "domain_name": "d", "implementation_attrs": b"\1\2"},
+    ),
+    "AVG_POOL2D_ADAPTIVE": (
+        (IMAGE, Zero(), Zero(), Shape((2, 3)), Shape((2, 1)), Shape((0, 0, 1, 1))),
+        {},
+    ),
+    "MAX_POOL2D_ADAPTIVE": (
+        (IMAGE, Shape((2, 3)), Shape((2, 1)), Shape((0, 0, 1, 1))),
+        {},
+    ),
     "MATMUL_T": (((2, 3, 4), (1, 5, 4), Zero(), Zero()), {}),
     "ROW_GATHER": (((2, 9, 3), (2, 4), One()), {}),
-    "ROW_GATHER_BLOCK_SCALED": (((2, 9, 64), (2, 9, 2), (2, 4), One()), {"block_size": BlockSize.BLOCK_SIZE_32}),
-    "RESHAPE_BLOCK_SCALED": (((2, 64), (2, 2), Shape((2, 1, 64))), {"block_size": BlockSize.BLOCK_SIZE_32}),
+    "ROW_GATHER_BLOCK_SCALED": (
+        ((2, 9, 64), (2, 9, 2), (2, 4), One()),
+        {"block_size": BlockSize.BLOCK_SIZE_32},
+    ),
+    "RESHAPE_BLOCK_SCALED": (
+        ((2, 64), (2, 2), Shape((2, 1, 64))),
+        {"block_size": BlockSize.BLOCK_SIZE_32},
+    ),
     "CAST_TO_BLOCK_SCALED": (((3, 64),), {"block_size": BlockSize.BLOCK_SIZE_32}),
-    "CAST_FROM_BLOCK_SCALED": (((3, 64), (3, 2)), {"block_size": BlockSize.BLOCK_SIZE_32}),
+    "CAST_FROM_BLOCK_SCALED": (
+        ((3, 64), (3, 2)),
+        {"block_size": BlockSize.BLOCK_SIZE_32},
+    ),
     "MATMUL_T_BLOCK_SCALED": (
         ((2, 3, 64), (2, 3, 2), (1, 5, 64), (1, 5, 2)),
         {"block_size": BlockSize.BLOCK_SIZE_32},
     ),
     "CONV2D_BLOCK_SCALED": (
         (
-            *((1, 8, 6, 32), (1, 8, 6, 1), Constant((5, 3, 3, 32)), Constant((5, 3, 3, 1)), Constant((5,))),
+            *(
+                (1, 8, 6, 32),
+                (1, 8, 6, 1),
+                Constant((5, 3, 3, 32)),
+                Constant((5, 3, 3, 1)),
+                Constant((5,)),
+            ),
             *(Shape((1, 0, 1, 1)), Shape((2, 1)), Shape((1, 1))),
         ),
         {"block_size": BlockSize.BLOCK_SIZE_32},
@@ -106,14 +139,32 @@ RECIPES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "CONCAT_SHAPE": ((Shape((2, 3)), Shape((4,))), {}),
     "SLICE_SHAPE": ((Shape((2, 3, 4)), One(), One()), {}),
     "ASSERT_EQUAL_SHAPE": ((Shape((2, 3)), Shape((2, 1))), {"allow_broadcast": True}),
-    **{f"{name}_SHAPE": ((Shape((9, 4)), Shape((2, 3))), {}) for name in "ADD SUB MUL MAX MIN MOD".split()},
-    **{f"{name}_SHAPE": ((Shape((9, 4)), Shape((2, 3))), {}) for name in ("DIV_CEIL", "DIV_FLOOR")},
-    **{f"{name}_SHAPE": ((Shape((9, 4)),), {}) for name in ("EXP2", "LOG2_CEIL", "LOG2_FLOOR")},
-    **{f"REDUCE_{name}": (((2, 3, 4),), {"axis": 1}) for name in ("ALL", "ANY", "MAX", "MIN", "PRODUCT", "SUM")},
+    **{
+        f"{name}_SHAPE": ((Shape((9, 4)), Shape((2, 3))), {})
+        for name in "ADD SUB MUL MAX MIN MOD".split()
+    },
+    **{
+        f"{name}_SHAPE": ((Shape((9, 4)), Shape((2, 3))), {})
+        for name in ("DIV_CEIL", "DIV_FLOOR")
+    },
+    **{
+        f"{name}_SHAPE": ((Shape((9, 4)),), {})
+        for name in ("EXP2", "LOG2_CEIL", "LOG2_FLOOR")
+    },
+    **{
+        f"REDUCE_{name}": (((2, 3, 4),), {"axis": 1})
+        for name in ("ALL", "ANY", "MAX", "MIN", "PRODUCT", "SUM")
+    },
 }
 BLOCKED: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "CONV2D": (((1, 8, 6, 32), Constant((5, 3, 3, 32)), Constant((5,)), Zero(), Zero()), CONV),
-    "CONV3D": ((((1, 3, 8, 6, 32)), Constant((5, 1, 3, 3, 32)), *RECIPES["CONV3D"][0][2:]), RECIPES["CONV3D"][1]),
+    "CONV2D": (
+        ((1, 8, 6, 32), Constant((5, 3, 3, 32)), Constant((5,)), Zero(), Zero()),
+        CONV,
+    ),
+    "CONV3D": (
+        (((1, 3, 8, 6, 32)), Constant((5, 1, 3, 3, 32)), *RECIPES["CONV3D"][0][2:]),
+        RECIPES["CONV3D"][1],
+    ),
     "TRANSPOSE_CONV2D": (
         ((1, 4, 5, 32), Constant((5, 3, 2, 32)), *RECIPES["TRANSPOSE_CONV2D"][0][2:]),
         RECIPES["TRANSPOSE_CONV2D"][1],
@@ -131,11 +182,19 @@ BLOCKED: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "DIM": (((2, 32),), {"axis": 1}),
 }
 """Recipes of operators on block-scaled tensors, whose last axis is made of blocks."""
-WITH_BODIES_OR_STATE = {"COND_IF", "WHILE_LOOP", "VARIABLE", "VARIABLE_READ", "VARIABLE_WRITE"}
+WITH_BODIES_OR_STATE = {
+    "COND_IF",
+    "WHILE_LOOP",
+    "VARIABLE",
+    "VARIABLE_READ",
+    "VARIABLE_WRITE",
+}
 
 
 class Sample(NamedTuple):
-    """A graph of one operator and the alternatives of profiles and extensions that allow it."""
+    """A graph of one operator and the alternatives of profiles and extensions that
+    allow it.
+    """
 
     label: str
     graph: Graph
@@ -143,7 +202,9 @@ class Sample(NamedTuple):
 
 
 def samples(*wanted: DType, version: tuple[int, int] = (1, 0)) -> Iterator[Sample]:
-    """A sample for each row of a version's table; with ``wanted``, only where all element types are among these."""
+    """A sample for each row of a version's table; with ``wanted``, only where all
+    element types are among these.
+    """
     for name in sorted(OPERATORS.keys() & rows(version).keys() - WITH_BODIES_OR_STATE):
         row = rows(version)[name]
         for mode in row.modes:
@@ -155,19 +216,24 @@ def samples(*wanted: DType, version: tuple[int, int] = (1, 0)) -> Iterator[Sampl
 def merged(graphs: Iterable[Graph]) -> Graph:
     """One graph that has the inputs, operators and outputs of all."""
     listed = list(graphs)
-    inputs, outputs = [v for g in listed for v in g.inputs], [v for g in listed for v in g.outputs]
+    inputs = [v for g in listed for v in g.inputs]
+    outputs = [v for g in listed for v in g.outputs]
     return Graph(inputs, outputs, [op for g in listed for op in g.operators])
 
 
 def apply(kind: type[Operator], *inputs: Value, **attributes: Any) -> Operator:
     """An operator with its results."""
     operator = kind(inputs, **attributes)
-    operator.outputs = tuple(Value(type, producer=operator) for type in operator.infer())
+    operator.outputs = tuple(
+        Value(type, producer=operator) for type in operator.infer()
+    )
     return operator
 
 
 def arrays(graph: Graph, seed: int = 0) -> list[np.ndarray]:
-    """Inputs for a graph: small positive numbers, in the domain of every operator and valid as indices."""
+    """Inputs for a graph: small positive numbers, in the domain of every operator and
+    valid as indices.
+    """
     random = np.random.default_rng(seed)
     return [elements(v.type, random) for v in graph.inputs]
 
@@ -183,9 +249,12 @@ def elements(type: Type, random: np.random.Generator) -> np.ndarray:
     if type.dtype is DType.FP8UE8M0:
         return random.integers(126, 129, type.shape).astype(array)  # from 1/2 to 2
     if type.dtype is DType.BF16:
-        return (random.uniform(0.5, 2, type.shape).astype(np.float32).view(np.uint32) >> 16).astype(array)
+        return (
+            random.uniform(0.5, 2, type.shape).astype(np.float32).view(np.uint32) >> 16
+        ).astype(array)
     if type.dtype in FLOAT8:
-        return random.integers(0x38, 0x41, type.shape).astype(array)  # from 1 or 0.5 to 2
+        # from 1 or 0.5 to 2
+        return random.integers(0x38, 0x41, type.shape).astype(array)
     if type.dtype is DType.BOOL:
         return random.integers(0, 2, type.shape).astype(array)
     return random.integers(1, 4, type.shape).astype(array)
@@ -195,13 +264,17 @@ def graph_of(row: Row, mode: Mode) -> Graph:
     """A graph of one operator with the element types of a mode."""
     default = ((2, 3), (1, 3))[: len(row.inputs)]
     blocked = any(t in BLOCK_SCALED for t in mode.types.values())
-    operands, attributes = (BLOCKED if blocked else RECIPES).get(row.name, (default, {}))
+    operands, attributes = (BLOCKED if blocked else RECIPES).get(
+        row.name, (default, {})
+    )
     if mode.types.get("scale_t", 0) is None:  # a tensor without a scale
         operands = (operands[0], *operands[2:])
         attributes = attributes | {"block_size": BlockSize.BLOCK_SIZE_1}
     types = [_dtype(row, mode, i, len(operands)) for i in range(len(operands))]
     inputs = [_operand(row, i, operand, types[i]) for i, operand in enumerate(operands)]
-    operator = apply(OPERATORS[row.name], *inputs, **attributes | _attributes(row, mode))
+    operator = apply(
+        OPERATORS[row.name], *inputs, **attributes | _attributes(row, mode)
+    )
     outputs = [v for v in operator.outputs if v.dtype is not DType.SHAPE]
     return Graph([v for v in inputs if v.constant is None], outputs, [operator])
 
@@ -210,7 +283,11 @@ def _dtype(row: Row, mode: Mode, position: int, count: int) -> DType:
     element = row.operands(count)[position]
     if element == "mul_t":
         return DType.INT16 if mode.types["in_t"] is DType.INT48 else DType.INT32
-    return mode.types.get(element) or ELEMENTS.get(element) or (DType.SHAPE if element == "shape" else DType.FP32)
+    return (
+        mode.types.get(element)
+        or ELEMENTS.get(element)
+        or (DType.SHAPE if element == "shape" else DType.FP32)
+    )
 
 
 def _operand(row: Row, position: int, operand: Any, dtype: DType) -> Value:
@@ -222,11 +299,15 @@ def _operand(row: Row, position: int, operand: Any, dtype: DType) -> Value:
         return literal(operand.entries, dtype, np.int64)
     if not isinstance(operand, Constant):
         return Value(Type(operand, dtype))
-    type = Type((513,) if row.name == "TABLE" and dtype is DType.INT16 else operand.shape, dtype)
+    type = Type(
+        (513,) if row.name == "TABLE" and dtype is DType.INT16 else operand.shape, dtype
+    )
     if row.name == "SCATTER":
         return Value(type, Literal(np.array([[4, 0, 2, 1]], ARRAY_DTYPES[dtype])))
     if row.name == "RESCALE":
-        scale = 20 if dtype is DType.INT8 else 1 << 14 if dtype is DType.INT16 else 1 << 20
+        scale = (
+            20 if dtype is DType.INT8 else 1 << 14 if dtype is DType.INT16 else 1 << 20
+        )
         return Value(type, Literal(np.full(type.shape, scale, ARRAY_DTYPES[dtype])))
     return Value(type, Literal(elements(type, np.random.default_rng(position))))
 

@@ -1,4 +1,5 @@
-"""Legal graphs with control flow, variables and custom operators, which one operator alone cannot show.
+"""Legal graphs with control flow, variables and custom operators, which one operator
+alone cannot show.
 
 Bodies that are nested as deep as level 8K allows, and lists as long, are among them.
 """
@@ -15,9 +16,21 @@ from delegraph_tosa.spec import required
 
 from .samples import Sample, apply, merged
 
-BOOL, I32, F32 = DType.BOOL, DType.INT32, DType.FP32
+BOOL = DType.BOOL
+I32 = DType.INT32
+F32 = DType.FP32
 MOVED = (
-    *(BOOL, DType.INT4, DType.INT8, DType.INT16, I32, DType.INT48, F32, DType.FP16, DType.BF16),
+    *(
+        BOOL,
+        DType.INT4,
+        DType.INT8,
+        DType.INT16,
+        I32,
+        DType.INT48,
+        F32,
+        DType.FP16,
+        DType.BF16,
+    ),
     *(DType.FP8E4M3, DType.FP8E5M2),
 )
 """Element types that a list may have: control flow only moves tensors."""
@@ -28,16 +41,24 @@ PACKED = (DType.INT4, DType.INT48, *BLOCK_SCALED)
 KEPT = (DType.INT8, DType.FP16, F32)
 """Element types of variables."""
 DEEPEST = 5
-"""How deep bodies may be nested at level 8K: tosa-opt counts the program as well, and MAX_NESTING is 6."""
+"""How deep bodies may be nested at level 8K: tosa-opt counts the program as well, and
+MAX_NESTING is 6.
+"""
 LONGEST = 64
-"""MAX_TENSOR_LIST_SIZE of level 8K; for COND_IF the reference model counts the condition too."""
+"""MAX_TENSOR_LIST_SIZE of level 8K; for COND_IF the reference model counts the
+condition too.
+"""
 
 
 def structured(version: tuple[int, int] = (1, 0)) -> Iterator[Sample]:
-    """A sample for each way in which these operators are put together; ``allowed_by`` is what they need."""
+    """A sample for each way in which these operators are put together; ``allowed_by``
+    is what they need.
+    """
     for label, graph in _graphs(MOVED if version == (1, 0) else MOVED + MOVED_OF_1_1):
         needed = required(graph, version)
-        names = {f"PRO-{p}" for p in needed.profiles} | {f"EXT-{e.upper()}" for e in needed.extensions}
+        names = {f"PRO-{p}" for p in needed.profiles} | {
+            f"EXT-{e.upper()}" for e in needed.extensions
+        }
         yield Sample(label, graph, (frozenset(names),))
 
 
@@ -55,7 +76,10 @@ def _graphs(moved_types: tuple[DType, ...]) -> Iterator[tuple[str, Graph]]:
     for depth in range(1, DEEPEST + 1):
         yield f"COND_IF({depth} deep)", branches(depth)
         yield f"WHILE_LOOP({depth} deep)", loops(depth)
-    yield "COND_IF(in WHILE_LOOP)", loop(F32, branch(kept(F32), moved(F32), name="inside"))
+    yield (
+        "COND_IF(in WHILE_LOOP)",
+        loop(F32, branch(kept(F32), moved(F32), name="inside")),
+    )
     for dtype in KEPT:
         yield f"VARIABLE({dtype})", two_variables(dtype)
         yield f"VARIABLE_READ({dtype})", read_only(dtype)
@@ -74,7 +98,9 @@ def vector(dtype: DType) -> Value:
     return value(64 if dtype in BLOCK_SCALED else 2, dtype=dtype)
 
 
-def each(kind: type[Operator], dtype: DType, count: int, name: str, **attributes: int) -> Graph:
+def each(
+    kind: type[Operator], dtype: DType, count: int, name: str, **attributes: int
+) -> Graph:
     """A graph that does the same to each of its ``count`` inputs."""
     inputs = [vector(dtype) for _ in range(count)]
     made = [apply(kind, v, **attributes) for v in inputs]
@@ -86,7 +112,11 @@ def kept(dtype: DType, count: int = 1) -> Graph:
 
 
 def moved(dtype: DType) -> Graph:
-    return each(ops.REVERSE, dtype, 1, "moved", axis=0) if dtype not in PACKED else kept(dtype)
+    return (
+        each(ops.REVERSE, dtype, 1, "moved", axis=0)
+        if dtype not in PACKED
+        else kept(dtype)
+    )
 
 
 def constant(number: int) -> Graph:
@@ -94,13 +124,24 @@ def constant(number: int) -> Graph:
     return Graph([], made.outputs, [made], f"constant_{number}")
 
 
-def branch(then: Graph, other: Graph, rank: int = 1, name: str = "main", flag: DType = BOOL) -> Graph:
-    """A program that chooses between two graphs by its first input; inside of a loop, by a constant."""
+def branch(
+    then: Graph, other: Graph, rank: int = 1, name: str = "main", flag: DType = BOOL
+) -> Graph:
+    """A program that chooses between two graphs by its first input; inside of a loop,
+    by a constant.
+    """
     inside = name != "main"
-    condition = literal([True], BOOL, np.bool_) if inside else value(*[1] * rank, dtype=flag)
+    condition = (
+        literal([True], BOOL, np.bool_) if inside else value(*[1] * rank, dtype=flag)
+    )
     operands = [Value(v.type) for v in then.inputs]
     chosen = apply(ops.COND_IF, condition, *operands, then_graph=then, else_graph=other)
-    return Graph([*operands] if inside else [condition, *operands], chosen.outputs, [chosen], name)
+    return Graph(
+        [*operands] if inside else [condition, *operands],
+        chosen.outputs,
+        [chosen],
+        name,
+    )
 
 
 def branches(depth: int) -> Graph:
@@ -111,7 +152,12 @@ def branches(depth: int) -> Graph:
     for level in range(depth):
         flag = value(1, dtype=BOOL)
         chosen = apply(ops.COND_IF, flag, flag, then_graph=graph, else_graph=graph)
-        graph = Graph([flag], chosen.outputs, [chosen], "main" if level == depth - 1 else f"level_{level}")
+        graph = Graph(
+            [flag],
+            chosen.outputs,
+            [chosen],
+            "main" if level == depth - 1 else f"level_{level}",
+        )
     return graph
 
 
@@ -123,12 +169,19 @@ def below(limit: int, *others: DType) -> Graph:
 
 
 def counting(*others: DType, step: Graph | None = None) -> Graph:
-    """Adds 1 to the first input and reverses the others, or does to them what ``step`` does."""
+    """Adds 1 to the first input and reverses the others, or does to them what ``step``
+    does.
+    """
     count = value(1, dtype=I32)
     added = apply(ops.ADD, count, literal([1], I32, np.int32))
     if step is None:
         step = merged(moved(dtype) for dtype in others)
-    return Graph([count, *step.inputs], [*added.outputs, *step.outputs], [added, *step.operators], "counting")
+    return Graph(
+        [count, *step.inputs],
+        [*added.outputs, *step.outputs],
+        [added, *step.operators],
+        "counting",
+    )
 
 
 def loop(dtype: DType, step: Graph | None = None) -> Graph:
@@ -140,18 +193,29 @@ def loop(dtype: DType, step: Graph | None = None) -> Graph:
 
 
 def loops(depth: int) -> Graph:
-    """``depth`` loops inside each other: the innermost counts to 4, each other one goes on below its limit."""
+    """``depth`` loops inside each other: the innermost counts to 4, each other one goes
+    on below its limit.
+    """
     body = counting()
     for level in range(depth):
         count = value(1, dtype=I32)
-        made = apply(ops.WHILE_LOOP, count, cond_graph=below(4 + level), body_graph=body)
+        made = apply(
+            ops.WHILE_LOOP, count, cond_graph=below(4 + level), body_graph=body
+        )
         added = apply(ops.ADD, made.outputs[0], literal([1], I32, np.int32))
-        body = Graph([count], added.outputs, [made, added], "main" if level == depth - 1 else f"level_{level}")
+        body = Graph(
+            [count],
+            added.outputs,
+            [made, added],
+            "main" if level == depth - 1 else f"level_{level}",
+        )
     return body
 
 
 def _declared(dtype: DType, name: str = "state") -> Operator:
-    return apply(ops.VARIABLE, literal([1, 0], dtype, ARRAY_DTYPES[dtype]), variable=name)
+    return apply(
+        ops.VARIABLE, literal([1, 0], dtype, ARRAY_DTYPES[dtype]), variable=name
+    )
 
 
 def _read(dtype: DType, name: str = "state") -> Operator:
@@ -159,7 +223,9 @@ def _read(dtype: DType, name: str = "state") -> Operator:
 
 
 def two_variables(dtype: DType) -> Graph:
-    """Both are read; the reference model takes no inputs if the program has a variable that it does not use."""
+    """Both are read; the reference model takes no inputs if the program has a variable
+    that it does not use.
+    """
     reads = [_read(dtype, "other"), _read(dtype)]
     declared = [_declared(dtype), _declared(dtype, "other")]
     return Graph([], [op.outputs[0] for op in reads], [*declared, *reads])
@@ -172,39 +238,71 @@ def read_only(dtype: DType) -> Graph:
 
 def written(dtype: DType) -> Graph:
     """Reads, writes and reads again."""
-    x, before, after = value(2, dtype=dtype), _read(dtype), _read(dtype)
+    x = value(2, dtype=dtype)
+    before = _read(dtype)
+    after = _read(dtype)
     write = apply(ops.VARIABLE_WRITE, x, variable="state")
-    return Graph([x], [*before.outputs, *after.outputs], [_declared(dtype), before, write, after])
+    return Graph(
+        [x], [*before.outputs, *after.outputs], [_declared(dtype), before, write, after]
+    )
 
 
 def summed() -> Graph:
     """A loop that adds a tensor to a variable four times."""
-    count, x, state = value(1, dtype=I32), value(2), _read(F32)
+    count = value(1, dtype=I32)
+    x = value(2)
+    state = _read(F32)
     counted = apply(ops.ADD, count, literal([1], I32, np.int32))
     total = apply(ops.ADD, state.outputs[0], x)
-    write, copy = apply(ops.VARIABLE_WRITE, *total.outputs, variable="state"), apply(ops.IDENTITY, x)
-    body = Graph([count, x], [*counted.outputs, *copy.outputs], [counted, state, total, write, copy], "summing")
+    write = apply(ops.VARIABLE_WRITE, *total.outputs, variable="state")
+    copy = apply(ops.IDENTITY, x)
+    body = Graph(
+        [count, x],
+        [*counted.outputs, *copy.outputs],
+        [counted, state, total, write, copy],
+        "summing",
+    )
     operands = [value(1, dtype=I32), value(2)]
     made = apply(ops.WHILE_LOOP, *operands, cond_graph=below(4, F32), body_graph=body)
     after = _read(F32)
-    return Graph(operands, [*made.outputs, *after.outputs], [_declared(F32), made, after])
+    return Graph(
+        operands, [*made.outputs, *after.outputs], [_declared(F32), made, after]
+    )
 
 
 def read_inside() -> Graph:
-    """Both branches read a variable; so does the program, without which the reference model takes no input."""
+    """Both branches read a variable; so does the program, without which the reference
+    model takes no input.
+    """
     bodies = []
     for kind in (ops.ADD, ops.SUB):
-        x, state = value(2), _read(F32)
+        x = value(2)
+        state = _read(F32)
         made = apply(kind, x, *state.outputs)
         bodies.append(Graph([x], made.outputs, [state, made], kind.__name__.lower()))
-    condition, x, state = value(1, dtype=BOOL), value(2), _read(F32)
-    chosen = apply(ops.COND_IF, condition, x, then_graph=bodies[0], else_graph=bodies[1])
-    return Graph([condition, x], [*chosen.outputs, *state.outputs], [_declared(F32), chosen, state])
+    condition = value(1, dtype=BOOL)
+    x = value(2)
+    state = _read(F32)
+    chosen = apply(
+        ops.COND_IF, condition, x, then_graph=bodies[0], else_graph=bodies[1]
+    )
+    return Graph(
+        [condition, x],
+        [*chosen.outputs, *state.outputs],
+        [_declared(F32), chosen, state],
+    )
 
 
 def custom(dtype: DType = F32, count: int = 2, rank: int = 2) -> Graph:
-    operands = [value(*[3] * rank, dtype=dtype), *(value(4, dtype=I32) for _ in range(count - 1))]
+    operands = [
+        value(*[3] * rank, dtype=dtype),
+        *(value(4, dtype=I32) for _ in range(count - 1)),
+    ]
     types = (Type((3,) * rank, dtype), Type((), I32))
-    attributes = {"operator_name": "solve", "domain_name": "acme", "implementation_attrs": bytes(range(256))}
+    attributes = {
+        "operator_name": "solve",
+        "domain_name": "acme",
+        "implementation_attrs": bytes(range(256)),
+    }
     made = apply(ops.CUSTOM, *operands, types=types, **attributes)
     return Graph(operands, made.outputs, [made])

@@ -1,4 +1,6 @@
-"""A whole program with int64 tokens in one delegate: what is left to the host, and what the reference tools say."""
+"""A whole program with int64 tokens in one delegate: what is left to the host, and what
+the reference tools say.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,15 @@ CASTS = {"aten.to.dtype", "aten.to.device", "aten._to_copy.default"}
 
 
 def check_whole(program: ExportedProgram, *args, target=TARGETS[0], **kwargs):
-    """One delegate; only casts at its border on the host; equal to eager in ``evaluate``; no operator lost its node."""
+    """One delegate; only casts at its border on the host; equal to eager in
+    ``evaluate``; no operator lost its node.
+    """
     lowered = _lower(program, target)
     assert len(lowered.delegates) == 1, lowered.report
     (delegate,) = lowered.delegates
-    assert len(delegate.debug_handle_map) == len(read(delegate.processed_bytes).operators)
+    assert len(delegate.debug_handle_map) == len(
+        read(delegate.processed_bytes).operators
+    )
     assert {r.operator for r in lowered.report.refusals} <= CASTS, lowered.report
     assert lowered.verify(*args, **kwargs).relative_error < BOUND
     return lowered
@@ -34,18 +40,28 @@ def check_whole(program: ExportedProgram, *args, target=TARGETS[0], **kwargs):
 def check_with_reference_tools(
     monkeypatch, lowered, program: ExportedProgram, *args, target=TARGETS[0], **kwargs
 ) -> None:
-    """tosa-opt accepts the file, and the reference model, in place of our runtime, computes what eager does."""
+    """tosa-opt accepts the file, and the reference model, in place of our runtime,
+    computes what eager does.
+    """
     reference_tools.judge(lowered.delegates[0].processed_bytes, TosaSpec.parse(target))
     monkeypatch.setattr(TOSARuntime, "load", staticmethod(_load_reference_model))
     found = tree_leaves(_lower(program, target)(*args, **kwargs))
-    for mine, theirs in zip(found, tree_leaves(program.module(check_guards=False)(*args, **kwargs)), strict=True):
+    for mine, theirs in zip(
+        found,
+        tree_leaves(program.module(check_guards=False)(*args, **kwargs)),
+        strict=True,
+    ):
         assert mine.dtype is theirs.dtype
-        error = (mine.double() - theirs.double()).abs().max() / theirs.double().abs().max()
+        error = (
+            mine.double() - theirs.double()
+        ).abs().max() / theirs.double().abs().max()
         assert error < BOUND
 
 
 def _lower(program, target):
-    return delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": target}})
+    return delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": target}}
+    )
 
 
 def _load_reference_model(processed_bytes, compile_specs, named_data):
@@ -53,6 +69,8 @@ def _load_reference_model(processed_bytes, compile_specs, named_data):
 
     def call(*tensors):
         arrays = [np.ascontiguousarray(tensor.detach().numpy()) for tensor in tensors]
-        return tuple(map(torch.from_numpy, reference_tools.run(processed_bytes, arrays)))
+        return tuple(
+            map(torch.from_numpy, reference_tools.run(processed_bytes, arrays))
+        )
 
     return call

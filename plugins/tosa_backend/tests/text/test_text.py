@@ -26,16 +26,30 @@ def value(*shape: int, dtype: DType = F32, name: str = "") -> Value:
 
 
 def network() -> Graph:
-    x, zero = value(1, 4, 4, 2, name="x"), literal([0], F32, np.float32)
-    weight = Value(Type((3, 2, 2, 2), F32), Deferred(lambda: np.full((3, 2, 2, 2), 0.5, np.float32)))
-    attributes = {"pad": (0, 0, 0, 0), "stride": (2, 2), "dilation": (1, 1), "acc_type": F32}
+    x = value(1, 4, 4, 2, name="x")
+    zero = literal([0], F32, np.float32)
+    weight = Value(
+        Type((3, 2, 2, 2), F32),
+        Deferred(lambda: np.full((3, 2, 2, 2), 0.5, np.float32)),
+    )
+    attributes = {
+        "pad": (0, 0, 0, 0),
+        "stride": (2, 2),
+        "dilation": (1, 1),
+        "acc_type": F32,
+    }
     conv = apply(ops.CONV2D, x, weight, zero, zero, zero, **attributes)
     conv.source = Source("model.py", 7, "forward", "x = self.conv(x)")
     clamp = apply(ops.CLAMP, conv.outputs[0], min_val=0, max_val=math.inf)
-    mul = apply(ops.MUL, clamp.outputs[0], clamp.outputs[0], literal([0], DType.INT8, np.int8))
+    mul = apply(
+        ops.MUL, clamp.outputs[0], clamp.outputs[0], literal([0], DType.INT8, np.int8)
+    )
     reshape = apply(ops.RESHAPE, mul.outputs[0], literal([3, 4], DType.SHAPE, np.int64))
-    clamp.outputs[0].name, reshape.outputs[0].name = "clamped", "an output"
-    return Graph([x], [reshape.outputs[0], clamp.outputs[0]], [conv, clamp, mul, reshape])
+    clamp.outputs[0].name = "clamped"
+    reshape.outputs[0].name = "an output"
+    return Graph(
+        [x], [reshape.outputs[0], clamp.outputs[0]], [conv, clamp, mul, reshape]
+    )
 
 
 def test_golden(golden):
@@ -47,7 +61,11 @@ def test_golden(golden):
 def test_what_is_parsed_is_the_graph():
     graph = parse(render(network()))
     conv, clamp, mul, reshape = graph.operators
-    assert [v.name for v in graph.inputs + graph.outputs] == ["x", "an output", "clamped"]
+    assert [v.name for v in graph.inputs + graph.outputs] == [
+        "x",
+        "an output",
+        "clamped",
+    ]
     assert graph.outputs == [reshape.outputs[0], clamp.outputs[0]]
     assert (conv.pad, conv.acc_type, conv.local_bound) == ((0, 0, 0, 0), F32, False)
     assert conv.bias is conv.input_zp
@@ -66,22 +84,30 @@ def test_elided_constants_are_not_computed():
     add = apply(ops.ADD, x, Value(Type((5, 5), F32), Deferred(load)))
     text = render(Graph([x], add.outputs, [add]), elide=16)
     assert "%1: [5x5]fp32 = const ...\n" in text
-    with pytest.raises(FormatError, match="line 2: the elements of this constant were left out"):
+    with pytest.raises(
+        FormatError, match="line 2: the elements of this constant were left out"
+    ):
         parse(text)
 
 
 def test_folded_constants_are_shown_as_what_they_are():
     row = literal([[1.0, 2.0]], F32, np.float32)
     column = apply(ops.TRANSPOSE, row, perms=(1, 0))
-    add = apply(ops.ADD, x := value(2, 1), Value(column.outputs[0].type, Folded(column)))
-    assert "%1: [2x1]fp32 = const [1.0, 2.0]\n" in render(Graph([x], add.outputs, [add]))
+    add = apply(
+        ops.ADD, x := value(2, 1), Value(column.outputs[0].type, Folded(column))
+    )
+    assert "%1: [2x1]fp32 = const [1.0, 2.0]\n" in render(
+        Graph([x], add.outputs, [add])
+    )
 
 
 @pytest.mark.parametrize("sample", list(samples()), ids=lambda s: s.label)
 def test_every_operator_round_trips(sample):
     text = render(sample.graph)
     assert render(parse(text)) == text
-    assert TosaFile(parse(text), DEFAULT).join() == TosaFile(sample.graph, DEFAULT).join()
+    assert (
+        TosaFile(parse(text), DEFAULT).join() == TosaFile(sample.graph, DEFAULT).join()
+    )
 
 
 def constant_text(array: np.ndarray, dtype: DType) -> str:
@@ -96,18 +122,30 @@ def constant_text(array: np.ndarray, dtype: DType) -> str:
 @pytest.mark.parametrize(
     ("dtype", "elements", "text"),
     [
-        (F32, [0.1, -0.0, math.inf, -math.inf, 1e-45, 3.4028235e38], "[0.1, -0.0, inf, -inf, 1e-45, 3.4028235e+38]"),
+        (
+            F32,
+            [0.1, -0.0, math.inf, -math.inf, 1e-45, 3.4028235e38],
+            "[0.1, -0.0, inf, -inf, 1e-45, 3.4028235e+38]",
+        ),
         (F32, [math.nan, 1], "[nan, 1.0]"),
         (F32, [16777217, 1 / 3], "[16777216.0, 0.33333334]"),
         (F32, [2.0, 2.0, 2.0], "splat 2.0"),
         (F32, [0.0, -0.0], "[0.0, -0.0]"),
         (F32, [], "[]"),
         (DType.FP16, [0.1, 65504, -0.0], "[0.1, 65500.0, -0.0]"),
-        (DType.BF16, [0x3F80, 0x8000, 0x7F80, 0x0001], "[1.0, -0.0, inf, 9.183549615799121e-41]"),
+        (
+            DType.BF16,
+            [0x3F80, 0x8000, 0x7F80, 0x0001],
+            "[1.0, -0.0, inf, 9.183549615799121e-41]",
+        ),
         (DType.FP8E4M3, [0x38, 0xFF], "[56, 255]"),
         (DType.BOOL, [True, False], "[true, false]"),
         (DType.INT4, [-8, 7], "[-8, 7]"),
-        (DType.INT48, [-(1 << 47), (1 << 47) - 1], "[-140737488355328, 140737488355327]"),
+        (
+            DType.INT48,
+            [-(1 << 47), (1 << 47) - 1],
+            "[-140737488355328, 140737488355327]",
+        ),
         (DType.SHAPE, [], "[]"),
     ],
 )
@@ -122,39 +160,64 @@ def test_scalars():
 def test_a_nan_with_a_payload_is_given_by_its_bits():
     payload = np.frombuffer(struct.pack("<2I", 0x7FC00001, 0x3F800000), np.float32)
     assert constant_text(payload, F32).startswith('base64 "')
-    assert constant_text(np.array([0x7FC1, 0], np.uint16), DType.BF16).startswith('base64 "')
+    assert constant_text(np.array([0x7FC1, 0], np.uint16), DType.BF16).startswith(
+        'base64 "'
+    )
 
 
 def test_large_constants_are_base64():
-    assert constant_text(np.arange(17, dtype=np.float32), F32).startswith('base64 "AAAAAAAAgD8')
-    assert constant_text(np.arange(16, dtype=np.int32), DType.INT32).startswith("[0, 1, 2")
+    assert constant_text(np.arange(17, dtype=np.float32), F32).startswith(
+        'base64 "AAAAAAAAgD8'
+    )
+    assert constant_text(np.arange(16, dtype=np.int32), DType.INT32).startswith(
+        "[0, 1, 2"
+    )
 
 
 def test_control_flow_and_custom_operators(golden):
-    inner, x, condition = value(2), value(2, name="x"), value(1, dtype=DType.BOOL, name="c")
+    inner = value(2)
+    x = value(2, name="x")
+    condition = value(1, dtype=DType.BOOL, name="c")
     absolute = apply(ops.ABS, inner)
     body = Graph([inner], absolute.outputs, [absolute], name="negative case")
     kept = Graph([other := value(2)], [other], [])
     chosen = apply(ops.COND_IF, condition, x, then_graph=body, else_graph=kept)
-    attributes = {"operator_name": 'a "b"\n', "domain_name": "", "implementation_attrs": b"\0\xff"}
-    custom = apply(ops.CUSTOM, *chosen.outputs, **attributes, types=(Type((3,), F32), Type((), DType.INT8)))
+    attributes = {
+        "operator_name": 'a "b"\n',
+        "domain_name": "",
+        "implementation_attrs": b"\0\xff",
+    }
+    custom = apply(
+        ops.CUSTOM,
+        *chosen.outputs,
+        **attributes,
+        types=(Type((3,), F32), Type((), DType.INT8)),
+    )
     text = render(Graph([condition, x], custom.outputs, [chosen, custom]))
     golden("control_flow_and_custom", text)
     back = parse(text)
     assert render(back) == text
     assert back.operators[0].then_graph.operators[0].name == "ABS"
-    assert (back.operators[1].operator_name, back.operators[1].implementation_attrs) == ('a "b"\n', b"\0\xff")
+    assert (
+        back.operators[1].operator_name,
+        back.operators[1].implementation_attrs,
+    ) == ('a "b"\n', b"\0\xff")
 
 
 def test_a_graph_is_printed_before_those_it_refers_to():
     def graph(*bodies: Graph, name: str) -> Graph:
         x = value(1, dtype=DType.BOOL)
-        chosen = [apply(ops.COND_IF, x, x, then_graph=body, else_graph=body) for body in bodies]
+        chosen = [
+            apply(ops.COND_IF, x, x, then_graph=body, else_graph=body)
+            for body in bodies
+        ]
         return Graph([x], [c.outputs[0] for c in chosen[:1]] or [x], chosen, name=name)
 
     shared = graph(name="shared")
     text = render(graph(shared, graph(shared, name="user"), name="main"))
-    assert [line.split("(")[0] for line in text.splitlines() if line.startswith("graph")] == [
+    assert [
+        line.split("(")[0] for line in text.splitlines() if line.startswith("graph")
+    ] == [
         "graph @main",
         "graph @user",
         "graph @shared",
@@ -167,12 +230,18 @@ def test_results_say_what_no_attribute_repeats():
     text = render(Graph([x], cast.outputs, [cast]))
     assert "%0: [2]int8 = CAST(%x)\n" in text
     assert parse(text).operators[0].dtype is DType.INT8
-    rescale = next(s for s in samples(DType.INT8) if s.label.startswith("RESCALE")).graph
-    assert parse(render(rescale)).operators[0].rounding_mode is RoundingMode.SINGLE_ROUND
+    rescale = next(
+        s for s in samples(DType.INT8) if s.label.startswith("RESCALE")
+    ).graph
+    assert (
+        parse(render(rescale)).operators[0].rounding_mode is RoundingMode.SINGLE_ROUND
+    )
 
 
 def test_names_that_are_numbers_or_there_twice():
-    a, b, c = value(2, name="0"), value(2, name="same"), value(2, name="same")
+    a = value(2, name="0")
+    b = value(2, name="same")
+    c = value(2, name="same")
     add = apply(ops.ADD, a, b)
     sub = apply(ops.SUB, add.outputs[0], c)
     text = render(Graph([a, b, c], sub.outputs, [add, sub]))
@@ -181,7 +250,10 @@ def test_names_that_are_numbers_or_there_twice():
 
 
 def test_comments_and_layout_are_free():
-    text = "graph @main(%x: [2]fp32) { // head\n\n // a remark\n%y: [2]fp32=ABS( %x )  // there\n return %y }"
+    text = (
+        "graph @main(%x: [2]fp32) { // head\n\n // a remark\n%y: [2]fp32=ABS( %x )  //"
+        " there\n return %y }"
+    )
     assert str(parse(text).operators[0].source) == "there"
 
 
@@ -196,8 +268,14 @@ def test_comments_and_layout_are_free():
         ("%y: [1]fp32 = REDUCE_SUM(%x)", "REDUCE_SUM has no axis"),
         ("%y: [1]fp32 = REDUCE_SUM(%x) {axis=0.5}", "0.5 is no integer"),
         ("%y: [1]fp32 = REDUCE_SUM(%x) {axis=2}", "axis 2 is outside rank 1"),
-        ("%y: [2]fp32 = CLAMP(%x) {min_val=0.0, max_val=x}", "line 2: expected number, found 'x'"),
-        ("%y: [2]fp32 = CLAMP(%x) {min_val=0.0, max_val=1.0, nan_mode=NEVER}", "'NEVER' is no NanMode"),
+        (
+            "%y: [2]fp32 = CLAMP(%x) {min_val=0.0, max_val=x}",
+            "line 2: expected number, found 'x'",
+        ),
+        (
+            "%y: [2]fp32 = CLAMP(%x) {min_val=0.0, max_val=1.0, nan_mode=NEVER}",
+            "'NEVER' is no NanMode",
+        ),
         ("%y: [2]float = ABS(%x)", "'float' is no element type"),
         ("%y: [2]fp32 = const [1.0]", r"\[2\]fp32 has 2 elements, 1 are given"),
         ("%y: [1]int8 = const [300]", "no int8"),
@@ -216,7 +294,17 @@ def test_errors_name_the_line(line, words):
         parse(f"graph @main(%x: [2]fp32) {{\n  {line}\n  return %y\n}}\n")
 
 
-@pytest.mark.parametrize("text", ["", "return", "graph", "graph @main(", "graph @main() {", "graph @a() { return } x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "return",
+        "graph",
+        "graph @main(",
+        "graph @main() {",
+        "graph @a() { return } x",
+    ],
+)
 def test_fragments_are_refused(text):
     with pytest.raises(FormatError, match="TOSA text, line"):
         parse(text)

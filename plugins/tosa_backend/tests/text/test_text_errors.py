@@ -1,4 +1,6 @@
-"""Texts that nobody printed: odd numbers, remarks anywhere, and changed texts, which are graphs or a FormatError."""
+"""Texts that nobody printed: odd numbers, remarks anywhere, and changed texts, which
+are graphs or a FormatError.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def elements(text: str) -> np.ndarray:
         ("[2]bool = const [2, true]", "line 2: an element is no bool"),
         ("[1]bool = const [0.5]", "line 2: an element is no bool"),
         ('[1]fp32 = const base64 "é"', "line 2: the elements are not base64"),
-        (f"[{'x'.join(['9999999999'] * 3)}]fp32 = const splat 1.0", "line 2: .* is larger than any memory"),
+        (
+            f"[{'x'.join(['9999999999'] * 3)}]fp32 = const splat 1.0",
+            "line 2: .* is larger than any memory",
+        ),
     ],
 )
 def test_elements_that_a_constant_cannot_have(text, words):
@@ -43,9 +48,17 @@ def test_elements_that_a_constant_cannot_have(text, words):
 
 
 def test_floats_are_the_nearest_and_ties_go_to_even():
-    assert elements("[3]bf16 = const [1.00390625, 1.01171875, 0.1]").tolist() == [0x3F80, 0x3F82, 0x3DCD]
+    assert elements("[3]bf16 = const [1.00390625, 1.01171875, 0.1]").tolist() == [
+        0x3F80,
+        0x3F82,
+        0x3DCD,
+    ]
     assert elements("[2]bf16 = const [inf, nan]").tolist() == [0x7F80, 0x7FC0]
-    assert elements("[3]fp16 = const [65519, -inf, 0.1]").tolist() == [65504, -np.inf, np.float16(0.1)]
+    assert elements("[3]fp16 = const [65519, -inf, 0.1]").tolist() == [
+        65504,
+        -np.inf,
+        np.float16(0.1),
+    ]
 
 
 def test_a_short_text_does_not_take_much_memory():
@@ -61,18 +74,30 @@ def test_nothing_in_base64(dtype):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("REDUCE_SUM(%x) {axis=0, axis=0}", "line 3: REDUCE_SUM has an attribute twice"),
+        (
+            "REDUCE_SUM(%x) {axis=0, axis=0}",
+            "line 3: REDUCE_SUM has an attribute twice",
+        ),
         ("REDUCE_SUM(%x) {axis=true}", "line 3: expected number, found 'true'"),
-        ("CLAMP(%x) {min_val=false, max_val=1.0, nan_mode=IGNORE}", "line 3: expected number, found 'false'"),
+        (
+            "CLAMP(%x) {min_val=false, max_val=1.0, nan_mode=IGNORE}",
+            "line 3: expected number, found 'false'",
+        ),
     ],
 )
 def test_attributes(line, words):
     with pytest.raises(FormatError, match=words):
-        parse(f"// lines count from 1\ngraph @main(%x: [1]fp32) {{\n  %y: [1]fp32 = {line}\n  return %y\n}}\n")
+        parse(
+            "// lines count from 1\ngraph @main(%x: [1]fp32) {\n  %y: [1]fp32 ="
+            f" {line}\n  return %y\n}}\n"
+        )
 
 
 def test_remarks_stand_anywhere_between_statements():
-    text = "// head\n\ngraph @main(%x: [2]fp32) {\n  // inside\n  return %x\n}\n// behind\n"
+    text = (
+        "// head\n\ngraph @main(%x: [2]fp32) {\n  // inside\n  return %x\n}\n//"
+        " behind\n"
+    )
     assert render(parse(text)) == "graph @main(%x: [2]fp32) {\n  return %x\n}\n"
 
 
@@ -80,17 +105,40 @@ def test_what_inspect_shows_is_a_text_form():
     graph = next(s.graph for s in samples() if s.label == "RESCALE(int8, int32)")
     text = render(graph)
     unquantized = Quantization({}, {})
-    shown = TosaInspection("a.tosa", 1, (), (), unquantized, {}, 0, 0, 0, 0, {}, {}, 0, "1.0", ("FP",), (), text)
+    shown = TosaInspection(
+        "a.tosa",
+        1,
+        (),
+        (),
+        unquantized,
+        {},
+        0,
+        0,
+        0,
+        0,
+        {},
+        {},
+        0,
+        "1.0",
+        ("FP",),
+        (),
+        text,
+    )
     assert render(parse(str(shown))) == text
 
 
-GRAPHS = [sample.graph for sample in (*list(samples(version=(1, 1)))[::40], *structured())]
+GRAPHS = [
+    sample.graph for sample in (*list(samples(version=(1, 1)))[::40], *structured())
+]
 
 
 def changed(text: str, rng: random.Random) -> str:
-    """One character, one token or one line is lost, doubled or replaced by another one of the text."""
+    """One character, one token or one line is lost, doubled or replaced by another one
+    of the text.
+    """
     cut = rng.choice([list, str.split, str.splitlines])
-    parts, glue = cut(text), {list: "", str.split: " "}.get(cut, "\n")
+    parts = cut(text)
+    glue = {list: "", str.split: " "}.get(cut, "\n")
     at = rng.randrange(len(parts))
     parts[at : at + 1] = rng.choice([[], [parts[at]] * 2, [rng.choice(parts)]])
     return glue.join(parts)
@@ -98,7 +146,8 @@ def changed(text: str, rng: random.Random) -> str:
 
 @pytest.mark.parametrize("number", range(len(GRAPHS)))
 def test_changed_texts_are_graphs_or_refused(number):
-    rng, text = random.Random(number), render(GRAPHS[number])
+    rng = random.Random(number)
+    text = render(GRAPHS[number])
     for _ in range(20):
         try:
             graph = parse(changed(text, rng))

@@ -1,4 +1,6 @@
-"""What ``delegraph inspect`` takes and prints is in proportion to the file, however much its parts are shared."""
+"""What ``delegraph inspect`` takes and prints is in proportion to the file, however
+much its parts are shared.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from delegraph.cli import main
 from ..support import hostile
 
 MOST_TIMES = {"text": 32, "json": 32, "html": 80}
-"""Bytes of memory for each byte of a file, at the peak of showing it: the graph itself takes 10 to 17."""
+"""Bytes of memory for each byte of a file, at the peak of showing it: the graph itself
+takes 10 to 17.
+"""
 LONGEST = {"text": 8, "json": 8, "html": 16}
 """Characters for each byte of a file."""
 ALWAYS = 1 << 17
@@ -34,7 +38,11 @@ class Sink(io.TextIOBase):
 
 def show(folder, form):
     """(bytes of memory at the peak, characters of the result) of one command."""
-    options = {"text": [], "json": ["--json"], "html": ["--html", str(folder / "page.html")]}[form]
+    options = {
+        "text": [],
+        "json": ["--json"],
+        "html": ["--html", str(folder / "page.html")],
+    }[form]
     sink = Sink()
     tracemalloc.start()
     try:
@@ -43,17 +51,27 @@ def show(folder, form):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    return peak, (folder / "page.html").stat().st_size if form == "html" else sink.characters
+    return peak, (
+        (folder / "page.html").stat().st_size if form == "html" else sink.characters
+    )
 
 
 @pytest.mark.parametrize("form", MOST_TIMES)
 @pytest.mark.parametrize("kind", hostile.PRINTED, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("size", [1 << 14, pytest.param(590_000, marks=pytest.mark.slow)])
-def test_memory_and_output_are_in_proportion_to_the_file(kind, form, size, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "size", [1 << 14, pytest.param(590_000, marks=pytest.mark.slow)]
+)
+def test_memory_and_output_are_in_proportion_to_the_file(
+    kind, form, size, tmp_path, monkeypatch
+):
     monkeypatch.setattr(hostile, "SIZE", size)
     data = hostile.file(kind)
     (tmp_path / "a.tosa").write_bytes(data)
-    show(tmp_path, form)  # what the first file loads, such as the specification's tables, is no memory of a later one
+    # what the first file loads, such as the specification's tables, is no memory of a
+    # later one
+    show(tmp_path, form)
     peak, characters = show(tmp_path, form)
     assert peak < ALWAYS + MOST_TIMES[form] * len(data), f"{peak / len(data):.1f}"
-    assert characters < ALWAYS + LONGEST[form] * len(data), f"{characters / len(data):.1f}"
+    assert characters < ALWAYS + LONGEST[form] * len(data), (
+        f"{characters / len(data):.1f}"
+    )

@@ -35,7 +35,9 @@ def value(*shape: int, name: str = "") -> Value:
 
 
 def chain() -> Graph:
-    """exp, then its sum with the input: 32 bytes each; input, exp and sum are alive at once."""
+    """exp, then its sum with the input: 32 bytes each; input, exp and sum are alive at
+    once.
+    """
     x = value(8, name="x")
     exp = apply(ops.EXP, x)
     add = apply(ops.ADD, *exp.outputs, x)
@@ -47,34 +49,63 @@ def chain() -> Graph:
 def test_figures_of_a_chain():
     found = figures(chain())
     assert found.computed_bytes == {"fp32": 4 * 32}
-    assert (found.constant_bytes, found.parameters, found.multiply_accumulates) == ({}, 0, 0)
+    assert (found.constant_bytes, found.parameters, found.multiply_accumulates) == (
+        {},
+        0,
+        0,
+    )
     assert found.largest_live_bytes == 3 * 32
 
 
 def test_a_body_counts_on_top_of_what_is_alive_where_it_is_called():
-    x, condition = value(8), Value(Type((1,), DType.BOOL))
-    branches = [Graph([v := value(8)], (op := apply(ops.EXP, v)).outputs, [op], name) for name in ("a", "b")]
-    called = apply(ops.COND_IF, condition, x, then_graph=branches[0], else_graph=branches[1])
-    assert figures(Graph([condition, x], called.outputs, [called])).largest_live_bytes == 1 + 2 * 32 + 2 * 32
+    x = value(8)
+    condition = Value(Type((1,), DType.BOOL))
+    branches = [
+        Graph([v := value(8)], (op := apply(ops.EXP, v)).outputs, [op], name)
+        for name in ("a", "b")
+    ]
+    called = apply(
+        ops.COND_IF, condition, x, then_graph=branches[0], else_graph=branches[1]
+    )
+    assert (
+        figures(Graph([condition, x], called.outputs, [called])).largest_live_bytes
+        == 1 + 2 * 32 + 2 * 32
+    )
 
 
 def test_what_the_graphs_of_control_flow_hold_is_counted(tmp_path):
-    graph = next(sample.graph for sample in structured() if sample.label == "VARIABLE_WRITE(in WHILE_LOOP)")
+    graph = next(
+        sample.graph
+        for sample in structured()
+        if sample.label == "VARIABLE_WRITE(in WHILE_LOOP)"
+    )
     file = tmp_path / "loop.tosa"
     file.write_bytes(TosaFile(graph, TosaSpec()).join())
     found = TosaFormat.inspect(file)
     assert sum(found.operators.values()) == 9
-    assert (found.operators["WHILE_LOOP"], found.operators["GREATER"], found.operators["ADD"]) == (1, 1, 2)
+    assert (
+        found.operators["WHILE_LOOP"],
+        found.operators["GREATER"],
+        found.operators["ADD"],
+    ) == (1, 1, 2)
     assert (found.constants, found.constant_bytes) == (3, 16)
     assert found.constant_bytes_by_type == {"fp32": 8, "int32": 8}
-    assert (found.profiles, found.extensions) == (("FP", "INT"), ("controlflow", "variable"))
+    assert (found.profiles, found.extensions) == (
+        ("FP", "INT"),
+        ("controlflow", "variable"),
+    )
 
 
 def test_a_graph_of_nothing_has_nothing(tmp_path):
     file = tmp_path / "empty.tosa"
     file.write_bytes(TosaFile(Graph([], [], []), TosaSpec()).join())
     lines = TosaFormat.inspect(file).lines()
-    assert {"inputs: none", "outputs: none", "0 operators: none", "bytes of constants: none"} <= set(lines)
+    assert {
+        "inputs: none",
+        "outputs: none",
+        "0 operators: none",
+        "bytes of constants: none",
+    } <= set(lines)
 
 
 def test_the_summary(tmp_path):
@@ -89,7 +120,9 @@ def test_the_summary(tmp_path):
     file.write_bytes(TosaFile(graph, TosaSpec()).join())
     found = TosaFormat.summarize(file)
     (method,) = found.methods
-    assert [(t.name, t.dtype, t.shape) for t in method.inputs] == [("x", "float32", (8,))]
+    assert [(t.name, t.dtype, t.shape) for t in method.inputs] == [
+        ("x", "float32", (8,))
+    ]
     assert method.operators == {"ADD": 8, "EXP": 1, "ABS": 1}
     assert (found.kind, found.version, found.bytes, dict(found.needs)) == (
         "TOSA program",
@@ -98,28 +131,43 @@ def test_the_summary(tmp_path):
         {"profiles": ["FP"], "extensions": []},
     )
     assert (found.constants, found.constant_bytes) == (7, 7 * 32)
-    assert [(c.name, c.bytes) for c in found.largest] == [(f"w{k}", 32) for k in range(5)]
+    assert [(c.name, c.bytes) for c in found.largest] == [
+        (f"w{k}", 32) for k in range(5)
+    ]
     shown = summary_text(found)
     assert "\x1b" not in shown and "y" * 60 not in shown
-    assert "  in   x: float32[8]" in shown and "operators: 10 (8 ADD, 1 ABS, 1 EXP)" in shown
+    assert (
+        "  in   x: float32[8]" in shown
+        and "operators: 10 (8 ADD, 1 ABS, 1 EXP)" in shown
+    )
 
 
 def test_tools_get_no_large_constants_of_large_files(tmp_path, monkeypatch):
     """The reference model is not asked at all, tosa-opt about a copy."""
-    weight, zero = (literal(np.zeros(shape), DType.FP32, np.float32) for shape in ((1, 512, 512), 1))
+    weight, zero = (
+        literal(np.zeros(shape), DType.FP32, np.float32) for shape in ((1, 512, 512), 1)
+    )
     x = value(1, 4, 512, name="x")
     product = apply(ops.MATMUL, x, weight, zero, zero, dtype=DType.FP32)
     file = tmp_path / "product.tosa"
-    file.write_bytes(TosaFile(Graph([x], product.outputs, [product]), TosaSpec()).join())
+    file.write_bytes(
+        TosaFile(Graph([x], product.outputs, [product]), TosaSpec()).join()
+    )
     asked = []
 
     def call(command, text=""):
-        asked.extend(Path(found).stat().st_size for found in re.findall(r"filename=([^}]+)", " ".join(command)))
+        asked.extend(
+            Path(found).stat().st_size
+            for found in re.findall(r"filename=([^}]+)", " ".join(command))
+        )
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr("delegraph_tosa.tools.external_validators.WHOLE_UP_TO", 1 << 20)
     real = TosaFormat.verify(file)
-    assert [v.accepted for v in real] == [True, None] and "a copy with 1 large constants as inputs" in real[0].detail
+    assert [v.accepted for v in real] == [
+        True,
+        None,
+    ] and "a copy with 1 large constants as inputs" in real[0].detail
     monkeypatch.setattr("delegraph_tosa.tools.external_validators._call", call)
     TosaFormat.verify(file)
     assert len(asked) == 1 and asked[0] < 4096
@@ -137,14 +185,20 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_multiply_accumulates(name):
-    operator = next(s.graph.operators[0] for s in samples(DType.FP32) if s.label.startswith(f"{name}("))
+    operator = next(
+        s.graph.operators[0]
+        for s in samples(DType.FP32)
+        if s.label.startswith(f"{name}(")
+    )
     assert multiply_accumulates(operator) == PRODUCTS[name]
 
 
 def test_parameters_are_no_shapes():
     x = value(2, 3)
     reshape = apply(ops.RESHAPE, x, literal([3, 2], DType.SHAPE, np.int64))
-    add = apply(ops.ADD, *reshape.outputs, literal(np.ones((3, 2)), DType.FP32, np.float32))
+    add = apply(
+        ops.ADD, *reshape.outputs, literal(np.ones((3, 2)), DType.FP32, np.float32)
+    )
     found = figures(Graph([x], add.outputs, [reshape, add]))
     assert (found.parameters, found.constant_bytes) == (6, {"fp32": 24, "shape": 16})
 
@@ -157,7 +211,11 @@ class _Reader(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
-        assert not [name for name, content in attrs if name.startswith("on") or "http:" in (content or "")]
+        assert not [
+            name
+            for name, content in attrs
+            if name.startswith("on") or "http:" in (content or "")
+        ]
 
     def handle_data(self, data):
         self.text += data
@@ -165,12 +223,18 @@ class _Reader(HTMLParser):
 
 def test_the_page_shows_names_as_text_and_nothing_of_them_as_markup():
     graph = chain()
-    graph.inputs[0].name, graph.name, graph.operators[0].source = EVIL, EVIL, EVIL
+    graph.inputs[0].name = EVIL
+    graph.name = EVIL
+    graph.operators[0].source = EVIL
     written = page(graph, EVIL, [(EVIL, EVIL)])
     reader = _Reader()
     reader.feed(written)
-    known = "html head meta title style script body h1 h2 table tr th td div svg path g rect text".split()
-    assert reader.tags <= {*known} and written.count("<script") == 1  # the one that moves pictures
+    known = (
+        "html head meta title style script body h1 h2 table tr th td div svg path g"
+        " rect text".split()
+    )
+    # the one that moves pictures
+    assert reader.tags <= {*known} and written.count("<script") == 1
     assert "<script>alert('x')</script>" in reader.text
     assert {"EXP", "ADD", "ABS"} <= set(re.findall("[A-Z]{3}", reader.text))
     assert not re.search(r"(src|href|url)\s*[=(]", written)
@@ -193,9 +257,24 @@ def path(tmp_path):
 
 def test_command(path, tmp_path, capsys):
     reference_tools.tools()
-    assert main(["inspect", str(path), "--html", str(tmp_path / "g.html"), "--verify", "--json"]) == 0
+    assert (
+        main(
+            [
+                "inspect",
+                str(path),
+                "--html",
+                str(tmp_path / "g.html"),
+                "--verify",
+                "--json",
+            ]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
-    assert [(v["judge"], v["accepted"]) for v in found["verdicts"]] == [("tosa-opt", True), ("reference model", True)]
+    assert [(v["judge"], v["accepted"]) for v in found["verdicts"]] == [
+        ("tosa-opt", True),
+        ("reference model", True),
+    ]
     assert found["largest_live_bytes"] == 96
     assert "EXP" in (tmp_path / "g.html").read_text()
 
@@ -204,9 +283,14 @@ def test_a_refusal_is_shown_and_is_exit_code_1(tmp_path, capsys):
     reference_tools.tools()
     deep = apply(ops.ABS, value(*[1] * 7))
     file = tmp_path / "deep.tosa"
-    file.write_bytes(TosaFile(Graph(deep.inputs, deep.outputs, [deep]), TosaSpec()).join())
+    file.write_bytes(
+        TosaFile(Graph(deep.inputs, deep.outputs, [deep]), TosaSpec()).join()
+    )
     assert main(["inspect", str(file), "--verify"]) == 1
-    assert "refused by tosa-opt: 'tosa.abs' op failed level check" in capsys.readouterr().out
+    assert (
+        "refused by tosa-opt: 'tosa.abs' op failed level check"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("sample", list(structured()), ids=lambda sample: sample.label)
@@ -215,18 +299,32 @@ def test_the_page_and_the_text_of_every_structure(sample, tmp_path):
     file.write_bytes(TosaFile(sample.graph, TosaSpec()).join())
     shown = TosaFormat.page(file)
     assert shown.count("<svg") == len(sample.graph.reachable())
-    assert all(f">{op.name}<" in shown for graph in sample.graph.reachable() for op in graph.operators)
-    assert TosaFormat.inspect(file).text.count("graph @") == len(sample.graph.reachable())
+    assert all(
+        f">{op.name}<" in shown
+        for graph in sample.graph.reachable()
+        for op in graph.operators
+    )
+    assert TosaFormat.inspect(file).text.count("graph @") == len(
+        sample.graph.reachable()
+    )
 
 
-VERIFIED = ("VARIABLE_WRITE(in WHILE_LOOP)", "COND_IF(5 deep)", "VARIABLE_READ(in both branches)")
+VERIFIED = (
+    "VARIABLE_WRITE(in WHILE_LOOP)",
+    "COND_IF(5 deep)",
+    "VARIABLE_READ(in both branches)",
+)
 
 
 @pytest.mark.parametrize("label", VERIFIED)
 def test_others_verify_control_flow_and_variables(label, tmp_path):
     reference_tools.tools()
     file = tmp_path / "s.tosa"
-    file.write_bytes(TosaFile(next(s.graph for s in structured() if s.label == label), TosaSpec()).join())
+    file.write_bytes(
+        TosaFile(
+            next(s.graph for s in structured() if s.label == label), TosaSpec()
+        ).join()
+    )
     assert [verdict.accepted for verdict in TosaFormat.verify(file)] == [True, True]
 
 
@@ -241,14 +339,24 @@ def test_the_reference_model_is_not_asked_about_custom_operators(tmp_path):
 
 
 def test_a_refusal_is_told_without_a_traceback(tmp_path):
-    """The reference model lacks convolutions of mixed element types, which the 1.1 draft has."""
+    """The reference model lacks convolutions of mixed element types, which the 1.1
+    draft has.
+    """
     reference_tools.tools()
-    graph = next(s.graph for s in samples(version=(1, 1)) if s.label.startswith("CONV2D(fp8e4m3, fp8e5m2"))
+    graph = next(
+        s.graph
+        for s in samples(version=(1, 1))
+        if s.label.startswith("CONV2D(fp8e4m3, fp8e5m2")
+    )
     file = tmp_path / "mixed.tosa"
     file.write_bytes(TosaFile(graph, TosaSpec((1, 1))).join())
     verdict = TosaFormat.verify(file)[1]
     assert verdict.accepted is False
-    assert "Traceback" not in verdict.detail and "File" not in verdict.detail and verdict.detail
+    assert (
+        "Traceback" not in verdict.detail
+        and "File" not in verdict.detail
+        and verdict.detail
+    )
 
 
 def test_tools_that_are_not_installed_are_named(path, monkeypatch, capsys):
@@ -257,4 +365,7 @@ def test_tools_that_are_not_installed_are_named(path, monkeypatch, capsys):
 
     monkeypatch.setattr(metadata, "distribution", missing)
     assert main(["inspect", str(path), "--verify"]) == 0
-    assert "not asked: tosa-opt: not installed: pip install tosa-tools" in capsys.readouterr().out
+    assert (
+        "not asked: tosa-opt: not installed: pip install tosa-tools"
+        in capsys.readouterr().out
+    )

@@ -16,7 +16,11 @@ from ..support import reference_tools
 from ..support.samples import apply, samples
 from ..support.structured import structured
 
-RUN = [s for s in (*samples(version=(1, 1)), *structured((1, 1))) if not s.label.startswith("CUSTOM")]
+RUN = [
+    s
+    for s in (*samples(version=(1, 1)), *structured((1, 1)))
+    if not s.label.startswith("CUSTOM")
+]
 
 
 @pytest.mark.parametrize("kind", sorted({s.label.partition("(")[0] for s in RUN}))
@@ -32,7 +36,9 @@ def indices(*shape: int) -> Value:
 
 def test_indices_that_are_moved_before_they_choose():
     table = literal(np.ones((1, 3, 2)), DType.FP32, np.float32)
-    reshape = apply(ops.RESHAPE, x := indices(40), literal([1, 40], DType.SHAPE, np.int64))
+    reshape = apply(
+        ops.RESHAPE, x := indices(40), literal([1, 40], DType.SHAPE, np.int64)
+    )
     gather = apply(ops.GATHER, table, *reshape.outputs)
     graph = Graph([x], gather.outputs, [reshape, gather])
     (given,) = sample(graph, 1)
@@ -41,7 +47,9 @@ def test_indices_that_are_moved_before_they_choose():
 
 
 def test_scattered_rows_are_named_once():
-    values, rows, x = Value(Type((2, 9, 1), DType.FP32)), indices(2, 9), Value(Type((2, 9, 1), DType.FP32))
+    values = Value(Type((2, 9, 1), DType.FP32))
+    rows = indices(2, 9)
+    x = Value(Type((2, 9, 1), DType.FP32))
     scatter = apply(ops.SCATTER, values, rows, x)
     graph = Graph([values, rows, x], scatter.outputs, [scatter])
     given = sample(graph, 1)

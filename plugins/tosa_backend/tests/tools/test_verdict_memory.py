@@ -1,4 +1,6 @@
-"""What a tool prints of a file is not kept: a long text that operators share is printed with each of them."""
+"""What a tool prints of a file is not kept: a long text that operators share is printed
+with each of them.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,23 @@ from delegraph_tosa.tools import external_validators
 
 
 def test_what_a_tool_prints_takes_no_memory() -> None:
-    said = "import sys; sys.stdout.write('x' * (64 << 20)); sys.exit('error: no\\n' + 'y' * (64 << 20))"
+    said = (
+        "import sys; sys.stdout.write('x' * (64 << 20)); sys.exit('error: no\\n' + 'y'"
+        " * (64 << 20))"
+    )
     tracemalloc.start()
     done = external_validators._call([sys.executable, "-c", said], "module {}")
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert done.returncode == 1 and done.stderr.startswith("error: no\n") and peak < 16 << 20
+    assert (
+        done.returncode == 1
+        and done.stderr.startswith("error: no\n")
+        and peak < 16 << 20
+    )
 
 
 def test_a_tool_gets_the_text() -> None:
-    done = external_validators._call([sys.executable, "-c", "import sys; sys.exit(sys.stdin.read())"], "module {}")
+    done = external_validators._call(
+        [sys.executable, "-c", "import sys; sys.exit(sys.stdin.read())"], "module {}"
+    )
     assert done.stderr.strip() == "module {}"

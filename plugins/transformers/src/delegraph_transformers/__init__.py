@@ -1,7 +1,7 @@
 """Language models of transformers for delegraph.
 
-``generation_steps`` makes the arguments of ``delegraph.lower``, and ``generate`` generates tokens with what it returns,
-or with what was saved.
+``generation_steps`` makes the arguments of ``delegraph.lower``, and ``generate``
+generates tokens with what it returns, or with what was saved.
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ if TYPE_CHECKING:
     from .steps import Step
 
 __all__ = ["Generation", "Step", "generate", "generation_steps"]
-_HOME = {"Generation": "generation", "Step": "steps", "generate": "generation", "generation_steps": "models"}
+_HOME = {
+    "Generation": "generation",
+    "Step": "steps",
+    "generate": "generation",
+    "generation_steps": "models",
+}
 
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """Import each name when it is first used, since the light module is imported through this one."""
+        """Import each name when it is first used, since the light module is imported
+        through this one.
+        """
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -18,28 +18,82 @@ class Generate:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        two = "a program with the methods prefill and decode (and encode), or files that have one method each"
+        two = (
+            "a program with the methods prefill and decode (and encode), or files that"
+            " have one method each"
+        )
         add("files", type=Path, nargs="+", metavar="FILE", help=two)
-        add("--prompt-tokens", type=natural_number, nargs="+", metavar="TOKEN", help="the tokens of the prompt")
+        add(
+            "--prompt-tokens",
+            type=natural_number,
+            nargs="+",
+            metavar="TOKEN",
+            help="the tokens of the prompt",
+        )
         add("--prompt", metavar="TEXT", help="the prompt as text; needs --tokenizer")
-        add("--tokenizer", type=Path, metavar="tokenizer.json", help="makes tokens of text, and text of tokens")
-        add("--given-tokens", type=natural_number, nargs="+", metavar="TOKEN", help="a text for encode, as tokens")
-        add("--given", type=Path, metavar="FILE.npy", help="features of a sound, or an image, for encode")
-        add("--max-new-tokens", type=natural_number, default=20, metavar="N", help="20 unless given")
-        add("--stop", type=natural_number, nargs="+", default=[], metavar="TOKEN", help="tokens after which it ends")
-        add("--no-warm-up", action="store_true", help="count the first call of each method, which may prepare much")
-        add("--runtime", metavar="NAME", help="execute the file in this runtime, such as executorch")
+        add(
+            "--tokenizer",
+            type=Path,
+            metavar="tokenizer.json",
+            help="makes tokens of text, and text of tokens",
+        )
+        add(
+            "--given-tokens",
+            type=natural_number,
+            nargs="+",
+            metavar="TOKEN",
+            help="a text for encode, as tokens",
+        )
+        add(
+            "--given",
+            type=Path,
+            metavar="FILE.npy",
+            help="features of a sound, or an image, for encode",
+        )
+        add(
+            "--max-new-tokens",
+            type=natural_number,
+            default=20,
+            metavar="N",
+            help="20 unless given",
+        )
+        add(
+            "--stop",
+            type=natural_number,
+            nargs="+",
+            default=[],
+            metavar="TOKEN",
+            help="tokens after which it ends",
+        )
+        add(
+            "--no-warm-up",
+            action="store_true",
+            help="count the first call of each method, which may prepare much",
+        )
+        add(
+            "--runtime",
+            metavar="NAME",
+            help="execute the file in this runtime, such as executorch",
+        )
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         if (args.prompt is None) == (args.prompt_tokens is None):
-            raise UsageError("usage-invalid", "the prompt is either --prompt-tokens or --prompt")
+            raise UsageError(
+                "usage-invalid", "the prompt is either --prompt-tokens or --prompt"
+            )
         if args.prompt is not None and args.tokenizer is None:
-            raise UsageError("usage-invalid", "--prompt needs --tokenizer, a tokenizer.json")
+            raise UsageError(
+                "usage-invalid", "--prompt needs --tokenizer, a tokenizer.json"
+            )
         if len(args.files) > 3:
-            raise UsageError("usage-invalid", f"one to three files are wanted, not {len(args.files)}")
+            raise UsageError(
+                "usage-invalid", f"one to three files are wanted, not {len(args.files)}"
+            )
         if args.given is not None and args.given_tokens is not None:
-            raise UsageError("usage-invalid", "what encode reads is either --given or --given-tokens")
+            raise UsageError(
+                "usage-invalid", "what encode reads is either --given or --given-tokens"
+            )
         for path in (*args.files, *filter(None, [args.tokenizer, args.given])):
             expect_file(path)
         tokenizer: Any = _tokenizer(args.tokenizer) if args.tokenizer else None
@@ -51,12 +105,20 @@ class Generate:
             from .generation import generate
 
             given = args.given_tokens if args.given is None else _read_array(args.given)
-            before, begin = _peak_memory(), time.perf_counter()
+            before = _peak_memory()
+            begin = time.perf_counter()
             loaded = [delegraph.load(path, runtime=args.runtime) for path in args.files]
             load_seconds = time.perf_counter() - begin
             program = loaded if len(loaded) > 1 else loaded[0]
             warm = not args.no_warm_up
-            done = generate(program, prompt, args.max_new_tokens, given=given, stop=args.stop, warm_up=warm)
+            done = generate(
+                program,
+                prompt,
+                args.max_new_tokens,
+                given=given,
+                stop=args.stop,
+                warm_up=warm,
+            )
             memory = _peak_memory()
         first, rest = done.rates
         text = tokenizer.decode(done.tokens) if tokenizer else None
@@ -73,23 +135,39 @@ class Generate:
             "peak_memory": memory,
         }
         shown = " ".join(map(str, done.tokens)) if text is None else text
-        count, more = pluralize(len(prompt), "token"), pluralize(len(done.tokens) - 1, "token")
-        lines = [shown, f"{count} of the prompt in {format_seconds(done.prompt_seconds)}: {first:.4g} tokens/s"]
+        count = pluralize(len(prompt), "token")
+        more = pluralize(len(done.tokens) - 1, "token")
+        lines = [
+            shown,
+            (
+                f"{count} of the prompt in {format_seconds(done.prompt_seconds)}:"
+                f" {first:.4g} tokens/s"
+            ),
+        ]
         if rest:
-            lines.append(f"{more} after the first in {format_seconds(done.seconds)}: {rest:.4g} tokens/s")
+            lines.append(
+                f"{more} after the first in {format_seconds(done.seconds)}: {rest:.4g}"
+                " tokens/s"
+            )
         lines.append(f"loaded in {format_seconds(load_seconds)}")
         if memory is not None and before is not None:
-            lines[-1] += f"; peak memory {memory / 1e6:.4g} MB, {before / 1e6:.4g} MB before the file was loaded"
+            lines[-1] += (
+                f"; peak memory {memory / 1e6:.4g} MB, {before / 1e6:.4g} MB before the"
+                " file was loaded"
+            )
         return Outcome("delegraph.generate/1", content, "\n".join(lines))
 
 
 def _peak_memory() -> int | None:
-    """The most bytes that this process had in memory; None on Windows, which does not say."""
+    """The most bytes that this process had in memory; None on Windows, which does not
+    say.
+    """
     try:
         import resource
     except ImportError:
         return None
-    unit = 1 if sys.platform == "darwin" else 1024  # Linux counts kilobytes, macOS bytes
+    # Linux counts kilobytes, macOS bytes
+    unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
@@ -101,7 +179,9 @@ def _read_array(path: Path) -> Any:
     try:
         return torch.from_numpy(np.load(path, allow_pickle=False))
     except (ValueError, TypeError, OSError, EOFError) as e:
-        raise InputError("input-invalid", f"{path.name} is no array that numpy can read: {e}") from e
+        raise InputError(
+            "input-invalid", f"{path.name} is no array that numpy can read: {e}"
+        ) from e
 
 
 def _tokenizer(path: Path) -> Any:
@@ -110,8 +190,12 @@ def _tokenizer(path: Path) -> Any:
         from tokenizers import Tokenizer
     except ImportError as e:
         text = "--tokenizer needs tokenizers, which is not installed"
-        raise PluginUnavailable("plugin-unavailable", text, hint="pip install tokenizers") from e
+        raise PluginUnavailable(
+            "plugin-unavailable", text, hint="pip install tokenizers"
+        ) from e
     try:
         return Tokenizer.from_file(str(path))
     except Exception as e:  # it raises nothing else
-        raise InputError("input-invalid", f"{path.name} is no tokenizer.json: {e}") from e
+        raise InputError(
+            "input-invalid", f"{path.name} is no tokenizer.json: {e}"
+        ) from e

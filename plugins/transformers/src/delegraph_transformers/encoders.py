@@ -1,6 +1,8 @@
-"""Models whose tokens follow from something else: a text or a sound that an encoder reads, or an image in the prompt.
+"""Models whose tokens follow from something else: a text or a sound that an encoder
+reads, or an image in the prompt.
 
-``encode`` is a method of its own, called once. What it returns, the ``memory``, is an argument of the steps.
+``encode`` is a method of its own, called once. What it returns, the ``memory``, is an
+argument of the steps.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ from .steps import Step
 class Encode(ModelCall):
     """The encoder of a model that has a decoder beside it.
 
-    ``model`` is a PreTrainedModel with an encoder and a decoder. Takes ``input_ids`` int64 [B, S] and
-    ``attention_mask`` bool [B, S], which is false where the text has ended; or the features of a sound. Returns keys
-    and values of each decoder layer's attention to the encoder, in turn, each [B, heads, S, head size]: computed once
+    ``model`` is a PreTrainedModel with an encoder and a decoder. Takes ``input_ids``
+    int64 [B, S] and ``attention_mask`` bool [B, S], which is false where the text has
+    ended; or the features of a sound. Returns keys and values of each decoder layer's
+    attention to the encoder, in turn, each [B, heads, S, head size]: computed once
     here, so that no step repeats it.
     """
 
-    def forward(self, given: torch.Tensor, attention_mask: torch.Tensor | None = None) -> list[torch.Tensor]:
+    def forward(
+        self, given: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
         from transformers import DynamicCache, EncoderDecoderCache
         from transformers.modeling_outputs import BaseModelOutput
 
@@ -32,27 +37,37 @@ class Encode(ModelCall):
         hidden = model.get_encoder()(given, **options).last_hidden_state
         caches: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
         first = torch.zeros(given.shape[0], 1, dtype=torch.long, device=given.device)
-        # a token, of which nothing is kept: the layers put keys and values of the encoder's result into their cache
+        # a token, of which nothing is kept: the layers put keys and values of the
+        # encoder's result into their cache
         model(
             encoder_outputs=BaseModelOutput(hidden),
             decoder_input_ids=first,
             use_cache=True,
             **{cache_argument(model): caches},
         )
-        return [tensor for layer in caches.cross_attention_cache.layers for tensor in (layer.keys, layer.values)]
+        return [
+            tensor
+            for layer in caches.cross_attention_cache.layers
+            for tensor in (layer.keys, layer.values)
+        ]
 
 
 class EncodedStep(ModelCall):
     """A call of a decoder beside an encoder, with its caches as tensors.
 
-    ``input_ids``, ``position``, ``caches`` and the results: as those of ``Step``. ``memory``: what ``Encode`` returned.
-    ``attention_mask``: the encoder's, for models that have it.
+    ``input_ids``, ``position``, ``caches`` and the results: as those of ``Step``.
+    ``memory``: what ``Encode`` returned. ``attention_mask``: the encoder's, for models
+    that have it.
     """
 
-    def __init__(self, model: Any, batch: int, cache_length: int, memory: list[torch.Tensor]) -> None:
+    def __init__(
+        self, model: Any, batch: int, cache_length: int, memory: list[torch.Tensor]
+    ) -> None:
         """``memory``: that of example inputs, for its sizes."""
         super().__init__(model)
-        self.held, self.batch, self.length = HeldCache(model, cache_length), batch, cache_length
+        self.held = HeldCache(model, cache_length)
+        self.batch = batch
+        self.length = cache_length
         self.read = memory[0].shape[2]
         first = torch.zeros(batch, 1, dtype=torch.long, device=model.device)
         with refusing(model), torch.no_grad():
@@ -77,10 +92,16 @@ class EncodedStep(ModelCall):
         attention_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         with self.held.holding(caches, position):
-            return self._logits(input_ids, memory, attention_mask)[:, -1], self.held.tensors
+            return (
+                self._logits(input_ids, memory, attention_mask)[:, -1],
+                self.held.tensors,
+            )
 
     def _logits(
-        self, tokens: torch.Tensor, memory: list[torch.Tensor], attention_mask: torch.Tensor | None = None
+        self,
+        tokens: torch.Tensor,
+        memory: list[torch.Tensor],
+        attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         from transformers import DynamicCache, EncoderDecoderCache
         from transformers.modeling_outputs import BaseModelOutput
@@ -91,8 +112,11 @@ class EncodedStep(ModelCall):
         both: Any = EncoderDecoderCache(self.held.cache, cross)
         both.is_updated = dict.fromkeys(range(len(self.held.cache.layers)), True)
         model: Any = self.model
-        # the layers read keys and values of the memory; of the encoder's result only its sizes
-        hidden = memory[0].new_zeros(tokens.shape[0], self.read, model.config.get_text_config().hidden_size)
+        # the layers read keys and values of the memory; of the encoder's result only
+        # its sizes
+        hidden = memory[0].new_zeros(
+            tokens.shape[0], self.read, model.config.get_text_config().hidden_size
+        )
         options = {} if attention_mask is None else {"attention_mask": attention_mask}
         logits: torch.Tensor = model(
             encoder_outputs=BaseModelOutput(hidden),
@@ -105,15 +129,19 @@ class EncodedStep(ModelCall):
 
 
 class EncodeImage(ModelCall):
-    """The part of a model of images and text that makes of an image what stands in the place of tokens.
+    """The part of a model of images and text that makes of an image what stands in the
+    place of tokens.
 
-    ``pixel_values`` -> a list of one tensor, float [N, width]: one row for each place that an image takes in a prompt.
+    ``pixel_values`` -> a list of one tensor, float [N, width]: one row for each place
+    that an image takes in a prompt.
     """
 
     def forward(self, pixel_values: torch.Tensor) -> list[torch.Tensor]:
         model: Any = self.model
         if _is_in_parts(model):
-            hidden = model.model.vision_model(pixel_values=pixel_values).last_hidden_state
+            hidden = model.model.vision_model(
+                pixel_values=pixel_values
+            ).last_hidden_state
             return [model.model.connector(hidden).flatten(0, 1)]
         made = model.get_image_features(pixel_values=pixel_values)
         made = getattr(made, "pooler_output", made)
@@ -122,7 +150,8 @@ class EncodeImage(ModelCall):
 
 
 class ImageStep(Step):
-    """A ``Step`` whose tokens may be places of an image, which get the rows of ``memory`` in their order.
+    """A ``Step`` whose tokens may be places of an image, which get the rows of
+    ``memory`` in their order.
 
     The last of the ``caches`` is int32 [1], how many places there were before.
     """
@@ -138,7 +167,10 @@ class ImageStep(Step):
 
     @property
     def empty_caches(self) -> list[torch.Tensor]:
-        return [*super().empty_caches, torch.zeros(1, dtype=torch.int32, device=self.model.device)]
+        return [
+            *super().empty_caches,
+            torch.zeros(1, dtype=torch.int32, device=self.model.device),
+        ]
 
     @property
     def grows(self) -> list[bool]:
@@ -157,14 +189,19 @@ class ImageStep(Step):
             is_place = input_ids == self.token
             count = is_place.to(torch.int32).cumsum(1, dtype=torch.int32) + before
             row = (count - 1).clamp(0, memory[0].shape[0] - 1)
-            made = torch.where(is_place[..., None], torch.nn.functional.embedding(row, memory[0]).to(made.dtype), made)
+            made = torch.where(
+                is_place[..., None],
+                torch.nn.functional.embedding(row, memory[0]).to(made.dtype),
+                made,
+            )
             before = count[:, -1]
         scores, after = self.call(layers, position, inputs_embeds=made)
         return scores, [*after, before.clone()]
 
 
 def encoder_inputs(model: Any, batch: int, length: int) -> tuple[torch.Tensor, ...]:
-    """Example inputs of ``Encode`` or ``EncodeImage``: tokens and a mask [B, length], features, or an image.
+    """Example inputs of ``Encode`` or ``EncodeImage``: tokens and a mask [B, length],
+    features, or an image.
 
     Raises InputError for a model that does not say the sizes of its features.
     """
@@ -173,25 +210,47 @@ def encoder_inputs(model: Any, batch: int, length: int) -> tuple[torch.Tensor, .
         vision: Any = config.vision_config
         size = vision.image_size
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        return (torch.zeros(batch, getattr(vision, "num_channels", 3), height, width, dtype=model.dtype),)
+        return (
+            torch.zeros(
+                batch,
+                getattr(vision, "num_channels", 3),
+                height,
+                width,
+                dtype=model.dtype,
+            ),
+        )
     if model.main_input_name == "input_ids":
-        return torch.zeros(batch, length, dtype=torch.long), torch.ones(batch, length, dtype=torch.bool)
-    bins, positions = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
+        return torch.zeros(batch, length, dtype=torch.long), torch.ones(
+            batch, length, dtype=torch.bool
+        )
+    bins = getattr(config, "num_mel_bins", None)
+    positions = getattr(config, "max_source_positions", None)
     if bins is None or positions is None or model.main_input_name != "input_features":
-        text = f"{type(model).__name__} does not say how long its {model.main_input_name} are"
-        raise InputError("input-invalid", text, hint="generation_steps(model, encoder_inputs=(example,))")
+        text = (
+            f"{type(model).__name__} does not say how long its"
+            f" {model.main_input_name} are"
+        )
+        raise InputError(
+            "input-invalid",
+            text,
+            hint="generation_steps(model, encoder_inputs=(example,))",
+        )
     # Whisper's first convolutions halve the number of frames
     return (torch.zeros(batch, bins, 2 * positions, dtype=model.dtype),)
 
 
 def is_of_images(model: Any) -> bool:
     """Whether ``model`` generates text of images and text."""
-    return hasattr(model.config, "vision_config") and hasattr(model, "get_image_features")
+    return hasattr(model.config, "vision_config") and hasattr(
+        model, "get_image_features"
+    )
 
 
 def _is_in_parts(model: Any) -> bool:
-    """Whether the model has the parts of which transformers' recipe for images is made (SmolVLM, Idefics3).
+    """Whether the model has the parts of which transformers' recipe for images is made
+    (SmolVLM, Idefics3).
 
-    As a whole, these models drop images that are all zeros, so that sizes would depend on the data.
+    As a whole, these models drop images that are all zeros, so that sizes would depend
+    on the data.
     """
     return hasattr(model.model, "vision_model") and hasattr(model.model, "connector")

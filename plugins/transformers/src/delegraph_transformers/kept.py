@@ -1,4 +1,6 @@
-"""Steps that keep their caches in the program: buffers, which methods of one ``.pte`` file share."""
+"""Steps that keep their caches in the program: buffers, which methods of one ``.pte``
+file share.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,14 @@ import torch
 class KeptStep(torch.nn.Module):
     """A step with its caches, or states, as buffers of its own.
 
-    Takes what ``step`` does but for its caches, with ``memory`` and ``attention_mask`` where it has these. Returns the
-    logits of the last token, and ``seen``, int64 [2]: the ``position`` of the call before, -1 if there was none, and
-    how many tokens the caches hold, 0 for any number. A caller sees by the first that each call found what the last one
-    left, also when that was another method's.
+    Takes what ``step`` does but for its caches, with ``memory`` and ``attention_mask``
+    where it has these. Returns the logits of the last token, and ``seen``, int64 [2]:
+    the ``position`` of the call before, -1 if there was none, and how many tokens the
+    caches hold, 0 for any number. A caller sees by the first that each call found what
+    the last one left, also when that was another method's.
 
-    A call with ``position`` 0 begins a text. What keys and values of an older text are still there are masked; states
-    begin as zeros.
+    A call with ``position`` 0 begins a text. What keys and values of an older text are
+    still there are masked; states begin as zeros.
     """
 
     def __init__(self, step: Any) -> None:
@@ -28,7 +31,9 @@ class KeptStep(torch.nn.Module):
         self.room: torch.Tensor
         empty = step.empty_caches
         self.grows = step.grows
-        room = next((t.shape[2] for t, grows in zip(empty, self.grows, strict=True) if grows), 0)
+        room = next(
+            (t.shape[2] for t, grows in zip(empty, self.grows, strict=True) if grows), 0
+        )
         for k, tensor in enumerate(empty):
             self.register_buffer(f"cache_{k}", tensor, persistent=False)
         self.register_buffer("last", torch.full((1,), -1), persistent=False)

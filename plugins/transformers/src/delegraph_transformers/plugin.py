@@ -1,4 +1,6 @@
-"""The light module: what this distribution declares. Imports neither torch nor transformers."""
+"""The light module: what this distribution declares. Imports neither torch nor
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +25,8 @@ def delegraph_models() -> list[ModelSpec]:
 def delegraph_commands() -> list[CommandSpec]:
     return [
         CommandSpec(
-            "generate", "delegraph_transformers.command:Generate", "generate tokens with a lowered language model"
+            "generate",
+            "delegraph_transformers.command:Generate",
+            "generate tokens with a lowered language model",
         )
     ]

@@ -1,7 +1,8 @@
 """Rotary embeddings whose frequencies grow with the text (``rope_type`` "dynamic").
 
-transformers looks in each call whether the text is longer than any before, and computes other frequencies then: a
-branch on the position, which no program has. Up to the positions that the model was trained for, nothing grows.
+transformers looks in each call whether the text is longer than any before, and computes
+other frequencies then: a branch on the position, which no program has. Up to the
+positions that the model was trained for, nothing grows.
 """
 
 from __future__ import annotations
@@ -17,14 +18,22 @@ _GROWING = "dynamic"
 
 
 def expect_fixed_positions(model: Any, length: int) -> None:
-    """Raise InputError for a model whose frequencies would grow before its cache of ``length`` tokens is full."""
-    fixed = min((getattr(module, "original_max_seq_len", length) for module in _growing(model)), default=length)
+    """Raise InputError for a model whose frequencies would grow before its cache of
+    ``length`` tokens is full.
+    """
+    fixed = min(
+        (getattr(module, "original_max_seq_len", length) for module in _growing(model)),
+        default=length,
+    )
     if fixed < length:
         text = (
-            f"{type(model).__name__} computes its positions anew for each length of more than {fixed} tokens "
-            f"(rope_type {_GROWING!r}), which a program of fixed sizes cannot; the cache has {length}"
+            f"{type(model).__name__} computes its positions anew for each length of"
+            f" more than {fixed} tokens (rope_type {_GROWING!r}), which a program of"
+            f" fixed sizes cannot; the cache has {length}"
         )
-        raise InputError("input-invalid", text, hint=f"generation_steps(model, cache_length={fixed})")
+        raise InputError(
+            "input-invalid", text, hint=f"generation_steps(model, cache_length={fixed})"
+        )
 
 
 @contextmanager
@@ -33,7 +42,11 @@ def fixed_positions(model: Any) -> Iterator[None]:
     before = [(module, module.rope_type) for module in _growing(model)]
     try:
         for module, kinds in before:
-            module.rope_type = {k: _fixed(v) for k, v in kinds.items()} if isinstance(kinds, dict) else _fixed(kinds)
+            module.rope_type = (
+                {k: _fixed(v) for k, v in kinds.items()}
+                if isinstance(kinds, dict)
+                else _fixed(kinds)
+            )
         yield
     finally:
         for module, kinds in before:
@@ -49,6 +62,9 @@ def _growing(model: torch.nn.Module) -> list[Any]:
 
     def grows(module: Any) -> bool:
         kinds = getattr(module, "rope_type", "")
-        return any(_GROWING in str(kind) for kind in (kinds.values() if isinstance(kinds, dict) else [kinds]))
+        return any(
+            _GROWING in str(kind)
+            for kind in (kinds.values() if isinstance(kinds, dict) else [kinds])
+        )
 
     return [module for module in model.modules() if grows(module)]

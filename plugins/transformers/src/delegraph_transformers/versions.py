@@ -1,4 +1,6 @@
-"""The window of transformers' versions that the tests ran with, for errors outside of it."""
+"""The window of transformers' versions that the tests ran with, for errors outside of
+it.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,15 @@ from delegraph.errors import DelegraphError, InputError
 
 OLDEST = "5.23.0"
 NEWEST = "5.24.0"
-"""The oldest and the newest version of transformers that the tests of this distribution ran with."""
+"""The oldest and the newest version of transformers that the tests of this distribution
+ran with.
+"""
 
 
 def untried_version() -> str:
-    """Return a sentence about the installed transformers if it is outside of the window; else an empty string."""
+    """Return a sentence about the installed transformers if it is outside of the
+    window; else an empty string.
+    """
     try:
         installed = version("transformers")
     except PackageNotFoundError:
@@ -24,15 +30,18 @@ def untried_version() -> str:
         return ""
     relation = "newer" if _numbers(installed) > _numbers(NEWEST) else "older"
     tried = NEWEST if relation == "newer" else OLDEST
-    return f"transformers {installed} is {relation} than {tried}, the {relation[:3]}est version that was tried"
+    return (
+        f"transformers {installed} is {relation} than {tried}, the {relation[:3]}est"
+        " version that was tried"
+    )
 
 
 @contextmanager
 def naming_untried_versions() -> Iterator[None]:
     """Name the installed version in errors of the block if it is outside of the window.
 
-    An InputError gets it in its hint. Any other exception becomes an InputError, since another version may lack
-    the classes and arguments that this distribution uses.
+    An InputError gets it in its hint. Any other exception becomes an InputError, since
+    another version may lack the classes and arguments that this distribution uses.
     """
     try:
         yield

@@ -1,4 +1,6 @@
-"""``VgfBackend``: a partition becomes TOSA, and what Arm's model-converter makes of that."""
+"""``VgfBackend``: a partition becomes TOSA, and what Arm's model-converter makes of
+that.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,28 @@ from pathlib import Path
 import delegraph
 import delegraph_tosa
 import model_converter
-from delegraph.backend import BackendDetails, Blob, CompileSpec, PreprocessResult, from_specs
+from delegraph.backend import (
+    BackendDetails,
+    Blob,
+    CompileSpec,
+    PreprocessResult,
+    from_specs,
+)
 from delegraph.errors import Unsupported
 from delegraph.formats import write_whole
 from delegraph_engines import Signature
 from torch.export import ExportedProgram
 
-from . import partitioner  # noqa: F401  # makes the word of targets that the compile specs have
+# makes the word of targets that the compile specs have
+from . import partitioner  # noqa: F401
 from .content import MARK, content_of
 
 _TOOL = Path(model_converter.__file__).parent / "binaries/bin/model-converter"
 
 
 class VgfBackend(BackendDetails):
-    """Converts with model-converter, a process of its own: if it crashes, that is a refusal.
+    """Converts with model-converter, a process of its own: if it crashes, that is a
+    refusal.
 
     The compile specs are TOSA's, and ``vgf_flags``.
     """
@@ -32,34 +42,53 @@ class VgfBackend(BackendDetails):
 
     @staticmethod
     def fingerprint(compile_specs: list[CompileSpec]) -> str | None:
-        """The converter's version; None where TOSA's files depend on more than the program."""
+        """The converter's version; None where TOSA's files depend on more than the
+        program.
+        """
         _, tosa = from_specs(compile_specs, "vgf_", {"flags": ""})
         if delegraph.get_backend("tosa").fingerprint(tosa) is None:
             return None
         return f"ai-ml-sdk-model-converter {version('ai-ml-sdk-model-converter')}"
 
     @staticmethod
-    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """The partition as a VGF file whose inputs and outputs have the delegate's order, types and shapes.
+    def preprocess(
+        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> PreprocessResult:
+        """The partition as a VGF file whose inputs and outputs have the delegate's
+        order, types and shapes.
 
-        Delegate debug identifiers are the numbers of operators in the TOSA file. Raises Unsupported if model-converter
-        refuses the program, crashes, or makes a file that is called otherwise.
+        Delegate debug identifiers are the numbers of operators in the TOSA file. Raises
+        Unsupported if model-converter refuses the program, crashes, or makes a file
+        that is called otherwise.
         """
         settings, tosa = from_specs(compile_specs, "vgf_", {"flags": ""})
         compiled = delegraph.get_backend("tosa").preprocess(edge_program, tosa)
-        blob = _convert(compiled.processed_bytes, settings["flags"], Signature.of(edge_program))
+        blob = _convert(
+            compiled.processed_bytes, settings["flags"], Signature.of(edge_program)
+        )
         return replace(compiled, processed_bytes=blob)
 
 
 def _convert(tosa: bytes | Blob, flags: str, signature: Signature) -> bytes:
-    """The blob of a TOSA file. Unsupported if model-converter makes none, or one that is called otherwise."""
+    """The blob of a TOSA file. Unsupported if model-converter makes none, or one that
+    is called otherwise.
+    """
     with tempfile.TemporaryDirectory(prefix="delegraph-vgf-") as name:
         folder = Path(name)
         write_whole(folder / "main.tosa", tosa)
-        command: list[str | Path] = [_TOOL, "-i", "main.tosa", "-o", "main.vgf", *delegraph_tosa.split_flags(flags)]
+        command: list[str | Path] = [
+            _TOOL,
+            "-i",
+            "main.tosa",
+            "-o",
+            "main.vgf",
+            *delegraph_tosa.split_flags(flags),
+        ]
         delegraph_tosa.run_compiler(command, folder)
         if not (folder / "main.vgf").exists():
-            raise Unsupported("unsupported", "model-converter ended well, and made no file")
+            raise Unsupported(
+                "unsupported", "model-converter ended well, and made no file"
+            )
         content = content_of((folder / "main.vgf").read_bytes())
         if (why := content.why_called_otherwise(signature)) is not None:
             raise Unsupported("unsupported", f"model-converter made a file that {why}")

@@ -1,8 +1,10 @@
-"""Reads VGF files: what they take, return and hold. Every offset and count of a file is checked before it is followed.
+"""Reads VGF files: what they take, return and hold. Every offset and count of a file is
+checked before it is followed.
 
-Facts of the format (https://github.com/arm/ai-ml-sdk-vgf-library): a header of 128 bytes, then four sections: modules
-(SPIR-V), model sequence (inputs, outputs, segments), resources (type and shape of every tensor), and constants. The
-first three are flatbuffers without identifiers; numbers of fields below are those of its schema.
+Facts of the format (https://github.com/arm/ai-ml-sdk-vgf-library): a header of 128
+bytes, then four sections: modules (SPIR-V), model sequence (inputs, outputs, segments),
+resources (type and shape of every tensor), and constants. The first three are
+flatbuffers without identifiers; numbers of fields below are those of its schema.
 """
 
 from __future__ import annotations
@@ -20,9 +22,13 @@ if TYPE_CHECKING:
     from delegraph_engines import Signature
 
 MARK = b"delegraph-vgf-3"
-"""What a blob of ``VgfBackend`` ends with: a VGF file, and as told behind it, the signature."""
+"""What a blob of ``VgfBackend`` ends with: a VGF file, and as told behind it, the
+signature.
+"""
 VERSION = (0, 5)
-"""Newest version of the format that is read; a file of an older minor version is read as well."""
+"""Newest version of the format that is read; a file of an older minor version is read
+as well.
+"""
 FORMATS = {
     13: ("uint8", "R8Uint"), 14: ("int8", "R8Sint"), 75: ("int16", "R16Sint"), 76: ("float16", "R16Sfloat"),
     99: ("int32", "R32Sint"), 100: ("float32", "R32Sfloat"), 111: ("int64", "R64Sint"),
@@ -32,12 +38,14 @@ FORMATS = {
 """VkFormat -> torch's name of the type, the scenario runner's name of the format."""
 _SECTIONS = struct.Struct("<16x8Q")
 _SIZE = 128
-_CONSTANTS, _CONSTANT = struct.Struct("<8sQ"), struct.Struct("<IiQQ")
+_CONSTANTS = struct.Struct("<8sQ")
+_CONSTANT = struct.Struct("<IiQQ")
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input, output or constant. ``slot``: the binding at which a caller finds it; of a constant its number.
+    """An input, output or constant. ``slot``: the binding at which a caller finds it;
+    of a constant its number.
 
     ``start`` and ``bytes``: where the elements of a constant are in the file.
     """
@@ -52,7 +60,11 @@ class Tensor:
     @property
     def dtype(self) -> str:
         """Torch's name of the type, or the number of the VkFormat."""
-        return FORMATS[self.format][0] if self.format in FORMATS else f"VkFormat {self.format}"
+        return (
+            FORMATS[self.format][0]
+            if self.format in FORMATS
+            else f"VkFormat {self.format}"
+        )
 
 
 @dataclass(frozen=True)
@@ -66,23 +78,33 @@ class Content:
 
     def why_called_otherwise(self, signature: Signature) -> str | None:
         """Why the file cannot be called as ``signature`` says; None if it can."""
-        sides = ("takes", self.inputs, signature.inputs), ("returns", self.outputs, signature.outputs)
+        sides = (
+            ("takes", self.inputs, signature.inputs),
+            ("returns", self.outputs, signature.outputs),
+        )
         for does, tensors, side in sides:
             there = [(tensor.dtype, tensor.shape) for tensor in tensors]
             # TOSA's types have no sign
-            wanted = [("int8" if dtype == "uint8" else dtype, shape) for dtype, shape in side]
+            wanted = [
+                ("int8" if dtype == "uint8" else dtype, shape) for dtype, shape in side
+            ]
             if there != wanted:
                 return f"{does} {there}, and the partition {wanted}"
         return None
 
 
 def version_of(beginning: bytes | memoryview) -> str:
-    """The version in a file's header. FormatError for what is no VGF file, or one of a version that is not read."""
+    """The version in a file's header. FormatError for what is no VGF file, or one of a
+    version that is not read.
+    """
     if len(beginning) < _SIZE or bytes(beginning[:4]) != b"VGF1":
         raise FormatError("format-invalid", "no VGF file: it does not begin as one")
     major, minor, patch = beginning[8:11]
     if major != VERSION[0] or minor > VERSION[1]:
-        text = f"a VGF file of version {major}.{minor}.{patch}; versions up to {VERSION[0]}.{VERSION[1]} are read"
+        text = (
+            f"a VGF file of version {major}.{minor}.{patch}; versions up to"
+            f" {VERSION[0]}.{VERSION[1]} are read"
+        )
         raise FormatError("format-invalid", text)
     return f"{major}.{minor}.{patch}"
 
@@ -92,27 +114,43 @@ def content_of(data: bytes | memoryview) -> Content:
     whole = memoryview(data)
     version = version_of(whole)
     _, sequence, table, constants = (_section(whole, k) for k in range(4))
-    resources = [(e.scalar(1, "I"), _shape(e), e.scalar(2, "B")) for e in _root(table).tables(0, "resource")]
+    resources = [
+        (e.scalar(1, "I"), _shape(e), e.scalar(2, "B"))
+        for e in _root(table).tables(0, "resource")
+    ]
 
-    def tensor(name: str, slot: int, resource: int, category: int, *extent: int) -> Tensor:
+    def tensor(
+        name: str, slot: int, resource: int, category: int, *extent: int
+    ) -> Tensor:
         if resource >= len(resources) or resources[resource][2] != category:
-            raise _damaged(f"resource {resource} is not there, or of another kind than what refers to it")
+            raise _damaged(
+                f"resource {resource} is not there, or of another kind than what refers"
+                " to it"
+            )
         return Tensor(name, slot, *resources[resource][:2], *extent)
 
     def side(slots: int, names: int, category: int) -> tuple[Tensor, ...]:
-        named = chain(_root(sequence).strings(names, "name"), repeat(""))  # a file may leave names out
+        # a file may leave names out
+        named = chain(_root(sequence).strings(names, "name"), repeat(""))
         bound = zip(named, _root(sequence).tables(slots, "slot"), strict=False)
-        return tuple(tensor(name, slot.scalar(0, "I"), slot.scalar(1, "I"), category) for name, slot in bound)
+        return tuple(
+            tensor(name, slot.scalar(0, "I"), slot.scalar(1, "I"), category)
+            for name, slot in bound
+        )
 
     held = enumerate(_constants(constants, _SECTIONS.unpack_from(whole)[6]))
-    stored = tuple(tensor("", number, resource, 3, *extent) for number, (resource, *extent) in held)
+    stored = tuple(
+        tensor("", number, resource, 3, *extent) for number, (resource, *extent) in held
+    )
     return Content(version, side(1, 3, category=0), side(2, 4, category=1), stored)
 
 
 def _section(whole: memoryview, number: int) -> memoryview:
     start, length = _SECTIONS.unpack_from(whole)[2 * number : 2 * number + 2]
     if start < _SIZE or start + length > len(whole):
-        raise _damaged(f"section {number} of {length} bytes at {start} is outside of it")
+        raise _damaged(
+            f"section {number} of {length} bytes at {start} is outside of it"
+        )
     return whole[start : start + length]
 
 
@@ -127,7 +165,9 @@ def _shape(resource: Table) -> tuple[int, ...]:
 
 
 def _constants(section: memoryview, start: int) -> Iterator[tuple[int, int, int]]:
-    """(number of its resource, first byte, bytes) of each constant, in a section that begins at ``start``."""
+    """(number of its resource, first byte, bytes) of each constant, in a section that
+    begins at ``start``.
+    """
     if len(section) < _CONSTANTS.size or bytes(section[:8]) != b"CONST00\0":
         raise _damaged("its constants are of another version")
     count = _CONSTANTS.unpack_from(section)[1]
@@ -135,7 +175,9 @@ def _constants(section: memoryview, start: int) -> Iterator[tuple[int, int, int]
     if data > len(section):
         raise _damaged(f"it has no room for {count} constants")
     for k in range(count):
-        resource, _, size, offset = _CONSTANT.unpack_from(section, _CONSTANTS.size + k * _CONSTANT.size)
+        resource, _, size, offset = _CONSTANT.unpack_from(
+            section, _CONSTANTS.size + k * _CONSTANT.size
+        )
         if data + offset + size > len(section):
             raise _damaged(f"constant {k} is outside of it")
         yield resource, start + data + offset, size

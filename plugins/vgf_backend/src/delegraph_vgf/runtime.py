@@ -1,4 +1,6 @@
-"""``VgfRuntime``: runs VGF files on this host, by Arm's scenario runner and emulation layer."""
+"""``VgfRuntime``: runs VGF files on this host, by Arm's scenario runner and emulation
+layer.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from . import vulkan
 from .content import FORMATS, MARK, Content, Tensor, content_of, version_of
 
 _SAME_SIZE = {"uint8": np.int8, "bool": np.uint8}
-"""Dtype that the scenario runner does not copy -> one of its size. TOSA's types have no sign."""
+"""Dtype that the scenario runner does not copy -> one of its size. TOSA's types have no
+sign.
+"""
 
 
 class VgfRuntime(BackendRuntime):
@@ -32,17 +36,27 @@ class VgfRuntime(BackendRuntime):
 
     @staticmethod
     def compatible(
-        header: BlobHeader, compile_specs: Sequence[CompileSpec], device: str | None = None
+        header: BlobHeader,
+        compile_specs: Sequence[CompileSpec],
+        device: str | None = None,
     ) -> Compatibility | None:
-        """Drivers compile what a VGF file holds when they load it, so that only the file's version matters."""
+        """Drivers compile what a VGF file holds when they load it, so that only the
+        file's version matters.
+        """
         try:
             return Compatibility("runs", f"VGF {version_of(header.beginning)}")
         except FormatError as error:
             return Compatibility("cannot", error.message)
 
     @staticmethod
-    def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
-        """Load a file. FormatError if it is damaged, NoRuntime if this host cannot run it."""
+    def load(
+        processed_bytes: bytes,
+        compile_specs: Sequence[CompileSpec],
+        named_data: Mapping[str, bytes],
+    ) -> Delegate:
+        """Load a file. FormatError if it is damaged, NoRuntime if this host cannot run
+        it.
+        """
         vgf, signature, _ = Signature.unseal(processed_bytes, MARK)
         content = content_of(vgf)
         if (why := content.why_called_otherwise(signature)) is not None:
@@ -55,31 +69,55 @@ class _Loaded:
     """A loaded file, called with tensors in the order of its inputs."""
 
     def __init__(self, vgf: memoryview, content: Content, signature: Signature) -> None:
-        self._signature, borders = signature, (*content.inputs, *content.outputs)
-        builder, info = scenario_runner.ScenarioBuilder(), scenario_runner.VgfInfo()
-        bound = [(tensor, builder.add_tensor(list(tensor.shape), _format(tensor))) for tensor in borders]
+        self._signature = signature
+        borders = (*content.inputs, *content.outputs)
+        builder = scenario_runner.ScenarioBuilder()
+        info = scenario_runner.VgfInfo()
+        bound = [
+            (tensor, builder.add_tensor(list(tensor.shape), _format(tensor)))
+            for tensor in borders
+        ]
         numbers = [number for _, number in bound]
-        self._inputs, self._outputs = numbers[: len(content.inputs)], numbers[len(content.inputs) :]
-        with tempfile.NamedTemporaryFile(prefix="delegraph-vgf-", suffix=".vgf") as file:
+        self._inputs = numbers[: len(content.inputs)]
+        self._outputs = numbers[len(content.inputs) :]
+        with tempfile.NamedTemporaryFile(
+            prefix="delegraph-vgf-", suffix=".vgf"
+        ) as file:
             file.write(vgf)
             file.flush()
             info.load_source(file.name)
             dispatch = scenario_runner.DispatchVgfData(builder.add_vgf(info))
             kind = scenario_runner.DescriptorType.TensorArm
-            dispatch.bindings = [scenario_runner.TypedBinding(0, t.slot, number, kind) for t, number in bound]
+            dispatch.bindings = [
+                scenario_runner.TypedBinding(0, t.slot, number, kind)
+                for t, number in bound
+            ]
             builder.add_dispatch_vgf(dispatch)
             try:
                 with vulkan.layers():
                     self._scenario = builder.build()
             except RuntimeError as error:
-                raise FormatError("format-invalid", f"the Vulkan driver does not load the file: {error}") from error
+                raise FormatError(
+                    "format-invalid",
+                    f"the Vulkan driver does not load the file: {error}",
+                ) from error
 
     def __call__(self, *args: torch.Tensor | int | float | bool) -> tuple[Any, ...]:
-        rows = zip(self._signature.arrays(args), self._inputs, self._signature.inputs, strict=True)
+        rows = zip(
+            self._signature.arrays(args),
+            self._inputs,
+            self._signature.inputs,
+            strict=True,
+        )
         for array, number, (dtype, shape) in rows:
-            self._scenario.upload(number, array.view(_SAME_SIZE.get(dtype, array.dtype)).reshape(shape or (1,)))
+            self._scenario.upload(
+                number,
+                array.view(_SAME_SIZE.get(dtype, array.dtype)).reshape(shape or (1,)),
+            )
         self._scenario.run()
-        return self._signature.results([self._scenario.download(number) for number in self._outputs])
+        return self._signature.results(
+            [self._scenario.download(number) for number in self._outputs]
+        )
 
 
 def _format(tensor: Tensor) -> Any:

@@ -1,7 +1,9 @@
-"""Whether this host can run VGF files, and why not: the Vulkan loader, a driver, and Arm's emulation layer.
+"""Whether this host can run VGF files, and why not: the Vulkan loader, a driver, and
+Arm's emulation layer.
 
-The layer is two Vulkan layers, which the loader finds through environment variables. Who has set VK_INSTANCE_LAYERS
-(to nothing, for a driver that has the extensions itself) keeps what it says.
+The layer is two Vulkan layers, which the loader finds through environment variables.
+Who has set VK_INSTANCE_LAYERS (to nothing, for a driver that has the extensions itself)
+keeps what it says.
 """
 
 from __future__ import annotations
@@ -22,8 +24,13 @@ from delegraph.errors import NoRuntime
 
 _LOADER = "libvulkan.so.1"
 _TRIED = (1, 4, 309)
-"""The oldest loader with which the layer was seen to work; 1.3.239 does not know its extensions."""
-_LAYERS = {"VK_LAYER_ML_Graph_Emulation": "Graph", "VK_LAYER_ML_Tensor_Emulation": "Tensor"}
+"""The oldest loader with which the layer was seen to work; 1.3.239 does not know its
+extensions.
+"""
+_LAYERS = {
+    "VK_LAYER_ML_Graph_Emulation": "Graph",
+    "VK_LAYER_ML_Tensor_Emulation": "Tensor",
+}
 """Name of a layer -> its library. The graph's comes first: it uses the other."""
 INSTALL = "apt-get install libvulkan1 mesa-vulkan-drivers on Debian 13 or newer"
 _PATIENCE = 300
@@ -33,14 +40,17 @@ _environment = threading.Lock()
 
 @contextmanager
 def layers() -> Iterator[None]:
-    """Vulkan instances that are made inside have the emulation layer; the environment is put back behind them."""
+    """Vulkan instances that are made inside have the emulation layer; the environment
+    is put back behind them.
+    """
     deployed = Path(emulation_layer.__file__).parent / "deploy"
     path = str(deployed / "share/vulkan/explicit_layer.d")
     wanted = {"VK_LAYER_PATH": path, "VK_INSTANCE_LAYERS": ":".join(_LAYERS)}
     if "VK_INSTANCE_LAYERS" in os.environ:
         yield
         return
-    for library in _LAYERS.values():  # the manifests name them without a folder: the loader finds what is loaded
+    # the manifests name them without a folder: the loader finds what is loaded
+    for library in _LAYERS.values():
         ctypes.CDLL(str(deployed / "lib" / f"libVkLayer_{library}.so"))
     with _environment:
         before = {name: os.environ.get(name) for name in wanted}
@@ -49,7 +59,11 @@ def layers() -> Iterator[None]:
             yield
         finally:
             for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+                (
+                    os.environ.pop(name)
+                    if value is None
+                    else os.environ.__setitem__(name, value)
+                )
 
 
 def require() -> None:
@@ -62,17 +76,29 @@ def require() -> None:
 def why_not() -> str | None:
     """Why this host cannot run VGF files; None if it can.
 
-    A process of its own tries, since drivers and layers that do not fit each other crash.
+    A process of its own tries, since drivers and layers that do not fit each other
+    crash.
     """
     command = [sys.executable, "-m", __name__]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_PATIENCE
+        )
     except subprocess.TimeoutExpired:
-        return f"the Vulkan driver made no device with Arm's emulation layer within {_PATIENCE} seconds"
+        return (
+            "the Vulkan driver made no device with Arm's emulation layer within"
+            f" {_PATIENCE} seconds"
+        )
     if done.returncode < 0:
-        return f"the Vulkan driver crashes with Arm's emulation layer (signal {-done.returncode})"
+        return (
+            "the Vulkan driver crashes with Arm's emulation layer (signal"
+            f" {-done.returncode})"
+        )
     if done.returncode:
-        return f"Arm's emulation layer does not load: {(done.stderr.strip() or 'no reason')[-200:].splitlines()[-1]}"
+        return (
+            "Arm's emulation layer does not load:"
+            f" {(done.stderr.strip() or 'no reason')[-200:].splitlines()[-1]}"
+        )
     return done.stdout.strip() or None
 
 
@@ -100,8 +126,14 @@ def tried() -> str:
             builder.build()
     except RuntimeError as error:
         if version < _TRIED:
-            return f"the Vulkan loader {named} is too old for Arm's emulation layer, 1.4.309 is not: {error}"
-        return f"no Vulkan driver here has what Arm's emulation layer needs (loader {named}): {error}"
+            return (
+                f"the Vulkan loader {named} is too old for Arm's emulation layer,"
+                f" 1.4.309 is not: {error}"
+            )
+        return (
+            "no Vulkan driver here has what Arm's emulation layer needs (loader"
+            f" {named}): {error}"
+        )
     return ""
 
 

@@ -1,1 +1,3 @@
-"""Models of timm and torchvision by name, for the command line: ``timm:efficientnet_b0``."""
+"""Models of timm and torchvision by name, for the command line:
+``timm:efficientnet_b0``.
+"""

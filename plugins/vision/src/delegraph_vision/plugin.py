@@ -1,4 +1,6 @@
-"""The light module: what this distribution declares. Imports neither torch nor the libraries of models."""
+"""The light module: what this distribution declares. Imports neither torch nor the
+libraries of models.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,15 @@ def delegraph_models() -> list[ModelSpec]:
         ModelSpec(
             library,
             f"delegraph_vision.models:from_{library}",
-            summary=f"models of {library}, with random weights or those of a file: {library}:{example}@FILE",
+            summary=(
+                f"models of {library}, with random weights or those of a file:"
+                f" {library}:{example}@FILE"
+            ),
             requires=(library,),
             install_hint=f'pip install "delegraph-vision[{library}]"',
         )
-        for library, example in (("timm", "efficientnet_b0"), ("torchvision", "resnet18"))
+        for library, example in (
+            ("timm", "efficientnet_b0"),
+            ("torchvision", "resnet18"),
+        )
     ]

@@ -1,6 +1,8 @@
-"""Compiles for delegraph in other processes, in executors of any kind, in other environments, and keeps results.
+"""Compiles for delegraph in other processes, in executors of any kind, in other
+environments, and keeps results.
 
-``delegraph.lower(..., compiler=delegraph_workers.Compiler(...))``; the flags of ``delegraph lower`` make one, too.
+``delegraph.lower(..., compiler=delegraph_workers.Compiler(...))``; the flags of
+``delegraph lower`` make one, too.
 """
 
 from __future__ import annotations
@@ -29,5 +31,7 @@ if not TYPE_CHECKING:
         """The names above import torch, which the light module does without."""
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        found = globals()[name] = getattr(
+            import_module(f"{__name__}.{_HOMES[name]}"), name
+        )
         return found

@@ -1,8 +1,9 @@
 """torchao's annotations of a graph in words of JSON, and annotations of those words.
 
-Specs and observers are rows of one table, each once: torchao lets two uses of a tensor share an observer if they have
-the same one. Observers go by name: torchao's own, and those of a plugin that is installed here as well, so a message
-cannot name any class to import.
+Specs and observers are rows of one table, each once: torchao lets two uses of a tensor
+share an observer if they have the same one. Observers go by name: torchao's own, and
+those of a plugin that is installed here as well, so a message cannot name any class to
+import.
 """
 
 from __future__ import annotations
@@ -36,21 +37,34 @@ _SPECS = {
 _OBSERVERS = {
     name: kind
     for name, kind in vars(pt2e).items()
-    if isinstance(kind, type) and issubclass(kind, (pt2e.ObserverBase, pt2e.FakeQuantizeBase))
+    if isinstance(kind, type)
+    and issubclass(kind, (pt2e.ObserverBase, pt2e.FakeQuantizeBase))
 }
 _CONSTANTS = {
-    str(value): value for value in vars(torch).values() if isinstance(value, (torch.dtype, torch.qscheme))
+    str(value): value
+    for value in vars(torch).values()
+    if isinstance(value, (torch.dtype, torch.qscheme))
 }  # "torch.int8", "torch.per_tensor_affine"
 
 
 def write_annotations(graph: Graph, keep: Callable[[Derive], int]) -> list[Any]:
-    """The annotations of a graph: a table of specs and observers, and a row for each node that has an annotation.
+    """The annotations of a graph: a table of specs and observers, and a row for each
+    node that has an annotation.
 
-    ``keep`` returns the number of a function that stays in this process. Raises Unsupported for what has no words.
+    ``keep`` returns the number of a function that stays in this process. Raises
+    Unsupported for what has no words.
     """
     words = _Words(keep)
     rows = [
-        [node.name, words.of({f.name: getattr(annotation, f.name) for f in dataclasses.fields(annotation)})]
+        [
+            node.name,
+            words.of(
+                {
+                    f.name: getattr(annotation, f.name)
+                    for f in dataclasses.fields(annotation)
+                }
+            ),
+        ]
         for node in graph.nodes
         if (annotation := node.meta.get(Q_ANNOTATION_KEY)) is not None
     ]
@@ -63,7 +77,8 @@ class _Words:
     def __init__(self, keep: Callable[[Derive], int]) -> None:
         self.table = list[Any]()
         self._keep = keep
-        self._seen: dict[int, tuple[int, Any]] = {}  # id -> number in the table, and the object, which keeps the id
+        # id -> number in the table, and the object, which keeps the id
+        self._seen: dict[int, tuple[int, Any]] = {}
 
     def of(self, value: Any) -> Any:
         """A value: what JSON has as it is, anything else as ``{kind: words}``."""
@@ -85,7 +100,9 @@ class _Words:
         return {"row": self._seen[id(value)][0]}
 
     def _row(self, value: Any) -> list[Any]:
-        """The words of a spec, of an observer's class, of one with arguments, or of a function that stays here."""
+        """The words of a spec, of an observer's class, of one with arguments, or of a
+        function that stays here.
+        """
         if type(value) in _SPECS.values():
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
             return ["spec", type(value).__name__, self.of(fields)]
@@ -96,15 +113,23 @@ class _Words:
                 raise _no_observer(name)
             return ["observer", name]
         partial = getattr(value, "p", value)  # torchao wraps what ``with_args`` makes
-        if isinstance(partial, functools.partial) and not partial.args and not getattr(value, "callable_args", None):
+        if (
+            isinstance(partial, functools.partial)
+            and not partial.args
+            and not getattr(value, "callable_args", None)
+        ):
             return ["partial", self.of(partial.func), self.of(dict(partial.keywords))]
         if callable(value):
             return ["function", self._keep(value)]
-        raise Unsupported("unsupported", f"its quantizer's annotations have {value!r:.80}, which cannot be sent")
+        raise Unsupported(
+            "unsupported",
+            f"its quantizer's annotations have {value!r:.80}, which cannot be sent",
+        )
 
 
 def apply_annotations(graph: Graph, told: Any, derive: Callable[[int], Derive]) -> None:
-    """Annotate a graph as ``write_annotations`` says. ``derive`` makes a function of the number of one that is kept.
+    """Annotate a graph as ``write_annotations`` says. ``derive`` makes a function of
+    the number of one that is kept.
 
     Raises FormatError for what no quantizer says.
     """
@@ -115,13 +140,20 @@ def apply_annotations(graph: Graph, told: Any, derive: Callable[[int], Derive]) 
         for kind, *row in table:  # rows name earlier ones alone
             made.append(_object(kind, row, made, by_name, derive))
         for name, fields in rows:
-            by_name[name].meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(**_value(fields, made, by_name))
+            by_name[name].meta[Q_ANNOTATION_KEY] = QuantizationAnnotation(
+                **_value(fields, made, by_name)
+            )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
-        text = f"the annotations of a quantizer elsewhere are none: {type(e).__name__}: {e}"
+        text = (
+            "the annotations of a quantizer elsewhere are none:"
+            f" {type(e).__name__}: {e}"
+        )
         raise FormatError("format-invalid", text) from e
 
 
-def _object(kind: str, row: list[Any], made: list[Any], nodes: Mapping[str, Node], derive: Any) -> Any:
+def _object(
+    kind: str, row: list[Any], made: list[Any], nodes: Mapping[str, Node], derive: Any
+) -> Any:
     if kind == "spec":
         return _SPECS[row[0]](**_value(row[1], made, nodes))
     if kind == "observer":
@@ -134,25 +166,39 @@ def _object(kind: str, row: list[Any], made: list[Any], nodes: Mapping[str, Node
 
 
 def _observer(name: str) -> type:
-    """The class of a name: torchao's own, or ``"module:Name"`` of an installed plugin; Unsupported for others."""
+    """The class of a name: torchao's own, or ``"module:Name"`` of an installed plugin;
+    Unsupported for others.
+    """
     if ":" not in name:
         return _OBSERVERS[name]
     module, _, kind = name.partition(":")
-    plugins = {point.module.partition(".")[0] for point in metadata.entry_points(group="delegraph")}
+    plugins = {
+        point.module.partition(".")[0]
+        for point in metadata.entry_points(group="delegraph")
+    }
     if module.partition(".")[0] not in plugins:
         raise _no_observer(name)
     try:
         found = getattr(importlib.import_module(module), kind, None)
     except ImportError as e:  # another release of the plugin
         raise _no_observer(name) from e
-    if not (isinstance(found, type) and issubclass(found, (pt2e.ObserverBase, pt2e.FakeQuantizeBase))):
+    if not (
+        isinstance(found, type)
+        and issubclass(found, (pt2e.ObserverBase, pt2e.FakeQuantizeBase))
+    ):
         raise _no_observer(name)
     return found
 
 
 def _no_observer(name: str) -> Unsupported:
-    text = f"its quantizer uses the observer {name.replace(':', '.')}, and calibration runs here"
-    hint = "torchao's own observers work across environments, and those of a plugin that is installed here as well"
+    text = (
+        f"its quantizer uses the observer {name.replace(':', '.')}, and calibration"
+        " runs here"
+    )
+    hint = (
+        "torchao's own observers work across environments, and those of a plugin that"
+        " is installed here as well"
+    )
     return Unsupported("unsupported", text, hint=hint)
 
 
@@ -172,5 +218,7 @@ def _value(words: Any, made: list[Any], nodes: Mapping[str, Node]) -> Any:
     if kind == "dict":
         return {_value(k, made, nodes): _value(v, made, nodes) for k, v in given}
     if kind in ("tuple", "list"):
-        return (tuple if kind == "tuple" else list)(_value(v, made, nodes) for v in given)
+        return (tuple if kind == "tuple" else list)(
+            _value(v, made, nodes) for v in given
+        )
     raise ValueError(f"a value {kind!r:.40}")

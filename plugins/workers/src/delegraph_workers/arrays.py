@@ -9,9 +9,13 @@ import numpy as np
 from delegraph.errors import FormatError
 
 
-def write_arrays(arrays: Sequence[np.ndarray[Any, Any]]) -> tuple[list[Any], list[bytes]]:
+def write_arrays(
+    arrays: Sequence[np.ndarray[Any, Any]],
+) -> tuple[list[Any], list[bytes]]:
     """A row for each array, and its bytes."""
-    return [[array.dtype.name, list(array.shape)] for array in arrays], [array.tobytes() for array in arrays]
+    return [[array.dtype.name, list(array.shape)] for array in arrays], [
+        array.tobytes() for array in arrays
+    ]
 
 
 def read_arrays(rows: Any, parts: Sequence[memoryview]) -> list[np.ndarray[Any, Any]]:
@@ -22,7 +26,9 @@ def read_arrays(rows: Any, parts: Sequence[memoryview]) -> list[np.ndarray[Any, 
             for (name, shape), part in zip(rows, parts, strict=True)
         ]
     except (ValueError, TypeError) as e:
-        raise FormatError("format-invalid", f"arrays in a message that are none: {e}") from e
+        raise FormatError(
+            "format-invalid", f"arrays in a message that are none: {e}"
+        ) from e
 
 
 def _plain(name: Any) -> np.dtype[Any]:

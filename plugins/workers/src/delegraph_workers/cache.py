@@ -1,4 +1,5 @@
-"""A folder of cache entries by key, and optionally a store behind it that a team shares.
+"""A folder of cache entries by key, and optionally a store behind it that a team
+shares.
 
 An entry is bytes that begin with a digest; ``entry_bytes`` knows what they contain.
 """
@@ -28,7 +29,9 @@ _NO_FILE = "it is no file, but a folder, link, pipe or device"
 
 
 class CacheEntry(NamedTuple):
-    """An entry of a cache: its key, size in bytes, last use in seconds since the epoch, and file."""
+    """An entry of a cache: its key, size in bytes, last use in seconds since the epoch,
+    and file.
+    """
 
     key: str
     bytes: int
@@ -39,8 +42,9 @@ class CacheEntry(NamedTuple):
 class Store(Protocol):
     """Bytes by key, somewhere else: what a cache reads through and writes back to.
 
-    Both methods may raise anything: the store is then not used again in that lowering, and the report says why. The
-    caller waits for them, so a store that may be slow needs a limit of its own. Threads call them at the same time.
+    Both methods may raise anything: the store is then not used again in that lowering,
+    and the report says why. The caller waits for them, so a store that may be slow
+    needs a limit of its own. Threads call them at the same time.
     """
 
     def read(self, key: str) -> bytes | None:
@@ -53,12 +57,15 @@ class Store(Protocol):
 class Cache:
     """Compiled partitions in a folder, for ``Compiler(cache=Cache(...))``.
 
-    ``folder``: None takes the user's cache folder for delegraph. ``limit``: bytes; above it, the entries that were not
-    used for the longest time are removed. ``remote``: a store that others use too; entries are copied from there and to
-    there. A text is the URL of a folder, such as ``s3://...``. ``shared``: allow a
-    folder that others own or can write to. It is refused otherwise, because compiled code in it would be run.
+    ``folder``: None takes the user's cache folder for delegraph. ``limit``: bytes;
+    above it, the entries that were not used for the longest time are removed.
+    ``remote``: a store that others use too; entries are copied from there and to there.
+    A text is the URL of a folder, such as ``s3://...``. ``shared``: allow a folder that
+    others own or can write to. It is refused otherwise, because compiled code in it
+    would be run.
 
-    Many processes and threads may use a folder at once. Raises OptionError for a folder that cannot be a cache.
+    Many processes and threads may use a folder at once. Raises OptionError for a folder
+    that cannot be a cache.
     """
 
     def __init__(
@@ -70,52 +77,81 @@ class Cache:
         shared: bool = False,
     ) -> None:
         if type(limit) is not int or limit < 0:
-            raise OptionError("option-invalid", f"the limit of a cache is a number of bytes, not {limit!r}")
+            raise OptionError(
+                "option-invalid",
+                f"the limit of a cache is a number of bytes, not {limit!r}",
+            )
         try:
             self.folder = user_folder() if folder is None else Path(folder)
         except TypeError as e:
-            raise OptionError("option-invalid", f"the folder of a cache is a path, not {folder!r:.80}") from e
+            raise OptionError(
+                "option-invalid", f"the folder of a cache is a path, not {folder!r:.80}"
+            ) from e
         if _URL.match(os.fspath(self.folder)):
-            text = "the folder of a cache is on this machine, and it is the URL of a remote folder"
-            hint = "Cache(remote=URL), --cache-remote URL or DELEGRAPH_CACHE_REMOTE; the URL is not shown"
+            text = (
+                "the folder of a cache is on this machine, and it is the URL of a"
+                " remote folder"
+            )
+            hint = (
+                "Cache(remote=URL), --cache-remote URL or DELEGRAPH_CACHE_REMOTE; the"
+                " URL is not shown"
+            )
             raise OptionError("option-invalid", text, hint=hint)
         if isinstance(remote, str):
             remote = RemoteFolder(remote) if remote else None
-        self.limit, self.remote = limit, remote
+        self.limit = limit
+        self.remote = remote
         try:
-            self.folder.mkdir(mode=0o777 if shared else 0o700, parents=True, exist_ok=True)
+            self.folder.mkdir(
+                mode=0o777 if shared else 0o700, parents=True, exist_ok=True
+            )
             status = self.folder.stat()
         except OSError as e:
             raise _unusable(self.folder, e.strerror or str(e)) from e
         if shared or os.name != "posix":
             return
-        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise _unusable(self.folder, "others own it or can write to it, and what they write would be run")
+        if status.st_uid != os.geteuid() or status.st_mode & (
+            stat.S_IWGRP | stat.S_IWOTH
+        ):
+            raise _unusable(
+                self.folder,
+                "others own it or can write to it, and what they write would be run",
+            )
 
     def read(self, key: str) -> bytes | None:
-        """The bytes of an entry, unchecked; None if the folder has none. Raises OSError if it cannot be read."""
+        """The bytes of an entry, unchecked; None if the folder has none. Raises OSError
+        if it cannot be read.
+        """
         path = self._path(key)
         try:
             data = _content(path)
         except FileNotFoundError:
             return None
-        # record the use, by which ``make_room`` chooses; fails if another user owns the entry, or it is gone by now
+        # record the use, by which ``make_room`` chooses; fails if another user owns the
+        # entry, or it is gone by now
         with contextlib.suppress(OSError):
             os.utime(path)
         return data
 
     def write(self, key: str, data: bytes) -> None:
-        """Store an entry, completely or not at all. Raises WriteError, also if its name is that of no file."""
+        """Store an entry, completely or not at all. Raises WriteError, also if its name
+        is that of no file.
+        """
         path = self._path(key)
-        if path.is_symlink() or (path.exists() and not path.is_file()):  # ``write_whole`` would write to where it leads
+        # ``write_whole`` would write to where it leads
+        if path.is_symlink() or (path.exists() and not path.is_file()):
             raise WriteError("write-failed", f"cannot write {path}: {_NO_FILE}")
         write_whole(path, data)
 
     def entries(self) -> Iterator[CacheEntry]:
-        """The entries of the folder, except those that another process removes meanwhile. Only files are entries."""
+        """The entries of the folder, except those that another process removes
+        meanwhile. Only files are entries.
+        """
         for path in self.folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if _NAME.fullmatch(path.name) and stat.S_ISREG((status := path.lstat()).st_mode):
+                if _NAME.fullmatch(path.name) and stat.S_ISREG(
+                    (status := path.lstat()).st_mode
+                ):
                     yield CacheEntry(path.stem, status.st_size, status.st_mtime, path)
 
     def remove(self, keys: Any) -> None:
@@ -124,7 +160,9 @@ class Cache:
             self._path(key).unlink(missing_ok=True)
 
     def make_room(self) -> None:
-        """Remove the least recently used entries until the limit is kept. Other processes may do so meanwhile."""
+        """Remove the least recently used entries until the limit is kept. Other
+        processes may do so meanwhile.
+        """
         known = sorted(self.entries(), key=lambda entry: entry.used)
         size = sum(entry.bytes for entry in known)
         for entry in known:
@@ -137,7 +175,9 @@ class Cache:
         return self.folder / f"{key}.entry"
 
 
-def choose_cache(given: bool | str | os.PathLike[str] | Cache | None, remote: str | None = None) -> Cache | None:
+def choose_cache(
+    given: bool | str | os.PathLike[str] | Cache | None, remote: str | None = None
+) -> Cache | None:
     """The cache for ``given``, the ``cache`` argument of a ``Compiler``; None for none.
 
     A ``Cache`` is returned as it is. A path stands for a cache in that folder, "" and
@@ -161,17 +201,27 @@ def choose_cache(given: bool | str | os.PathLike[str] | Cache | None, remote: st
 
 
 def user_folder() -> Path:
-    """The folder for delegraph's cache in the user's cache folder of this operating system."""
+    """The folder for delegraph's cache in the user's cache folder of this operating
+    system.
+    """
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local") / "delegraph/cache"
+        return (
+            Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local")
+            / "delegraph/cache"
+        )
     if sys.platform == "darwin":
         return Path.home() / "Library/Caches/delegraph"
-    given = os.environ.get("XDG_CACHE_HOME", "")  # no absolute path is to be ignored, as its specification says
-    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "delegraph"
+    # no absolute path is to be ignored, as its specification says
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return (
+        Path(given) if os.path.isabs(given) else Path.home() / ".cache"
+    ) / "delegraph"
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of an entry. Raises OSError, also for what is no file: a pipe could have no writer, a device no end."""
+    """The bytes of an entry. Raises OSError, also for what is no file: a pipe could
+    have no writer, a device no end.
+    """
     if not stat.S_ISREG(path.lstat().st_mode):
         raise OSError(errno.EINVAL, _NO_FILE)
     return path.read_bytes()
@@ -180,5 +230,8 @@ def _content(path: Path) -> bytes:
 def _unusable(folder: Path, why: str) -> OptionError:
     """The error for a folder that cannot be a cache, because of ``why``."""
     text = f"the folder {folder} cannot be a cache: {why}"
-    hint = "name a folder of your own, with the mode 0700 (a new one gets it), or Cache(folder, shared=True)"
+    hint = (
+        "name a folder of your own, with the mode 0700 (a new one gets it), or"
+        " Cache(folder, shared=True)"
+    )
     return OptionError("option-invalid", text, hint=hint)

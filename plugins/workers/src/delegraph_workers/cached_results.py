@@ -96,7 +96,8 @@ class Entries:
     def keep(self, key: str, data: bytes) -> bool:
         """Store an entry in the local folder, and in the remote one if there is one.
 
-        A failure becomes a note. Returns False if storing it failed in the local folder.
+        A failure becomes a note. Returns False if storing it failed in the local
+        folder.
         """
         stored = self._store(key, data)
         remote = self._remote
@@ -126,8 +127,9 @@ class Entries:
     def _noting(self, store: Store, failure: str = "") -> Iterator[None]:
         """A block that uses ``store``. Errors in it become notes.
 
-        Any error of the remote store ends its use in this lowering. Of the local folder,
-        only DelegraphError and OSError become notes, which begin with ``failure``.
+        Any error of the remote store ends its use in this lowering. Of the local
+        folder, only DelegraphError and OSError become notes, which begin with
+        ``failure``.
         """
         try:
             yield
@@ -342,7 +344,9 @@ def _key_of(request: Request, form: Form, fingerprint: str) -> str:
     return key_of(kind, [form.key, names, settings, producer, code, fingerprint])
 
 
-def _compile_canonical(partition: _Cacheable, first: int, total: int) -> PreprocessResult | None:
+def _compile_canonical(
+    partition: _Cacheable, first: int, total: int
+) -> PreprocessResult | None:
     """The result of compiling the canonical program, with the handles of that program.
 
     None if the backend fails with it or refuses it.
@@ -357,7 +361,9 @@ def _compile_canonical(partition: _Cacheable, first: int, total: int) -> Preproc
     return None if isinstance(compiled.result, Refused) else compiled.result
 
 
-def _renumbered(result: PreprocessResult, numbers: Mapping[int, int]) -> PreprocessResult:
+def _renumbered(
+    result: PreprocessResult, numbers: Mapping[int, int]
+) -> PreprocessResult:
     """``result`` with other debug handles: ``numbers`` replaces each of them."""
     if not result.debug_handle_map:
         return result

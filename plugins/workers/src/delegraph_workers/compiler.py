@@ -72,7 +72,10 @@ class Compiler:
         if memory_limit is not None and memory_limit < LEAST_MEMORY:
             text = f"memory_limit is {memory_limit:,} bytes"
             text += f", and a worker itself uses up to {LEAST_MEMORY:,}"
-            hint = f"memory_limit={LEAST_MEMORY} or more, on the command line --memory-limit 32"
+            hint = (
+                f"memory_limit={LEAST_MEMORY} or more, on the command line"
+                " --memory-limit 32"
+            )
             raise OptionError("option-invalid", text, hint=hint)
         self.cache = choose_cache(cache, cache_remote)
         self.executor = executor
@@ -129,7 +132,9 @@ class Session:
     ``_workers``: the processes; None until one is needed.
     """
 
-    def __init__(self, compiler: Compiler, registry: Registry, backends: Sequence[str]) -> None:
+    def __init__(
+        self, compiler: Compiler, registry: Registry, backends: Sequence[str]
+    ) -> None:
         self._compiler = compiler
         self._registry = registry
         self._backends = backends
@@ -162,7 +167,9 @@ class Session:
             self._workers.close()
             self._workers = None
 
-    def partition(self, partitioner: Partitioner, program: ExportedProgram) -> PartitionResult:
+    def partition(
+        self, partitioner: Partitioner, program: ExportedProgram
+    ) -> PartitionResult:
         """The answer of ``partitioner``, or an earlier one from the cache.
 
         It can be kept if the partitioner says what it depends on (``fingerprint``).
@@ -231,7 +238,9 @@ class Session:
         if not self._compiler.isolates_all and not backend.spec.isolated:
             return request
         if backend.full_name not in self._stand_ins:
-            made = self._started().stand_in(backend.kind, backend.full_name, backend.producer)
+            made = self._started().stand_in(
+                backend.kind, backend.full_name, backend.producer
+            )
             self._stand_ins[backend.full_name] = backend._replace(kind=made)
         return request._replace(backend=self._stand_ins[backend.full_name])
 

@@ -1,7 +1,9 @@
-"""The user's settings: which backends are in environments of their own, and what these environments say of them.
+"""The user's settings: which backends are in environments of their own, and what these
+environments say of them.
 
-The settings name executables, so they are read from the user's own folder or from a file that is named, and never from
-the working directory. Imports neither torch nor numpy.
+The settings name executables, so they are read from the user's own folder or from a
+file that is named, and never from the working directory. Imports neither torch nor
+numpy.
 """
 
 from __future__ import annotations
@@ -37,12 +39,15 @@ KINDS = {"str": str, "int": int, "float": float, "bool": bool, "list": list}
 
 
 class BadSettings(Exception):
-    """Settings that cannot be used, or an environment that does not answer; the text says why."""
+    """Settings that cannot be used, or an environment that does not answer; the text
+    says why.
+    """
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A backend in an environment of its own: what it is called here and there, and the interpreter.
+    """A backend in an environment of its own: what it is called here and there, and the
+    interpreter.
 
     ``wrong``: what is wrong with its table, which costs this backend and no other.
     """
@@ -58,14 +63,18 @@ def path_of_settings() -> Path:
     if os.environ.get(CONFIG):
         return Path(os.environ[CONFIG])
     if sys.platform == "win32":
-        return Path(os.environ.get("APPDATA") or Path.home() / "AppData/Roaming") / "delegraph/delegraph.toml"
+        return (
+            Path(os.environ.get("APPDATA") or Path.home() / "AppData/Roaming")
+            / "delegraph/delegraph.toml"
+        )
     if sys.platform == "darwin":
         return Path.home() / "Library/Application Support/delegraph/delegraph.toml"
     return _folder("XDG_CONFIG_HOME", ".config") / "delegraph/delegraph.toml"
 
 
 def _folder(variable: str, usual: str) -> Path:
-    """A folder of the user's. A variable that is no absolute path is ignored, as its specification says.
+    """A folder of the user's. A variable that is no absolute path is ignored, as its
+    specification says.
 
     Otherwise it would name the working directory, from which nothing is read.
     """
@@ -88,55 +97,95 @@ def settings() -> list[Setting]:
 
 
 def _content(path: Path) -> str:
-    """The text of the file of settings. Raises BadSettings for a file that is not read, and OSError."""
+    """The text of the file of settings. Raises BadSettings for a file that is not read,
+    and OSError.
+    """
     # without O_NONBLOCK, opening a pipe waits for a writer
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    descriptor = os.open(
+        path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    )
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise BadSettings(f"{path} is no regular file; the settings are read from regular files only")
-        if os.name == "posix" and (status.st_mode & stat.S_IWOTH or status.st_uid not in (0, os.geteuid())):
-            raise BadSettings(f"{path} names executables, and others own it or can write to it")
+            raise BadSettings(
+                f"{path} is no regular file; the settings are read from regular files"
+                " only"
+            )
+        if os.name == "posix" and (
+            status.st_mode & stat.S_IWOTH or status.st_uid not in (0, os.geteuid())
+        ):
+            raise BadSettings(
+                f"{path} names executables, and others own it or can write to it"
+            )
         with open(descriptor, "rb", closefd=False) as file:
             data = file.read(LARGEST + 1)
     finally:
         os.close(descriptor)
     if len(data) > LARGEST:
-        raise BadSettings(f"{path} is larger than {LARGEST // 1_000_000} MB; a file of settings is a few lines")
+        raise BadSettings(
+            f"{path} is larger than {LARGEST // 1_000_000} MB; a file of settings is a"
+            " few lines"
+        )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as e:
-        raise BadSettings(f"{path} cannot be read: it is not UTF-8 at byte {e.start}") from e
+        raise BadSettings(
+            f"{path} cannot be read: it is not UTF-8 at byte {e.start}"
+        ) from e
 
 
 def read_settings(text: str, path: Path) -> list[Setting]:
     """The backends in the text of a file of settings.
 
-    A table that is wrong disables its backend alone. A table or key that is none of a backend is a warning. Raises
-    BadSettings for a text that is no TOML.
+    A table that is wrong disables its backend alone. A table or key that is none of a
+    backend is a warning. Raises BadSettings for a text that is no TOML.
     """
     try:
         whole = tomllib.loads(text)
     except (ValueError, RecursionError) as e:
         raise BadSettings(f"{path}: {e}") from e
     for key in sorted(whole.keys() - {"backends"}):
-        _ignore(f"{path}: the table or key {key!r} is ignored; the file has tables [backends.NAME]")
+        _ignore(
+            f"{path}: the table or key {key!r} is ignored; the file has tables"
+            " [backends.NAME]"
+        )
     tables = whole.get("backends", {})
     if not isinstance(tables, Mapping):
-        _ignore(f"{path}: backends is ignored, as it is a {type(tables).__name__}; the file has tables [backends.NAME]")
+        _ignore(
+            f"{path}: backends is ignored, as it is a {type(tables).__name__}; the file"
+            " has tables [backends.NAME]"
+        )
         return []
     made = []
     for name, table in tables.items():
         if not _NAME.fullmatch(name):
-            _ignore(f"{path}: [backends.{name!r}] is ignored; a name is letters, digits and . _ + -")
+            _ignore(
+                f"{path}: [backends.{name!r}] is ignored; a name is letters, digits and"
+                " . _ + -"
+            )
             continue
         given = table if isinstance(table, Mapping) else {}
-        python, backend = given.get("python"), given.get("backend", name)
-        if not isinstance(python, str) or not os.path.isabs(python) or not isinstance(backend, str):
-            text = 'the table has python = "/absolute/path/of/a/python", and may have backend = "its name there"'
+        python = given.get("python")
+        backend = given.get("backend", name)
+        if (
+            not isinstance(python, str)
+            or not os.path.isabs(python)
+            or not isinstance(backend, str)
+        ):
+            text = (
+                'the table has python = "/absolute/path/of/a/python", and may have'
+                ' backend = "its name there"'
+            )
             made.append(Setting(name, "", "", f"{path}: {text}"))
         elif unknown := sorted(given.keys() - {"python", "backend"}):
-            made.append(Setting(name, python, backend, f"{path}: the table has the unknown key {unknown[0]!r}"))
+            made.append(
+                Setting(
+                    name,
+                    python,
+                    backend,
+                    f"{path}: the table has the unknown key {unknown[0]!r}",
+                )
+            )
         else:
             made.append(Setting(name, python, backend))
     return made
@@ -150,15 +199,23 @@ def _ignore(text: str) -> None:
 def description_of(setting: Setting) -> dict[str, Any]:
     """What an environment says of a backend that it has (``describe``).
 
-    It is kept in the user's cache folder until what is installed there changes. Raises BadSettings.
+    It is kept in the user's cache folder until what is installed there changes. Raises
+    BadSettings.
     """
     if setting.wrong:
         raise BadSettings(setting.wrong)
     base = _folder("XDG_CACHE_HOME", ".cache") / "delegraph/environments"
-    kept = base / (hashlib.sha256(json.dumps([setting.python, setting.backend]).encode()).hexdigest() + ".json")
+    kept = base / (
+        hashlib.sha256(
+            json.dumps([setting.python, setting.backend]).encode()
+        ).hexdigest()
+        + ".json"
+    )
     try:
         known = json.loads(kept.read_text("utf-8"))
-        if known["stamps"] == _stamps(known["told"]["path"]) and _is_description(known["told"]):
+        if known["stamps"] == _stamps(known["told"]["path"]) and _is_description(
+            known["told"]
+        ):
             return dict(known["told"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # there is none, or it is of another version: the environment is asked
@@ -166,38 +223,65 @@ def description_of(setting: Setting) -> dict[str, Any]:
     try:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = kept.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps({"told": told, "stamps": _stamps(told["path"])}), "utf-8")
+        partial.write_text(
+            json.dumps({"told": told, "stamps": _stamps(told["path"])}), "utf-8"
+        )
         partial.rename(kept)
     except OSError:
-        return told  # a folder that cannot be written costs half a second the next time, and nothing else
+        # a folder that cannot be written costs half a second the next time, and nothing
+        # else
+        return told
     return told
 
 
 def _is_description(told: dict[str, Any]) -> bool:
-    """Whether an answer names a protocol and the path; the rest is as ``describe`` of that protocol writes it."""
+    """Whether an answer names a protocol and the path; the rest is as ``describe`` of
+    that protocol writes it.
+    """
     path = told.get("path")
-    return type(told.get("protocol")) is int and isinstance(path, list) and all(type(p) is str for p in path)
+    return (
+        type(told.get("protocol")) is int
+        and isinstance(path, list)
+        and all(type(p) is str for p in path)
+    )
 
 
 def _stamps(path: list[str]) -> list[Any]:
-    """When each folder was changed last, in nanoseconds; None for one that is not there."""
-    return [os.stat(folder).st_mtime_ns if os.path.exists(folder) else None for folder in path]
+    """When each folder was changed last, in nanoseconds; None for one that is not
+    there.
+    """
+    return [
+        os.stat(folder).st_mtime_ns if os.path.exists(folder) else None
+        for folder in path
+    ]
 
 
 def variables_there(folder: Path) -> dict[str, str]:
-    """The environment variables for a process of another environment, without those that are about this one.
+    """The environment variables for a process of another environment, without those
+    that are about this one.
 
-    A plugin that is disabled here, such as the one that is installed in both, is used there.
+    A plugin that is disabled here, such as the one that is installed in both, is used
+    there.
     """
-    about_this = {"PYTHONPATH", "PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONEXECUTABLE", "__PYVENV_LAUNCHER__"}
+    about_this = {
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "PYTHONPLATLIBDIR",
+        "PYTHONEXECUTABLE",
+        "__PYVENV_LAUNCHER__",
+    }
     about_this |= {"DELEGRAPH_PLUGINS", "DELEGRAPH_DISABLE_PLUGINS"}
-    return {k: v for k, v in os.environ.items() if k not in about_this} | {CONFIG: str(no_settings(folder))}
+    return {k: v for k, v in os.environ.items() if k not in about_this} | {
+        CONFIG: str(no_settings(folder))
+    }
 
 
 def no_settings(folder: Path) -> Path:
-    """An empty file of settings in a private folder, for the processes of another environment.
+    """An empty file of settings in a private folder, for the processes of another
+    environment.
 
-    With the user's settings, an environment that has this distribution would ask itself what it has, without end.
+    With the user's settings, an environment that has this distribution would ask itself
+    what it has, without end.
     """
     path = folder / "delegraph.toml"
     path.touch(mode=0o600)
@@ -211,19 +295,35 @@ def _ask(setting: Setting) -> dict[str, Any]:
         environment = variables_there(Path(nowhere))
         try:
             done = subprocess.run(
-                command, env=environment, cwd=nowhere, capture_output=True, timeout=SECONDS, stdin=subprocess.DEVNULL
+                command,
+                env=environment,
+                cwd=nowhere,
+                capture_output=True,
+                timeout=SECONDS,
+                stdin=subprocess.DEVNULL,
             )
         except (OSError, subprocess.TimeoutExpired) as e:
             raise BadSettings(f"{setting.python}: {e}") from e
     try:
         told = json.loads(done.stdout.decode("utf-8", "replace").splitlines()[-1])
     except (ValueError, IndexError):
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise BadSettings(f"{setting.python} does not describe {setting.backend!r}: {said[0]:.300}") from None
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or [
+            f"exit code {done.returncode}"
+        ]
+        raise BadSettings(
+            f"{setting.python} does not describe {setting.backend!r}: {said[0]:.300}"
+        ) from None
     if not isinstance(told, dict) or "error" in told:
-        why = str(told["error"]) if isinstance(told, dict) else f"it says {told!r:.80} for {setting.backend!r}"
+        why = (
+            str(told["error"])
+            if isinstance(told, dict)
+            else f"it says {told!r:.80} for {setting.backend!r}"
+        )
         raise BadSettings(f"{setting.python}: {why}")
     if not _is_description(told):
-        text = f"{setting.python} describes {setting.backend!r} in no known form; has it another delegraph-workers?"
+        text = (
+            f"{setting.python} describes {setting.backend!r} in no known form; has it"
+            " another delegraph-workers?"
+        )
         raise BadSettings(text)
     return told

@@ -1,4 +1,6 @@
-"""Large constants of partitions as files of a private folder, by content: written once, mapped by all workers."""
+"""Large constants of partitions as files of a private folder, by content: written once,
+mapped by all workers.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,12 @@ class Folder:
             partial.rename(path)
 
 
-def fetch_from(folder: str | None, inline: dict[bytes, Any]) -> Callable[[bytes, int], Any]:
-    """What gives ``forms.read`` its large constants: a private mapping of a file, or bytes of the message."""
+def fetch_from(
+    folder: str | None, inline: dict[bytes, Any]
+) -> Callable[[bytes, int], Any]:
+    """What gives ``forms.read`` its large constants: a private mapping of a file, or
+    bytes of the message.
+    """
 
     def fetch(digest: bytes, size: int) -> Any:
         if digest in inline:
@@ -49,6 +55,11 @@ def fetch_from(folder: str | None, inline: dict[bytes, Any]) -> Callable[[bytes,
         if folder is None or not os.path.exists(path):
             raise Absent(path)
         with open(path, "rb") as file:
-            return mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            return mmap.mmap(
+                file.fileno(),
+                size,
+                flags=mmap.MAP_PRIVATE,
+                prot=mmap.PROT_READ | mmap.PROT_WRITE,
+            )
 
     return fetch

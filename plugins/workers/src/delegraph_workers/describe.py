@@ -1,4 +1,6 @@
-"""``python -m delegraph_workers.describe BACKEND``: what this environment has of a backend, as a line of JSON."""
+"""``python -m delegraph_workers.describe BACKEND``: what this environment has of a
+backend, as a line of JSON.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,30 @@ from .message import PROTOCOL
 def describe(name: str) -> dict[str, Any]:
     """The declaration of an installed backend, in words of JSON."""
     try:
-        info = next(b for b in backends() if name in (b.name, b.backend_id, f"{b.distribution}/{b.name}"))
+        info = next(
+            b
+            for b in backends()
+            if name in (b.name, b.backend_id, f"{b.distribution}/{b.name}")
+        )
     except StopIteration:
         known = ", ".join(sorted(b.name for b in backends())) or "none"
         return {
-            "error": f"no backend {name!r} is installed there ({known}), and register() is for its own process alone"
+            "error": (
+                f"no backend {name!r} is installed there ({known}), and register() is"
+                " for its own process alone"
+            )
         }
     if not info.usable:
         return {"error": f"backend {name!r} is {info.status} there: {info.error}"}
     kinds = {kind.__name__: kind for kind in (str, int, float, bool, list)}
     options = [
-        [o.name, next(k for k, v in kinds.items() if v is o.type), o.default, list(o.choices), o.help]
+        [
+            o.name,
+            next(k for k, v in kinds.items() if v is o.type),
+            o.default,
+            list(o.choices),
+            o.help,
+        ]
         for o in info.options
     ]
     return {
@@ -44,7 +59,9 @@ def describe(name: str) -> dict[str, Any]:
         "runtime": info.has_runtime,
         "native": default_registry().native_code(info.full_name),
         "quantizer": info.has_quantizer,
-        "formats": [row for suffix in info.formats if (row := _format(suffix)) is not None],
+        "formats": [
+            row for suffix in info.formats if (row := _format(suffix)) is not None
+        ],
         "prefix": sys.prefix,
         "path": [p for p in sys.path if p],
     }
@@ -74,25 +91,34 @@ _OPTIONAL = "method", "max_memory", "max_iterations"
 
 
 def _format(suffix: str) -> dict[str, Any] | None:
-    """The format of a suffix; None for one that holds whole programs. One that cannot be used says why."""
+    """The format of a suffix; None for one that holds whole programs. One that cannot
+    be used says why.
+    """
     try:
         kind: Any = default_registry().get_format(f"a{suffix}")
     except DelegraphError as e:
         return {"suffix": suffix, "error": str(e)}
     if not issubclass(kind, DelegateFormat):
         return None
-    # what DelegateFormat has is done where the delegate is, unless the format overrides it
+    # what DelegateFormat has is done where the delegate is, unless the format overrides
+    # it
     own = [
         name
         for name in ABILITIES
-        if inspect.getattr_static(kind, name) is not inspect.getattr_static(DelegateFormat, name)
+        if inspect.getattr_static(kind, name)
+        is not inspect.getattr_static(DelegateFormat, name)
     ]
-    parameters = {name: inspect.signature(getattr(kind, name)).parameters for name in own}
+    parameters = {
+        name: inspect.signature(getattr(kind, name)).parameters for name in own
+    }
     return {
         "suffix": suffix,
         "backend_id": kind.backend_id,
         "holds_named_data": kind.holds_named_data,
-        "abilities": {name: [each for each in _OPTIONAL if each in parameters[name]] for name in own},
+        "abilities": {
+            name: [each for each in _OPTIONAL if each in parameters[name]]
+            for name in own
+        },
     }
 
 

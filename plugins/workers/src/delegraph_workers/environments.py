@@ -1,7 +1,9 @@
-"""Backends in environments of their own, as this process sees them: classes that ask a worker there.
+"""Backends in environments of their own, as this process sees them: classes that ask a
+worker there.
 
-``Backend_NAME``, ``Partitioner_NAME`` and ``Runtime_NAME`` are made when they are asked for. Nothing of the backend is
-imported here. Two environments may have a backend of one id, and even the same one: only names tell them apart.
+``Backend_NAME``, ``Partitioner_NAME`` and ``Runtime_NAME`` are made when they are asked
+for. Nothing of the backend is imported here. Two environments may have a backend of one
+id, and even the same one: only names tell them apart.
 """
 
 from __future__ import annotations
@@ -17,8 +19,19 @@ from typing import Any
 
 import torch
 from delegraph.backend import CompileSpec, PreprocessResult
-from delegraph.errors import ContractViolation, FormatError, PluginUnavailable, Unsupported
-from delegraph.partitioner import DelegationSpec, Partitioner, PartitionResult, Reason, Refusal
+from delegraph.errors import (
+    ContractViolation,
+    FormatError,
+    PluginUnavailable,
+    Unsupported,
+)
+from delegraph.partitioner import (
+    DelegationSpec,
+    Partitioner,
+    PartitionResult,
+    Reason,
+    Refusal,
+)
 from delegraph.runtime import BackendRuntime, BlobHeader, Compatibility, Delegate
 from delegraph_programs import build_program, copy_node, flat_call
 from delegraph_programs.exported_program import CALL_DELEGATE, append_node
@@ -41,26 +54,41 @@ _LOCK = threading.Lock()
 
 
 class Environment:
-    """A backend's environment: its processes, one of which runs delegates and is lost to no compiler."""
+    """A backend's environment: its processes, one of which runs delegates and is lost
+    to no compiler.
+    """
 
     def __init__(self, name: str) -> None:
         if name not in described() or "error" in described()[name][1]:
-            why = described()[name][1]["error"] if name in described() else "the settings do not have it"
-            raise PluginUnavailable("plugin-unavailable", f"the environment of backend {name!r} cannot be used: {why}")
+            why = (
+                described()[name][1]["error"]
+                if name in described()
+                else "the settings do not have it"
+            )
+            raise PluginUnavailable(
+                "plugin-unavailable",
+                f"the environment of backend {name!r} cannot be used: {why}",
+            )
         self.name = name
         self._setting, self.told = described()[name]
         self.backend = str(self.told["name"])
-        self.where = f"{self.told['distribution']} {self.told['version']} in {self.told['prefix']}"
+        self.where = (
+            f"{self.told['distribution']} {self.told['version']} in"
+            f" {self.told['prefix']}"
+        )
         self.workers = Workers(isolated=True, python=self._setting.python)
         self._runner: WorkerProcess | None = None
         self._running = threading.RLock()
         self._about: dict[Any, dict[str, Any]] = {}  # by compile specs, in one lowering
-        self._gone: deque[tuple[int, int]] = deque()  # process and number of what nobody here has any more
+        # process and number of what nobody here has any more
+        self._gone: deque[tuple[int, int]] = deque()
         self._owner = os.getpid()
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the processes of the environment, unless this process is a fork of the one that they belong to."""
+        """End the processes of the environment, unless this process is a fork of the
+        one that they belong to.
+        """
         if os.getpid() != self._owner:
             return
         if self._runner is not None:
@@ -68,23 +96,35 @@ class Environment:
             self._runner = None
         self.workers.close()
 
-    def ask(self, header: Mapping[str, Any], program: ExportedProgram) -> dict[str, Any]:
+    def ask(
+        self, header: Mapping[str, Any], program: ExportedProgram
+    ) -> dict[str, Any]:
         """What a worker answers about a program; a lowering begins with it."""
         self.workers.forget()
         self._about.clear()
-        answer, _ = self.workers.send({**header, "backend": self.backend}, [write(program)], self.backend)
+        answer, _ = self.workers.send(
+            {**header, "backend": self.backend}, [write(program)], self.backend
+        )
         return self._told(answer)[0]
 
     def about(self, specs: Sequence[CompileSpec] | None = None) -> dict[str, Any]:
-        """What a cache has to know of the backend: keeps_names, installed, and its fingerprint for compile specs."""
+        """What a cache has to know of the backend: keeps_names, installed, and its
+        fingerprint for compile specs.
+        """
         rows = None if specs is None else rows_of(specs)
         if (key := repr(rows)) not in self._about:
             header = {"do": "about", "backend": self.backend, "specs": rows}
-            self._about[key] = self._told(self.workers.send(header, [], self.backend)[0])[0]
+            self._about[key] = self._told(
+                self.workers.send(header, [], self.backend)[0]
+            )[0]
         return self._about[key]
 
-    def run(self, header: Mapping[str, Any], parts: Sequence[bytes]) -> tuple[dict[str, Any], list[memoryview], int]:
-        """What the process that runs delegates answers, and its process id; it is started if there is none."""
+    def run(
+        self, header: Mapping[str, Any], parts: Sequence[bytes]
+    ) -> tuple[dict[str, Any], list[memoryview], int]:
+        """What the process that runs delegates answers, and its process id; it is
+        started if there is none.
+        """
         with self._running:
             if self._runner is None or not self._runner.alive:
                 self._runner = WorkerProcess(self.workers.path, self._setting.python)
@@ -95,13 +135,16 @@ class Environment:
             return *self._told(answer), self._runner.pid
 
     def keep_for(self, owner: Any, process: int, number: int) -> None:
-        """Let what ``process`` keeps under a number be forgotten when ``owner`` is, with the next job.
+        """Let what ``process`` keeps under a number be forgotten when ``owner`` is,
+        with the next job.
 
         Not at once: an object may end in the middle of another job.
         """
         weakref.finalize(owner, self._gone.append, (process, number)).atexit = False
 
-    def show(self, header: Mapping[str, Any], form: Form) -> tuple[dict[str, Any], list[memoryview], int]:
+    def show(
+        self, header: Mapping[str, Any], form: Form
+    ) -> tuple[dict[str, Any], list[memoryview], int]:
         """As ``run``, about a program, whose large constants that process maps."""
         packed, _ = self.workers.lay_out([form])
         return self.run({**header, "folder": str(self.workers.path)}, packed)
@@ -143,17 +186,22 @@ def rows_of(specs: Sequence[CompileSpec]) -> list[list[str]]:
     return [[spec.key, spec.value.hex()] for spec in specs]
 
 
-# --- compiling --------------------------------------------------------------------------------------------------------
+# --- compiling ------------------------------------------------------------------------
 
 
 @cache
 def _backend(name: str, backend_id: str, limits: Limits) -> type[Remote]:
     """The class that compiles in a backend's environment, with limits for a partition."""
 
-    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+    def preprocess(
+        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> PreprocessResult:
         there = environment(name)
-        programs, specs = {"": [edge_program]}, {"": [compile_specs]}
-        result = there.workers.compile(backend_id, there.backend, {}, programs, specs, limits)[""][0]
+        programs = {"": [edge_program]}
+        specs = {"": [compile_specs]}
+        result = there.workers.compile(
+            backend_id, there.backend, {}, programs, specs, limits
+        )[""][0]
         if isinstance(result.facts, Mapping):
             result.facts = {**result.facts, "environment": there.where}
         return result
@@ -164,16 +212,23 @@ def _backend(name: str, backend_id: str, limits: Limits) -> type[Remote]:
         "thread_safe": True,
         "preprocess": staticmethod(preprocess),
         "limited": classmethod(lambda cls, limits: _backend(name, backend_id, limits)),
-        "fingerprint": staticmethod(lambda compile_specs: environment(name).about(compile_specs).get("fingerprint")),
+        "fingerprint": staticmethod(
+            lambda compile_specs: (
+                environment(name).about(compile_specs).get("fingerprint")
+            )
+        ),
         "installed": staticmethod(lambda: environment(name).about().get("installed")),
     }
     made: Any = type(backend_id, (Remote,), body)
-    made.keeps_names = _KeepsNames(name)  # after the class was checked, which reads all attributes
+    # after the class was checked, which reads all attributes
+    made.keeps_names = _KeepsNames(name)
     return made  # type: ignore[no-any-return]
 
 
 class _KeepsNames:
-    """The attribute of that name of a class in another environment, which is asked when it is read."""
+    """The attribute of that name of a class in another environment, which is asked when
+    it is read.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -182,20 +237,24 @@ class _KeepsNames:
         return bool(environment(self._name).about().get("keeps_names", True))
 
 
-# --- partitioning -----------------------------------------------------------------------------------------------------
+# --- partitioning ---------------------------------------------------------------------
 
 
 @cache
 def _partitioner(name: str) -> type[Partitioner]:
     """The class that asks the backend's own partitioner."""
-    return type(f"Partitioner_{identifier(name)}", (RemotePartitioner,), {"name": name, "__module__": __name__})
+    return type(
+        f"Partitioner_{identifier(name)}",
+        (RemotePartitioner,),
+        {"name": name, "__module__": __name__},
+    )
 
 
 class RemotePartitioner(Partitioner):
     """Tags what the partitioner of another environment tags, for its reasons.
 
-    It is asked about whole programs. Operators that the other one keeps are kept; others are decomposed to core ATen
-    before it is asked for its partitions.
+    It is asked about whole programs. Operators that the other one keeps are kept;
+    others are decomposed to core ATen before it is asked for its partitions.
     """
 
     name: str
@@ -209,15 +268,25 @@ class RemotePartitioner(Partitioner):
             sent, nodes = _without_delegates(exported_program)
             told = self._ask("partition", sent)
         except Unsupported as e:
-            why = f"the program cannot be sent to the environment of {self.name!r}: {e.message}"
-            return PartitionResult(exported_program, {}, refusals=[Refusal(n, why) for n in calls])
+            why = (
+                f"the program cannot be sent to the environment of {self.name!r}:"
+                f" {e.message}"
+            )
+            return PartitionResult(
+                exported_program, {}, refusals=[Refusal(n, why) for n in calls]
+            )
         try:
             return self._followed(exported_program, nodes, told)
         except (KeyError, TypeError, ValueError, AttributeError) as e:
-            text = f"the environment of {self.name!r} answered what no partitioner does: {type(e).__name__}: {e}"
+            text = (
+                f"the environment of {self.name!r} answered what no partitioner does:"
+                f" {type(e).__name__}: {e}"
+            )
             raise FormatError("format-invalid", text) from e
 
-    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
+    def ops_to_not_decompose(
+        self, ep: ExportedProgram
+    ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
         try:
             sent, nodes = _without_delegates(ep)
             told = self._ask("keeps", sent)
@@ -225,36 +294,65 @@ class RemotePartitioner(Partitioner):
             return [], None
         kept = {nodes[str(name)] for name in told.get("kept", ()) if str(name) in nodes}
         asked = set(nodes.values())
-        operators = [op for op in map(_operator, told.get("operators", ())) if op is not None]
-        # a call that a decomposition has made was not asked about: it is kept if others of its operator are
+        operators = [
+            op for op in map(_operator, told.get("operators", ())) if op is not None
+        ]
+        # a call that a decomposition has made was not asked about: it is kept if others
+        # of its operator are
         return operators, lambda node: node in kept or node not in asked
 
     def _ask(self, what: str, program: ExportedProgram) -> dict[str, Any]:
-        return environment(self.name).ask({"do": what, "options": dict(self.spec)}, program)
+        return environment(self.name).ask(
+            {"do": what, "options": dict(self.spec)}, program
+        )
 
     def _followed(
-        self, program: ExportedProgram, nodes: Mapping[str, Node], told: Mapping[str, Any]
+        self,
+        program: ExportedProgram,
+        nodes: Mapping[str, Node],
+        told: Mapping[str, Any],
     ) -> PartitionResult:
         """The other partitioner's answer about the nodes of this program."""
         for name, tag in told["tags"].items():
-            nodes[name].meta["delegation_tag"] = tuple(tag) if isinstance(tag, list) else tag
+            nodes[name].meta["delegation_tag"] = (
+                tuple(tag) if isinstance(tag, list) else tag
+            )
         for name, marks in told["marks"].items():
-            nodes[name].meta.update({str(k): unplain(v) for k, v in marks.items() if k not in nodes[name].meta})
+            nodes[name].meta.update(
+                {
+                    str(k): unplain(v)
+                    for k, v in marks.items()
+                    if k not in nodes[name].meta
+                }
+            )
         own = str(environment(self.name).told["backend_id"])
         specs = {}
         for tag, backend_id, given in told["partitions"]:
             if backend_id not in (own, environment(self.name)._setting.backend):
-                text = f"the partitioner of {self.name!r} gave {tag} to {backend_id}, which is another backend"
+                text = (
+                    f"the partitioner of {self.name!r} gave {tag} to {backend_id},"
+                    " which is another backend"
+                )
                 raise ContractViolation("contract-violation", text)
-            specs[str(tag)] = DelegationSpec(self.name, [CompileSpec(k, bytes.fromhex(v)) for k, v in given])
-        boundary = {nodes[name].name: getattr(torch, dtype) for name, dtype in told["boundary"].items()}
+            specs[str(tag)] = DelegationSpec(
+                self.name, [CompileSpec(k, bytes.fromhex(v)) for k, v in given]
+            )
+        boundary = {
+            nodes[name].name: getattr(torch, dtype)
+            for name, dtype in told["boundary"].items()
+        }
         return PartitionResult(
-            program, specs, boundary, [_refusal(nodes, row) for row in told["refusals"] if row[0] in nodes]
+            program,
+            specs,
+            boundary,
+            [_refusal(nodes, row) for row in told["refusals"] if row[0] in nodes],
         )
 
 
 def _refusal(nodes: Mapping[str, Node], row: Sequence[Any]) -> Refusal:
-    """A refusal of a row; it cannot be asked again, so it does not say what would have to change."""
+    """A refusal of a row; it cannot be asked again, so it does not say what would have
+    to change.
+    """
     name, text, final, hint, cause, of = row
     reason = Reason(str(text), hint=str(hint), cause=str(cause), of=nodes.get(str(of)))
     return Refusal(nodes[name], reason, final=bool(final))
@@ -268,10 +366,19 @@ def _operator(name: Any) -> OpOverload | None:
     return found if isinstance(found, OpOverload) else None
 
 
-def _without_delegates(program: ExportedProgram) -> tuple[ExportedProgram, dict[str, Node]]:
-    """A copy of a program in which HIDDEN stands for what delegates return; and nodes of ``program`` by name there."""
-    graph, copies = Graph(owning_module=program.graph_module), dict[Node, Node]()
-    calls = [n for n in program.graph.nodes if n.op == "call_function" and n.target is CALL_DELEGATE]
+def _without_delegates(
+    program: ExportedProgram,
+) -> tuple[ExportedProgram, dict[str, Node]]:
+    """A copy of a program in which HIDDEN stands for what delegates return; and nodes
+    of ``program`` by name there.
+    """
+    graph = Graph(owning_module=program.graph_module)
+    copies = dict[Node, Node]()
+    calls = [
+        n
+        for n in program.graph.nodes
+        if n.op == "call_function" and n.target is CALL_DELEGATE
+    ]
     skipped = {*calls, *(n.args[0] for n in calls)}
     returned = {user for call in calls for user in call.users}
     for node in program.graph.nodes:
@@ -281,52 +388,96 @@ def _without_delegates(program: ExportedProgram) -> tuple[ExportedProgram, dict[
                 kind: [copies[n] for n in given if isinstance(n.meta.get("val"), kind)]
                 for kind in (torch.Tensor, (int, torch.SymInt))
             }
-            meta = {key: node.meta[key] for key in ("val", "debug_handle") if key in node.meta}
-            copies[node] = append_node(graph, "call_function", HIDDEN, (*by_kind.values(),), {}, node.name, meta)
+            meta = {
+                key: node.meta[key]
+                for key in ("val", "debug_handle")
+                if key in node.meta
+            }
+            copies[node] = append_node(
+                graph,
+                "call_function",
+                HIDDEN,
+                (*by_kind.values(),),
+                {},
+                node.name,
+                meta,
+            )
         elif node not in skipped:
             copies[node] = copy_node(graph, node, copies.__getitem__)
-    inputs, outputs = program.graph_signature.input_specs, program.graph_signature.output_specs
+    inputs = program.graph_signature.input_specs
+    outputs = program.graph_signature.output_specs
     arriving = sum(spec.kind is InputKind.USER_INPUT for spec in inputs)
     call = flat_call(arriving, len(outputs))
-    made = build_program(program.graph_module, graph, inputs, outputs, program, call, check=False)
+    made = build_program(
+        program.graph_module, graph, inputs, outputs, program, call, check=False
+    )
     for node in made.graph.nodes:
         node.meta.pop("delegation_tag", None)
-    return made, {copy.name: node for node, copy in copies.items() if node not in returned}
+    return made, {
+        copy.name: node for node, copy in copies.items() if node not in returned
+    }
 
 
-# --- running ----------------------------------------------------------------------------------------------------------
+# --- running --------------------------------------------------------------------------
 
 
 @cache
 def _runtime(name: str) -> type[BackendRuntime]:
     """The class that runs blobs in the backend's environment."""
 
-    def load(processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> Delegate:
+    def load(
+        processed_bytes: bytes,
+        compile_specs: Sequence[CompileSpec],
+        named_data: Mapping[str, bytes],
+    ) -> Delegate:
         return _Loaded(name, processed_bytes, compile_specs, named_data)
 
     def compatible(
-        header: BlobHeader, compile_specs: Sequence[CompileSpec], device: str | None = None
+        header: BlobHeader,
+        compile_specs: Sequence[CompileSpec],
+        device: str | None = None,
     ) -> Compatibility | None:
-        asked = {"id": header.backend_id, "size": header.size, "producer": header.producer}
+        asked = {
+            "id": header.backend_id,
+            "size": header.size,
+            "producer": header.producer,
+        }
         asked |= {"do": "compatible", "specs": rows_of(compile_specs), "device": device}
         there = environment(name)
-        told, _, _ = there.run({**asked, "fingerprint": header.fingerprint}, [header.beginning])
+        told, _, _ = there.run(
+            {**asked, "fingerprint": header.fingerprint}, [header.beginning]
+        )
         try:
             return told["verdict"] and Compatibility(*told["verdict"])
         except (KeyError, TypeError, ValueError) as e:
-            raise FormatError("format-invalid", f"the environment of {name!r} gave a verdict that is none: {e}") from e
+            raise FormatError(
+                "format-invalid",
+                f"the environment of {name!r} gave a verdict that is none: {e}",
+            ) from e
 
-    body = {"__module__": __name__, "load": staticmethod(load), "compatible": staticmethod(compatible)}
+    body = {
+        "__module__": __name__,
+        "load": staticmethod(load),
+        "compatible": staticmethod(compatible),
+    }
     return type(f"Runtime_{identifier(name)}", (BackendRuntime,), body)
 
 
 class _Loaded:
     """A delegate that lives in the process of an environment."""
 
-    def __init__(self, name: str, blob: bytes, specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]) -> None:
+    def __init__(
+        self,
+        name: str,
+        blob: bytes,
+        specs: Sequence[CompileSpec],
+        named_data: Mapping[str, bytes],
+    ) -> None:
         self._name = name
         header = {"do": "load", "specs": rows_of(specs), "keys": list(named_data)}
-        told, _, self._process = environment(name).run(header, [bytes(blob), *map(bytes, named_data.values())])
+        told, _, self._process = environment(name).run(
+            header, [bytes(blob), *map(bytes, named_data.values())]
+        )
         self._number = told["number"]
         environment(name).keep_for(self, self._process, self._number)
 

@@ -1,4 +1,6 @@
-"""What a worker does with a job: it compiles the partitions in it. Jobs and answers are bytes (``message``)."""
+"""What a worker does with a job: it compiles the partitions in it. Jobs and answers are
+bytes (``message``).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ Begun = Callable[[], None]
 
 
 def run(job: bytes) -> bytes:
-    """Do a job in this process; the one function that executors of other processes are given."""
+    """Do a job in this process; the one function that executors of other processes are
+    given.
+    """
     header, _ = unpack(job)
     if header.get("isolated"):
         from .supervise import run_isolated
@@ -42,32 +46,49 @@ def run(job: bytes) -> bytes:
 
 
 def warm(backends: Sequence[str]) -> int:
-    """Import what jobs for these backends need, and make a first program; returns the process id."""
+    """Import what jobs for these backends need, and make a first program; returns the
+    process id.
+    """
     module = torch.nn.ReLU()
     with TRACING:  # the executor may have threads of a process that lowers
         program = torch.export.export(module, (torch.ones(1),), strict=False)
     read(b"".join(write(program).pieces()))
     for name in backends:
-        with contextlib.suppress(Exception, SystemExit):  # the job that needs it says what is wrong
+        # the job that needs it says what is wrong
+        with contextlib.suppress(Exception, SystemExit):
             delegraph.get_backend(name)
     return os.getpid()
 
 
-def execute(job: bytes, begun: Begun = lambda: None, memory_limit: int | None = None) -> bytes:
-    """Compile the partitions of a job. The answer has the results, or says which error there was."""
-    start, where = time.perf_counter(), {"pid": os.getpid(), "host": platform.node()}
+def execute(
+    job: bytes, begun: Begun = lambda: None, memory_limit: int | None = None
+) -> bytes:
+    """Compile the partitions of a job. The answer has the results, or says which error
+    there was.
+    """
+    start = time.perf_counter()
+    where = {"pid": os.getpid(), "host": platform.node()}
     try:
         header, parts = unpack(job)
         let_go(header.get("let_go", ()))
         service = header.get("do")
         if service is not None:
             if service not in ANSWERS:
-                text = f"the worker of {sys.prefix} does not know the job {service!r:.40}"
-                raise DelegraphError("workers/versions", text, hint="install the same delegraph-workers there")
+                text = (
+                    f"the worker of {sys.prefix} does not know the job {service!r:.40}"
+                )
+                raise DelegraphError(
+                    "workers/versions",
+                    text,
+                    hint="install the same delegraph-workers there",
+                )
             begun()
             told, data = ANSWERS[service](header, parts)
             return pack({**told, **where}, data)
-        return pack({"seconds": time.perf_counter() - start, **where}, _compile(header, parts, begun, memory_limit))
+        return pack(
+            {"seconds": time.perf_counter() - start, **where},
+            _compile(header, parts, begun, memory_limit),
+        )
     except (Exception, SystemExit) as e:
         if isinstance(e.__cause__, Absent):
             return pack({"absent": str(e.__cause__), **where})
@@ -75,12 +96,18 @@ def execute(job: bytes, begun: Begun = lambda: None, memory_limit: int | None = 
 
 
 def _compile(
-    header: Mapping[str, Any], parts: Sequence[memoryview], begun: Begun, memory_limit: int | None
+    header: Mapping[str, Any],
+    parts: Sequence[memoryview],
+    begun: Begun,
+    memory_limit: int | None,
 ) -> Iterable[bytes]:
     """The packed results of a job's partitions."""
     backend: type[BackendDetails] = delegraph.get_backend(header["backend"])
     if backend.__name__ != header["class"]:
-        text = f"backend {header['backend']} is {backend.__name__} in the worker, and {header['class']} in the job"
+        text = (
+            f"backend {header['backend']} is {backend.__name__} in the worker, and"
+            f" {header['class']} in the job"
+        )
         raise ContractViolation("contract-violation", text)
     _expect_versions(header["versions"], backend)
     settings = torch.get_default_dtype(), torch.get_num_threads()
@@ -88,7 +115,9 @@ def _compile(
     torch.set_num_threads(header["threads"])
     try:
         forms = len(header["programs"])
-        inline = dict(zip(map(bytes.fromhex, header["inline"]), parts[forms:], strict=True))
+        inline = dict(
+            zip(map(bytes.fromhex, header["inline"]), parts[forms:], strict=True)
+        )
         fetch = fetch_from(header["folder"], inline)
         register_operators(parts[:forms])
         programs = [read(part, fetch, named=True) for part in parts[:forms]]
@@ -97,16 +126,35 @@ def _compile(
         by_method: dict[str, list[int]] = {}
         for k, (method, _) in enumerate(header["programs"]):
             by_method.setdefault(method, []).append(k)
-        specs = [[CompileSpec(key, bytes.fromhex(value)) for key, value in given] for _, given in header["programs"]]
+        specs = [
+            [CompileSpec(key, bytes.fromhex(value)) for key, value in given]
+            for _, given in header["programs"]
+        ]
         begun()
-        with contextlib.nullcontext() if backend.thread_safe else TRACING, _limited(memory_limit):
+        with (
+            contextlib.nullcontext() if backend.thread_safe else TRACING,
+            _limited(memory_limit),
+        ):
             returned = backend.preprocess_multimethod(
-                {method: [programs[k] for k in listed] for method, listed in by_method.items()},
-                {method: [list(specs[k]) for k in listed] for method, listed in by_method.items()},
+                {
+                    method: [programs[k] for k in listed]
+                    for method, listed in by_method.items()
+                },
+                {
+                    method: [list(specs[k]) for k in listed]
+                    for method, listed in by_method.items()
+                },
             )
         _expect_counts(backend, by_method, returned)
-        results = {k: result for m, listed in by_method.items() for k, result in zip(listed, returned[m], strict=True)}
-        return [_packed(backend, results[k], written[k], borders[k], programs[k]) for k in range(forms)]
+        results = {
+            k: result
+            for m, listed in by_method.items()
+            for k, result in zip(listed, returned[m], strict=True)
+        }
+        return [
+            _packed(backend, results[k], written[k], borders[k], programs[k])
+            for k in range(forms)
+        ]
     finally:
         torch.set_default_dtype(settings[0])
         torch.set_num_threads(settings[1])
@@ -123,42 +171,80 @@ def versions_of(distribution: str) -> dict[str, str]:
 
 
 def _expect_versions(wanted: Mapping[str, str], backend: type[BackendDetails]) -> None:
-    """Raise DelegraphError if this environment would not compile what the other one would."""
-    distribution = next((name for name in wanted if name not in ("delegraph", "torch")), "delegraph")
+    """Raise DelegraphError if this environment would not compile what the other one
+    would.
+    """
+    distribution = next(
+        (name for name in wanted if name not in ("delegraph", "torch")), "delegraph"
+    )
     found = versions_of(distribution)
-    differing = [f"{name} {found.get(name)}, not {given}" for name, given in wanted.items() if found.get(name) != given]
+    differing = [
+        f"{name} {found.get(name)}, not {given}"
+        for name, given in wanted.items()
+        if found.get(name) != given
+    ]
     if differing:
-        text = f"a worker for {backend.__name__} has other versions than the process that asks: {', '.join(differing)}"
-        raise DelegraphError("workers/versions", text, hint="install the same ones there")
+        text = (
+            f"a worker for {backend.__name__} has other versions than the process that"
+            f" asks: {', '.join(differing)}"
+        )
+        raise DelegraphError(
+            "workers/versions", text, hint="install the same ones there"
+        )
 
 
 def _border(program: ExportedProgram) -> tuple[list[str], int]:
     """How a program is called: the names of its inputs, and the number of its outputs."""
-    return [node.name for node in user_inputs(program)], len(program.graph_signature.output_specs)
+    return [node.name for node in user_inputs(program)], len(
+        program.graph_signature.output_specs
+    )
 
 
-def _expect_counts(backend: type[BackendDetails], by_method: Mapping[str, Sequence[int]], returned: Any) -> None:
-    """Raise ContractViolation unless there is a list of as many results for each method as there are programs."""
+def _expect_counts(
+    backend: type[BackendDetails], by_method: Mapping[str, Sequence[int]], returned: Any
+) -> None:
+    """Raise ContractViolation unless there is a list of as many results for each method
+    as there are programs.
+    """
     wanted = {method: len(listed) for method, listed in by_method.items()}
     listed = (
-        {m: r for m, r in returned.items() if isinstance(r, (list, tuple))} if isinstance(returned, Mapping) else {}
+        {m: r for m, r in returned.items() if isinstance(r, (list, tuple))}
+        if isinstance(returned, Mapping)
+        else {}
     )
     if {method: len(results) for method, results in listed.items()} != wanted:
-        text = f"{backend.__name__}.preprocess_multimethod returned {returned!r:.80}; it was given {wanted} programs"
+        text = (
+            f"{backend.__name__}.preprocess_multimethod returned {returned!r:.80}; it"
+            f" was given {wanted} programs"
+        )
         raise ContractViolation("contract-violation", text)
 
 
 def _packed(
-    backend: type[BackendDetails], result: Any, form: Form, border: tuple[list[str], int], program: ExportedProgram
+    backend: type[BackendDetails],
+    result: Any,
+    form: Form,
+    border: tuple[list[str], int],
+    program: ExportedProgram,
 ) -> bytes:
-    """A result as bytes. ContractViolation if it is something else, or if the program is now called otherwise."""
+    """A result as bytes. ContractViolation if it is something else, or if the program
+    is now called otherwise.
+    """
     if not isinstance(result, PreprocessResult):
-        text = f"{backend.__name__}.preprocess returned {result!r:.80}; a PreprocessResult is wanted"
+        text = (
+            f"{backend.__name__}.preprocess returned {result!r:.80}; a PreprocessResult"
+            " is wanted"
+        )
         raise ContractViolation("contract-violation", text)
-    left = [node.name for node in program.graph.nodes if node.op == "placeholder" and node.name in border[0]]
+    left = [
+        node.name
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in border[0]
+    ]
     if (left, len(program.graph_signature.output_specs)) != border:
         text = (
-            f"{backend.__name__}.preprocess changed how its program is called: its inputs were {border[0]}, now {left}"
+            f"{backend.__name__}.preprocess changed how its program is called: its"
+            f" inputs were {border[0]}, now {left}"
         )
         raise ContractViolation("contract-violation", text)
     return write_result("", None, result, form)
@@ -166,15 +252,21 @@ def _packed(
 
 @contextlib.contextmanager
 def _limited(limit: int | None) -> Iterator[None]:
-    """A block that may take ``limit`` bytes of memory more than the process has: what asks for more gets an error."""
+    """A block that may take ``limit`` bytes of memory more than the process has: what
+    asks for more gets an error.
+    """
     if limit is None:
         yield
         return
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    others = [n for n in before if n != resource.RLIM_INFINITY]  # a limit that is there already is not lifted
-    resource.setrlimit(resource.RLIMIT_DATA, (min(data_size() + limit, sys.maxsize, *others), before[1]))
+    # a limit that is there already is not lifted
+    others = [n for n in before if n != resource.RLIM_INFINITY]
+    resource.setrlimit(
+        resource.RLIMIT_DATA,
+        (min(data_size() + limit, sys.maxsize, *others), before[1]),
+    )
     try:
         yield
     finally:

@@ -1,8 +1,10 @@
-"""File formats of backends in environments of their own: what a format there overrides is done there.
+"""File formats of backends in environments of their own: what a format there overrides
+is done there.
 
-``Format_SUFFIX`` is made when it is asked for. A file is read and written by the worker itself, which has the rights of
-this process; blobs, and values of calls, are sent. Formats of whole programs hold delegates of any backend and are
-wanted here: only those whose file is the blob of one delegate are taken from an environment.
+``Format_SUFFIX`` is made when it is asked for. A file is read and written by the worker
+itself, which has the rights of this process; blobs, and values of calls, are sent.
+Formats of whole programs hold delegates of any backend and are wanted here: only those
+whose file is the blob of one delegate are taken from an environment.
 """
 
 from __future__ import annotations
@@ -52,9 +54,16 @@ def __getattr__(attribute: str) -> Any:
 @cache
 def _format(name: str, suffix: str) -> type[DelegateFormat]:
     """The format of a suffix, which the environment of backend ``name`` has."""
-    told = next(row for row in described()[name][1]["formats"] if row["suffix"].lower() == suffix)
+    told = next(
+        row
+        for row in described()[name][1]["formats"]
+        if row["suffix"].lower() == suffix
+    )
     if "error" in told:
-        text = f"the format of {suffix} files in the environment of {name!r} cannot be used: {told['error']}"
+        text = (
+            f"the format of {suffix} files in the environment of {name!r} cannot be"
+            f" used: {told['error']}"
+        )
         raise PluginUnavailable("plugin-unavailable", text)
     body: dict[str, Any] = {
         "__module__": __name__,
@@ -71,7 +80,9 @@ def _format(name: str, suffix: str) -> type[DelegateFormat]:
     if "serialize" in body:
         checked = body["serialize"].__func__
 
-        def serialize(cls: Any, program: ProgramContents, options: Mapping[str, Any]) -> bytes | Blob:
+        def serialize(
+            cls: Any, program: ProgramContents, options: Mapping[str, Any]
+        ) -> bytes | Blob:
             DelegateFormat.serialize.__func__(cls, program, {})  # type: ignore[attr-defined]  # one delegate alone
             return checked(program, options)  # type: ignore[no-any-return]
 
@@ -79,61 +90,102 @@ def _format(name: str, suffix: str) -> type[DelegateFormat]:
     return type(f"Format_{identifier(suffix)}", (DelegateFormat,), body)
 
 
-def _with_parameters(method: Callable[..., Any], optional: Sequence[str]) -> Callable[..., Any]:
-    """A function that shows the optional parameters that the method there has: who calls formats looks at them."""
+def _with_parameters(
+    method: Callable[..., Any], optional: Sequence[str]
+) -> Callable[..., Any]:
+    """A function that shows the optional parameters that the method there has: who
+    calls formats looks at them.
+    """
 
     def function(*args: Any, **kwargs: Any) -> Any:
         return method(*args, **kwargs)
 
     signature = inspect.signature(method)
     known = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    added = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in optional]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+        for name in optional
+    ]
     function.__signature__ = signature.replace(parameters=[*known, *added])  # type: ignore[attr-defined]
     return function
 
 
 class _There:
-    """The methods of a format in another environment, with the names and arguments of ``ProgramFormat``."""
+    """The methods of a format in another environment, with the names and arguments of
+    ``ProgramFormat``.
+    """
 
     def __init__(self, name: str, suffix: str) -> None:
-        self._name, self._suffix = name, suffix
+        self._name = name
+        self._suffix = suffix
 
     def _ask(
-        self, ability: str, path: Path | None = None, parts: Sequence[bytes] = (), **fields: Any
+        self,
+        ability: str,
+        path: Path | None = None,
+        parts: Sequence[bytes] = (),
+        **fields: Any,
     ) -> tuple[dict[str, Any], list[memoryview], int]:
         header = {"do": "format", "ability": ability, "suffix": self._suffix, **fields}
-        return environment(self._name).run(header | {"path": path and os.path.abspath(path)}, parts)
+        return environment(self._name).run(
+            header | {"path": path and os.path.abspath(path)}, parts
+        )
 
     def _read(
-        self, ability: str, words: Callable[[dict[str, Any], list[memoryview]], Any], *args: Any, **fields: Any
+        self,
+        ability: str,
+        words: Callable[[dict[str, Any], list[memoryview]], Any],
+        *args: Any,
+        **fields: Any,
     ) -> Any:
-        """What ``words`` makes of an answer. Raises FormatError for one that no format gives."""
+        """What ``words`` makes of an answer. Raises FormatError for one that no format
+        gives.
+        """
         told, parts, _ = self._ask(ability, *args, **fields)
         try:
             return words(told, parts)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as e:
-            text = f"the format of {self._suffix} files in the environment of {self._name!r} answered what none does"
-            raise FormatError("format-invalid", f"{text}: {type(e).__name__}: {e}") from e
+            text = (
+                f"the format of {self._suffix} files in the environment of"
+                f" {self._name!r} answered what none does"
+            )
+            raise FormatError(
+                "format-invalid", f"{text}: {type(e).__name__}: {e}"
+            ) from e
 
     def why_not(self, backend_ids: Sequence[str]) -> Any:
-        return self._read("why_not", lambda told, _: told["text"], ids=sorted(backend_ids))
+        return self._read(
+            "why_not", lambda told, _: told["text"], ids=sorted(backend_ids)
+        )
 
     def serialize(self, program: ProgramContents, options: Mapping[str, Any]) -> bytes:
         return bytes(self._contents("serialize", program, options)[""])
 
-    def files(self, program: ProgramContents, options: Mapping[str, Any]) -> Mapping[str, bytes | Blob]:
+    def files(
+        self, program: ProgramContents, options: Mapping[str, Any]
+    ) -> Mapping[str, bytes | Blob]:
         return self._contents("files", program, options)
 
-    def write(self, program: ProgramContents, path: Path, options: Mapping[str, Any]) -> None:
+    def write(
+        self, program: ProgramContents, path: Path, options: Mapping[str, Any]
+    ) -> None:
         self._contents("write", program, options, path)
 
     def _contents(
-        self, ability: str, program: ProgramContents, options: Mapping[str, Any], path: Path | None = None
+        self,
+        ability: str,
+        program: ProgramContents,
+        options: Mapping[str, Any],
+        path: Path | None = None,
     ) -> dict[str, bytes]:
         """The files that a format makes of a program of one delegate."""
         delegate = program.whole_delegate()
         data = delegate.named_data
-        entries = [[k, e.buffer_index, e.alignment] for k, e in data.pte_data.items()] if data else None
+        entries = (
+            [[k, e.buffer_index, e.alignment] for k, e in data.pte_data.items()]
+            if data
+            else None
+        )
         fields = {
             "method": delegate.method,
             "name": delegate.name,
@@ -145,10 +197,14 @@ class _There:
             "outputs": [_border(each) for each in delegate.outputs],
             "handles": [[k, list(v)] for k, v in delegate.debug_handle_map.items()],
         }
-        blobs = [join(blob) for blob in (delegate.blob, *(data.buffers if data else ()))]
+        blobs = [
+            join(blob) for blob in (delegate.blob, *(data.buffers if data else ()))
+        ]
         return self._read(  # type: ignore[no-any-return]
             ability,
-            lambda told, parts: dict(zip(told["names"], map(bytes, parts), strict=True)),
+            lambda told, parts: dict(
+                zip(told["names"], map(bytes, parts), strict=True)
+            ),
             path,
             blobs,
             delegate=fields,
@@ -156,13 +212,19 @@ class _There:
             options=dict(options),
         )
 
-    def read(self, path: Path, load_delegate: Any, **limits: Any) -> Mapping[str, Callable[..., Any]]:
-        return self._methods("read", path, limits={k: v for k, v in limits.items() if v is not None})
+    def read(
+        self, path: Path, load_delegate: Any, **limits: Any
+    ) -> Mapping[str, Callable[..., Any]]:
+        return self._methods(
+            "read", path, limits={k: v for k, v in limits.items() if v is not None}
+        )
 
     def load_in(self, runtime: str, path: Path) -> Mapping[str, Callable[..., Any]]:
         return self._methods("load_in", path, runtime=runtime)
 
-    def _methods(self, ability: str, path: Path, **fields: Any) -> Mapping[str, Callable[..., Any]]:
+    def _methods(
+        self, ability: str, path: Path, **fields: Any
+    ) -> Mapping[str, Callable[..., Any]]:
         told, _, process = self._ask(ability, path, **fields)
         made = {}
         for method, number in told.get("methods", {}).items():
@@ -172,36 +234,62 @@ class _There:
 
     def quantization(self, path: Path) -> Quantization:
         def parameters(row: Any) -> QuantizationParameters | None:
-            return row and QuantizationParameters(str(row[0]), float.fromhex(row[1]), int(row[2]))
+            return row and QuantizationParameters(
+                str(row[0]), float.fromhex(row[1]), int(row[2])
+            )
 
         return self._read(  # type: ignore[no-any-return]
             "quantization",
-            lambda told, _: Quantization(*({n: parameters(row) for n, row in side} for side in told["sides"])),
+            lambda told, _: Quantization(
+                *({n: parameters(row) for n, row in side} for side in told["sides"])
+            ),
             path,
         )
 
     def named_data(self, path: Path) -> Mapping[str, bytes | memoryview]:
-        made = self._read("named_data", lambda told, parts: dict(zip(told["names"], parts, strict=True)), path)
+        made = self._read(
+            "named_data",
+            lambda told, parts: dict(zip(told["names"], parts, strict=True)),
+            path,
+        )
         return made  # type: ignore[no-any-return]
 
     def blobs(self, path: Path) -> Sequence[StoredBlob]:
         def stored(row: Any, beginning: memoryview) -> StoredBlob:
             method, backend_id, size, producer, fingerprint, specs = row
-            header = BlobHeader(backend_id, size, bytes(beginning), producer, fingerprint)
-            return StoredBlob(method, header, tuple(CompileSpec(key, bytes.fromhex(value)) for key, value in specs))
+            header = BlobHeader(
+                backend_id, size, bytes(beginning), producer, fingerprint
+            )
+            return StoredBlob(
+                method,
+                header,
+                tuple(CompileSpec(key, bytes.fromhex(value)) for key, value in specs),
+            )
 
         return self._read(  # type: ignore[no-any-return]
-            "blobs", lambda told, parts: [stored(*each) for each in zip(told["rows"], parts, strict=True)], path
+            "blobs",
+            lambda told, parts: [
+                stored(*each) for each in zip(told["rows"], parts, strict=True)
+            ],
+            path,
         )
 
     def inspect(self, path: Path) -> _Inspection:
-        return self._read("inspect", lambda told, _: _Inspection(told["text"], told["json"]), path)  # type: ignore[no-any-return]
+        return self._read(  # type: ignore[no-any-return]
+            "inspect", lambda told, _: _Inspection(told["text"], told["json"]), path
+        )
 
     def summarize(self, path: Path) -> Summary:
         return self._read("summarize", lambda told, _: _summary(told["summary"]), path)  # type: ignore[no-any-return]
 
     def sample(self, path: Path, seed: int, **named: Any) -> list[np.ndarray[Any, Any]]:
-        return self._read("sample", lambda told, p: read_arrays(told["arrays"], p), path, seed=seed, named=named)  # type: ignore[no-any-return]
+        return self._read(  # type: ignore[no-any-return]
+            "sample",
+            lambda told, p: read_arrays(told["arrays"], p),
+            path,
+            seed=seed,
+            named=named,
+        )
 
     def run(
         self, path: Path, inputs: Sequence[np.ndarray[Any, Any]], **limits: Any
@@ -210,7 +298,9 @@ class _There:
         limits = {k: v for k, v in limits.items() if v is not None}
         return self._read(  # type: ignore[no-any-return]
             "run",
-            lambda told, p: list(zip(told["names"], read_arrays(told["arrays"], p), strict=True)),
+            lambda told, p: list(
+                zip(told["names"], read_arrays(told["arrays"], p), strict=True)
+            ),
             path,
             parts,
             arrays=rows,
@@ -221,18 +311,23 @@ class _There:
         return str(self._read("page", lambda told, _: told["text"], path))
 
     def node_of(self, identifier: Any) -> tuple[str, str]:
-        graph, node = self._read("node_of", lambda told, _: map(str, told["node"]), identifier=identifier)
+        graph, node = self._read(
+            "node_of", lambda told, _: map(str, told["node"]), identifier=identifier
+        )
         return graph, node
 
     def verify(self, path: Path) -> Sequence[Verdict]:
-        return self._read("verify", lambda told, _: [Verdict(*row) for row in told["verdicts"]], path)  # type: ignore[no-any-return]
+        return self._read(  # type: ignore[no-any-return]
+            "verify", lambda told, _: [Verdict(*row) for row in told["verdicts"]], path
+        )
 
 
 class _Inspection:
     """What a format there says of a file."""
 
     def __init__(self, text: str, json: dict[str, Any]) -> None:
-        self._text, self._json = str(text), dict(json)
+        self._text = str(text)
+        self._json = dict(json)
 
     def __str__(self) -> str:
         return self._text
@@ -242,8 +337,14 @@ class _Inspection:
 
 
 def _border(value: Any) -> list[Any]:
-    """An input or output of a delegate: name, type, and sizes, which are text where they are not known."""
-    sizes = None if value.shape is None else [int(n) if isinstance(n, int) else str(n) for n in value.shape]
+    """An input or output of a delegate: name, type, and sizes, which are text where
+    they are not known.
+    """
+    sizes = (
+        None
+        if value.shape is None
+        else [int(n) if isinstance(n, int) else str(n) for n in value.shape]
+    )
     return [value.name, str(value.dtype).removeprefix("torch."), sizes]
 
 
@@ -251,7 +352,10 @@ def _summary(told: Mapping[str, Any]) -> Summary:
     """A Summary of the dictionary that ``Summary.to_json`` gives, after JSON."""
 
     def tensors(rows: Any) -> tuple[TensorSummary, ...]:
-        return tuple(TensorSummary(**row | {"shape": row["shape"] and tuple(row["shape"])}) for row in rows)
+        return tuple(
+            TensorSummary(**row | {"shape": row["shape"] and tuple(row["shape"])})
+            for row in rows
+        )
 
     methods = tuple(
         MethodSummary(
@@ -263,5 +367,8 @@ def _summary(told: Mapping[str, Any]) -> Summary:
         )
         for row in told["methods"]
     )
-    largest = tuple(ConstantSummary(**row | {"shape": tuple(row["shape"])}) for row in told["largest"])
+    largest = tuple(
+        ConstantSummary(**row | {"shape": tuple(row["shape"])})
+        for row in told["largest"]
+    )
     return Summary(**dict(told) | {"methods": methods, "largest": largest})

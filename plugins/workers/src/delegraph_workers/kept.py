@@ -1,6 +1,8 @@
-"""What a worker keeps for the process that asks, by number: delegates, methods of files, functions of quantizers.
+"""What a worker keeps for the process that asks, by number: delegates, methods of
+files, functions of quantizers.
 
-A number is used once. The other side says with its next job which ones nobody has any more.
+A number is used once. The other side says with its next job which ones nobody has any
+more.
 """
 
 from __future__ import annotations
@@ -23,9 +25,14 @@ def keep(thing: Any) -> int:
 
 
 def kept(number: int, process: int) -> Any:
-    """The thing of a number that ``process`` gave. Raises DelegraphError if that was not this one."""
+    """The thing of a number that ``process`` gave. Raises DelegraphError if that was
+    not this one.
+    """
     if process != os.getpid():
-        raise DelegraphError("process-ended", "the process that had this has ended, and what it kept with it")
+        raise DelegraphError(
+            "process-ended",
+            "the process that had this has ended, and what it kept with it",
+        )
     return _kept[number]
 
 

@@ -1,4 +1,6 @@
-"""Messages between processes: a header of JSON and parts of bytes, with a digest. Nothing is pickled."""
+"""Messages between processes: a header of JSON and parts of bytes, with a digest.
+Nothing is pickled.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,12 @@ from delegraph.errors import FormatError
 PROTOCOL = 1
 """The version of the messages below; both sides have to speak it.
 
-It changes with what a job or an answer means, such as the fields of a result, and with the jobs that there are.
+It changes with what a job or an answer means, such as the fields of a result, and with
+the jobs that there are.
 """
 _MAGIC = b"delegraph message"
-_HEAD = struct.Struct("<17sB32sQ")  # magic, protocol, SHA-256 of what follows it, size of the header
+# magic, protocol, SHA-256 of what follows it, size of the header
+_HEAD = struct.Struct("<17sB32sQ")
 
 
 def pack(header: dict[str, Any], parts: Iterable[bytes] = ()) -> bytes:
@@ -31,7 +35,9 @@ def pack(header: dict[str, Any], parts: Iterable[bytes] = ()) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
-    """Header and parts of a message. Raises FormatError if it is damaged, or of another protocol."""
+    """Header and parts of a message. Raises FormatError if it is damaged, or of another
+    protocol.
+    """
     view = memoryview(data)
     if len(view) < _HEAD.size or bytes(view[:17]) != _MAGIC:
         raise FormatError("format-invalid", "these bytes are no message of a worker")
@@ -39,13 +45,18 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
     if protocol != PROTOCOL:
         hint = "install the same delegraph-workers in both environments"
         raise FormatError(
-            "format-invalid", f"a worker speaks protocol {protocol}, and {PROTOCOL} is known here", hint=hint
+            "format-invalid",
+            f"a worker speaks protocol {protocol}, and {PROTOCOL} is known here",
+            hint=hint,
         )
     if hashlib.sha256(view[50:]).digest() != digest:
-        raise FormatError("format-invalid", "a message of a worker is truncated or damaged")
+        raise FormatError(
+            "format-invalid", "a message of a worker is truncated or damaged"
+        )
     try:
         header, sizes = json.loads(bytes(view[_HEAD.size : _HEAD.size + size]))
-        place, parts = _HEAD.size + size, list[memoryview]()
+        place = _HEAD.size + size
+        parts = list[memoryview]()
         for length in sizes:
             if type(length) is not int or not 0 <= length <= len(view) - place:
                 raise ValueError(f"a part of {length!r} bytes")
@@ -54,5 +65,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
         if not isinstance(header, dict) or place != len(view):
             raise ValueError("its parts do not fit")
     except (ValueError, TypeError) as e:
-        raise FormatError("format-invalid", f"a message of a worker holds what none has: {e}") from e
+        raise FormatError(
+            "format-invalid", f"a message of a worker holds what none has: {e}"
+        ) from e
     return header, parts

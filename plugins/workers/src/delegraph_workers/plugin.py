@@ -1,4 +1,6 @@
-"""The light module: backends in environments of their own, as the user's settings name them. Imports no torch."""
+"""The light module: backends in environments of their own, as the user's settings name
+them. Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,41 @@ from delegraph.plugin import (
     hookimpl,
 )
 
-from .config import KINDS, BadSettings, Setting, description_of, path_of_settings, settings
+from .config import (
+    KINDS,
+    BadSettings,
+    Setting,
+    description_of,
+    path_of_settings,
+    settings,
+)
 from .message import PROTOCOL
 
 
 @functools.cache
 def described() -> dict[str, tuple[Setting, dict[str, Any]]]:
-    """Name -> setting and description of each backend; a description with ``error`` is of one that cannot be used."""
+    """Name -> setting and description of each backend; a description with ``error`` is
+    of one that cannot be used.
+    """
     made = {}
     for setting in settings():
         try:
             told = description_of(setting)
             if told["protocol"] != PROTOCOL:
-                theirs = f"delegraph-workers {told.get('workers', 'there')} speaks protocol {told['protocol']}"
-                ours = f"delegraph-workers {metadata.version('delegraph-workers')} here speaks {PROTOCOL}"
-                told = {"error": f"{setting.python}: {theirs}, and {ours}; install the same one in both"}
+                theirs = (
+                    f"delegraph-workers {told.get('workers', 'there')} speaks protocol"
+                    f" {told['protocol']}"
+                )
+                ours = (
+                    f"delegraph-workers {metadata.version('delegraph-workers')} here"
+                    f" speaks {PROTOCOL}"
+                )
+                told = {
+                    "error": (
+                        f"{setting.python}: {theirs}, and {ours}; install the same one"
+                        " in both"
+                    )
+                }
         except BadSettings as e:
             told = {"error": str(e)}
         made[setting.name] = setting, told
@@ -45,8 +67,10 @@ def delegraph_compilers() -> list[CompilerSpec]:
     flags = (
         FlagSpec(
             "cache",
-            help="keep compiled partitions in this folder, or in the user's, and compile none that is there "
-            "(default: $DELEGRAPH_CACHE)",
+            help=(
+                "keep compiled partitions in this folder, or in the user's, and compile"
+                " none that is there (default: $DELEGRAPH_CACHE)"
+            ),
             metavar="DIR",
             bare="",
         ),
@@ -58,12 +82,18 @@ def delegraph_compilers() -> list[CompilerSpec]:
         FlagSpec(
             "isolation",
             choices=("process",),
-            help="compile each partition in a process of its own, which a compiler may end",
+            help=(
+                "compile each partition in a process of its own, which a compiler"
+                " may end"
+            ),
         ),
         FlagSpec(
             "time-limit",
             float,
-            help="stop compiling a partition after so long; it goes to the next backend or to the host",
+            help=(
+                "stop compiling a partition after so long; it goes to the next backend"
+                " or to the host"
+            ),
             metavar="SECONDS",
         ),
         FlagSpec(
@@ -80,7 +110,11 @@ def delegraph_compilers() -> list[CompilerSpec]:
 @hookimpl
 def delegraph_commands() -> list[CommandSpec]:
     target = "delegraph_workers.cache_command:CacheCommand"
-    return [CommandSpec("cache", target, "list, check or clear a cache of compiled partitions")]
+    return [
+        CommandSpec(
+            "cache", target, "list, check or clear a cache of compiled partitions"
+        )
+    ]
 
 
 @hookimpl
@@ -91,37 +125,54 @@ def delegraph_backends() -> list[BackendSpec]:
 @hookimpl
 def delegraph_partitioners() -> list[PartitionerSpec]:
     home = "delegraph_workers.environments:Partitioner_"
-    usable = {name: told for name, (_, told) in described().items() if "error" not in told}
-    return [PartitionerSpec(name, name, f"{home}{identifier(name)}", default=True) for name in usable]
+    usable = {
+        name: told for name, (_, told) in described().items() if "error" not in told
+    }
+    return [
+        PartitionerSpec(name, name, f"{home}{identifier(name)}", default=True)
+        for name in usable
+    ]
 
 
 @hookimpl
 def delegraph_runtimes() -> list[RuntimeSpec]:
     home = "delegraph_workers.environments:Runtime_"
-    running = {name: told for name, (_, told) in described().items() if told.get("runtime")}
+    running = {
+        name: told for name, (_, told) in described().items() if told.get("runtime")
+    }
     return [
-        RuntimeSpec(name, f"{home}{identifier(name)}", native=told.get("native", "")) for name, told in running.items()
+        RuntimeSpec(name, f"{home}{identifier(name)}", native=told.get("native", ""))
+        for name, told in running.items()
     ]
 
 
 @hookimpl
 def delegraph_quantizers() -> list[QuantizerSpec]:
-    home, hint = "delegraph_workers.quantizer:Quantizer_", "pip install delegraph-quantize"
+    home = "delegraph_workers.quantizer:Quantizer_"
+    hint = "pip install delegraph-quantize"
     having = [name for name, (_, told) in described().items() if told.get("quantizer")]
-    return [QuantizerSpec(name, f"{home}{identifier(name)}", ("torchao",), hint) for name in having]
+    return [
+        QuantizerSpec(name, f"{home}{identifier(name)}", ("torchao",), hint)
+        for name in having
+    ]
 
 
 @hookimpl
 def delegraph_formats() -> list[FormatSpec]:
     home = "delegraph_workers.formats:Format_"
     return [
-        FormatSpec(suffix, f"{home}{identifier(suffix)}", f"of {described()[name][1]['prefix']}")
+        FormatSpec(
+            suffix,
+            f"{home}{identifier(suffix)}",
+            f"of {described()[name][1]['prefix']}",
+        )
         for suffix, name in suffixes().items()
     ]
 
 
 def suffixes() -> dict[str, str]:
-    """Suffix of a file format -> the backend whose environment has it; of several the first of the settings.
+    """Suffix of a file format -> the backend whose environment has it; of several the
+    first of the settings.
 
     A distribution that is installed here as well declares its formats itself.
     """
@@ -144,29 +195,46 @@ def is_installed(distribution: str) -> bool:
 
 
 def identifier(name: str) -> str:
-    """A backend's name, or a suffix, in a target: no two have the same, also ``a-b`` and ``a_b``."""
+    """A backend's name, or a suffix, in a target: no two have the same, also ``a-b``
+    and ``a_b``.
+    """
     return "".join(c if c.isalnum() else f"_{ord(c):02x}" for c in name)
 
 
 def _spec(name: str, setting: Setting, told: dict[str, Any]) -> BackendSpec:
     """The declaration of a backend; one whose environment cannot be used says why."""
-    path, table = path_of_settings(), f"[backends.{name}]"
-    location, way_out = f"{table} of {path}: {setting.python}", f"change or remove {table} in {path}"
+    path = path_of_settings()
+    table = f"[backends.{name}]"
+    location = f"{table} of {path}: {setting.python}"
+    way_out = f"change or remove {table} in {path}"
     home = f"delegraph_workers.environments:Backend_{identifier(name)}"
     if "error" in told:
-        why = f"backend {name!r} is in an environment of its own that cannot be used: {told['error']}"
+        why = (
+            f"backend {name!r} is in an environment of its own that cannot be used:"
+            f" {told['error']}"
+        )
         hint = f"mend that environment, or {way_out}"
         backend_id = f"Backend_{identifier(name)}"
-        return BackendSpec(name, home, backend_id, 1, install_hint=hint, location=location, unusable=why)
+        return BackendSpec(
+            name,
+            home,
+            backend_id,
+            1,
+            install_hint=hint,
+            location=location,
+            unusable=why,
+        )
     options = tuple(
-        OptionSpec(n, KINDS[kind], default, tuple(c), text) for n, kind, default, c, text in told["options"]
+        OptionSpec(n, KINDS[kind], default, tuple(c), text)
+        for n, kind, default, c, text in told["options"]
     )
     return BackendSpec(
         name,
         home,
         told["backend_id"],
         1,
-        f"{told['summary']} ({told['distribution']} {told['version']} in {told['prefix']})".strip(),
+        f"{told['summary']} ({told['distribution']} {told['version']} in"
+        f" {told['prefix']})".strip(),
         install_hint=way_out,
         options=options,
         origin=(told["distribution"], told["version"]),

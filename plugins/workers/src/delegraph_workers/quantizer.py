@@ -1,6 +1,8 @@
-"""Quantizers of backends in environments of their own: torchao's, which ask there how a graph is to be annotated.
+"""Quantizers of backends in environments of their own: torchao's, which ask there how a
+graph is to be annotated.
 
-``Quantizer_NAME`` is made when it is asked for. torchao is needed here as well: calibration runs here.
+``Quantizer_NAME`` is made when it is asked for. torchao is needed here as well:
+calibration runs here.
 """
 
 from __future__ import annotations
@@ -36,12 +38,15 @@ def _quantizer(name: str) -> type[Quantizer]:
 
 
 class RemoteQuantizer(Quantizer):  # type: ignore[misc]
-    """Annotates as the quantizer of another environment does, with its settings as it is made."""
+    """Annotates as the quantizer of another environment does, with its settings as it
+    is made.
+    """
 
     name: str
 
     def __init__(self) -> None:
-        self._asked: tuple[GraphModule, Any, int] | None = None  # module, its annotations, and the process that knows
+        # module, its annotations, and the process that knows
+        self._asked: tuple[GraphModule, Any, int] | None = None
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Change the model as the other quantizer does, which annotates it at once."""
@@ -49,41 +54,62 @@ class RemoteQuantizer(Quantizer):  # type: ignore[misc]
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        asked, self._asked = self._asked, None
+        asked = self._asked
+        self._asked = None
         if asked is None or asked[0] is not model:
             asked = self._ask(model, False)
         _, told, process = asked
-        apply_annotations(model.graph, told, lambda number: _Derived(self.name, number, process))
+        apply_annotations(
+            model.graph, told, lambda number: _Derived(self.name, number, process)
+        )
         return model
 
     def validate(self, model: GraphModule) -> None:
         """Nothing: the other quantizer has validated what it annotated."""
 
     def _ask(self, model: GraphModule, transform: bool) -> tuple[GraphModule, Any, int]:
-        there, form = environment(self.name), write(program_of(model))
-        header = {"do": "quantize", "transform": transform, "names": tracer_names(model)}
+        there = environment(self.name)
+        form = write(program_of(model))
+        header = {
+            "do": "quantize",
+            "transform": transform,
+            "names": tracer_names(model),
+        }
         told, parts, process = there.show(header, form)
         if parts:
             sent = {memory.digest: memory for memory in form.memories}
             made = dict(zip(map(bytes.fromhex, told["inline"]), parts[1:], strict=True))
 
             def fetch(digest: bytes, size: int) -> bytearray:
-                return bytearray(made[digest] if digest in made else b"".join(sent[digest].pieces()))
+                return bytearray(
+                    made[digest] if digest in made else b"".join(sent[digest].pieces())
+                )
 
             follow(model, read(parts[0], fetch, named=True).graph_module)
         return model, told["annotations"], process
 
 
 class _Derived:
-    """A function of the other quantizer, from observers to scale and zero point. It is called there."""
+    """A function of the other quantizer, from observers to scale and zero point. It is
+    called there.
+    """
 
     def __init__(self, name: str, number: int, process: int) -> None:
-        self._name, self._number, self._process = name, number, process
+        self._name = name
+        self._number = number
+        self._process = process
         environment(name).keep_for(self, process, number)
 
     def __call__(self, observers: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, parts = write_values([value for each in observers for value in each.calculate_qparams()])
-        header = {"do": "derive", "number": self._number, "process": self._process, "values": rows}
+        rows, parts = write_values(
+            [value for each in observers for value in each.calculate_qparams()]
+        )
+        header = {
+            "do": "derive",
+            "number": self._number,
+            "process": self._process,
+            "values": rows,
+        }
         told, data, _ = environment(self._name).run(header, parts)
         scale, zero_point = read_values(told["values"], data)
         return scale, zero_point

@@ -30,9 +30,11 @@ class Away(StoreError):
 
 
 class RemoteFolder:
-    """Entries in the folder at ``url``, for ``delegraph.Cache(remote=...)``; the package for its scheme is installed.
+    """Entries in the folder at ``url``, for ``delegraph.Cache(remote=...)``; the
+    package for its scheme is installed.
 
-    A folder that does not answer or is full raises ``Away``, which the cache makes a note of its report.
+    A folder that does not answer or is full raises ``Away``, which the cache makes a
+    note of its report.
     """
 
     def __init__(self, url: str) -> None:
@@ -40,9 +42,11 @@ class RemoteFolder:
 
     @property
     def name(self) -> str:
-        """The URL for reports: scheme, host and path, without user name, password, query and fragment.
+        """The URL for reports: scheme, host and path, without user name, password,
+        query and fragment.
 
-        Of a URL in any other form, only the scheme is shown, because a part of it may be a password.
+        Of a URL in any other form, only the scheme is shown, because a part of it may
+        be a password.
         """
         if _LOCAL.fullmatch(self.url):
             return self.url
@@ -50,7 +54,9 @@ class RemoteFolder:
         if parts is not None and "/.." not in parts["path"]:
             return f"{parts['scheme']}://{parts['host']}{parts['path']}"
         scheme = _SCHEME.match(self.url)
-        return f"{scheme[1]}://..." if scheme is not None else "at a URL without a scheme"
+        return (
+            f"{scheme[1]}://..." if scheme is not None else "at a URL without a scheme"
+        )
 
     def read(self, key: str) -> bytes | None:
         """The bytes of an entry; None if there is none. Raises Away."""
@@ -76,8 +82,8 @@ class RemoteFolder:
             try:
                 system.pipe_file(f"{folder}/{key}.entry", data)
             except FileNotFoundError:
-                # The folder does not exist: make it. But not the bucket or folder above it, which a misspelt URL would
-                # create.
+                # The folder does not exist: make it. But not the bucket or folder above
+                # it, which a misspelt URL would create.
                 if "/" not in folder.strip("/"):
                     raise
                 system.mkdir(folder, create_parents=False)
@@ -93,7 +99,8 @@ class RemoteFolder:
         return found
 
     def _within(self, call: Callable[[], Any]) -> Any:
-        """The result of ``call``, made in a thread. Raises Away if it fails or takes longer than ``_PATIENCE``.
+        """The result of ``call``, made in a thread. Raises Away if it fails or takes
+        longer than ``_PATIENCE``.
 
         In the second case the thread goes on by itself, and its result is dropped.
         """
@@ -112,7 +119,8 @@ class RemoteFolder:
         except Empty:
             raise Away(f"no answer in {_PATIENCE:g} s") from None
         if failed is not None:
-            # not ``from failed``: a traceback would show its text, which may hold the password
+            # not ``from failed``: a traceback would show its text, which may hold the
+            # password
             raise Away(self._why(failed)) from None
         return result
 
@@ -121,7 +129,11 @@ class RemoteFolder:
         import fsspec
 
         scheme = _SCHEME.match(self.url)
-        if isinstance(failed, ModuleNotFoundError) and failed.name and failed.name.isidentifier():
+        if (
+            isinstance(failed, ModuleNotFoundError)
+            and failed.name
+            and failed.name.isidentifier()
+        ):
             return f"the package {failed.name} is not installed"
         if isinstance(failed, ImportError) and scheme is not None:
             # such as "Install s3fs to access S3", which fsspec has for each scheme

@@ -1,4 +1,6 @@
-"""What a worker of a backend's own environment does for its file format: one method of it at a time."""
+"""What a worker of a backend's own environment does for its file format: one method of
+it at a time.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,23 @@ def answer(header: Header, parts: Parts) -> Answer:
 
 def _contents(header: Header, parts: Parts) -> Any:
     """A program of one delegate, as far as formats of delegates look at one."""
-    told, data = header["delegate"], None
+    told = header["delegate"]
+    data = None
     if header["entries"] is not None:
         data = NamedDataStoreOutput(
-            [bytes(part) for part in parts[1:]], {k: DataEntry(n, align, None) for k, n, align in header["entries"]}, {}
+            [bytes(part) for part in parts[1:]],
+            {k: DataEntry(n, align, None) for k, n, align in header["entries"]},
+            {},
         )
     delegate = SimpleNamespace(
-        **{key: told[key] for key in ("method", "name", "backend_id", "producer", "fingerprint")},
+        **{
+            key: told[key]
+            for key in ("method", "name", "backend_id", "producer", "fingerprint")
+        },
         blob=bytes(parts[0]),
-        compile_specs=[CompileSpec(key, bytes.fromhex(value)) for key, value in told["specs"]],
+        compile_specs=[
+            CompileSpec(key, bytes.fromhex(value)) for key, value in told["specs"]
+        ],
         named_data=data,
         inputs=[_border(row) for row in told["inputs"]],
         outputs=[_border(row) for row in told["outputs"]],
@@ -63,7 +73,10 @@ class _Contents:
         return self.delegates[0]
 
     def exported_program(self, name: str = "forward") -> Any:
-        raise Unsupported("unsupported", "a format in an environment of its own is shown delegates, and no program")
+        raise Unsupported(
+            "unsupported",
+            "a format in an environment of its own is shown delegates, and no program",
+        )
 
     def core_program(self, name: str = "forward", keep: Any = ()) -> Any:
         return self.exported_program(name)
@@ -71,16 +84,21 @@ class _Contents:
 
 def _border(row: Sequence[Any]) -> Any:
     name, dtype, shape = row
-    return SimpleNamespace(name=name, dtype=getattr(torch, dtype, dtype), shape=shape and tuple(shape))
+    return SimpleNamespace(
+        name=name, dtype=getattr(torch, dtype, dtype), shape=shape and tuple(shape)
+    )
 
 
 def _written(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
-    contents, options = _contents(header, parts), header["options"]
+    contents = _contents(header, parts)
+    options = header["options"]
     if header["ability"] == "write":
         file.write(contents, path, options)
         return {"names": []}, []
     made = (
-        {"": file.serialize(contents, options)} if header["ability"] == "serialize" else file.files(contents, options)
+        {"": file.serialize(contents, options)}
+        if header["ability"] == "serialize"
+        else file.files(contents, options)
     )
     return {"names": list(made)}, [join(blob) for blob in made.values()]
 
@@ -88,12 +106,17 @@ def _written(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answ
 def _read(file: FileFormat, path: Path, header: Header, parts: Parts) -> Answer:
     runtime = header.get("runtime")
     program = file.load(runtime) if runtime else file.load(**header["limits"])
-    return {"methods": {name: keep(program.method(name)) for name in program.methods}}, []
+    return {
+        "methods": {name: keep(program.method(name)) for name in program.methods}
+    }, []
 
 
 def _quantization(file: FileFormat, path: Path, *_: Any) -> Answer:
     sides = [
-        [[name, p and [p.dtype, float(p.scale).hex(), int(p.zero_point)]] for name, p in side.items()]
+        [
+            [name, p and [p.dtype, float(p.scale).hex(), int(p.zero_point)]]
+            for name, p in side.items()
+        ]
         for side in file.quantization(path)
     ]
     return {"sides": sides}, []
@@ -104,7 +127,16 @@ def _blobs(file: FileFormat, path: Path, *_: Any) -> Answer:
     rows = []
     for method, header, specs in blobs:
         told = [[spec.key, spec.value.hex()] for spec in specs]
-        rows.append([method, header.backend_id, header.size, header.producer, header.fingerprint, told])
+        rows.append(
+            [
+                method,
+                header.backend_id,
+                header.size,
+                header.producer,
+                header.fingerprint,
+                told,
+            ]
+        )
     return {"rows": rows}, [b.header.beginning for b in blobs]
 
 
@@ -134,7 +166,10 @@ def _verify(file: FileFormat, path: Path, *_: Any) -> Answer:
 
 
 _ABILITIES: Mapping[str, Callable[..., Answer]] = {
-    "why_not": lambda file, path, header, *_: ({"text": file.why_not(header["ids"])}, []),
+    "why_not": lambda file, path, header, *_: (
+        {"text": file.why_not(header["ids"])},
+        [],
+    ),
     "serialize": _written,
     "files": _written,
     "write": _written,
@@ -144,10 +179,16 @@ _ABILITIES: Mapping[str, Callable[..., Answer]] = {
     "named_data": _named_data,
     "blobs": _blobs,
     "inspect": _inspect,
-    "summarize": lambda file, path, *_: ({"summary": file.summarize(path).to_json()}, []),
+    "summarize": lambda file, path, *_: (
+        {"summary": file.summarize(path).to_json()},
+        [],
+    ),
     "sample": _sample,
     "run": _run,
     "page": lambda file, path, *_: ({"text": file.page(path)}, []),
-    "node_of": lambda file, path, header, *_: ({"node": list(file.node_of(header["identifier"]))}, []),
+    "node_of": lambda file, path, header, *_: (
+        {"node": list(file.node_of(header["identifier"]))},
+        [],
+    ),
     "verify": _verify,
 }

@@ -1,4 +1,6 @@
-"""Processes that compile, seen from outside: how they are started, waited for, stopped, and how they ended."""
+"""Processes that compile, seen from outside: how they are started, waited for, stopped,
+and how they ended.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +27,28 @@ from .failures import describe
 from .message import PROTOCOL, pack
 
 START_LIMIT = 300.0
-"""Seconds for what comes before a compile: starting Python, importing torch and the backend, reading the partition."""
-_SHOWN_LINES, _SHOWN_BYTES = 5, 65536
+"""Seconds for what comes before a compile: starting Python, importing torch and the
+backend, reading the partition.
+"""
+_SHOWN_LINES = 5
+_SHOWN_BYTES = 65536
 _LONGEST_LINE = 65536
 _LOOK = 1.0
-"""Seconds after which it is looked whether a silent worker lives. What it started may have its end of the pipe, which
-then stays open when the worker is gone."""
+"""Seconds after which it is looked whether a silent worker lives. What it started may
+have its end of the pipe, which then stays open when the worker is gone.
+"""
 _DYING = 5.0
-"""Seconds that a process gets to end, after it was told to or has closed its descriptors."""
+"""Seconds that a process gets to end, after it was told to or has closed its
+descriptors.
+"""
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one partition may take: ``seconds`` and ``memory`` in bytes; None is as much as there is."""
+    """What one partition may take: ``seconds`` and ``memory`` in bytes; None is as much
+    as there is.
+    """
 
     seconds: float | None = None
     memory: int | None = None
@@ -47,23 +57,46 @@ class Limits:
 class WorkerProcess:
     """One process that compiles, one partition at a time.
 
-    ``python`` is another interpreter whose environment has ``delegraph-workers``; without it, the worker finds modules
-    where this process does. ``folder`` is where jobs, answers and output lie.
+    ``python`` is another interpreter whose environment has ``delegraph-workers``;
+    without it, the worker finds modules where this process does. ``folder`` is where
+    jobs, answers and output lie.
     """
 
     def __init__(self, folder: Path, python: str | None = None) -> None:
         if os.name != "posix":
-            hint = "Linux and macOS can, and so can the Windows Subsystem for Linux; in this process: without isolation"
-            raise DelegraphError("workers/not-started", "workers cannot be started on this system", hint=hint)
-        self._folder, self.python = folder, python
+            hint = (
+                "Linux and macOS can, and so can the Windows Subsystem for Linux; in"
+                " this process: without isolation"
+            )
+            raise DelegraphError(
+                "workers/not-started",
+                "workers cannot be started on this system",
+                hint=hint,
+            )
+        self._folder = folder
+        self.python = python
         self._output = tempfile.TemporaryFile(dir=folder)
-        (requests, asks), (tells, answers), (lifeline, self._lifeline) = os.pipe(), os.pipe(), os.pipe()
+        (requests, asks), (tells, answers), (lifeline, self._lifeline) = (
+            os.pipe(),
+            os.pipe(),
+            os.pipe(),
+        )
         numbers = requests, answers, lifeline
-        command = [python, "-m", "delegraph_workers.worker", *map(str, numbers)] if python else []
-        environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **(variables_there(folder) if python else os.environ)}
+        command = (
+            [python, "-m", "delegraph_workers.worker", *map(str, numbers)]
+            if python
+            else []
+        )
+        environment = {
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+            **(variables_there(folder) if python else os.environ),
+        }
         if not python:
             path = [p for p in sys.path if isinstance(p, str)]
-            begin = f"import sys; sys.path[:] = {path!r}; from delegraph_workers.worker import main; main(*{numbers})"
+            begin = (
+                f"import sys; sys.path[:] = {path!r}; from delegraph_workers.worker"
+                f" import main; main(*{numbers})"
+            )
             command = [sys.executable, "-c", begin]
         command[1:1] = ["-u", "-X", "faulthandler"]
         try:
@@ -81,14 +114,17 @@ class WorkerProcess:
             for number in (asks, tells, self._lifeline):
                 os.close(number)
             self._output.close()
-            raise DelegraphError("workers/not-started", f"no worker could be started: {command[0]}: {e}") from e
+            raise DelegraphError(
+                "workers/not-started", f"no worker could be started: {command[0]}: {e}"
+            ) from e
         finally:
             for number in numbers:
                 os.close(number)
         self._asks = os.fdopen(asks, "w", buffering=1)
         self._tells = tells
         self._lines = b""
-        self._ready, self._at_first = False, 0
+        self._ready = False
+        self._at_first = 0
         self.pid = self._process.pid
 
     @property
@@ -97,30 +133,42 @@ class WorkerProcess:
 
     def prepare(self, backends: Sequence[str]) -> None:
         """Let the worker import backends while it has nothing else to do."""
-        with contextlib.suppress(BrokenPipeError):  # it died: the next job meets another one
+        # it died: the next job meets another one
+        with contextlib.suppress(BrokenPipeError):
             self._asks.write(json.dumps({"prepare": list(backends)}) + "\n")
 
     def run(self, job: bytes, limits: Limits) -> tuple[bytes, str]:
         """Do a job. Returns the answer, and what was printed meanwhile.
 
-        Raises Unsupported, with how it ended, if the process does not survive the job, or a limit stops it.
+        Raises Unsupported, with how it ended, if the process does not survive the job,
+        or a limit stops it.
         """
         number = time.monotonic_ns()
-        paths = [self._folder / f"{self.pid}-{number}.{kind}" for kind in ("job", "answer", "answer.partial")]
-        request = {"job": str(paths[0]), "answer": str(paths[1]), "memory_limit": limits.memory}
+        paths = [
+            self._folder / f"{self.pid}-{number}.{kind}"
+            for kind in ("job", "answer", "answer.partial")
+        ]
+        request = {
+            "job": str(paths[0]),
+            "answer": str(paths[1]),
+            "memory_limit": limits.memory,
+        }
         try:
             if not self._ready:
                 self._expect_ready()
             place = os.fstat(self._output.fileno()).st_size
             paths[0].write_bytes(job)
             with contextlib.suppress(BrokenPipeError):
-                self._asks.write(json.dumps({**request, "directory": _directory()}) + "\n")
+                self._asks.write(
+                    json.dumps({**request, "directory": _directory()}) + "\n"
+                )
             if self._await("begun", START_LIMIT, place):
                 self._await("done", limits.seconds, place)
             if not paths[1].exists():
                 raise self._refusal("said that it was done, and left no answer", place)
             return paths[1].read_bytes(), self._printed(place)
-        except BaseException:  # such as KeyboardInterrupt: what it says later is no answer to the next job
+        except BaseException:
+            # such as KeyboardInterrupt: what it says later is no answer to the next job
             self.stop()
             raise
         finally:
@@ -133,15 +181,37 @@ class WorkerProcess:
             line = self._line(time.monotonic() + START_LIMIT)
         except _Ended:
             why = _last_lines(self._printed(0)) or f"exit code {self._exit_code()}"
-            hint = "its environment has to have delegraph and delegraph-workers" if self.python else None
-            raise DelegraphError("workers/not-started", f"a worker ended while it started: {why}", hint=hint) from None
+            hint = (
+                "its environment has to have delegraph and delegraph-workers"
+                if self.python
+                else None
+            )
+            raise DelegraphError(
+                "workers/not-started",
+                f"a worker ended while it started: {why}",
+                hint=hint,
+            ) from None
         except (_TooLong, _Nonsense) as e:
-            how = f"said {e}" if isinstance(e, _Nonsense) else f"had not started after {START_LIMIT:g} s"
-            text = f"a worker {how}; it printed: {_last_lines(self._printed(0)) or 'nothing'}"
+            how = (
+                f"said {e}"
+                if isinstance(e, _Nonsense)
+                else f"had not started after {START_LIMIT:g} s"
+            )
+            text = (
+                f"a worker {how}; it printed:"
+                f" {_last_lines(self._printed(0)) or 'nothing'}"
+            )
             raise DelegraphError("workers/not-started", text) from None
         if line.get("ready") != PROTOCOL:
-            text = f"a worker speaks protocol {line.get('ready')}, and {PROTOCOL} is known here"
-            raise DelegraphError("workers/not-started", text, hint="install the same delegraph-workers there")
+            text = (
+                f"a worker speaks protocol {line.get('ready')}, and {PROTOCOL} is known"
+                " here"
+            )
+            raise DelegraphError(
+                "workers/not-started",
+                text,
+                hint="install the same delegraph-workers there",
+            )
         self._ready, self._at_first = True, data_size(self.pid)
 
     @property
@@ -150,9 +220,11 @@ class WorkerProcess:
         return data_size(self.pid) - self._at_first
 
     def _await(self, what: str, limit: float | None, place: int) -> bool:
-        """Wait for a line that says ``what``; False if the job is done before, with an error.
+        """Wait for a line that says ``what``; False if the job is done before, with an
+        error.
 
-        Raises Unsupported if the process ends before, takes too long, or says something else.
+        Raises Unsupported if the process ends before, takes too long, or says something
+        else.
         """
         start = time.monotonic()
         try:
@@ -162,13 +234,24 @@ class WorkerProcess:
         except _TooLong:
             assert limit is not None
             self._abort()
-            raise self._refusal(f"was stopped after {limit:g} s", place, "allow more with time_limit") from None
+            raise self._refusal(
+                f"was stopped after {limit:g} s", place, "allow more with time_limit"
+            ) from None
         except _Nonsense as e:
-            raise self._refusal(f"was stopped, since it said {e} where a worker says how far it is", place) from None
+            raise self._refusal(
+                f"was stopped, since it said {e} where a worker says how far it is",
+                place,
+            ) from None
         except _Ended:
             code = self._exit_code()
-            how = f"ended with exit code {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
-            raise self._refusal(f"{how} after {time.monotonic() - start:.1f} s", place) from None
+            how = (
+                f"ended with exit code {code}"
+                if code >= 0
+                else f"was killed by {_signal_name(-code)}"
+            )
+            raise self._refusal(
+                f"{how} after {time.monotonic() - start:.1f} s", place
+            ) from None
         return what in line
 
     def _refusal(self, how: str, place: int, hint: str | None = None) -> Unsupported:
@@ -179,7 +262,8 @@ class WorkerProcess:
     def _line(self, until: float | None) -> dict[str, Any]:
         """The next line that the worker tells.
 
-        Raises _Ended at its end, _TooLong if none comes in time, _Nonsense for what is no line of a worker.
+        Raises _Ended at its end, _TooLong if none comes in time, _Nonsense for what is
+        no line of a worker.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(self._tells, selectors.EVENT_READ)
@@ -189,7 +273,8 @@ class WorkerProcess:
                     raise _TooLong
                 if len(self._lines) > _LONGEST_LINE:
                     raise _Nonsense(f"{self._lines[:40]!r}...")
-                is_alive = self.alive  # asked first: what a worker said before it died is still in the pipe
+                # asked first: what a worker said before it died is still in the pipe
+                is_alive = self.alive
                 patience = _LOOK if left is None else min(_LOOK, left)
                 if not selector.select(patience if is_alive else 0):
                     if is_alive:
@@ -209,13 +294,19 @@ class WorkerProcess:
         return told
 
     def _printed(self, place: int) -> str:
-        """What the process printed since its output had ``place`` bytes: the last part of it."""
+        """What the process printed since its output had ``place`` bytes: the last part
+        of it.
+        """
         end = os.fstat(self._output.fileno()).st_size
         place = max(place, end - _SHOWN_BYTES)
-        return os.pread(self._output.fileno(), end - place, place).decode("utf-8", "replace")
+        return os.pread(self._output.fileno(), end - place, place).decode(
+            "utf-8", "replace"
+        )
 
     def _exit_code(self) -> int:
-        """How a process ended that has closed its descriptors, as subprocess says it; one that goes on is stopped."""
+        """How a process ended that has closed its descriptors, as subprocess says it;
+        one that goes on is stopped.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(_DYING)
         self.stop()
@@ -264,26 +355,45 @@ def _signal_name(number: int) -> str:
 
 
 def _last_lines(printed: str) -> str:
-    """The last lines of what a process printed, in one; of a stack that faulthandler wrote, the backend's call."""
+    """The last lines of what a process printed, in one; of a stack that faulthandler
+    wrote, the backend's call.
+    """
     said, _, stack = printed.partition("Fatal Python error: ")
     lines = [line.strip() for line in said.splitlines() if line.strip()][-_SHOWN_LINES:]
-    calls = [line.strip() for line in stack.splitlines() if line.lstrip().startswith("File ")]
-    own = [call for call in calls if "site-packages" in call or _STANDARD_LIBRARY not in call]
+    calls = [
+        line.strip() for line in stack.splitlines() if line.lstrip().startswith("File ")
+    ]
+    own = [
+        call
+        for call in calls
+        if "site-packages" in call or _STANDARD_LIBRARY not in call
+    ]
     lines += [*own, *calls][:1]
     return " | ".join(lines)[-600:]
 
 
 def _directory() -> str | None:
-    """The working directory, for which paths in compile specs are meant; None if it is gone."""
+    """The working directory, for which paths in compile specs are meant; None if it is
+    gone.
+    """
     with contextlib.suppress(OSError):
         return os.getcwd()
     return None
 
 
 def data_size(process: int | str = "self") -> int:
-    """The bytes of a process that a limit of its memory counts (VmData, RLIMIT_DATA); 0 if it has ended."""
+    """The bytes of a process that a limit of its memory counts (VmData, RLIMIT_DATA); 0
+    if it has ended.
+    """
     with contextlib.suppress(OSError), open(f"/proc/{process}/status") as status:
-        return next((int(line.split()[1]) << 10 for line in status if line.startswith("VmData:")), 0)
+        return next(
+            (
+                int(line.split()[1]) << 10
+                for line in status
+                if line.startswith("VmData:")
+            ),
+            0,
+        )
     return 0
 
 
@@ -293,12 +403,16 @@ def private_folder() -> Path:
 
 
 def run_isolated(job: bytes, header: Mapping[str, Any]) -> bytes:
-    """Do a job in a process that this one starts for it, as an executor of a remote machine is asked to."""
+    """Do a job in a process that this one starts for it, as an executor of a remote
+    machine is asked to.
+    """
     folder = private_folder()
     try:
         worker = WorkerProcess(folder)
         try:
-            answer, printed = worker.run(job, Limits(header["time_limit"], header["memory_limit"]))
+            answer, printed = worker.run(
+                job, Limits(header["time_limit"], header["memory_limit"])
+            )
         finally:
             worker.close()
         return pack({"wrapped": True, "output": printed}, [answer])

@@ -1,4 +1,6 @@
-"""Values that cross the border of a delegate, in messages: tensors as bytes in C order, numbers as JSON."""
+"""Values that cross the border of a delegate, in messages: tensors as bytes in C order,
+numbers as JSON.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,29 @@ from typing import Any
 import torch
 from delegraph.errors import FormatError
 
-_NAMES = {str(v).removeprefix("torch."): v for v in vars(torch).values() if isinstance(v, torch.dtype)}
+_NAMES = {
+    str(v).removeprefix("torch."): v
+    for v in vars(torch).values()
+    if isinstance(v, torch.dtype)
+}
 
 
 def write_values(values: Sequence[Any]) -> tuple[list[Any], list[bytes]]:
     """A row for each value, and the bytes of those that are tensors."""
-    rows, parts = list[Any](), list[bytes]()
+    rows = list[Any]()
+    parts = list[bytes]()
     for value in values:
         if isinstance(value, torch.Tensor):
-            plain = torch.empty(value.shape, dtype=value.dtype).copy_(value.detach())  # no lazy conjugate, no strides
-            rows.append(["tensor", str(value.dtype).removeprefix("torch."), list(value.shape)])
-            parts.append(bytes(plain.reshape(-1).view(torch.uint8).numpy()) if plain.numel() else b"")
+            # no lazy conjugate, no strides
+            plain = torch.empty(value.shape, dtype=value.dtype).copy_(value.detach())
+            rows.append(
+                ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape)]
+            )
+            parts.append(
+                bytes(plain.reshape(-1).view(torch.uint8).numpy())
+                if plain.numel()
+                else b""
+            )
         elif isinstance(value, float):
             rows.append(["float", value.hex()])
         else:
@@ -28,7 +42,8 @@ def write_values(values: Sequence[Any]) -> tuple[list[Any], list[bytes]]:
 
 def read_values(rows: Any, parts: Sequence[memoryview]) -> list[Any]:
     """The values of rows. Raises FormatError for nonsense."""
-    made, left = list[Any](), iter(parts)
+    made = list[Any]()
+    left = iter(parts)
     try:
         for kind, *row in rows:
             if kind == "tensor":
@@ -39,8 +54,19 @@ def read_values(rows: Any, parts: Sequence[memoryview]) -> list[Any]:
                 made.append(row[0])
             else:
                 raise ValueError(f"a value {row[0]!r:.40}")
-    except (ValueError, TypeError, KeyError, IndexError, StopIteration, RuntimeError, OverflowError) as e:
-        raise FormatError("format-invalid", f"values in a message that are none: {type(e).__name__}: {e}") from e
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        StopIteration,
+        RuntimeError,
+        OverflowError,
+    ) as e:
+        raise FormatError(
+            "format-invalid",
+            f"values in a message that are none: {type(e).__name__}: {e}",
+        ) from e
     return made
 
 
@@ -50,5 +76,7 @@ def _tensor(name: str, shape: list[int], data: memoryview) -> torch.Tensor:
     if made.nbytes != len(data):
         raise ValueError(f"{len(data)} bytes for {name}{shape}")
     if made.numel():
-        made.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        made.reshape(-1).view(torch.uint8).copy_(
+            torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        )
     return made

@@ -1,7 +1,9 @@
-"""The process that compiles: ``python -m delegraph_workers.worker REQUESTS ANSWERS LIFELINE``, three descriptors.
+"""The process that compiles: ``python -m delegraph_workers.worker REQUESTS ANSWERS
+LIFELINE``, three descriptors.
 
-Each line of REQUESTS is a request, each line of ANSWERS says how far it is, both in JSON. Jobs and answers themselves
-are files, which a dying process leaves whole or not at all. Descriptors 1 and 2 are a file that the other side reads.
+Each line of REQUESTS is a request, each line of ANSWERS says how far it is, both in
+JSON. Jobs and answers themselves are files, which a dying process leaves whole or not
+at all. Descriptors 1 and 2 are a file that the other side reads.
 """
 
 from __future__ import annotations
@@ -46,16 +48,26 @@ def main(requests: int, answers: int, lifeline: int) -> None:
 
 
 def _die_with(lifeline: int) -> None:
-    """End this process when the other end of ``lifeline`` is closed, also in the middle of native code."""
+    """End this process when the other end of ``lifeline`` is closed, also in the middle
+    of native code.
+    """
     import fcntl
 
-    if not hasattr(fcntl, "F_SETSIG"):  # only Linux sends a signal; elsewhere a thread waits, as long as it gets a turn
+    # only Linux sends a signal; elsewhere a thread waits, as long as it gets a turn
+    if not hasattr(fcntl, "F_SETSIG"):
         threading.Thread(target=_end_after, args=(lifeline,), daemon=True).start()
         return
-    # to the group that it leads, so that a compiler that it runs as a process ends with it
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpid() if os.getpgrp() == os.getpid() else os.getpid())
+    # to the group that it leads, so that a compiler that it runs as a process ends with
+    # it
+    fcntl.fcntl(
+        lifeline,
+        fcntl.F_SETOWN,
+        -os.getpid() if os.getpgrp() == os.getpid() else os.getpid(),
+    )
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    fcntl.fcntl(
+        lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC
+    )
 
 
 def _end_after(lifeline: int) -> None:

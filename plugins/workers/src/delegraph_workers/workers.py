@@ -1,7 +1,9 @@
-"""The seam that the core knows: stand-ins for backends, which compile in other processes.
+"""The seam that the core knows: stand-ins for backends, which compile in other
+processes.
 
-A stand-in is a class like the backend's own. Its ``preprocess`` writes the partition as bytes, lets a worker compile
-it, and returns the result that the worker made. Workers are processes of this machine, or what an executor has.
+A stand-in is a class like the backend's own. Its ``preprocess`` writes the partition as
+bytes, lets a worker compile it, and returns the result that the worker made. Workers
+are processes of this machine, or what an executor has.
 """
 
 from __future__ import annotations
@@ -32,10 +34,14 @@ from .supervise import Limits, WorkerProcess, private_folder
 
 LOG = logging.getLogger("delegraph.progress")
 _WAITING = 64
-"""How many partitions may wait for an executor at a time. Each has a thread here, which does nothing else."""
+"""How many partitions may wait for an executor at a time. Each has a thread here, which
+does nothing else.
+"""
 _WARMED = 8
 LEAST_MEMORY = 32_000_000
-"""Bytes. A smaller limit would not be kept: a worker that has imported torch has about as much to use again."""
+"""Bytes. A smaller limit would not be kept: a worker that has imported torch has about
+as much to use again.
+"""
 Programs = Mapping[str, Sequence[ExportedProgram]]
 Specs = Mapping[str, Sequence[Sequence[CompileSpec]]]
 
@@ -52,9 +58,10 @@ class Remote(BackendDetails, abstract=True):
 class Workers:
     """The processes of one lowering.
 
-    ``executor``: None, threads, or an executor of other processes. ``isolated``: each partition is compiled in a
-    process that it may end. ``time_limit`` (seconds) and ``memory_limit`` (bytes) are for one partition. ``python``:
-    the interpreter of another environment, whose processes they are.
+    ``executor``: None, threads, or an executor of other processes. ``isolated``: each
+    partition is compiled in a process that it may end. ``time_limit`` (seconds) and
+    ``memory_limit`` (bytes) are for one partition. ``python``: the interpreter of
+    another environment, whose processes they are.
     """
 
     def __init__(
@@ -66,11 +73,17 @@ class Workers:
         python: str | None = None,
     ) -> None:
         threads = executor is None or isinstance(executor, ThreadPoolExecutor)
-        self._foreign, self._python = None if threads else executor, python
-        self._limits = Limits(time_limit, None if memory_limit is None else int(memory_limit))
+        self._foreign = None if threads else executor
+        self._python = python
+        self._limits = Limits(
+            time_limit, None if memory_limit is None else int(memory_limit)
+        )
         self._isolated = threads or isolated or self._limits != Limits()
-        self.executor: Executor | None = executor if threads else ThreadPoolExecutor(_WAITING, "delegraph-waiting")
-        # how many workers of ours may stand in for an executor at a time: as many as it has, as far as it says that
+        self.executor: Executor | None = (
+            executor if threads else ThreadPoolExecutor(_WAITING, "delegraph-waiting")
+        )
+        # how many workers of ours may stand in for an executor at a time: as many as it
+        # has, as far as it says that
         self._standing_in = threading.BoundedSemaphore(max(_size_of(self._foreign), 1))
         self.path = private_folder()
         self._constants = Folder(self.path)
@@ -80,15 +93,17 @@ class Workers:
         self._refused: dict[Any, tuple[str, str | None]] = {}
 
     def prepare(self, backends: Sequence[str]) -> None:
-        """Start workers, which import what these backends need while the caller does something else.
+        """Start workers, which import what these backends need while the caller does
+        something else.
 
         Backends of this distribution have processes of their own.
         """
         if backends and all(name.startswith("delegraph-workers/") for name in backends):
             return
         if self._foreign is not None:
-            # what does not say how many processes it has may start one for each call, or wait in a queue of a cluster
-            with contextlib.suppress(BrokenExecutor):  # its jobs are done in workers of ours then
+            # what does not say how many processes it has may start one for each call,
+            # or wait in a queue of a cluster its jobs are done in workers of ours then
+            with contextlib.suppress(BrokenExecutor):
                 for _ in range(_size_of(self._foreign)):
                     self._submit(warm, tuple(backends))
             return
@@ -101,37 +116,62 @@ class Workers:
         if self._foreign is not None and self.executor is not None:
             self.executor.shutdown(wait=True, cancel_futures=True)
         with self._lock:
-            workers, self._all, self._idle = self._all, [], []
+            workers = self._all
+            self._all = []
+            self._idle = []
         for worker in workers:
             worker.close()
         shutil.rmtree(self.path, ignore_errors=True)
 
     def forget(self) -> None:
-        """Forget which partitions were refused, such as by a process that ended: it may not end another time."""
+        """Forget which partitions were refused, such as by a process that ended: it may
+        not end another time.
+        """
         self._refused.clear()
 
-    def stand_in(self, backend: type[BackendDetails], name: str, producer: tuple[str, str]) -> type[BackendDetails]:
-        """A class that compiles as ``backend`` does, elsewhere. ``name`` is ``distribution/name``.
+    def stand_in(
+        self, backend: type[BackendDetails], name: str, producer: tuple[str, str]
+    ) -> type[BackendDetails]:
+        """A class that compiles as ``backend`` does, elsewhere. ``name`` is
+        ``distribution/name``.
 
         Raises OptionError for a backend that only this process knows.
         """
         if issubclass(backend, Remote):
-            limited = backend if self._limits == Limits() else backend.limited(self._limits)
+            limited = (
+                backend if self._limits == Limits() else backend.limited(self._limits)
+            )
             return limited if self._foreign is None else self._a_few_at_a_time(limited)
         if producer[0] == IN_PROCESS:
-            text = f"backend {backend.__name__} was registered in this process, and no other process can find it"
-            hint = "install a distribution that declares it, or compile here: without isolation, limits and processes"
+            text = (
+                f"backend {backend.__name__} was registered in this process, and no"
+                " other process can find it"
+            )
+            hint = (
+                "install a distribution that declares it, or compile here: without"
+                " isolation, limits and processes"
+            )
             raise OptionError("option-invalid", text, hint=hint)
 
         known = versions_of(producer[0])
 
-        def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-            return self.compile(backend.__name__, name, known, {"": [edge_program]}, {"": [compile_specs]})[""][0]
+        def preprocess(
+            edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+        ) -> PreprocessResult:
+            return self.compile(
+                backend.__name__,
+                name,
+                known,
+                {"": [edge_program]},
+                {"": [compile_specs]},
+            )[""][0]
 
         def preprocess_multimethod(
             cls: type, edge_programs: Programs, compile_specs: Specs
         ) -> dict[str, list[PreprocessResult]]:
-            return self.compile(backend.__name__, name, known, edge_programs, compile_specs)
+            return self.compile(
+                backend.__name__, name, known, edge_programs, compile_specs
+            )
 
         body: dict[str, Any] = {
             "__module__": backend.__module__,
@@ -143,18 +183,29 @@ class Workers:
             "preprocess": staticmethod(preprocess),
         }
         default: Any = BackendDetails.preprocess_multimethod
-        if getattr(backend.preprocess_multimethod, "__func__", None) is not default.__func__:
+        if (
+            getattr(backend.preprocess_multimethod, "__func__", None)
+            is not default.__func__
+        ):
             body["preprocess_multimethod"] = classmethod(preprocess_multimethod)
         return type(backend.__name__, (BackendDetails,), body)
 
     def _a_few_at_a_time(self, backend: type[BackendDetails]) -> type[BackendDetails]:
-        """A backend that compiles in processes of its own: not in one for each thread that waits for the executor."""
+        """A backend that compiles in processes of its own: not in one for each thread
+        that waits for the executor.
+        """
 
-        def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        def preprocess(
+            edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+        ) -> PreprocessResult:
             with self._standing_in:
                 return backend.preprocess(edge_program, compile_specs)
 
-        body = {"__module__": backend.__module__, "__doc__": backend.__doc__, "preprocess": staticmethod(preprocess)}
+        body = {
+            "__module__": backend.__module__,
+            "__doc__": backend.__doc__,
+            "preprocess": staticmethod(preprocess),
+        }
         return type(backend.__name__, (backend,), body)
 
     def compile(
@@ -168,18 +219,24 @@ class Workers:
     ) -> dict[str, list[PreprocessResult]]:
         """What a worker makes of partitions: by method, in their order.
 
-        ``backend`` is the name of the backend's class, ``name`` is ``distribution/name``. ``versions``: those of
-        distributions that the worker has to have.
+        ``backend`` is the name of the backend's class, ``name`` is
+        ``distribution/name``. ``versions``: those of distributions that the worker has
+        to have.
         """
         limits = limits or self._limits
         try:
-            forms = {method: [write(program) for program in listed] for method, listed in programs.items()}
+            forms = {
+                method: [write(program) for program in listed]
+                for method, listed in programs.items()
+            }
         except Unsupported:
             if self._isolated:
                 raise
             with TRACING:  # it cannot be sent: it is compiled here
                 here = get_backend(name)
-                return here.preprocess_multimethod(programs, {m: [list(s) for s in g] for m, g in specs.items()})
+                return here.preprocess_multimethod(
+                    programs, {m: [list(s) for s in g] for m, g in specs.items()}
+                )
         flat = [form for listed in forms.values() for form in listed]
         header: dict[str, Any] = {
             "backend": name,
@@ -187,15 +244,25 @@ class Workers:
             "versions": dict(versions),
             "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
             "threads": torch.get_num_threads(),
-            "programs": [[m, [[s.key, s.value.hex()] for s in each]] for m in programs for each in specs[m]],
+            "programs": [
+                [m, [[s.key, s.value.hex()] for s in each]]
+                for m in programs
+                for each in specs[m]
+            ],
             "isolated": self._isolated,
             "time_limit": limits.seconds,
             "memory_limit": limits.memory,
         }
-        nodes = {n.name: n for listed in programs.values() for p in listed for n in all_nodes(p.graph_module)}
+        nodes = {
+            n.name: n
+            for listed in programs.values()
+            for p in listed
+            for n in all_nodes(p.graph_module)
+        }
         place = _place(backend, programs)
         key = name, limits, repr(header["programs"]), tuple(form.key for form in flat)
-        if key in self._refused:  # the same partition under its own names: it would end a worker again
+        # the same partition under its own names: it would end a worker again
+        if key in self._refused:
             message, hint = self._refused[key]
             raise Unsupported("unsupported", message, hint=hint)
         try:
@@ -203,13 +270,20 @@ class Workers:
             results = self._results(answer, flat, nodes, limits)
         except Unsupported as refusal:
             if refusal.node is None:
-                self._refused[key] = refusal.message, refusal.hint  # its traceback would keep the program
+                # its traceback would keep the program
+                self._refused[key] = refusal.message, refusal.hint
             raise
         ordered = iter(results)
-        return {method: [next(ordered) for _ in listed] for method, listed in forms.items()}
+        return {
+            method: [next(ordered) for _ in listed] for method, listed in forms.items()
+        }
 
     def send(
-        self, header: dict[str, Any], forms: Sequence[Form], place: str, limits: Limits | None = None
+        self,
+        header: dict[str, Any],
+        forms: Sequence[Form],
+        place: str,
+        limits: Limits | None = None,
     ) -> tuple[bytes, str]:
         """The answer to a job about programs, and what was printed meanwhile."""
         limits = limits or self._limits
@@ -220,19 +294,28 @@ class Workers:
 
         def inlined() -> bytes:
             whole = [b"".join(memory.pieces()) for memory in memories.values()]
-            return pack({**header, "inline": [d.hex() for d in memories], "folder": None}, [*packed, *whole])
+            return pack(
+                {**header, "inline": [d.hex() for d in memories], "folder": None},
+                [*packed, *whole],
+            )
 
         return self._in_executor(job, inlined, place, limits)
 
     def lay_out(self, forms: Sequence[Form]) -> tuple[list[bytes], dict[bytes, Memory]]:
-        """The bytes of programs, and their large constants by digest, which lie in the folder then."""
-        memories = {m.digest: m for form in forms for m in form.memories if m.size >= INLINE}
+        """The bytes of programs, and their large constants by digest, which lie in the
+        folder then.
+        """
+        memories = {
+            m.digest: m for form in forms for m in form.memories if m.size >= INLINE
+        }
         for memory in memories.values():
             self._constants.add(memory)
         return [b"".join(form.pieces()) for form in forms], memories
 
     def _in_process(self, job: bytes, place: str, limits: Limits) -> tuple[bytes, str]:
-        """Let a process of this machine do a job; one that does not survive it is replaced when it is needed."""
+        """Let a process of this machine do a job; one that does not survive it is
+        replaced when it is needed.
+        """
         worker = self._take()
         LOG.info("%s, in process %d", place, worker.pid)
         try:
@@ -240,13 +323,18 @@ class Workers:
         finally:
             self._give(worker, limits.memory)
 
-    def _in_executor(self, job: bytes, inlined: Callable[[], bytes], place: str, limits: Limits) -> tuple[bytes, str]:
+    def _in_executor(
+        self, job: bytes, inlined: Callable[[], bytes], place: str, limits: Limits
+    ) -> tuple[bytes, str]:
         """Let the executor do a job. If it breaks, a worker of ours does it."""
         try:
             answer = self._asked(job, place)
             header, parts = _unpacked(answer)
-            if "absent" in header or ("wrapped" in header and "absent" in _unpacked(bytes(parts[0]))[0]):
-                answer = self._asked(inlined(), place)  # of a machine that does not see the folder
+            if "absent" in header or (
+                "wrapped" in header and "absent" in _unpacked(bytes(parts[0]))[0]
+            ):
+                # of a machine that does not see the folder
+                answer = self._asked(inlined(), place)
                 header, parts = _unpacked(answer)
         except BrokenExecutor:  # it takes no jobs any more
             LOG.info("%s, once more in a process of its own: the executor broke", place)
@@ -255,13 +343,20 @@ class Workers:
         if "wrapped" in header:
             return bytes(parts[0]), str(header.get("output", ""))
         if "pid" in header:
-            LOG.info("%s, compiled by process %s of %s", place, header["pid"], header.get("host"))
+            LOG.info(
+                "%s, compiled by process %s of %s",
+                place,
+                header["pid"],
+                header.get("host"),
+            )
         return bytes(answer), ""
 
     def _asked(self, job: bytes, place: str) -> Any:
-        """What the executor answers to a job. If a worker of it dies, the job is done once more.
+        """What the executor answers to a job. If a worker of it dies, the job is done
+        once more.
 
-        Raises BrokenExecutor if it takes no jobs any more, Unsupported if it loses the job twice.
+        Raises BrokenExecutor if it takes no jobs any more, Unsupported if it loses the
+        job twice.
         """
         try:
             return self._submit(run, job).result()
@@ -278,42 +373,73 @@ class Workers:
             raise Unsupported("unsupported", text) from again
 
     def _submit(self, function: Callable[[Any], Any], given: Any) -> Any:
-        """The executor's future of a call. Raises OptionError if it takes none, such as one that was shut down."""
+        """The executor's future of a call. Raises OptionError if it takes none, such as
+        one that was shut down.
+        """
         foreign: Any = self._foreign
         try:
             return foreign.submit(function, given)
         except BrokenExecutor:
             raise
         except Exception as e:
-            text = f"the {type(foreign).__name__} takes no calls: {type(e).__name__}: {e}"
-            raise OptionError("option-invalid", text, hint="give one that is open, or none") from e
+            text = (
+                f"the {type(foreign).__name__} takes no calls: {type(e).__name__}: {e}"
+            )
+            raise OptionError(
+                "option-invalid", text, hint="give one that is open, or none"
+            ) from e
 
     def _results(
-        self, answer: tuple[bytes, str], forms: Sequence[Form], nodes: Mapping[str, Any], limits: Limits
+        self,
+        answer: tuple[bytes, str],
+        forms: Sequence[Form],
+        nodes: Mapping[str, Any],
+        limits: Limits,
     ) -> list[Any]:
-        """The results in an answer, checked as bytes from outside are; raises the error that it tells of."""
+        """The results in an answer, checked as bytes from outside are; raises the error
+        that it tells of.
+        """
         data, printed = answer
         header, parts = unpack(data)
         if "error" in header:
             raise self.error(header["error"], nodes, limits)
         if "absent" in header:
-            raise FormatError("format-invalid", f"a worker cannot read {header['absent']}")
+            raise FormatError(
+                "format-invalid", f"a worker cannot read {header['absent']}"
+            )
         if len(parts) != len(forms):
-            raise FormatError("format-invalid", f"a worker returned {len(parts)} results for {len(forms)} partitions")
-        results = [read_result("", bytes(part), form) for part, form in zip(parts, forms, strict=True)]
+            raise FormatError(
+                "format-invalid",
+                f"a worker returned {len(parts)} results for {len(forms)} partitions",
+            )
+        results = [
+            read_result("", bytes(part), form)
+            for part, form in zip(parts, forms, strict=True)
+        ]
         for result in results:
             result.output = result.output or printed[-4096:].rstrip()
         return results
 
-    def error(self, told: Any, nodes: Mapping[str, Any], limits: Limits) -> BaseException:
-        """The error that a worker met. One that a limit or an exit made is a refusal of the partition."""
+    def error(
+        self, told: Any, nodes: Mapping[str, Any], limits: Limits
+    ) -> BaseException:
+        """The error that a worker met. One that a limit or an exit made is a refusal of
+        the partition.
+        """
         try:
             error = error_of(told, nodes)
         except (KeyError, TypeError) as e:
-            return FormatError("format-invalid", f"a worker tells of an error in no known form: {e!r}")
-        out_of_memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+            return FormatError(
+                "format-invalid", f"a worker tells of an error in no known form: {e!r}"
+            )
+        out_of_memory = isinstance(
+            error, MemoryError
+        ) or "can't allocate memory" in str(error)
         if self._isolated and limits.memory is not None and out_of_memory:
-            text = f"it needs more than {limits.memory / 1e6:.0f} MB of memory: {error or 'MemoryError'}"
+            text = (
+                f"it needs more than {limits.memory / 1e6:.0f} MB of memory:"
+                f" {error or 'MemoryError'}"
+            )
             return Unsupported("unsupported", text, hint="allow more with memory_limit")
         if self._isolated and isinstance(error, SystemExit):
             return Unsupported("unsupported", f"it exited: {error}")
@@ -335,7 +461,9 @@ class Workers:
         return worker
 
     def _give(self, worker: WorkerProcess, limit: int | None) -> None:
-        """Keep a worker for the next job, unless it has ended or keeps too much of the memory that it took."""
+        """Keep a worker for the next job, unless it has ended or keeps too much of the
+        memory that it took.
+        """
         if worker.alive and (limit is None or worker.grown <= limit / 2):
             with self._lock:
                 self._idle.append(worker)
@@ -346,7 +474,9 @@ class Workers:
 
 
 def _size_of(executor: Any) -> int:
-    """How many workers an executor says that it has, at most _WARMED; 0 if it does not say that."""
+    """How many workers an executor says that it has, at most _WARMED; 0 if it does not
+    say that.
+    """
     size = getattr(executor, "_max_workers", 0)
     return min(size, _WARMED) if isinstance(size, int) else 0
 
@@ -354,23 +484,36 @@ def _size_of(executor: Any) -> int:
 def _unpacked(answer: Any) -> tuple[dict[str, Any], list[memoryview]]:
     """The parts of an answer of an executor, which may have returned anything."""
     if not isinstance(answer, bytes):
-        text = f"the executor returned {type(answer).__name__} for a job, and bytes are wanted"
+        text = (
+            f"the executor returned {type(answer).__name__} for a job, and bytes are"
+            " wanted"
+        )
         raise FormatError("format-invalid", text)
     return unpack(answer)
 
 
 def _place(backend: str, programs: Programs) -> str:
     """Which partitions these are, for who waits."""
-    metas = [program.graph_module.meta for listed in programs.values() for program in listed]
-    places = (meta.get("local:place", f"{meta.get('partition')} of {meta.get('method')}") for meta in metas)
+    metas = [
+        program.graph_module.meta for listed in programs.values() for program in listed
+    ]
+    places = (
+        meta.get("local:place", f"{meta.get('partition')} of {meta.get('method')}")
+        for meta in metas
+    )
     return ", ".join(places) + f", {backend}"
 
 
 def expect_no_fork(executor: Any) -> None:
-    """Raise OptionError for processes that are forked: torch does not work in them once it has used threads."""
+    """Raise OptionError for processes that are forked: torch does not work in them once
+    it has used threads.
+    """
     context = getattr(executor, "_mp_context", None)
     method = getattr(context, "get_start_method", lambda: None)()
     if method == "fork":
-        text = f"the processes of this {type(executor).__name__} are forked, in which torch does not work reliably"
+        text = (
+            f"the processes of this {type(executor).__name__} are forked, in which"
+            " torch does not work reliably"
+        )
         hint = "ProcessPoolExecutor(2, mp_context=multiprocessing.get_context('spawn'))"
         raise OptionError("option-invalid", text, hint=hint)

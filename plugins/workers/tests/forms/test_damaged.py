@@ -1,4 +1,6 @@
-"""Bytes that are damaged, hostile, of another version, or of another torch: one FormatError, and nothing else."""
+"""Bytes that are damaged, hostile, of another version, or of another torch: one
+FormatError, and nothing else.
+"""
 
 import copy
 import json
@@ -20,7 +22,18 @@ def packed(form):
 def test_every_truncation_and_every_flipped_byte_is_refused():
     data = packed(write(PROGRAMS["branches"]()))
     choose = random.Random(0)
-    for end in [0, 1, 15, 16, 47, 48, 79, 80, len(data) - 1, *choose.sample(range(len(data)), 100)]:
+    for end in [
+        0,
+        1,
+        15,
+        16,
+        47,
+        48,
+        79,
+        80,
+        len(data) - 1,
+        *choose.sample(range(len(data)), 100),
+    ]:
         with pytest.raises(FormatError):
             read(data[:end])
     for place in [*range(80), *choose.sample(range(len(data)), 200)]:
@@ -44,14 +57,22 @@ def _version(data):
 
 
 def test_another_version_is_refused_by_its_number():
-    with pytest.raises(FormatError, match="has version 99, and this delegraph reads version 1"):
+    with pytest.raises(
+        FormatError, match="has version 99, and this delegraph reads version 1"
+    ):
         read(_version(packed(write(PROGRAMS["counts"]()))))
 
 
 REFUSED = {
-    "aten::no_such(Tensor self) -> Tensor": "'aten::no_such', which torch here does not have",
-    "nowhere::relu(Tensor self) -> Tensor": "'nowhere::relu', which torch here does not have",
-    "aten::relu(Tensor self, int by=1) -> Tensor": r"torch .* has aten::relu\(Tensor self\) -> Tensor",
+    "aten::no_such(Tensor self) -> Tensor": (
+        "'aten::no_such', which torch here does not have"
+    ),
+    "nowhere::relu(Tensor self) -> Tensor": (
+        "'nowhere::relu', which torch here does not have"
+    ),
+    "aten::relu(Tensor self, int by=1) -> Tensor": (
+        r"torch .* has aten::relu\(Tensor self\) -> Tensor"
+    ),
     "load_library::relu(Tensor self) -> Tensor": "which torch here does not have",
     "__class__::relu(Tensor self) -> Tensor": "which torch here does not have",
     "higher_order.executorch_call_delegate": "which torch here does not have",
@@ -70,10 +91,52 @@ def test_an_operator_that_torch_does_not_have_is_refused_by_name(name):
         read(changed(write(PROGRAMS["counts"]()), change))
 
 
-SOME = [None, True, False, 0, 1, -1, 2, 3, 100, 1 << 31, 1 << 63, 1 << 70, -(1 << 65), "", "float32", "bool", "s", "u"]
-SOME += [[], {}, [[]], {"v": 0}, {"v": 10**6}, {"f": "7ff8000000000000"}, {"f": "zz"}, {"t": []}, {"s": 0}, {"int": 5}]
-SOME += [{"int": {"s": 0}}, {"bool": ["Equality", {"s": 0}, 3]}, {"device": "cuda"}, {"device": "x"}, {"k": [["a", 1]]}]
-SOME += [["Pow", 9, ["Pow", 9, 9]], ["Pow", 9, 1 << 40], ["Pow", {"s": 0}, -1], ["FloorDiv", 1, 0], ["Rational", 1, 0]]
+SOME = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    3,
+    100,
+    1 << 31,
+    1 << 63,
+    1 << 70,
+    -(1 << 65),
+    "",
+    "float32",
+    "bool",
+    "s",
+    "u",
+]
+SOME += [
+    [],
+    {},
+    [[]],
+    {"v": 0},
+    {"v": 10**6},
+    {"f": "7ff8000000000000"},
+    {"f": "zz"},
+    {"t": []},
+    {"s": 0},
+    {"int": 5},
+]
+SOME += [
+    {"int": {"s": 0}},
+    {"bool": ["Equality", {"s": 0}, 3]},
+    {"device": "cuda"},
+    {"device": "x"},
+    {"k": [["a", 1]]},
+]
+SOME += [
+    ["Pow", 9, ["Pow", 9, 9]],
+    ["Pow", 9, 1 << 40],
+    ["Pow", {"s": 0}, -1],
+    ["FloorDiv", 1, 0],
+    ["Rational", 1, 0],
+]
 SOME += [
     ["LShift", 1, 10**9],
     ["BooleanTrue"],
@@ -85,12 +148,24 @@ SOME += [
     "higher_order.cond",
 ]
 SOME += ["operator.getitem", "higher_order.cond"]
-SOME += ["PARAMETER", "USER_INPUT", "BUFFER_MUTATION", "TOKEN", "aten::relu(Tensor self) -> Tensor"]
+SOME += [
+    "PARAMETER",
+    "USER_INPUT",
+    "BUFFER_MUTATION",
+    "TOKEN",
+    "aten::relu(Tensor self) -> Tensor",
+]
 
 
 def places(value, path=()):
     """The paths to everything inside of a JSON value."""
-    for key in range(len(value)) if isinstance(value, list) else value if isinstance(value, dict) else ():
+    for key in (
+        range(len(value))
+        if isinstance(value, list)
+        else value
+        if isinstance(value, dict)
+        else ()
+    ):
         yield (*path, key)
         yield from places(value[key], (*path, key))
 
@@ -120,8 +195,11 @@ def mutate(structure, choose):
 
 
 def _hostile(count, seed):
-    """How many of ``count`` forms with nonsense inside were refused; the rest are programs."""
-    choose, refused = random.Random(seed), 0
+    """How many of ``count`` forms with nonsense inside were refused; the rest are
+    programs.
+    """
+    choose = random.Random(seed)
+    refused = 0
     forms = [write(make()) for make in PROGRAMS.values()]
     for _ in range(count):
         form = choose.choice(forms)
@@ -149,9 +227,14 @@ def test_so_is_much_nonsense():
     _hostile(10_000, seed=6)
 
 
-@pytest.mark.parametrize("power", [["Pow", 9, {"s": 0}], ["LShift", 1, {"s": 0}], ["Pow", ["Pow", 9, {"s": 0}], 9]])
+@pytest.mark.parametrize(
+    "power",
+    [["Pow", 9, {"s": 0}], ["LShift", 1, {"s": 0}], ["Pow", ["Pow", 9, {"s": 0}], 9]],
+)
 def test_powers_of_symbols_with_large_examples_are_refused(power):
-    """torch computes a size with the example of its symbol; with one of 2**31, that took all memory."""
+    """torch computes a size with the example of its symbol; with one of 2**31, that
+    took all memory.
+    """
 
     def change(structure):
         structure[2][0][0][-1] = 5000
@@ -162,7 +245,9 @@ def test_powers_of_symbols_with_large_examples_are_refused(power):
         read(changed(write(PROGRAMS["sizes"]()), change))
 
 
-@pytest.mark.parametrize(("field", "value"), [(1, [1 << 20, [0]]), (1, [-1]), (2, [[0], 1])])
+@pytest.mark.parametrize(
+    ("field", "value"), [(1, [1 << 20, [0]]), (1, [-1]), (2, [[0], 1])]
+)
 def test_shapes_and_strides_of_constants_are_whole_numbers(field, value):
     """A product of an int and a list is a list: one of 2**31 elements took all memory."""
 

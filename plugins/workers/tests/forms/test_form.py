@@ -52,37 +52,62 @@ def test_what_is_read_has_the_form_that_was_written(name, named):
 @pytest.mark.parametrize("name", ["layers", "sizes", "branches", "counts"])
 def test_what_is_read_computes_the_same(name):
     program = PROGRAMS[name]()
-    inputs = {"layers": ((1, 3, 6, 6), (1, 6, 6)), "sizes": ((6, 8), (5, 4)), "branches": ((2, 4),), "counts": ((3,),)}
+    inputs = {
+        "layers": ((1, 3, 6, 6), (1, 6, 6)),
+        "sizes": ((6, 8), (5, 4)),
+        "branches": ((2, 4),),
+        "counts": ((3,),),
+    }
     given = [torch.randn(shape) for shape in inputs[name]]
     again = there_and_back(program)
     wanted = copy.deepcopy(program).module()(*given)  # which may write its buffers
     got = again.module(check_guards=False)(*given)
-    for ours, theirs in zip(got, wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
+    for ours, theirs in zip(
+        got, wanted if isinstance(wanted, tuple) else (wanted,), strict=True
+    ):
         assert torch.equal(ours, theirs)
 
 
 def test_names_are_put_back_with_what_is_beside():
-    program = delegraph.lower(nn.Linear(2, 2).eval(), (torch.ones(1, 2),), backends=[]).exported_program("forward")
+    program = delegraph.lower(
+        nn.Linear(2, 2).eval(), (torch.ones(1, 2),), backends=[]
+    ).exported_program("forward")
     program.graph_module.meta["partition"] = "tag7"
-    bare, named = there_and_back(program), there_and_back(program, named=True)
+    bare = there_and_back(program)
+    named = there_and_back(program, named=True)
     assert [n.name for n in bare.graph.nodes] == ["v0", "v1", "v2", "v3", "output"]
     assert [n.name for n in named.graph.nodes] == [n.name for n in program.graph.nodes]
     for ours, theirs in zip(named.graph.nodes, program.graph.nodes, strict=True):
         for key in ("stack_trace", "debug_handle"):
             assert ours.meta.get(key) == theirs.meta.get(key)
-        assert list(ours.meta.get("nn_module_stack", {})) == list(theirs.meta.get("nn_module_stack", {}))
+        assert list(ours.meta.get("nn_module_stack", {})) == list(
+            theirs.meta.get("nn_module_stack", {})
+        )
     assert named.state_dict.keys() == program.state_dict.keys()
     assert bare.state_dict.keys() == {"c0", "c1"}
     assert named.graph_module.meta["partition"] == "tag7"
 
 
 def renamed(program):
-    """The program with other names of nodes, constants, modules and lines, and with other debug handles."""
+    """The program with other names of nodes, constants, modules and lines, and with
+    other debug handles.
+    """
     program = copy_program(program)
     for k, node in enumerate(program.graph.nodes):
-        node._rename(f"other_{len(program.graph.nodes) - k}") if node.op == "call_function" else None
-        node.meta |= {"stack_trace": f'File "elsewhere.py", line {k}, in f', "nn_module_stack": {"a": ("b", "c")}}
-        node.meta |= {"custom": {"delegraph.layer": node.name}, "exported_name": "x", "debug_handle": 1000 - k}
+        (
+            node._rename(f"other_{len(program.graph.nodes) - k}")
+            if node.op == "call_function"
+            else None
+        )
+        node.meta |= {
+            "stack_trace": f'File "elsewhere.py", line {k}, in f',
+            "nn_module_stack": {"a": ("b", "c")},
+        }
+        node.meta |= {
+            "custom": {"delegraph.layer": node.name},
+            "exported_name": "x",
+            "debug_handle": 1000 - k,
+        }
     return program
 
 
@@ -91,7 +116,8 @@ def test_names_lines_and_handles_do_not_matter(name):
     program = PROGRAMS[name]()
     for k, node in enumerate(program.graph.nodes):
         node.meta["debug_handle"] = k + 1
-    ours, theirs = write(program), write(renamed(program))
+    ours = write(program)
+    theirs = write(renamed(program))
     assert ours.key == theirs.key
     assert ours.beside != theirs.beside
 
@@ -105,10 +131,14 @@ def test_names_of_arguments_modules_and_dims_do_not_matter():
         def forward(self, quite_another_name):
             return self.inner(quite_another_name)
 
-    one, other = nn.Linear(3, 2), Other()
+    one = nn.Linear(3, 2)
+    other = Other()
     other.inner.load_state_dict(one.state_dict())
     x = torch.randn(1, 3)
-    forms = [write(torch.export.export(m.eval(), (x,))) for m in (one, other, other.requires_grad_(False))]
+    forms = [
+        write(torch.export.export(m.eval(), (x,)))
+        for m in (one, other, other.requires_grad_(False))
+    ]
     assert len({form.key for form in forms}) == 1
     assert write(sizes(names="ab")).key == write(sizes(names="yx")).key
 
@@ -127,14 +157,48 @@ print([write(PROGRAMS[name]()).key for name in ("sizes", "branches")])
 def test_another_process_and_another_hash_seed_give_the_same_key():
     root = Path(__file__).parents[4]
     done = subprocess.run(
-        [warm_python("1"), "-c", SCRIPT], capture_output=True, text=True, cwd=root, env={"PYTHONHASHSEED": "1"}
+        [warm_python("1"), "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        cwd=root,
+        env={"PYTHONHASHSEED": "1"},
     )
-    assert done.stdout.strip() == str([write(PROGRAMS[name]()).key for name in ("sizes", "branches")]), done.stderr
+    assert done.stdout.strip() == str(
+        [write(PROGRAMS[name]()).key for name in ("sizes", "branches")]
+    ), done.stderr
 
 
-LITERALS = [1, -1, 1.0, 0.0, -0.0, math.inf, -math.inf, math.nan, True, False, None, "a", 1 << 80, 1j, -0j, (1, 2)]
-LITERALS += [struct.unpack(">d", bytes.fromhex("fff8000000000001"))[0], torch.float16, torch.device("cpu")]
-LITERALS += [torch.channels_last, torch.strided, [1, [2.0, None]], (1,), [1], {"a": (2,), "b": 1}]
+LITERALS = [
+    1,
+    -1,
+    1.0,
+    0.0,
+    -0.0,
+    math.inf,
+    -math.inf,
+    math.nan,
+    True,
+    False,
+    None,
+    "a",
+    1 << 80,
+    1j,
+    -0j,
+    (1, 2),
+]
+LITERALS += [
+    struct.unpack(">d", bytes.fromhex("fff8000000000001"))[0],
+    torch.float16,
+    torch.device("cpu"),
+]
+LITERALS += [
+    torch.channels_last,
+    torch.strided,
+    [1, [2.0, None]],
+    (1,),
+    [1],
+    {"a": (2,), "b": 1},
+]
 
 
 def test_literals_come_back_as_they_were_and_no_two_are_taken_for_equal():
@@ -144,7 +208,11 @@ def test_literals_come_back_as_they_were_and_no_two_are_taken_for_equal():
         node = next(n for n in program.graph.nodes if n.op == "call_function")
         node.meta["vendor"] = [literal]
         forms.append(write(program).structure)
-        (again,) = there_and_back(program).graph.find_nodes(op="call_function", target=node.target)[0].meta["vendor"]
+        (again,) = (
+            there_and_back(program)
+            .graph.find_nodes(op="call_function", target=node.target)[0]
+            .meta["vendor"]
+        )
         assert type(again) is type(literal)
         assert repr(again) == repr(literal)
         if isinstance(literal, float):
@@ -155,14 +223,19 @@ def test_literals_come_back_as_they_were_and_no_two_are_taken_for_equal():
 def test_calls_come_back_as_export_writes_them_whatever_they_say_needlessly():
     class Says(nn.Module):
         def forward(self, x, y):
-            return torch.ops.aten.sub.Tensor(x, y), torch.ops.aten.softmax.int(x, 1, None), x.mean([0, 1])
+            return (
+                torch.ops.aten.sub.Tensor(x, y),
+                torch.ops.aten.softmax.int(x, 1, None),
+                x.mean([0, 1]),
+            )
 
     given = (torch.randn(2, 2), torch.randn(2, 2))
     program = torch.export.export(Says().eval(), given)
     wordy = copy.deepcopy(program)
     sub, softmax, mean, _ = (n for n in wordy.graph.nodes if n.op != "placeholder")
     sub.kwargs = {"alpha": 1}
-    softmax.args, softmax.kwargs = softmax.args[:1], {"dim": 1, "dtype": None}
+    softmax.args = softmax.args[:1]
+    softmax.kwargs = {"dim": 1, "dtype": None}
     mean.args = (mean.args[0], (0, 1), False)
     assert write(program).key == write(wordy).key
     assert str(there_and_back(wordy).graph) == str(there_and_back(program).graph)
@@ -170,7 +243,11 @@ def test_calls_come_back_as_export_writes_them_whatever_they_say_needlessly():
 
 
 def tensors_of(program):
-    return [constant_tensor(program, s) for _, s in placeholders(program) if s.kind is not InputKind.USER_INPUT]
+    return [
+        constant_tensor(program, s)
+        for _, s in placeholders(program)
+        if s.kind is not InputKind.USER_INPUT
+    ]
 
 
 class Holds(nn.Module):
@@ -185,7 +262,10 @@ class Holds(nn.Module):
 
 def holding(*tensors):
     """A program with these constants, as they are."""
-    program = torch.export.export(Holds(*(torch.zeros(t.shape, dtype=t.dtype) for t in tensors)), (torch.ones(()),))
+    program = torch.export.export(
+        Holds(*(torch.zeros(t.shape, dtype=t.dtype) for t in tensors)),
+        (torch.ones(()),),
+    )
     for k, tensor in enumerate(tensors):
         program.state_dict[f"b{k}"] = tensor
     return program
@@ -193,7 +273,9 @@ def holding(*tensors):
 
 def test_constants_that_share_memory_do_so_again_and_equal_ones_do_not():
     base = torch.arange(12.0)
-    program = holding(base[:6], base[2:8], base[8:], torch.ones(3), torch.ones(3), base[:6])
+    program = holding(
+        base[:6], base[2:8], base[8:], torch.ones(3), torch.ones(3), base[:6]
+    )
     a, b, c, one, other, same = tensors_of(there_and_back(program))
     for ours, theirs in zip((a, b, c, one, other), tensors_of(program), strict=False):
         assert torch.equal(ours, theirs)
@@ -201,11 +283,16 @@ def test_constants_that_share_memory_do_so_again_and_equal_ones_do_not():
     assert b[0] == 77
     assert same[2] == 77
     assert one.data_ptr() != other.data_ptr()
-    assert write(holding(base[:6], base[:6])).key != write(holding(base[:6], base[:6].clone())).key
+    assert (
+        write(holding(base[:6], base[:6])).key
+        != write(holding(base[:6], base[:6].clone())).key
+    )
 
 
 STRIDED = {
-    "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "channels last": (
+        lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    ),
     "every second": lambda: torch.arange(12.0)[::2],
     "a column": lambda: torch.randn(1000, 1000)[:, 3],
     "expanded": lambda: torch.tensor([3.0]).expand(5),
@@ -242,10 +329,15 @@ def test_what_lies_between_the_elements_of_a_constant_does_not_matter():
 
 def test_large_constants_are_fetched_and_used_where_they_are():
     program = holding(torch.randn(1 << 18), torch.ones(1 << 18), torch.ones(1 << 18))
-    form, given = write(program), []
+    form = write(program)
+    given = []
 
     def fetch(digest, size):
-        given.append(bytearray(next(b"".join(m.pieces()) for m in form.memories if m.digest == digest)))
+        given.append(
+            bytearray(
+                next(b"".join(m.pieces()) for m in form.memories if m.digest == digest)
+            )
+        )
         return given[-1]
 
     data = b"".join(form.pieces())
@@ -264,7 +356,8 @@ def test_large_constants_are_fetched_and_used_where_they_are():
 def test_a_written_program_is_read_in_several_threads():
     from concurrent.futures import ThreadPoolExecutor
 
-    data, key = packed(sizes()), write(sizes()).key
+    data = packed(sizes())
+    key = write(sizes()).key
     with ThreadPoolExecutor(4) as pool:
         assert {write(program).key for program in pool.map(read, [data] * 8)} == {key}
 
@@ -275,7 +368,9 @@ class Vendor:
 
 def _mark(value, key="vendor"):
     def mark(program):
-        next(n for n in program.graph.nodes if n.op == "call_function").meta[key] = value
+        next(n for n in program.graph.nodes if n.op == "call_function").meta[key] = (
+            value
+        )
         return program
 
     return mark
@@ -296,19 +391,28 @@ REFUSED = {
     "custom metadata of a kind that torch does not make": _mark(Vendor(), "custom"),
     "a constant without elements": _constant(torch.zeros(4, device="meta")),
     "a sparse constant": _constant(torch.zeros(4).to_sparse()),
-    "a subclass": _constant(torch._subclasses.FakeTensorMode().from_tensor(torch.zeros(4))),
+    "a subclass": _constant(
+        torch._subclasses.FakeTensorMode().from_tensor(torch.zeros(4))
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_form_is_refused(name):
-    with pytest.raises(Unsupported, match=r"the form has no words for .*; such a program cannot be written as bytes"):
+    with pytest.raises(
+        Unsupported,
+        match=(
+            r"the form has no words for .*; such a program cannot be written as bytes"
+        ),
+    ):
         write(REFUSED[name](PROGRAMS["layers"]()))
 
 
 def test_a_program_with_delegates_is_refused():
     program = torch.export.export(nn.Linear(2, 2).eval(), (torch.ones(1, 2),))
-    program.graph_module.inner = LoweredBackendModule("Keeps", copy_program(program), [])
+    program.graph_module.inner = LoweredBackendModule(
+        "Keeps", copy_program(program), []
+    )
     with program.graph.inserting_before(program.graph.output_node()):
         program.graph.get_attr("inner")
     with pytest.raises(Unsupported, match="LoweredBackendModule"):
@@ -316,7 +420,9 @@ def test_a_program_with_delegates_is_refused():
 
 
 def mutated(program, choose):
-    """The program with one thing changed that a backend may see; what it was, or None if nothing fits."""
+    """The program with one thing changed that a backend may see; what it was, or None
+    if nothing fits.
+    """
     nodes = [n for n in all_nodes(program.graph_module) if n.op == "call_function"]
     node = choose.choice(nodes)
     match choose.randrange(7):
@@ -326,11 +432,24 @@ def mutated(program, choose):
             values = [n for n in nodes if isinstance(n.meta.get("val"), torch.Tensor)]
             node = choose.choice(values)
             val = node.meta["val"]
-            dtype = choose.choice([d for d in (torch.float16, torch.int8, torch.float64) if d != val.dtype])
+            dtype = choose.choice(
+                [
+                    d
+                    for d in (torch.float16, torch.int8, torch.float64)
+                    if d != val.dtype
+                ]
+            )
             node.meta["val"] = val.to(dtype)
             return f"{node} is {dtype}"
         case 2:
-            spec = choose.choice([s for _, s in placeholders(program) if s.kind is not InputKind.USER_INPUT] or [None])
+            spec = choose.choice(
+                [
+                    s
+                    for _, s in placeholders(program)
+                    if s.kind is not InputKind.USER_INPUT
+                ]
+                or [None]
+            )
             return spec and _bit(program, spec, choose)
         case 3:  # another operator of the same convention
             pairs = {torch.ops.aten.relu.default: torch.ops.aten.sigmoid.default}
@@ -347,12 +466,18 @@ def mutated(program, choose):
                 node.args = tuple(args)
                 return f"{node} has its operands swapped"
         case 5:
-            node.meta["vendor"] = choose.choice(LITERALS[:12]) if choose.random() < 0.5 else {"k": choose.randrange(9)}
+            node.meta["vendor"] = (
+                choose.choice(LITERALS[:12])
+                if choose.random() < 0.5
+                else {"k": choose.randrange(9)}
+            )
             return None if node.meta["vendor"] is None else f"{node} is marked"
         case 6 if symbols := [s for s in program.range_constraints if s.is_Symbol]:
             symbol = choose.choice(symbols)
             old = program.range_constraints[symbol]
-            program._range_constraints[symbol] = type(old)(old.lower, choose.randrange(100, 1000))
+            program._range_constraints[symbol] = type(old)(
+                old.lower, choose.randrange(100, 1000)
+            )
             return f"{symbol} has another range"
     return None
 
@@ -363,22 +488,37 @@ def _literal(node, choose):
         return None
     k = choose.choice(places)
     old = node.args[k]
-    new = choose.choice([old + 1, -old - 3, float(old) + 0.5, not old] if not isinstance(old, bool) else [not old])
+    new = choose.choice(
+        [old + 1, -old - 3, float(old) + 0.5, not old]
+        if not isinstance(old, bool)
+        else [not old]
+    )
     node.args = (*node.args[:k], new, *node.args[k + 1 :])
-    return None if type(new) is type(old) and new == old else f"{node} has {new!r} for {old!r}"
+    return (
+        None
+        if type(new) is type(old) and new == old
+        else f"{node} has {new!r} for {old!r}"
+    )
 
 
 def _bit(program, spec, choose):
-    table = program.state_dict if spec.target in program.state_dict else program.constants
+    table = (
+        program.state_dict if spec.target in program.state_dict else program.constants
+    )
     tensor = table[spec.target].detach().clone()
     raw = tensor.view(-1).view(torch.uint8)
     raw[choose.randrange(len(raw))] ^= 1 << choose.randrange(8)
-    table[spec.target] = torch.nn.Parameter(tensor, requires_grad=False) if spec.kind is InputKind.PARAMETER else tensor
+    table[spec.target] = (
+        torch.nn.Parameter(tensor, requires_grad=False)
+        if spec.kind is InputKind.PARAMETER
+        else tensor
+    )
     return f"a bit of {spec.target}"
 
 
 def _mutations(count, seed):
-    choose, known = random.Random(seed), {name: write(make()).key for name, make in PROGRAMS.items()}
+    choose = random.Random(seed)
+    known = {name: write(make()).key for name, make in PROGRAMS.items()}
     done = 0
     while done < count:
         name = choose.choice(list(PROGRAMS))
@@ -401,7 +541,9 @@ def test_two_processes_with_other_default_dtypes_do_not_understand_each_other():
     data = packed(PROGRAMS["counts"]())
     torch.set_default_dtype(torch.float64)
     try:
-        with pytest.raises(FormatError, match="default dtype was float32; it is torch.float64 here"):
+        with pytest.raises(
+            FormatError, match="default dtype was float32; it is torch.float64 here"
+        ):
             read(data)
     finally:
         torch.set_default_dtype(torch.float32)

@@ -1,4 +1,6 @@
-"""Partitions as bytes, compiled from what was read back: the same blobs, maps and data as from the partition itself."""
+"""Partitions as bytes, compiled from what was read back: the same blobs, maps and data
+as from the partition itself.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -29,11 +31,21 @@ def example(file, function, *arguments):
 def sizes():
     rows = 2 * Dim("pairs", min=1, max=8)
     shapes = {"x": {0: rows}, "y": {0: rows}}
-    return Sizes().eval(), (torch.randn(4, 8), torch.randn(4, 4)), {"dynamic_shapes": shapes, "options": DYNAMIC}
+    return (
+        Sizes().eval(),
+        (torch.randn(4, 8), torch.randn(4, 4)),
+        {"dynamic_shapes": shapes, "options": DYNAMIC},
+    )
 
 
 def quantized():
-    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    layers = (
+        nn.Conv2d(3, 8, 3),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, groups=8),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
     image = torch.randn(1, 3, 16, 16)
     module = nn.Sequential(*layers, nn.Linear(8, 4)).eval()
     return delegraph.quantize(module, [(image,)], backend="tosa"), (image,), {}
@@ -46,7 +58,11 @@ MODELS = {
     "sizes": sizes,
     "state": lambda: (Counts().eval(), (torch.randn(3),), {}),
     "branches in host": lambda: (Branches().eval(), (torch.randn(2, 4),), {}),
-    "branches inside": lambda: (Branches().eval(), (torch.randn(2, 4),), {"options": DYNAMIC}),
+    "branches inside": lambda: (
+        Branches().eval(),
+        (torch.randn(2, 4),),
+        {"options": DYNAMIC},
+    ),
     "quantized": quantized,
 }
 LARGE = {
@@ -83,17 +99,23 @@ class Noting:
 
 
 def partitions(model, backend):
-    """The programs of a lowering's partitions as its backend is given them, with compile specs."""
+    """The programs of a lowering's partitions as its backend is given them, with
+    compile specs.
+    """
     noting = Noting()
     module, inputs, options = model
     delegraph.lower(module, inputs, backends=[backend], compiler=noting, **options)
-    return [(request.extract(), list(request.compile_specs)) for request in noting.requests]
+    return [
+        (request.extract(), list(request.compile_specs)) for request in noting.requests
+    ]
 
 
 def compiled(backend, program, specs):
     result = delegraph.get_backend(backend).preprocess(program, specs)
     store = result.data_store_output
-    named = None if store is None else (store.pte_data, [join(b) for b in store.buffers])
+    named = (
+        None if store is None else (store.pte_data, [join(b) for b in store.buffers])
+    )
     return join(result.processed_bytes), result.debug_handle_map, named
 
 
@@ -109,11 +131,15 @@ def check(model, backend):
     for program, specs in found:
         form = write(program)
         data, fetch = packed(form)
-        assert compiled(backend, read(data, fetch, named=True), specs) == compiled(backend, program, specs)
+        assert compiled(backend, read(data, fetch, named=True), specs) == compiled(
+            backend, program, specs
+        )
         bare = read(data, fetch)
         assert write(bare).key == form.key
         # what has no names compiles too, and always to the same
-        assert compiled(backend, bare, specs) == compiled(backend, read(data, fetch), specs)
+        assert compiled(backend, bare, specs) == compiled(
+            backend, read(data, fetch), specs
+        )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -123,7 +149,10 @@ def test_what_is_read_back_compiles_to_the_same_bytes(name):
 
 def contents(program):
     told = ("debug_handle_map", "_delegate_info_meta")
-    return [(join(d.module.blob), d.named_data, *(d.module.meta.get(key) for key in told)) for d in program.delegates]
+    return [
+        (join(d.module.blob), d.named_data, *(d.module.meta.get(key) for key in told))
+        for d in program.delegates
+    ]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -132,21 +161,36 @@ def test_a_cached_lowering_gives_what_one_without_a_cache_gives(name, tmp_path):
     module, inputs, options = MODELS[name]()
     wanted = contents(delegraph.lower(module, inputs, backends=["tosa"], **options))
     for found in (0, len(wanted)):
-        program = delegraph.lower(module, inputs, backends=["tosa"], compiler=Compiler(tmp_path / "cache"), **options)
+        program = delegraph.lower(
+            module,
+            inputs,
+            backends=["tosa"],
+            compiler=Compiler(tmp_path / "cache"),
+            **options,
+        )
         assert contents(program) == wanted
         (note,) = [n for n in program.report.notes if n.startswith("cache ")]
         assert f": {found} partition" in note
     assert program.verify(*inputs).relative_error < 1e-3 or name == "quantized"
     if name == "vision transformer":  # the weights are the model's
-        assert sum(p.stat().st_size for p in (tmp_path / "cache").iterdir()) < len(wanted[0][0]) / 2
+        assert (
+            sum(p.stat().st_size for p in (tmp_path / "cache").iterdir())
+            < len(wanted[0][0]) / 2
+        )
 
 
 def test_with_source_lines_or_debug_files_nothing_is_cached(tmp_path):
-    module, inputs = nn.Linear(2, 2).eval(), (torch.ones(1, 2),)
-    for option in ({"locations": True}, {"debug_artifact_path": str(tmp_path / "debug")}):
+    module = nn.Linear(2, 2).eval()
+    inputs = (torch.ones(1, 2),)
+    for option in (
+        {"locations": True},
+        {"debug_artifact_path": str(tmp_path / "debug")},
+    ):
         options = {"tosa": {"spec": "TOSA-1.0+FP", **option}}
         compiler = Compiler(tmp_path / "cache")
-        program = delegraph.lower(module, inputs, backends=["tosa"], options=options, compiler=compiler)
+        program = delegraph.lower(
+            module, inputs, backends=["tosa"], options=options, compiler=compiler
+        )
         assert "TOSABackend gives no fingerprint" in str(program.report.notes)
     assert not list((tmp_path / "cache").iterdir())
 

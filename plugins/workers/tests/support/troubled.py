@@ -1,4 +1,6 @@
-"""Backends whose compilers misbehave, each on an operator of its own, and one that does not."""
+"""Backends whose compilers misbehave, each on an operator of its own, and one that does
+not.
+"""
 
 import ctypes
 import os
@@ -57,25 +59,48 @@ def backend_of(name, operator, way):
     def preprocess(edge_program, compile_specs):
         way()
         tensors = [*edge_program.state_dict.values(), *edge_program.constants.values()]
-        text = [str(edge_program.graph), *(str(t.double().sum().item()) for t in tensors)]
-        return PreprocessResult("\n".join(text).encode(), {0: tuple(_handles(edge_program))}, facts={"way": name})
+        text = [
+            str(edge_program.graph),
+            *(str(t.double().sum().item()) for t in tensors),
+        ]
+        return PreprocessResult(
+            "\n".join(text).encode(),
+            {0: tuple(_handles(edge_program))},
+            facts={"way": name},
+        )
 
-    body = {"preprocess": staticmethod(preprocess), "__module__": __name__, "keeps_names": True}
+    body = {
+        "preprocess": staticmethod(preprocess),
+        "__module__": __name__,
+        "keeps_names": True,
+    }
     body["fingerprint"] = staticmethod(lambda compile_specs: "1")
     return type(f"{name.title()}Backend", (BackendDetails,), body)
 
 
 def _handles(program):
-    return sorted({n.meta["debug_handle"] for n in program.graph.nodes if "debug_handle" in n.meta})
+    return sorted(
+        {
+            n.meta["debug_handle"]
+            for n in program.graph.nodes
+            if "debug_handle" in n.meta
+        }
+    )
 
 
 def partitioner_of(name, operator):
     def __init__(self):
         CapabilityPartitioner.__init__(
-            self, lambda n: None if n.target is operator else f"only {operator}", f"{name.title()}Backend"
+            self,
+            lambda n: None if n.target is operator else f"only {operator}",
+            f"{name.title()}Backend",
         )
 
-    return type(f"{name.title()}Partitioner", (CapabilityPartitioner,), {"__init__": __init__, "__module__": __name__})
+    return type(
+        f"{name.title()}Partitioner",
+        (CapabilityPartitioner,),
+        {"__init__": __init__, "__module__": __name__},
+    )
 
 
 for _name, (_operator, _way) in WAYS.items():
@@ -87,11 +112,20 @@ for _name, (_operator, _way) in WAYS.items():
 def delegraph_backends():
     asks = {"isolated": True}
     return [
-        BackendSpec(n, f"troubled:{n.title()}Backend", f"{n.title()}Backend", 1, **(asks if n == "leaving" else {}))
+        BackendSpec(
+            n,
+            f"troubled:{n.title()}Backend",
+            f"{n.title()}Backend",
+            1,
+            **(asks if n == "leaving" else {}),
+        )
         for n in WAYS
     ]
 
 
 @hookimpl
 def delegraph_partitioners():
-    return [PartitionerSpec(n, n, f"troubled:{n.title()}Partitioner", default=True) for n in WAYS]
+    return [
+        PartitionerSpec(n, n, f"troubled:{n.title()}Partitioner", default=True)
+        for n in WAYS
+    ]

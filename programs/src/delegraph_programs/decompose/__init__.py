@@ -1,1 +1,3 @@
-"""Decompositions: operators that no backend takes, written in terms of others, one call at a time."""
+"""Decompositions: operators that no backend takes, written in terms of others, one call
+at a time.
+"""

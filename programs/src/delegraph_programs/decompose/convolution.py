@@ -1,7 +1,9 @@
-"""The decomposition of convolutions with symbolic sizes, which torch cannot always trace for all sizes at once.
+"""The decomposition of convolutions with symbolic sizes, which torch cannot always
+trace for all sizes at once.
 
-torch asks whether a symbolic size of the result is 1, to find its strides, or writes the size in another way than it
-was recorded. The operators of the decomposition are the same for all sizes, and the value is the recorded one.
+torch asks whether a symbolic size of the result is 1, to find its strides, or writes
+the size in another way than it was recorded. The operators of the decomposition are the
+same for all sizes, and the value is the recorded one.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _TRANSPOSED: dict[Any, int] = {
 
 
 class _Settings(NamedTuple):
-    """What ``aten.convolution`` takes after the bias, and zeros to add before (``extra``, as ``pad`` takes them)."""
+    """What ``aten.convolution`` takes after the bias, and zeros to add before
+    (``extra``, as ``pad`` takes them).
+    """
 
     stride: list[int]
     padding: list[int]
@@ -45,7 +49,8 @@ class _Settings(NamedTuple):
 
 
 def convolution_of_any_size(node: Node, mode: Any) -> Graph | None:
-    """The decomposition of a convolution, with the value that was recorded for ``node``; None for any other call.
+    """The decomposition of a convolution, with the value that was recorded for
+    ``node``; None for any other call.
 
     ``mode``: the fake tensor mode of the recorded values.
     """
@@ -56,7 +61,9 @@ def convolution_of_any_size(node: Node, mode: Any) -> Graph | None:
     operands = [given["input"], given["weight"], given["bias"]]
     nodes = [operand for operand in operands if isinstance(operand, Node)]
     recorded = [operand.meta.get("val") for operand in (*nodes, node)]
-    if len(set(nodes)) != len(nodes) or not all(isinstance(val, torch.Tensor) for val in recorded):
+    if len(set(nodes)) != len(nodes) or not all(
+        isinstance(val, torch.Tensor) for val in recorded
+    ):
         return None
     settings = _settings(node, given, dimensions)
     graph = Graph()
@@ -69,25 +76,41 @@ def convolution_of_any_size(node: Node, mode: Any) -> Graph | None:
     has_batch = result.dim() == dimensions + 2
     with mode, torch.no_grad():
         if not has_batch:
-            image = _add(graph, aten.unsqueeze.default, (image, 0), image.meta["val"].unsqueeze(0))
+            image = _add(
+                graph,
+                aten.unsqueeze.default,
+                (image, 0),
+                image.meta["val"].unsqueeze(0),
+            )
             result = result.unsqueeze(0)
         if any(settings.extra):
-            image = _add(graph, aten.constant_pad_nd.default, (image, settings.extra, 0.0), _padded(image, settings))
-    last = _add(graph, aten.convolution.default, (image, weight, bias, *settings[:-1]), result)
+            image = _add(
+                graph,
+                aten.constant_pad_nd.default,
+                (image, settings.extra, 0.0),
+                _padded(image, settings),
+            )
+    last = _add(
+        graph, aten.convolution.default, (image, weight, bias, *settings[:-1]), result
+    )
     if not has_batch:
         last = _add(graph, aten.squeeze.dims, (last, [0]), node.meta["val"])
     graph.output((last,))
     return graph
 
 
-def _add(graph: Graph, op: OpOverload, args: tuple[Any, ...], val: torch.Tensor) -> Node:
+def _add(
+    graph: Graph, op: OpOverload, args: tuple[Any, ...], val: torch.Tensor
+) -> Node:
     node = graph.create_node("call_function", op, args, {}, op.overloadpacket.__name__)
     node.meta["val"] = val
     return node
 
 
 def _padded(image: Node, settings: _Settings) -> torch.Tensor:
-    """The value of ``image`` with the zeros of ``extra`` behind. Padding the fake tensor would fix its sizes."""
+    """The value of ``image`` with the zeros of ``extra`` behind. Padding the fake
+    tensor would fix its sizes.
+    """
     val = image.meta["val"]
     behind = reversed(settings.extra[1::2])
     spatial = [size + added for size, added in zip(val.shape[2:], behind, strict=True)]

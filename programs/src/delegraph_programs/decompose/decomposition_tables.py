@@ -1,7 +1,9 @@
-"""Which operators can be written in terms of others: torch's own tables, and the few entries that they lack.
+"""Which operators can be written in terms of others: torch's own tables, and the few
+entries that they lack.
 
-``to_core`` leads, step by step, to core ATen, the operators that every host has. ``beyond_core`` decomposes those, too,
-which pays only for a backend that takes all of the result.
+``to_core`` leads, step by step, to core ATen, the operators that every host has.
+``beyond_core`` decomposes those, too, which pays only for a backend that takes all of
+the result.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ from torch._ops import OpOverload
 
 aten = torch.ops.aten
 Decompose = Callable[..., Any]
-"""A function with an operator's arguments that computes its results by other operators."""
+"""A function with an operator's arguments that computes its results by other operators.
+"""
 
-_DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+_DATA_DEPENDENT = frozenset(
+    {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+)
 """Tags of operators that cannot be traced under fake tensors, which have no data."""
 RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"})
 """Schema names of recurrent layers."""
@@ -28,11 +33,17 @@ RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_r
 
 @cache
 def _listed() -> Mapping[Any, Decompose]:
-    """torch's decompositions to core ATen without those of composites, for which ``OpOverload.decompose`` is the same.
+    """torch's decompositions to core ATen without those of composites, for which
+    ``OpOverload.decompose`` is the same.
 
-    torch's whole table takes a tenth of a second, because it looks through all operators.
+    torch's whole table takes a tenth of a second, because it looks through all
+    operators.
     """
-    make: Any = getattr(torch._decomp, "_core_aten_decompositions_post_autograd", torch.export.default_decompositions)
+    make: Any = getattr(
+        torch._decomp,
+        "_core_aten_decompositions_post_autograd",
+        torch.export.default_decompositions,
+    )
     return dict(make().items())
 
 
@@ -40,20 +51,24 @@ def _listed() -> Mapping[Any, Decompose]:
 def to_core(op: Any) -> Decompose | None:
     """The function that computes ``op`` by operators nearer to core ATen.
 
-    None if there is none, if ``op`` is core ATen, or if it must stay whole: it writes, or needs data or random numbers.
+    None if there is none, if ``op`` is core ATen, or if it must stay whole: it writes,
+    or needs data or random numbers.
     """
     if op in _OWN:
         return _OWN[op]
     if not _may_be_decomposed(op) or torch.Tag.core in op.tags:
         return None
-    # what torch wrote in Python comes before ``decompose``, which calls what a table puts in its place, and so itself
+    # what torch wrote in Python comes before ``decompose``, which calls what a table
+    # puts in its place, and so itself
     python = op.py_kernels.get(torch._C.DispatchKey.CompositeImplicitAutograd)
     return _listed().get(op, python or (op.decompose if is_composite(op) else None))
 
 
 @cache
 def beyond_core(op: Any) -> Decompose | None:
-    """The function that computes ``op`` by simpler operators if ``to_core`` leaves it whole; None if there is none."""
+    """The function that computes ``op`` by simpler operators if ``to_core`` leaves it
+    whole; None if there is none.
+    """
     if op in _BEYOND:
         return _BEYOND[op]
     if op in _IN_PRIMS_ONLY or not _may_be_decomposed(op) or to_core(op):
@@ -67,15 +82,25 @@ def is_composite(op: Any) -> bool:
     if not isinstance(op, OpOverload):
         return False
     name: Any = op.name
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name(), "CompositeImplicitAutograd")
+    return torch._C._dispatch_has_kernel_for_dispatch_key(
+        name(), "CompositeImplicitAutograd"
+    )
 
 
 def _may_be_decomposed(op: Any) -> bool:
-    """Whether an operator is pure and needs neither data nor random numbers, so that it can be traced."""
-    if not isinstance(op, OpOverload) or op._schema.is_mutable or _DATA_DEPENDENT & set(op.tags):
+    """Whether an operator is pure and needs neither data nor random numbers, so that it
+    can be traced.
+    """
+    if (
+        not isinstance(op, OpOverload)
+        or op._schema.is_mutable
+        or _DATA_DEPENDENT & set(op.tags)
+    ):
         return False
     # these draw random numbers only for dropout, which they do not apply in eval mode
-    only_for_dropout = op._schema.name in RECURRENT or "scaled_dot_product" in op._schema.name
+    only_for_dropout = (
+        op._schema.name in RECURRENT or "scaled_dot_product" in op._schema.name
+    )
     return torch.Tag.nondeterministic_seeded not in op.tags or only_for_dropout
 
 
@@ -90,16 +115,26 @@ def _batch_norm(
     eps: float,
     *_: Any,
 ) -> tuple[Tensor, ...]:
-    """Batch norm that writes no statistics, as one of two core operators. ``_``: further arguments, without effect.
+    """Batch norm that writes no statistics, as one of two core operators. ``_``:
+    further arguments, without effect.
 
-    Raises NotImplementedError if it would write them: in training, with running statistics.
+    Raises NotImplementedError if it would write them: in training, with running
+    statistics.
     """
     if not training:
         inference = aten._native_batch_norm_legit_no_training.default
-        return tuple(inference(input, weight, bias, running_mean, running_var, momentum, eps))
+        return tuple(
+            inference(input, weight, bias, running_mean, running_var, momentum, eps)
+        )
     if running_mean is None:
-        return tuple(aten._native_batch_norm_legit.no_stats(input, weight, bias, True, momentum, eps))
-    raise NotImplementedError("batch norm that writes its running statistics has no functional decomposition")
+        return tuple(
+            aten._native_batch_norm_legit.no_stats(
+                input, weight, bias, True, momentum, eps
+            )
+        )
+    raise NotImplementedError(
+        "batch norm that writes its running statistics has no functional decomposition"
+    )
 
 
 def _lstm_cell(
@@ -144,16 +179,23 @@ _OWN: dict[OpOverload, Decompose] = {
 }
 """Operator -> decomposition: norms, which torch's tables lack, and cells.
 
-torch's decompositions of cells write the gates in place, each of which is a part of one tensor. Without these writes,
-backends take all of a cell.
+torch's decompositions of cells write the gates in place, each of which is a part of one
+tensor. Without these writes, backends take all of a cell.
 """
 
 
-def _var(self: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
-    """The variance: the sum of squared distances from the mean, divided by the count minus ``correction``.
+def _var(
+    self: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: Any = None,
+    keepdim: bool = False,
+) -> Tensor:
+    """The variance: the sum of squared distances from the mean, divided by the count
+    minus ``correction``.
 
-    ``dim`` None or empty: over all dimensions. ``correction`` None: 1. Raises NotImplementedError for complex numbers,
-    and if the divisor is not positive.
+    ``dim`` None or empty: over all dimensions. ``correction`` None: 1. Raises
+    NotImplementedError for complex numbers, and if the divisor is not positive.
     """
     if self.is_complex():
         raise NotImplementedError("a variance of complex numbers")
@@ -168,33 +210,56 @@ def _var(self: Tensor, dim: Sequence[int] | None = None, *, correction: Any = No
 
 
 def _var_mean(
-    self: Tensor, dim: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False
+    self: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: Any = None,
+    keepdim: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The variance, as ``_var`` computes it, and the mean."""
     dims = list(dim or range(self.dim()))
-    return _var(self, dims, correction=correction, keepdim=keepdim), aten.mean.dim(self, dims, keepdim)
+    return _var(self, dims, correction=correction, keepdim=keepdim), aten.mean.dim(
+        self, dims, keepdim
+    )
 
 
 def _group_norm(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, N: Any, C: Any, HxW: Any, group: int, eps: float
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    N: Any,
+    C: Any,
+    HxW: Any,
+    group: int,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalize each group of channels of each sample, a row, by its mean and variance; then scale, shift by channel.
+    """Normalize each group of channels of each sample, a row, by its mean and variance;
+    then scale, shift by channel.
 
-    ``input`` has N samples of C channels with HxW elements each. Returns the result, and for each of the N * group rows
-    the mean and the reciprocal of the standard deviation, both of shape [N, group].
+    ``input`` has N samples of C channels with HxW elements each. Returns the result,
+    and for each of the N * group rows the mean and the reciprocal of the standard
+    deviation, both of shape [N, group].
     """
     rows = aten.view.default(input, [N, group, -1])
     var, mean = _var_mean(rows, [2], correction=0, keepdim=True)
     scale = aten.rsqrt.default(var + eps)
     result = aten.view.default((rows - mean) * scale, list(input.shape))
     channel_shape = [1, C, *([1] * (input.dim() - 2))]
-    result = result if weight is None else result * aten.view.default(weight, channel_shape)
+    result = (
+        result if weight is None else result * aten.view.default(weight, channel_shape)
+    )
     result = result if bias is None else result + aten.view.default(bias, channel_shape)
-    return result, aten.view.default(mean, [N, group]), aten.view.default(scale, [N, group])
+    return (
+        result,
+        aten.view.default(mean, [N, group]),
+        aten.view.default(scale, [N, group]),
+    )
 
 
 def _any_dim(self: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """Whether any element along ``dim`` is true, computed as a maximum of ones (true) and zeros."""
+    """Whether any element along ``dim`` is true, computed as a maximum of ones (true)
+    and zeros.
+    """
     ones = aten.to.dtype(self if self.dtype is torch.bool else self != 0, torch.float32)
     largest: Tensor = aten.amax.default(ones, [dim], keepdim)
     return largest > 0.5
@@ -206,6 +271,10 @@ _BEYOND: dict[OpOverload, Decompose] = {
     aten.native_group_norm.default: _group_norm,
     aten.any.dim: _any_dim,
 }
-"""Decompositions for operators that torch has none for, or only one in terms of its ``prims``."""
+"""Decompositions for operators that torch has none for, or only one in terms of its
+``prims``.
+"""
 _IN_PRIMS_ONLY = frozenset({aten._to_copy.default})
-"""Operators that torch decomposes only to its ``prims``, which no backend takes; they stay as they are."""
+"""Operators that torch decomposes only to its ``prims``, which no backend takes; they
+stay as they are.
+"""

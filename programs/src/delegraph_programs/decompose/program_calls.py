@@ -15,7 +15,9 @@ from .inline import Inlining
 from .trace import Tracer
 
 
-def decompose_calls(program: ExportedProgram, keeps: Callable[[Node], bool]) -> ExportedProgram:
+def decompose_calls(
+    program: ExportedProgram, keeps: Callable[[Node], bool]
+) -> ExportedProgram:
     """Decompose the calls for which ``keeps`` is false, step by step to core ATen.
 
     ``program`` comes from ``normalize``: its graph is changed. ``keeps`` is asked about
@@ -26,7 +28,9 @@ def decompose_calls(program: ExportedProgram, keeps: Callable[[Node], bool]) -> 
         return _decompose(program, keeps, Tracer())
 
 
-def _decompose(program: ExportedProgram, keeps: Callable[[Node], bool], tracer: Tracer) -> ExportedProgram:
+def _decompose(
+    program: ExportedProgram, keeps: Callable[[Node], bool], tracer: Tracer
+) -> ExportedProgram:
     """Decompose the calls of ``program`` and of its subgraphs."""
     rewrite_subgraphs(program, lambda subgraph: _decompose(subgraph, keeps, tracer))
     tracer.begin(program)

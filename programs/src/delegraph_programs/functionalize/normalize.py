@@ -1,8 +1,10 @@
-"""Step ``normalize`` of a lowering: a private copy of the program in the form that backends see.
+"""Step ``normalize`` of a lowering: a private copy of the program in the form that
+backends see.
 
-That form is functional, has no wrappers that only switch gradients on and off, and has a debug handle on every call.
-The same holds for the subgraphs of higher-order calls. The caller's program is never changed. The graph is copied node
-by node, because a retrace of the whole program takes longer than exporting it did.
+That form is functional, has no wrappers that only switch gradients on and off, and has
+a debug handle on every call. The same holds for the subgraphs of higher-order calls.
+The caller's program is never changed. The graph is copied node by node, because a
+retrace of the whole program takes longer than exporting it did.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
+from torch.export.graph_signature import (
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
 from torch.fx import Graph, GraphModule, Node
 
 from ..call_names import EXPORTED, LEFT
@@ -48,10 +56,14 @@ aten = torch.ops.aten
 _GRADIENT_WRAPPER = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 _VMAP = "torch._functorch.predispatch"
-"""The module of the calls that begin and end a ``vmap``, which acts on all calls between them."""
+"""The module of the calls that begin and end a ``vmap``, which acts on all calls
+between them.
+"""
 _DROPPED = frozenset({aten._assert_tensor_metadata.default})
 """Assertions about types, which an exported program fixes anyway."""
-_IDENTITIES = frozenset({aten.lift_fresh_copy.default, aten.detach.default, aten.alias.default})
+_IDENTITIES = frozenset(
+    {aten.lift_fresh_copy.default, aten.detach.default, aten.alias.default}
+)
 """Calls that return their argument, once nothing is written in place."""
 _DROPOUTS = frozenset(
     getattr(aten, name + suffix).default
@@ -64,13 +76,17 @@ _CASTS = frozenset({aten.to.dtype, aten.to.device, aten.to.dtype_layout})
 
 
 def normalize(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
-    """The normalized copy of ``program``, and notes for the report. Raises InputError if that is impossible."""
+    """The normalized copy of ``program``, and notes for the report. Raises InputError
+    if that is impossible.
+    """
     program = unwrap_subclasses(program)
     normal, unproven = _functional_copy(program, next_handles(program.graph_module))
     if not unproven:
         return normal, []
     retraced = retrace(program, unproven[0])
-    normal, still_unproven = _functional_copy(retraced, next_handles(retraced.graph_module))
+    normal, still_unproven = _functional_copy(
+        retraced, next_handles(retraced.graph_module)
+    )
     if still_unproven:
         text = f"the program cannot be made functional: {still_unproven[0].text}"
         raise InputError("input-invalid", text, source=still_unproven[0].source)
@@ -78,97 +94,162 @@ def normalize(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
         node.meta.pop(EXPORTED, None)  # torch gave the nodes new names
     doubt = check_retraced(program, normal, unproven[0])
     notes = [f"retraced, because of {reason}" for reason in unproven]
-    return normal, [*notes, f"not compared with eager after that, since {doubt}"] if doubt else notes
+    return normal, (
+        [
+            *notes,
+            f"not compared with eager after that, since {doubt}",
+        ]
+        if doubt
+        else notes
+    )
 
 
-def _functional_copy(program: ExportedProgram, handles: Iterator[int]) -> tuple[ExportedProgram, list[Reason]]:
+def _functional_copy(
+    program: ExportedProgram, handles: Iterator[int]
+) -> tuple[ExportedProgram, list[Reason]]:
     """A functional copy of ``program`` and its subgraphs, and an empty list.
 
-    If no such copy can be made: a program that is not functional, and the reasons. ``handles`` yields debug handles for
-    the calls.
+    If no such copy can be made: a program that is not functional, and the reasons.
+    ``handles`` yields debug handles for the calls.
     """
     graph = _Copy(program.graph_module).graph
     _record_expanded_copies(graph)
     _record_dtypes(graph)
     use_factors_of_eager(graph)
-    # Before the writes: such a dropout returns its argument itself, so a write to its result writes the argument.
+    # Before the writes: such a dropout returns its argument itself, so a write to its
+    # result writes the argument.
     _replace_by_argument(graph, _is_inactive_dropout)
     obstacle = next(filter(None, map(_why_retrace, graph.nodes)), None)
     if obstacle:
         return program, [obstacle]
     inputs = list(program.graph_signature.input_specs)
-    specs = dict(zip((n for n in graph.nodes if n.op == "placeholder"), inputs, strict=True))
-    mutations = functionalize(graph, {n for n, s in specs.items() if s.kind in CONSTANT_KINDS})
+    specs = dict(
+        zip((n for n in graph.nodes if n.op == "placeholder"), inputs, strict=True)
+    )
+    mutations = functionalize(
+        graph, {n for n, s in specs.items() if s.kind in CONSTANT_KINDS}
+    )
     if mutations.unproven:
         return program, mutations.unproven
     _expect_state_apart(program, specs, mutations)
     for node in mutations.last_value:
-        # A tensor of the model that is written is a buffer, also where the signature calls it a constant: torch refuses
-        # such a program when it decomposes it. A static cache of transformers has such tensors, exported by default.
+        # A tensor of the model that is written is a buffer, also where the signature
+        # calls it a constant: torch refuses such a program when it decomposes it. A
+        # static cache of transformers has such tensors, exported by default.
         spec = specs[node]
         if spec.kind is InputKind.CONSTANT_TENSOR:
-            specs[node] = InputSpec(InputKind.BUFFER, spec.arg, spec.target, persistent=False)
+            specs[node] = InputSpec(
+                InputKind.BUFFER, spec.arg, spec.target, persistent=False
+            )
     inputs = list(specs.values())
     outputs = _return_mutations(program, graph, specs, mutations)
     _copy_returned_literals(graph)
-    # Only now is it safe to drop calls: before, one without users could still be a write.
+    # Only now is it safe to drop calls: before, one without users could still be a
+    # write.
     _replace_by_argument(graph, lambda node: node.target in _IDENTITIES)
     for node in reversed(graph.nodes):
-        if node.op in ("call_function", "get_attr") and not node.users and not has_effect(node):
+        if (
+            node.op in ("call_function", "get_attr")
+            and not node.users
+            and not has_effect(node)
+        ):
             graph.erase_node(node)
     _read_sizes_off_integers(graph)
     outputs = name_outputs(outputs, output_node(graph).args[0])  # type: ignore[arg-type]
     number_calls(graph, handles, mutations.origin)
-    copy = build_program(program.graph_module, graph, inputs, outputs, program, root_call(program), check=False)
-    # Not validated here: torch has done that, and does it again for what decompositions and delegates make of it.
+    copy = build_program(
+        program.graph_module,
+        graph,
+        inputs,
+        outputs,
+        program,
+        root_call(program),
+        check=False,
+    )
+    # Not validated here: torch has done that, and does it again for what decompositions
+    # and delegates make of it.
     return copy, _normalize_subgraphs(copy, handles)
 
 
-def _expect_state_apart(program: ExportedProgram, specs: Mapping[Node, InputSpec], mutations: Mutations) -> None:
-    """Raise InputError if a written buffer shares memory with another tensor of the model, unseen by the graph.
+def _expect_state_apart(
+    program: ExportedProgram, specs: Mapping[Node, InputSpec], mutations: Mutations
+) -> None:
+    """Raise InputError if a written buffer shares memory with another tensor of the
+    model, unseen by the graph.
 
-    The recorded values of a program that was loaded from a file no longer share storages, but its buffers may.
+    The recorded values of a program that was loaded from a file no longer share
+    storages, but its buffers may.
     """
-    tensors = {n: constant_tensor(program, s) for n, s in specs.items() if s.kind in CONSTANT_KINDS}
+    tensors = {
+        n: constant_tensor(program, s)
+        for n, s in specs.items()
+        if s.kind in CONSTANT_KINDS
+    }
     changed = mutations.last_value.keys() & tensors.keys()
     for pair in overlapping(tensors) if changed else ():
         for written, node in (pair, pair[::-1]):
             if written not in changed or not node.users:
                 continue
-            # where the recorded values share a storage, ``functionalize`` has seen it and has followed the write
-            is_recorded = not {*storages(node.meta["val"])}.isdisjoint(storages(written.meta["val"]))
+            # where the recorded values share a storage, ``functionalize`` has seen it
+            # and has followed the write
+            is_recorded = not {*storages(node.meta["val"])}.isdisjoint(
+                storages(written.meta["val"])
+            )
             if is_recorded or not share_memory(tensors[written], tensors[node]):
                 continue
-            written_name, other_name = specs[written].target, specs[node].target
-            text = f"{written_name} and {other_name} share memory, and the program writes {written_name}"
-            hint = f"let forward take {other_name} from {written_name}, or give it memory of its own (clone())"
+            written_name = specs[written].target
+            other_name = specs[node].target
+            text = (
+                f"{written_name} and {other_name} share memory, and the program writes"
+                f" {written_name}"
+            )
+            hint = (
+                f"let forward take {other_name} from {written_name}, or give it memory"
+                " of its own (clone())"
+            )
             raise InputError("input-invalid", text, hint=hint)
 
 
-def _normalize_subgraphs(program: ExportedProgram, handles: Iterator[int]) -> list[Reason]:
-    """Replace the subgraphs of ``program`` by functional copies; returns the reasons why some could not be made.
+def _normalize_subgraphs(
+    program: ExportedProgram, handles: Iterator[int]
+) -> list[Reason]:
+    """Replace the subgraphs of ``program`` by functional copies; returns the reasons
+    why some could not be made.
 
-    A subgraph that writes to its inputs cannot be made functional. ``handles`` yields debug handles for their calls.
+    A subgraph that writes to its inputs cannot be made functional. ``handles`` yields
+    debug handles for their calls.
     """
     unproven: list[Reason] = []
 
     def normalize_subgraph(subgraph: ExportedProgram) -> ExportedProgram:
-        """A functional copy of ``subgraph``, or the reasons why there is none, which are added to ``unproven``.
+        """A functional copy of ``subgraph``, or the reasons why there is none, which
+        are added to ``unproven``.
 
-        From then on each subgraph is returned as it is, since the whole program will be retraced.
+        From then on each subgraph is returned as it is, since the whole program will be
+        retraced.
         """
         copy, reasons = _functional_copy(subgraph, handles)
-        unproven.extend(Reason(f"{reason.text} (inside a branch)", reason.source) for reason in reasons)
+        unproven.extend(
+            Reason(f"{reason.text} (inside a branch)", reason.source)
+            for reason in reasons
+        )
         if any(s.kind in MUTATIONS for s in copy.graph_signature.output_specs):
-            unproven.append(Reason("a write inside a branch to what comes from outside"))
+            unproven.append(
+                Reason("a write inside a branch to what comes from outside")
+            )
         return subgraph if unproven else copy
 
     rewrite_subgraphs(program, normalize_subgraph)
     return unproven
 
 
-def number_calls(graph: Graph, handles: Iterator[int], origin: Mapping[Node, Node] = MappingProxyType({})) -> None:
-    """Give every call that has no debug handle the next one of ``handles``, in graph order.
+def number_calls(
+    graph: Graph,
+    handles: Iterator[int],
+    origin: Mapping[Node, Node] = MappingProxyType({}),
+) -> None:
+    """Give every call that has no debug handle the next one of ``handles``, in graph
+    order.
 
     ``origin``: added call -> the call that it was added for, whose handle it gets.
     """
@@ -177,12 +258,15 @@ def number_calls(graph: Graph, handles: Iterator[int], origin: Mapping[Node, Nod
         if "debug_handle" not in numbered.meta:
             numbered.meta["debug_handle"] = next(handles)
         node.meta["debug_handle"] = numbered.meta["debug_handle"]
-        if node.target is CALL_DELEGATE:  # what fetches the delegate is a part of its call
+        # what fetches the delegate is a part of its call
+        if node.target is CALL_DELEGATE:
             node.args[0].meta["debug_handle"] = node.meta["debug_handle"]
 
 
 class _Copy:
-    """A copy of a graph without wrappers that switch gradients on or off. ``_copies``: node -> what replaces it."""
+    """A copy of a graph without wrappers that switch gradients on or off. ``_copies``:
+    node -> what replaces it.
+    """
 
     def __init__(self, module: GraphModule) -> None:
         """Copy the graph of ``module`` into ``graph``."""
@@ -191,26 +275,35 @@ class _Copy:
         self._copy_graph(module)
 
     def _copy_graph(self, module: GraphModule) -> Any:
-        """Copy the nodes of ``module``; returns the copies of the values that it returns."""
+        """Copy the nodes of ``module``; returns the copies of the values that it
+        returns.
+        """
         for node in module.graph.nodes:
             self._copies[node] = self._copy(node, module)
         return self._copies[output_node(module.graph)]
 
     def _copy(self, node: Node, module: GraphModule) -> Any:
-        """Copy ``node``, which is in the graph of ``module``; returns what replaces it in the copy.
+        """Copy ``node``, which is in the graph of ``module``; returns what replaces it
+        in the copy.
 
-        Usually a node. For a wrapper, and for the output of the graph that it wraps: the values that it returns. None
-        for a node that is left out.
+        Usually a node. For a wrapper, and for the output of the graph that it wraps:
+        the values that it returns. None for a node that is left out.
         """
         if node.target is _GRADIENT_WRAPPER:
             return self._inline(node, module)
-        if node.target is operator.getitem and isinstance(self._copies[node.args[0]], tuple):  # type: ignore[index]
+        if node.target is operator.getitem and isinstance(
+            self._copies[node.args[0]],  # type: ignore[index]
+            tuple,
+        ):
             return self._copies[node.args[0]][node.args[1]]  # type: ignore[index]
         if node.target in _DROPPED:
             return None
-        if node.op == "get_attr" and all(u.target is _GRADIENT_WRAPPER for u in node.users):
+        if node.op == "get_attr" and all(
+            u.target is _GRADIENT_WRAPPER for u in node.users
+        ):
             return None  # it fetches a graph that is inlined
-        if node.op == "placeholder" and node in self._copies:  # an input of a wrapper that is being inlined
+        # an input of a wrapper that is being inlined
+        if node.op == "placeholder" and node in self._copies:
             return self._copies[node]
         if node.op == "output" and module is not self.graph.owning_module:
             return torch.fx.map_arg(node.args[0], lambda n: self._copies[n])
@@ -222,9 +315,11 @@ class _Copy:
         return copy
 
     def _inline(self, wrapper: Node, module: GraphModule) -> tuple[Any, ...]:
-        """Copy the graph that ``wrapper`` wraps; returns the copies of the values that the graph returns.
+        """Copy the graph that ``wrapper`` wraps; returns the copies of the values that
+        the graph returns.
 
-        The arguments of ``wrapper`` are whether gradients are on, the node that fetches the graph, and its inputs.
+        The arguments of ``wrapper`` are whether gradients are on, the node that fetches
+        the graph, and its inputs.
         """
         fetching: Any = wrapper.args[1]
         inner: Any = getattr(module, fetching.target)
@@ -235,12 +330,17 @@ class _Copy:
 
 
 def _return_mutations(
-    program: ExportedProgram, graph: Graph, specs: Mapping[Node, InputSpec], mutations: Mutations
+    program: ExportedProgram,
+    graph: Graph,
+    specs: Mapping[Node, InputSpec],
+    mutations: Mutations,
 ) -> list[OutputSpec]:
-    """Let ``graph`` return the last values of the placeholders that it writes; returns the specs of all outputs.
+    """Let ``graph`` return the last values of the placeholders that it writes; returns
+    the specs of all outputs.
 
-    The order of the outputs: values that ``program`` already returned to be stored, then the new ones (torch requires
-    both in front), then what the user gets. ``specs``: placeholder -> its spec.
+    The order of the outputs: values that ``program`` already returned to be stored,
+    then the new ones (torch requires both in front), then what the user gets.
+    ``specs``: placeholder -> its spec.
     """
     old = program.graph_signature.output_specs
     old_count = sum(s.kind in MUTATIONS for s in old)
@@ -248,90 +348,143 @@ def _return_mutations(
     new = [_mutation(specs[n], n, mutations.last_value[n]) for n in written]
     output = output_node(graph)
     values: Any = output.args[0]
-    output.args = ((*values[:old_count], *(mutations.last_value[n] for n in written), *values[old_count:]),)
+    output.args = (
+        (
+            *values[:old_count],
+            *(mutations.last_value[n] for n in written),
+            *values[old_count:],
+        ),
+    )
     return [*old[:old_count], *new, *old[old_count:]]
 
 
 def _mutation(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
-    """The output spec for ``value``, the new value of the placeholder ``node`` with the spec ``spec``."""
-    kinds = {InputKind.BUFFER: OutputKind.BUFFER_MUTATION, InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION}
+    """The output spec for ``value``, the new value of the placeholder ``node`` with the
+    spec ``spec``.
+    """
+    kinds = {
+        InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
+        InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
+    }
     kind = kinds.get(spec.kind, OutputKind.USER_INPUT_MUTATION)
     target = node.name if kind is OutputKind.USER_INPUT_MUTATION else spec.target
     return OutputSpec(kind, TensorArgument(value.name), target)
 
 
 def _why_retrace(node: Node) -> Reason | None:
-    """Why the program has to be retraced because of ``node``; None if it does not have to be.
+    """Why the program has to be retraced because of ``node``; None if it does not have
+    to be.
 
-    It has to be if ``node`` affects other calls in a way that the graph does not show: autocast, and ``vmap``.
+    It has to be if ``node`` affects other calls in a way that the graph does not show:
+    autocast, and ``vmap``.
     """
     if node.target is _AUTOCAST:
         # torch records no source for the wrapper itself
-        inside = (source_of(n) for subgraph in subgraphs_of(node) for n in subgraph.graph.nodes)
-        return Reason("wrap_with_autocast: its casts show only when it is traced", next(filter(None, inside), None))
+        inside = (
+            source_of(n)
+            for subgraph in subgraphs_of(node)
+            for n in subgraph.graph.nodes
+        )
+        return Reason(
+            "wrap_with_autocast: its casts show only when it is traced",
+            next(filter(None, inside), None),
+        )
     if node.op == "call_function" and getattr(node.target, "__module__", "") == _VMAP:
-        return Reason("vmap: what it maps over shows only when it is traced", source_of(node))
+        return Reason(
+            "vmap: what it maps over shows only when it is traced", source_of(node)
+        )
     return None
 
 
 def _record_expanded_copies(graph: Graph) -> None:
-    """Turn casts and dropouts that return an expanded argument into clones, where torch recorded a dense copy.
+    """Turn casts and dropouts that return an expanded argument into clones, where torch
+    recorded a dense copy.
 
-    In eager, a call that has nothing to do (a cast to the same type, a dropout outside of training) returns its
-    argument: here an expanded tensor, whose elements share memory. But torch recorded the strides of a dense copy, and
-    chose later views by them. A clone gives these strides. No write can tell the two apart, since eager refuses writes
-    to expanded tensors.
+    In eager, a call that has nothing to do (a cast to the same type, a dropout outside
+    of training) returns its argument: here an expanded tensor, whose elements share
+    memory. But torch recorded the strides of a dense copy, and chose later views by
+    them. A clone gives these strides. No write can tell the two apart, since eager
+    refuses writes to expanded tensors.
     """
     for node in graph.nodes:
-        if _is_inactive_dropout(node) or (node.target in _CASTS and "memory_format" not in node.kwargs):
-            source, val = node.args[0].meta["val"], node.meta["val"]
+        if _is_inactive_dropout(node) or (
+            node.target in _CASTS and "memory_format" not in node.kwargs
+        ):
+            source = node.args[0].meta["val"]
+            val = node.meta["val"]
             does_nothing = val.dtype is source.dtype and val.device == source.device
             # as texts, because a comparison of symbolic strides would fix them
-            is_recorded_otherwise = list(map(str, val.stride())) != list(map(str, source.stride()))
+            is_recorded_otherwise = list(map(str, val.stride())) != list(
+                map(str, source.stride())
+            )
             if does_nothing and is_recorded_otherwise and _is_expanded(source):
-                node.target, node.args, node.kwargs = aten.clone.default, node.args[:1], {}
+                node.target = aten.clone.default
+                node.args = node.args[:1]
+                node.kwargs = {}
 
 
 def _is_expanded(val: torch.Tensor) -> bool:
-    """Whether a dimension of several elements has stride 0. Symbolic sizes and strides do not count."""
+    """Whether a dimension of several elements has stride 0. Symbolic sizes and strides
+    do not count.
+    """
     dimensions = zip(val.shape, val.stride(), strict=True)
-    return any(isinstance(size, int) and isinstance(s, int) and size > 1 and s == 0 for size, s in dimensions)
+    return any(
+        isinstance(size, int) and isinstance(s, int) and size > 1 and s == 0
+        for size, s in dimensions
+    )
 
 
 def _record_dtypes(graph: Graph) -> None:
-    """Write the dtype into calls that make tensors from nothing, which else depends on torch's default dtype."""
+    """Write the dtype into calls that make tensors from nothing, which else depends on
+    torch's default dtype.
+    """
     for node in graph.nodes:
-        if isinstance(node.target, OpOverload) and _may_infer_dtype(node.target) and node.kwargs.get("dtype") is None:
+        if (
+            isinstance(node.target, OpOverload)
+            and _may_infer_dtype(node.target)
+            and node.kwargs.get("dtype") is None
+        ):
             node.update_kwarg("dtype", node.meta["val"].dtype)
 
 
 @cache
 def _may_infer_dtype(op: OpOverload) -> bool:
-    """Whether ``op`` is an ATen operator with a keyword ``dtype`` and no tensor that could determine the dtype.
+    """Whether ``op`` is an ATen operator with a keyword ``dtype`` and no tensor that
+    could determine the dtype.
 
-    Operators of other libraries may give ``dtype`` another meaning, or return several tensors.
+    Operators of other libraries may give ``dtype`` another meaning, or return several
+    tensors.
     """
     arguments = {a.name: a for a in op._schema.arguments}
     tensors = any("Tensor" in str(a.type) for a in arguments.values())
-    return op.namespace == "aten" and "dtype" in arguments and arguments["dtype"].kwarg_only and not tensors
+    return (
+        op.namespace == "aten"
+        and "dtype" in arguments
+        and arguments["dtype"].kwarg_only
+        and not tensors
+    )
 
 
 def _read_sizes_off_integers(graph: Graph) -> None:
-    """Let calls that read a size of a float input read it from the integers to which the input is quantized.
+    """Let calls that read a size of a float input read it from the integers to which
+    the input is quantized.
 
-    Both have the same shape. A delegate that computes with integers gets no float input.
+    Both have the same shape. A delegate that computes with integers gets no float
+    input.
     """
     for size in graph.find_nodes(op="call_function", target=aten.sym_size.int):
         tensor, axis = size.args
         integers = next((n for n in tensor.users if str(n.target) == _QUANTIZE), None)
         if tensor.op == "placeholder" and integers is not None:
-            if size < integers:  # the quantized input must come before the call that reads its size
+            # the quantized input must come before the call that reads its size
+            if size < integers:
                 size.prepend(integers)
             size.args = (integers, axis)
 
 
 def _copy_returned_literals(graph: Graph) -> None:
-    """Let the graph return copies of literals (tensors that the user's code makes from numbers), and views of copies.
+    """Let the graph return copies of literals (tensors that the user's code makes from
+    numbers), and views of copies.
 
     A caller may write to a result, which must not change the literal for the next call.
     """
@@ -341,12 +494,16 @@ def _copy_returned_literals(graph: Graph) -> None:
 
 
 def _is_inactive_dropout(node: Node) -> bool:
-    """Whether the call is a dropout outside of training: argument 2 is the dropout's ``train``."""
+    """Whether the call is a dropout outside of training: argument 2 is the dropout's
+    ``train``.
+    """
     return node.target in _DROPOUTS and node.args[2] is False
 
 
 def _replace_by_argument(graph: Graph, is_identity: Callable[[Node], bool]) -> None:
-    """Let users of each node for which ``is_identity`` holds use its argument, and erase the node."""
+    """Let users of each node for which ``is_identity`` holds use its argument, and
+    erase the node.
+    """
     for node in [n for n in graph.nodes if is_identity(n)]:
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)

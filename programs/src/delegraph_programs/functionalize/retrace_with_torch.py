@@ -1,8 +1,10 @@
-"""The fallback: torch retraces a program that cannot be made functional here, and the result is checked.
+"""The fallback: torch retraces a program that cannot be made functional here, and the
+result is checked.
 
-torch's own functionalization has faults: it takes the source of a broadcast ``copy_`` for the tensor that is written,
-and zeroes what windows leave out. So its result is compared with the program: the types, and the numbers of two calls,
-because the second call sees what the first one wrote.
+torch's own functionalization has faults: it takes the source of a broadcast ``copy_``
+for the tensor that is written, and zeroes what windows leave out. So its result is
+compared with the program: the types, and the numbers of two calls, because the second
+call sees what the first one wrote.
 """
 
 from __future__ import annotations
@@ -39,31 +41,45 @@ from .operator_effects import written_arguments, written_names
 from .writes import Reason
 
 _CANNOT = "the program cannot be made functional"
-_HINT = "write that line without in-place calls, or report it to PyTorch: run_decompositions({}) changes the results"
-_HINT_FAILED = "write that line without in-place calls; if example inputs or buffers share memory, give each its own"
+_HINT = (
+    "write that line without in-place calls, or report it to PyTorch:"
+    " run_decompositions({}) changes the results"
+)
+_HINT_FAILED = (
+    "write that line without in-place calls; if example inputs or buffers share memory,"
+    " give each its own"
+)
 
 
 def retrace(program: ExportedProgram, why: Reason) -> ExportedProgram:
-    """``program``, made functional by torch. ``why`` says why it was not possible without retracing.
+    """``program``, made functional by torch. ``why`` says why it was not possible
+    without retracing.
 
     Raises InputError if torch cannot do it either.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own, about its own code
-        warnings.filterwarnings("ignore", "erase_node", UserWarning)  # as above: torch from 2.14 on erases a copy twice
+        # torch's own, about its own code
+        warnings.simplefilter("ignore", FutureWarning)
+        # as above: torch from 2.14 on erases a copy twice
+        warnings.filterwarnings("ignore", "erase_node", UserWarning)
         try:
             functional: ExportedProgram = program.run_decompositions({})
         except Exception as e:  # torch has no one error for what it cannot retrace
             text = f"{_CANNOT}: {why.text}; nor could torch: {_first_line(e)}"
-            raise InputError("input-invalid", text, source=why.source, hint=_HINT_FAILED) from e
+            raise InputError(
+                "input-invalid", text, source=why.source, hint=_HINT_FAILED
+            ) from e
         return functional
 
 
-def check_retraced(program: ExportedProgram, retraced: ExportedProgram, why: Reason) -> str | None:
+def check_retraced(
+    program: ExportedProgram, retraced: ExportedProgram, why: Reason
+) -> str | None:
     """Raise InputError if ``retraced`` computes something else than ``program``.
 
-    Compares the types of the results, and then the numbers, by calling both programs. Returns why the numbers could not
-    be compared; None if they were, and agree. ``why``: the reason for which ``program`` was retraced.
+    Compares the types of the results, and then the numbers, by calling both programs.
+    Returns why the numbers could not be compared; None if they were, and agree.
+    ``why``: the reason for which ``program`` was retraced.
     """
     wrong = _wrong_type(program, retraced)
     doubt = None if wrong else _why_not_run(program)
@@ -72,7 +88,9 @@ def check_retraced(program: ExportedProgram, retraced: ExportedProgram, why: Rea
             warnings.simplefilter("ignore")  # of the user's operators, about values
             wrong, doubt = _compare(program, retraced)
     if wrong:
-        text = f"{_CANNOT}: {why.text}; what torch makes of it differs from eager: {wrong}"
+        text = (
+            f"{_CANNOT}: {why.text}; what torch makes of it differs from eager: {wrong}"
+        )
         raise InputError("input-invalid", text, source=why.source, hint=_HINT)
     return doubt
 
@@ -83,21 +101,26 @@ def _first_line(error: Exception) -> str:
 
 
 def _wrong_type(program: ExportedProgram, retraced: ExportedProgram) -> str | None:
-    """Describes a result of ``retraced`` whose dtype or shape is not the recorded one; None if all are right.
+    """Describes a result of ``retraced`` whose dtype or shape is not the recorded one;
+    None if all are right.
 
-    The new value of an input or buffer must have the type of that input or buffer, any other result the type of the
-    result of ``program`` at the same position.
+    The new value of an input or buffer must have the type of that input or buffer, any
+    other result the type of the result of ``program`` at the same position.
     """
     # by the names by which specs of mutations refer to them
-    placeholder_of: dict[Any, Any] = {s.target or n.name: n for n, s in placeholders(retraced)}
+    placeholder_of: dict[Any, Any] = {
+        s.target or n.name: n for n, s in placeholders(retraced)
+    }
     placeholder_of |= {n.name: n for n in user_inputs(retraced)}
     # what ``program`` returns to the user, in order
     results = iter([v for s, v in _outputs(program) if s.kind not in MUTATIONS])
     for spec, value in _outputs(retraced):
         if spec.kind in MUTATIONS:
-            what, wanted = f"what is written to {spec.target}", placeholder_of[str(spec.target)]
+            what = f"what is written to {spec.target}"
+            wanted = placeholder_of[str(spec.target)]
         else:
-            what, wanted = "a result", next(results, None)
+            what = "a result"
+            wanted = next(results, None)
         if _type(wanted) != _type(value):
             return f"{what} is {_in_words(value)}, and was {_in_words(wanted)}"
     return None
@@ -105,11 +128,15 @@ def _wrong_type(program: ExportedProgram, retraced: ExportedProgram) -> str | No
 
 def _outputs(program: ExportedProgram) -> Iterator[tuple[Any, Any]]:
     """Pairs of the spec and the value of each output of a program."""
-    return zip(program.graph_signature.output_specs, output_values(program), strict=True)
+    return zip(
+        program.graph_signature.output_specs, output_values(program), strict=True
+    )
 
 
 def _type(value: Any) -> Any:
-    """Dtype and shape of a node's value, with "?" for symbolic sizes, whose names differ; None if it is no tensor."""
+    """Dtype and shape of a node's value, with "?" for symbolic sizes, whose names
+    differ; None if it is no tensor.
+    """
     val = value.meta.get("val") if isinstance(value, Node) else None
     if not isinstance(val, torch.Tensor):
         return None
@@ -124,22 +151,37 @@ def _in_words(value: Any) -> str:
 
 def _why_not_run(program: ExportedProgram) -> str | None:
     """Why the program cannot be called for a comparison; None if it can."""
-    tensors = [constant_tensor(program, s) for _, s in placeholders(program) if s.kind in CONSTANT_KINDS]
-    inputs = [t for t in pytree.tree_leaves(program.example_inputs) if isinstance(t, torch.Tensor)]
+    tensors = [
+        constant_tensor(program, s)
+        for _, s in placeholders(program)
+        if s.kind in CONSTANT_KINDS
+    ]
+    inputs = [
+        t
+        for t in pytree.tree_leaves(program.example_inputs)
+        if isinstance(t, torch.Tensor)
+    ]
     if any(isinstance(t, FakeTensor) or t.is_meta for t in (*tensors, *inputs)):
         return "its tensors have no values"
-    if any(isinstance(m, Opaque) and m.keeps_state for m in program.graph_module.modules()):
+    if any(
+        isinstance(m, Opaque) and m.keeps_state for m in program.graph_module.modules()
+    ):
         return "it contains delegates that keep state"
-    if any(s.kind not in (*CONSTANT_KINDS, InputKind.USER_INPUT) for s in program.graph_signature.input_specs):
+    if any(
+        s.kind not in (*CONSTANT_KINDS, InputKind.USER_INPUT)
+        for s in program.graph_signature.input_specs
+    ):
         return "it takes objects that are no tensors"
     return None
 
 
-def _compare(program: ExportedProgram, retraced: ExportedProgram) -> tuple[str | None, str | None]:
+def _compare(
+    program: ExportedProgram, retraced: ExportedProgram
+) -> tuple[str | None, str | None]:
     """Call both programs twice, and compare the results.
 
-    Returns two texts: what differs, and why the results cannot be compared. One of them is None; both are if the
-    results agree.
+    Returns two texts: what differs, and why the results cannot be compared. One of them
+    is None; both are if the results agree.
     """
     try:
         wanted, wanted_state = _call_twice(program, program)
@@ -159,46 +201,75 @@ def _compare(program: ExportedProgram, retraced: ExportedProgram) -> tuple[str |
     return None, None
 
 
-def _call_twice(program: ExportedProgram, original: ExportedProgram) -> tuple[list[Any], list[Any]]:
-    """The results of two calls of ``program``, and the contents of inputs, parameters and buffers after them.
+def _call_twice(
+    program: ExportedProgram, original: ExportedProgram
+) -> tuple[list[Any], list[Any]]:
+    """The results of two calls of ``program``, and the contents of inputs, parameters
+    and buffers after them.
 
-    Inputs, parameters and buffers are those of ``original``, of which ``program`` is a retraced form, or which it is
-    itself. They are not changed: what may be written is copied.
+    Inputs, parameters and buffers are those of ``original``, of which ``program`` is a
+    retraced form, or which it is itself. They are not changed: what may be written is
+    copied.
     """
     tensors = _private_tensors(original)
-    # eager keeps its own strides; a retraced program gets the recorded ones, as a lowered program does
-    interpreter = _Interpreter(program, {} if program is original else _layouts_that_matter(program))
+    # eager keeps its own strides; a retraced program gets the recorded ones, as a
+    # lowered program does
+    interpreter = _Interpreter(
+        program, {} if program is original else _layouts_that_matter(program)
+    )
     results: list[Any] = []
     inputs_after: list[Any] = []
     with _same_random_numbers(original), torch.no_grad():
         for _ in range(2):
             inputs = _copy(_inputs(original))
-            input_of = {n.name: value for n, value in zip(user_inputs(program), inputs, strict=True)}
+            input_of = {
+                n.name: value
+                for n, value in zip(user_inputs(program), inputs, strict=True)
+            }
             arguments = [
-                tensors[spec.target] if spec.kind in CONSTANT_KINDS else input_of[node.name]
+                (
+                    tensors[spec.target]
+                    if spec.kind in CONSTANT_KINDS
+                    else input_of[node.name]
+                )
                 for node, spec in placeholders(program)
             ]
             returned = interpreter.run(*arguments, enable_io_processing=False)
-            pairs = list(zip(program.graph_signature.output_specs, returned, strict=True))
+            pairs = list(
+                zip(program.graph_signature.output_specs, returned, strict=True)
+            )
             results += _copy([v for s, v in pairs if s.kind not in MUTATIONS])
-            # all new values are read before any is stored: one may be an input that another is stored to
-            for spec, value in [(s, v.clone()) for s, v in pairs if s.kind in MUTATIONS]:
+            # all new values are read before any is stored: one may be an input that
+            # another is stored to
+            for spec, value in [
+                (s, v.clone()) for s, v in pairs if s.kind in MUTATIONS
+            ]:
                 of_input = spec.kind is OutputKind.USER_INPUT_MUTATION
-                written = input_of[str(spec.target)] if of_input else tensors[str(spec.target)]
+                written = (
+                    input_of[str(spec.target)]
+                    if of_input
+                    else tensors[str(spec.target)]
+                )
                 written.copy_(value)
-            inputs_after += map(_memory, inputs)  # the memory around an input's elements is the caller's too
+            # the memory around an input's elements is the caller's too
+            inputs_after += map(_memory, inputs)
     return results, [*inputs_after, *tensors.values()]
 
 
 class _Interpreter(torch.fx.Interpreter):
     """Runs a program and gives values the layouts that ``layouts`` has for their nodes.
 
-    Without that, torch's functional form of an ``as_strided`` may be right only by chance: a kernel of eager may happen
-    to keep the storage offset of its argument, or the memory around the elements.
+    Without that, torch's functional form of an ``as_strided`` may be right only by
+    chance: a kernel of eager may happen to keep the storage offset of its argument, or
+    the memory around the elements.
     """
 
-    def __init__(self, program: ExportedProgram, layouts: Mapping[Node, Layout]) -> None:
-        """An interpreter of ``program``. Values whose nodes are not in ``layouts`` keep the layout that they have."""
+    def __init__(
+        self, program: ExportedProgram, layouts: Mapping[Node, Layout]
+    ) -> None:
+        """An interpreter of ``program``. Values whose nodes are not in ``layouts`` keep
+        the layout that they have.
+        """
         super().__init__(program.graph_module)
         self._layouts = layouts
 
@@ -210,39 +281,60 @@ class _Interpreter(torch.fx.Interpreter):
 
 
 def _layouts_that_matter(program: ExportedProgram) -> dict[Node, Layout]:
-    """Node -> recorded layout, for values whose strides or memory something in ``program`` reads."""
+    """Node -> recorded layout, for values whose strides or memory something in
+    ``program`` reads.
+    """
     written = written_targets(program)
     buffers = [n for n, s in placeholders(program) if s.target in written]
     return result_layouts(program.graph_module, state=buffers)
 
 
 def _memory(value: Any) -> Any:
-    """The whole storage of a tensor as a row, including what lies around its elements; other values as they are."""
+    """The whole storage of a tensor as a row, including what lies around its elements;
+    other values as they are.
+    """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
-    return value.as_strided((value.untyped_storage().nbytes() // value.element_size(),), (1,), 0)
+    return value.as_strided(
+        (value.untyped_storage().nbytes() // value.element_size(),), (1,), 0
+    )
 
 
 def _same_random_numbers(program: ExportedProgram) -> AbstractContextManager[Any]:
-    """A block that draws the same random numbers each time and leaves the caller's generator as it was.
+    """A block that draws the same random numbers each time and leaves the caller's
+    generator as it was.
 
     If the program draws none, it does nothing.
     """
     tags = (getattr(n.target, "tags", ()) for n in all_nodes(program.graph_module))
-    return torch.random.fork_rng() if any(torch.Tag.nondeterministic_seeded in t for t in tags) else nullcontext()
+    return (
+        torch.random.fork_rng()
+        if any(torch.Tag.nondeterministic_seeded in t for t in tags)
+        else nullcontext()
+    )
 
 
 def _private_tensors(program: ExportedProgram) -> dict[Any, Any]:
-    """Name in the model -> tensor, for parameters, buffers and constants; copies of those that a call may write."""
+    """Name in the model -> tensor, for parameters, buffers and constants; copies of
+    those that a call may write.
+    """
     writers: list[Node] = []
     for node in program.graph.nodes:
         writers += written_arguments(node)
         # a write in a subgraph may reach any operand of its call
-        if any(written_names(n) for subgraph in subgraphs_of(node) for n in all_nodes(subgraph)):
+        if any(
+            written_names(n)
+            for subgraph in subgraphs_of(node)
+            for n in all_nodes(subgraph)
+        ):
             writers += node.all_input_nodes
-    may_be_written = {n for family in families(program.graph.nodes, writers) for n in family}
+    may_be_written = {
+        n for family in families(program.graph.nodes, writers) for n in family
+    }
     constants = [(n, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS]
-    tensors: dict[Any, Any] = {spec.target: constant_tensor(program, spec) for _, spec in constants}
+    tensors: dict[Any, Any] = {
+        spec.target: constant_tensor(program, spec) for _, spec in constants
+    }
     # copied in one go, so that those that share memory do so as copies
     written = [spec.target for node, spec in constants if node in may_be_written]
     tensors |= zip(written, _copy([tensors[name] for name in written]), strict=True)
@@ -251,7 +343,9 @@ def _private_tensors(program: ExportedProgram) -> dict[Any, Any]:
 
 def _copy(values: Sequence[Any]) -> list[Any]:
     """Copies of tensors; two that share memory have copies that share memory."""
-    return copy.deepcopy([v.detach() if isinstance(v, torch.Tensor) else v for v in values])
+    return copy.deepcopy(
+        [v.detach() if isinstance(v, torch.Tensor) else v for v in values]
+    )
 
 
 def _inputs(program: ExportedProgram) -> list[Any]:
@@ -263,25 +357,34 @@ def _inputs(program: ExportedProgram) -> list[Any]:
 
 
 def _make_up(val: Any, generator: torch.Generator) -> Any:
-    """A value of the recorded type. Integers are 0 or 1, which are more often valid as indices."""
+    """A value of the recorded type. Integers are 0 or 1, which are more often valid as
+    indices.
+    """
     if not isinstance(val, torch.Tensor):
         return _number(val)
     shape = [_number(d) for d in val.shape]
     if val.is_floating_point() or val.is_complex():
-        return torch.randn(shape, generator=generator, dtype=torch.float32).to(val.device, val.dtype)
+        return torch.randn(shape, generator=generator, dtype=torch.float32).to(
+            val.device, val.dtype
+        )
     return torch.randint(0, 2, shape, generator=generator).to(val.device, val.dtype)
 
 
 def _number(d: Any) -> Any:
     """The size with which torch traced a symbolic number; anything else as it is."""
-    return d.node.hint if isinstance(d, (torch.SymInt, torch.SymFloat, torch.SymBool)) else d
+    return (
+        d.node.hint
+        if isinstance(d, (torch.SymInt, torch.SymFloat, torch.SymBool))
+        else d
+    )
 
 
 def _differs(got: Any, wanted: Any) -> bool:
     """Whether two results differ.
 
-    Floats may differ by sqrt(eps of the dtype), times the largest finite absolute value in ``wanted``: the same
-    operators in another order round differently. NaN equals NaN.
+    Floats may differ by sqrt(eps of the dtype), times the largest finite absolute value
+    in ``wanted``: the same operators in another order round differently. NaN equals
+    NaN.
     """
     if not isinstance(got, torch.Tensor) or not isinstance(wanted, torch.Tensor):
         return type(got) is not type(wanted) or bool(got != wanted)
@@ -291,4 +394,10 @@ def _differs(got: Any, wanted: Any) -> bool:
         return not torch.equal(got, wanted)
     finite = wanted[wanted.isfinite()].abs()
     scale = float(finite.max()) if finite.numel() else 0.0
-    return not torch.allclose(got, wanted, rtol=0, atol=torch.finfo(wanted.dtype).eps ** 0.5 * scale, equal_nan=True)
+    return not torch.allclose(
+        got,
+        wanted,
+        rtol=0,
+        atol=torch.finfo(wanted.dtype).eps ** 0.5 * scale,
+        equal_nan=True,
+    )

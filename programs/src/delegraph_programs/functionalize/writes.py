@@ -1,16 +1,21 @@
-"""Making a graph functional in place: each write becomes a new value that later calls use.
+"""Making a graph functional in place: each write becomes a new value that later calls
+use.
 
-Exported graphs keep in-place operators. Such a write has no data edge, and the signature does not mention it, so
-nothing may be reordered, dropped or delegated before it is gone. torch can remove it by retracing the whole program,
-which costs more than the export did. Instead, one walk in graph order keeps, for every tensor that is written, the node
-that holds its value at that point:
+Exported graphs keep in-place operators. Such a write has no data edge, and the
+signature does not mention it, so nothing may be reordered, dropped or delegated before
+it is gone. torch can remove it by retracing the whole program, which costs more than
+the export did. Instead, one walk in graph order keeps, for every tensor that is
+written, the node that holds its value at that point:
 
 - an in-place call becomes its functional form, and its result the tensor's new value;
-- a write through a view also makes a new value of the tensor that the view was taken of (``view_inverse``);
-- a view that was taken before a write, and is used after it, is taken again from the new value;
+- a write through a view also makes a new value of the tensor that the view was taken of
+  (``view_inverse``);
+- a view that was taken before a write, and is used after it, is taken again from the
+  new value;
 - a write to a parameter, buffer or input becomes a mutation in the signature.
 
-What this cannot prove is reported as ``unproven``, and the caller has torch retrace the program.
+What this cannot prove is reported as ``unproven``, and the caller has torch retrace the
+program.
 """
 
 from __future__ import annotations
@@ -47,7 +52,9 @@ _TRAINED_BATCH_NORM = aten._native_batch_norm_legit_functional.default
 
 
 class Reason(NamedTuple):
-    """Why a program cannot be made functional, and the user's line that causes it (None if it is not known)."""
+    """Why a program cannot be made functional, and the user's line that causes it (None
+    if it is not known).
+    """
 
     text: str
     source: Source | None = None
@@ -60,9 +67,9 @@ class Reason(NamedTuple):
 class Mutations:
     """What ``functionalize`` did to a graph.
 
-    ``last_value``: placeholder that is written -> the node that holds its last value. ``origin``: added node -> the
-    call that it was added for. ``unproven``: the reasons why a write could not be made functional; if there are any,
-    the graph is unusable.
+    ``last_value``: placeholder that is written -> the node that holds its last value.
+    ``origin``: added node -> the call that it was added for. ``unproven``: the reasons
+    why a write could not be made functional; if there are any, the graph is unusable.
     """
 
     last_value: dict[Node, Node] = field(default_factory=dict)
@@ -71,7 +78,8 @@ class Mutations:
 
 
 def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
-    """Make ``graph`` functional, in place; returns what was changed. If a write is unproven, the graph is unusable.
+    """Make ``graph`` functional, in place; returns what was changed. If a write is
+    unproven, the graph is unusable.
 
     ``state``: its placeholders of parameters and buffers.
     """
@@ -80,14 +88,19 @@ def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
     writers = {n: written_arguments(n) for n in nodes if written_names(n)}
     if not writers:
         return mutations
-    # One walk is enough because graph order is the order in which eager writes: when a node is reached, ``_Rewrite``
-    # knows what every written tensor holds at that point, and nothing later can change it. The walk goes over the nodes
-    # that were there before, and not over the graph: calls that it inserts already use present values, and visiting
-    # them would take their views again. A node first gets present values, and then it writes; so ``x.add_(x)`` reads
-    # the old ``x``. A write that cannot be made functional ends the walk, since a half-changed graph is of no use.
-    node = next(iter(writers))  # blamed if the aliases cannot be proven, which happens before the walk
+    # One walk is enough because graph order is the order in which eager writes: when a
+    # node is reached, ``_Rewrite`` knows what every written tensor holds at that point,
+    # and nothing later can change it. The walk goes over the nodes that were there
+    # before, and not over the graph: calls that it inserts already use present values,
+    # and visiting them would take their views again. A node first gets present values,
+    # and then it writes; so ``x.add_(x)`` reads the old ``x``. A write that cannot be
+    # made functional ends the walk, since a half-changed graph is of no use. blamed if
+    # the aliases cannot be proven, which happens before the walk
+    node = next(iter(writers))
     try:
-        aliases = Aliases(nodes, [n for written in writers.values() for n in written], state)
+        aliases = Aliases(
+            nodes, [n for written in writers.values() for n in written], state
+        )
         rewrite = _Rewrite(graph, aliases, writers, mutations)
         for node in nodes:
             rewrite.visit(node)
@@ -98,22 +111,35 @@ def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
 
 
 class _Rewrite:
-    """Tracks what every written tensor, and every view of it, holds while the graph is walked.
+    """Tracks what every written tensor, and every view of it, holds while the graph is
+    walked.
 
-    ``version``: root of a family -> how often its memory was written so far. ``value``: member of a family -> a
-    version, and the node that held the member's value then. A view whose version is older than its root's is out of
-    date. It is taken again when it is used: most views are never used after a write, and cost nothing this way.
-    ``moved``: nodes computed from a new value, whose elements may lie in memory in another order than those of the
-    tensor that was written. ``here``: the node that is visited. ``after``: the node that follows it, before which new
-    calls are inserted.
+    ``version``: root of a family -> how often its memory was written so far. ``value``:
+    member of a family -> a version, and the node that held the member's value then. A
+    view whose version is older than its root's is out of date. It is taken again when
+    it is used: most views are never used after a write, and cost nothing this way.
+    ``moved``: nodes computed from a new value, whose elements may lie in memory in
+    another order than those of the tensor that was written. ``here``: the node that is
+    visited. ``after``: the node that follows it, before which new calls are inserted.
 
-    ``aliases``: which values share memory. ``writers``: call -> the tensors that it writes. ``mutations`` is filled
-    during the walk.
+    ``aliases``: which values share memory. ``writers``: call -> the tensors that it
+    writes. ``mutations`` is filled during the walk.
     """
 
-    def __init__(self, graph: Graph, aliases: Aliases, writers: dict[Node, list[Node]], mutations: Mutations) -> None:
-        """Begin before the first node of ``graph``, when nothing is written yet. The class describes the fields."""
-        self.graph, self.aliases, self.writers, self.mutations = graph, aliases, writers, mutations
+    def __init__(
+        self,
+        graph: Graph,
+        aliases: Aliases,
+        writers: dict[Node, list[Node]],
+        mutations: Mutations,
+    ) -> None:
+        """Begin before the first node of ``graph``, when nothing is written yet. The
+        class describes the fields.
+        """
+        self.graph = graph
+        self.aliases = aliases
+        self.writers = writers
+        self.mutations = mutations
         self.version: dict[Node, int] = {}
         self.value: dict[Node, tuple[int, Node]] = {}
         self.moved: set[Node] = set()
@@ -122,11 +148,14 @@ class _Rewrite:
         self.after: Node
 
     def visit(self, node: Node) -> None:
-        """Let ``node`` use the present values of its arguments; then make its writes functional.
+        """Let ``node`` use the present values of its arguments; then make its writes
+        functional.
 
-        A view is recorded as up to date instead, and a call that depends on strides is adapted to those of new values.
+        A view is recorded as up to date instead, and a call that depends on strides is
+        adapted to those of new values.
         """
-        self.here, self.after = node, node.next
+        self.here = node
+        self.after = node.next
         # the tensor that ``node`` reads by place, if it does so
         read = node.args[0] if node.target in COPIES_BY_PLACE else None
         if node.op == "output":  # all writes have been visited
@@ -141,7 +170,11 @@ class _Rewrite:
             self._write(node)
         elif node in self.aliases.source:
             self._enter_view(node)
-        elif isinstance(read, Node) and read in self.aliases.root_of and self._version(read):
+        elif (
+            isinstance(read, Node)
+            and read in self.aliases.root_of
+            and self._version(read)
+        ):
             self._copy_by_place(node, read)
         # ``view`` fails on some strides, ``reshape`` on none
         elif node in self.moved and node.target is aten.view.default:
@@ -150,29 +183,41 @@ class _Rewrite:
             self._restore_order(node)
 
     def _version(self, node: Node) -> int:
-        """How often the memory of ``node``, a tensor that is written somewhere or a view of one, was written so far."""
+        """How often the memory of ``node``, a tensor that is written somewhere or a
+        view of one, was written so far.
+        """
         return self.version.get(self.aliases.root_of[node], 0)
 
     def _current(self, node: Node) -> Node:
-        """The node that holds the present value of ``node``: ``node`` itself if its memory was not written yet.
+        """The node that holds the present value of ``node``: ``node`` itself if its
+        memory was not written yet.
 
-        If ``node`` is a view that was taken before the last write, the view is taken again of the present value of its
-        source, before the node that is visited.
+        If ``node`` is a view that was taken before the last write, the view is taken
+        again of the present value of its source, before the node that is visited.
         """
         if node not in self.aliases.root_of or not self._version(node):
             return node
         name = self.aliases.name_of[node]
-        # before anything is recorded, a member holds its value as of version 0, before the first write
+        # before anything is recorded, a member holds its value as of version 0, before
+        # the first write
         version, value = self.value.get(name, (0, name))
         if version != self._version(node):
             args = (self._current(self.aliases.source[name]), *name.args[1:])
-            value = self._insert(self.here, name.target, *args, like=name, origin=name, kwargs=name.kwargs)
+            value = self._insert(
+                self.here,
+                name.target,
+                *args,
+                like=name,
+                origin=name,
+                kwargs=name.kwargs,
+            )
             self._allow_any_strides(value, name)
             self.value[name] = (self._version(node), value)
         return value
 
     def _enter_view(self, node: Node) -> None:
-        """Record that the view ``node`` is up to date, since it was just taken of a present value.
+        """Record that the view ``node`` is up to date, since it was just taken of a
+        present value.
 
         Nothing is recorded before the first write: until then every view is up to date.
         """
@@ -181,9 +226,12 @@ class _Rewrite:
             self.value[node] = (self._version(node), node)
 
     def _allow_any_strides(self, node: Node, view: Node) -> None:
-        """Make ``node``, a call of the view ``view`` on a new value, work whatever strides that value has."""
-        # The tensor had the strides that it was allocated with; the value that replaces it has those that the last
-        # operator chose. ``view`` fails on some of them, and ``as_strided`` would silently read other elements.
+        """Make ``node``, a call of the view ``view`` on a new value, work whatever
+        strides that value has.
+        """
+        # The tensor had the strides that it was allocated with; the value that replaces
+        # it has those that the last operator chose. ``view`` fails on some of them, and
+        # ``as_strided`` would silently read other elements.
         if node.target is aten.view.default:
             node.target = aten.reshape.default
         elif node.target in NEED_PACKED:
@@ -191,16 +239,21 @@ class _Rewrite:
         elif node.target in WINDOWS:
             val = view.meta["val"]
             node.target = aten.as_strided.default
-            self._read_by_place(node, view, list(val.shape), list(val.stride()), val.storage_offset())
+            self._read_by_place(
+                node, view, list(val.shape), list(val.stride()), val.storage_offset()
+            )
 
     def _copy_by_place(self, node: Node, member: Node) -> None:
-        """Let ``node``, a call of one of ``COPIES_BY_PLACE``, read the present memory of ``member``, which was written.
+        """Let ``node``, a call of one of ``COPIES_BY_PLACE``, read the present memory
+        of ``member``, which was written.
 
-        ``as_strided_copy`` then reads the present value of the root. The other operators read the present value of
-        ``member`` itself, brought into the recorded order; Unproven is raised if ``member`` is a view or begins inside
-        its storage, since they could then read memory around its elements.
+        ``as_strided_copy`` then reads the present value of the root. The other
+        operators read the present value of ``member`` itself, brought into the recorded
+        order; Unproven is raised if ``member`` is a view or begins inside its storage,
+        since they could then read memory around its elements.
         """
-        name, val = self.aliases.name_of[member], member.meta["val"]
+        name = self.aliases.name_of[member]
+        val = member.meta["val"]
         if node.target is aten.as_strided_copy.default:
             size, stride, *rest = node.args[1:]
             offset = rest[0] if rest else node.kwargs.get("storage_offset")
@@ -213,33 +266,66 @@ class _Rewrite:
         else:
             self._restore_order(node)
 
-    def _read_by_place(self, node: Node, member: Node, size: Any, stride: Any, offset: Any) -> None:
-        """Let ``node`` show the present memory of ``member`` with these sizes, strides and offset.
+    def _read_by_place(
+        self, node: Node, member: Node, size: Any, stride: Any, offset: Any
+    ) -> None:
+        """Let ``node`` show the present memory of ``member`` with these sizes, strides
+        and offset.
 
-        ``offset`` counts elements from the start of the storage, whatever part of it ``member`` shows. The present
-        value of the root, the tensor that ``member`` is a view of, has a storage of its own, which starts with its
-        first element. Raises Unproven unless ``node`` shows only elements of the root, whose places must be known.
+        ``offset`` counts elements from the start of the storage, whatever part of it
+        ``member`` shows. The present value of the root, the tensor that ``member`` is a
+        view of, has a storage of its own, which starts with its first element. Raises
+        Unproven unless ``node`` shows only elements of the root, whose places must be
+        known.
         """
         root = self.aliases.root_of[member]
-        val, shown = root.meta["val"], member.meta["val"]
-        same_elements = (val.dtype, val.is_conj(), val.is_neg()) == (shown.dtype, shown.is_conj(), shown.is_neg())
+        val = root.meta["val"]
+        shown = member.meta["val"]
+        same_elements = (val.dtype, val.is_conj(), val.is_neg()) == (
+            shown.dtype,
+            shown.is_conj(),
+            shown.is_neg(),
+        )
         numbers = (*size, *stride, offset, val.storage_offset())
-        is_known = same_elements and is_packed(val) and all(isinstance(n, int) for n in numbers)
+        is_known = (
+            same_elements
+            and is_packed(val)
+            and all(isinstance(n, int) for n in numbers)
+        )
         # the number of the first element that is shown; -1 stands for "not known"
         first = offset - val.storage_offset() if is_known else -1
-        if first < 0 or first + sum((d - 1) * s for d, s in zip(size, stride, strict=True)) >= val.numel():
+        if (
+            first < 0
+            or first + sum((d - 1) * s for d, s in zip(size, stride, strict=True))
+            >= val.numel()
+        ):
             raise Unproven(f"{member.name} shows memory in a way that is not known")
-        node.args = (self._insert_packed(node, self._current(root)), size, stride, first)
+        node.args = (
+            self._insert_packed(node, self._current(root)),
+            size,
+            stride,
+            first,
+        )
 
     def _restore_order(self, reader: Node) -> None:
-        """Give the operands of ``reader`` the order in memory that was recorded for them, by copies."""
-        # Most kernels give their result the order of their operands. So the order of a new value, which may differ from
-        # the recorded one, is passed on to everything computed from it (``moved``). Only calls that see memory notice.
-        for root in dict.fromkeys(memory_root(operand) for operand in reader.all_input_nodes if _is_tensor(operand)):
-            order = dense_order(root.meta["val"])  # innermost dimension first; None for a tensor with gaps
+        """Give the operands of ``reader`` the order in memory that was recorded for
+        them, by copies.
+        """
+        # Most kernels give their result the order of their operands. So the order of a
+        # new value, which may differ from the recorded one, is passed on to everything
+        # computed from it (``moved``). Only calls that see memory notice.
+        for root in dict.fromkeys(
+            memory_root(operand)
+            for operand in reader.all_input_nodes
+            if _is_tensor(operand)
+        ):
+            # innermost dimension first; None for a tensor with gaps
+            order = dense_order(root.meta["val"])
             if root in self.moved and root.op == "call_function" and order:
-                users = list(root.users)  # listed now, because the permutation will be a user, too
-                # permute so that the outermost dimension in memory is the first, copy contiguously, permute back
+                # listed now, because the permutation will be a user, too
+                users = list(root.users)
+                # permute so that the outermost dimension in memory is the first, copy
+                # contiguously, permute back
                 there = order[::-1]
                 back = [there.index(dim) for dim in range(len(order))]
                 permuted = self._insert_permuted(root, there)
@@ -249,23 +335,44 @@ class _Rewrite:
                     user.replace_input_with(root, copy)
 
     def _insert_permuted(self, value: Node, dims: Sequence[int]) -> Node:
-        """A call that permutes ``value``, inserted after ``value``; ``value`` itself if ``dims`` are 0, 1, 2, ..."""
+        """A call that permutes ``value``, inserted after ``value``; ``value`` itself if
+        ``dims`` are 0, 1, 2, ...
+        """
         if list(dims) == list(range(len(dims))):
             return value
-        node = self._insert(value.next, aten.permute.default, value, list(dims), like=value, origin=value)
+        node = self._insert(
+            value.next,
+            aten.permute.default,
+            value,
+            list(dims),
+            like=value,
+            origin=value,
+        )
         node.meta["val"] = value.meta["val"].permute(*dims)
         return node
 
     def _insert_packed(self, before: Node, value: Node) -> Node:
         """A contiguous copy of ``value``, inserted before ``before``."""
         kwargs = {"memory_format": torch.contiguous_format}
-        node = self._insert(before, aten.clone.default, value, like=value, origin=before, kwargs=kwargs)
-        # not ``contiguous()``, which would keep a storage offset that the copy does not have
+        node = self._insert(
+            before, aten.clone.default, value, like=value, origin=before, kwargs=kwargs
+        )
+        # not ``contiguous()``, which would keep a storage offset that the copy does not
+        # have
         node.meta["val"] = value.meta["val"].clone(**kwargs)
         return node
 
-    def _insert(self, before: Node, target: Any, *args: Any, like: Node, origin: Node, kwargs: Any = None) -> Node:
-        """Insert a call of ``target`` before the node ``before``, with the metadata of ``like``.
+    def _insert(
+        self,
+        before: Node,
+        target: Any,
+        *args: Any,
+        like: Node,
+        origin: Node,
+        kwargs: Any = None,
+    ) -> Node:
+        """Insert a call of ``target`` before the node ``before``, with the metadata of
+        ``like``.
 
         ``origin``: the call for which it is inserted; ``mutations.origin`` records it.
         """
@@ -276,13 +383,16 @@ class _Rewrite:
         return node
 
     def _write(self, node: Node) -> None:
-        """Make the in-place call ``node`` functional, and record its result as the new value of the written tensor.
+        """Make the in-place call ``node`` functional, and record its result as the new
+        value of the written tensor.
 
-        Raises Unproven if the operator has no functional form, or if the call changes the size of the tensor.
+        Raises Unproven if the operator has no functional form, or if the call changes
+        the size of the tensor.
         """
         op: Any = node.target
         functional = functional_form(op)
-        if not effects(op).writes:  # it writes running statistics, which its schema does not say
+        # it writes running statistics, which its schema does not say
+        if not effects(op).writes:
             self._update_statistics(node)
         elif functional is None or len(effects(op).writes) != 1:
             raise Unproven("no functional form with the same arguments")
@@ -290,90 +400,127 @@ class _Rewrite:
             self._reshape_in_place(node, functional)
         else:
             (written,) = self.writers[node]
-            if list(map(str, node.meta["val"].shape)) != list(map(str, written.meta["val"].shape)):
+            if list(map(str, node.meta["val"].shape)) != list(
+                map(str, written.meta["val"].shape)
+            ):
                 raise Unproven("it changes the size of the tensor that it writes")
             _retarget(node, functional)
             self._store(written, self._written_value(node, functional), node)
 
     def _reshape_in_place(self, node: Node, functional: OpOverload) -> None:
-        """Turn a call such as ``unsqueeze_``, which changes a tensor's shape but no element, into a plain view.
+        """Turn a call such as ``unsqueeze_``, which changes a tensor's shape but no
+        element, into a plain view.
 
-        Later calls use its result. Raises Unproven for ``set_``. Raises it also if the tensor is used under the name
-        that it had before, by the caller who passed it or by a later call: its shape would have to change there, too.
-        ``detach_`` changes no shape, and so is always possible.
+        Later calls use its result. Raises Unproven for ``set_``. Raises it also if the
+        tensor is used under the name that it had before, by the caller who passed it or
+        by a later call: its shape would have to change there, too. ``detach_`` changes
+        no shape, and so is always possible.
         """
         (old_node,) = self.writers[node]
         # ``user > node``: the user comes later in the graph
-        shared = old_node.op == "placeholder" or any(user > node for user in old_node.users)
-        if not effects(functional).views:  # ``set_``, whose schema does not say that the memory is the source's
+        shared = old_node.op == "placeholder" or any(
+            user > node for user in old_node.users
+        )
+        # ``set_``, whose schema does not say that the memory is the source's
+        if not effects(functional).views:
             raise Unproven("it gives the tensor other memory")
         if shared and functional is not aten.detach.default:
-            raise Unproven("it changes the shape of a tensor that is used under another name")
+            raise Unproven(
+                "it changes the shape of a tensor that is used under another name"
+            )
         _retarget(node, functional)
         if node in self.aliases.source:
             self._enter_view(node)
 
     def _written_value(self, node: Node, functional: OpOverload) -> Node:
-        """The node with the value that ``node`` writes, in the dtype of the written tensor.
+        """The node with the value that ``node`` writes, in the dtype of the written
+        tensor.
 
-        A cast is inserted if ``functional``, the functional form of ``node``, returns another dtype: in-place calls
-        cast silently. For a ``copy_`` to a view from a source of equal type, the returned node is the source.
+        A cast is inserted if ``functional``, the functional form of ``node``, returns
+        another dtype: in-place calls cast silently. For a ``copy_`` to a view from a
+        source of equal type, the returned node is the source.
         """
         val = node.meta["val"]
         source = node.args[1] if functional is aten.copy.default else None
-        if isinstance(source, Node) and self.aliases.name_of[node] in self.aliases.source and _is_alike(source, node):
-            # The source is put into the base of the view, so a copy before that would be wasted. Not so for an expanded
-            # source (stride 0), whose elements share memory.
+        if (
+            isinstance(source, Node)
+            and self.aliases.name_of[node] in self.aliases.source
+            and _is_alike(source, node)
+        ):
+            # The source is put into the base of the view, so a copy before that would
+            # be wasted. Not so for an expanded source (stride 0), whose elements share
+            # memory.
             if "0" not in map(str, source.meta["val"].stride()):
                 return source
         dtype = self._dtype_of(node, functional)
         if dtype is val.dtype:
             return node
-        cast = self._insert(self.after, aten.to.dtype, node, val.dtype, like=node, origin=node)
+        cast = self._insert(
+            self.after, aten.to.dtype, node, val.dtype, like=node, origin=node
+        )
         node.meta["val"] = val.to(dtype)  # before, it was the value after the cast
         return cast
 
     def _dtype_of(self, node: Node, functional: OpOverload) -> torch.dtype:
-        """The dtype that ``functional`` returns for the arguments of ``node``, after promotion of their dtypes.
+        """The dtype that ``functional`` returns for the arguments of ``node``, after
+        promotion of their dtypes.
 
-        Computed once for arguments of the same types, and then remembered in ``dtypes``.
+        Computed once for arguments of the same types, and then remembered in
+        ``dtypes``.
         """
-        # promotion depends on the dtypes of tensors, on which of them are scalars, and on the types of numbers
+        # promotion depends on the dtypes of tensors, on which of them are scalars, and
+        # on the types of numbers
         tensors = [n.meta["val"] for n in node.all_input_nodes if _is_tensor(n)]
-        others = [a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)]
+        others = [
+            a for a in (*node.args, *node.kwargs.values()) if not isinstance(a, Node)
+        ]
         key = (
             functional,
             *((val.dtype, val.dim() == 0) for val in tensors),
             *(repr(a) if isinstance(a, torch.dtype) else type(a) for a in others),
         )
         if key not in self.dtypes:
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            args, kwargs = torch.fx.map_arg(
+                (node.args, node.kwargs), lambda n: n.meta["val"]
+            )
             with node.meta["val"].fake_mode:
                 self.dtypes[key] = functional(*args, **kwargs).dtype
         return self.dtypes[key]
 
     def _store(self, written: Node, new: Node, writer: Node) -> None:
-        """Record that ``writer`` writes ``new`` to ``written``, and so to every tensor that ``written`` is a view of.
+        """Record that ``writer`` writes ``new`` to ``written``, and so to every tensor
+        that ``written`` is a view of.
 
-        Inserts the calls that compute the new values of those tensors. Raises Unproven if a view on the way has no
-        inverse.
+        Inserts the calls that compute the new values of those tensors. Raises Unproven
+        if a view on the way has no inverse.
         """
-        name, root = self.aliases.name_of[written], self.aliases.root_of[written]
+        name = self.aliases.name_of[written]
+        root = self.aliases.root_of[written]
         views = list(self._chain_of_views(name))
-        # walk from the written view to its root: each step computes the base with the part that the view shows replaced
+        # walk from the written view to its root: each step computes the base with the
+        # part that the view shows replaced
         new_values = {name: new}
         last = self.after.prev
         with self.graph.inserting_before(self.after):
             for view in filter(_is_tensor, views):
                 base = self.aliases.source[view]
-                if view.target is operator.getitem:  # an item of a list of views: the list holds no value
+                # an item of a list of views: the list holds no value
+                if view.target is operator.getitem:
                     base = self.aliases.source.get(base, base)
-                value = insert_inverse(self.graph, view, self._current(base), new_values[name])
+                value = insert_inverse(
+                    self.graph, view, self._current(base), new_values[name]
+                )
                 if value is None:
-                    value = insert_inverse_by_elements(self.graph, views[::-1], self._current(root), new)
+                    value = insert_inverse_by_elements(
+                        self.graph, views[::-1], self._current(root), new
+                    )
                     if value is None:
-                        raise Unproven(f"a write through {', '.join(str(v.target) for v in views)} has no inverse")
-                    new_values = {root: value}  # views in between are taken again if something uses them
+                        raise Unproven(
+                            f"a write through {', '.join(str(v.target) for v in views)}"
+                            " has no inverse"
+                        )
+                    # views in between are taken again if something uses them
+                    new_values = {root: value}
                     break
                 new_values[base], name = value, base
         # every call that was inserted here was inserted for ``writer``
@@ -384,24 +531,40 @@ class _Rewrite:
         self.value.update({n: (version, value) for n, value in new_values.items()})
 
     def _chain_of_views(self, name: Node) -> Iterator[Node]:
-        """``name``, the view that it was taken of, and so on, without the root; nothing if ``name`` is no view."""
+        """``name``, the view that it was taken of, and so on, without the root; nothing
+        if ``name`` is no view.
+        """
         while name in self.aliases.source:
             yield name
             name = self.aliases.source[name]
 
     def _update_statistics(self, node: Node) -> None:
-        """Replace a norm in training by ``_TRAINED_BATCH_NORM``, and store the new running statistics.
+        """Replace a norm in training by ``_TRAINED_BATCH_NORM``, and store the new
+        running statistics.
 
-        Of its results, 0 is the normalized tensor, and 3 and 4 are the new running mean and variance. For an instance
-        norm, these are of every channel of every sample, and the mean over the samples is stored.
+        Of its results, 0 is the normalized tensor, and 3 and 4 are the new running mean
+        and variance. For an instance norm, these are of every channel of every sample,
+        and the mean over the samples is stored.
         """
-        call = self._insert_computed(node, _TRAINED_BATCH_NORM, *self._trained_arguments(node))
-        result, mean, var = (self._insert_computed(node, operator.getitem, call, k) for k in (0, 3, 4))
+        call = self._insert_computed(
+            node, _TRAINED_BATCH_NORM, *self._trained_arguments(node)
+        )
+        result, mean, var = (
+            self._insert_computed(node, operator.getitem, call, k) for k in (0, 3, 4)
+        )
         if node.target is aten.instance_norm.default:
-            result = self._insert_computed(node, aten.reshape.default, result, list(node.meta["val"].shape))
-            channels = list(node.meta["val"].shape[:2])  # [N,C], of which the statistics are [N*C]
-            by_sample = [self._insert_computed(node, aten.reshape.default, v, channels) for v in (mean, var)]
-            mean, var = (self._insert_computed(node, aten.mean.dim, v, [0]) for v in by_sample)
+            result = self._insert_computed(
+                node, aten.reshape.default, result, list(node.meta["val"].shape)
+            )
+            # [N,C], of which the statistics are [N*C]
+            channels = list(node.meta["val"].shape[:2])
+            by_sample = [
+                self._insert_computed(node, aten.reshape.default, v, channels)
+                for v in (mean, var)
+            ]
+            mean, var = (
+                self._insert_computed(node, aten.mean.dim, v, [0]) for v in by_sample
+            )
         for written, new in zip(self.writers[node], (mean, var), strict=True):
             self._store(written, new, node)
         node.replace_all_uses_with(result)
@@ -410,23 +573,33 @@ class _Rewrite:
     def _trained_arguments(self, node: Node) -> list[Any]:
         """The arguments of ``_TRAINED_BATCH_NORM`` in the place of ``node``.
 
-        Both norms have the arguments input, weight, bias, running mean, running variance, training, momentum, eps, and
-        one more that is left out. An instance norm is a batch norm of one sample that has the channels of all samples.
-        Raises Unproven if its sizes are symbolic.
+        Both norms have the arguments input, weight, bias, running mean, running
+        variance, training, momentum, eps, and one more that is left out. An instance
+        norm is a batch norm of one sample that has the channels of all samples. Raises
+        Unproven if its sizes are symbolic.
         """
         if node.target is not aten.instance_norm.default:
             return list(node.args[:8])
         samples, channels, *size = node.meta["val"].shape
         if not all(isinstance(n, int) for n in (samples, channels, *size)):
-            raise Unproven("it writes its running statistics, and its sizes are not known")
+            raise Unproven(
+                "it writes its running statistics, and its sizes are not known"
+            )
         input, *by_channel = node.args[:5]
-        image = self._insert_computed(node, aten.reshape.default, input, [1, samples * channels, *size])
+        image = self._insert_computed(
+            node, aten.reshape.default, input, [1, samples * channels, *size]
+        )
         # once for each sample; weight and bias may be None, and stay so
-        repeated = [v and self._insert_computed(node, aten.repeat.default, v, [samples]) for v in by_channel]
+        repeated = [
+            v and self._insert_computed(node, aten.repeat.default, v, [samples])
+            for v in by_channel
+        ]
         return [image, *repeated, True, *node.args[6:8]]
 
     def _insert_computed(self, node: Node, target: Any, *args: Any) -> Node:
-        """Insert a call before ``node``; its recorded value is computed under fake tensors."""
+        """Insert a call before ``node``; its recorded value is computed under fake
+        tensors.
+        """
         with self.graph.inserting_before(node):
             call = insert_computed(self.graph, node, target, *args)
         self.mutations.origin[call] = node
@@ -435,17 +608,26 @@ class _Rewrite:
     def _record_last_values(self) -> None:
         """Record the last value of each placeholder that was written."""
         last = self.mutations.last_value
-        for node in [n for n in self.aliases.root_of if n.op == "placeholder" and self._version(n)]:
+        for node in [
+            n
+            for n in self.aliases.root_of
+            if n.op == "placeholder" and self._version(n)
+        ]:
             value = self._current(node)
-            if value in last.values():  # signatures go by names, so each placeholder needs a node of its own
-                value = self._insert(self.here, aten.clone.default, value, like=value, origin=value)
+            # signatures go by names, so each placeholder needs a node of its own
+            if value in last.values():
+                value = self._insert(
+                    self.here, aten.clone.default, value, like=value, origin=value
+                )
             last[node] = value
 
 
 def _retarget(node: Node, functional: OpOverload) -> None:
-    """Replace the in-place operator of ``node`` by its functional form, and rename the node: ``relu_`` to ``relu``.
+    """Replace the in-place operator of ``node`` by its functional form, and rename the
+    node: ``relu_`` to ``relu``.
 
-    The argument ``out``, if there is one, is dropped: a functional form returns what would be written there.
+    The argument ``out``, if there is one, is dropped: a functional form returns what
+    would be written there.
     """
     node.target = functional
     node.kwargs = {k: v for k, v in node.kwargs.items() if k != "out"}
@@ -458,7 +640,10 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _is_alike(a: Node, b: Node) -> bool:
-    """Whether two recorded tensors have equal shapes, dtypes and devices. False if a size is symbolic."""
-    x, y = a.meta["val"], b.meta["val"]
+    """Whether two recorded tensors have equal shapes, dtypes and devices. False if a
+    size is symbolic.
+    """
+    x = a.meta["val"]
+    y = b.meta["val"]
     static = all(isinstance(d, int) for d in (*x.shape, *y.shape))
     return static and x.shape == y.shape and x.dtype is y.dtype and x.device == y.device

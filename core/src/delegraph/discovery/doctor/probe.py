@@ -1,7 +1,9 @@
-"""Examines each plugin in a child process, so that a plugin that crashes or exits does not end this process.
+"""Examines each plugin in a child process, so that a plugin that crashes or exits does
+not end this process.
 
-The child imports the light module in a fresh interpreter, and then every target. To a file, it writes one line of JSON
-for each step before it begins, and for each fault. If the child dies, the last line says in which step.
+The child imports the light module in a fresh interpreter, and then every target. To a
+file, it writes one line of JSON for each step before it begins, and for each fault. If
+the child dies, the last line says in which step.
 """
 
 from __future__ import annotations
@@ -33,19 +35,25 @@ from ..record import Fault, PluginRecord, Status, without
 from ..resolve import resolve
 
 SECONDS = 60.0
-"""Seconds that one plugin may take. The import of torch alone takes several from a cold disk."""
-_LIGHT, _DONE = "importing its light module", "done"
+"""Seconds that one plugin may take. The import of torch alone takes several from a cold
+disk.
+"""
+_LIGHT = "importing its light module"
+_DONE = "done"
 _LIBRARIES = tuple(
-    str(Path(file).absolute().parent) + os.sep for file in (delegraph_programs.__file__, errors.__file__)
+    str(Path(file).absolute().parent) + os.sep
+    for file in (delegraph_programs.__file__, errors.__file__)
 )
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What is wrong with a plugin: faults that prevent the use of some of it, and warnings.
+    """What is wrong with a plugin: faults that prevent the use of some of it, and
+    warnings.
 
-    ``fatal`` is set if the child process ended during the import of the light module; else it is None.
+    ``fatal`` is set if the child process ended during the import of the light module;
+    else it is None.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -54,56 +62,96 @@ class ProbeResult:
 
     @classmethod
     def of(cls, faults: Sequence[Fault], *warnings: Fault) -> ProbeResult:
-        """The result with ``faults``, of which those with status ok become warnings, and with more ``warnings``."""
+        """The result with ``faults``, of which those with status ok become warnings,
+        and with more ``warnings``.
+        """
         wrong = tuple(f for f in faults if f.status is not Status.OK)
         return cls(wrong, (*(f for f in faults if f.status is Status.OK), *warnings))
 
 
-def probe(plugins: Sequence[tuple[EntryPoint, PluginRecord]], seconds: float = SECONDS) -> dict[Key, ProbeResult]:
-    """Examine plugins in child processes, as many at a time as there are processors; each may take ``seconds``."""
+def probe(
+    plugins: Sequence[tuple[EntryPoint, PluginRecord]], seconds: float = SECONDS
+) -> dict[Key, ProbeResult]:
+    """Examine plugins in child processes, as many at a time as there are processors;
+    each may take ``seconds``.
+    """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
-            results = list(pool.map(lambda plugin: _probe_in_child(plugin[0], plugin[1], seconds), plugins))
-        except BaseException:  # such as KeyboardInterrupt: do not examine the remaining plugins
+            results = list(
+                pool.map(
+                    lambda plugin: _probe_in_child(plugin[0], plugin[1], seconds),
+                    plugins,
+                )
+            )
+        except BaseException:
+            # such as KeyboardInterrupt: do not examine the remaining plugins
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return {(r.distribution, r.name): result for (_, r), result in zip(plugins, results, strict=True)}
+    return {
+        (r.distribution, r.name): result
+        for (_, r), result in zip(plugins, results, strict=True)
+    }
 
 
-# --- asking a child ---------------------------------------------------------------------------------------------------
+# --- asking a child -------------------------------------------------------------------
 
 
-def _probe_in_child(entry: EntryPoint, record: PluginRecord, seconds: float) -> ProbeResult:
-    """Examine one plugin in a child process. If that hangs or crashes, the result names the line of code it was at."""
+def _probe_in_child(
+    entry: EntryPoint, record: PluginRecord, seconds: float
+) -> ProbeResult:
+    """Examine one plugin in a child process. If that hangs or crashes, the result names
+    the line of code it was at.
+    """
     with tempfile.TemporaryDirectory(prefix="delegraph-doctor-") as folder:
-        job = {"entry": [entry.name, entry.value], "record": [record.distribution, record.version, record.location]}
+        job = {
+            "entry": [entry.name, entry.value],
+            "record": [record.distribution, record.version, record.location],
+        }
         (Path(folder) / "job").write_text(json.dumps(job))
         end = _run_child(folder, seconds)
         lines = [json.loads(line) for line in _text(folder, "answer").splitlines()]
-        # a child that hangs or crashes prints its stack, innermost frame first (faulthandler)
-        stack = re.findall(r'^  File "(.+)", line (\d+)', _text(folder, "output"), re.MULTILINE)
-        running = next((f" ({file}:{line})" for file, line in stack if not _is_library(file)), "")
+        # a child that hangs or crashes prints its stack, innermost frame first
+        # (faulthandler)
+        stack = re.findall(
+            r'^  File "(.+)", line (\d+)', _text(folder, "output"), re.MULTILINE
+        )
+        running = next(
+            (f" ({file}:{line})" for file, line in stack if not _is_library(file)), ""
+        )
         return _conclude(lines, f"{end}{running}", record)
 
 
 def _run_child(folder: str, seconds: float) -> str:
-    """Run the child for the job in ``folder``; returns how it ended, as text that continues "importing ...".
+    """Run the child for the job in ``folder``; returns how it ended, as text that
+    continues "importing ...".
 
-    The child's output goes to the file "output" in the folder: a child that writes to a full pipe would wait for ever.
+    The child's output goes to the file "output" in the folder: a child that writes to a
+    full pipe would wait for ever.
     """
     path = [p for p in sys.path if isinstance(p, str)]
-    program = f"import sys; sys.path[:] = {path!r}; from {__name__} import main; main({folder!r})"
+    program = (
+        f"import sys; sys.path[:] = {path!r}; from {__name__} import main;"
+        f" main({folder!r})"
+    )
     command = [sys.executable, "-u", "-X", "faulthandler", "-c", program]
-    # Importing torch would otherwise import torch's own plugins, which are not examined here.
+    # Importing torch would otherwise import torch's own plugins, which are not examined
+    # here.
     environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **os.environ}
     with open(os.path.join(folder, "output"), "wb") as output:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+        )
         try:
             code = child.wait(seconds)
         except subprocess.TimeoutExpired:
             if os.name == "posix":  # an abort makes faulthandler write the stack
                 child.send_signal(signal.SIGABRT)
-                with contextlib.suppress(subprocess.TimeoutExpired):  # if it takes too long, there is no stack
+                # if it takes too long, there is no stack
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(5)
             return f"took longer than {seconds:g} s"
         finally:
@@ -113,24 +161,37 @@ def _run_child(folder: str, seconds: float) -> str:
     return ended if code >= 0 else f"killed the process ({signal.strsignal(-code)})"
 
 
-def _conclude(lines: Sequence[dict[str, Any]], end: str, record: PluginRecord) -> ProbeResult:
-    """The result from the ``lines`` of JSON that the child wrote: each is a fault, or the step that it began.
+def _conclude(
+    lines: Sequence[dict[str, Any]], end: str, record: PluginRecord
+) -> ProbeResult:
+    """The result from the ``lines`` of JSON that the child wrote: each is a fault, or
+    the step that it began.
 
-    ``end``: how the child ended, the result of ``_run_child``. It becomes a fault of the last step, unless that step is
-    _DONE. ``record``: of the plugin.
+    ``end``: how the child ended, the result of ``_run_child``. It becomes a fault of
+    the last step, unless that step is _DONE. ``record``: of the plugin.
     """
-    faults = [Fault(Status(i["status"]), i["error"], i["hint"]) for i in lines if "error" in i]
-    step = next((i for i in reversed(lines) if "doing" in i), {"doing": "starting Python to examine it", "left": 0})
+    faults = [
+        Fault(Status(i["status"]), i["error"], i["hint"]) for i in lines if "error" in i
+    ]
+    step = next(
+        (i for i in reversed(lines) if "doing" in i),
+        {"doing": "starting Python to examine it", "left": 0},
+    )
     if (doing := step["doing"]) == _DONE:
         return ProbeResult.of(faults)
     hint = f"upgrade {record.distribution} or tell its authors; {without(record)}"
     if end.startswith("took"):  # the child was killed because its time was up
         hint = f"if this machine is slow, allow more with --timeout; else {hint}"
     death = Fault(Status.BROKEN, f"{doing} {end}", hint)
-    if doing == _LIGHT:  # the light module itself ended the child, so this process must not import it either
+    # the light module itself ended the child, so this process must not import it either
+    if doing == _LIGHT:
         return ProbeResult(warnings=ProbeResult.of(faults).warnings, fatal=death)
     rest = f"{step['left']} more of its targets were not examined"
-    skipped = [Fault(Status.OK, rest, "run doctor again when this is mended")] if step["left"] else []
+    skipped = (
+        [Fault(Status.OK, rest, "run doctor again when this is mended")]
+        if step["left"]
+        else []
+    )
     return ProbeResult.of([*faults, death], *skipped)
 
 
@@ -138,7 +199,9 @@ def _is_library(file: str) -> bool:
     """Whether a file belongs to delegraph or to Python's standard library."""
     # the folder of the standard library also contains that of installed packages
     packages = any(part in file for part in ("site-packages", "dist-packages"))
-    return file.startswith(("<", *_LIBRARIES)) or (file.startswith(_STANDARD_LIBRARY) and not packages)
+    return file.startswith(("<", *_LIBRARIES)) or (
+        file.startswith(_STANDARD_LIBRARY) and not packages
+    )
 
 
 def _text(folder: str, name: str) -> str:
@@ -147,29 +210,45 @@ def _text(folder: str, name: str) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
-# --- the child --------------------------------------------------------------------------------------------------------
+# --- the child ------------------------------------------------------------------------
 
 
 def main(folder: str) -> None:
-    """The child: examine the plugin that the file "job" in ``folder`` names, then exit without waiting for threads."""
+    """The child: examine the plugin that the file "job" in ``folder`` names, then exit
+    without waiting for threads.
+    """
     job = json.loads(_text(folder, "job"))
     (name, value), origin = job["entry"], job["record"]
     with open(os.path.join(folder, "answer"), "a") as answer:
 
         def write(**fields: Any) -> None:
-            """Append one line of JSON to the answer, at once: the next step may end this process."""
+            """Append one line of JSON to the answer, at once: the next step may end
+            this process.
+            """
             print(json.dumps(fields), file=answer, flush=True)
 
         write(doing=_LIGHT, left=0)
-        # stdout is an unbuffered file (``_run_child``), so its size also counts what native code prints.
+        # stdout is an unbuffered file (``_run_child``), so its size also counts what
+        # native code prints.
         size_before = os.fstat(1).st_size
         record = load(EntryPoint(name, value, PROJECT), PluginRecord(name, *origin))
         if os.fstat(1).st_size > size_before:
-            hint = f"for the authors of {record.distribution}: every command imports it, and its output is not yours"
-            write(**asdict(Fault(Status.OK, "its light module prints when it is imported", hint)))
+            hint = (
+                f"for the authors of {record.distribution}: every command imports it,"
+                " and its output is not yours"
+            )
+            write(
+                **asdict(
+                    Fault(
+                        Status.OK, "its light module prints when it is imported", hint
+                    )
+                )
+            )
         for warning in record.warnings:
             write(**asdict(warning))
-        for fault in target_faults(record, lambda target, left: write(doing=f"importing {target}", left=left)):
+        for fault in target_faults(
+            record, lambda target, left: write(doing=f"importing {target}", left=left)
+        ):
             write(**asdict(fault))
         write(doing=_DONE, left=0)
     os._exit(0)
@@ -178,13 +257,19 @@ def main(folder: str) -> None:
 def target_faults(
     record: PluginRecord, begin: Callable[[str, int], None] = lambda target, left: None
 ) -> Iterator[Fault]:
-    """Import all targets of a plugin, except those of backends that cannot be used; yields a fault for each failure.
+    """Import all targets of a plugin, except those of backends that cannot be used;
+    yields a fault for each failure.
 
     Runtimes are also asked whether they can run programs here.
 
-    Before each import, ``begin`` is called with the target and the number of targets that come after it.
+    Before each import, ``begin`` is called with the target and the number of targets
+    that come after it.
     """
-    declared = record.declarations if record.status in (Status.OK, Status.CONFLICT, Status.UNAVAILABLE) else ()
+    declared = (
+        record.declarations
+        if record.status in (Status.OK, Status.CONFLICT, Status.UNAVAILABLE)
+        else ()
+    )
     usable = [d for d in declared if _backend_of(d) not in record.faults]
     for k, declaration in enumerate(usable, 1):
         begin(declaration.target, len(usable) - k)
@@ -194,24 +279,44 @@ def target_faults(
         try:
             target = resolve(declaration, record)
             if isinstance(declaration, RuntimeSpec) and not target.is_available():
-                yield Fault(Status.OK, f"{target.__name__} says that it cannot run programs here", "")
+                yield Fault(
+                    Status.OK,
+                    f"{target.__name__} says that it cannot run programs here",
+                    "",
+                )
         except NoRuntime as e:  # compiling works, so it is a warning
-            error = f"programs of {_backend_of(declaration)!r} cannot run here: {e.message}"
+            error = (
+                f"programs of {_backend_of(declaration)!r} cannot run here: {e.message}"
+            )
             yield Fault(Status.OK, error, e.hint or "")
         except DelegraphError as e:
             yield Fault(Status.BROKEN, e.message, e.hint or "")
         except Exception as e:  # ``resolve`` raises no other: it is the plugin's
-            error = f"{declaration.target} raised {type(e).__name__} when asked whether it is available: {e}"
-            yield Fault(Status.BROKEN, error, f"upgrade {record.distribution} or tell its authors; {without(record)}")
+            error = (
+                f"{declaration.target} raised {type(e).__name__} when asked whether it"
+                f" is available: {e}"
+            )
+            yield Fault(
+                Status.BROKEN,
+                error,
+                f"upgrade {record.distribution} or tell its authors; {without(record)}",
+            )
 
 
 def _backend_of(declaration: Declaration) -> str | None:
-    """The backend that ``declaration`` declares, or that it belongs to; None for declarations without a backend."""
-    return declaration.name if isinstance(declaration, BackendSpec) else getattr(declaration, "backend", None)
+    """The backend that ``declaration`` declares, or that it belongs to; None for
+    declarations without a backend.
+    """
+    return (
+        declaration.name
+        if isinstance(declaration, BackendSpec)
+        else getattr(declaration, "backend", None)
+    )
 
 
 def _absent(declaration: Declaration) -> Fault | None:
-    """The warning for a declaration that needs modules that are not installed; None if all are there.
+    """The warning for a declaration that needs modules that are not installed; None if
+    all are there.
 
     None for a backend, too, because its record has that fault already.
     """

@@ -1,4 +1,6 @@
-"""The report of ``delegraph doctor``: each plugin with its problems, and what to do about them."""
+"""The report of ``delegraph doctor``: each plugin with its problems, and what to do
+about them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from ..record import Fault, PluginRecord, Status
 from .probe import ProbeResult, target_faults
 
 Installed = dict[str, list[Distribution]]
-_DEPENDENCIES = tuple("delegraph torch numpy pluggy importlib-metadata packaging argcomplete".split())
+_DEPENDENCIES = tuple(
+    "delegraph torch numpy pluggy importlib-metadata packaging argcomplete".split()
+)
 
 
 @dataclass(frozen=True)
@@ -32,17 +36,32 @@ class PluginRow:
     location: str
     status: Status
     offers: Mapping[str, tuple[str, ...]]
-    """``backends``, ``commands``, ``formats`` and so on -> the names under which the plugin offers them."""
+    """``backends``, ``commands``, ``formats`` and so on -> the names under which the
+    plugin offers them.
+    """
     environments: Mapping[str, str]
-    """Name of a backend that is in an environment of its own -> where that is, and what names it."""
+    """Name of a backend that is in an environment of its own -> where that is, and what
+    names it.
+    """
     problems: tuple[Fault, ...]
     warnings: tuple[Fault, ...]
 
     def __str__(self) -> str:
-        """The plugin in lines of text: name and status, what it offers, problems, warnings."""
-        head = f"[{self.status}] {self.name} ({self.distribution} {self.version}".rstrip() + f") {self.location}"
-        offers = [f"  {kind}: {', '.join(names)}" for kind, names in self.offers.items() if names]
-        offers += [f"  {name} is in {place}" for name, place in self.environments.items()]
+        """The plugin in lines of text: name and status, what it offers, problems,
+        warnings.
+        """
+        head = (
+            f"[{self.status}] {self.name} ({self.distribution} {self.version}".rstrip()
+            + f") {self.location}"
+        )
+        offers = [
+            f"  {kind}: {', '.join(names)}"
+            for kind, names in self.offers.items()
+            if names
+        ]
+        offers += [
+            f"  {name} is in {place}" for name, place in self.environments.items()
+        ]
         problems = [line for p in self.problems for line in _lines("problem", p)]
         warnings = [line for w in self.warnings for line in _lines("warning", w)]
         return "\n".join(map(printable, [head, *offers, *problems, *warnings]))
@@ -57,7 +76,9 @@ def _lines(kind: str, fault: Fault) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """The result of ``delegraph doctor``. ``versions``: name of a dependency -> its version, or "not installed"."""
+    """The result of ``delegraph doctor``. ``versions``: name of a dependency -> its
+    version, or "not installed".
+    """
 
     versions: dict[str, str]
     plugins: tuple[PluginRow, ...]
@@ -75,34 +96,61 @@ class DoctorReport:
         return {**fields, "healthy": self.healthy}
 
     def __str__(self) -> str:
-        """The text that the command prints: versions, plugins, notes, and how many plugins cannot be used."""
-        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        """The text that the command prints: versions, plugins, notes, and how many
+        plugins cannot be used.
+        """
+        versions = ", ".join(
+            f"{name} {version}" for name, version in self.versions.items()
+        )
         rows = [str(p) for p in self.plugins] or ["no plugins are installed"]
         bad = sum(p.status not in (Status.OK, Status.DISABLED) for p in self.plugins)
-        verdict = f"{bad} of {len(self.plugins)} plugins cannot be used" if bad else "everything is in order"
-        return "\n".join([versions, *rows, *(f"note: {n}" for n in self.notes), verdict])
+        verdict = (
+            f"{bad} of {len(self.plugins)} plugins cannot be used"
+            if bad
+            else "everything is in order"
+        )
+        return "\n".join(
+            [versions, *rows, *(f"note: {n}" for n in self.notes), verdict]
+        )
 
 
-def report(records: Sequence[PluginRecord], notes: Sequence[str], probed: Mapping[Key, ProbeResult]) -> DoctorReport:
+def report(
+    records: Sequence[PluginRecord],
+    notes: Sequence[str],
+    probed: Mapping[Key, ProbeResult],
+) -> DoctorReport:
     """Build the report from the records of this process and the results of ``probe``.
 
-    Plugins without a result were registered in this process; their targets are imported here.
+    Plugins without a result were registered in this process; their targets are imported
+    here.
     """
     installed = copies()
-    rows = tuple(_row(r, probed.get((r.distribution, r.name)), records, installed) for r in records)
-    versions = {"python": platform.python_version(), "platform": f"{sys.platform} {platform.machine()}"}
-    versions |= {name: version(name, installed) or "not installed" for name in _DEPENDENCIES}
+    rows = tuple(
+        _row(r, probed.get((r.distribution, r.name)), records, installed)
+        for r in records
+    )
+    versions = {
+        "python": platform.python_version(),
+        "platform": f"{sys.platform} {platform.machine()}",
+    }
+    versions |= {
+        name: version(name, installed) or "not installed" for name in _DEPENDENCIES
+    }
     return DoctorReport(versions, rows, tuple(notes))
 
 
 def _row(
-    record: PluginRecord, probed: ProbeResult | None, all_records: Sequence[PluginRecord], installed: Installed
+    record: PluginRecord,
+    probed: ProbeResult | None,
+    all_records: Sequence[PluginRecord],
+    installed: Installed,
 ) -> PluginRow:
     """The row of one plugin.
 
-    ``probed``: what the child process found; None for a plugin that was registered in this process, whose targets are
-    imported here. ``all_records``: those of all plugins, to find others with the same name. ``installed``: the
-    distributions by name, to see whether the plugin's requirements are met.
+    ``probed``: what the child process found; None for a plugin that was registered in
+    this process, whose targets are imported here. ``all_records``: those of all
+    plugins, to find others with the same name. ``installed``: the distributions by
+    name, to see whether the plugin's requirements are met.
     """
     result = ProbeResult.of(list(target_faults(record))) if probed is None else probed
     faults = [result.fatal] if result.fatal else []
@@ -110,14 +158,20 @@ def _row(
         faults.append(Fault(record.status, record.error, record.hint))
     for requirement in record.requirements:
         faults += _unmet(requirement, record, installed)
-    # a backend of a usable plugin that only lacks an optional module is a warning; other unusable backends are problems
+    # a backend of a usable plugin that only lacks an optional module is a warning;
+    # other unusable backends are problems
     lacking: list[Fault] = []
     for fault in record.faults.values():
         is_optional = record.status is Status.OK and fault.status is Status.UNAVAILABLE
         (lacking if is_optional else faults).append(fault)
     faults = list(dict.fromkeys([*faults, *result.faults]))
     problems = tuple(f for f in faults if f.status is not Status.OK)
-    warnings = [*(f for f in faults if f.status is Status.OK), *lacking, *record.warnings, *result.warnings]
+    warnings = [
+        *(f for f in faults if f.status is Status.OK),
+        *lacking,
+        *record.warnings,
+        *result.warnings,
+    ]
     warnings += _same_name(record, all_records)
     if not record.declarations and not record.hooks and not problems:
         warnings.append(Fault(Status.OK, "it declares nothing", _NOTHING))
@@ -128,56 +182,94 @@ def _row(
         location=record.location,
         status=problems[0].status if problems else Status.OK,
         offers={
-            hook.removeprefix("delegraph_"): tuple(d.key for d in record.declarations if isinstance(d, kind))
+            hook.removeprefix("delegraph_"): tuple(
+                d.key for d in record.declarations if isinstance(d, kind)
+            )
             for hook, kind in DECLARATION_OF.items()
             if kind.alone or kind is BackendSpec
         },
-        environments={d.key: d.location for d in record.declarations if isinstance(d, BackendSpec) and d.location},
+        environments={
+            d.key: d.location
+            for d in record.declarations
+            if isinstance(d, BackendSpec) and d.location
+        },
         problems=problems,
         warnings=tuple(dict.fromkeys(warnings)),
     )
 
 
 def _unmet(text: str, record: PluginRecord, installed: Installed) -> Iterator[Fault]:
-    """A fault if ``text``, one requirement of the plugin's distribution, is not met or cannot be read; else nothing.
+    """A fault if ``text``, one requirement of the plugin's distribution, is not met or
+    cannot be read; else nothing.
 
-    Requirements of extras, and those for other systems or Python versions, do not count. ``installed``: the
-    distributions by name.
+    Requirements of extras, and those for other systems or Python versions, do not
+    count. ``installed``: the distributions by name.
     """
     from packaging.requirements import Requirement
 
     try:
         requirement = Requirement(text)
-        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        applies = requirement.marker is None or requirement.marker.evaluate(
+            {"extra": ""}
+        )
     except (ValueError, RecursionError):
         hint = f"for the authors of {record.distribution}: write it as PEP 508 says"
-        yield Fault(Status.OK, f"its metadata requires {text[:100]!r}, which is no requirement", hint)
+        yield Fault(
+            Status.OK,
+            f"its metadata requires {text[:100]!r}, which is no requirement",
+            hint,
+        )
         return
     if not applies:
         return
     present = version(requirement.name, installed)
     hint = f"python -m pip install {str(requirement).partition(';')[0]!r}"
     if present is None:
-        yield Fault(Status.UNAVAILABLE, f"it requires {requirement}, which is not installed", hint)
+        yield Fault(
+            Status.UNAVAILABLE,
+            f"it requires {requirement}, which is not installed",
+            hint,
+        )
         return
     try:
         fits = requirement.specifier.contains(present, prereleases=True)
-    except ValueError:  # the installed version cannot be compared: it fits only if any version does
+    except ValueError:
+        # the installed version cannot be compared: it fits only if any version does
         fits = not requirement.specifier
     if not fits:
-        yield Fault(Status.INCOMPATIBLE, f"it requires {requirement}, and {present} is installed", hint)
+        yield Fault(
+            Status.INCOMPATIBLE,
+            f"it requires {requirement}, and {present} is installed",
+            hint,
+        )
 
 
-_NOTHING = "for its authors: the entry point names the module (or object) that has the functions marked @hookimpl"
+_NOTHING = (
+    "for its authors: the entry point names the module (or object) that has the"
+    " functions marked @hookimpl"
+)
 
 
-def _same_name(record: PluginRecord, all_records: Sequence[PluginRecord]) -> Iterator[Fault]:
+def _same_name(
+    record: PluginRecord, all_records: Sequence[PluginRecord]
+) -> Iterator[Fault]:
     """A warning if another distribution has an entry point of the same name.
 
-    Both plugins work. But that name in DELEGRAPH_PLUGINS or DELEGRAPH_DISABLE_PLUGINS means both.
+    Both plugins work. But that name in DELEGRAPH_PLUGINS or DELEGRAPH_DISABLE_PLUGINS
+    means both.
     """
-    others = [r for r in all_records if r.name == record.name and r.distribution != record.distribution]
+    others = [
+        r
+        for r in all_records
+        if r.name == record.name and r.distribution != record.distribution
+    ]
     if others:
-        error = f"the entry point {record.name!r} is also one of {' and of '.join(r.address for r in others)}"
-        hint = f"nothing, unless you allow or disable it by name: then write {record.distribution}/{record.name}"
+        error = (
+            f"the entry point {record.name!r} is also one of"
+            f" {' and of '.join(r.address for r in others)}"
+        )
+        hint = (
+            "nothing, unless you allow or disable it by name: then write"
+            f" {record.distribution}/{record.name}"
+        )
         yield Fault(Status.OK, error, hint)

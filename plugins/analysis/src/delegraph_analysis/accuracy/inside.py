@@ -20,7 +20,9 @@ _INTEGERS = {torch.int32, torch.int64}
 
 
 class DelegateValues:
-    """The operators of one delegate, and what was told of them; None if its runtime tells nothing."""
+    """The operators of one delegate, and what was told of them; None if its runtime
+    tells nothing.
+    """
 
     def __init__(self, module: LoweredBackendModule, told: Inside | None) -> None:
         self.values = EagerValues(module.original_module)
@@ -31,10 +33,14 @@ class DelegateValues:
             self.why_not = "the backend has fused or moved them"
             self._by_handle = _by_handle(module, told)
 
-    def find(self, node: Node, pair: Pair) -> tuple[torch.Tensor, OutputStatistics | None] | None:
-        """The value of ``node``: of those under its debug handle the one that agrees best, and how if there are others.
+    def find(
+        self, node: Node, pair: Pair
+    ) -> tuple[torch.Tensor, OutputStatistics | None] | None:
+        """The value of ``node``: of those under its debug handle the one that agrees
+        best, and how if there are others.
 
-        A backend may hold a value in another layout, and one handle stands for all that a call was decomposed to.
+        A backend may hold a value in another layout, and one handle stands for all that
+        a call was decomposed to.
         """
         told = (self._by_handle or {}).get(node.meta.get("debug_handle", -1), ())
         candidates = [c for value in told for c in _as_layouts(value, pair.eager)]
@@ -46,28 +52,39 @@ class DelegateValues:
             figures = compare(node.name, candidate, pair.exact)
             error = float("inf") if figures.mismatched else figures.relative_error
             if best is None or error < least:
-                best, least = (candidate, figures), error
+                best = (candidate, figures)
+                least = error
             if least <= 0.01 * TOLERANCES.get(figures.dtype, 0.0):
                 break
         return best
 
 
-def _by_handle(module: LoweredBackendModule, told: Inside) -> dict[int, list[torch.Tensor]]:
+def _by_handle(
+    module: LoweredBackendModule, told: Inside
+) -> dict[int, list[torch.Tensor]]:
     """Debug handle -> what the backend computed for it, last results first."""
     found: dict[int, list[torch.Tensor]] = {}
     handles: dict[Any, tuple[int, ...]] = module.meta.get("debug_handle_map") or {}
     for identifier, values in reversed(list(told.items())):
         for handle in handles.get(identifier, ()):
-            found.setdefault(handle, []).extend(v for v in values if isinstance(v, torch.Tensor))
+            found.setdefault(handle, []).extend(
+                v for v in values if isinstance(v, torch.Tensor)
+            )
     return found
 
 
 def _as_layouts(value: torch.Tensor, wanted: Any) -> Iterator[torch.Tensor]:
     """``value`` in the shape of ``wanted``, in each way in which it may be meant."""
     both_integers = value.dtype in _INTEGERS and wanted.dtype in _INTEGERS
-    if value.numel() != wanted.numel() or (value.dtype != wanted.dtype and not both_integers):
+    if value.numel() != wanted.numel() or (
+        value.dtype != wanted.dtype and not both_integers
+    ):
         return
     value = value.to(wanted.dtype)
     yield value.reshape(wanted.shape)
     if value.dim() == 4:
-        yield from (moved for order in _NHWC if (moved := value.permute(order)).shape == wanted.shape)
+        yield from (
+            moved
+            for order in _NHWC
+            if (moved := value.permute(order)).shape == wanted.shape
+        )

@@ -1,4 +1,6 @@
-"""How every value of a lowered program compares with eager: the first operator that differs, and the worst."""
+"""How every value of a lowered program compares with eager: the first operator that
+differs, and the worst.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,20 @@ from delegraph.host import TOLERANCES, OutputStatistics, Verification, finite
 from delegraph_programs import Source
 
 SLACK = 2.0
-"""How much more than eager itself an operator may lose: eager's own rounding is no error of a backend."""
+"""How much more than eager itself an operator may lose: eager's own rounding is no
+error of a backend.
+"""
 SHOWN = 8
 """Operators that the text lists."""
 
 
 class OperatorStatistics(NamedTuple):
-    """One value: the operator that makes it, where that runs, and how it compares with a run in float64.
+    """One value: the operator that makes it, where that runs, and how it compares with
+    a run in float64.
 
-    ``node`` is its name in the graph, ``where`` the delegate that computes it or ``"host"``. ``eager_error`` is the
-    relative error of eager, in the program's own types, against the same reference.
+    ``node`` is its name in the graph, ``where`` the delegate that computes it or
+    ``"host"``. ``eager_error`` is the relative error of eager, in the program's own
+    types, against the same reference.
     """
 
     method: str
@@ -33,12 +39,16 @@ class OperatorStatistics(NamedTuple):
     quantizes: bool = False
     """Then one step of the integers is agreement."""
     iteration: int | None = None
-    """Of a loop body: the run of it, from 1, that these figures are of, which is the worst."""
+    """Of a loop body: the run of it, from 1, that these figures are of, which is the
+    worst.
+    """
     differs_from: int | None = None
     """Of a loop body: the first run of it that does not agree."""
 
     def agrees(self, tolerance: float | None = None) -> bool:
-        """Whether a difference is nobody's, within the tolerance of its type or twice what eager itself loses."""
+        """Whether a difference is nobody's, within the tolerance of its type or twice
+        what eager itself loses.
+        """
         f = self.figures
         if f.remark or f.agrees(tolerance) or (self.quantizes and f.max_abs_error <= 1):
             return True
@@ -46,9 +56,17 @@ class OperatorStatistics(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary of plain values."""
-        named = {k: getattr(self, k) for k in ("method", "node", "operator", "debug_handle", "where")}
+        named = {
+            k: getattr(self, k)
+            for k in ("method", "node", "operator", "debug_handle", "where")
+        }
         s = self.source
-        place = s and {"file": s.file, "line": s.line, "function": s.function, "code": s.code}
+        place = s and {
+            "file": s.file,
+            "line": s.line,
+            "function": s.function,
+            "code": s.code,
+        }
         figures = {k: v for k, v in self.figures.to_json().items() if k != "name"}
         runs = {"iteration": self.iteration, "differs_from": self.differs_from}
         errors = {"eager_error": finite(self.eager_error), "agrees": self.agrees()}
@@ -56,20 +74,31 @@ class OperatorStatistics(NamedTuple):
 
     def __str__(self) -> str:
         f = self.figures
-        size = f"{f.relative_error:.2g} of the largest value (eager {self.eager_error:.2g})"
-        size += f", {f.mismatched} elements are NaN or infinite on one side only, or of another sign" * bool(
-            f.mismatched
+        size = (
+            f"{f.relative_error:.2g} of the largest value (eager"
+            f" {self.eager_error:.2g})"
+        )
+        size += (
+            f", {f.mismatched} elements are NaN or infinite on one side only, or of"
+            " another sign" * bool(f.mismatched)
         )
         line = f"\n      at {self.source}" if self.source else ""
-        since = f" (it differs from {self.differs_from} on)" if self.differs_from else ""
+        since = (
+            f" (it differs from {self.differs_from} on)" if self.differs_from else ""
+        )
         size += f", in iteration {self.iteration}{since}" if self.iteration else ""
         remark = f"\n      {f.remark}" if f.remark else ""
-        return f"{self.node} = {self.operator} in {self.where}, {f.dtype}{list(f.shape)}: {size}{remark}{line}"
+        return (
+            f"{self.node} = {self.operator} in {self.where}, {f.dtype}{list(f.shape)}:"
+            f" {size}{remark}{line}"
+        )
 
 
 @dataclass(frozen=True)
 class OperatorVerification:
-    """Every value that could be compared, in the order of the program, and which could not (why -> how many)."""
+    """Every value that could be compared, in the order of the program, and which could
+    not (why -> how many).
+    """
 
     operators: tuple[OperatorStatistics, ...]
     not_compared: Mapping[str, int]
@@ -85,19 +114,24 @@ class OperatorVerification:
 
     @property
     def worst(self) -> OperatorStatistics | None:
-        """The one with the largest error beside what its type allows; None if nothing was compared."""
+        """The one with the largest error beside what its type allows; None if nothing
+        was compared.
+        """
         return max(self.operators, key=severity, default=None)
 
     @property
     def remarked(self) -> list[OperatorStatistics]:
-        """Those whose difference is nobody's error: ties, and decisions in which eager disagrees with itself."""
+        """Those whose difference is nobody's error: ties, and decisions in which eager
+        disagrees with itself.
+        """
         return [o for o in self.operators if o.figures.remark]
 
     @staticmethod
     def worst_of(several: Sequence[OperatorVerification]) -> OperatorVerification:
         """Of runs of one program: the worst figures of each operator."""
         rows: dict[tuple[str, str], OperatorStatistics] = {}
-        longest_first = sorted(several, key=lambda one: -len(one.operators))  # it has all operators in their order
+        # it has all operators in their order
+        longest_first = sorted(several, key=lambda one: -len(one.operators))
         for row in (row for one in longest_first for row in one.operators):
             key = (row.where, row.figures.name)
             rows[key] = max(rows.get(key, row), row, key=severity)
@@ -105,7 +139,8 @@ class OperatorVerification:
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary of plain values."""
-        first, worst = self.first, self.worst
+        first = self.first
+        worst = self.worst
         return {
             "compared": len(self.operators),
             "differing": len(self.differing()),
@@ -116,14 +151,25 @@ class OperatorVerification:
         }
 
     def __str__(self) -> str:
-        differing, worst = self.differing(), self.worst
-        lines = [f"{len(self.operators)} values compared with float64, {len(differing)} differ"]
-        lines += [f"  not compared: {n} values ({why})" for why, n in self.not_compared.items()]
+        differing = self.differing()
+        worst = self.worst
+        lines = [
+            f"{len(self.operators)} values compared with float64, {len(differing)}"
+            " differ"
+        ]
+        lines += [
+            f"  not compared: {n} values ({why})"
+            for why, n in self.not_compared.items()
+        ]
         if differing:
             lines.append(f"  first: {differing[0]}")
         if worst is not None:
             lines.append(f"  worst: {worst}")
-        more = [o for o in sorted(differing[1:], key=severity, reverse=True) if o is not worst][:SHOWN]
+        more = [
+            o
+            for o in sorted(differing[1:], key=severity, reverse=True)
+            if o is not worst
+        ][:SHOWN]
         lines += [f"  also:  {o}" for o in more]
         lines += [f"  said:  {o}" for o in self.remarked[:SHOWN]]
         return "\n".join(lines)
@@ -131,7 +177,9 @@ class OperatorVerification:
 
 @dataclass(frozen=True, repr=False)
 class VerificationByOperator(Verification):
-    """How every output compares with eager, and every value on the way with a run in float64."""
+    """How every output compares with eager, and every value on the way with a run in
+    float64.
+    """
 
     operators: OperatorVerification = OperatorVerification((), {})
 
@@ -141,10 +189,14 @@ class VerificationByOperator(Verification):
 
     @classmethod
     def worst_of(cls, several: Sequence[Verification]) -> Verification:
-        """Of one method with several inputs: the worst figures of each output and operator."""
+        """Of one method with several inputs: the worst figures of each output and
+        operator.
+        """
         outputs = Verification.worst_of(several).outputs
         found = [o for o in map(operators_of, several) if o is not None]
-        return cls(outputs, found[0].worst_of(found)) if found else Verification(outputs)
+        return (
+            cls(outputs, found[0].worst_of(found)) if found else Verification(outputs)
+        )
 
     def __str__(self) -> str:
         return f"{super().__str__()}\n{self.operators}"
@@ -156,7 +208,9 @@ def operators_of(found: Verification) -> OperatorVerification | None:
 
 
 def merged(rows: Iterable[OperatorStatistics]) -> Iterator[OperatorStatistics]:
-    """One row of each value, in the order of the program: of iterations the worst, and since when it differs."""
+    """One row of each value, in the order of the program: of iterations the worst, and
+    since when it differs.
+    """
     groups: dict[tuple[str, str], list[OperatorStatistics]] = {}
     for row in rows:
         groups.setdefault((row.where, row.figures.name), []).append(row)
@@ -169,7 +223,9 @@ def merged(rows: Iterable[OperatorStatistics]) -> Iterator[OperatorStatistics]:
 
 
 def severity(o: OperatorStatistics) -> tuple[bool, int, float]:
-    """How bad the difference is: whether it is too large, elements that are not finite, error by what is accepted."""
+    """How bad the difference is: whether it is too large, elements that are not finite,
+    error by what is accepted.
+    """
     if o.figures.remark:
         return False, 0, 0.0
     accepted = max(TOLERANCES.get(o.figures.dtype, 1e-9), SLACK * o.eager_error)

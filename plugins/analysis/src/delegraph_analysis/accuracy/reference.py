@@ -1,8 +1,10 @@
-"""Eager PyTorch and float64 beside a lowered program, call by call: every value of the program is compared as it comes.
+"""Eager PyTorch and float64 beside a lowered program, call by call: every value of the
+program is compared as it comes.
 
-Both follow the lowered program's own graph, and inside of delegates the programs that those were compiled from. Where
-eager decides and could as well decide otherwise, a tie in a top-k for instance, both go on with the decision of the
-lowered program, so that what follows stays comparable.
+Both follow the lowered program's own graph, and inside of delegates the programs that
+those were compiled from. Where eager decides and could as well decide otherwise, a tie
+in a top-k for instance, both go on with the decision of the lowered program, so that
+what follows stays comparable.
 """
 
 from __future__ import annotations
@@ -27,26 +29,37 @@ from torch.utils import _pytree as pytree
 
 from .eager_values import EagerValues, Pair, is_same, widened
 from .inside import DelegateValues
-from .operators import OperatorStatistics, OperatorVerification, VerificationByOperator, merged
+from .operators import (
+    OperatorStatistics,
+    OperatorVerification,
+    VerificationByOperator,
+    merged,
+)
 from .reruns import verify_ties
 from .ties import picked_from, why_tied
 from .values import Accuracy, Measured, measure
 
-RANDOM = "random: eager draws other numbers, and goes on with those of the lowered program"
+RANDOM = (
+    "random: eager draws other numbers, and goes on with those of the lowered program"
+)
 DECIDED = "eager gives the same where it decides as the program did: see the operators"
 UNDECIDED = "eager disagrees with itself: in float64 it decides otherwise there too"
 ITERATIONS = 1000
-"""How often a branch or loop body is looked into; in all, also if the loop itself is run several times."""
+"""How often a branch or loop body is looked into; in all, also if the loop itself is
+run several times.
+"""
 LATER = f"in a branch or loop body that was run before {ITERATIONS} times"
 WHOLE = "in a branch or loop that is a part of a delegate"
 VECTORIZED = "in a body that torch runs on many elements at a time"
 
 
 class _Place(NamedTuple):
-    """Where values are computed: the name of a delegate or ``"host"``, and eager's values there.
+    """Where values are computed: the name of a delegate or ``"host"``, and eager's
+    values there.
 
-    ``path``: the attributes that lead to the branch or loop body that it is in. ``iteration``: how often that has been
-    run, this time counted; None outside of loops.
+    ``path``: the attributes that lead to the branch or loop body that it is in.
+    ``iteration``: how often that has been run, this time counted; None outside of
+    loops.
     """
 
     where: str
@@ -56,15 +69,23 @@ class _Place(NamedTuple):
 
 
 def verify_operators(
-    lowered: LoweredProgram, *args: Any, method: str | None = None, ties: bool = False, **kwargs: Any
+    lowered: LoweredProgram,
+    *args: Any,
+    method: str | None = None,
+    ties: bool = False,
+    **kwargs: Any,
 ) -> VerificationByOperator:
-    """What ``lowered.verify`` returns for these arguments, with the figures of every operator (``operators``).
+    """What ``lowered.verify`` returns for these arguments, with the figures of every
+    operator (``operators``).
 
-    ``ties``: also accept outputs that another run of eager returns, as ``verify_ties`` does.
+    ``ties``: also accept outputs that another run of eager returns, as ``verify_ties``
+    does.
     """
     reference = _reference_of(lowered, method)
     if ties:
-        outputs = verify_ties(lowered, *args, method=method, observer=reference, **kwargs)
+        outputs = verify_ties(
+            lowered, *args, method=method, observer=reference, **kwargs
+        )
     else:
         outputs = lowered.verify(*args, method=method, observer=reference, **kwargs)
     return reference.added_to(outputs)
@@ -82,14 +103,17 @@ class Reference:
         self._method = method
         self._host = _Place("host", EagerValues(program))
         self._places: list[_Place | None] = [self._host]
-        """The host's graph, and branches and bodies in it that are being run; None for runs beyond ``ITERATIONS``."""
+        """The host's graph, and branches and bodies in it that are being run; None for
+        runs beyond ``ITERATIONS``.
+        """
         self._runs: Counter[str] = Counter()
         self._rows: list[OperatorStatistics] = []
         self._missing: Counter[str] = Counter()
         self._inside: dict[LoweredBackendModule, Inside] = {}
         self._results = self._host.values.returned(MUTATIONS)
         self._returned: dict[Node, Any] = {}
-        """What the program made of them: its outputs, before a call writes its buffers."""
+        """What the program made of them: its outputs, before a call writes its buffers.
+        """
         self._outputs = Verification(())
 
     @property
@@ -98,23 +122,40 @@ class Reference:
         return OperatorVerification(tuple(merged(self._rows)), dict(self._missing))
 
     def added_to(self, found: Verification) -> VerificationByOperator:
-        """``found`` with all this. Outputs that agree with eager once it decides as the program did are remarked."""
+        """``found`` with all this. Outputs that agree with eager once it decides as the
+        program did are remarked.
+        """
         decided = any(row.figures.remark for row in self._rows)
         pairs = zip(found.outputs, self._outputs.outputs, strict=True)
-        outputs = [b._replace(remark=DECIDED) if decided and not a.agrees() and b.agrees() else a for a, b in pairs]
+        outputs = [
+            (
+                b._replace(remark=DECIDED)
+                if decided and not a.agrees() and b.agrees()
+                else a
+            )
+            for a, b in pairs
+        ]
         return VerificationByOperator(tuple(outputs), self.verification)
 
     def begin(self, values: Mapping[Node, Any]) -> None:
         results = {v for v in self._results if isinstance(v, Node)}
-        self._returned = {node: value for node, value in values.items() if node in results}
+        self._returned = {
+            node: value for node, value in values.items() if node in results
+        }
         for node, value in values.items():
             self._host.values.known[node] = Pair(value, widened(value))
 
     def end(self) -> None:
-        """The run is over: its results are compared before the caller's tensors are written."""
-        wanted = [self._host.values.pair(v).eager if isinstance(v, Node) else v for v in self._results]
+        """The run is over: its results are compared before the caller's tensors are
+        written.
+        """
+        wanted = [
+            self._host.values.pair(v).eager if isinstance(v, Node) else v
+            for v in self._results
+        ]
         got = [
-            self._returned.get(v, w) if isinstance(v, Node) else v for v, w in zip(self._results, wanted, strict=True)
+            self._returned.get(v, w) if isinstance(v, Node) else v
+            for v, w in zip(self._results, wanted, strict=True)
         ]
         self._outputs = Verification.of(got, wanted)
 
@@ -122,7 +163,8 @@ class Reference:
         self._inside[delegate.module] = values
 
     def enter(self, owner: Node, module: GraphModule, inputs: Sequence[Any]) -> None:
-        """Each run of a branch or loop body is compared by itself: eager begins with the lowered program's inputs.
+        """Each run of a branch or loop body is compared by itself: eager begins with
+        the lowered program's inputs.
 
         What was lost in one iteration is then not told of all that come after it.
         """
@@ -133,9 +175,17 @@ class Reference:
             self._places.append(None)
             return
         values = EagerValues(module)
-        given = zip((n for n in module.graph.nodes if n.op == "placeholder"), inputs, strict=True)
-        values.known.update({node: Pair(value, widened(value)) for node, value in given})
-        repeated = any(getattr(user.target, "__name__", "") != "cond" for user in owner.users)
+        given = zip(
+            (n for n in module.graph.nodes if n.op == "placeholder"),
+            inputs,
+            strict=True,
+        )
+        values.known.update(
+            {node: Pair(value, widened(value)) for node, value in given}
+        )
+        repeated = any(
+            getattr(user.target, "__name__", "") != "cond" for user in owner.users
+        )
         iteration = self._runs[path] if repeated else around.iteration
         self._places.append(_Place(f"host, in {path[:-1]}", values, path, iteration))
 
@@ -159,34 +209,68 @@ class Reference:
         place.values.keep(node, pair, value)
 
     def _note_unseen(self, call: Node, place: _Place, in_delegate: bool) -> None:
-        """Count the values in subgraphs of a call that cannot be compared, because no observer is told them."""
+        """Count the values in subgraphs of a call that cannot be compared, because no
+        observer is told them.
+        """
         if isinstance(call.target, OpOverload):
             return  # it has none
         for owner in (n for n in place.values.operands[call] if n.op == "get_attr"):
             module = getattr(place.values.module, str(owner.target), None)
-            if isinstance(module, GraphModule) and (in_delegate or not is_observable(owner)):
+            if isinstance(module, GraphModule) and (
+                in_delegate or not is_observable(owner)
+            ):
                 calls = sum(n.op == "call_function" for n in module.graph.nodes)
                 self._missing[WHOLE if in_delegate else VECTORIZED] += calls
 
     def _follow(self, call: Node, outputs: tuple[Any, ...], around: _Place) -> Pair:
-        """The operators inside of a delegate, each compared with what its runtime told, and the results of the call."""
+        """The operators inside of a delegate, each compared with what its runtime told,
+        and the results of the call.
+        """
         owner: Any = call.args[0]
         module: LoweredBackendModule = getattr(around.values.module, owner.target)
         delegate = DelegateValues(module, self._inside.pop(module, None))
-        place = _Place(f"{around.path}{owner.target}", delegate.values, around.path, around.iteration)
-        given = [around.values.pair(a) if isinstance(a, Node) else Pair(a, a) for a in call.args[1:]]
-        place.values.known.update(zip(user_inputs(module.original_module), given, strict=True))
+        place = _Place(
+            f"{around.path}{owner.target}",
+            delegate.values,
+            around.path,
+            around.iteration,
+        )
+        given = [
+            around.values.pair(a) if isinstance(a, Node) else Pair(a, a)
+            for a in call.args[1:]
+        ]
+        place.values.known.update(
+            zip(user_inputs(module.original_module), given, strict=True)
+        )
         shown = dict(zip(delegate.returned, outputs, strict=True))
         first = len(self._rows)
         for node in place.values.operands:
             self._note_unseen(node, place, in_delegate=True)
             pair = place.values.compute(node)
-            told = (shown[node], None) if node in shown else self._find(node, pair, delegate)
-            place.values.keep(node, pair if told is None else self._judge(node, told[0], pair, place, told[1]))
+            told = (
+                (shown[node], None)
+                if node in shown
+                else self._find(node, pair, delegate)
+            )
+            place.values.keep(
+                node,
+                (
+                    pair
+                    if told is None
+                    else self._judge(node, told[0], pair, place, told[1])
+                ),
+            )
         self._drop_fused(first, place, shown)
-        pairs = [place.values.pair(n) if isinstance(n, Node) else Pair(n, n) for n in delegate.returned]
-        # where eager has the same bits, what follows on the host is eager's too, and is not computed twice
-        eager = (got if is_same(p.eager, got) else p.eager for p, got in zip(pairs, outputs, strict=True))
+        pairs = [
+            place.values.pair(n) if isinstance(n, Node) else Pair(n, n)
+            for n in delegate.returned
+        ]
+        # where eager has the same bits, what follows on the host is eager's too, and is
+        # not computed twice
+        eager = (
+            got if is_same(p.eager, got) else p.eager
+            for p, got in zip(pairs, outputs, strict=True)
+        )
         return Pair(tuple(eager), tuple(p.exact for p in pairs))
 
     def _find(
@@ -200,25 +284,42 @@ class Reference:
         return found
 
     def _drop_fused(self, first: int, place: _Place, shown: Mapping[Any, Any]) -> None:
-        """What differs inside of a delegate while all that uses it agrees is no value of the program.
+        """What differs inside of a delegate while all that uses it agrees is no value
+        of the program.
 
-        A backend fuses and moves operators: what it computed under that debug handle was something else. Of a use that
-        could not be compared, the uses of its result tell.
+        A backend fuses and moves operators: what it computed under that debug handle
+        was something else. Of a use that could not be compared, the uses of its result
+        tell.
         """
         agreed: dict[str, bool] = {row.node: row.agrees() for row in self._rows[first:]}
         for node in reversed(place.values.operands):
             users = [agreed[u.name] for u in node.users if u.name in agreed]
             if node.name not in agreed and users:
                 agreed[node.name] = all(users)
-            elif not agreed.get(node.name, True) and node not in shown and users and all(users):
+            elif (
+                not agreed.get(node.name, True)
+                and node not in shown
+                and users
+                and all(users)
+            ):
                 agreed[node.name] = True
-                self._rows[first:] = [row for row in self._rows[first:] if row.node != node.name]
+                self._rows[first:] = [
+                    row for row in self._rows[first:] if row.node != node.name
+                ]
                 self._missing["the backend has fused or moved them"] += 1
 
-    def _judge(self, node: Node, got: Any, pair: Pair, place: _Place, known: OutputStatistics | None = None) -> Pair:
+    def _judge(
+        self,
+        node: Node,
+        got: Any,
+        pair: Pair,
+        place: _Place,
+        known: OutputStatistics | None = None,
+    ) -> Pair:
         """Look at each tensor that ``node`` makes; what eager and float64 go on with.
 
-        ``known``: how a single tensor compares with float64, if that was found out already.
+        ``known``: how a single tensor compares with float64, if that was found out
+        already.
         """
         if isinstance(pair.eager, torch.Tensor) and isinstance(got, torch.Tensor):
             return self._judge_one(node, Measured(node.name, got, *pair), place, known)
@@ -229,15 +330,32 @@ class Reference:
         taken = []
         for k, (value, eager, exact) in enumerate(sides):
             name = f"{node.name}[{k}]" if len(gots) > 1 else node.name
-            tensors = isinstance(value, torch.Tensor) and isinstance(eager, torch.Tensor)
+            tensors = isinstance(value, torch.Tensor) and isinstance(
+                eager, torch.Tensor
+            )
             measured = Measured(name, value, eager, exact)
-            taken.append(self._judge_one(node, measured, place, known) if tensors else Pair(eager, exact))
-        return Pair(*(pytree.tree_unflatten([one[side] for one in taken], spec) for side in (0, 1)))
+            taken.append(
+                self._judge_one(node, measured, place, known)
+                if tensors
+                else Pair(eager, exact)
+            )
+        return Pair(
+            *(
+                pytree.tree_unflatten([one[side] for one in taken], spec)
+                for side in (0, 1)
+            )
+        )
 
-    def _judge_one(self, node: Node, value: Measured, place: _Place, known: OutputStatistics | None) -> Pair:
+    def _judge_one(
+        self, node: Node, value: Measured, place: _Place, known: OutputStatistics | None
+    ) -> Pair:
         name, got, eager, exact = value
         if is_random(node):
-            self._add_row(node, place, Accuracy(compare(name, got, got)._replace(remark=RANDOM), 0.0))
+            self._add_row(
+                node,
+                place,
+                Accuracy(compare(name, got, got)._replace(remark=RANDOM), 0.0),
+            )
             return Pair(got, widened(got))
         if eager.is_floating_point() or eager.is_complex():
             self._add_row(node, place, measure(value, known))
@@ -245,15 +363,23 @@ class Reference:
         figures = compare(name, got, eager)
         differs = figures.max_abs_error > 0 or figures.mismatched > 0
         remark = _why_undecided(node, got, eager, exact, place) if differs else ""
-        self._add_row(node, place, Accuracy(figures._replace(remark=remark) if remark else figures, 0.0))
+        self._add_row(
+            node,
+            place,
+            Accuracy(figures._replace(remark=remark) if remark else figures, 0.0),
+        )
         return Pair(got, got) if remark else Pair(eager, eager)
 
     def _add_row(self, node: Node, place: _Place, accuracy: Accuracy) -> None:
-        maker = node.args[0] if node.target is operator.getitem else node  # of one of several results
-        target, handle = _text(getattr(maker, "target", node.target)), node.meta.get("debug_handle")
+        # of one of several results
+        maker = node.args[0] if node.target is operator.getitem else node
+        target = _text(getattr(maker, "target", node.target))
+        handle = node.meta.get("debug_handle")
         named = (self._method, node.name, target, handle, place.where, source_of(node))
         quantizes = target.startswith("quantized_decomposed.quantize")
-        self._rows.append(OperatorStatistics(*named, *accuracy, quantizes, place.iteration))
+        self._rows.append(
+            OperatorStatistics(*named, *accuracy, quantizes, place.iteration)
+        )
 
 
 @cache
@@ -273,4 +399,6 @@ def _why_undecided(node: Node, got: Any, eager: Any, exact: Any, place: _Place) 
         if tied:
             return tied
     comparable = isinstance(exact, torch.Tensor) and exact.shape == eager.shape
-    return UNDECIDED if comparable and bool((exact != eager)[got != eager].all()) else ""
+    return (
+        UNDECIDED if comparable and bool((exact != eager)[got != eager].all()) else ""
+    )

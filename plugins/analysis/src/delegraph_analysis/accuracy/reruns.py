@@ -1,6 +1,8 @@
-"""Runs eager PyTorch again with other rounding, to find ties: equal scores that change places, decisions by rounding.
+"""Runs eager PyTorch again with other rounding, to find ties: equal scores that change
+places, decisions by rounding.
 
-Only the outputs are compared. What this may hide: docs/decisions/0021-eager-disagrees-with-itself.md.
+Only the outputs are compared. What this may hide:
+docs/decisions/0021-eager-disagrees-with-itself.md.
 """
 
 from __future__ import annotations
@@ -19,14 +21,17 @@ from torch.utils import _pytree as pytree
 from .other_rounding import OtherRounding
 
 SHARES = (1 / 128, 1 / 1024, 1 / 8192)
-"""By how much results of eager are changed in a run, as shares of the tolerance of their type.
+"""By how much results of eager are changed in a run, as shares of the tolerance of
+their type.
 
 The smallest one changes the last digit of a float32.
 """
 _COUNTED = 100_000_000
 """The largest number of elements that are compared to count how often items occur."""
 _WHATS: tuple[Literal["order", "rounding"], ...] = ("order", "rounding")
-_RUNS = [(what, share, sign) for share in SHARES for what, sign in product(_WHATS, (1, -1))]
+_RUNS = [
+    (what, share, sign) for share in SHARES for what, sign in product(_WHATS, (1, -1))
+]
 
 
 def verify_ties(
@@ -39,12 +44,14 @@ def verify_ties(
 ) -> Verification:
     """Do as ``lowered.verify`` does, and accept what another run of eager returns.
 
-    If the results differ, eager runs again, at most twelve times, with other rounding and another order of equal
-    elements. Where its own results then differ, the figures are those of the nearest run, and the remark of the output
-    counts these places.
+    If the results differ, eager runs again, at most twelve times, with other rounding
+    and another order of equal elements. Where its own results then differ, the figures
+    are those of the nearest run, and the remark of the output counts these places.
     """
     seed = torch.get_rng_state()
-    actual, expected = lowered.run_both(args, kwargs, method=method, runtime=runtime, observer=observer)
+    actual, expected = lowered.run_both(
+        args, kwargs, method=method, runtime=runtime, observer=observer
+    )
     found = Verification.of(actual, expected)
     if found.agrees():
         return found
@@ -58,30 +65,47 @@ def verify_ties(
 
 
 def settle(
-    found: Sequence[OutputStatistics], got: Any, eager: Any, run: Callable[[OtherRounding], Any]
+    found: Sequence[OutputStatistics],
+    got: Any,
+    eager: Any,
+    run: Callable[[OtherRounding], Any],
 ) -> tuple[OutputStatistics, ...]:
-    """Compare outputs that differ once more, with the nearest result that any run of eager returns.
+    """Compare outputs that differ once more, with the nearest result that any run of
+    eager returns.
 
-    Returns ``found``, in which such comparisons replace those of the outputs concerned. ``got`` and ``eager`` are the
-    results that ``found`` compares. ``run(mode)`` calls eager again, with other rounding: up to twelve times, but only
-    four if some difference is not one of rounding. ``found`` stays as it is if results differ in shape or type.
+    Returns ``found``, in which such comparisons replace those of the outputs concerned.
+    ``got`` and ``eager`` are the results that ``found`` compares. ``run(mode)`` calls
+    eager again, with other rounding: up to twelve times, but only four if some
+    difference is not one of rounding. ``found`` stays as it is if results differ in
+    shape or type.
     """
     gots, eagers = (list(map(_tensor_of, pytree.tree_leaves(v))) for v in (got, eager))
-    if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(gots, eagers, strict=True)):
+    if any(
+        a.shape != b.shape or a.dtype != b.dtype
+        for a, b in zip(gots, eagers, strict=True)
+    ):
         return tuple(found)
-    groups = [_Items(outputs, found, gots, eagers) for outputs in _items([e.shape for e in eagers])]
+    groups = [
+        _Items(outputs, found, gots, eagers)
+        for outputs in _items([e.shape for e in eagers])
+    ]
     groups = [group for group in groups if group.differs.any()]
     for what, share, sign in _RUNS:
-        # a difference at a place where the runs with the largest share agree has another cause: more runs do not help
-        if all(g.is_explained for g in groups) or (share < SHARES[0] and any(g.is_hopeless for g in groups)):
+        # a difference at a place where the runs with the largest share agree has
+        # another cause: more runs do not help
+        if all(g.is_explained for g in groups) or (
+            share < SHARES[0] and any(g.is_hopeless for g in groups)
+        ):
             break
         try:
-            with torch.compiler.set_stance("force_eager"):  # else torch.compile would keep code made in this mode
+            # else torch.compile would keep code made in this mode
+            with torch.compiler.set_stance("force_eager"):
                 returned = run(OtherRounding(what, share, sign))
         except RuntimeError:  # an assertion of the model may depend on rounding, too
             continue
         results = list(map(_tensor_of, pytree.tree_leaves(returned)))
-        if [o.shape for o in results] == [e.shape for e in eagers]:  # else this run decided for another number of items
+        # else this run decided for another number of items
+        if [o.shape for o in results] == [e.shape for e in eagers]:
             for group in groups:
                 group.consider(results)
     settled = {k: row for group in groups for k, row in group.settled(gots)}
@@ -89,18 +113,26 @@ def settle(
 
 
 def _tensor_of(value: Any) -> torch.Tensor:
-    """An output as a tensor; an empty one for an output that is no number, since that is never rounded."""
+    """An output as a tensor; an empty one for an output that is no number, since that
+    is never rounded.
+    """
     if isinstance(value, torch.Tensor):
         return value.detach()
-    return torch.tensor(value) if isinstance(value, (bool, int, float, complex)) else torch.empty(0)
+    return (
+        torch.tensor(value)
+        if isinstance(value, (bool, int, float, complex))
+        else torch.empty(0)
+    )
 
 
 def _items(shapes: Sequence[torch.Size]) -> list[tuple[int, list[int]]]:
-    """Groups of outputs that list the same items: (number of items, positions of the outputs).
+    """Groups of outputs that list the same items: (number of items, positions of the
+    outputs).
 
-    Scores [N, K], labels [N, K] and boxes [N, K, 4] are one group of N * K items, which change places as a whole.
-    Outputs are grouped by the longest leading sizes that two of them share. An output that shares none has an item for
-    each element, or for each vector along the last of three or more dimensions. Empty outputs are left out.
+    Scores [N, K], labels [N, K] and boxes [N, K, 4] are one group of N * K items, which
+    change places as a whole. Outputs are grouped by the longest leading sizes that two
+    of them share. An output that shares none has an item for each element, or for each
+    vector along the last of three or more dimensions. Empty outputs are left out.
     """
     group_by_sizes: dict[torch.Size, list[int]] = {}
     for k, shape in enumerate(shapes):
@@ -109,19 +141,27 @@ def _items(shapes: Sequence[torch.Size]) -> list[tuple[int, list[int]]]:
         own_sizes = shape[:-1] if len(shape) > 2 else shape
         # leading sizes that stand for several items; a single item cannot change places
         leading = [shape[:n] for n in range(1, len(shape) + 1) if prod(shape[:n]) > 1]
-        common = [lead for lead in leading for j, other in enumerate(shapes) if j != k and other[: len(lead)] == lead]
+        common = [
+            lead
+            for lead in leading
+            for j, other in enumerate(shapes)
+            if j != k and other[: len(lead)] == lead
+        ]
         group_by_sizes.setdefault(max(common, key=len, default=own_sizes), []).append(k)
     return [(prod(sizes), outputs) for sizes, outputs in group_by_sizes.items()]
 
 
 class _Items:
-    """A group of outputs that list the same items, and eager's item nearest to ours at each place.
+    """A group of outputs that list the same items, and eager's item nearest to ours at
+    each place.
 
-    ``grouped``: the number of places, and the positions of the outputs (``_items``). ``gots`` are our outputs,
-    ``eagers`` those of eager's first run. ``differs``: places where our item is not eager's. ``_varies``: such places
-    where runs of eager differ from each other. ``_nearest`` and ``_distance``: eager's nearest items so far, and how
-    far ours are from them, in units of the tolerance. ``_ours`` and ``_theirs``: how often our item at a place occurs
-    among all of our items, and among eager's; counted at places ``_counted``.
+    ``grouped``: the number of places, and the positions of the outputs (``_items``).
+    ``gots`` are our outputs, ``eagers`` those of eager's first run. ``differs``: places
+    where our item is not eager's. ``_varies``: such places where runs of eager differ
+    from each other. ``_nearest`` and ``_distance``: eager's nearest items so far, and
+    how far ours are from them, in units of the tolerance. ``_ours`` and ``_theirs``:
+    how often our item at a place occurs among all of our items, and among eager's;
+    counted at places ``_counted``.
     """
 
     def __init__(
@@ -131,7 +171,9 @@ class _Items:
         gots: Sequence[torch.Tensor],
         eagers: Sequence[torch.Tensor],
     ) -> None:
-        """See the class. Nothing is known of other runs yet: ``_nearest`` is eager's first run."""
+        """See the class. Nothing is known of other runs yet: ``_nearest`` is eager's
+        first run.
+        """
         self._places, self._listed = grouped
         self._found = [found[k] for k in self._listed]
         self._got, self._eager = self._rows(gots), self._rows(eagers)
@@ -141,7 +183,8 @@ class _Items:
         self._varies = torch.zeros_like(self.differs)
         differing = self.differs.nonzero().flatten().tolist()
         elements = sum(rows.numel() for rows in self._got)
-        # counting compares each differing item with all items, which takes too long for large outputs
+        # counting compares each differing item with all items, which takes too long for
+        # large outputs
         self._counted = differing if len(differing) * elements <= _COUNTED else []
         self._ours, self._theirs = self._count(self._got), self._count(self._eager)
 
@@ -149,23 +192,30 @@ class _Items:
         """Each output of the group as [places, elements of one item]."""
         return [outputs[k].reshape(self._places, -1) for k in self._listed]
 
-    def _between(self, ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """For each place, the largest distance between two results over all outputs of the group."""
+    def _between(
+        self, ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """For each place, the largest distance between two results over all outputs of
+        the group.
+        """
         return torch.stack(list(map(_distance, ours, theirs, self._found))).amax(0)
 
     def _count(self, among: Sequence[torch.Tensor]) -> torch.Tensor:
-        """For each place in ``_counted``, how many items in ``among`` equal our item there; 0 for other places."""
+        """For each place in ``_counted``, how many items in ``among`` equal our item
+        there; 0 for other places.
+        """
         counts = torch.zeros(self._places, dtype=torch.int64)
         for place in self._counted:
             our_item = [rows[place].expand_as(rows) for rows in self._got]
-            counts[place] = (self._between(our_item, among) <= 1).sum()  # equal: within the tolerance
+            # equal: within the tolerance
+            counts[place] = (self._between(our_item, among) <= 1).sum()
         return counts
 
     def consider(self, run: Sequence[torch.Tensor]) -> None:
         """Take another run of eager, ``run``, into account.
 
-        Where an item of ``run`` differs from that of the first run and is nearer to ours than the nearest so far, it
-        becomes the nearest.
+        Where an item of ``run`` differs from that of the first run and is nearer to
+        ours than the nearest so far, it becomes the nearest.
         """
         rows = self._rows(run)
         varies = self.differs & (self._between(rows, self._eager) > 1)
@@ -179,7 +229,9 @@ class _Items:
 
     @property
     def _repeats(self) -> torch.Tensor:
-        """Places whose item we return several times although no run of eager does so more than once."""
+        """Places whose item we return several times although no run of eager does so
+        more than once.
+        """
         return (self._theirs == 1) & (self._ours > 1)
 
     @property
@@ -192,30 +244,51 @@ class _Items:
         """Whether some place differs although all runs of eager agree there."""
         return bool((self.differs & ~self._varies).any())
 
-    def settled(self, gots: Sequence[torch.Tensor]) -> Iterator[tuple[int, OutputStatistics]]:
-        """(position, figures) of each output for which another run of eager is nearer; compared with the nearest items.
+    def settled(
+        self, gots: Sequence[torch.Tensor]
+    ) -> Iterator[tuple[int, OutputStatistics]]:
+        """(position, figures) of each output for which another run of eager is nearer;
+        compared with the nearest items.
 
-        ``gots``: our outputs. Places where we repeat an item are compared with eager's first run, and so count as
-        different.
+        ``gots``: our outputs. Places where we repeat an item are compared with eager's
+        first run, and so count as different.
         """
         for nearest, eager in zip(self._nearest, self._eager, strict=True):
             nearest[self._repeats] = eager[self._repeats]
-        for k, found, nearest, eager in zip(self._listed, self._found, self._nearest, self._eager, strict=True):
+        for k, found, nearest, eager in zip(
+            self._listed, self._found, self._nearest, self._eager, strict=True
+        ):
             if count := int((_distance(nearest, eager, found) > 1).sum()):
                 remark = (
-                    f"compared with another run of eager at {count} of {self._places} places, where its runs differ"
+                    f"compared with another run of eager at {count} of {self._places}"
+                    " places, where its runs differ"
                 )
-                yield k, compare(found.name, gots[k], nearest.reshape(gots[k].shape))._replace(remark=remark)
+                yield (
+                    k,
+                    compare(
+                        found.name, gots[k], nearest.reshape(gots[k].shape)
+                    )._replace(remark=remark),
+                )
 
 
-def _distance(ours: torch.Tensor, theirs: torch.Tensor, found: OutputStatistics) -> torch.Tensor:
-    """For each place, the largest difference between two results, in units of what the tolerance accepts.
+def _distance(
+    ours: torch.Tensor, theirs: torch.Tensor, found: OutputStatistics
+) -> torch.Tensor:
+    """For each place, the largest difference between two results, in units of what the
+    tolerance accepts.
 
-    Both are [places, elements of one item]. ``found``: the figures of the output, for its tolerance.
+    Both are [places, elements of one item]. ``found``: the figures of the output, for
+    its tolerance.
     """
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())
-    # where nothing is tolerated, as for integers, any difference counts as at least 1e-30 / 1e-31, which is above 1
-    error = (_wide(ours) - _wide(theirs)).abs().nan_to_num(torch.inf, torch.inf).clamp_min(1e-30)
+    # where nothing is tolerated, as for integers, any difference counts as at least
+    # 1e-30 / 1e-31, which is above 1
+    error = (
+        (_wide(ours) - _wide(theirs))
+        .abs()
+        .nan_to_num(torch.inf, torch.inf)
+        .clamp_min(1e-30)
+    )
     accepted = found.max_abs_value * TOLERANCES.get(found.dtype, 0.0)
     return torch.where(same, 0.0, error / (accepted or 1e-31)).amax(1)
 

@@ -10,7 +10,9 @@ from delegraph.host import OutputStatistics, compare
 
 
 class Measured(NamedTuple):
-    """A value as three runs computed it: the lowered program, eager, and eager with float64 in place of its types."""
+    """A value as three runs computed it: the lowered program, eager, and eager with
+    float64 in place of its types.
+    """
 
     name: str
     got: torch.Tensor
@@ -26,11 +28,15 @@ class Accuracy(NamedTuple):
 
 
 def measure(value: Measured, known: OutputStatistics | None = None) -> Accuracy:
-    """Of one value; against eager where only eager is not finite. ``known``: how it compares with float64."""
+    """Of one value; against eager where only eager is not finite. ``known``: how it
+    compares with float64.
+    """
     name, got, eager, exact = value
-    ours, theirs = known or compare(name, got, exact), compare(name, eager, exact)
+    ours = known or compare(name, got, exact)
+    theirs = compare(name, eager, exact)
     if ours.mismatched and theirs.mismatched:
-        ours, theirs = compare(name, got, eager), compare(name, eager, eager)
+        ours = compare(name, got, eager)
+        theirs = compare(name, eager, eager)
     return Accuracy(ours._replace(dtype=_named(eager.dtype)), theirs.relative_error)
 
 

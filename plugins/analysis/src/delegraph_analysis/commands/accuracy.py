@@ -1,4 +1,6 @@
-"""``delegraph accuracy``: every operator of a lowered model beside eager PyTorch and float64."""
+"""``delegraph accuracy``: every operator of a lowered model beside eager PyTorch and
+float64.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,54 @@ class AccuracyOfOperators:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("model", metavar="MODEL", help="a .pt2 file, or path.py[:function] (this runs the file)")
-        add("--backend", action="append", default=[], metavar="BACKEND", help="in order of preference (default: one)")
+        add(
+            "model",
+            metavar="MODEL",
+            help="a .pt2 file, or path.py[:function] (this runs the file)",
+        )
+        add(
+            "--backend",
+            action="append",
+            default=[],
+            metavar="BACKEND",
+            help="in order of preference (default: one)",
+        )
         add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
         add_compiler_flags(parser)
         own = "compare with these inputs; each time it is given they are compared anew"
-        add("--input", action="append", default=[], type=Path, metavar="FILE.npz", help=own)
-        ties = "also accept outputs that eager returns with other rounding, or with equal elements in another order"
+        add(
+            "--input",
+            action="append",
+            default=[],
+            type=Path,
+            metavar="FILE.npz",
+            help=own,
+        )
+        ties = (
+            "also accept outputs that eager returns with other rounding, or with equal"
+            " elements in another order"
+        )
         add("--ties", action="store_true", help=ties)
-        told = "write the report with the figures in the form of the suffix, such as .html; may be given several times"
-        add("--report", action="append", default=[], type=output_path, metavar="FILE", help=told)
+        told = (
+            "write the report with the figures in the form of the suffix, such as"
+            " .html; may be given several times"
+        )
+        add(
+            "--report",
+            action="append",
+            default=[],
+            type=output_path,
+            metavar="FILE",
+            help=told,
+        )
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        from delegraph.reports import LoweringResult, expect_report_formats, write_report
+        from delegraph.reports import (
+            LoweringResult,
+            expect_report_formats,
+            write_report,
+        )
 
         read = [*filter(None, [check_model(args.model)]), *args.input]
         for path in args.input:
@@ -66,17 +102,34 @@ class AccuracyOfOperators:
             for method in lowered.methods:
                 example = given.inputs[method], given.kwargs[method]
                 if example[0] is None and not args.input:
-                    hint = "export the program with example inputs, or give --input FILE.npz"
+                    hint = (
+                        "export the program with example inputs, or give --input"
+                        " FILE.npz"
+                    )
                     raise InputError(
-                        "input-invalid", f"method {method} has no example inputs to run it with", hint=hint
+                        "input-invalid",
+                        f"method {method} has no example inputs to run it with",
+                        hint=hint,
                     )
                 program = lowered.exported_program(method)
-                calls = [read_inputs(path, method, program, example) for path in args.input] or [example]
-                several = [verify_operators(lowered, *a, method=method, ties=args.ties, **k) for a, k in calls]
+                calls = [
+                    read_inputs(path, method, program, example) for path in args.input
+                ] or [example]
+                several = [
+                    verify_operators(lowered, *a, method=method, ties=args.ties, **k)
+                    for a, k in calls
+                ]
                 found[method] = VerificationByOperator.worst_of(several)
         for path in args.report:
             write_report(LoweringResult(lowered.report, found, model=args.model), path)
-        texts = [f"method {method}, {figures}" if len(found) > 1 else str(figures) for method, figures in found.items()]
-        content = {"methods": {method: figures.to_json() for method, figures in found.items()}}
+        texts = [
+            f"method {method}, {figures}" if len(found) > 1 else str(figures)
+            for method, figures in found.items()
+        ]
+        content = {
+            "methods": {method: figures.to_json() for method, figures in found.items()}
+        }
         agrees = all(figures.agrees() for figures in found.values())
-        return Outcome("delegraph.accuracy/1", content, "\n".join(texts), 0 if agrees else 1)
+        return Outcome(
+            "delegraph.accuracy/1", content, "\n".join(texts), 0 if agrees else 1
+        )

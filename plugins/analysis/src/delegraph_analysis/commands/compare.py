@@ -29,16 +29,33 @@ class Compare:
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("model", metavar="MODEL", help="a .pt2 file, or path.py[:function] (this runs the file)")
-        add("--backend", action="append", default=[], metavar="BACKEND", help="in order of preference (default: all)")
+        add(
+            "model",
+            metavar="MODEL",
+            help="a .pt2 file, or path.py[:function] (this runs the file)",
+        )
+        add(
+            "--backend",
+            action="append",
+            default=[],
+            metavar="BACKEND",
+            help="in order of preference (default: all)",
+        )
         add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
         add_compiler_flags(parser)
-        add("--report", type=output_path, metavar="FILE", help="write the comparison: .json or .txt")
+        add(
+            "--report",
+            type=output_path,
+            metavar="FILE",
+            help="write the comparison: .json or .txt",
+        )
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
         file = check_model(args.model)
-        backends = args.backend or [b.name for b in default_registry().usable_backends()]
+        backends = args.backend or [
+            b.name for b in default_registry().usable_backends()
+        ]
         options = parse_options(backends, args.option)
         expect_places(filter(None, [args.report]), filter(None, [file]))
         if args.report and args.report.suffix.lower() not in (".json", ".txt"):
@@ -56,6 +73,10 @@ class Compare:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         outcome = Outcome("delegraph.compare/1", found.to_json(), found.text(width))
         if args.report:
-            text = as_json(outcome) if args.report.suffix.lower() == ".json" else str(found)
+            text = (
+                as_json(outcome)
+                if args.report.suffix.lower() == ".json"
+                else str(found)
+            )
             write_whole(args.report, f"{text}\n".encode())
         return outcome

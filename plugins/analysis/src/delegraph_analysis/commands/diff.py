@@ -1,4 +1,6 @@
-"""``delegraph diff``: what moved between two reports. Times, which differ from run to run, are left out."""
+"""``delegraph diff``: what moved between two reports. Times, which differ from run to
+run, are left out.
+"""
 
 from __future__ import annotations
 
@@ -21,27 +23,62 @@ class Diff:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("before", type=Path, metavar="A.json", help="what --report, or --json, wrote")
+        parser.add_argument(
+            "before",
+            type=Path,
+            metavar="A.json",
+            help="what --report, or --json, wrote",
+        )
         parser.add_argument("after", type=Path, metavar="B.json")
-        parser.add_argument("--all", action="store_true", help=f"print all changes, not only the first {SCREENFUL}")
+        parser.add_argument(
+            "--all",
+            action="store_true",
+            help=f"print all changes, not only the first {SCREENFUL}",
+        )
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
-        changes = sorted(compare(_read(args.before), _read(args.after)), key=Change.weight, reverse=True)
-        content = {"same": not changes, "changes": [change._asdict() for change in changes]}
-        shown = changes if args.all or len(changes) <= SCREENFUL else changes[: SCREENFUL - 1]
+        changes = sorted(
+            compare(_read(args.before), _read(args.after)),
+            key=Change.weight,
+            reverse=True,
+        )
+        content = {
+            "same": not changes,
+            "changes": [change._asdict() for change in changes],
+        }
+        shown = (
+            changes
+            if args.all or len(changes) <= SCREENFUL
+            else changes[: SCREENFUL - 1]
+        )
         lines = [str(change) for change in shown]
         if len(shown) < len(changes):
-            lines.append(f"and {len(changes) - len(shown)} more of less weight: --all prints them, --json has all")
+            lines.append(
+                f"and {len(changes) - len(shown)} more of less weight: --all prints"
+                " them, --json has all"
+            )
         return Outcome("delegraph.diff/1", content, "\n".join(lines) or "nothing moved")
 
 
-_BY_WEIGHT = ("delegated operators", "host operators", "on the host", "kept from", "delegates of", "bytes of", "in ")
-"""How changes begin, those that matter most first: what is in a delegate mirrors what left the host."""
+_BY_WEIGHT = (
+    "delegated operators",
+    "host operators",
+    "on the host",
+    "kept from",
+    "delegates of",
+    "bytes of",
+    "in ",
+)
+"""How changes begin, those that matter most first: what is in a delegate mirrors what
+left the host.
+"""
 
 
 class Change(NamedTuple):
-    """``what``, such as "host", of ``name``, such as an operator, in the two reports; None where it is not there."""
+    """``what``, such as "host", of ``name``, such as an operator, in the two reports;
+    None where it is not there.
+    """
 
     method: str
     what: str
@@ -50,21 +87,34 @@ class Change(NamedTuple):
     after: Any
 
     def weight(self) -> tuple[int, float]:
-        """What matters more is larger: totals, what moved to or from the host and why, delegates; then by how much."""
-        kind = next(k for k, begins in enumerate(_BY_WEIGHT) if self.what.startswith(begins))
+        """What matters more is larger: totals, what moved to or from the host and why,
+        delegates; then by how much.
+        """
+        kind = next(
+            k for k, begins in enumerate(_BY_WEIGHT) if self.what.startswith(begins)
+        )
         was, now = (value or 0 for value in (self.before, self.after))
-        return -kind, abs(now - was) / (max(was, now) if self.what.startswith("bytes") else 1)
+        return -kind, abs(now - was) / (
+            max(was, now) if self.what.startswith("bytes") else 1
+        )
 
     def __str__(self) -> str:
-        shown = ["-" if value is None else str(value) for value in (self.before, self.after)]
-        return " ".join(filter(None, [f"{self.method}:", self.what, self.name])) + f"  {shown[0]} -> {shown[1]}"
+        shown = [
+            "-" if value is None else str(value) for value in (self.before, self.after)
+        ]
+        return (
+            " ".join(filter(None, [f"{self.method}:", self.what, self.name]))
+            + f"  {shown[0]} -> {shown[1]}"
+        )
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
     """What is other in the second of two reports, as ``Report.to_json`` gives them."""
     for total in ("delegated_operators", "host_operators"):
         if before[total] != after[total]:
-            yield Change("all", total.replace("_", " "), "", before[total], after[total])
+            yield Change(
+                "all", total.replace("_", " "), "", before[total], after[total]
+            )
     for method in dict.fromkeys([*before["host"], *after["host"]]):
         sides = [_facts(report, method) for report in (before, after)]
         for key in dict.fromkeys(key for side in sides for key in side):
@@ -74,7 +124,9 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Cha
 
 
 def _facts(report: Mapping[str, Any], method: str) -> dict[tuple[str, str], Any]:
-    """(What, name) -> value. Delegates are compared by what they compute, since their names only count them."""
+    """(What, name) -> value. Delegates are compared by what they compute, since their
+    names only count them.
+    """
     facts: dict[tuple[str, str], Any] = {}
     delegates = [row for row in report["delegates"] if row["method"] == method]
     for backend, rows in _by_backend(delegates).items():
@@ -84,7 +136,9 @@ def _facts(report: Mapping[str, Any], method: str) -> dict[tuple[str, str], Any]
         facts["delegates of", backend] = len(rows)
         facts["bytes of", backend] = sum(row["bytes"] for row in rows)
         facts.update({(f"in {backend}", op): n for op, n in operators.items()})
-    facts.update({("on the host", op): n for op, n in report["host"].get(method, {}).items()})
+    facts.update(
+        {("on the host", op): n for op, n in report["host"].get(method, {}).items()}
+    )
     for cause in report["causes"]:
         if cause["method"] == method:
             key = (f"kept from {cause['backend']} because", cause["reason"])
@@ -100,14 +154,20 @@ def _by_backend(delegates: list[Any]) -> dict[str, list[Any]]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """A report, alone or in what ``delegraph lower --json`` printed. Raises UsageError or FormatError."""
+    """A report, alone or in what ``delegraph lower --json`` printed. Raises UsageError
+    or FormatError.
+    """
     expect_file(path)
     try:
         found = json.loads(path.read_bytes())
-        report: Mapping[str, Any] = found if found["schema"] == "delegraph.report/1" else found["report"]
+        report: Mapping[str, Any] = (
+            found if found["schema"] == "delegraph.report/1" else found["report"]
+        )
         if report["schema"] != "delegraph.report/1":
             raise ValueError(f"its schema is {report['schema']}")
     except (ValueError, KeyError, TypeError) as e:
         text = f"{path} is no report: {type(e).__name__}: {e}"
-        raise FormatError("format-invalid", text, hint="delegraph lower --report FILE.json writes one") from e
+        raise FormatError(
+            "format-invalid", text, hint="delegraph lower --report FILE.json writes one"
+        ) from e
     return report

@@ -1,4 +1,6 @@
-"""``delegraph inspect``: what is in a file, read by the format that its plugin declares."""
+"""``delegraph inspect``: what is in a file, read by the format that its plugin
+declares.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,32 @@ class Inspect:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
         add("file", type=Path, metavar="FILE")
-        add("--summary", action="store_true", help="one screen: what it is, takes, returns and holds")
-        add("--can-run", action="store_true", help="ask the runtimes of its delegates; 1 if one of them cannot run")
-        add("--device", metavar="NAME", help="with --can-run: the device to ask about, as its runtime calls it")
-        add("--html", type=output_path, metavar="FILE", help="write a page that shows the graph")
-        add("--verify", action="store_true", help="ask other tools that are installed; 1 if one refuses")
+        add(
+            "--summary",
+            action="store_true",
+            help="one screen: what it is, takes, returns and holds",
+        )
+        add(
+            "--can-run",
+            action="store_true",
+            help="ask the runtimes of its delegates; 1 if one of them cannot run",
+        )
+        add(
+            "--device",
+            metavar="NAME",
+            help="with --can-run: the device to ask about, as its runtime calls it",
+        )
+        add(
+            "--html",
+            type=output_path,
+            metavar="FILE",
+            help="write a page that shows the graph",
+        )
+        add(
+            "--verify",
+            action="store_true",
+            help="ask other tools that are installed; 1 if one refuses",
+        )
 
     @staticmethod
     def run(args: argparse.Namespace) -> Outcome:
@@ -48,29 +71,46 @@ class Inspect:
         verdicts = file_format.verify(args.file) if args.verify else []
         if args.verify:
             content["verdicts"] = [verdict._asdict() for verdict in verdicts]
-            texts += [_line_of(f"{_VERDICTS[v.accepted]} {v.judge}: {v.detail}") for v in verdicts]
+            texts += [
+                _line_of(f"{_VERDICTS[v.accepted]} {v.judge}: {v.detail}")
+                for v in verdicts
+            ]
         refused = any(verdict.accepted is False for verdict in verdicts)
         refused = refused or (answer is not None and answer.verdict == "cannot")
         return Outcome("delegraph.inspect/1", content, "\n".join(texts), int(refused))
 
 
-def _inspect(file_format: FileFormat, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """What is in a file, as data and as text. Of formats that have a summary, that is always among the data."""
+def _inspect(
+    file_format: FileFormat, args: argparse.Namespace
+) -> tuple[dict[str, Any], str]:
+    """What is in a file, as data and as text. Of formats that have a summary, that is
+    always among the data.
+    """
     content: dict[str, Any] = {"file": str(args.file)}
     text = ""
     if args.summary or (args.json and file_format.defines("summarize")):
         summary = file_format.summarize(args.file)
-        content["summary"], text = summary.to_json(), f"{args.file.name}: {summary_text(summary)}"
-    if args.summary or args.can_run:  # whether it runs is asked of a file that nobody wants to read as a whole
+        content["summary"], text = (
+            summary.to_json(),
+            f"{args.file.name}: {summary_text(summary)}",
+        )
+    # whether it runs is asked of a file that nobody wants to read as a whole
+    if args.summary or args.can_run:
         return content, text
     inspection = file_format.inspect(args.file)
     return {**content, **inspection.to_json()}, str(inspection)
 
 
 def _line_of(text: str) -> str:
-    """A text as one line: what a judge says may quote names of the file, which have any letters and any length."""
+    """A text as one line: what a judge says may quote names of the file, which have any
+    letters and any length.
+    """
     shown = printable("; ".join(filter(None, map(str.strip, text.splitlines()))))
-    return shown if len(shown) <= LONGEST else f"{shown[:LONGEST]}… ({len(shown)} characters)"
+    return (
+        shown
+        if len(shown) <= LONGEST
+        else f"{shown[:LONGEST]}… ({len(shown)} characters)"
+    )
 
 
 _VERDICTS = {True: "accepted by", False: "refused by", None: "not asked:"}

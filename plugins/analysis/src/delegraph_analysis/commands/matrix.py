@@ -1,4 +1,6 @@
-"""``delegraph matrix``: models x backends x quantizations; and ``diff``, ``show`` and ``join`` for what it wrote."""
+"""``delegraph matrix``: models x backends x quantizations; and ``diff``, ``show`` and
+``join`` for what it wrote.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from ..matrix.description import Matrix
 
 STORE = Path("matrix-store")
-SCHEMA, DIFF_SCHEMA = "delegraph.matrix/1", "delegraph.matrix-diff/1"
+SCHEMA = "delegraph.matrix/1"
+DIFF_SCHEMA = "delegraph.matrix-diff/1"
 
 
 class MatrixCommand:
@@ -37,7 +40,10 @@ class MatrixCommand:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        what = "a file MATRIX.toml, or MODELs; or diff OLD NEW, show STORE..., join INTO STORE..."
+        what = (
+            "a file MATRIX.toml, or MODELs; or diff OLD NEW, show STORE..., join INTO"
+            " STORE..."
+        )
         parser.add_argument("what", metavar="MODEL", nargs="+", help=what)
         _add_cells(parser.add_argument_group("which cells").add_argument)
         _add_settings(parser.add_argument_group("what is done for each").add_argument)
@@ -55,63 +61,177 @@ class MatrixCommand:
 
 
 def _add_cells(add: Callable[..., Any]) -> None:
-    many = "a cell for each: a name, or several joined by + in order of preference (default: all)"
+    many = (
+        "a cell for each: a name, or several joined by + in order of preference"
+        " (default: all)"
+    )
     add("--backends", nargs="+", default=[], metavar="BACKEND", help=many)
-    add("--host-only", action="store_true", help="also a cell for no backend: everything stays on the host")
+    add(
+        "--host-only",
+        action="store_true",
+        help="also a cell for no backend: everything stays on the host",
+    )
     add("--option", action="append", default=[], metavar="BACKEND.OPTION=VALUE")
-    add("--quantize", nargs="+", default=[], metavar="TYPE", help="float, int8, or both (default: float)")
-    quantizer = "of int8: a backend that has one, or path.py:function (default: the first of the cell's)"
+    add(
+        "--quantize",
+        nargs="+",
+        default=[],
+        metavar="TYPE",
+        help="float, int8, or both (default: float)",
+    )
+    quantizer = (
+        "of int8: a backend that has one, or path.py:function (default: the first of"
+        " the cell's)"
+    )
     add("--quantizer", metavar="NAME", help=quantizer)
-    calibration = "for int8 of one MODEL, as for lower --quantize (default: its example inputs)"
+    calibration = (
+        "for int8 of one MODEL, as for lower --quantize (default: its example inputs)"
+    )
     add("--calibration", metavar="FILE.npz", help=calibration)
-    add("--shard", metavar="I/N", help="only these, for one of N machines; matrix join puts their stores together")
+    add(
+        "--shard",
+        metavar="I/N",
+        help=(
+            "only these, for one of N machines; matrix join puts their stores together"
+        ),
+    )
 
 
 def _add_settings(add: Callable[..., Any]) -> None:
-    add("--runs", type=natural_number, metavar="N", help="calls of which the latency is the median (default: 5)")
-    add("--threads", type=natural_number, metavar="N", help="threads of PyTorch in a cell (default: 1)")
+    add(
+        "--runs",
+        type=natural_number,
+        metavar="N",
+        help="calls of which the latency is the median (default: 5)",
+    )
+    add(
+        "--threads",
+        type=natural_number,
+        metavar="N",
+        help="threads of PyTorch in a cell (default: 1)",
+    )
     files = "formats of which files are written (default: .pte)"
     add("--files", nargs="*", metavar="SUFFIX", help=files)
     add("--no-files", action="store_true", help="do not keep files, only their sizes")
     add("--no-verify", action="store_true", help="do not compare with eager PyTorch")
-    add("--time-limit", type=float, metavar="SECONDS", help="stop a cell after so long (default: 600)")
+    add(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help="stop a cell after so long (default: 600)",
+    )
     limit = "memory that a cell may take (default: 80 %% of the machine's)"
     add("--memory-limit", type=float, metavar="MB", help=limit)
     add("--cache", metavar="DIR", help="keep compiled partitions there, as for lower")
-    add("--tolerance", type=float, metavar="RATIO", help="difference from eager that is accepted, as for lower")
-    add("--require-agreement", action="store_true", help="a cell fails if it differs from eager")
-    add("--require-full", action="store_true", help="a cell fails if an operator is left to the host")
-    add("--min-delegated", type=float, metavar="SHARE", help="a cell fails if fewer operators are delegated")
-    add("--max-delegates", type=natural_number, metavar="N", help="a cell fails if there are more delegates")
+    add(
+        "--tolerance",
+        type=float,
+        metavar="RATIO",
+        help="difference from eager that is accepted, as for lower",
+    )
+    add(
+        "--require-agreement",
+        action="store_true",
+        help="a cell fails if it differs from eager",
+    )
+    add(
+        "--require-full",
+        action="store_true",
+        help="a cell fails if an operator is left to the host",
+    )
+    add(
+        "--min-delegated",
+        type=float,
+        metavar="SHARE",
+        help="a cell fails if fewer operators are delegated",
+    )
+    add(
+        "--max-delegates",
+        type=natural_number,
+        metavar="N",
+        help="a cell fails if there are more delegates",
+    )
 
 
 def _add_work(add: Callable[..., Any]) -> None:
-    add("--store", type=Path, default=STORE, metavar="DIR", help=f"where rows and files are kept (default: {STORE})")
+    add(
+        "--store",
+        type=Path,
+        default=STORE,
+        metavar="DIR",
+        help=f"where rows and files are kept (default: {STORE})",
+    )
     from ..matrix.executors import FORMS
 
-    add("--executor", default="serial", metavar="NAME", help=f"{FORMS} (default: serial)")
-    add("--failed-again", action="store_true", help="also do cells again that have a row and failed")
-    add("--exit-zero", action="store_true", help="failed cells are no failure of the command")
-    add("--list", action="store_true", help="say which cells there are and which have a row, and do none")
-    form = "also write a table: .md, .csv, .html, .json, or .junit.xml; may be given several times"
-    add("--report", action="append", default=[], type=output_path, metavar="FILE", help=form)
-    add("--no-times", action="store_true", help="leave out of .md what differs from run to run, as in a busy machine")
-    add("--refusals", action="store_true", help="print all that is left to hosts, not only the most frequent")
+    add(
+        "--executor",
+        default="serial",
+        metavar="NAME",
+        help=f"{FORMS} (default: serial)",
+    )
+    add(
+        "--failed-again",
+        action="store_true",
+        help="also do cells again that have a row and failed",
+    )
+    add(
+        "--exit-zero",
+        action="store_true",
+        help="failed cells are no failure of the command",
+    )
+    add(
+        "--list",
+        action="store_true",
+        help="say which cells there are and which have a row, and do none",
+    )
+    form = (
+        "also write a table: .md, .csv, .html, .json, or .junit.xml; may be given"
+        " several times"
+    )
+    add(
+        "--report",
+        action="append",
+        default=[],
+        type=output_path,
+        metavar="FILE",
+        help=form,
+    )
+    add(
+        "--no-times",
+        action="store_true",
+        help="leave out of .md what differs from run to run, as in a busy machine",
+    )
+    add(
+        "--refusals",
+        action="store_true",
+        help="print all that is left to hosts, not only the most frequent",
+    )
 
 
 def _add_diff(add: Callable[..., Any]) -> None:
     from ..matrix.changes import ALWAYS, GATES
 
-    kinds = f"fail if one of these became worse: {', '.join(GATES)}, or none (default: {' '.join(ALWAYS)})"
+    kinds = (
+        f"fail if one of these became worse: {', '.join(GATES)}, or none (default:"
+        f" {' '.join(ALWAYS)})"
+    )
     add("--gate", nargs="+", choices=[*GATES, "none"], metavar="KIND", help=kinds)
-    add("--noise", type=float, default=0.1, metavar="SHARE", help="how far a latency may move (default: 0.1)")
+    add(
+        "--noise",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help="how far a latency may move (default: 0.1)",
+    )
 
 
-# --- doing cells ------------------------------------------------------------------------------------------------------
+# --- doing cells ----------------------------------------------------------------------
 
 
 def _run(args: argparse.Namespace) -> Outcome:
-    """Do the cells that have no row. All that can be wrong with the arguments is looked at before that."""
+    """Do the cells that have no row. All that can be wrong with the arguments is looked
+    at before that.
+    """
     from ..matrix import cells, executors, schedule
     from ..matrix.store import Store
 
@@ -124,12 +244,23 @@ def _run(args: argparse.Namespace) -> Outcome:
     if args.list:
         return _list(listed, store)
     if not hasattr(os, "fork") or not hasattr(os, "pidfd_open"):
-        text = "cells are done in forks that are waited for by pidfd, which this system does not have"
-        hint = "Linux has them; delegraph matrix show and diff read elsewhere what was done there"
+        text = (
+            "cells are done in forks that are waited for by pidfd, which this system"
+            " does not have"
+        )
+        hint = (
+            "Linux has them; delegraph matrix show and diff read elsewhere what was"
+            " done there"
+        )
         raise DelegraphError("matrix/no-forks", text, hint=hint)
     store.create()
     text = f"{_count(listed, 'cell')} of {_count(matrix.models, 'model')}"
-    with executors.engine_of(args.executor, store.folder, matrix.settings.time_limit) as engine, progress(text):
+    with (
+        executors.engine_of(
+            args.executor, store.folder, matrix.settings.time_limit
+        ) as engine,
+        progress(text),
+    ):
         rows = schedule.run_cells(listed, store, engine, args.failed_again)
     return _outcome(args, rows, len(listed), store)
 
@@ -139,21 +270,37 @@ def _count(listed: Sequence[Any], noun: str) -> str:
 
 
 def _matrix(args: argparse.Namespace) -> Matrix:
-    """The matrix of a TOML file, with the settings of the command line in place of its own; else that of arguments."""
+    """The matrix of a TOML file, with the settings of the command line in place of its
+    own; else that of arguments.
+    """
     from ..matrix import description
 
     given = _settings(args)
     if len(args.what) == 1 and args.what[0].endswith(".toml"):
         own = {
             name: getattr(args, name)
-            for name in ("backends", "host_only", "option", "quantize", "quantizer", "calibration")
+            for name in (
+                "backends",
+                "host_only",
+                "option",
+                "quantize",
+                "quantizer",
+                "calibration",
+            )
         }
         if flag := next((name for name, value in own.items() if value), None):
-            raise UsageError("usage-invalid", f"--{flag.replace('_', '-')} is in the file, with a MATRIX.toml")
+            raise UsageError(
+                "usage-invalid",
+                f"--{flag.replace('_', '-')} is in the file, with a MATRIX.toml",
+            )
         path = Path(args.what[0])
         expect_file(path)
         matrix = description.read_matrix(path)
-        described = {**asdict(matrix.settings), "files": list(matrix.settings.files), **given}
+        described = {
+            **asdict(matrix.settings),
+            "files": list(matrix.settings.files),
+            **given,
+        }
         return replace(matrix, settings=_checked_settings(described))
     return _from_arguments(args, _checked_settings(given))
 
@@ -171,8 +318,13 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "max_delegates",
     )
     flags = ("require_agreement", "require_full")
-    given = {name: getattr(args, name) for name in names} | {name: getattr(args, name) or None for name in flags}
-    given |= {"verify": False if args.no_verify else None, "keep_files": False if args.no_files else None}
+    given = {name: getattr(args, name) for name in names} | {
+        name: getattr(args, name) or None for name in flags
+    }
+    given |= {
+        "verify": False if args.no_verify else None,
+        "keep_files": False if args.no_files else None,
+    }
     given["cache"] = os.path.abspath(args.cache) if args.cache else None
     return {name: value for name, value in given.items() if value is not None}
 
@@ -194,15 +346,28 @@ def _from_arguments(args: argparse.Namespace, settings: Any) -> Matrix:
     folder = Path.cwd()
     texts = [text for entry in args.what for text in d.expand(entry, folder)]
     if args.calibration and len(texts) > 1:
-        raise UsageError("usage-invalid", "--calibration is for one MODEL", hint="a MATRIX.toml has one for each")
+        raise UsageError(
+            "usage-invalid",
+            "--calibration is for one MODEL",
+            hint="a MATRIX.toml has one for each",
+        )
     models = tuple(d.Model(text, d.name_of(text), args.calibration) for text in texts)
-    backends = args.backends or ([] if args.host_only else [b.name for b in default_registry().usable_backends()])
+    backends = args.backends or (
+        [] if args.host_only else [b.name for b in default_registry().usable_backends()]
+    )
     groups = [name.split("+") for name in backends] + ([[]] if args.host_only else [])
-    options = parse_options(list(dict.fromkeys(name for group in groups for name in group)), args.option)
+    options = parse_options(
+        list(dict.fromkeys(name for group in groups for name in group)), args.option
+    )
     kinds = args.quantize or [d.FLOAT]
     if unknown := next((kind for kind in kinds if kind not in (d.FLOAT, "int8")), None):
-        raise UsageError("usage-invalid", f"--quantize takes float and int8, not {unknown!r}")
-    quantizations = tuple(d.Quantization(kind, args.quantizer if kind != d.FLOAT else None) for kind in kinds)
+        raise UsageError(
+            "usage-invalid", f"--quantize takes float and int8, not {unknown!r}"
+        )
+    quantizations = tuple(
+        d.Quantization(kind, args.quantizer if kind != d.FLOAT else None)
+        for kind in kinds
+    )
     targets = tuple(d.target_of(group, options) for group in groups)
     matrix = d.Matrix(models, targets, quantizations, settings, folder)
     return d.checked(matrix, lambda why: UsageError("usage-invalid", why))
@@ -213,24 +378,37 @@ def _list(cells: Sequence[Cell], store: Any) -> Outcome:
     from ..matrix import schedule
 
     missing = (
-        {cell.identity for cell in schedule.missing(cells, store)} if store.exists() else {c.identity for c in cells}
+        {cell.identity for cell in schedule.missing(cells, store)}
+        if store.exists()
+        else {c.identity for c in cells}
     )
-    lines = [f"{'missing' if cell.identity in missing else 'there':8} {cell}" for cell in cells]
-    content = [{"cell": c.identity, "name": c.key[0], "target": c.key[1], "quantize": c.key[2]} for c in cells]
+    lines = [
+        f"{'missing' if cell.identity in missing else 'there':8} {cell}"
+        for cell in cells
+    ]
+    content = [
+        {"cell": c.identity, "name": c.key[0], "target": c.key[1], "quantize": c.key[2]}
+        for c in cells
+    ]
     listed = [{**told, "row": told["cell"] not in missing} for told in content]
     text = "\n".join([*lines, f"{_count(cells, 'cell')}, {len(missing)} without a row"])
-    return Outcome("delegraph.matrix-list/1", {"cells": listed, "missing": len(missing)}, text)
+    return Outcome(
+        "delegraph.matrix-list/1", {"cells": listed, "missing": len(missing)}, text
+    )
 
 
 _REFUSALS = 5
 """Refusals that are printed unless all are asked for."""
 
 
-def _outcome(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]], total: int, store: Any) -> Outcome:
+def _outcome(
+    args: argparse.Namespace, rows: Sequence[Mapping[str, Any]], total: int, store: Any
+) -> Outcome:
     from ..matrix import refusals, tables
     from ..matrix.rows import latest
 
-    index = None if store is None else store.folder / "index.html"  # of all that the store has
+    # of all that the store has
+    index = None if store is None else store.folder / "index.html"
     written = [*args.report, *([] if index is None else [index])]
     failed = sum(row["error"] is not None for row in rows)
     content = {
@@ -259,14 +437,21 @@ _FORMS = (".md", ".csv", ".html", ".htm", ".json", ".junit.xml")
 
 def _expect_reports(paths: Sequence[Path]) -> None:
     expect_places(paths, [])
-    if wrong := next((path for path in paths if not path.name.lower().endswith(_FORMS)), None):
-        raise UsageError("usage-invalid", f"--report writes {', '.join(_FORMS)}, not {wrong.name!r}")
+    if wrong := next(
+        (path for path in paths if not path.name.lower().endswith(_FORMS)), None
+    ):
+        raise UsageError(
+            "usage-invalid", f"--report writes {', '.join(_FORMS)}, not {wrong.name!r}"
+        )
 
 
-def _as_file(path: Path, content: dict[str, Any], store: Any, times: bool = True) -> bytes:
+def _as_file(
+    path: Path, content: dict[str, Any], store: Any, times: bool = True
+) -> bytes:
     from ..matrix import changes, page, tables
 
-    name, rows = path.name.lower(), content["rows"]
+    name = path.name.lower()
+    rows = content["rows"]
     if name.endswith(".junit.xml"):
         return changes.junit_of_rows(rows)
     if name.endswith(".csv"):
@@ -280,7 +465,7 @@ def _as_file(path: Path, content: dict[str, Any], store: Any, times: bool = True
     return page.page(rows, "Matrix", "" if between == "." else f"{between}/").encode()
 
 
-# --- reading stores ---------------------------------------------------------------------------------------------------
+# --- reading stores -------------------------------------------------------------------
 
 
 def _show(args: argparse.Namespace, stores: list[str]) -> Outcome:
@@ -289,7 +474,11 @@ def _show(args: argparse.Namespace, stores: list[str]) -> Outcome:
     from ..matrix.store import Store, read_rows
 
     if len(stores) != 1:
-        raise UsageError("usage-invalid", "delegraph matrix show STORE takes one", hint="matrix join joins several")
+        raise UsageError(
+            "usage-invalid",
+            "delegraph matrix show STORE takes one",
+            hint="matrix join joins several",
+        )
     _expect_reports(args.report)
     path = Path(stores[0])
     rows = latest(read_rows(path))
@@ -303,7 +492,9 @@ def _join(args: argparse.Namespace, stores: list[str]) -> Outcome:
     from ..matrix.store import Store
 
     if len(stores) < 2:
-        raise UsageError("usage-invalid", "delegraph matrix join INTO STORE... takes two or more")
+        raise UsageError(
+            "usage-invalid", "delegraph matrix join INTO STORE... takes two or more"
+        )
     _expect_reports(args.report)
     into = Store(Path(stores[0]))
     into.join(Store(Path(name)) for name in stores[1:])
@@ -319,13 +510,31 @@ def _diff(args: argparse.Namespace, stores: list[str]) -> Outcome:
     from ..matrix.store import read_rows
 
     if len(stores) != 2:
-        raise UsageError("usage-invalid", "delegraph matrix diff OLD NEW takes two stores")
+        raise UsageError(
+            "usage-invalid", "delegraph matrix diff OLD NEW takes two stores"
+        )
     if not args.noise > 0:
-        raise UsageError("usage-invalid", f"--noise is a share above 0, not {args.noise}")
+        raise UsageError(
+            "usage-invalid", f"--noise is a share above 0, not {args.noise}"
+        )
     expect_places(args.report, [])
-    if wrong := next((p for p in args.report if not p.name.lower().endswith((".junit.xml", ".json"))), None):
-        raise UsageError("usage-invalid", f"--report of a diff writes .junit.xml or .json, not {wrong.name!r}")
-    kinds = changes.ALWAYS if args.gate is None else [kind for kind in args.gate if kind != "none"]
+    if wrong := next(
+        (
+            p
+            for p in args.report
+            if not p.name.lower().endswith((".junit.xml", ".json"))
+        ),
+        None,
+    ):
+        raise UsageError(
+            "usage-invalid",
+            f"--report of a diff writes .junit.xml or .json, not {wrong.name!r}",
+        )
+    kinds = (
+        changes.ALWAYS
+        if args.gate is None
+        else [kind for kind in args.gate if kind != "none"]
+    )
     before, after = (latest(read_rows(Path(name))) for name in stores)
     found = changes.changes(before, after, args.noise)
     failing = changes.gate(found, kinds)
@@ -336,7 +545,12 @@ def _diff(args: argparse.Namespace, stores: list[str]) -> Outcome:
         "other_machines": changes.other_machines(before, after),
         "busy": changes.busy(before, after),
     }
-    outcome = Outcome(DIFF_SCHEMA, content, _diff_text(before, after, found, failing), int(bool(failing)))
+    outcome = Outcome(
+        DIFF_SCHEMA,
+        content,
+        _diff_text(before, after, found, failing),
+        int(bool(failing)),
+    )
     for path in args.report:
         is_junit = path.name.lower().endswith(".junit.xml")
         whole = f"{as_json(outcome)}\n".encode()
@@ -344,14 +558,24 @@ def _diff(args: argparse.Namespace, stores: list[str]) -> Outcome:
     return outcome
 
 
-def _diff_text(before: Sequence[Any], after: Sequence[Any], found: Sequence[Any], failing: Sequence[Any]) -> str:
+def _diff_text(
+    before: Sequence[Any],
+    after: Sequence[Any],
+    found: Sequence[Any],
+    failing: Sequence[Any],
+) -> str:
     from ..matrix import changes
 
     lines = [str(change) for change in found] or ["nothing became better or worse"]
     lines += filter(None, [changes.overall(before, after)])
     if count := changes.other_machines(before, after):
-        lines.append(f"times of {count} cells are not compared: they are of another machine")
+        lines.append(
+            f"times of {count} cells are not compared: they are of another machine"
+        )
     if count := changes.busy(before, after):
-        lines.append(f"latencies of {count} cells are not compared: their machine was too busy with other things")
+        lines.append(
+            f"latencies of {count} cells are not compared: their machine was too busy"
+            " with other things"
+        )
     lines += [f"{len(failing)} of these fail the gates"] if failing else []
     return "\n".join(lines)

@@ -1,7 +1,9 @@
-"""Laying out boxes in rows from top to bottom, with every wire leading down, in n log n of boxes and crossed rows.
+"""Laying out boxes in rows from top to bottom, with every wire leading down, in n log n
+of boxes and crossed rows.
 
-The steps are those of Sugiyama, Tagawa and Toda (1981): layers, order within them, coordinates. A wire that crosses a
-row has a place of its own there, which all uses of one value share, so that no wire runs through a box.
+The steps are those of Sugiyama, Tagawa and Toda (1981): layers, order within them,
+coordinates. A wire that crosses a row has a place of its own there, which all uses of
+one value share, so that no wire runs through a box.
 """
 
 from __future__ import annotations
@@ -12,15 +14,24 @@ from itertools import accumulate, pairwise
 
 from .picture import Picture, Wire, layers_of
 
-WIDTH, LINE, PADDING = 220, 15, 4
-"""Width of a box; height of a line in it; what is free above and below the lines. All in pixels."""
-BESIDE, BELOW, MARGIN = 18, 24, 12
+WIDTH = 220
+LINE = 15
+PADDING = 4
+"""Width of a box; height of a line in it; what is free above and below the lines. All
+in pixels.
+"""
+BESIDE = 18
+BELOW = 24
+MARGIN = 12
 """Free space between neighbours, between rows, and around the picture."""
 _PASSING = 6
 """Room for a wire that passes a row."""
 _SWEEPS = 2
-_STIFF, _LOOSE = 1000.0, 1.0
-"""Weights of boxes and of passing wires when both are to stand below what they use: wires give way."""
+_STIFF = 1000.0
+_LOOSE = 1.0
+"""Weights of boxes and of passing wires when both are to stand below what they use:
+wires give way.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +46,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """A section of a wire: from (x1, y1) straight down by ``drop``, to the end of its row; then to (x2, y2).
+    """A section of a wire: from (x1, y1) straight down by ``drop``, to the end of its
+    row; then to (x2, y2).
 
     That is the top of the next row, where a box is if ``end``.
     """
@@ -80,16 +92,21 @@ class _Grid:
     def __post_init__(self) -> None:
         self.layers = layers_of(self.boxes, self.wires)
         self.rows = [[] for _ in range(max(self.layers, default=-1) + 1)]
-        self.above, self.below = [[] for _ in self.layers], [[] for _ in self.layers]
+        self.above = [[] for _ in self.layers]
+        self.below = [[] for _ in self.layers]
         for i, layer in enumerate(self.layers):
             self.rows[layer].append(i)
         self.trunks = [self._trunk(w) for w in self.wires]
 
     def _trunk(self, wire: Wire) -> dict[int, int]:
-        """Row -> the item at which the wire is there, from its source to the row before its last use."""
+        """Row -> the item at which the wire is there, from its source to the row before
+        its last use.
+        """
         start = self.layers[wire.source]
         at = {start: wire.source}
-        for row in range(start + 1, max((self.layers[t] for t in wire.targets), default=0)):
+        for row in range(
+            start + 1, max((self.layers[t] for t in wire.targets), default=0)
+        ):
             at[row] = len(self.above)
             self.above.append([])
             self.below.append([])
@@ -104,7 +121,9 @@ class _Grid:
         self.above[lower].append(upper)
 
     def order(self) -> None:
-        """Sort each row by the mean place of the neighbours above, then below, and so on: fewer wires cross."""
+        """Sort each row by the mean place of the neighbours above, then below, and so
+        on: fewer wires cross.
+        """
         place = [0.0] * len(self.above)
         for row in self.rows:
             self._sort(row, self.above, place)
@@ -114,20 +133,28 @@ class _Grid:
             for row in self.rows:
                 self._sort(row, self.above, place)
 
-    def _sort(self, row: list[int], near: Sequence[Sequence[int]], place: list[float]) -> None:
+    def _sort(
+        self, row: list[int], near: Sequence[Sequence[int]], place: list[float]
+    ) -> None:
         if len(row) == 1:  # as most rows of a network
             place[row[0]] = 0.0
             return
-        wanted = {i: sum(place[n] for n in near[i]) / len(near[i]) if near[i] else place[i] for i in row}
+        wanted = {
+            i: sum(place[n] for n in near[i]) / len(near[i]) if near[i] else place[i]
+            for i in row
+        }
         row.sort(key=wanted.__getitem__)
         for k, item in enumerate(row):
-            place[item] = k - (len(row) - 1) / 2  # from the middle, so that rows of different lengths compare
+            # from the middle, so that rows of different lengths compare
+            place[item] = k - (len(row) - 1) / 2
 
     def width(self, item: int) -> int:
         return WIDTH if item < self.boxes else _PASSING
 
     def positions(self) -> list[float]:
-        """The middle of each item: near its neighbours, and as far from the next in its row as both need."""
+        """The middle of each item: near its neighbours, and as far from the next in its
+        row as both need.
+        """
         x = [0.0] * len(self.above)
         for _ in range(_SWEEPS):
             for row in self.rows:
@@ -138,38 +165,53 @@ class _Grid:
             self._align(row, self.above, x)
         return x
 
-    def _align(self, row: list[int], near: Sequence[Sequence[int]], x: list[float]) -> None:
+    def _align(
+        self, row: list[int], near: Sequence[Sequence[int]], x: list[float]
+    ) -> None:
         if len(row) == 1:
             x[row[0]] = self._wanted(row[0], near[row[0]], x)
             return
         wanted = [self._wanted(i, near[i], x) for i in row]
-        weights = [(_STIFF if i < self.boxes else _LOOSE) if near[i] else 0.1 for i in row]
-        for item, middle in zip(row, _apart(wanted, weights, [self.width(i) for i in row]), strict=True):
+        weights = [
+            (_STIFF if i < self.boxes else _LOOSE) if near[i] else 0.1 for i in row
+        ]
+        for item, middle in zip(
+            row, _apart(wanted, weights, [self.width(i) for i in row]), strict=True
+        ):
             x[item] = middle
 
     def _wanted(self, item: int, near: Sequence[int], x: Sequence[float]) -> float:
-        """Boxes count before passing wires, so that the main line of a network is straight."""
+        """Boxes count before passing wires, so that the main line of a network is
+        straight.
+        """
         if len(near) == 1:
             return x[near[0]]
         chosen = [n for n in near if n < self.boxes] or near
         return sum(x[n] for n in chosen) / len(chosen) if chosen else x[item]
 
 
-def _apart(wanted: Sequence[float], weights: Sequence[float], widths: Sequence[int]) -> Iterator[float]:
-    """Middles as near as can be to ``wanted`` (weighted squares) that keep order and distance.
+def _apart(
+    wanted: Sequence[float], weights: Sequence[float], widths: Sequence[int]
+) -> Iterator[float]:
+    """Middles as near as can be to ``wanted`` (weighted squares) that keep order and
+    distance.
 
-    With each item's offset subtracted this is isotonic regression, by pooling: an item whose place would be beyond the
-    next one's shares a mean with it.
+    With each item's offset subtracted this is isotonic regression, by pooling: an item
+    whose place would be beyond the next one's shares a mean with it.
     """
     offsets = [0.0]
     for one, other in pairwise(widths):
         offsets.append(offsets[-1] + (one + other) / 2 + BESIDE)
     pools: list[tuple[float, float, int]] = []
     for want, weight, offset in zip(wanted, weights, offsets, strict=True):
-        mean, total, count = want - offset, weight, 1
+        mean = want - offset
+        total = weight
+        count = 1
         while pools and pools[-1][0] >= mean:
             before, heavy, many = pools.pop()
-            mean, total, count = (before * heavy + mean * total) / (heavy + total), heavy + total, many + count
+            mean = (before * heavy + mean * total) / (heavy + total)
+            total = heavy + total
+            count = many + count
         pools.append((mean, total, count))
     means = [mean for mean, _, count in pools for _ in range(count)]
     return (mean + offset for mean, offset in zip(means, offsets, strict=True))
@@ -178,15 +220,31 @@ def _apart(wanted: Sequence[float], weights: Sequence[float], widths: Sequence[i
 class _Routes:
     """From positions to whole pixels, and from rows to legs."""
 
-    def __init__(self, heights: Sequence[int], grid: _Grid, middles: Sequence[float]) -> None:
-        self.height, self.grid, self.wires = heights, grid, grid.wires
-        left = min((x - grid.width(i) / 2 for i, x in enumerate(middles)), default=0.0) - MARGIN
+    def __init__(
+        self, heights: Sequence[int], grid: _Grid, middles: Sequence[float]
+    ) -> None:
+        self.height = heights
+        self.grid = grid
+        self.wires = grid.wires
+        left = (
+            min((x - grid.width(i) / 2 for i, x in enumerate(middles)), default=0.0)
+            - MARGIN
+        )
         self.middle = [round(x - left) for x in middles]
-        self.heights = [max((heights[i] for i in row if i < grid.boxes), default=0) for row in grid.rows]
-        self.tops = list(accumulate((height + BELOW for height in self.heights), initial=MARGIN))
+        self.heights = [
+            max((heights[i] for i in row if i < grid.boxes), default=0)
+            for row in grid.rows
+        ]
+        self.tops = list(
+            accumulate((height + BELOW for height in self.heights), initial=MARGIN)
+        )
         ends = [(k, t) for k, wire in enumerate(self.wires) for t in wire.targets]
-        self.arrivals = _spread([(t, w, self.middle[grid.trunks[w][grid.layers[t] - 1]]) for w, t in ends])
-        self.departures = _spread([(v.source, w, self._heading(w)) for w, v in enumerate(self.wires)])
+        self.arrivals = _spread(
+            [(t, w, self.middle[grid.trunks[w][grid.layers[t] - 1]]) for w, t in ends]
+        )
+        self.departures = _spread(
+            [(v.source, w, self._heading(w)) for w, v in enumerate(self.wires)]
+        )
 
     def _heading(self, wire: int) -> float:
         items = self.grid.below[self.wires[wire].source]
@@ -198,13 +256,21 @@ class _Routes:
             for i, layer in enumerate(self.grid.layers)
         ]
         routes = [self._legs(k) for k in range(len(self.wires))]
-        width = max([*(p.x + p.width for p in places), *self.middle[self.grid.boxes :]], default=0)
+        width = max(
+            [*(p.x + p.width for p in places), *self.middle[self.grid.boxes :]],
+            default=0,
+        )
         return Layout(places, routes, width + MARGIN, self.tops[-1] - BELOW + MARGIN)
 
     def _legs(self, wire: int) -> list[Leg]:
         """Down the trunk, then from it to each box."""
-        source, trunk = self.wires[wire].source, self.grid.trunks[wire]
-        legs = [self._leg(wire, row - 1, self.middle[i], False) for row, i in trunk.items() if i != source]
+        source = self.wires[wire].source
+        trunk = self.grid.trunks[wire]
+        legs = [
+            self._leg(wire, row - 1, self.middle[i], False)
+            for row, i in trunk.items()
+            if i != source
+        ]
         for target in self.wires[wire].targets:
             x = self.middle[target] + self.arrivals[target, wire]
             legs.append(self._leg(wire, self.grid.layers[target] - 1, x, True))
@@ -212,16 +278,23 @@ class _Routes:
 
     def _leg(self, wire: int, row: int, x: int, end: bool) -> Leg:
         """From where the wire is in ``row`` to ``x`` at the top of the next."""
-        item, top = self.grid.trunks[wire][row], self.tops[row]
+        item = self.grid.trunks[wire][row]
+        top = self.tops[row]
         if item >= self.grid.boxes:
-            return Leg(self.middle[item], top, self.heights[row], x, self.tops[row + 1], end)
+            return Leg(
+                self.middle[item], top, self.heights[row], x, self.tops[row + 1], end
+            )
         height = self.height[item]
         start = self.middle[item] + self.departures[item, wire]
-        return Leg(start, top + height, self.heights[row] - height, x, self.tops[row + 1], end)
+        return Leg(
+            start, top + height, self.heights[row] - height, x, self.tops[row + 1], end
+        )
 
 
 def _spread(ends: list[tuple[int, int, float]]) -> dict[tuple[int, int], int]:
-    """(Box, wire) -> how far from the box's middle the wire meets it, for (box, wire, where it comes from)."""
+    """(Box, wire) -> how far from the box's middle the wire meets it, for (box, wire,
+    where it comes from).
+    """
     by_box: dict[int, list[tuple[float, int]]] = {}
     for box, wire, x in ends:
         by_box.setdefault(box, []).append((x, wire))

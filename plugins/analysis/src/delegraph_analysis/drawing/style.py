@@ -1,4 +1,6 @@
-"""The style sheet of a page, and its head, whose policy allows no other style and no other script."""
+"""The style sheet of a page, and its head, whose policy allows no other style and no
+other script.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,13 @@ from delegraph.io.escape import text
 from .viewer import SCRIPT
 
 TONES = 5
-"""Colours for backends. More backends than that share colours; every box has its backend's name as well."""
+"""Colours for backends. More backends than that share colours; every box has its
+backend's name as well.
+"""
 
-# The colours of backends and host are as far apart as a search could put them: by the least distance in CIELAB of any
-# two, for readers with and without each of the three dichromacies. All have a contrast of 3 to the paper.
+# The colours of backends and host are as far apart as a search could put them: by the
+# least distance in CIELAB of any two, for readers with and without each of the three
+# dichromacies. All have a contrast of 3 to the paper.
 STYLE = """
 :root { --ink: #1b1f24; --paper: #ffffff; --faint: #5b6470; --rule: #d0d7de; --wire: #7a828c; --link: #0550ae;
   --host: #3d444d; --mark: #b3261e; --t0: #004efe; --t1: #06aa6f; --t2: #e518b9; --t3: #948d1e; --t4: #552600;
@@ -100,12 +105,17 @@ svg a:focus-visible rect, svg :target > rect { stroke: var(--link); stroke-width
 
 
 def head(title: str, script: str = SCRIPT, style: str = "") -> str:
-    """Everything before a page's body. Its policy lets the browser load this style sheet, this script, nothing else.
+    """Everything before a page's body. Its policy lets the browser load this style
+    sheet, this script, nothing else.
 
-    ``script``: in place of the one that moves and scales pictures; "" for none. ``style``: added to the style sheet.
+    ``script``: in place of the one that moves and scales pictures; "" for none.
+    ``style``: added to the style sheet.
     """
     style = STYLE + style
-    policy = f"default-src 'none'; style-src '{_digest(style)}'; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; style-src '{_digest(style)}'; base-uri 'none';"
+        " form-action 'none'"
+    )
     policy += f"; script-src '{_digest(script)}'" if script else ""
     element = f"<script>{script}</script>" if script else ""
     return f"""<!DOCTYPE html>
@@ -120,4 +130,6 @@ def head(title: str, script: str = SCRIPT, style: str = "") -> str:
 
 
 def _digest(source: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+    return (
+        "sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+    )

@@ -17,28 +17,49 @@ _CHARACTERS = 31
 
 
 def figure(picture: Picture, title: str, id: str = "") -> str:
-    """The drawing in a frame. A large picture is condensed, and a note says so. ``id``: as of ``frame``."""
+    """The drawing in a frame. A large picture is condensed, and a note says so. ``id``:
+    as of ``frame``.
+    """
     return frame(*condense(picture), title, id)
 
 
 def frame(picture: Picture, note: str, title: str, id: str = "") -> str:
-    """The drawing of a picture that is small, in a frame that scrolls, also by keyboard; ``note`` stands before it.
+    """The drawing of a picture that is small, in a frame that scrolls, also by
+    keyboard; ``note`` stands before it.
 
     ``id`` begins the ids of boxes: see ``box_id``.
     """
     before = f"<p>{text(note)}</p>\n" if note else ""
-    around = f'<div class="picture" tabindex="0" role="region" aria-label="{text(title)}">'
+    around = (
+        f'<div class="picture" tabindex="0" role="region" aria-label="{text(title)}">'
+    )
     return f"{before}{around}\n{svg(picture, f'{len(picture.boxes)} boxes, {len(picture.wires)} values', id)}</div>\n"
 
 
 def svg(picture: Picture, label: str, id: str = "") -> str:
     """The drawing; ``label`` describes it to screen readers."""
     layout = lay_out(picture)
-    size = f'width="{layout.width}" height="{layout.height}" viewBox="0 0 {layout.width} {layout.height}"'
-    wires = [_wire(wire, legs) for wire, legs in zip(picture.wires, layout.routes, strict=True) if legs]
-    ids = [box_id(id, k) if id and box.about else "" for k, box in enumerate(picture.boxes)]
+    size = (
+        f'width="{layout.width}" height="{layout.height}" viewBox="0 0 {layout.width}'
+        f' {layout.height}"'
+    )
+    wires = [
+        _wire(wire, legs)
+        for wire, legs in zip(picture.wires, layout.routes, strict=True)
+        if legs
+    ]
+    ids = [
+        box_id(id, k) if id and box.about else "" for k, box in enumerate(picture.boxes)
+    ]
     boxes = map(_box, picture.boxes, layout.places, ids)
-    return "".join([f'<svg {size} role="group" aria-label="{text(label)}">\n', *wires, *boxes, "</svg>\n"])
+    return "".join(
+        [
+            f'<svg {size} role="group" aria-label="{text(label)}">\n',
+            *wires,
+            *boxes,
+            "</svg>\n",
+        ]
+    )
 
 
 def box_id(id: str, box: int) -> str:
@@ -47,42 +68,72 @@ def box_id(id: str, box: int) -> str:
 
 
 def share(parts: Sequence[tuple[str, int, str]]) -> str:
-    """A bar of parts side by side: of each its classes, its size, and what is said of it."""
-    total, left, drawn = sum(size for _, size, _ in parts) or 1, 0.0, []
+    """A bar of parts side by side: of each its classes, its size, and what is said of
+    it.
+    """
+    total = sum(size for _, size, _ in parts) or 1
+    left = 0.0
+    drawn = []
     for classes, count, what in parts:
         width = 1000 * count / total
         place = f'x="{left:.2f}" y="0" width="{width:.2f}" height="10"'
-        drawn.append(f'<g class="{classes}"><title>{text(what)}</title><rect {place}/></g>')
+        drawn.append(
+            f'<g class="{classes}"><title>{text(what)}</title><rect {place}/></g>'
+        )
         left += width
     label = text(", ".join(what for _, _, what in parts))
     size = 'viewBox="0 0 1000 10" preserveAspectRatio="none"'
-    return f'<svg class="share" {size} role="img" aria-label="{label}">{"".join(drawn)}</svg>\n'
+    return (
+        f'<svg class="share" {size} role="img"'
+        f' aria-label="{label}">{"".join(drawn)}</svg>\n'
+    )
 
 
 def swatch(classes: str) -> str:
     """A small box of the look that ``classes`` have, for a legend."""
     box = '<rect x="2" y="2" width="22" height="12" rx="3"/>'
-    return f'<svg width="26" height="16" aria-hidden="true"><g class="{classes}">{box}</g></svg>'
+    return (
+        '<svg width="26" height="16" aria-hidden="true"><g'
+        f' class="{classes}">{box}</g></svg>'
+    )
 
 
 def _wire(wire: Wire, legs: list[Leg]) -> str:
     """The line, and a broader invisible one that is easier to point at."""
     path = "".join(map(_path, legs))
-    return f'<g><title>{text(wire.tell())}</title><path class="wire" d="{path}"/><path class="near" d="{path}"/></g>\n'
+    return (
+        f'<g><title>{text(wire.tell())}</title><path class="wire" d="{path}"/><path'
+        f' class="near" d="{path}"/></g>\n'
+    )
 
 
 def _path(leg: Leg) -> str:
     """Straight down beside the boxes of the row, then in a curve to the next row."""
-    bend, below = BELOW // 2, leg.y1 + leg.drop
-    down, arrow = f"V{below}" if leg.drop else "", "m-3 -6l3 6l3 -6" if leg.end else ""
-    return f"M{leg.x1} {leg.y1}{down}C{leg.x1} {below + bend} {leg.x2} {leg.y2 - bend} {leg.x2} {leg.y2}{arrow}"
+    bend = BELOW // 2
+    below = leg.y1 + leg.drop
+    down = f"V{below}" if leg.drop else ""
+    arrow = "m-3 -6l3 6l3 -6" if leg.end else ""
+    return (
+        f"M{leg.x1} {leg.y1}{down}C{leg.x1} {below + bend} {leg.x2} {leg.y2 - bend}"
+        f" {leg.x2} {leg.y2}{arrow}"
+    )
 
 
 def _box(box: Box, place: Place, id: str) -> str:
-    area = f'<rect x="{place.x}" y="{place.y}" width="{place.width}" height="{place.height}" rx="4"/>'
+    area = (
+        f'<rect x="{place.x}" y="{place.y}" width="{place.width}"'
+        f' height="{place.height}" rx="4"/>'
+    )
     free = _CHARACTERS - 2 * box.marked
-    shown = "".join(_line(k, _short(line, free), place) for k, line in enumerate(box.shown()))
-    mark = f'<text class="mark" x="{place.x + place.width - 13}" y="{place.y + LINE}">!</text>' if box.marked else ""
+    shown = "".join(
+        _line(k, _short(line, free), place) for k, line in enumerate(box.shown())
+    )
+    mark = (
+        f'<text class="mark" x="{place.x + place.width - 13}"'
+        f' y="{place.y + LINE}">!</text>'
+        if box.marked
+        else ""
+    )
     tooltip = f"<title>{lines(box.tell())}</title>"
     tone = f"t{box.tone % TONES}"
     look = {"backend": tone, "mixed": f"several {tone}"}.get(box.kind, box.kind)
@@ -96,16 +147,27 @@ def _box(box: Box, place: Place, id: str) -> str:
 
 def _line(k: int, line: str, place: Place) -> str:
     kind = ' class="title"' if k == 0 else ""
-    return f'<text{kind} x="{place.x + 7}" y="{place.y + PADDING + LINE * (k + 1) - 4}">{text(line)}</text>'
+    return (
+        f'<text{kind} x="{place.x + 7}"'
+        f' y="{place.y + PADDING + LINE * (k + 1) - 4}">{text(line)}</text>'
+    )
 
 
 def _short(line: str, room: int) -> str:
-    """As much as fits, counting what takes two columns as two; escapes of what does not print count in full."""
+    """As much as fits, counting what takes two columns as two; escapes of what does not
+    print count in full.
+    """
     if len(line) <= room and line.isascii() and line.isprintable():
         return line
     kept = ""
     for character in line:
-        columns = 2 if east_asian_width(character) in "WF" else 1 if character.isprintable() else 6
+        columns = (
+            2
+            if east_asian_width(character) in "WF"
+            else 1
+            if character.isprintable()
+            else 6
+        )
         if (room := room - columns) < 0:
             return kept[:-1] + "…"
         kept += character

@@ -1,8 +1,11 @@
-"""The script of a page: it moves and scales its pictures. Without it they scroll, and links lead to their boxes."""
+"""The script of a page: it moves and scales its pictures. Without it they scroll, and
+links lead to their boxes.
+"""
 
 from __future__ import annotations
 
-# Nothing of a model is in it, and it makes no markup of what it reads. "<" and "&" do not occur, so that a page is XML.
+# Nothing of a model is in it, and it makes no markup of what it reads. "<" and "&" do
+# not occur, so that a page is XML.
 SCRIPT = """
 "use strict";
 const SMALLEST = 0.002, LARGEST = 4, READABLE = 0.7, STEP = 1.25;

@@ -30,7 +30,8 @@ FORM = 1
 class Cell:
     """One model for one target.
 
-    ``depends``: all that its row depends on but its names, as a JSON value. Which machine it is, is not part of it.
+    ``depends``: all that its row depends on but its names, as a JSON value. Which
+    machine it is, is not part of it.
     """
 
     model: Model
@@ -48,7 +49,9 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What the cell is called, whatever it depends on: (model, target, quantization)."""
+        """What the cell is called, whatever it depends on: (model, target,
+        quantization).
+        """
         return self.model.name, self.target.name, self.quantization.name
 
     def __str__(self) -> str:
@@ -76,40 +79,66 @@ class Cell:
 
 
 def cells_of(matrix: Matrix) -> list[Cell]:
-    """All cells, model by model. Raises UsageError or InputError for files that are not there, BackendNotFound for
-    backends and quantizers, FormatNotFound, OptionError.
+    """All cells, model by model. Raises UsageError or InputError for files that are not
+    there, BackendNotFound for backends and quantizers, FormatNotFound, OptionError.
     """
     registry = default_registry()
     for target in matrix.targets:
         _check_options(target, {name: registry.spec(name) for name in target.backends})
-    quantizers = [*(target.quantizer for target in matrix.targets), *(kind.quantizer for kind in matrix.quantizations)]
+    quantizers = [
+        *(target.quantizer for target in matrix.targets),
+        *(kind.quantizer for kind in matrix.quantizations),
+    ]
     for quantizer in filter(None, quantizers):
         if not quantizer.rpartition(":")[0].endswith(".py"):
             registry.spec(quantizer)
-    for suffix in sorted({*matrix.settings.files} - {*Settings.files}):  # where the default is not there, rows say so
+    # where the default is not there, rows say so
+    for suffix in sorted({*matrix.settings.files} - {*Settings.files}):
         registry.find(FormatSpec, f"program{suffix}")
-    digests, known_versions = _Digests(matrix.folder), functools.cache(versions_of)
+    digests = _Digests(matrix.folder)
+    known_versions = functools.cache(versions_of)
     found = []
     for model in matrix.models:
         check_model(place_of(model.text, matrix.folder))
         for quantization in matrix.quantizations:
             for target in matrix.targets:
-                versions = known_versions(target.backends, scheme_of(model.text), matrix.settings.files)
-                depends = _depends(matrix, model, target, quantization, digests, versions)
-                found.append(Cell(model, target, quantization, matrix.settings, matrix.folder, depends))
+                versions = known_versions(
+                    target.backends, scheme_of(model.text), matrix.settings.files
+                )
+                depends = _depends(
+                    matrix, model, target, quantization, digests, versions
+                )
+                found.append(
+                    Cell(
+                        model,
+                        target,
+                        quantization,
+                        matrix.settings,
+                        matrix.folder,
+                        depends,
+                    )
+                )
     return found
 
 
 def _check_options(target: Target, backends: Mapping[str, BackendSpec]) -> None:
-    """Raises OptionError for an option that its backend does not have, or for a value of another type."""
+    """Raises OptionError for an option that its backend does not have, or for a value
+    of another type.
+    """
     for backend, given in target.options.items():
         known = {spec.name: spec for spec in backends[backend].options}
         for name, value in given.items():
             if name not in known:
                 accepted = f"it takes {', '.join(known)}" if known else "it takes none"
-                raise OptionError("option-invalid", f"backend {backend!r} has no option {name!r} ({accepted})")
+                raise OptionError(
+                    "option-invalid",
+                    f"backend {backend!r} has no option {name!r} ({accepted})",
+                )
             if not accepts(known[name], value):
-                text = f"option {name!r} of backend {backend!r} is {expected(known[name])}, not {value!r}"
+                text = (
+                    f"option {name!r} of backend {backend!r} is"
+                    f" {expected(known[name])}, not {value!r}"
+                )
                 raise OptionError("option-invalid", text)
 
 
@@ -122,7 +151,11 @@ def _depends(
     versions: Mapping[str, str],
 ) -> dict[str, Any]:
     """See ``Cell.depends``. Files are there by content, so that a folder may be moved."""
-    settings = {name: value for name, value in asdict(matrix.settings).items() if name not in (*LIMITS, "cache")}
+    settings = {
+        name: value
+        for name, value in asdict(matrix.settings).items()
+        if name not in (*LIMITS, "cache")
+    }
     quantizer = target.quantizer or quantization.quantizer
     return {
         "model": model.text,
@@ -130,12 +163,14 @@ def _depends(
         "depends": [[name, digests.of(name)] for name in matrix.depends],
         "backends": list(target.backends),
         "options": {b: dict(o) for b, o in target.options.items()},
-        "quantize": quantization.quantizes
-        and {
-            "calibration": model.calibration and digests.of(model.calibration),
-            "quantizer": quantizer,
-            "content": quantizer and digests.of_model(quantizer),
-        },
+        "quantize": (
+            quantization.quantizes
+            and {
+                "calibration": model.calibration and digests.of(model.calibration),
+                "quantizer": quantizer,
+                "content": quantizer and digests.of_model(quantizer),
+            }
+        ),
         "settings": settings,
         "versions": dict(versions),
     }
@@ -150,7 +185,8 @@ class _Digests:
     """SHA-256 of files in a folder, each read once."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._known = folder, dict[str, str]()
+        self._folder = folder
+        self._known = dict[str, str]()
 
     def of(self, name: str) -> str:
         """Raises UsageError for a file that cannot be read."""
@@ -161,7 +197,10 @@ class _Digests:
                     for piece in iter(lambda: file.read(1 << 20), b""):
                         digest.update(piece)
             except OSError as e:
-                raise UsageError("usage-invalid", f"cannot read {self._folder / name}: {e.strerror or e}") from e
+                raise UsageError(
+                    "usage-invalid",
+                    f"cannot read {self._folder / name}: {e.strerror or e}",
+                ) from e
             self._known[name] = digest.hexdigest()
         return self._known[name]
 
@@ -172,23 +211,37 @@ class _Digests:
         return self.of(name) if name.endswith((".py", ".pt2")) else None
 
 
-def versions_of(backends: Sequence[str], scheme: str, files: Sequence[str]) -> dict[str, str]:
-    """Distribution -> version, of all that lowers a model for these backends, with what these require themselves.
+def versions_of(
+    backends: Sequence[str], scheme: str, files: Sequence[str]
+) -> dict[str, str]:
+    """Distribution -> version, of all that lowers a model for these backends, with what
+    these require themselves.
 
-    They are those of the backends, of the model's ``scheme`` and of the formats of ``files``. One that cannot be used
-    is among them, too: what it lacks is not there, and when it is, the cell is another.
+    They are those of the backends, of the model's ``scheme`` and of the formats of
+    ``files``. One that cannot be used is among them, too: what it lacks is not there,
+    and when it is, the cell is another.
     """
     registry = default_registry()
     wanted = {"delegraph", "torch", "torchao", "delegraph-quantize"}
-    wanted |= {record.distribution for spec, record in registry.declared(ModelSpec) if spec.scheme == scheme}
-    wanted |= {record.distribution for spec, record in registry.declared(FormatSpec) if spec.suffix in files}
+    wanted |= {
+        record.distribution
+        for spec, record in registry.declared(ModelSpec)
+        if spec.scheme == scheme
+    }
+    wanted |= {
+        record.distribution
+        for spec, record in registry.declared(FormatSpec)
+        if spec.suffix in files
+    }
     for name in backends:
         try:
             distribution = registry.producer(name)[0]
         except DelegraphError:  # broken: its row says so
             continue
         wanted |= {distribution, *registry.spec(name).composes}
-    wanted |= {name for distribution in tuple(wanted) for name in _required(distribution)}
+    wanted |= {
+        name for distribution in tuple(wanted) for name in _required(distribution)
+    }
     return {name: version for name in sorted(wanted) for version in _installed(name)}
 
 
@@ -197,13 +250,20 @@ def _required(distribution: str) -> Iterator[str]:
         listed = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError:
         return
-    own = distribution.startswith("delegraph")  # of torch itself, the version says enough
-    yield from (re.split(r"[^\w.-]", text)[0].lower().replace("_", "-") for text in listed if own)
+    # of torch itself, the version says enough
+    own = distribution.startswith("delegraph")
+    yield from (
+        re.split(r"[^\w.-]", text)[0].lower().replace("_", "-")
+        for text in listed
+        if own
+    )
 
 
 @functools.cache
 def _installed(distribution: str) -> tuple[str, ...]:
-    """The version of a distribution, if it is there; with a hash of its code if that is being edited."""
+    """The version of a distribution, if it is there; with a hash of its code if that is
+    being edited.
+    """
     try:
         found = metadata.distribution(distribution)
     except metadata.PackageNotFoundError:
@@ -214,23 +274,32 @@ def _installed(distribution: str) -> tuple[str, ...]:
     folder = Path(url2pathname(urlparse(url["url"]).path))
     digest = hashlib.sha256()
     for path in sorted(_python_files(folder)):
-        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+        digest.update(
+            f"{path.relative_to(folder).as_posix()}\0".encode()
+            + hashlib.sha256(path.read_bytes()).digest()
+        )
     return (f"{found.version}+edited.{digest.hexdigest()[:12]}",)
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
     for place, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") and name != "tests"]
+        folders[:] = [
+            name for name in folders if not name.startswith(".") and name != "tests"
+        ]
         yield from (Path(place, name) for name in files if name.endswith(".py"))
 
 
 def shard(cells: Sequence[Cell], text: str) -> list[Cell]:
-    """The cells of ``i/n``: by identity, so that a cell stays in its shard while others come and go.
+    """The cells of ``i/n``: by identity, so that a cell stays in its shard while others
+    come and go.
 
     Raises UsageError for a text that is none.
     """
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
-        raise UsageError("usage-invalid", f"a shard is one of n, such as 1/4, not {text!r}")
-    wanted, count = int(found[1]) - 1, int(found[2])
+        raise UsageError(
+            "usage-invalid", f"a shard is one of n, such as 1/4, not {text!r}"
+        )
+    wanted = int(found[1]) - 1
+    count = int(found[2])
     return [cell for cell in cells if int(cell.identity, 16) % count == wanted]

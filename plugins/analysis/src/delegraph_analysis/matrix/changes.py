@@ -1,4 +1,6 @@
-"""``delegraph matrix diff``: what became better or worse between two runs of a matrix, beyond noise."""
+"""``delegraph matrix diff``: what became better or worse between two runs of a matrix,
+beyond noise.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,18 @@ from .rows import agrees, key_of, status, worst_error
 from .tables import file_bytes, milliseconds, peak_bytes, why
 
 Row = Mapping[str, Any]
-BETTER, WORSE, OTHER = "better", "worse", "other"
+BETTER = "better"
+WORSE = "worse"
+OTHER = "other"
 ALWAYS = ("missing", "failed", "agreement", "delegated")
-"""Kinds of which one that became worse fails ``matrix diff``, unless ``--gate`` names others."""
+"""Kinds of which one that became worse fails ``matrix diff``, unless ``--gate`` names
+others.
+"""
 
 
 NOISE = 0.1
-"""How far a latency may move, as a factor of the old one, if no other limit is given."""
+"""How far a latency may move, as a factor of the old one, if no other limit is given.
+"""
 _ONCE = 0.5
 """The same of lowering and memory, which are measured once."""
 _SIZE = 0.01
@@ -31,7 +38,9 @@ _ERROR = 3.0
 
 @dataclass(frozen=True)
 class Change:
-    """One kind of thing in one cell. ``way``: better, worse, or other, where that is nobody's to say."""
+    """One kind of thing in one cell. ``way``: better, worse, or other, where that is
+    nobody's to say.
+    """
 
     model: str
     target: str
@@ -48,19 +57,29 @@ class Change:
         return printable(f"{text}  ({self.why})" if self.why else text)
 
 
-def changes(before: Sequence[Row], after: Sequence[Row], noise: float = NOISE) -> list[Change]:
-    """All changes, those that became worse first. Cells are matched by model, target and quantization."""
+def changes(
+    before: Sequence[Row], after: Sequence[Row], noise: float = NOISE
+) -> list[Change]:
+    """All changes, those that became worse first. Cells are matched by model, target
+    and quantization.
+    """
     old, new = ({key_of(row): row for row in rows} for rows in (before, after))
     found = []
     for key in dict.fromkeys([*old, *new]):
         if key not in new:
             found.append(Change(*key, "missing", WORSE, status(old[key]), "no row"))
         elif key not in old:
-            found.append(Change(*key, "new", OTHER, "no row", status(new[key]), why(new[key])))
+            found.append(
+                Change(*key, "new", OTHER, "no row", status(new[key]), why(new[key]))
+            )
         else:
-            found += [Change(*key, *told) for told in _of_cell(old[key], new[key], noise)]
+            found += [
+                Change(*key, *told) for told in _of_cell(old[key], new[key], noise)
+            ]
     order = (WORSE, BETTER, OTHER)
-    return sorted(found, key=lambda change: (order.index(change.way), KINDS.index(change.kind)))
+    return sorted(
+        found, key=lambda change: (order.index(change.way), KINDS.index(change.kind))
+    )
 
 
 Told = tuple[str, str, str, str, str]
@@ -68,11 +87,20 @@ Told = tuple[str, str, str, str, str]
 
 
 def _of_cell(old: Row, new: Row, noise: float) -> Iterator[Told]:
-    """What is other in one cell. Of one that failed, only that it did and does is compared."""
-    was, now = old["error"] is not None, new["error"] is not None
+    """What is other in one cell. Of one that failed, only that it did and does is
+    compared.
+    """
+    was = old["error"] is not None
+    now = new["error"] is not None
     if was or now:
         if was != now:
-            yield "failed", WORSE if now else BETTER, status(old), status(new), why(new if now else old)
+            yield (
+                "failed",
+                WORSE if now else BETTER,
+                status(old),
+                status(new),
+                why(new if now else old),
+            )
         elif old["error"]["code"] != new["error"]["code"]:
             yield "failed", OTHER, old["error"]["code"], new["error"]["code"], why(new)
         return
@@ -81,32 +109,67 @@ def _of_cell(old: Row, new: Row, noise: float) -> Iterator[Told]:
     yield from _size(old, new)
     if _machine(old) == _machine(new):
         yield from _latency(old, new, noise)
-        yield from _once("lowering", _lowering(old), _lowering(new), _ONCE, 0.5, lambda v: f"{v:.2f} s of CPU")
-        yield from _once("memory", peak_bytes(old), peak_bytes(new), _ONCE, 32e6, lambda v: f"{v / 1e6:.0f} MB")
+        yield from _once(
+            "lowering",
+            _lowering(old),
+            _lowering(new),
+            _ONCE,
+            0.5,
+            lambda v: f"{v:.2f} s of CPU",
+        )
+        yield from _once(
+            "memory",
+            peak_bytes(old),
+            peak_bytes(new),
+            _ONCE,
+            32e6,
+            lambda v: f"{v / 1e6:.0f} MB",
+        )
 
 
 def _values(old: Row, new: Row) -> Iterator[Told]:
-    agreed, agreeing = agrees(old), agrees(new)
+    agreed = agrees(old)
+    agreeing = agrees(new)
     errors = worst_error(old), worst_error(new)
     shown = ["-" if e is None else f"{e:.1e}" for e in errors]
     if agreed != agreeing:
         words = {True: "agrees", False: "differs", None: "not compared"}
-        way = OTHER if agreed is None else BETTER if agreeing and agreed is False else WORSE
-        yield "agreement", way, words[agreed], words[agreeing], new["not_run"] or f"error {shown[0]} -> {shown[1]}"
+        way = (
+            OTHER
+            if agreed is None
+            else BETTER
+            if agreeing and agreed is False
+            else WORSE
+        )
+        yield (
+            "agreement",
+            way,
+            words[agreed],
+            words[agreeing],
+            new["not_run"] or f"error {shown[0]} -> {shown[1]}",
+        )
     elif None not in errors and max(errors) > _ERROR * max(min(errors), 1e-6):  # type: ignore[type-var,operator]
         way = WORSE if errors[1] > errors[0] else BETTER  # type: ignore[operator]
         yield "error", way, *shown, ""  # type: ignore[misc]
 
 
 def _delegation(old: Row, new: Row) -> Iterator[Told]:
-    """The share of the operators, since another torch may give a model others; then the number of delegates."""
+    """The share of the operators, since another torch may give a model others; then the
+    number of delegates.
+    """
     sides = [(row["delegated"], row["operators"]) for row in (old, new)]
     texts = [f"{done} of {count}" for done, count in sides]
     shares = [done / count if count else 1.0 for done, count in sides]
     if shares[0] != shares[1]:
         left, leaves = (_left(row) for row in (old, new))
         moved = ", ".join(sorted(set(leaves) ^ set(left))[:3])
-        yield "delegated", WORSE if shares[1] < shares[0] else BETTER, texts[0], texts[1], moved
+        yield (
+            "delegated",
+            WORSE if shares[1] < shares[0] else BETTER,
+            texts[0],
+            texts[1],
+            moved,
+        )
     if old["delegates"] != new["delegates"]:
         way = WORSE if new["delegates"] > old["delegates"] else BETTER
         way = OTHER if shares[0] != shares[1] else way
@@ -124,9 +187,10 @@ def _size(old: Row, new: Row) -> Iterator[Told]:
 
 
 def _latency(old: Row, new: Row, noise: float) -> Iterator[Told]:
-    """A call takes longer or shorter if no call of one run is among those of the other, and not because all of the
-    machine is slower: what eager PyTorch, called in turns with it, became slower by is taken off. One call or two of a
-    run say nothing about noise.
+    """A call takes longer or shorter if no call of one run is among those of the other,
+    and not because all of the machine is slower: what eager PyTorch, called in turns
+    with it, became slower by is taken off. One call or two of a run say nothing about
+    noise.
     """
     times = [milliseconds(row, "latency") for row in (old, new)]
     eager = [milliseconds(row, "eager") for row in (old, new)]
@@ -141,7 +205,13 @@ def _latency(old: Row, new: Row, noise: float) -> Iterator[Told]:
     for way, by in ((WORSE, 1.0), (BETTER, -1.0)):
         if is_apart and min(factor**by, (factor / drift) ** by) > 1 + noise:
             shown = [f"{time:.3g} ms" for time in times]
-            yield "latency", way, shown[0], shown[1], f"eager {eager[0]:.3g} -> {eager[1]:.3g} ms" if all(eager) else ""
+            yield (
+                "latency",
+                way,
+                shown[0],
+                shown[1],
+                f"eager {eager[0]:.3g} -> {eager[1]:.3g} ms" if all(eager) else "",
+            )
 
 
 _CALLS = 3
@@ -149,10 +219,12 @@ _CALLS = 3
 
 
 def _is_busy(row: Row) -> bool:
-    """Whether the machine had so much to do that all calls of a run may be slow by chance.
+    """Whether the machine had so much to do that all calls of a run may be slow by
+    chance.
 
-    Two runs of twelve cells, at twelve processes for each processor, had a cell of which the five calls took 15 ms and
-    73 ms. Processes that compile with several threads beside each other stay below this.
+    Two runs of twelve cells, at twelve processes for each processor, had a cell of
+    which the five calls took 15 ms and 73 ms. Processes that compile with several
+    threads beside each other stay below this.
     """
     load: float | None = row["measured"]["load"]
     return load is not None and load > _BUSY
@@ -166,16 +238,31 @@ def _lowering(row: Row) -> float | None:
     return found
 
 
-def _once(kind: str, old: Any, new: Any, factor: float, least: float, shown: Callable[[Any], str]) -> Iterator[Told]:
-    """A figure without repetitions: it has to move by a factor, and by what matters at all."""
-    if old is not None and new is not None and abs(new - old) > max(least, factor * min(old, new)):
+def _once(
+    kind: str,
+    old: Any,
+    new: Any,
+    factor: float,
+    least: float,
+    shown: Callable[[Any], str],
+) -> Iterator[Told]:
+    """A figure without repetitions: it has to move by a factor, and by what matters at
+    all.
+    """
+    if (
+        old is not None
+        and new is not None
+        and abs(new - old) > max(least, factor * min(old, new))
+    ):
         yield kind, WORSE if new > old else BETTER, shown(old), shown(new), ""
 
 
 def _machine(row: Row) -> Any:
     """What times can be compared between; the name of a machine is not part of it."""
     machine = row["measured"]["machine"] or {}
-    return [machine.get(name) for name in ("cpu", "cpus")] + [row["settings"]["threads"]]
+    return [machine.get(name) for name in ("cpu", "cpus")] + [
+        row["settings"]["threads"]
+    ]
 
 
 KINDS = (
@@ -200,47 +287,77 @@ def gate(found: Sequence[Change], kinds: Sequence[str]) -> list[Change]:
 
 
 def other_machines(before: Sequence[Row], after: Sequence[Row]) -> int:
-    """The number of cells whose times are not compared, since they were taken on different machines."""
+    """The number of cells whose times are not compared, since they were taken on
+    different machines.
+    """
     old = {key_of(row): row for row in before}
-    return sum(_machine(row) != _machine(old[key_of(row)]) for row in after if key_of(row) in old)
+    return sum(
+        _machine(row) != _machine(old[key_of(row)])
+        for row in after
+        if key_of(row) in old
+    )
 
 
 def busy(before: Sequence[Row], after: Sequence[Row]) -> int:
-    """The number of cells whose latencies are not compared, since one of the machines had too much to do."""
+    """The number of cells whose latencies are not compared, since one of the machines
+    had too much to do.
+    """
     old = {key_of(row): row for row in before}
-    return sum(_is_busy(row) or _is_busy(old[key_of(row)]) for row in after if key_of(row) in old)
+    return sum(
+        _is_busy(row) or _is_busy(old[key_of(row)])
+        for row in after
+        if key_of(row) in old
+    )
 
 
 def overall(before: Sequence[Row], after: Sequence[Row]) -> str:
-    """By how much latencies moved in the median of all cells, which shows what each alone cannot."""
+    """By how much latencies moved in the median of all cells, which shows what each
+    alone cannot.
+    """
     old = {key_of(row): milliseconds(row, "latency") for row in before}
     pairs = [(old.get(key_of(row)), milliseconds(row, "latency")) for row in after]
     factors = [now / was for was, now in pairs if was and now]
     if len(factors) < _FEW:
         return ""
-    return f"latency of {len(factors)} cells: {statistics.median(factors) - 1:+.1%} in the median"
+    return (
+        f"latency of {len(factors)} cells: {statistics.median(factors) - 1:+.1%} in the"
+        " median"
+    )
 
 
 _FEW = 5
 
 
 def junit(rows: Sequence[Row], found: Sequence[Change], kinds: Sequence[str]) -> bytes:
-    """Return a test suite for each model, with a test for each cell: it fails if its gates became worse."""
+    """Return a test suite for each model, with a test for each cell: it fails if its
+    gates became worse.
+    """
     failing: dict[tuple[str, str, str], list[str]] = {}
     for change in gate(found, kinds):
-        failing.setdefault((change.model, change.target, change.quantize), []).append(str(change))
-    return _cells_as_junit(rows, {key: "\n".join(texts) for key, texts in failing.items()})
+        failing.setdefault((change.model, change.target, change.quantize), []).append(
+            str(change)
+        )
+    return _cells_as_junit(
+        rows, {key: "\n".join(texts) for key, texts in failing.items()}
+    )
 
 
 def junit_of_rows(rows: Sequence[Row]) -> bytes:
     """Return the same for one run: which cells failed."""
-    return _cells_as_junit(rows, {key_of(row): why(row) for row in rows if row["error"] is not None})
+    return _cells_as_junit(
+        rows, {key_of(row): why(row) for row in rows if row["error"] is not None}
+    )
 
 
-def _cells_as_junit(rows: Sequence[Row], failing: Mapping[tuple[str, str, str], str]) -> bytes:
+def _cells_as_junit(
+    rows: Sequence[Row], failing: Mapping[tuple[str, str, str], str]
+) -> bytes:
     seconds = {key_of(row): row["measured"]["total_seconds"] or 0.0 for row in rows}
     keys = dict.fromkeys([*seconds, *failing])
-    cases = [Case(key[0], ", ".join(key[1:]), seconds.get(key, 0.0), failing.get(key)) for key in keys]
+    cases = [
+        Case(key[0], ", ".join(key[1:]), seconds.get(key, 0.0), failing.get(key))
+        for key in keys
+    ]
     return junit_xml("delegraph matrix", cases)
 
 

@@ -1,4 +1,6 @@
-"""What a matrix is made of, read from a TOML file or from arguments: models, targets, quantizations and settings."""
+"""What a matrix is made of, read from a TOML file or from arguments: models, targets,
+quantizations and settings.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from delegraph.errors import InputError, UsageError
 
 @dataclass(frozen=True)
 class Model:
-    """A MODEL as ``delegraph lower`` takes it. ``calibration``: an .npz file; without, its example inputs are taken."""
+    """A MODEL as ``delegraph lower`` takes it. ``calibration``: an .npz file; without,
+    its example inputs are taken.
+    """
 
     text: str
     name: str
@@ -26,7 +30,8 @@ class Model:
 class Target:
     """Backends in order of preference; none of them is the host alone.
 
-    ``options``: backend -> option -> value. ``quantizer``: as in ``Quantization``; None: that of the quantization.
+    ``options``: backend -> option -> value. ``quantizer``: as in ``Quantization``;
+    None: that of the quantization.
     """
 
     name: str
@@ -39,8 +44,9 @@ class Target:
 class Quantization:
     """How a model is quantized. ``float`` is not; ``int8`` is, by ``quantizer``.
 
-    ``quantizer``: the name of a backend that has one, or ``path.py:function``, which returns one of torchao's. None:
-    that of the first of the target's backends that has one, else of the default backend that has one.
+    ``quantizer``: the name of a backend that has one, or ``path.py:function``, which
+    returns one of torchao's. None: that of the first of the target's backends that has
+    one, else of the default backend that has one.
     """
 
     name: str
@@ -60,11 +66,13 @@ _NAMES = (FLOAT, "int8")
 class Settings:
     """What all cells share.
 
-    ``runs``: calls whose median is the latency; 0 times nothing. ``threads`` of PyTorch. ``files``: suffixes of the
-    formats in which the program is written, with ``keep_files`` into the store, else only for their sizes.
-    ``time_limit`` in seconds and ``memory_limit`` in MB are those of a cell, the latter above what importing PyTorch
-    takes; None is 80 % of what the machine has. ``cache``: a folder of compiled partitions. ``tolerance`` and the
-    gates after it are those of ``delegraph lower``; without ``require_agreement``, agreeing with eager is a figure.
+    ``runs``: calls whose median is the latency; 0 times nothing. ``threads`` of
+    PyTorch. ``files``: suffixes of the formats in which the program is written, with
+    ``keep_files`` into the store, else only for their sizes. ``time_limit`` in seconds
+    and ``memory_limit`` in MB are those of a cell, the latter above what importing
+    PyTorch takes; None is 80 % of what the machine has. ``cache``: a folder of compiled
+    partitions. ``tolerance`` and the gates after it are those of ``delegraph lower``;
+    without ``require_agreement``, agreeing with eager is a figure.
     """
 
     verify: bool = True
@@ -88,7 +96,9 @@ LIMITS = ("time_limit", "memory_limit")
 
 @dataclass(frozen=True)
 class Matrix:
-    """``folder``: where relative paths begin. ``depends``: files that models import, on which rows depend as well."""
+    """``folder``: where relative paths begin. ``depends``: files that models import, on
+    which rows depend as well.
+    """
 
     models: tuple[Model, ...]
     targets: tuple[Target, ...]
@@ -99,7 +109,9 @@ class Matrix:
 
 
 def read_matrix(path: Path) -> Matrix:
-    """The matrix in a TOML file; globs and paths in it are relative to its folder. Raises InputError."""
+    """The matrix in a TOML file; globs and paths in it are relative to its folder.
+    Raises InputError.
+    """
     try:
         content = tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as e:
@@ -107,7 +119,11 @@ def read_matrix(path: Path) -> Matrix:
     try:
         return _matrix(content, path.resolve().parent)
     except Wrong as e:
-        raise InputError("input-invalid", f"{path}: {e}", hint="the user guide has all keys of a matrix") from None
+        raise InputError(
+            "input-invalid",
+            f"{path}: {e}",
+            hint="the user guide has all keys of a matrix",
+        ) from None
 
 
 class Wrong(Exception):
@@ -125,13 +141,20 @@ def _matrix(content: Mapping[str, Any], folder: Path) -> Matrix:
     listed = content.get("quantize", [FLOAT])
     options = _table(content.get("options", {}), "options")
     targets = [_target(entry, options) for entry in content["backends"]]
-    if unused := sorted(set(options) - {name for target in targets for name in target.backends}):
+    if unused := sorted(
+        set(options) - {name for target in targets for name in target.backends}
+    ):
         raise Wrong(f"options of {unused[0]}, which no entry of backends has")
     return checked(
         Matrix(
-            tuple(model for entry in content["models"] for model in _models(entry, folder)),
+            tuple(
+                model for entry in content["models"] for model in _models(entry, folder)
+            ),
             tuple(targets),
-            tuple(_quantization(entry) for entry in (listed if isinstance(listed, list) else [listed])),
+            tuple(
+                _quantization(entry)
+                for entry in (listed if isinstance(listed, list) else [listed])
+            ),
             settings_of(_table(content.get("settings", {}), "settings")),
             folder,
             tuple(_texts(content.get("depends", []), "depends")),
@@ -149,21 +172,33 @@ def _models(entry: Any, folder: Path) -> list[Model]:
     text = _text(table.get("model"), "model")
     calibration = table.get("calibration")
     named = _text(table.get("name", name_of(text)), "name")
-    return [Model(text, named, None if calibration is None else _text(calibration, "calibration"))]
+    return [
+        Model(
+            text,
+            named,
+            None if calibration is None else _text(calibration, "calibration"),
+        )
+    ]
 
 
 def expand(text: str, folder: Path) -> list[str]:
-    """The files that a glob finds, in order; a text that is none is itself, whether there is such a file or not."""
+    """The files that a glob finds, in order; a text that is none is itself, whether
+    there is such a file or not.
+    """
     if not glob.has_magic(text):
         return [text]
     found = sorted(glob.glob(text, root_dir=folder, recursive=True))
     if not found:
-        raise UsageError("usage-invalid", f"no file is called like {text!r} in {folder}")
+        raise UsageError(
+            "usage-invalid", f"no file is called like {text!r} in {folder}"
+        )
     return found
 
 
 def name_of(text: str) -> str:
-    """A short name of a MODEL: ``resnet18`` for ``models.py:resnet18`` and for ``resnet18.pt2``."""
+    """A short name of a MODEL: ``resnet18`` for ``models.py:resnet18`` and for
+    ``resnet18.pt2``.
+    """
     head, colon, function = text.rpartition(":")
     if colon and head.endswith(".py"):
         return function
@@ -177,21 +212,34 @@ def _target(entry: Any, shared: Mapping[str, Any]) -> Target:
     if isinstance(entry, list):
         return target_of(_texts(entry, "an entry of backends"), shared)
     table = _table(entry, "an entry of backends")
-    _expect_keys(table, ("backends", "name", "options", "quantizer"), "an entry of backends")
+    _expect_keys(
+        table, ("backends", "name", "options", "quantizer"), "an entry of backends"
+    )
     backends = _texts(table.get("backends"), "backends")
     own = _table(table.get("options", {}), "options")
     merged = {b: {**shared.get(b, {}), **own.get(b, {})} for b in {**shared, **own}}
     target = target_of(backends, merged)
     if foreign := sorted(set(own) - set(backends)):
-        raise Wrong(f"options of {', '.join(foreign)} in an entry for {', '.join(backends) or 'the host'}")
+        raise Wrong(
+            f"options of {', '.join(foreign)} in an entry for"
+            f" {', '.join(backends) or 'the host'}"
+        )
     quantizer = table.get("quantizer")
-    named = replace(target, quantizer=None if quantizer is None else _text(quantizer, "quantizer"))
-    return replace(named, name=_text(table["name"], "name")) if "name" in table else named
+    named = replace(
+        target, quantizer=None if quantizer is None else _text(quantizer, "quantizer")
+    )
+    return (
+        replace(named, name=_text(table["name"], "name")) if "name" in table else named
+    )
 
 
-def target_of(backends: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> Target:
+def target_of(
+    backends: Sequence[str], options: Mapping[str, Mapping[str, Any]]
+) -> Target:
     """The target of these backends, with those of the options that are theirs."""
-    own = {b: dict(_table(options[b], f"options.{b}")) for b in backends if options.get(b)}
+    own = {
+        b: dict(_table(options[b], f"options.{b}")) for b in backends if options.get(b)
+    }
     return Target(" + ".join(backends) or HOST, tuple(backends), own)
 
 
@@ -204,23 +252,29 @@ def _quantization(entry: Any) -> Quantization:
     if isinstance(entry, str):
         if entry not in _NAMES:
             raise Wrong(
-                f"quantize is {' or '.join(map(repr, _NAMES))} or a table with name and quantizer, not {entry!r}"
+                f"quantize is {' or '.join(map(repr, _NAMES))} or a table with name and"
+                f" quantizer, not {entry!r}"
             )
         return Quantization(entry)
     table = _table(entry, "an entry of quantize")
     _expect_keys(table, ("name", "quantizer"), "an entry of quantize")
-    return Quantization(_text(table.get("name"), "name"), _text(table.get("quantizer"), "quantizer"))
+    return Quantization(
+        _text(table.get("name"), "name"), _text(table.get("quantizer"), "quantizer")
+    )
 
 
-_POSITIVE: Callable[[Any], bool] = lambda v: v > 0  # noqa: E731
+def _is_positive(value: Any) -> bool:
+    return bool(value > 0)
+
+
 _BOUNDS: Mapping[str, tuple[type, Callable[[Any], bool], str]] = {
     "verify": (bool, lambda v: True, "true or false"),
     "runs": (int, lambda v: v >= 0, "a number from 0 on"),
-    "threads": (int, _POSITIVE, "a number from 1 on"),
+    "threads": (int, _is_positive, "a number from 1 on"),
     "keep_files": (bool, lambda v: True, "true or false"),
     "time_limit": (float, lambda v: 0 < v < 1e9, "a number of seconds"),
     "memory_limit": (float, lambda v: 0 < v < 1e9, "a number of MB"),
-    "tolerance": (float, _POSITIVE, "a number above 0"),
+    "tolerance": (float, _is_positive, "a number above 0"),
     "require_agreement": (bool, lambda v: True, "true or false"),
     "require_full": (bool, lambda v: True, "true or false"),
     "min_delegated": (float, lambda v: 0 <= v <= 1, "a share from 0 to 1"),
@@ -243,23 +297,35 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         else:
             kind, holds, wanted = _BOUNDS[name]
             fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
-            if not fits or (isinstance(value, bool) and kind is not bool) or not holds(value):
+            if (
+                not fits
+                or (isinstance(value, bool) and kind is not bool)
+                or not holds(value)
+            ):
                 raise Wrong(f"{name} is {wanted}, not {value!r}")
             known[name] = kind(value)
     return Settings(**known)
 
 
 def checked(matrix: Matrix, wrong: Callable[[str], Exception]) -> Matrix:
-    """The matrix, if no two models, targets or quantizations have one name, and no target has a backend twice; else
-    raises ``wrong(why)``.
+    """The matrix, if no two models, targets or quantizations have one name, and no
+    target has a backend twice; else raises ``wrong(why)``.
     """
-    for kind, listed in (("models", matrix.models), ("backends", matrix.targets), ("quantize", matrix.quantizations)):
+    for kind, listed in (
+        ("models", matrix.models),
+        ("backends", matrix.targets),
+        ("quantize", matrix.quantizations),
+    ):
         names = [entry.name for entry in listed]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise wrong(f"two entries of {kind} are called {twice[0]!r}; give one another name")
+            raise wrong(
+                f"two entries of {kind} are called {twice[0]!r}; give one another name"
+            )
     for target in matrix.targets:
-        if again := next((name for name in target.backends if target.backends.count(name) > 1), None):
+        if again := next(
+            (name for name in target.backends if target.backends.count(name) > 1), None
+        ):
             raise wrong(f"{target.name!r} has the backend {again!r} twice")
     return matrix
 
@@ -288,7 +354,9 @@ def _texts(value: Any, what: str) -> list[str]:
 
 
 def place_of(text: str, folder: Path) -> str:
-    """A MODEL as it is read from any folder: paths become absolute, ``scheme:name`` stays."""
+    """A MODEL as it is read from any folder: paths become absolute, ``scheme:name``
+    stays.
+    """
     head = text.rpartition(":")[0]
     is_path = head.endswith(".py") or text.endswith((".py", ".pt2"))
     return os.path.join(folder, text) if is_path else text

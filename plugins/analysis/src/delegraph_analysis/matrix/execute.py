@@ -14,20 +14,29 @@ from .forking import Lost, run_in_fork
 
 
 def run(message: bytes) -> bytes:
-    """Do a cell in a process of its own: JSON of its request in, JSON of how that ended out."""
+    """Do a cell in a process of its own: JSON of its request in, JSON of how that ended
+    out.
+    """
     request = json.loads(message)
     try:
         told = run_in_fork(request, request["job"]["settings"]["threads"])
     except Lost:
         told = {"lost": "the process that waits for it ended"}
-    return json.dumps({**told, "machine": machine(), "load": _load(), "ended": _now()}).encode()
+    return json.dumps(
+        {**told, "machine": machine(), "load": _load(), "ended": _now()}
+    ).encode()
 
 
 @functools.cache
 def machine() -> dict[str, Any]:
     """What this machine is, as far as figures depend on it."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    told = {"node": platform.node(), "cpu": _processor(), "cpus": os.cpu_count(), "memory": memory}
+    told = {
+        "node": platform.node(),
+        "cpu": _processor(),
+        "cpus": os.cpu_count(),
+        "memory": memory,
+    }
     return {**told, "system": platform.platform(), "python": platform.python_version()}
 
 
@@ -37,7 +46,11 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    named = (
+        line.partition(":")[2].strip()
+        for line in lines
+        if line.startswith("model name")
+    )
     return next(named, platform.machine())
 
 

@@ -1,6 +1,8 @@
-"""Executors by name: threads here, those of Dask and submitit, and any with the face of ``concurrent.futures``.
+"""Executors by name: threads here, those of Dask and submitit, and any with the face of
+``concurrent.futures``.
 
-A cell has a process of its own wherever it is done, so what an executor has to run is a function that waits for one.
+A cell has a process of its own wherever it is done, so what an executor has to run is a
+function that waits for one.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ from delegraph.errors import DelegraphError, OptionError, PluginUnavailable
 
 from .forking import close_all
 
-FORMS = "serial, process:N, dask:ADDRESS, slurm[:KEY=VALUE,...], submitit:local, or module:function"
+FORMS = (
+    "serial, process:N, dask:ADDRESS, slurm[:KEY=VALUE,...], submitit:local, or"
+    " module:function"
+)
 
 
 @dataclass
@@ -34,7 +39,8 @@ class Engine:
 def engine_of(text: str, store: Path, time_limit: float) -> Iterator[Engine]:
     """The executor that a text names; what was started for it is ended after the block.
 
-    Raises OptionError for a text that names none, PluginUnavailable for one whose package is not installed.
+    Raises OptionError for a text that names none, PluginUnavailable for one whose
+    package is not installed.
     """
     kind, _, rest = text.partition(":")
     with contextlib.ExitStack() as stack:
@@ -51,46 +57,70 @@ def _threads(count: int, stack: contextlib.ExitStack) -> Engine:
     return Engine(pool)
 
 
-def _serial(rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float) -> Engine:
+def _serial(
+    rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float
+) -> Engine:
     if rest:
-        raise OptionError("option-invalid", f"the executor serial takes nothing, not {rest!r}")
+        raise OptionError(
+            "option-invalid", f"the executor serial takes nothing, not {rest!r}"
+        )
     return _threads(1, stack)
 
 
-def _process(rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float) -> Engine:
+def _process(
+    rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float
+) -> Engine:
     return _threads(_count(rest, "process"), stack)
 
 
-def _dask(rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float) -> Engine:
+def _dask(
+    rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float
+) -> Engine:
     distributed = _package("distributed", "distributed")
     if not rest:
-        raise OptionError("option-invalid", "the executor dask needs the address of a scheduler: dask:tcp://HOST:PORT")
+        raise OptionError(
+            "option-invalid",
+            "the executor dask needs the address of a scheduler: dask:tcp://HOST:PORT",
+        )
     try:
         client = stack.enter_context(distributed.Client(rest))
     except (OSError, ValueError, TimeoutError) as e:
-        raise OptionError("option-invalid", f"no Dask scheduler answers at {rest}: {e}") from e
+        raise OptionError(
+            "option-invalid", f"no Dask scheduler answers at {rest}: {e}"
+        ) from e
     return Engine(client.get_executor())
 
 
-def _slurm(rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float) -> Engine:
+def _slurm(
+    rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float
+) -> Engine:
     return _submitit("slurm", _parameters(rest), store, time_limit)
 
 
-def _submitit_named(rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float) -> Engine:
+def _submitit_named(
+    rest: str, stack: contextlib.ExitStack, store: Path, time_limit: float
+) -> Engine:
     cluster, _, more = rest.partition(":")
     return _submitit(cluster or "local", _parameters(more), store, time_limit)
 
 
-def _submitit(cluster: str, parameters: Mapping[str, Any], store: Path, time_limit: float) -> Engine:
-    """Jobs of submitit; its own files lie in the store. ``jobs=N`` of the parameters is how many are in the queue."""
+def _submitit(
+    cluster: str, parameters: Mapping[str, Any], store: Path, time_limit: float
+) -> Engine:
+    """Jobs of submitit; its own files lie in the store. ``jobs=N`` of the parameters is
+    how many are in the queue.
+    """
     submitit = _package("submitit", "submitit")
     given = {"timeout_min": math.ceil(time_limit / 60) + 10, **parameters}
-    most = given.pop("jobs", (os.cpu_count() or 1) if cluster == "local" else None)  # a local one starts all at once
+    # a local one starts all at once
+    most = given.pop("jobs", (os.cpu_count() or 1) if cluster == "local" else None)
     try:
         executor = submitit.AutoExecutor(folder=store / "jobs", cluster=cluster)
         executor.update_parameters(**given)
     except (RuntimeError, ValueError, NameError, TypeError) as e:
-        raise OptionError("option-invalid", f"submitit has no executor {cluster} with {given}: {e}") from e
+        raise OptionError(
+            "option-invalid", f"submitit has no executor {cluster} with {given}: {e}"
+        ) from e
     return Engine(executor, most=most)
 
 
@@ -109,7 +139,10 @@ def _parameters(text: str) -> dict[str, Any]:
     for part in filter(None, text.split(",")):
         name, equals, value = part.partition("=")
         if not equals:
-            raise OptionError("option-invalid", f"a parameter of the executor is KEY=VALUE, not {part!r}")
+            raise OptionError(
+                "option-invalid",
+                f"a parameter of the executor is KEY=VALUE, not {part!r}",
+            )
         found[name] = int(value) if value.isdecimal() else value
     return found
 
@@ -118,7 +151,9 @@ def _count(text: str, kind: str) -> int:
     if not text:
         return os.cpu_count() or 1
     if not text.isdecimal() or not int(text):
-        raise OptionError("option-invalid", f"{kind}:N takes a number from 1 on, not {text!r}")
+        raise OptionError(
+            "option-invalid", f"{kind}:N takes a number from 1 on, not {text!r}"
+        )
     return int(text)
 
 
@@ -127,20 +162,33 @@ def _package(module: str, distribution: str) -> Any:
         return importlib.import_module(module)
     except ImportError as e:
         text = f"this executor needs {distribution}, which cannot be imported: {e}"
-        raise PluginUnavailable("plugin-unavailable", text, hint=f"pip install {distribution}") from e
+        raise PluginUnavailable(
+            "plugin-unavailable", text, hint=f"pip install {distribution}"
+        ) from e
 
 
 def _named(text: str) -> Any:
     """What ``module:function`` returns."""
     module, colon, function = text.partition(":")
-    if not colon or not module.replace(".", "").isidentifier() or not function.isidentifier():
-        raise OptionError("option-invalid", f"there is no executor {text!r}", hint=f"it is {FORMS}")
+    if (
+        not colon
+        or not module.replace(".", "").isidentifier()
+        or not function.isidentifier()
+    ):
+        raise OptionError(
+            "option-invalid", f"there is no executor {text!r}", hint=f"it is {FORMS}"
+        )
     try:
         executor = getattr(importlib.import_module(module), function)()
     except DelegraphError:
         raise
     except Exception as e:  # whatever somebody's function raises
-        raise OptionError("option-invalid", f"the executor {text} cannot be made: {type(e).__name__}: {e}") from e
+        raise OptionError(
+            "option-invalid",
+            f"the executor {text} cannot be made: {type(e).__name__}: {e}",
+        ) from e
     if not callable(getattr(executor, "submit", None)):
-        raise OptionError("option-invalid", f"{text} returned {executor!r:.80}, which has no submit")
+        raise OptionError(
+            "option-invalid", f"{text} returned {executor!r:.80}, which has no submit"
+        )
     return executor

@@ -1,4 +1,6 @@
-"""The processes that fork for cells, seen from outside: started when they are needed, and kept for later cells."""
+"""The processes that fork for cells, seen from outside: started when they are needed,
+and kept for later cells.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,20 @@ class Lost(Exception):
 
 
 class ForkingProcess:
-    """One process that has imported torch, and does one cell at a time in a fork of itself."""
+    """One process that has imported torch, and does one cell at a time in a fork of
+    itself.
+    """
 
     def __init__(self, threads: int) -> None:
-        """Start it; ``threads`` of PyTorch. It is asked for cells when it is ready, which ``run`` waits for."""
-        path = [p for p in sys.path if isinstance(p, str) and p]  # nothing is imported from the working directory
-        begin = f"import sys; sys.path[:] = {path!r}; from delegraph_analysis.matrix.process import main; main()"
+        """Start it; ``threads`` of PyTorch. It is asked for cells when it is ready,
+        which ``run`` waits for.
+        """
+        # nothing is imported from the working directory
+        path = [p for p in sys.path if isinstance(p, str) and p]
+        begin = (
+            f"import sys; sys.path[:] = {path!r}; from"
+            " delegraph_analysis.matrix.process import main; main()"
+        )
         own = {"OMP_NUM_THREADS": str(threads), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
         self._process = subprocess.Popen(
             [PYTHON, "-c", begin],
@@ -49,11 +59,16 @@ class ForkingProcess:
             start_new_session=True,
         )
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._asks, self._tells = self._process.stdin, self._process.stdout
-        self._rest, self._ready, self.pid = b"", False, self._process.pid
+        self._asks = self._process.stdin
+        self._tells = self._process.stdout
+        self._rest = b""
+        self._ready = False
+        self.pid = self._process.pid
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Do a cell: see ``process``. Raises Lost if the process ends, DelegraphError if it cannot be started."""
+        """Do a cell: see ``process``. Raises Lost if the process ends, DelegraphError
+        if it cannot be started.
+        """
         self.await_ready()
         pid = None
         try:
@@ -61,26 +76,34 @@ class ForkingProcess:
             pid = self._line(START_LIMIT)["pid"]
             return self._line(request["time_limit"] + _LATE)
         except (Lost, BrokenPipeError):
-            if pid is not None:  # the system ends it with its parent; this ends what it started
+            # the system ends it with its parent; this ends what it started
+            if pid is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
             self.close()
             raise Lost from None
 
     def await_ready(self) -> None:
-        """Wait until it has imported what cells need. Raises DelegraphError if it ends before that."""
+        """Wait until it has imported what cells need. Raises DelegraphError if it ends
+        before that.
+        """
         if self._ready:
             return
         try:
             self._line(START_LIMIT)
         except Lost:
-            text = f"a process for cells ended while it started, with exit code {self._process.wait()}"
+            text = (
+                "a process for cells ended while it started, with exit code"
+                f" {self._process.wait()}"
+            )
             hint = f"{sys.executable} -c 'import torch, delegraph_analysis' says more"
             raise DelegraphError("matrix/not-started", text, hint=hint) from None
         self._ready = True
 
     def _line(self, seconds: float) -> dict[str, Any]:
-        """The next line that it tells. Raises Lost at its end, or if none comes in time."""
+        """The next line that it tells. Raises Lost at its end, or if none comes in
+        time.
+        """
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
             selector.register(self._tells, selectors.EVENT_READ)
@@ -98,7 +121,9 @@ class ForkingProcess:
         return told
 
     def stop(self) -> None:
-        """Have it end its cell and itself, from another thread than the one that waits for it, which gets Lost."""
+        """Have it end its cell and itself, from another thread than the one that waits
+        for it, which gets Lost.
+        """
         with contextlib.suppress(OSError):
             self._asks.close()
         if not self._ready:  # it still imports torch, and has no cell
@@ -120,17 +145,21 @@ _CLOSING = 10.0
 
 
 class _Processes:
-    """Those that do a cell, and those that wait for one, by their number of threads of PyTorch."""
+    """Those that do a cell, and those that wait for one, by their number of threads of
+    PyTorch.
+    """
 
     def __init__(self) -> None:
-        self._lock, self._waiting = threading.Lock(), dict[int, list[ForkingProcess]]()
+        self._lock = threading.Lock()
+        self._waiting = dict[int, list[ForkingProcess]]()
         self._busy = set[ForkingProcess]()
         self._owner = os.getpid()
 
     def take(self, threads: int) -> ForkingProcess:
         with self._lock:
             waiting = self._waiting.get(threads)
-            is_there = waiting and self._owner == os.getpid()  # in a fork, they belong to the other process
+            # in a fork, they belong to the other process
+            is_there = waiting and self._owner == os.getpid()
             process = waiting.pop() if waiting and is_there else ForkingProcess(threads)
             self._busy.add(process)
         return process
@@ -148,7 +177,9 @@ class _Processes:
         """End those that wait, and have the others end the cells that they do."""
         with self._lock:
             own = self._owner == os.getpid()
-            waiting = [p for listed in self._waiting.values() for p in listed] if own else []
+            waiting = (
+                [p for listed in self._waiting.values() for p in listed] if own else []
+            )
             busy = [*self._busy] if own else []
             self._waiting.clear()
         for process in busy:
@@ -162,14 +193,17 @@ atexit.register(_PROCESSES.close)
 
 
 def run_in_fork(request: Mapping[str, Any], threads: int) -> dict[str, Any]:
-    """Do a cell in a process that is waiting, or in a new one. Raises Lost if that ends, also by an exception here."""
+    """Do a cell in a process that is waiting, or in a new one. Raises Lost if that
+    ends, also by an exception here.
+    """
     process = _PROCESSES.take(threads)
     try:
         told = process.run(request)
     except Lost:
         _PROCESSES.lose(process)
         raise
-    except BaseException:  # such as KeyboardInterrupt: what it says later is no answer to the next cell
+    except BaseException:
+        # such as KeyboardInterrupt: what it says later is no answer to the next cell
         _PROCESSES.lose(process)
         process.close()
         raise

@@ -1,4 +1,6 @@
-"""What is done for one cell, in its own process: load, quantize, lower, write, call and verify a model."""
+"""What is done for one cell, in its own process: load, quantize, lower, write, call and
+verify a model.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 
 
 def prepare(torch: Any) -> None:
-    """Import what each cell needs, in the process that forks for them; none of it starts a thread."""
+    """Import what each cell needs, in the process that forks for them; none of it
+    starts a thread.
+    """
     import delegraph
     import delegraph.reports
     import numpy  # noqa: F401
@@ -33,16 +37,20 @@ def prepare(torch: Any) -> None:
     from .. import comparison  # noqa: F401
 
     assert callable(delegraph.lower)
-    torch.export.export(torch.nn.ReLU(), (torch.zeros(1),))  # the first one imports much more
+    # the first one imports much more
+    torch.export.export(torch.nn.ReLU(), (torch.zeros(1),))
 
 
-def cell(job: Mapping[str, Any], store: Mapping[str, str], begin: Callable[[str], None]) -> dict[str, Any]:
+def cell(
+    job: Mapping[str, Any], store: Mapping[str, str], begin: Callable[[str], None]
+) -> dict[str, Any]:
     """Do a cell, and call ``begin`` with each stage.
 
-    Returns ``found``, the fields that only doing it can tell, and ``parcel``, files for another machine.
+    Returns ``found``, the fields that only doing it can tell, and ``parcel``, files for
+    another machine.
 
-    ``job``: see ``Cell.job``. ``store``: see ``Store.address``. What is no fault of the cell, such as a full disk, is
-    ``stop``, an error that ends the whole matrix.
+    ``job``: see ``Cell.job``. ``store``: see ``Store.address``. What is no fault of the
+    cell, such as a full disk, is ``stop``, an error that ends the whole matrix.
     """
     import torch
 
@@ -58,8 +66,13 @@ def cell(job: Mapping[str, Any], store: Mapping[str, str], begin: Callable[[str]
     except WriteError as e:
         return {"stop": described(e)}
     except _Foreign as e:
-        return {"stop": described(DelegraphError("matrix/versions", str(e), hint=_SAME))}
-    return {"found": doing.found, "parcel": target.contents if isinstance(target, Parcel) else {}}
+        return {
+            "stop": described(DelegraphError("matrix/versions", str(e), hint=_SAME))
+        }
+    return {
+        "found": doing.found,
+        "parcel": target.contents if isinstance(target, Parcel) else {},
+    }
 
 
 def _seed(torch: Any) -> None:
@@ -72,16 +85,27 @@ def _seed(torch: Any) -> None:
 
 
 class _Foreign(Exception):
-    """The versions here are not those of the process that asked, so that figures would be of something else."""
+    """The versions here are not those of the process that asked, so that figures would
+    be of something else.
+    """
 
 
-_SAME = "install the same ones there; if code was edited meanwhile, call the command once more"
+_SAME = (
+    "install the same ones there; if code was edited meanwhile, call the command once"
+    " more"
+)
 
 
 def _expect_versions(job: Mapping[str, Any]) -> None:
-    here = versions_of(job["backends"], scheme_of(job["model"]), job["settings"]["files"])
+    here = versions_of(
+        job["backends"], scheme_of(job["model"]), job["settings"]["files"]
+    )
     wanted = job["versions"]
-    other = [f"{n} {here.get(n, 'not at all')}, not {v}" for n, v in wanted.items() if here.get(n) != v]
+    other = [
+        f"{n} {here.get(n, 'not at all')}, not {v}"
+        for n, v in wanted.items()
+        if here.get(n) != v
+    ]
     if other:
         raise _Foreign(f"a process for cells has {'; '.join(other)}")
 
@@ -89,8 +113,16 @@ def _expect_versions(job: Mapping[str, Any]) -> None:
 class _Cell:
     """The work on a cell, and what is found meanwhile, which stays if an error ends it."""
 
-    def __init__(self, job: Mapping[str, Any], store: Store | Parcel, begin: Callable[[str], None]) -> None:
-        self.job, self.settings, self._store, self._begin = job, job["settings"], store, begin
+    def __init__(
+        self,
+        job: Mapping[str, Any],
+        store: Store | Parcel,
+        begin: Callable[[str], None],
+    ) -> None:
+        self.job = job
+        self.settings = job["settings"]
+        self._store = store
+        self._begin = begin
         self.found: dict[str, Any] = {
             "files": [],
             "causes": [],
@@ -103,7 +135,9 @@ class _Cell:
         self.found["measured"] = self.measured
 
     def everything(self) -> None:
-        """All stages, or those before the one that fails. Raises WriteError, which is not the cell's fault."""
+        """All stages, or those before the one that fails. Raises WriteError, which is
+        not the cell's fault.
+        """
         try:
             with self._stage("load"):
                 given = self._load()
@@ -122,7 +156,8 @@ class _Cell:
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
         """A block whose times are kept; an error in it is of that stage."""
-        start, cpu = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
+        cpu = time.process_time()
         self.found["stage"] = name
         self._begin(name)
         yield
@@ -136,21 +171,35 @@ class _Cell:
         return read_model(self.job["model"])
 
     def _quantize(self, given: Any) -> str:
-        """Put quantized programs in the place of the model's; returns whose quantizer it was."""
+        """Put quantized programs in the place of the model's; returns whose quantizer
+        it was.
+        """
         from delegraph.command import provided
 
         name = self.job["quantizer"] or _with_quantizer(self.job["backends"])
         if self.job["calibration"] and not _is_function(name):
-            quantize_given = provided("delegraph_quantize.command:quantize_given", "quantizing")
+            quantize_given = provided(
+                "delegraph_quantize.command:quantize_given", "quantizing"
+            )
             quantize_given(given, Path(self.job["calibration"]), name)
             return name
         quantize = provided("delegraph_quantize:quantize", "quantizing")
         for method in list(given.programs):
-            chosen = {"quantizer": _made_by(name)} if _is_function(name) else {"backend": name}
+            chosen = (
+                {"quantizer": _made_by(name)}
+                if _is_function(name)
+                else {"backend": name}
+            )
             batches = self._batches(given, method)
             shapes = given.dynamic_shapes[method]
-            program = quantize(given.programs[method], batches, dynamic_shapes=shapes, **chosen)
-            positional = (batches[0], None) if isinstance(batches[0], tuple) else ((), batches[0])
+            program = quantize(
+                given.programs[method], batches, dynamic_shapes=shapes, **chosen
+            )
+            positional = (
+                (batches[0], None)
+                if isinstance(batches[0], tuple)
+                else ((), batches[0])
+            )
             given.add(method, program, *positional)
         return name
 
@@ -159,13 +208,17 @@ class _Cell:
         from delegraph.command import provided
         from delegraph.errors import InputError
 
-        args, kwargs, program = given.inputs[method], given.kwargs[method], given.programs[method]
+        args = given.inputs[method]
+        kwargs = given.kwargs[method]
+        program = given.programs[method]
         if self.job["calibration"]:
             read = provided("delegraph_quantize.command:read_batches", "quantizing")
             return list(read(Path(self.job["calibration"]), _names_of(program)))
         if args is None and not kwargs:
             text = f"method {method} has no example inputs to calibrate with"
-            raise InputError("input-invalid", text, hint="give the model calibration = 'FILE.npz'")
+            raise InputError(
+                "input-invalid", text, hint="give the model calibration = 'FILE.npz'"
+            )
         if not kwargs:
             return [tuple(args or ())]
         names = [*_names_of(program)][: len(args or ())]
@@ -179,7 +232,8 @@ class _Cell:
         transforms = arguments.pop("transforms")
         with self._stage("export"):
             exported = delegraph.export(**arguments)
-        backends, options = self.job["backends"], self.job["options"]
+        backends = self.job["backends"]
+        options = self.job["options"]
         for backend in backends:
             delegraph.get_partitioner(backend)
             delegraph.get_backend(backend)
@@ -187,7 +241,11 @@ class _Cell:
             _lower_something(backends, options)
         with self._stage("lower"):
             cache = self.settings["cache"]
-            compiler = provided("delegraph_workers:Compiler", "--cache")(cache=cache) if cache else None
+            compiler = (
+                provided("delegraph_workers:Compiler", "--cache")(cache=cache)
+                if cache
+                else None
+            )
             lowered = delegraph.lower(
                 exported,
                 backends=backends,
@@ -217,37 +275,59 @@ class _Cell:
         content = report.to_json()
         for row in content["refusals"]:
             cause = content["causes"][row["cause"]]
-            told = {name: row[name] for name in ("method", "backend", "operator", "reason", "count")}
+            told = {
+                name: row[name]
+                for name in ("method", "backend", "operator", "reason", "count")
+            }
             self.found["causes"].append({**told, "hint": cause["hint"]})
 
     def _write(self, lowered: LoweredProgram) -> None:
-        """Write the program in each format; one that cannot hold it, or is not installed, says why."""
+        """Write the program in each format; one that cannot hold it, or is not
+        installed, says why.
+        """
         from delegraph import default_registry
         from delegraph.host import FileFormat
         from delegraph_programs import TRACING
 
         for suffix in self.settings["files"]:
-            entry: dict[str, Any] = {"suffix": suffix, "bytes": None, "path": None, "error": None}
+            entry: dict[str, Any] = {
+                "suffix": suffix,
+                "bytes": None,
+                "path": None,
+                "error": None,
+            }
             self.found["files"].append(entry)
             try:
                 with TRACING:  # a format may trace
-                    contents = FileFormat(f"program{suffix}", default_registry()).contents(lowered, {})
+                    contents = FileFormat(
+                        f"program{suffix}", default_registry()
+                    ).contents(lowered, {})
             except DelegraphError as e:
                 entry["error"] = e.message
                 continue
             entry["bytes"] = sum(map(len, contents.values()))
             if self.settings["keep_files"]:
                 entry["path"] = self._store.keep(contents[""], suffix)
-                # the names are those of the program's file; who takes one takes these along
-                others = {name: self._store.keep(c, Path(name).suffix) for name, c in contents.items() if name}
+                # the names are those of the program's file; who takes one takes these
+                # along
+                others = {
+                    name: self._store.keep(c, Path(name).suffix)
+                    for name, c in contents.items()
+                    if name
+                }
                 entry |= {"others": others} if others else {}
 
-    def _call(self, given: Any, exported: Mapping[str, Any], lowered: LoweredProgram) -> None:
+    def _call(
+        self, given: Any, exported: Mapping[str, Any], lowered: LoweredProgram
+    ) -> None:
         """Verify and time; a backend without a runtime here is no error."""
         from ..comparison import caller_of, caller_of_eager, example_call, writes_inputs
         from ..turns import call_in_turns
 
-        found = {m: example_call(given.inputs[m], given.kwargs[m], program) for m, program in exported.items()}
+        found = {
+            m: example_call(given.inputs[m], given.kwargs[m], program)
+            for m, program in exported.items()
+        }
         calls = {m: call for m, call in found.items() if call is not None}
         if len(calls) < len(found):
             self.found["not_run"] = "there are no example inputs"
@@ -260,12 +340,16 @@ class _Cell:
                 return
             with self._stage("run"):
                 writes = {m: writes_inputs(lowered, m) for m in exported}
-                eager, caller = caller_of_eager(exported, calls, writes), caller_of(lowered.instance(), calls, writes)
+                eager = caller_of_eager(exported, calls, writes)
+                caller = caller_of(lowered.instance(), calls, writes)
                 call_in_turns([eager, caller], self.settings["runs"])
                 for name, timed in (("eager", eager), ("latency", caller)):
                     if timed.error is not None:
                         raise timed.error
-                    self.measured[name] = {"seconds": timed.seconds, "first": timed.first_seconds}
+                    self.measured[name] = {
+                        "seconds": timed.seconds,
+                        "first": timed.first_seconds,
+                    }
         except NoRuntime as e:
             self.found |= {"not_run": e.message, "stage": None}
 
@@ -274,10 +358,13 @@ class _Cell:
 
         tolerance = self.settings["tolerance"]
         self.verifications = {
-            m: verify_ties(lowered, *args, method=m, **kwargs).within(tolerance) for m, (args, kwargs) in calls.items()
+            m: verify_ties(lowered, *args, method=m, **kwargs).within(tolerance)
+            for m, (args, kwargs) in calls.items()
         }
         for method, verification in self.verifications.items():
-            ratios = [output.snr for output in verification.outputs if output.snr is not None]
+            ratios = [
+                output.snr for output in verification.outputs if output.snr is not None
+            ]
             self.found["methods"][method] = {
                 "relative_error": _finite(verification.relative_error),
                 "agrees": verification.agrees(),
@@ -288,37 +375,57 @@ class _Cell:
     verifications: Mapping[str, Any] = {}
 
     def _gates(self, lowered: LoweredProgram) -> None:
-        """Check what was demanded; the first that fails is the error of the cell, after all are checked."""
-        gates = {name: error for name, error in _checked_gates(lowered.report, self.found, self.settings)}
+        """Check what was demanded; the first that fails is the error of the cell, after
+        all are checked.
+        """
+        gates = {
+            name: error
+            for name, error in _checked_gates(lowered.report, self.found, self.settings)
+        }
         self.found["gates"] = {name: error is None for name, error in gates.items()}
         for error in filter(None, gates.values()):
             raise error
 
     def _keep_reports(self, lowered: LoweredProgram) -> None:
-        """Put the report into the store, as a page and as JSON. It has times, so it is another one each time."""
+        """Put the report into the store, as a page and as JSON. It has times, so it is
+        another one each time.
+        """
         from delegraph.reports import LoweringResult, verification_content
 
         from ..page.report_page import PageReport
 
-        result = LoweringResult(lowered.report, dict(self.verifications), model=self.job["name"])
+        result = LoweringResult(
+            lowered.report, dict(self.verifications), model=self.job["name"]
+        )
         page = PageReport.render(result)
-        self.measured["page"] = self._store.keep(page.encode() if isinstance(page, str) else page, ".html")
-        content = {**lowered.report.to_json(), "verification": verification_content(dict(self.verifications))}
+        self.measured["page"] = self._store.keep(
+            page.encode() if isinstance(page, str) else page, ".html"
+        )
+        content = {
+            **lowered.report.to_json(),
+            "verification": verification_content(dict(self.verifications)),
+        }
         text = json.dumps(_plain(content), default=str, allow_nan=False)
         self.measured["report"] = self._store.keep(text.encode(), ".json")
 
 
 def _lower_something(backends: list[str], options: Mapping[str, Any]) -> None:
-    """Lower one operator, so that what a backend imports when it is first used is no time of the model's lowering.
+    """Lower one operator, so that what a backend imports when it is first used is no
+    time of the model's lowering.
 
-    That took XNNPACK ten times as long as lowering a small model. Whether the operator can be lowered with these
-    options does not matter here.
+    That took XNNPACK ten times as long as lowering a small model. Whether the operator
+    can be lowered with these options does not matter here.
     """
     import delegraph
     import torch
 
     with suppress(Exception):
-        delegraph.lower(torch.nn.ReLU().eval(), (torch.ones(1, 1, 1, 1),), backends=backends, options=options)
+        delegraph.lower(
+            torch.nn.ReLU().eval(),
+            (torch.ones(1, 1, 1, 1),),
+            backends=backends,
+            options=options,
+        )
 
 
 def _checked_gates(
@@ -326,30 +433,64 @@ def _checked_gates(
 ) -> Iterator[tuple[str, DelegraphError | None]]:
     """(gate, its error or None) for each that the settings have."""
     if settings["require_agreement"]:
-        wrong = [method for method, figures in found["methods"].items() if not figures["agrees"]]
-        text = f"the lowered program does not agree with eager PyTorch, in {', '.join(wrong)}"
-        yield "agreement", DelegraphError("verification-failed", text) if wrong else None
+        wrong = [
+            method
+            for method, figures in found["methods"].items()
+            if not figures["agrees"]
+        ]
+        text = (
+            "the lowered program does not agree with eager PyTorch, in"
+            f" {', '.join(wrong)}"
+        )
+        yield (
+            "agreement",
+            DelegraphError("verification-failed", text) if wrong else None,
+        )
     if settings["require_full"]:
         left = report.host_operators
         text = f"{left} operators are left to the host"
-        yield "require-full", DelegraphError("not-fully-delegated", text) if left else None
-    share, least = report.delegated_share, settings["min_delegated"]
+        yield (
+            "require-full",
+            DelegraphError("not-fully-delegated", text) if left else None,
+        )
+    share = report.delegated_share
+    least = settings["min_delegated"]
     if least is not None:
-        text = f"{share:.1%} of the operators are delegated, and {least:.1%} are asked for"
-        yield "min-delegated", DelegraphError("gate-failed", text) if share < least else None
-    count, most = len(report.delegates), settings["max_delegates"]
+        text = (
+            f"{share:.1%} of the operators are delegated, and {least:.1%} are asked for"
+        )
+        yield (
+            "min-delegated",
+            DelegraphError("gate-failed", text) if share < least else None,
+        )
+    count = len(report.delegates)
+    most = settings["max_delegates"]
     if most is not None:
         text = f"there are {count} delegates, and {most} are accepted"
-        yield "max-delegates", DelegraphError("gate-failed", text) if count > most else None
+        yield (
+            "max-delegates",
+            DelegraphError("gate-failed", text) if count > most else None,
+        )
 
 
 def described(error: BaseException) -> dict[str, Any]:
     """An error as a JSON value, as ``delegraph.error/1`` has it."""
     if not isinstance(error, DelegraphError):
         text = f"{type(error).__name__}: {error}"
-        return {"code": "internal", "message": text[:_LONGEST], "source": None, "hint": None, "raised_by": None}
+        return {
+            "code": "internal",
+            "message": text[:_LONGEST],
+            "source": None,
+            "hint": None,
+            "raised_by": None,
+        }
     source = None if error.source is None else str(error.source)
-    fields = {"code": error.code, "message": error.message[:_LONGEST], "source": source, "hint": error.hint}
+    fields = {
+        "code": error.code,
+        "message": error.message[:_LONGEST],
+        "source": source,
+        "hint": error.hint,
+    }
     return {**fields, "raised_by": error.raised_by}
 
 
@@ -358,7 +499,9 @@ _LONGEST = 4000
 
 
 def _with_quantizer(backends: list[str]) -> str:
-    """The first of the backends that has a quantizer, else the default one of those that have."""
+    """The first of the backends that has a quantizer, else the default one of those
+    that have.
+    """
     from delegraph import default_registry
 
     registry = default_registry()
@@ -378,9 +521,14 @@ def _made_by(name: str) -> Any:
     from delegraph.errors import UsageError
 
     path, _, function = name.rpartition(":")
-    found: Callable[[], Any] | None = runpy.run_path(place_of(path, Path.cwd())).get(function)
+    found: Callable[[], Any] | None = runpy.run_path(place_of(path, Path.cwd())).get(
+        function
+    )
     if found is None:
-        raise UsageError("usage-invalid", f"{path} has no function {function!r}, which is to make a quantizer")
+        raise UsageError(
+            "usage-invalid",
+            f"{path} has no function {function!r}, which is to make a quantizer",
+        )
     return found()
 
 

@@ -1,4 +1,6 @@
-"""One page of a matrix, which opens without network: tables that sort and filter, and each cell leads to its report."""
+"""One page of a matrix, which opens without network: tables that sort and filter, and
+each cell leads to its report.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from .refusals import refusals_of
 from .rows import key_of, status
 from .tables import COLUMNS, REFUSED, by_model, in_short, summary, text_of
 
-# Nothing of a model is in it, and it makes no markup of what it reads. "<" and "&" do not occur, so that a page is XML.
+# Nothing of a model is in it, and it makes no markup of what it reads. "<" and "&" do
+# not occur, so that a page is XML.
 SCRIPT = """
 "use strict";
 function valueOf(row, column) {
@@ -82,29 +85,61 @@ td.failed, td.differs { color: var(--mark); font-weight: 600; } table { width: m
 
 
 def page(rows: Sequence[Mapping[str, Any]], title: str, store: str) -> str:
-    """The page. ``store``: the path of the store from the folder of the page, with a slash at the end, or nothing."""
-    parts = [head(title, script=SCRIPT, style=_STYLE), f"<body>\n<header><h1>{text(title)}</h1>\n"]
-    parts.append(f"<p>{text(summary(rows, len(rows)))}; {text(_machines(rows))}</p></header>\n")
-    parts += ["<h2>By model</h2>\n", *_by_model(rows, store), "<h2>Cells</h2>\n", *_cells(rows, store)]
+    """The page. ``store``: the path of the store from the folder of the page, with a
+    slash at the end, or nothing.
+    """
+    parts = [
+        head(title, script=SCRIPT, style=_STYLE),
+        f"<body>\n<header><h1>{text(title)}</h1>\n",
+    ]
+    parts.append(
+        f"<p>{text(summary(rows, len(rows)))}; {text(_machines(rows))}</p></header>\n"
+    )
+    parts += [
+        "<h2>By model</h2>\n",
+        *_by_model(rows, store),
+        "<h2>Cells</h2>\n",
+        *_cells(rows, store),
+    ]
     if refused := refusals_of(rows):
-        lines = [[(str(r.count), r.count), *((v, None) for v in (r.backend, r.operator, _reason(r)))] for r in refused]
+        lines = [
+            [
+                (str(r.count), r.count),
+                *((v, None) for v in (r.backend, r.operator, _reason(r))),
+            ]
+            for r in refused
+        ]
         for line, refusal in zip(lines, refused, strict=True):
             line.append((", ".join(refusal.models), None))
         body = ([_td(shown, value) for shown, value in line] for line in lines)
-        parts += ["<h2>What stays on the host</h2>\n", *_table([(h, "") for h in REFUSED], body)]
+        parts += [
+            "<h2>What stays on the host</h2>\n",
+            *_table([(h, "") for h in REFUSED], body),
+        ]
     return "".join([*parts, "</body></html>\n"])
 
 
 def _reason(refusal: Any) -> str:
-    return f"{refusal.reason} (hint: {refusal.hint})" if refusal.hint else str(refusal.reason)
+    return (
+        f"{refusal.reason} (hint: {refusal.hint})"
+        if refusal.hint
+        else str(refusal.reason)
+    )
 
 
 def _machines(rows: Sequence[Mapping[str, Any]]) -> str:
     """The processors that the figures are from."""
     machines = [row["measured"].get("machine") or {} for row in rows]
     named = dict.fromkeys(f"{m.get('cpus')} x {m.get('cpu')}" for m in machines if m)
-    versions = {n: v for row in rows for n, v in row["versions"].items() if n in ("torch", "delegraph")}
-    return ", ".join([*named, *(f"{name} {version}" for name, version in sorted(versions.items()))])
+    versions = {
+        n: v
+        for row in rows
+        for n, v in row["versions"].items()
+        if n in ("torch", "delegraph")
+    }
+    return ", ".join(
+        [*named, *(f"{name} {version}" for name, version in sorted(versions.items()))]
+    )
 
 
 def _by_model(rows: Sequence[Mapping[str, Any]], store: str) -> Iterator[str]:
@@ -130,9 +165,15 @@ def _cells(rows: Sequence[Mapping[str, Any]], store: str) -> Iterator[str]:
             elif column.head == "why":
                 yield f'<td class="text">{_why(row)}</td>'
             else:
-                yield _td(shown, value if isinstance(value, (int, float)) else None, _kind(column.head, shown))
+                yield _td(
+                    shown,
+                    value if isinstance(value, (int, float)) else None,
+                    _kind(column.head, shown),
+                )
 
-    yield from _table([(column.head, column.what) for column in COLUMNS], (cells(row) for row in rows))
+    yield from _table(
+        [(column.head, column.what) for column in COLUMNS], (cells(row) for row in rows)
+    )
 
 
 def _kind(name: str, shown: str) -> str:
@@ -144,9 +185,15 @@ def _why(row: Mapping[str, Any]) -> str:
     error = row["error"]
     if error is None:
         return text(row["not_run"] or "")
-    lines = [error["source"] and f"at {error['source']}", error["hint"] and f"hint: {error['hint']}"]
+    lines = [
+        error["source"] and f"at {error['source']}",
+        error["hint"] and f"hint: {error['hint']}",
+    ]
     printed = row["measured"].get("printed") or []
-    more = "<br/>".join(text(line) for line in [*filter(None, lines), *(f"printed: {p}" for p in printed)])
+    more = "<br/>".join(
+        text(line)
+        for line in [*filter(None, lines), *(f"printed: {p}" for p in printed)]
+    )
     stage = f" in {row['stage']}" if row["stage"] else ""
     shown = text(f"{error['code']}{stage}: {error['message']}")
     return f"<details><summary>{shown}</summary>{more}</details>" if more else shown
@@ -169,7 +216,8 @@ def _td(shown: str, value: float | None = None, kind: str = "") -> str:
 
 def _table(heads: Sequence[tuple[str, str]], rows: Any) -> Iterator[str]:
     top = "".join(
-        f'<th scope="col"{f" title={chr(34)}{text(w)}{chr(34)}" if w else ""}>{text(h)}</th>' for h, w in heads
+        f'<th scope="col"{f" title={chr(34)}{text(w)}{chr(34)}" if w else ""}>{text(h)}</th>'
+        for h, w in heads
     )
     yield f'<div class="wide"><table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n'
     for cells in rows:

@@ -1,8 +1,10 @@
-"""A process that has imported torch and forks for each cell, which thereby has a process of its own in no time.
+"""A process that has imported torch and forks for each cell, which thereby has a
+process of its own in no time.
 
-It imports no compiler before it forks, since compilers start threads when they are imported. It waits for the cell:
-it ends it after its time, ends all that it started, and says how it ended. When whoever asked is gone, it ends the cell
-and itself. Nothing of this is a file, so that a full disk is nobody's problem but that of who writes to it.
+It imports no compiler before it forks, since compilers start threads when they are
+imported. It waits for the cell: it ends it after its time, ends all that it started,
+and says how it ended. When whoever asked is gone, it ends the cell and itself. Nothing
+of this is a file, so that a full disk is nobody's problem but that of who writes to it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
+_SET_PDEATHSIG = 1
+_SET_CHILD_SUBREAPER = 36
 _KEPT = 65536
 """Bytes of what a cell prints last that are kept."""
 _LONGEST_ANSWER = 1 << 30
@@ -33,8 +36,11 @@ _DYING = 2.0
 
 
 def main() -> None:
-    """Do one cell after another: requests come from stdin and answers go to stdout, as lines of JSON."""
-    requests, answers = os.dup(0), os.dup(1)
+    """Do one cell after another: requests come from stdin and answers go to stdout, as
+    lines of JSON.
+    """
+    requests = os.dup(0)
+    answers = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):  # what is imported may read and print
         os.dup2(nothing, number)
@@ -55,10 +61,13 @@ def main() -> None:
 
 
 class _Lines:
-    """Lines of a pipe, read without a buffer of Python's, so that ``select`` sees what has not been read."""
+    """Lines of a pipe, read without a buffer of Python's, so that ``select`` sees what
+    has not been read.
+    """
 
     def __init__(self, number: int) -> None:
-        self._number, self._rest = number, b""
+        self._number = number
+        self._rest = b""
 
     def next(self) -> dict[str, Any] | None:
         """The next line as JSON; None at the end."""
@@ -78,8 +87,12 @@ def _say(answers: int, told: Mapping[str, Any]) -> None:
         data = data[os.write(answers, data) :]
 
 
-def _supervised(request: Mapping[str, Any], requests: int, answers: int) -> dict[str, Any]:
-    """Do a cell in a fork of this process. Returns its answer, if it gave one, how it ended, and what it printed."""
+def _supervised(
+    request: Mapping[str, Any], requests: int, answers: int
+) -> dict[str, Any]:
+    """Do a cell in a fork of this process. Returns its answer, if it gave one, how it
+    ended, and what it printed.
+    """
     (output, prints), (answer, gives) = os.pipe(), os.pipe()
     start = time.monotonic()
     child = os.fork()
@@ -121,21 +134,35 @@ class _Pipes:
     """What comes from a cell: what it prints, of which the end is kept, and its answer."""
 
     def __init__(self, output: int, answer: int, requests: int) -> None:
-        self._output, self._answer, self._requests = output, answer, requests
-        self.output, self.answer = b"", b""
+        self._output = output
+        self._answer = answer
+        self._requests = requests
+        self.output = b""
+        self.answer = b""
         self.asker_is_gone = False
 
     def read_until_end(self, child: int, until: float) -> bool:
-        """Read until the cell has ended; False. True if it was to be stopped, since its time is over."""
-        with selectors.DefaultSelector() as selector, _closing(os.pidfd_open(child)) as ended:
+        """Read until the cell has ended; False. True if it was to be stopped, since its
+        time is over.
+        """
+        with (
+            selectors.DefaultSelector() as selector,
+            _closing(os.pidfd_open(child)) as ended,
+        ):
             for number in (self._output, self._answer, self._requests, ended):
                 selector.register(number, selectors.EVENT_READ)
             while True:
-                ready = {key.fd for key, _ in selector.select(max(0.0, min(until - time.monotonic(), 3600.0)))}
+                ready = {
+                    key.fd
+                    for key, _ in selector.select(
+                        max(0.0, min(until - time.monotonic(), 3600.0))
+                    )
+                }
                 for number in ready & {self._output, self._answer}:
                     if not self._read(number):
                         selector.unregister(number)
-                if self._requests in ready:  # nobody asks for a second cell meanwhile: it is the end of the pipe
+                # nobody asks for a second cell meanwhile: it is the end of the pipe
+                if self._requests in ready:
                     self.asker_is_gone = True
                     return False
                 if ended in ready:
@@ -145,7 +172,9 @@ class _Pipes:
                     return True
 
     def _let_it_say_where(self, child: int, ended: int) -> None:
-        """Stop the cell by SIGABRT, for which faulthandler prints the lines where it is."""
+        """Stop the cell by SIGABRT, for which faulthandler prints the lines where it
+        is.
+        """
         os.kill(child, signal.SIGABRT)
         with selectors.DefaultSelector() as selector:
             selector.register(ended, selectors.EVENT_READ)
@@ -163,7 +192,8 @@ class _Pipes:
         """Read what is left after the end, and close."""
         for number in (self._output, self._answer):
             os.set_blocking(number, False)
-            with contextlib.suppress(BlockingIOError):  # a process that nobody can end has it open
+            # a process that nobody can end has it open
+            with contextlib.suppress(BlockingIOError):
                 while self._read(number):
                     pass
             os.close(number)
@@ -178,13 +208,16 @@ def _closing(number: int) -> Any:
 
 
 def _end(child: int) -> tuple[int, Any]:
-    """End the cell and all that it started, whatever group they went to. Returns its status, and what it used."""
+    """End the cell and all that it started, whatever group they went to. Returns its
+    status, and what it used.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):  # it had no group of its own yet
         os.kill(child, signal.SIGKILL)
     _, status, usage = os.wait4(child, 0)
-    while orphans := _children():  # what was started in the cell has this process as parent by now
+    # what was started in the cell has this process as parent by now
+    while orphans := _children():
         for orphan in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(orphan, signal.SIGKILL)
@@ -195,13 +228,23 @@ def _end(child: int) -> tuple[int, Any]:
 
 def _children() -> list[int]:
     try:
-        return [int(text) for text in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    except OSError:  # a kernel that does not list them: the cell's group is ended all the same
+        return [
+            int(text)
+            for text in (
+                Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+            )
+        ]
+    except OSError:
+        # a kernel that does not list them: the cell's group is ended all the same
         return []
 
 
-def _be_the_cell(request: Mapping[str, Any], prints: int, gives: int, others: tuple[int, ...]) -> NoReturn:
-    """In the fork: do the cell, give the answer and end. Whatever the model does, nothing runs after that."""
+def _be_the_cell(
+    request: Mapping[str, Any], prints: int, gives: int, others: tuple[int, ...]
+) -> NoReturn:
+    """In the fork: do the cell, give the answer and end. Whatever the model does,
+    nothing runs after that.
+    """
     own = os.getpid()
     try:
         os.setsid()
@@ -214,7 +257,9 @@ def _be_the_cell(request: Mapping[str, Any], prints: int, gives: int, others: tu
         os.close(prints)
         fcntl.fcntl(gives, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
         # by line, since a process that is killed writes nothing out
-        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, m, 1) for n, m in ((0, "r"), (1, "w"), (2, "w")))
+        sys.stdin, sys.stdout, sys.stderr = (
+            os.fdopen(n, m, 1) for n, m in ((0, "r"), (1, "w"), (2, "w"))
+        )
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         faulthandler.enable()
         _limit(request["memory_limit"])
@@ -224,7 +269,11 @@ def _be_the_cell(request: Mapping[str, Any], prints: int, gives: int, others: tu
             if os.getpid() == own:  # and not a copy that the model forked
                 _say(gives, told)
 
-        tell(answer=measure.cell(request["job"], request["store"], lambda stage: tell(stage=stage)))
+        tell(
+            answer=measure.cell(
+                request["job"], request["store"], lambda stage: tell(stage=stage)
+            )
+        )
     except BaseException:
         with contextlib.suppress(BaseException):  # such as a MemoryError again
             traceback.print_exc()
@@ -234,15 +283,22 @@ def _be_the_cell(request: Mapping[str, Any], prints: int, gives: int, others: tu
 
 
 def _limit(memory: int | None) -> None:
-    """Let allocations fail that would take more than ``memory`` bytes above what there is; None: see ``Settings``."""
-    with contextlib.suppress(OSError):  # if the machine has no memory left, this process is what it can do without
+    """Let allocations fail that would take more than ``memory`` bytes above what there
+    is; None: see ``Settings``.
+    """
+    # if the machine has no memory left, this process is what it can do without
+    with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     if memory is None:
         memory = int(0.8 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limits = [n for n in (data_bytes() + memory, soft, hard) if n != resource.RLIM_INFINITY]
+    limits = [
+        n for n in (data_bytes() + memory, soft, hard) if n != resource.RLIM_INFINITY
+    ]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+    )
 
 
 def data_bytes() -> int:

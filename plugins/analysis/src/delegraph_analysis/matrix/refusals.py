@@ -1,4 +1,6 @@
-"""What stays on the host in all models together, by operator and reason: what a vendor should implement next."""
+"""What stays on the host in all models together, by operator and reason: what a vendor
+should implement next.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _LISTED = 4
 
 @dataclass
 class Refusal:
-    """An operator that a backend refuses for one reason: how often, and in which models."""
+    """An operator that a backend refuses for one reason: how often, and in which
+    models.
+    """
 
     backend: str
     operator: str
@@ -26,7 +30,9 @@ class Refusal:
     def some_models(self) -> str:
         """The first of its models, and how many more there are."""
         more = len(self.models) - _LISTED
-        return ", ".join(self.models[:_LISTED]) + (f", and {more} more" if more > 0 else "")
+        return ", ".join(self.models[:_LISTED]) + (
+            f", and {more} more" if more > 0 else ""
+        )
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -35,8 +41,8 @@ class Refusal:
 def refusals_of(rows: Sequence[Mapping[str, Any]]) -> list[Refusal]:
     """Those of all rows: what is in most models first, then what is most frequent.
 
-    A model counts once for each backend, whatever the number of quantizations and options that it was lowered with: its
-    largest count is taken.
+    A model counts once for each backend, whatever the number of quantizations and
+    options that it was lowered with: its largest count is taken.
     """
     by_model: dict[tuple[str, str, str, str], int] = {}
     found: dict[tuple[str, str, str], Refusal] = {}
@@ -53,7 +59,10 @@ def refusals_of(rows: Sequence[Mapping[str, Any]]) -> list[Refusal]:
         refusal = found[tuple(parts)]  # type: ignore[index]
         refusal.count += count
         refusal.models.append(model)
-    return sorted(found.values(), key=lambda r: (-len(r.models), -r.count, r.backend, r.operator, r.reason))
+    return sorted(
+        found.values(),
+        key=lambda r: (-len(r.models), -r.count, r.backend, r.operator, r.reason),
+    )
 
 
 def refusals_text(rows: Sequence[Mapping[str, Any]], most: int | None = None) -> str:
@@ -62,7 +71,9 @@ def refusals_text(rows: Sequence[Mapping[str, Any]], most: int | None = None) ->
     lines = []
     for refusal in listed[:most]:
         number = f"{len(refusal.models)} model{'s' if len(refusal.models) > 1 else ''}"
-        lines.append(f"{refusal.count} x {refusal.operator}  {refusal.backend}: {refusal.reason}")
+        lines.append(
+            f"{refusal.count} x {refusal.operator}  {refusal.backend}: {refusal.reason}"
+        )
         lines.append(f"  in {number}: {refusal.some_models()}")
         lines += [f"  hint: {refusal.hint}"] if refusal.hint else []
     if most is not None and len(listed) > most:

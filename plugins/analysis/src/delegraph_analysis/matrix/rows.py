@@ -1,6 +1,8 @@
-"""Rows: one JSON object for each cell, in the form that docs/schema.json has as ``matrix-row``.
+"""Rows: one JSON object for each cell, in the form that docs/schema.json has as
+``matrix-row``.
 
-All that differs between two runs of the same cell, such as times, is under ``measured``.
+All that differs between two runs of the same cell, such as times, is under
+``measured``.
 """
 
 from __future__ import annotations
@@ -29,13 +31,18 @@ _UNKNOWN: Mapping[str, Any] = {
 }
 """The fields that only doing a cell can tell, before it was done."""
 _FROM_OUTSIDE = ("SIGKILL", "SIGTERM")
-"""Signals by which others end a process, such as a system without memory; one of these is worth another attempt."""
+"""Signals by which others end a process, such as a system without memory; one of these
+is worth another attempt.
+"""
 _LINES = 8
 
 
 def row_of(cell: Cell, told: Mapping[str, Any], attempts: int) -> Row:
-    """The row of a cell. ``told``: what ``execute.run`` returned; ``attempts``: how often it was tried."""
-    job, answer = cell.job(), told.get("answer") or {}
+    """The row of a cell. ``told``: what ``execute.run`` returned; ``attempts``: how
+    often it was tried.
+    """
+    job = cell.job()
+    answer = told.get("answer") or {}
     found = {**_UNKNOWN, **answer.get("found", {})}
     measured = found.pop("measured", {})
     if not answer:
@@ -45,18 +52,38 @@ def row_of(cell: Cell, told: Mapping[str, Any], attempts: int) -> Row:
     for name in ("seconds", "cpu_seconds", "peak_bytes"):
         measured["total_seconds" if name == "seconds" else name] = told.get(name)
     stages = answer.get("found", {}).get("measured", {})
-    measured |= {"seconds": stages.get("seconds", {}), "cpu": stages.get("cpu", {}), "attempts": attempts}
-    measured |= {"machine": told.get("machine"), "load": told.get("load"), "ended": told.get("ended")}
-    named = {n: job[n] for n in ("cell", "name", "model", "target", "backends", "options", "quantize")}
+    measured |= {
+        "seconds": stages.get("seconds", {}),
+        "cpu": stages.get("cpu", {}),
+        "attempts": attempts,
+    }
+    measured |= {
+        "machine": told.get("machine"),
+        "load": told.get("load"),
+        "ended": told.get("ended"),
+    }
+    named = {
+        n: job[n]
+        for n in ("cell", "name", "model", "target", "backends", "options", "quantize")
+    }
     asked = {"settings": job["settings"], "versions": job["versions"]}
     return {"schema": SCHEMA, **named, **found, **asked, "measured": measured}
 
 
 def _last_lines(printed: str) -> list[str]:
-    """The last lines, or those where faulthandler begins to say where the process was: it says the innermost first."""
+    """The last lines, or those where faulthandler begins to say where the process was:
+    it says the innermost first.
+    """
     lines = [line[:300] for line in printed.splitlines()]
-    fatal = next((k for k, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
-    return lines[-_LINES:] if fatal is None else lines[max(0, fatal - 2) : fatal + _LINES - 2]
+    fatal = next(
+        (k for k, line in enumerate(lines) if line.startswith("Fatal Python error")),
+        None,
+    )
+    return (
+        lines[-_LINES:]
+        if fatal is None
+        else lines[max(0, fatal - 2) : fatal + _LINES - 2]
+    )
 
 
 def is_worth_another(told: Mapping[str, Any]) -> bool:
@@ -80,25 +107,53 @@ def _ended(told: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
         return _error("matrix/lost", f"the cell was lost: {told['lost']}", None)
     if told["stopped"]:
         limit = f"{cell.settings.time_limit:g} s"
-        return _error("matrix/time-limit", f"its process was stopped after {limit}", "allow more with --time-limit")
+        return _error(
+            "matrix/time-limit",
+            f"its process was stopped after {limit}",
+            "allow more with --time-limit",
+        )
     code = told["exit"]
     if code >= 0:
         most = cell.settings.memory_limit
-        hint = None if most is None else f"its limit of {most:g} MB may be too small: see --memory-limit"
-        return _error("matrix/process-ended", f"its process ended with exit code {code}", hint)
+        hint = (
+            None
+            if most is None
+            else f"its limit of {most:g} MB may be too small: see --memory-limit"
+        )
+        return _error(
+            "matrix/process-ended", f"its process ended with exit code {code}", hint
+        )
     name = _signal(code)
-    hint = "the system may have had no memory left; --memory-limit lets allocations fail before"
-    return _error("matrix/process-ended", f"its process was killed by {name}", hint if name == "SIGKILL" else None)
+    hint = (
+        "the system may have had no memory left; --memory-limit lets allocations fail"
+        " before"
+    )
+    return _error(
+        "matrix/process-ended",
+        f"its process was killed by {name}",
+        hint if name == "SIGKILL" else None,
+    )
 
 
 def _error(code: str, message: str, hint: str | None) -> dict[str, Any]:
-    return {"code": code, "message": message, "source": None, "hint": hint, "raised_by": None}
+    return {
+        "code": code,
+        "message": message,
+        "source": None,
+        "hint": hint,
+        "raised_by": None,
+    }
 
 
 def counts_for(row: Mapping[str, Any], cell: Cell) -> bool:
-    """Whether a row with the identity of the cell is its row: one that failed is so under the same limits only."""
+    """Whether a row with the identity of the cell is its row: one that failed is so
+    under the same limits only.
+    """
     limits = cell.limits()
-    return row["error"] is None or {name: row["settings"].get(name) for name in limits} == limits
+    return (
+        row["error"] is None
+        or {name: row["settings"].get(name) for name in limits} == limits
+    )
 
 
 def key_of(row: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -107,7 +162,9 @@ def key_of(row: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def latest(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Of rows with one name, such as those of two versions of a backend, the one that was measured last."""
+    """Of rows with one name, such as those of two versions of a backend, the one that
+    was measured last.
+    """
     found: dict[tuple[str, str, str], Mapping[str, Any]] = {}
     for row in sorted(rows, key=lambda row: row["measured"].get("ended") or ""):
         found[key_of(row)] = row
@@ -117,27 +174,43 @@ def latest(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def agrees(row: Mapping[str, Any]) -> bool | None:
     """Whether all methods agree with eager; None if nothing was compared."""
-    return all(figures["agrees"] for figures in row["methods"].values()) if row["methods"] else None
+    return (
+        all(figures["agrees"] for figures in row["methods"].values())
+        if row["methods"]
+        else None
+    )
 
 
 def has_only_non_finite(row: Mapping[str, Any]) -> bool:
-    """Whether some output of eager has no finite element, so that no number of it was compared."""
+    """Whether some output of eager has no finite element, so that no number of it was
+    compared.
+    """
     return any(figures.get("only_non_finite") for figures in row["methods"].values())
 
 
 def worst_error(row: Mapping[str, Any]) -> float | None:
-    """The largest error of all methods, relative to the largest value of eager; None if it is not known or infinite."""
+    """The largest error of all methods, relative to the largest value of eager; None if
+    it is not known or infinite.
+    """
     errors = [figures["relative_error"] for figures in row["methods"].values()]
     return None if not errors or None in errors else max(errors)
 
 
 def share(row: Mapping[str, Any]) -> float | None:
     """The delegated share of the operators."""
-    return None if row["operators"] is None else row["delegated"] / row["operators"] if row["operators"] else 1.0
+    return (
+        None
+        if row["operators"] is None
+        else row["delegated"] / row["operators"]
+        if row["operators"]
+        else 1.0
+    )
 
 
 def status(row: Mapping[str, Any]) -> str:
-    """In one or two words: ``failed``, ``differs`` from eager, ``not run`` here, or ``ok``."""
+    """In one or two words: ``failed``, ``differs`` from eager, ``not run`` here, or
+    ``ok``.
+    """
     if row["error"] is not None:
         return "failed"
     if agrees(row) is False:

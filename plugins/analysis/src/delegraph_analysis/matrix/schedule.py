@@ -1,4 +1,6 @@
-"""Has the cells done that have no row yet. Which one is done when, and where, is the executor's."""
+"""Has the cells done that have no row yet. Which one is done when, and where, is the
+executor's.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,21 @@ _POLL = 0.2
 _ATTEMPTS = 2
 
 
-def missing(cells: Sequence[Cell], store: Store, failed_again: bool = False) -> list[Cell]:
-    """The cells without a row that counts; with ``failed_again``, also those that failed."""
+def missing(
+    cells: Sequence[Cell], store: Store, failed_again: bool = False
+) -> list[Cell]:
+    """The cells without a row that counts; with ``failed_again``, also those that
+    failed.
+    """
     rows = {row["cell"]: row for row in store.rows()}
 
     def is_there(cell: Cell) -> bool:
         row = rows.get(cell.identity)
-        return row is not None and counts_for(row, cell) and not (failed_again and row["error"] is not None)
+        return (
+            row is not None
+            and counts_for(row, cell)
+            and not (failed_again and row["error"] is not None)
+        )
 
     return list({cell.identity: cell for cell in cells if not is_there(cell)}.values())
 
@@ -50,7 +60,9 @@ class Work:
     done: int = 0
 
     def run(self) -> None:
-        """Do all. Raises the error of what is nobody's cell, such as a full disk; the rows so far are whole."""
+        """Do all. Raises the error of what is nobody's cell, such as a full disk; the
+        rows so far are whole.
+        """
         total = len(self.waiting)
         try:
             while self.waiting or self.pending:
@@ -58,13 +70,17 @@ class Work:
                 for future in self._finished():
                     cell = self.pending.pop(future)
                     self._take(cell, future)
-                    _LOG.info("%d of %d cells, the last of them %s", self.done, total, cell)
+                    _LOG.info(
+                        "%d of %d cells, the last of them %s", self.done, total, cell
+                    )
         finally:
             for future in self.pending:
                 future.cancel()
 
     def _submit(self) -> None:
-        while self.waiting and (self.engine.most is None or len(self.pending) < self.engine.most):
+        while self.waiting and (
+            self.engine.most is None or len(self.pending) < self.engine.most
+        ):
             cell = self.waiting.popleft()
             try:
                 future = self.engine.executor.submit(execute.run, self._message(cell))
@@ -75,8 +91,14 @@ class Work:
     def _message(self, cell: Cell) -> bytes:
         limits = cell.limits()
         memory = limits["memory_limit"]
-        request = {"job": cell.job(), "store": self.store.address(), "time_limit": limits["time_limit"]}
-        return json.dumps({**request, "memory_limit": None if memory is None else int(memory * 1e6)}).encode()
+        request = {
+            "job": cell.job(),
+            "store": self.store.address(),
+            "time_limit": limits["time_limit"],
+        }
+        return json.dumps(
+            {**request, "memory_limit": None if memory is None else int(memory * 1e6)}
+        ).encode()
 
     def _finished(self) -> list[Any]:
         """The futures that are done, when there is one."""
@@ -96,8 +118,15 @@ class Work:
         except DelegraphError:
             raise
         except Exception as e:  # whatever an executor raises for a job that it lost
-            told = {"lost": f"{type(e).__name__}: {str(e).strip().splitlines()[0] if str(e).strip() else ''}"}
-        attempts = self.attempts[cell.identity] = self.attempts.get(cell.identity, 0) + 1
+            told = {
+                "lost": (
+                    f"{type(e).__name__}:"
+                    f" {str(e).strip().splitlines()[0] if str(e).strip() else ''}"
+                )
+            }
+        attempts = self.attempts[cell.identity] = (
+            self.attempts.get(cell.identity, 0) + 1
+        )
         if is_worth_another(told) and attempts < _ATTEMPTS:
             self.waiting.append(cell)
             return
@@ -111,7 +140,10 @@ class Work:
         for name, content in answer.get("parcel", {}).items():
             data = base64.b64decode(content)
             if name_of(data, "".join(Path(name).suffixes)) != name:
-                raise FormatError("format-invalid", f"an executor returned {name} with another content")
+                raise FormatError(
+                    "format-invalid",
+                    f"an executor returned {name} with another content",
+                )
             self.store.keep(data, "".join(Path(name).suffixes))
         self.store.append(row_of(cell, told, attempts))
 
@@ -130,11 +162,18 @@ def _parse(answer: Any) -> dict[str, Any]:
             return told
     except (ValueError, TypeError, AttributeError):
         pass
-    raise FormatError("format-invalid", f"an executor returned {answer!r:.80}, which is no answer of a cell")
+    raise FormatError(
+        "format-invalid",
+        f"an executor returned {answer!r:.80}, which is no answer of a cell",
+    )
 
 
-def run_cells(cells: Sequence[Cell], store: Store, engine: Engine, failed_again: bool = False) -> list[Row]:
-    """Do the cells that have no row, and return the rows of all, in the order of the cells."""
+def run_cells(
+    cells: Sequence[Cell], store: Store, engine: Engine, failed_again: bool = False
+) -> list[Row]:
+    """Do the cells that have no row, and return the rows of all, in the order of the
+    cells.
+    """
     Work(store, engine, deque(missing(cells, store, failed_again))).run()
     rows = {row["cell"]: row for row in store.rows()}
     return [rows[cell.identity] for cell in cells if cell.identity in rows]

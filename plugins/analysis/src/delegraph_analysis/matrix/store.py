@@ -1,4 +1,6 @@
-"""A folder of rows and of files addressed by their content; several processes may add to it at once, or be killed."""
+"""A folder of rows and of files addressed by their content; several processes may add
+to it at once, or be killed.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,15 @@ if sys.platform != "win32":  # where rows are read, but no cells are done
 
 Row = dict[str, Any]
 SCHEMA = "delegraph.matrix-row/1"
-ROWS, ARTIFACTS, _MARK = "rows.jsonl", "artifacts", "store-id"
+ROWS = "rows.jsonl"
+ARTIFACTS = "artifacts"
+_MARK = "store-id"
 
 
 class Store:
-    """``rows.jsonl`` has a row a line, of which the last of a cell counts; ``artifacts/`` has files, by SHA-256."""
+    """``rows.jsonl`` has a row a line, of which the last of a cell counts;
+    ``artifacts/`` has files, by SHA-256.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,20 +42,32 @@ class Store:
         try:
             (self.folder / ARTIFACTS).mkdir(parents=True, exist_ok=True)
             (self.folder / ROWS).touch()
-            with contextlib.suppress(FileExistsError), (self.folder / _MARK).open("x") as file:
+            with (
+                contextlib.suppress(FileExistsError),
+                (self.folder / _MARK).open("x") as file,
+            ):
                 file.write(secrets.token_hex(16))
         except OSError as e:
-            raise WriteError("write-failed", f"{self.folder} cannot be a store: {e.strerror or e}") from e
+            raise WriteError(
+                "write-failed", f"{self.folder} cannot be a store: {e.strerror or e}"
+            ) from e
 
     def exists(self) -> bool:
         return (self.folder / ROWS).exists()
 
     def address(self) -> dict[str, str]:
-        """Where it is, and a mark by which another machine sees whether a folder of that name is this one."""
+        """Where it is, and a mark by which another machine sees whether a folder of
+        that name is this one.
+        """
         try:
-            return {"folder": str(self.folder.resolve()), "mark": (self.folder / _MARK).read_text()}
+            return {
+                "folder": str(self.folder.resolve()),
+                "mark": (self.folder / _MARK).read_text(),
+            }
         except OSError as e:
-            raise WriteError("write-failed", f"{self.folder} is no store: {e.strerror or e}") from e
+            raise WriteError(
+                "write-failed", f"{self.folder} is no store: {e.strerror or e}"
+            ) from e
 
     def rows(self) -> list[Row]:
         """The last row of each cell, in the order of the file: see ``read_rows``."""
@@ -60,7 +78,8 @@ class Store:
         line = json.dumps(row, ensure_ascii=True, allow_nan=False).encode() + b"\n"
         try:
             with (self.folder / ROWS).open("a+b", buffering=0) as file:
-                # One write to a file that is open for appending is not torn on a local disk; the lock is for others.
+                # One write to a file that is open for appending is not torn on a local
+                # disk; the lock is for others.
                 fcntl.lockf(file, fcntl.LOCK_EX)
                 size = os.fstat(file.fileno()).st_size
                 torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
@@ -75,7 +94,9 @@ class Store:
                     raise OSError(28, "no space left on device")
                 os.fsync(file.fileno())
         except OSError as e:
-            raise WriteError("write-failed", f"cannot add to {self.folder / ROWS}: {e.strerror or e}") from e
+            raise WriteError(
+                "write-failed", f"cannot add to {self.folder / ROWS}: {e.strerror or e}"
+            ) from e
 
     def keep(self, content: bytes | Blob, suffix: str) -> str:
         """Write a file and return its path in the store. Raises WriteError."""
@@ -85,14 +106,18 @@ class Store:
         return name
 
     def join(self, others: Iterable[Store]) -> int:
-        """Add rows and files of other stores, but not of cells that have a row that did not fail; returns how many."""
+        """Add rows and files of other stores, but not of cells that have a row that did
+        not fail; returns how many.
+        """
         self.create()
         known = {row["cell"]: row for row in self.rows()}
         added = 0
         for other in others:
             for row in other.rows():
                 mine = known.get(row["cell"])
-                if mine is not None and (mine["error"] is None or row["error"] is not None):
+                if mine is not None and (
+                    mine["error"] is None or row["error"] is not None
+                ):
                     continue
                 for name in files_of(row):
                     if not (self.folder / name).exists():
@@ -103,18 +128,28 @@ class Store:
         return added
 
     def content(self, name: str) -> bytes:
-        """A file of the store. Raises InputError if it is not there, or is not what its name says."""
+        """A file of the store. Raises InputError if it is not there, or is not what its
+        name says.
+        """
         try:
             content = (self.folder / name).read_bytes()
         except OSError as e:
-            raise InputError("input-invalid", f"{self.folder / name} cannot be read: {e.strerror or e}") from e
+            raise InputError(
+                "input-invalid",
+                f"{self.folder / name} cannot be read: {e.strerror or e}",
+            ) from e
         if hashlib.sha256(content).hexdigest() != Path(name).name.partition(".")[0]:
-            raise InputError("input-invalid", f"{self.folder / name} is damaged: its content has another hash")
+            raise InputError(
+                "input-invalid",
+                f"{self.folder / name} is damaged: its content has another hash",
+            )
         return content
 
 
 class Parcel:
-    """In place of a store that this machine does not see: files that go back with the answer."""
+    """In place of a store that this machine does not see: files that go back with the
+    answer.
+    """
 
     def __init__(self) -> None:
         self.contents: dict[str, str] = {}
@@ -122,7 +157,9 @@ class Parcel:
     def keep(self, content: bytes | Blob, suffix: str) -> str:
         """As ``Store.keep``."""
         name = name_of(content, suffix)
-        self.contents[name] = base64.b64encode(content if isinstance(content, bytes) else join(content)).decode()
+        self.contents[name] = base64.b64encode(
+            content if isinstance(content, bytes) else join(content)
+        ).decode()
         return name
 
 
@@ -130,7 +167,11 @@ def place_for(address: Mapping[str, str]) -> Store | Parcel:
     """The store at an address, if this machine sees it."""
     folder = Path(address["folder"])
     try:
-        return Store(folder) if (folder / _MARK).read_text() == address["mark"] else Parcel()
+        return (
+            Store(folder)
+            if (folder / _MARK).read_text() == address["mark"]
+            else Parcel()
+        )
     except OSError:
         return Parcel()
 
@@ -147,15 +188,17 @@ _BEGINNING = f'{{"schema": "{SCHEMA}"'.encode()
 def read_rows(path: Path) -> list[Row]:
     """The last row of each cell in a file of rows, or in the folder that has one.
 
-    A line that does not end, since the process was killed or the disk was full, is left out, and the cell is done
-    again. Raises InputError for what is no file of rows.
+    A line that does not end, since the process was killed or the disk was full, is left
+    out, and the cell is done again. Raises InputError for what is no file of rows.
     """
     path = path / ROWS if path.is_dir() else path
     try:
         content = path.read_bytes()
     except OSError as e:
         hint = "delegraph matrix MODEL --backends NAME --store DIR makes one"
-        raise InputError("input-invalid", f"{path} cannot be read: {e.strerror or e}", hint=hint) from e
+        raise InputError(
+            "input-invalid", f"{path} cannot be read: {e.strerror or e}", hint=hint
+        ) from e
     found: dict[str, Row] = {}
     for number, line in enumerate(content.split(b"\n"), start=1):
         is_torn = False
@@ -177,7 +220,11 @@ def _refuse(constant: str) -> float:
 
 def is_row(row: Any) -> bool:
     """Whether a value has the entries of a row, and names files of its own store alone."""
-    if not isinstance(row, dict) or row.get("schema") != SCHEMA or _ENTRIES - row.keys():
+    if (
+        not isinstance(row, dict)
+        or row.get("schema") != SCHEMA
+        or _ENTRIES - row.keys()
+    ):
         return False
     try:
         return all(map(_is_artifact, files_of(row)))
@@ -191,21 +238,31 @@ _ENTRIES = frozenset(
     error settings versions measured
     """.split()
 )
-"""Entries that tables, pages and comparisons read. docs/schema.json has all that a row has."""
+"""Entries that tables, pages and comparisons read. docs/schema.json has all that a row
+has.
+"""
 
 
 def _is_artifact(name: Any) -> bool:
-    """Whether this is a name that ``keep`` gives: the files of a row are read and linked to."""
+    """Whether this is a name that ``keep`` gives: the files of a row are read and
+    linked to.
+    """
     folder, _, rest = str(name).partition("/")
     digest, _, suffix = rest.partition(".")
     named = len(digest) == 64 and all(c in "0123456789abcdef" for c in digest)
-    return folder == ARTIFACTS and named and suffix.replace(".", "").replace("_", "").isalnum()
+    return (
+        folder == ARTIFACTS
+        and named
+        and suffix.replace(".", "").replace("_", "").isalnum()
+    )
 
 
 def files_of(row: Mapping[str, Any]) -> Iterator[str]:
     """The names of a row's files in the store."""
     for entry in row["files"]:
-        yield from filter(None, [entry.get("path"), *(entry.get("others") or {}).values()])
+        yield from filter(
+            None, [entry.get("path"), *(entry.get("others") or {}).values()]
+        )
     yield from filter(None, (row["measured"].get(name) for name in ("report", "page")))
 
 

@@ -19,7 +19,8 @@ Value = str | float | int | None
 
 @dataclass(frozen=True)
 class Column:
-    """``value`` of a row, a number or a text; ``shown`` is how it reads. What has the highest ``rank`` goes first.
+    """``value`` of a row, a number or a text; ``shown`` is how it reads. What has the
+    highest ``rank`` goes first.
 
     ``what``: a sentence for those who read a page.
     """
@@ -36,7 +37,9 @@ def _digits(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share; what is less than all never reads as 100%, nor what is more than nothing as 0%."""
+    """A share; what is less than all never reads as 100%, nor what is more than nothing
+    as 0%.
+    """
     shown = f"{value:.0%}"
     if shown == "100%" and value < 1:
         return f"{min(value, 0.999):.1%}"
@@ -46,12 +49,18 @@ def percent(value: float) -> str:
 def milliseconds(row: Mapping[str, Any], name: str) -> float | None:
     """The median of the calls of ``latency`` or ``eager``."""
     timed = row["measured"].get(name)
-    return 1000 * statistics.median(timed["seconds"]) if timed and timed["seconds"] else None
+    return (
+        1000 * statistics.median(timed["seconds"])
+        if timed and timed["seconds"]
+        else None
+    )
 
 
 def file_bytes(row: Mapping[str, Any]) -> int | None:
     """The size in the first format that can hold the program."""
-    return next((entry["bytes"] for entry in row["files"] if entry["bytes"] is not None), None)
+    return next(
+        (entry["bytes"] for entry in row["files"] if entry["bytes"] is not None), None
+    )
 
 
 def peak_bytes(row: Mapping[str, Any]) -> int | None:
@@ -65,7 +74,9 @@ def _megabytes(value: int | None) -> float | None:
 
 
 def why(row: Mapping[str, Any]) -> str:
-    """Return the error of a row, or why it did not run, or that its outputs are not finite; "" for any other row."""
+    """Return the error of a row, or why it did not run, or that its outputs are not
+    finite; "" for any other row.
+    """
     error = row["error"]
     if error is None and row["not_run"] is None and has_only_non_finite(row):
         return "no finite output: no number was compared"
@@ -80,15 +91,55 @@ COLUMNS = (
     Column("backends", lambda row: row["target"]),
     Column("type", lambda row: row["quantize"]),
     Column("status", status, 0, str, "failed, differs from eager, not run here, or ok"),
-    Column("delegated", share, 1, percent, "share of the operators that are in delegates"),
-    Column("operators", lambda row: row["operators"], 9, str, "operators of the program"),
+    Column(
+        "delegated", share, 1, percent, "share of the operators that are in delegates"
+    ),
+    Column(
+        "operators", lambda row: row["operators"], 9, str, "operators of the program"
+    ),
     Column("delegates", lambda row: row["delegates"], 5),
-    Column("error", worst_error, 3, lambda v: f"{v:.1e}", "largest error, relative to eager's largest value"),
-    Column("ms", lambda row: milliseconds(row, "latency"), 2, _digits, "median of a call of each method"),
-    Column("eager ms", lambda row: milliseconds(row, "eager"), 6, _digits, "the same in eager PyTorch, in turns"),
-    Column("file MB", lambda row: _megabytes(file_bytes(row)), 4, _digits, "size of the program's file"),
-    Column("lower s", lambda row: row["measured"]["seconds"].get("lower"), 7, _digits, "lowering, without the export"),
-    Column("peak MB", lambda row: _megabytes(peak_bytes(row)), 8, _digits, "peak memory of the cell's process"),
+    Column(
+        "error",
+        worst_error,
+        3,
+        lambda v: f"{v:.1e}",
+        "largest error, relative to eager's largest value",
+    ),
+    Column(
+        "ms",
+        lambda row: milliseconds(row, "latency"),
+        2,
+        _digits,
+        "median of a call of each method",
+    ),
+    Column(
+        "eager ms",
+        lambda row: milliseconds(row, "eager"),
+        6,
+        _digits,
+        "the same in eager PyTorch, in turns",
+    ),
+    Column(
+        "file MB",
+        lambda row: _megabytes(file_bytes(row)),
+        4,
+        _digits,
+        "size of the program's file",
+    ),
+    Column(
+        "lower s",
+        lambda row: row["measured"]["seconds"].get("lower"),
+        7,
+        _digits,
+        "lowering, without the export",
+    ),
+    Column(
+        "peak MB",
+        lambda row: _megabytes(peak_bytes(row)),
+        8,
+        _digits,
+        "peak memory of the cell's process",
+    ),
     Column("why", why, 10),
 )
 _MISSING = "-"
@@ -106,13 +157,19 @@ def text_of(column: Column, row: Mapping[str, Any]) -> str:
 
 
 def terminal_table(rows: Sequence[Mapping[str, Any]], width: int | None = None) -> str:
-    """Rows as text. If it is wider than ``width``, columns are left out, and in the end texts are cut.
+    """Rows as text. If it is wider than ``width``, columns are left out, and in the end
+    texts are cut.
 
     Where there is no room for the column that says why, the reasons stand below.
     """
-    columns = [column for column in COLUMNS if column.head != "why" or any(map(why, rows))]
+    columns = [
+        column for column in COLUMNS if column.head != "why" or any(map(why, rows))
+    ]
     while True:
-        shown = [[column.head.upper() for column in columns], *(cells(row, columns) for row in rows)]
+        shown = [
+            [column.head.upper() for column in columns],
+            *(cells(row, columns) for row in rows),
+        ]
         text = table(shown)
         wide = max(map(len, text.split("\n")))
         if width is None or wide <= width:
@@ -120,14 +177,22 @@ def terminal_table(rows: Sequence[Mapping[str, Any]], width: int | None = None) 
         if columns[-1].head == "why":
             room = width - (wide - max(len(printable(row[-1])) for row in shown))
             if room >= _READABLE:  # what is cut here is whole in the page
-                return table([[*row[:-1], _cut(printable(row[-1]), room)] for row in shown])
+                return table(
+                    [[*row[:-1], _cut(printable(row[-1]), room)] for row in shown]
+                )
         column = max(columns, key=lambda c: c.rank)
         if column.rank == 0:
             room = max(4, (width - 2 * (len(columns) - 1)) // len(columns))
-            text = table([[_cut(printable(cell), room) for cell in row] for row in shown])
+            text = table(
+                [[_cut(printable(cell), room) for cell in row] for row in shown]
+            )
             break
         columns.remove(column)
-    reasons = [] if columns[-1].head == "why" else list(dict.fromkeys(f"{status(r)}: {why(r)}" for r in rows if why(r)))
+    reasons = (
+        []
+        if columns[-1].head == "why"
+        else list(dict.fromkeys(f"{status(r)}: {why(r)}" for r in rows if why(r)))
+    )
     lines = [*text.split("\n"), *map(printable, reasons)]
     return "\n".join(lines if width is None else [_cut(line, width) for line in lines])
 
@@ -143,17 +208,31 @@ def _cut(text: str, length: int) -> str:
 def summary(rows: Sequence[Mapping[str, Any]], total: int) -> str:
     """How the cells ended, in a line."""
     listed = [status(row) for row in rows]
-    counts = [f"{listed.count(name)} {name}" for name in ("ok", "not run", "differs", "failed") if name in listed]
+    counts = [
+        f"{listed.count(name)} {name}"
+        for name in ("ok", "not run", "differs", "failed")
+        if name in listed
+    ]
     missing = [f"{total - len(rows)} without a row"] if total > len(rows) else []
-    return f"{total} cell{'s' if total != 1 else ''}: {', '.join([*counts, *missing]) or 'none'}"
+    return (
+        f"{total} cell{'s' if total != 1 else ''}:"
+        f" {', '.join([*counts, *missing]) or 'none'}"
+    )
 
 
-def by_model(rows: Sequence[Mapping[str, Any]], times: bool = True) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of a table with a row for each model and quantization, and a column for each target."""
+def by_model(
+    rows: Sequence[Mapping[str, Any]], times: bool = True
+) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of a table with a row for each model and quantization, and a
+    column for each target.
+    """
     found = {key_of(row): row for row in rows}
     targets = list(dict.fromkeys(row["target"] for row in rows))
     listed = list(dict.fromkeys((name, kind) for name, _, kind in found))
-    body = [[n, kind, *(in_short(found.get((n, t, kind)), times) for t in targets)] for n, kind in listed]
+    body = [
+        [n, kind, *(in_short(found.get((n, t, kind)), times) for t in targets)]
+        for n, kind in listed
+    ]
     return ["model", "type", *targets], body
 
 
@@ -163,23 +242,42 @@ def in_short(row: Mapping[str, Any] | None, times: bool = True) -> str:
         return ""
     if row["error"] is not None and row["operators"] is None:
         return f"failed: {row['error']['code']}"
-    error, time = worst_error(row), milliseconds(row, "latency") if times else None
+    error = worst_error(row)
+    time = milliseconds(row, "latency") if times else None
     parts = [percent(share(row) or 0.0)]
     parts += [] if error is None else ["equal" if error == 0 else f"{error:.0e}"]
     parts += ["differs"] if agrees(row) is False else []
     parts += ["no finite output"] if has_only_non_finite(row) else []
     parts += [] if time is None else [f"{_digits(time)} ms"]
     parts += ["not run"] if row["not_run"] else []
-    return ", ".join(parts + ([f"failed: {row['error']['code']}"] if row["error"] else []))
+    return ", ".join(
+        parts + ([f"failed: {row['error']['code']}"] if row["error"] else [])
+    )
 
 
-def markdown(rows: Sequence[Mapping[str, Any]], title: str = "Matrix", times: bool = True) -> str:
-    """Three tables: by model, all rows, and what was refused. ``times``: whether what was measured is in them."""
+def markdown(
+    rows: Sequence[Mapping[str, Any]], title: str = "Matrix", times: bool = True
+) -> str:
+    """Three tables: by model, all rows, and what was refused. ``times``: whether what
+    was measured is in them.
+    """
     heads, body = by_model(rows, times)
     columns = [column for column in COLUMNS if times or column.head not in _MEASURED]
-    parts = [f"# {_escaped(title)}", summary(rows, len(rows)), markdown_table(heads, body), "## Cells"]
-    parts += [markdown_table([column.head for column in columns], (cells(row, columns) for row in rows))]
-    refused = [[str(r.count), r.backend, r.operator, r.reason, r.some_models()] for r in refusals_of(rows)]
+    parts = [
+        f"# {_escaped(title)}",
+        summary(rows, len(rows)),
+        markdown_table(heads, body),
+        "## Cells",
+    ]
+    parts += [
+        markdown_table(
+            [column.head for column in columns], (cells(row, columns) for row in rows)
+        )
+    ]
+    refused = [
+        [str(r.count), r.backend, r.operator, r.reason, r.some_models()]
+        for r in refusals_of(rows)
+    ]
     if refused:
         parts += ["## What stays on the host", markdown_table(REFUSED, refused)]
     return "\n\n".join(parts) + "\n"
@@ -203,7 +301,9 @@ def _escaped(text: str) -> str:
 
 
 def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
-    """All columns of all rows as CSV, numbers in full; what spreadsheets would take for a formula is quoted as text."""
+    """All columns of all rows as CSV, numbers in full; what spreadsheets would take for
+    a formula is quoted as text.
+    """
     into = io.StringIO()
     writer = csv.writer(into, lineterminator="\n")
     writer.writerow(column.head for column in COLUMNS)

@@ -1,4 +1,6 @@
-"""Pictures of a lowered program: the host's graph with its delegates, the inside of each, branches and loops."""
+"""Pictures of a lowered program: the host's graph with its delegates, the inside of
+each, branches and loops.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from delegraph.reports import (
     pluralize,
     refused_by,
 )
-from delegraph_programs import constant_placeholders, is_operator, operator_name, placeholders
+from delegraph_programs import (
+    constant_placeholders,
+    is_operator,
+    operator_name,
+    placeholders,
+)
 from delegraph_programs.call_names import LEFT, unpacked
 from delegraph_programs.exported_program import CALL_DELEGATE
 from torch.fx import GraphModule, Node
@@ -39,7 +46,8 @@ _LISTED = 6
 
 @dataclass(frozen=True)
 class Drawn:
-    """One picture of a report: of a method, of a subgraph of its control flow, or of the inside of a delegate.
+    """One picture of a report: of a method, of a subgraph of its control flow, or of
+    the inside of a delegate.
 
     ``note`` says what was left out to make it small enough.
     """
@@ -58,7 +66,8 @@ class Drawn:
 
 @dataclass(frozen=True)
 class MethodPictures:
-    """The method's own graph and its subgraphs, and the inside of each delegate by its name.
+    """The method's own graph and its subgraphs, and the inside of each delegate by its
+    name.
 
     ``overview`` is the graph with little but its delegates, if that is smaller.
     """
@@ -70,7 +79,8 @@ class MethodPictures:
 
 @dataclass(frozen=True)
 class Links:
-    """Rows of the page that pictures lead to: those of causes, and those of values that were compared with eager.
+    """Rows of the page that pictures lead to: those of causes, and those of values that
+    were compared with eager.
 
     Each is by its id; of a cause that, of a value where it is computed and its name.
     """
@@ -91,7 +101,10 @@ def boxes_about(pictures: Iterable[Drawn]) -> dict[str, list[str]]:
 
 def tones(report: Report) -> dict[str, int]:
     """Backend -> number of its colour, for the backends that have delegates."""
-    return {name: k for k, name in enumerate(dict.fromkeys(row.backend for row in report.delegates))}
+    return {
+        name: k
+        for k, name in enumerate(dict.fromkeys(row.backend for row in report.delegates))
+    }
 
 
 def method_pictures(
@@ -102,9 +115,11 @@ def method_pictures(
     links: Links | None = None,
     profile: ProgramProfile | None = None,
 ) -> MethodPictures | None:
-    """The pictures of one method, with ids that begin with ``prefix``; None if there is no program to draw.
+    """The pictures of one method, with ids that begin with ``prefix``; None if there is
+    no program to draw.
 
-    ``profile`` colours the operators by their times; without it ``found`` does by their errors.
+    ``profile`` colours the operators by their times; without it ``found`` does by their
+    errors.
     """
     if method not in report.origin.programs:
         return None
@@ -113,14 +128,26 @@ def method_pictures(
 
 
 class _MethodDrawing:
-    """What the pictures of one method share: who owns which delegate, and why operators were refused."""
+    """What the pictures of one method share: who owns which delegate, and why operators
+    were refused.
+    """
 
-    def __init__(self, report: Report, method: str, prefix: str, heat: Heat, links: Links) -> None:
-        self.origin, self.heat, self.links = report.origin, heat, links
-        self.method, self.prefix, self.tones = method, prefix, tones(report)
+    def __init__(
+        self, report: Report, method: str, prefix: str, heat: Heat, links: Links
+    ) -> None:
+        self.origin = report.origin
+        self.heat = heat
+        self.links = links
+        self.method = method
+        self.prefix = prefix
+        self.tones = tones(report)
         self.labels = Labels(report.origin.notation(method))
         rows = {(row.method, row.name): row for row in report.delegates}
-        mine = [d for d in self.origin.delegates if d.method == method and (method, d.name) in rows]
+        mine = [
+            d
+            for d in self.origin.delegates
+            if d.method == method and (method, d.name) in rows
+        ]
         self.delegates = [(rows[method, d.name], d) for d in mine]
         self.numbers = {id(d.module): k for k, (_, d) in enumerate(self.delegates)}
         self.graphs: list[Drawn] = []
@@ -133,10 +160,23 @@ class _MethodDrawing:
         program = self.origin.programs[self.method]
         hidden = constant_placeholders(program)
         names = _output_names(program.graph_signature.output_specs)
-        whole = self.draw(f"method {self.method}", program.graph_module, hidden, names, dict(placeholders(program)))
+        whole = self.draw(
+            f"method {self.method}",
+            program.graph_module,
+            hidden,
+            names,
+            dict(placeholders(program)),
+        )
         rough = overview(whole)
-        first = Drawn.of(f"overview of method {self.method}", rough, f"{self.prefix}o") if rough else None
-        inside = {row.name: self._inside(row, info, self.id(k)) for k, (row, info) in enumerate(self.delegates)}
+        first = (
+            Drawn.of(f"overview of method {self.method}", rough, f"{self.prefix}o")
+            if rough
+            else None
+        )
+        inside = {
+            row.name: self._inside(row, info, self.id(k))
+            for k, (row, info) in enumerate(self.delegates)
+        }
         return MethodPictures(self.graphs, inside, first)
 
     def _inside(self, row: DelegateRow, info: DelegateInfo, id: str) -> Drawn:
@@ -144,9 +184,15 @@ class _MethodDrawing:
         return Drawn.of(f"inside of {row.name}", picture, id)
 
     def about(self, node: Node, where: str) -> tuple[str, ...]:
-        """The rows of the page that tell about an operator of the host, or a cast at the border of a delegate."""
+        """The rows of the page that tell about an operator of the host, or a cast at
+        the border of a delegate.
+        """
         causes = self.causes.get(node.meta.get("debug_handle", 0), ())
-        causes = causes if causes and is_operator(node) and "boundary" not in node.meta else ()
+        causes = (
+            causes
+            if causes and is_operator(node) and "boundary" not in node.meta
+            else ()
+        )
         return (*causes, *filter(None, [self.links.values.get((where, node.name))]))
 
     def id(self, delegate: int) -> str:
@@ -162,7 +208,9 @@ class _MethodDrawing:
         specs: Mapping[Node, Any] | None = None,
         path: str = "",
     ) -> Picture:
-        """Draw a graph, and after it those of its control flow; returns all of it. ``path`` leads to a subgraph."""
+        """Draw a graph, and after it those of its control flow; returns all of it.
+        ``path`` leads to a subgraph.
+        """
         place = len(self.graphs)
         self.graphs.append(Drawn(title, Picture((), ()), f"{self.prefix}g{place}"))
         picture = _Host(self, root, set(hidden), specs, path).picture(names)
@@ -185,7 +233,9 @@ class _Graph:
         return len(self.boxes) - 1
 
     def unpack(self, node: Node) -> bool:
-        """Whether ``node`` takes one of several results; then it is no box, but a value of the box that made them."""
+        """Whether ``node`` takes one of several results; then it is no box, but a value
+        of the box that made them.
+        """
         maker = unpacked(node)
         if maker not in self.box_of:
             return False
@@ -198,25 +248,37 @@ class _Graph:
                 self.uses.setdefault(value, {})[user] = None
 
     def to_picture(self) -> Picture:
-        wires = [Wire(self.box_of[v], tuple(users), partial(self.label, v)) for v, users in self.uses.items()]
+        wires = [
+            Wire(self.box_of[v], tuple(users), partial(self.label, v))
+            for v, users in self.uses.items()
+        ]
         return Picture(self.boxes, wires)
 
     def label(self, value: Node) -> str:
         return self.labels.value(value)
 
     def more(self, node: Node, where: str, heat: Heat) -> Iterator[str]:
-        """What the box of an operator says below its name: the type of its result, and its error or its time."""
+        """What the box of an operator says below its name: the type of its result, and
+        its error or its time.
+        """
         yield self.labels.value(node, named=False)
         yield from heat.shown(where, node.name)
 
     def border(self, kind: str, title: str, node: Node) -> Box:
         """The box of an input or output of the graph."""
         shown = self.labels.value(node, named=False)
-        return Box((title, shown), lambda: (title, self.labels.value(node)), "border", owner=kind)
+        return Box(
+            (title, shown),
+            lambda: (title, self.labels.value(node)),
+            "border",
+            owner=kind,
+        )
 
 
 class _Host(_Graph):
-    """A graph that the host runs. ``specs``: signature of the method's own graph; None for a subgraph."""
+    """A graph that the host runs. ``specs``: signature of the method's own graph; None
+    for a subgraph.
+    """
 
     def __init__(
         self,
@@ -227,8 +289,12 @@ class _Host(_Graph):
         path: str,
     ) -> None:
         super().__init__(method.labels)
-        self.path, self.where = path, f"host, in {path}" if path else "host"
-        self.method, self.root, self.hidden, self.specs = method, root, hidden, specs or {}
+        self.path = path
+        self.where = f"host, in {path}" if path else "host"
+        self.method = method
+        self.root = root
+        self.hidden = hidden
+        self.specs = specs or {}
         self.is_subgraph = specs is None
         self.rows: dict[Node, DelegateRow] = {}
         self.firsts: dict[Any, Node] = {}
@@ -250,7 +316,11 @@ class _Host(_Graph):
         """With the name that a delegate's output has in the report."""
         call, index = (*value.args, None, None)[:2]
         row = self.rows.get(call) if isinstance(call, Node) else None
-        of = f", output {row.outputs[index].name} of {row.name}" if row and isinstance(index, int) else ""
+        of = (
+            f", output {row.outputs[index].name} of {row.name}"
+            if row and isinstance(index, int)
+            else ""
+        )
         return self.labels.value(value) + of
 
     def _call(self, node: Node) -> None:
@@ -263,7 +333,12 @@ class _Host(_Graph):
         else:
             title = f"cast of {node.all_input_nodes[0].name}"
             shown = (title, self.labels.value(node))
-            box = Box(shown, kind="border", owner="cast", about=self.method.about(node, self.where))
+            box = Box(
+                shown,
+                kind="border",
+                owner="cast",
+                about=self.method.about(node, self.where),
+            )
         self.connect(node.all_input_nodes, self.add(box, node))
 
     def _delegate(self, node: Node) -> Box:
@@ -273,13 +348,26 @@ class _Host(_Graph):
             return Box((node.name, "delegate"), (node.name,), owner="delegate")
         self.rows[node] = row = self.method.delegates[number][0]
         name = row.name.removeprefix(f"{self.path}.")
-        box = _delegate_box(row, name, self.method.tones[row.backend], self.method.id(number))
+        box = _delegate_box(
+            row, name, self.method.tones[row.backend], self.method.id(number)
+        )
         more = partial(self.method.heat.shown, row.name, "")
-        return replace(box, heat=self.method.heat.heat(row.name), about=(self.method.id(number),), more=more)
+        return replace(
+            box,
+            heat=self.method.heat.heat(row.name),
+            about=(self.method.id(number),),
+            more=more,
+        )
 
     def _operator(self, node: Node) -> Box:
-        held = [(n, _fetch(self.root, n)) for n in node.all_input_nodes if n.op == "get_attr"]
-        subgraphs = [(owner, module) for owner, module in held if isinstance(module, GraphModule)]
+        held = [
+            (n, _fetch(self.root, n))
+            for n in node.all_input_nodes
+            if n.op == "get_attr"
+        ]
+        subgraphs = [
+            (owner, module) for owner, module in held if isinstance(module, GraphModule)
+        ]
         body = f"{self.method.prefix}g{len(self.method.graphs)}" if subgraphs else ""
         for owner, module in subgraphs:
             path = f"{self.path}.{owner.target}" if self.path else str(owner.target)
@@ -296,7 +384,9 @@ class _Host(_Graph):
         )
 
     def _owner(self, node: Node) -> str:
-        """What the call counts as, so that pictures count as many operators of the host as the tables do."""
+        """What the call counts as, so that pictures count as many operators of the host
+        as the tables do.
+        """
         if not is_operator(node):
             return "size computation"
         whole = node.meta.get(LEFT)
@@ -310,31 +400,48 @@ class _Host(_Graph):
         return is_operator(node) and bool(self.method.origin.backends)
 
     def _refusals(self, node: Node) -> list[tuple[str, str]]:
-        """Who refused an operator of the host, and why: every backend; of a subgraph's none may have been asked."""
+        """Who refused an operator of the host, and why: every backend; of a subgraph's
+        none may have been asked.
+        """
         if not is_operator(node):
             return []
         origin = self.method.origin
-        refusals = refused_by(node, origin.reasons.get(self.method.method, {}), origin.backends)
-        return [r for r in refusals if r[1] != NOT_TAGGED] if self.is_subgraph else refusals
+        refusals = refused_by(
+            node, origin.reasons.get(self.method.method, {}), origin.backends
+        )
+        return (
+            [r for r in refusals if r[1] != NOT_TAGGED]
+            if self.is_subgraph
+            else refusals
+        )
 
     def _tooltip(self, node: Node) -> Iterator[str]:
         yield from self.labels.call(node, self.hidden)
-        yield from (f"refused by {who}: {self.labels.notation.text(why)}" for who, why in self._refusals(node))
+        yield from (
+            f"refused by {who}: {self.labels.notation.text(why)}"
+            for who, why in self._refusals(node)
+        )
         yield from self.method.heat.lines(self.where, node.name)
 
     def _outputs(self, node: Node, names: Sequence[str]) -> None:
-        values = node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
+        values = (
+            node.args[0] if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
+        )
         for k, value in enumerate(values):
             if isinstance(value, Node):
                 name = names[k] if k < len(names) else f"output_{k}"
                 self.connect([value], self.add(self.border("output", name, value)))
 
 
-def _inside(row: DelegateRow, operators: Sequence[Node], method: _MethodDrawing) -> Picture:
+def _inside(
+    row: DelegateRow, operators: Sequence[Node], method: _MethodDrawing
+) -> Picture:
     """The operators of a delegate between its inputs and its outputs."""
     nodes = [n for op in operators for n in (op, *(u for u in op.users if unpacked(u)))]
-    labels, heat = method.labels, method.heat
-    graph, mine = _Graph(labels), set(nodes)
+    labels = method.labels
+    heat = method.heat
+    graph = _Graph(labels)
+    mine = set(nodes)
     names = {a.name for a in row.inputs}
     around = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in mine)
     for node in (n for n in around if n.name in names):
@@ -352,13 +459,17 @@ def _inside(row: DelegateRow, operators: Sequence[Node], method: _MethodDrawing)
                 "backend",
                 method.tones[row.backend],
                 heat=heat.heat(row.name, node.name),
-                about=tuple(filter(None, [method.links.values.get((row.name, node.name))])),
+                about=tuple(
+                    filter(None, [method.links.values.get((row.name, node.name))])
+                ),
                 more=partial(graph.more, node, row.name, heat),
             )
             graph.connect(node.all_input_nodes, graph.add(box, node))
     leaving = {a.name for a in row.outputs}
     for node in (n for n in nodes if n.name in leaving):
-        graph.connect([node], graph.add(graph.border("output", f"output {node.name}", node)))
+        graph.connect(
+            [node], graph.add(graph.border("output", f"output {node.name}", node))
+        )
     return graph.to_picture()
 
 
@@ -370,13 +481,20 @@ def _delegate_box(row: DelegateRow, name: str, tone: int, link: str) -> Box:
     size = f"{pluralize(row.operator_count, 'operator')}, {format_size(row.bytes)}"
     tooltip = (f"{row.name}: {row.backend} ({row.producer})", size, *row.details())
     shown = (name, row.backend, size, *listed)
-    return Box(shown, tooltip, "backend", tone, link=link, owner=f"{row.backend} delegate")
+    return Box(
+        shown, tooltip, "backend", tone, link=link, owner=f"{row.backend} delegate"
+    )
 
 
 def _output_names(specs: Iterable[Any]) -> list[str]:
-    """``output_0`` and so on, as ``verify`` counts them; for what is stored and not returned, where."""
+    """``output_0`` and so on, as ``verify`` counts them; for what is stored and not
+    returned, where.
+    """
     numbers = count()
-    return [f"new value of {s.target}" if s.target else f"output_{next(numbers)}" for s in specs]
+    return [
+        f"new value of {s.target}" if s.target else f"output_{next(numbers)}"
+        for s in specs
+    ]
 
 
 def _fetch(root: GraphModule, node: Any) -> LoweredBackendModule | GraphModule | None:

@@ -1,4 +1,6 @@
-"""What the pictures of a program show by colours: how wrong its values are, or how much of a call's time is theirs."""
+"""What the pictures of a program show by colours: how wrong its values are, or how much
+of a call's time is theirs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from ..drawing import HEATS
 from ..profiling import Part, ProgramProfile
 
 _SHARES = (0.01, 0.05, 0.2)
-"""Shares of a call from which on an operator has the second colour, the third and the last."""
+"""Shares of a call from which on an operator has the second colour, the third and the
+last.
+"""
 SHARES = ("less than 1 % of the call", "1 % or more", "5 % or more", "20 % or more")
 """What the colours of times mean."""
 _LISTED = 4
@@ -29,7 +33,9 @@ class Heat(Protocol):
     """Figures of operators by ``where`` they run and the names of their nodes."""
 
     def heat(self, where: str, node: str = "") -> int:
-        """The colour of an operator, or of a whole delegate: 0 where nothing is known, else from 1 to ``HEATS``."""
+        """The colour of an operator, or of a whole delegate: 0 where nothing is known,
+        else from 1 to ``HEATS``.
+        """
 
     def shown(self, where: str, node: str) -> Iterator[str]:
         """What its box says of it."""
@@ -60,12 +66,17 @@ class Errors:
         row = self._rows.get((where, node))
         if row is not None:
             remark = f" ({row.figures.remark})" if row.figures.remark else ""
-            yield f"differs from float64 by {row.figures.relative_error:.2g} of the largest value{remark}"
+            yield (
+                f"differs from float64 by {row.figures.relative_error:.2g} of the"
+                f" largest value{remark}"
+            )
             yield f"eager does by {row.eager_error:.2g}"
 
 
 class Times:
-    """How long operators take. What several were fused into colours each of them, and each says so."""
+    """How long operators take. What several were fused into colours each of them, and
+    each says so.
+    """
 
     def __init__(self, profile: ProgramProfile) -> None:
         self._total = profile.total
@@ -83,7 +94,10 @@ class Times:
         if parts:
             together = max(len(part.nodes) for part in parts) if node else 1
             shared = f", {together} operators together" if together > 1 else ""
-            yield f"{1000 * sum(p.seconds for p in parts):.3g} ms, {self._share(parts):.1%}{shared}"
+            yield (
+                f"{1000 * sum(p.seconds for p in parts):.3g} ms,"
+                f" {self._share(parts):.1%}{shared}"
+            )
 
     def lines(self, where: str, node: str) -> Iterator[str]:
         parts = self._parts.get((where, node), [])
@@ -92,7 +106,10 @@ class Times:
             shared = f" for this and {others} more" if others > 0 else ""
             yield f"{part.what}: {1000 * part.seconds:.3g} ms{shared}"
         if rest := parts[_LISTED:]:  # iterations of a loop
-            yield f"{len(rest)} times more: {1000 * sum(part.seconds for part in rest):.3g} ms"
+            yield (
+                f"{len(rest)} times more:"
+                f" {1000 * sum(part.seconds for part in rest):.3g} ms"
+            )
 
     def _share(self, parts: list[Part]) -> float:
         return sum(part.seconds for part in parts) / self._total

@@ -12,7 +12,12 @@ from delegraph_programs import operator_name, source_of
 from torch.fx import Node
 
 _OF_TORCH = ("aten.", "quantized_decomposed.")
-_NUMBERS = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool", type(None): ""}
+_NUMBERS = {
+    torch.SymInt: "int",
+    torch.SymFloat: "float",
+    torch.SymBool: "bool",
+    type(None): "",
+}
 
 
 class Labels:
@@ -23,7 +28,8 @@ class Labels:
         self._types: dict[Node, str] = {}
 
     def type(self, value: Any) -> str:
-        """The type of a value as ``node.meta["val"]`` records it: ``float32[batch, 3]``, ``int``; "" for None.
+        """The type of a value as ``node.meta["val"]`` records it: ``float32[batch,
+        3]``, ``int``; "" for None.
 
         The types of a list of values are separated by commas.
         """
@@ -34,24 +40,38 @@ class Labels:
         return _NUMBERS.get(type(value), type(value).__name__)
 
     def value(self, node: Node, named: bool = True) -> str:
-        """The value of ``node`` as text: ``name: float32[2, 3]``, or the type alone if ``named`` is false.
+        """The value of ``node`` as text: ``name: float32[2, 3]``, or the type alone if
+        ``named`` is false.
 
         A value without a recorded type is written as its name.
         """
-        if node not in self._types:  # cached, because a picture shows it in a box, at an edge and in a tooltip
+        # cached, because a picture shows it in a box, at an edge and in a tooltip
+        if node not in self._types:
             self._types[node] = self.type(node.meta.get("val"))
         type_text = self._types[node]
-        return f"{node.name}: {type_text}" if named and type_text else node.name if named else type_text
+        return (
+            f"{node.name}: {type_text}"
+            if named and type_text
+            else node.name
+            if named
+            else type_text
+        )
 
     def call(self, node: Node, hidden: Iterable[Node] = ()) -> Iterator[str]:
-        """The lines of a call's tooltip: operator with operands, result, constant operands, and the user's line.
+        """The lines of a call's tooltip: operator with operands, result, constant
+        operands, and the user's line.
 
-        ``hidden``: the constants that the picture does not draw; those among the operands get a line of their own.
+        ``hidden``: the constants that the picture does not draw; those among the
+        operands get a line of their own.
         """
         constants = set(hidden)
-        yield f"{operator_name(node)}({', '.join(n.name for n in node.all_input_nodes)})"
+        yield (
+            f"{operator_name(node)}({', '.join(n.name for n in node.all_input_nodes)})"
+        )
         yield self.value(node)
-        yield from (f"constant {self.value(n)}" for n in node.all_input_nodes if n in constants)
+        yield from (
+            f"constant {self.value(n)}" for n in node.all_input_nodes if n in constants
+        )
         source = source_of(node)
         if source is not None:
             yield f"at {source}"
@@ -64,5 +84,11 @@ def _name_of_dtype(dtype: torch.dtype) -> str:
 
 
 def stem(operator: str) -> str:
-    """A short name of an operator: ``add`` for ``aten.add.Tensor``. Names of other libraries are not shortened."""
-    return operator.split(".")[1] if operator.startswith(_OF_TORCH) and operator.count(".") == 2 else operator
+    """A short name of an operator: ``add`` for ``aten.add.Tensor``. Names of other
+    libraries are not shortened.
+    """
+    return (
+        operator.split(".")[1]
+        if operator.startswith(_OF_TORCH) and operator.count(".") == 2
+        else operator
+    )

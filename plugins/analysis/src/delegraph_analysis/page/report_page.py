@@ -1,4 +1,6 @@
-"""A report as one HTML page that opens without network: pictures of the methods, and tables of all its rows."""
+"""A report as one HTML page that opens without network: pictures of the methods, and
+tables of all its rows.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from delegraph.reports import (
 )
 from delegraph_programs import Source
 
-from ..accuracy.operators import OperatorStatistics, OperatorVerification, operators_of, severity
+from ..accuracy.operators import (
+    OperatorStatistics,
+    OperatorVerification,
+    operators_of,
+    severity,
+)
 from ..drawing import TONES, frame, head, share, swatch, text
 from ..profiling import ProgramProfile
 from .graphs import Drawn, Links, boxes_about, method_pictures, tones
@@ -29,15 +36,23 @@ from .heat import SHARES
 from .tables import cell, code, fact_cell, fact_class, lines, link, places, table
 
 BOXES = 3000
-"""Boxes that are drawn inside delegates, over the whole page; the delegates after these are in the table only."""
+"""Boxes that are drawn inside delegates, over the whole page; the delegates after these
+are in the table only.
+"""
 _WORST = 20
 """Operators with the largest errors that the page lists."""
 _SLOWEST = 100
 """Rows of a table of times."""
-_DEGREES = ("agrees with float64", "near its tolerance", "differs", "differs by more than ten times that")
+_DEGREES = (
+    "agrees with float64",
+    "near its tolerance",
+    "differs",
+    "differs by more than ten times that",
+)
 _HINT = (
-    "Values flow down. Point at a box or a line for types, the line of your program, and reasons. A delegate leads to \
-what is inside, an operator of the host to the reason against it. Drag to move, Ctrl and wheel or + and - to scale."
+    "Values flow down. Point at a box or a line for types, the line of your program,"
+    " and reasons. A delegate leads to what is inside, an operator of the host to the"
+    " reason against it. Drag to move, Ctrl and wheel or + and - to scale."
 )
 
 
@@ -55,21 +70,34 @@ def render_page(
     verifications: Mapping[str, Verification] | None = None,
     profiles: Mapping[str, ProgramProfile] | None = None,
 ) -> str:
-    """One page with a picture of each method; it refers to nothing outside, and runs its own script alone.
+    """One page with a picture of each method; it refers to nothing outside, and runs
+    its own script alone.
 
-    ``verifications``: by method what ``verify`` returned, which the page shows too; that of ``verify_operators``
-    colours the pictures. ``profiles``: by method what ``profile`` returned; the page has its tables, and the pictures
-    of such a method are coloured by times, whatever was verified. Two runs of one lowering differ in the times only.
-    Raises InputError for other objects.
+    ``verifications``: by method what ``verify`` returned, which the page shows too;
+    that of ``verify_operators`` colours the pictures. ``profiles``: by method what
+    ``profile`` returned; the page has its tables, and the pictures of such a method are
+    coloured by times, whatever was verified. Two runs of one lowering differ in the
+    times only. Raises InputError for other objects.
     """
     for method, found in (verifications or {}).items():
         if not isinstance(found, Verification):
-            text = f"method {method} has {type(found).__name__}, not what verify returned"
-            raise InputError("input-invalid", text, hint="to_html({'forward': lowered.verify(...)})")
+            text = (
+                f"method {method} has {type(found).__name__}, not what verify returned"
+            )
+            raise InputError(
+                "input-invalid", text, hint="to_html({'forward': lowered.verify(...)})"
+            )
     for method, profile in (profiles or {}).items():
         if not isinstance(profile, ProgramProfile):
-            text = f"method {method} has {type(profile).__name__}, not what profile returned"
-            raise InputError("input-invalid", text, hint="render_page(report, {}, {'forward': lowered.profile(...)})")
+            text = (
+                f"method {method} has {type(profile).__name__}, not what profile"
+                " returned"
+            )
+            raise InputError(
+                "input-invalid",
+                text,
+                hint="render_page(report, {}, {'forward': lowered.profile(...)})",
+            )
     return "".join(_Page(report, verifications or {}, profiles or {}).parts())
 
 
@@ -77,15 +105,24 @@ class _Page:
     """One page while it is written."""
 
     def __init__(
-        self, report: Report, verifications: Mapping[str, Verification], profiles: Mapping[str, ProgramProfile]
+        self,
+        report: Report,
+        verifications: Mapping[str, Verification],
+        profiles: Mapping[str, ProgramProfile],
     ) -> None:
-        self.report, self.tones, self.room = report, tones(report), BOXES
-        self.verifications, self.profiles = verifications, profiles
+        self.report = report
+        self.tones = tones(report)
+        self.room = BOXES
+        self.verifications = verifications
+        self.profiles = profiles
         self.ids = {method: f"m{k}" for k, method in enumerate(report.host)}
 
     def parts(self) -> Iterator[str]:
         yield head("Delegation report")
-        yield f"<body>\n<header>\n<h1>Delegation report</h1>\n<p>{text(self.report.summary())}.</p>\n"
+        yield (
+            "<body>\n<header>\n<h1>Delegation"
+            f" report</h1>\n<p>{text(self.report.summary())}.</p>\n"
+        )
         yield from self._shares()
         yield "</header>\n"
         if len(self.report.host) > 1:
@@ -98,29 +135,60 @@ class _Page:
         yield f'<p class="faint">{SCHEMA}</p>\n</body></html>\n'
 
     def _shares(self) -> Iterator[str]:
-        """Who computes how many operators, as a bar, and its colours with the others of the page."""
+        """Who computes how many operators, as a bar, and its colours with the others of
+        the page.
+        """
         parts = []
         for backend, tone in self.tones.items():
-            count = sum(row.operator_count for row in self.report.delegates if row.backend == backend)
-            parts.append((f"t{tone % TONES}", count, f"{backend}: {pluralize(count, 'operator')}"))
+            count = sum(
+                row.operator_count
+                for row in self.report.delegates
+                if row.backend == backend
+            )
+            parts.append(
+                (
+                    f"t{tone % TONES}",
+                    count,
+                    f"{backend}: {pluralize(count, 'operator')}",
+                )
+            )
         left = self.report.host_operators
-        parts += [("host", left, f"host: {pluralize(left, 'operator')}")] if left else []
+        parts += (
+            [("host", left, f"host: {pluralize(left, 'operator')}")] if left else []
+        )
         yield share(parts)
         looks = [(classes, what) for classes, _, what in parts]
         looks += [("host marked", "refused by a backend")] if self.report.causes else []
         looks += [("border", "input, output")]
         if self.profiles:
             looks += [(f"host e{k}", share) for k, share in enumerate(SHARES, start=1)]
-        if any(operators_of(v) for m, v in self.verifications.items() if m not in self.profiles):
-            looks += [(f"host e{k}", degree) for k, degree in enumerate(_DEGREES, start=1)]
-        items = "".join(f"<li>{swatch(classes)}{text(what)}</li>" for classes, what in looks)
+        if any(
+            operators_of(v)
+            for m, v in self.verifications.items()
+            if m not in self.profiles
+        ):
+            looks += [
+                (f"host e{k}", degree) for k, degree in enumerate(_DEGREES, start=1)
+            ]
+        items = "".join(
+            f"<li>{swatch(classes)}{text(what)}</li>" for classes, what in looks
+        )
         yield f'<ul class="legend" aria-label="Colours of the pictures">{items}</ul>\n'
 
     def _contents(self) -> Iterator[str]:
         """The methods with their totals, and a link to each."""
         facts = MethodRow.readable()
-        rows = [[link(self.ids[m], m), *(fact_cell(f, row) for f in facts)] for m, row in self.report.methods.items()]
-        listed = table(("method", *(f.label for f in facts)), rows, "name", *["number"] * len(facts), around="short")
+        rows = [
+            [link(self.ids[m], m), *(fact_cell(f, row) for f in facts)]
+            for m, row in self.report.methods.items()
+        ]
+        listed = table(
+            ("method", *(f.label for f in facts)),
+            rows,
+            "name",
+            *["number"] * len(facts),
+            around="short",
+        )
         yield f'<nav aria-label="Methods">\n{listed}</nav>\n'
 
     def affordable(self, insides: Mapping[str, Drawn]) -> dict[str, Drawn]:
@@ -148,41 +216,76 @@ class _Page:
 
 
 class _MethodSection:
-    """The part of a page that is about one method: what is left to the host, its graph, its values, its delegates."""
+    """The part of a page that is about one method: what is left to the host, its graph,
+    its values, its delegates.
+    """
 
     def __init__(self, page: _Page, row: MethodRow) -> None:
-        method, self.row = row.name, row
-        self.counts, self.rows = row.left, row.delegates
+        method = row.name
+        self.row = row
+        self.counts = row.left
+        self.rows = row.delegates
         self.verified = page.verifications.get(method)
         self.profile = page.profiles.get(method)
         found = None if self.verified is None else operators_of(self.verified)
         self.figures = [row for row in page.report.figures if row.method == method]
-        self.given_back = [row for row in page.report.given_back if row.method == method]
+        self.given_back = [
+            row for row in page.report.given_back if row.method == method
+        ]
         prefix = page.ids[method]
         causes = [cause for cause in page.report.causes if cause.method == method]
         self.causes = {f"{prefix}c{k}": cause for k, cause in enumerate(causes)}
-        self.values = {f"{prefix}a{k}": o for k, o in enumerate(_listed(found) if found is not None else ())}
+        self.values = {
+            f"{prefix}a{k}": o
+            for k, o in enumerate(_listed(found) if found is not None else ())
+        }
         by_place = {(o.where, o.node): row for row, o in reversed(self.values.items())}
-        self.pictures = method_pictures(page.report, method, prefix, found, Links(self.causes, by_place), self.profile)
+        self.pictures = method_pictures(
+            page.report,
+            method,
+            prefix,
+            found,
+            Links(self.causes, by_place),
+            self.profile,
+        )
         self.insides = page.affordable(self.pictures.delegates) if self.pictures else {}
         self.boxes = self._boxes()
 
     def _boxes(self) -> dict[str, list[str]]:
-        """Row -> boxes; of a delegate those of the overview, in which it is seen beside others."""
+        """Row -> boxes; of a delegate those of the overview, in which it is seen beside
+        others.
+        """
         if self.pictures is None:
             return {}
         drawn = boxes_about([*self.pictures.graphs, *self.insides.values()])
         over = boxes_about([self.pictures.overview] if self.pictures.overview else [])
-        return {**drawn, **{row: boxes for row, boxes in over.items() if row not in self.causes | self.values}}
+        return {
+            **drawn,
+            **{
+                row: boxes
+                for row, boxes in over.items()
+                if row not in self.causes | self.values
+            },
+        }
 
     def parts(self) -> Iterator[str]:
         yield from (f"<p>{text(line)}</p>\n" for line in self.row.details())
         if self.verified is not None:
-            verdict = "agree with eager" if self.verified.agrees() else "differ from eager by more than their tolerance"
+            verdict = (
+                "agree with eager"
+                if self.verified.agrees()
+                else "differ from eager by more than their tolerance"
+            )
             error = _ratio(self.verified.relative_error)
-            yield f"<p>The outputs {verdict}; largest error {error} of the largest value.</p>\n"
+            yield (
+                f"<p>The outputs {verdict}; largest error {error} of the largest"
+                " value.</p>\n"
+            )
             if self.verified.has_only_non_finite:
-                yield "<p>Some outputs have no finite element, so that no number of them was compared.</p>\n"
+                yield (
+                    "<p>Some outputs have no finite element, so that no number of them"
+                    " was compared.</p>\n"
+                )
         yield from self._times()
         yield from self._given_back()
         yield from self._figures()
@@ -193,10 +296,17 @@ class _MethodSection:
             yield f"<h3>Delegates</h3>\n{self._delegates()}"
         if self.insides:
             yield "<h3>Inside the delegates</h3>\n"
-            yield from (_inside(row, self.insides[row.name]) for row in self.rows if row.name in self.insides)
+            yield from (
+                _inside(row, self.insides[row.name])
+                for row in self.rows
+                if row.name in self.insides
+            )
         if self.insides and len(self.insides) < len(self.rows):
             missing = len(self.rows) - len(self.insides)
-            yield f"<p>The inside of {missing:,} more is not drawn, to keep this page small.</p>\n"
+            yield (
+                f"<p>The inside of {missing:,} more is not drawn, to keep this page"
+                " small.</p>\n"
+            )
 
     def _times(self) -> Iterator[str]:
         """Where the time of a call goes: by line, module and place, the slowest first."""
@@ -206,30 +316,53 @@ class _MethodSection:
         yield "<h3>Where the time of a call goes</h3>\n"
         yield from (f"<p>{text(line)}.</p>\n" for line in profile.facts())
         for title, listed in profile.tables():
-            rows = [[f"{1000 * s:.3f}", f"{s / profile.total:.1%}", text(name)] for name, s in listed[:_SLOWEST]]
+            rows = [
+                [f"{1000 * s:.3f}", f"{s / profile.total:.1%}", text(name)]
+                for name, s in listed[:_SLOWEST]
+            ]
             rest = listed[_SLOWEST:]
             if rest:
                 seconds = sum(s for _, s in rest)
-                rows.append([f"{1000 * seconds:.3f}", f"{seconds / profile.total:.1%}", f"{len(rest):,} more"])
-            yield table(("ms", "share", title), rows, "number", "number", "text", around="short")
+                rows.append(
+                    [
+                        f"{1000 * seconds:.3f}",
+                        f"{seconds / profile.total:.1%}",
+                        f"{len(rest):,} more",
+                    ]
+                )
+            yield table(
+                ("ms", "share", title), rows, "number", "number", "text", around="short"
+            )
 
     def _figures(self) -> Iterator[str]:
-        """What backends expect each line of the program to spend, the most expensive first."""
+        """What backends expect each line of the program to spend, the most expensive
+        first.
+        """
         if self.figures:
-            names = list(dict.fromkeys(name for row in self.figures for name in row.figures))
+            names = list(
+                dict.fromkeys(name for row in self.figures for name in row.figures)
+            )
             rows = [
                 [
-                    *(f"{row.figures[name]:,}" if name in row.figures else "" for name in names),
+                    *(
+                        f"{row.figures[name]:,}" if name in row.figures else ""
+                        for name in names
+                    ),
                     "<br/>".join(map(_where, row.sources)) or _where(None),
                 ]
                 for row in self.figures
             ]
             heads = (*names, "line")
             kinds = [*["number"] * len(names), "text"]
-            yield f"<h3>By line of the program</h3>\n{table(heads, rows, *kinds, around='short')}"
+            yield (
+                "<h3>By line of the"
+                f" program</h3>\n{table(heads, rows, *kinds, around='short')}"
+            )
 
     def _given_back(self) -> Iterator[str]:
-        """The partitions that a compiler refused; what became of their operators, the other tables say."""
+        """The partitions that a compiler refused; what became of their operators, the
+        other tables say.
+        """
         if self.given_back:
             rows = [
                 [
@@ -241,85 +374,175 @@ class _MethodSection:
                 for row in self.given_back
             ]
             heads = ("partition", "operators", "why", "at")
-            yield f"<h3>Refused when they were compiled</h3>\n{table(heads, rows, 'name', 'op', 'text', 'text')}"
+            yield (
+                "<h3>Refused when they were"
+                f" compiled</h3>\n{table(heads, rows, 'name', 'op', 'text', 'text')}"
+            )
 
     def _left(self) -> Iterator[str]:
         if not self.counts:
             return
         rows = [self._cause(row, cause) for row, cause in self.causes.items()]
-        operators, reasons = pluralize(sum(self.counts.values()), "operator"), pluralize(len(rows), "reason")
-        yield f"<h3>Left to the host: {operators}{f', for {reasons}' if rows else ''}</h3>\n"
+        operators = pluralize(sum(self.counts.values()), "operator")
+        reasons = pluralize(len(rows), "reason")
+        yield (
+            "<h3>Left to the host:"
+            f" {operators}{f', for {reasons}' if rows else ''}</h3>\n"
+        )
         heads = ("operators", "which", "why", "first at", "in the graph")
         kinds = ("number", "op", "text", "text", "links")
         shown = table(heads, rows, *kinds, ids=list(self.causes), around="short causes")
         yield shown if rows else "<p>No backend was asked.</p>\n"
         every = list_counts(self.counts)
-        yield f"<details><summary>All of them: {pluralize(sum(self.counts.values()), 'operator')}</summary>\n"
+        yield (
+            "<details><summary>All of them:"
+            f" {pluralize(sum(self.counts.values()), 'operator')}</summary>\n"
+        )
         yield f"<p>{lines(every)}</p></details>\n"
 
     def _cause(self, row: str, cause: Cause) -> list[str]:
-        """One row for a cause: its operators, the reason and what to do, the first line concerned, its boxes."""
+        """One row for a cause: its operators, the reason and what to do, the first line
+        concerned, its boxes.
+        """
         listed = list_counts(cause.operators)
         remarks = "".join(f"<li>{text(remark)}</li>" for remark in cause.remarks)
-        why = f"<b>{text(cause.backend)}</b>: {text(cause.reason)}" + (f"<ul>{remarks}</ul>" if remarks else "")
+        why = f"<b>{text(cause.backend)}</b>: {text(cause.reason)}" + (
+            f"<ul>{remarks}</ul>" if remarks else ""
+        )
         which = cell(listed, pluralize(len(listed), "kind"))
-        return [f"{cause.count:,}", which, why, _where(cause.source), places(self.boxes.get(row, ()))]
+        return [
+            f"{cause.count:,}",
+            which,
+            why,
+            _where(cause.source),
+            places(self.boxes.get(row, ())),
+        ]
 
     def _graphs(self) -> Iterator[str]:
         if self.pictures is None:
-            yield '<p class="faint">No picture: this report was separated from its program.</p>\n'
+            yield (
+                '<p class="faint">No picture: this report was separated from its'
+                " program.</p>\n"
+            )
             return
         for drawn in (*filter(None, [self.pictures.overview]), *self.pictures.graphs):
-            title = drawn.title.capitalize() if drawn is self.pictures.overview else f"Graph of {drawn.title}"
+            title = (
+                drawn.title.capitalize()
+                if drawn is self.pictures.overview
+                else f"Graph of {drawn.title}"
+            )
             yield f'<h3 id="{drawn.id}">{text(title)}</h3>\n{_figure(drawn)}'
         yield f'<p class="faint">{_HINT}</p>\n'
 
     def _accuracy(self) -> Iterator[str]:
-        """How the outputs compare with eager, and the operators that differ from float64: the first, then the worst."""
+        """How the outputs compare with eager, and the operators that differ from
+        float64: the first, then the worst.
+        """
         if self.verified is None:
             return
         yield "<h3>Outputs beside eager</h3>\n"
-        heads = ("output", "type", "error", "SNR dB", "largest error", "largest value", "")
-        rows_of_outputs = [_output(o, self.verified.tolerance) for o in self.verified.outputs]
+        heads = (
+            "output",
+            "type",
+            "error",
+            "SNR dB",
+            "largest error",
+            "largest value",
+            "",
+        )
+        rows_of_outputs = [
+            _output(o, self.verified.tolerance) for o in self.verified.outputs
+        ]
         yield table(heads, rows_of_outputs, "name", "text", *["number"] * 4, "text")
         found = operators_of(self.verified)
         if found is None:
             return
-        missing = "".join(f"; {n:,} not compared: {text(why)}" for why, n in found.not_compared.items())
-        counted = f"{len(found.operators):,} values compared with float64, {len(found.differing()):,} differ{missing}"
+        missing = "".join(
+            f"; {n:,} not compared: {text(why)}"
+            for why, n in found.not_compared.items()
+        )
+        counted = (
+            f"{len(found.operators):,} values compared with float64,"
+            f" {len(found.differing()):,} differ{missing}"
+        )
         yield f"<h3>Accuracy by operator</h3>\n<p>{counted}.</p>\n"
         rows = [self._operator(row, o) for row, o in self.values.items()]
-        heads = ("operator", "in", "error", "SNR dB", "error of eager", "first at", "in the graph")
-        yield table(heads, rows, "text", "name", *["number"] * 3, "", "", ids=list(self.values))
+        heads = (
+            "operator",
+            "in",
+            "error",
+            "SNR dB",
+            "error of eager",
+            "first at",
+            "in the graph",
+        )
+        yield table(
+            heads, rows, "text", "name", *["number"] * 3, "", "", ids=list(self.values)
+        )
 
     def _operator(self, row: str, o: OperatorStatistics) -> list[str]:
         remark = f"<br/>{text(o.figures.remark)}" if o.figures.remark else ""
-        odd = f"<br/>{o.figures.mismatched:,} not finite" if o.figures.mismatched else ""
-        errors = [f"{_ratio(o.figures.relative_error)}{odd}", _decibels(o.figures), _ratio(o.eager_error)]
+        odd = (
+            f"<br/>{o.figures.mismatched:,} not finite" if o.figures.mismatched else ""
+        )
+        errors = [
+            f"{_ratio(o.figures.relative_error)}{odd}",
+            _decibels(o.figures),
+            _ratio(o.eager_error),
+        ]
         name = f"{code(f'{o.node} = {o.operator}')}{remark}"
         around = self.pictures.delegates.get(o.where) if self.pictures else None
-        boxes = self.boxes.get(row) or self.boxes.get(around.id if around else "", ())[:1]
+        boxes = (
+            self.boxes.get(row) or self.boxes.get(around.id if around else "", ())[:1]
+        )
         return [name, text(o.where), *errors, _where(o.source), places(boxes)]
 
     def _delegates(self) -> str:
-        """One row for each delegate. Where its inside is not drawn, its box in the graph links to this row."""
-        facts = [f for f in DelegateRow.readable() if any(fact_cell(f, row) for row in self.rows)]
-        drawn = {} if self.pictures is None else {name: d.id for name, d in self.pictures.delegates.items()}
-        cells = [self._delegate(row, drawn.get(row.name, ""), facts) for row in self.rows]
-        ids = ["" if row.name in self.insides else drawn.get(row.name, "") for row in self.rows]
+        """One row for each delegate. Where its inside is not drawn, its box in the
+        graph links to this row.
+        """
+        facts = [
+            f
+            for f in DelegateRow.readable()
+            if any(fact_cell(f, row) for row in self.rows)
+        ]
+        drawn = (
+            {}
+            if self.pictures is None
+            else {name: d.id for name, d in self.pictures.delegates.items()}
+        )
+        cells = [
+            self._delegate(row, drawn.get(row.name, ""), facts) for row in self.rows
+        ]
+        ids = [
+            "" if row.name in self.insides else drawn.get(row.name, "")
+            for row in self.rows
+        ]
         heads = ("delegate", "backend", *(f.label for f in facts), "in the graph")
         return table(heads, cells, "name", "name", *map(fact_class, facts), "", ids=ids)
 
     def _delegate(self, row: DelegateRow, id: str, facts: Sequence[Fact]) -> list[str]:
         name = link(id, row.name) if row.name in self.insides else text(row.name)
-        backend = f'{text(row.backend)}<br/><span class="faint">{text(row.producer)}</span>'
-        return [name, backend, *(fact_cell(f, row) for f in facts), places(self.boxes.get(id, ())[:1])]
+        backend = (
+            f'{text(row.backend)}<br/><span class="faint">{text(row.producer)}</span>'
+        )
+        return [
+            name,
+            backend,
+            *(fact_cell(f, row) for f in facts),
+            places(self.boxes.get(id, ())[:1]),
+        ]
 
 
 def _listed(found: OperatorVerification) -> list[OperatorStatistics]:
-    """The first operator that differs, the worst of the others, and those whose difference is nobody's error."""
+    """The first operator that differs, the worst of the others, and those whose
+    difference is nobody's error.
+    """
     differing = found.differing()
-    shown = [*differing[:1], *sorted(differing[1:], key=severity, reverse=True)[:_WORST]]
+    shown = [
+        *differing[:1],
+        *sorted(differing[1:], key=severity, reverse=True)[:_WORST],
+    ]
     shown = shown or [o for o in (found.worst,) if o is not None]
     return [*shown, *(o for o in found.remarked[:_WORST] if o not in shown)]
 
@@ -336,7 +559,12 @@ def _inside(row: DelegateRow, drawn: Drawn) -> str:
 
 def _output(o: OutputStatistics, tolerance: float | None) -> list[str]:
     tensor = f"{o.dtype}[{', '.join(map(str, o.shape))}]"
-    figures = [_ratio(o.relative_error), _decibels(o), f"{o.max_abs_error:.3g}", f"{o.max_abs_value:.3g}"]
+    figures = [
+        _ratio(o.relative_error),
+        _decibels(o),
+        f"{o.max_abs_error:.3g}",
+        f"{o.max_abs_value:.3g}",
+    ]
     verdict = "; ".join(filter(None, (o.verdict(tolerance), o.remark, o.non_finite())))
     return [text(o.name), code(tensor), *figures, text(verdict)]
 
@@ -354,4 +582,7 @@ def _where(source: Source | None) -> str:
         return '<span class="faint">unknown</span>'
     if source.module and not source.is_users:
         return text(source.place)
-    return f"{text(source.place)}, in {text(source.module or source.function)}<br/>{code(source.code)}"
+    return (
+        f"{text(source.place)}, in"
+        f" {text(source.module or source.function)}<br/>{code(source.code)}"
+    )

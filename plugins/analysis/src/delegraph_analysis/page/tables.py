@@ -18,23 +18,37 @@ _LINKED = 200
 
 
 def table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], *kinds: str, ids: Sequence[str] = (), around: str = "wide"
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *kinds: str,
+    ids: Sequence[str] = (),
+    around: str = "wide",
 ) -> str:
     """A table of cells that are HTML already.
 
-    ``kinds``: the class of each column. ``ids``: of rows that have one. ``around``: the classes of the frame: one that
-    is ``wide`` scrolls to the sides, a ``short`` one and one of many rows also up and down, below the heads.
+    ``kinds``: the class of each column. ``ids``: of rows that have one. ``around``: the
+    classes of the frame: one that is ``wide`` scrolls to the sides, a ``short`` one and
+    one of many rows also up and down, below the heads.
     """
     listed = list(rows)
     classes = [f' class="{kind}"' if kind else "" for kind in kinds]
-    row_ids = [f' id="{ids[k]}"' if k < len(ids) and ids[k] else "" for k in range(len(listed))]
-    top = "".join(f'<th scope="col"{c}>{text(h)}</th>' for c, h in zip(classes, heads, strict=True))
+    row_ids = [
+        f' id="{ids[k]}"' if k < len(ids) and ids[k] else "" for k in range(len(listed))
+    ]
+    top = "".join(
+        f'<th scope="col"{c}>{text(h)}</th>'
+        for c, h in zip(classes, heads, strict=True)
+    )
     body = (
         f"<tr{row_ids[k]}>{''.join(f'<td{c}>{cell}</td>' for c, cell in zip(classes, row, strict=True))}</tr>\n"
         for k, row in enumerate(listed)
     )
     around = "long" if around == "wide" and len(listed) > _LONG else around
-    region = "" if around == "wide" else f' tabindex="0" role="region" aria-label="{text(", ".join(heads))}"'
+    region = (
+        ""
+        if around == "wide"
+        else f' tabindex="0" role="region" aria-label="{text(", ".join(heads))}"'
+    )
     frame = f'<div class="{around}"{region}>'
     return f"{frame}<table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{''.join(body)}</tbody></table></div>\n"
 
@@ -57,7 +71,9 @@ def cell(entries: Sequence[str], summary: str) -> str:
 
 
 def fact_cell(fact: Fact, row: Any) -> str:
-    """One fact of a row: its entries, or its short form; "" if there is nothing to tell."""
+    """One fact of a row: its entries, or its short form; "" if there is nothing to
+    tell.
+    """
     value = fact.of(row)
     if fact.entries is None:
         return text(fact.short(value)) if fact.short else ""
@@ -66,7 +82,9 @@ def fact_cell(fact: Fact, row: Any) -> str:
 
 
 def fact_class(fact: Fact) -> str:
-    """The class of its column: figures stand to the right, and each of several entries on one line."""
+    """The class of its column: figures stand to the right, and each of several entries
+    on one line.
+    """
     if fact.entries:
         return "text" if fact.short else "brief"
     return "number" if fact.kind.schema.get("type") == "integer" else "text"
@@ -84,4 +102,7 @@ def places(boxes: Sequence[str], longest: int = 8) -> str:
         return " ".join(linked) or '<span class="faint">none</span>'
     rest = " ".join(linked[longest : longest + _LINKED])
     end = " …" if len(linked) > longest + _LINKED else ""
-    return f"{' '.join(linked[:longest])} <details><summary>more</summary>{rest}{end}</details>"
+    return (
+        f"{' '.join(linked[:longest])}"
+        f" <details><summary>more</summary>{rest}{end}</details>"
+    )

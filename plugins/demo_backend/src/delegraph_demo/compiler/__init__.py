@@ -1,4 +1,5 @@
 """A compiler with a blob of its own and a runtime.
 
-Read ``operators`` (what there is to compile), ``backend``, ``partitioner``, ``format`` and ``runtime``, in this order.
+Read ``operators`` (what there is to compile), ``backend``, ``partitioner``, ``format``
+and ``runtime``, in this order.
 """

@@ -41,26 +41,34 @@ Value = Node | Constant
 class BackendWithCompilerDemo(BackendDetails):
     """Compiles add, mul, mm, addmm, linear and sin on float32 tensors of fixed shapes.
 
-    Compile spec ``max_value``: the runtime raises ValueOutOfRange for a larger absolute value (see ``options``).
+    Compile spec ``max_value``: the runtime raises ValueOutOfRange for a larger absolute
+    value (see ``options``).
     """
 
     @staticmethod
-    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+    def preprocess(
+        edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+    ) -> PreprocessResult:
         """The blob, one debug identifier an instruction, and the weights as named data.
 
-        Raises Unsupported, naming the operator and the user's line, and OptionError for other compile specs.
+        Raises Unsupported, naming the operator and the user's line, and OptionError for
+        other compile specs.
         """
         from_compile_specs(compile_specs)
         return _Compilation(edge_program).result()
 
     @staticmethod
     def fingerprint(compile_specs: list[CompileSpec]) -> str:
-        """Nothing: the blob depends on the program, the compile specs and this package alone. A cache may keep it."""
+        """Nothing: the blob depends on the program, the compile specs and this package
+        alone. A cache may keep it.
+        """
         return ""
 
 
 def why_not(node: Node) -> str | None:
-    """Why ``node`` is not compiled; None if it is. Runs the function that compiles it, so the two never disagree."""
+    """Why ``node`` is not compiled; None if it is. Runs the function that compiles it,
+    so the two never disagree.
+    """
     try:
         lower_call(node)
     except Unsupported as refusal:
@@ -69,7 +77,9 @@ def why_not(node: Node) -> str | None:
 
 
 def lower_call(node: Node) -> tuple[Operator, list[Operand]]:
-    """The operator that a call becomes, and its operands. Raises Unsupported with the reason."""
+    """The operator that a call becomes, and its operands. Raises Unsupported with the
+    reason.
+    """
     operator = BY_TARGET.get(node.target)  # type: ignore[call-overload]
     if operator is None:
         known = ", ".join(str(target).removeprefix("aten.") for target in BY_TARGET)
@@ -78,8 +88,13 @@ def lower_call(node: Node) -> tuple[Operator, list[Operand]]:
     arguments = _arguments(node)
     for name, value, default in arguments[operator.most :]:
         if value != default:
-            raise refused(f"{name} is {value}, and {default} is all that it compiles", hint=f"leave {name} out")
-    operands = [value for _, value, _ in arguments[: operator.most] if value is not None]
+            raise refused(
+                f"{name} is {value}, and {default} is all that it compiles",
+                hint=f"leave {name} out",
+            )
+    operands = [
+        value for _, value, _ in arguments[: operator.most] if value is not None
+    ]
     operator.result(*map(shape_of, operands))
     return operator, operands
 
@@ -88,33 +103,55 @@ def _arguments(node: Node) -> list[tuple[str, Any, Any]]:
     """Name, value and default of every argument in the schema of an ATen operator."""
     target: Any = node.target
     schema = target._schema.arguments
-    given = {a.name: value for a, value in zip(schema, node.args, strict=False)} | node.kwargs
-    return [(a.name, given.get(a.name, a.default_value), a.default_value) for a in schema]
+    given = {
+        a.name: value for a, value in zip(schema, node.args, strict=False)
+    } | node.kwargs
+    return [
+        (a.name, given.get(a.name, a.default_value), a.default_value) for a in schema
+    ]
 
 
 def shape_of(operand: Any) -> Shape:
-    """The shape of a float32 tensor; a Python number counts as one of rank 0. Raises Unsupported for all else."""
+    """The shape of a float32 tensor; a Python number counts as one of rank 0. Raises
+    Unsupported for all else.
+    """
     if isinstance(operand, (int, float)):
         return ()
     val = operand.meta.get("val") if isinstance(operand, Node) else operand
-    if not isinstance(val, torch.Tensor) or val.dtype is not torch.float32 or val.layout is not torch.strided:
+    if (
+        not isinstance(val, torch.Tensor)
+        or val.dtype is not torch.float32
+        or val.layout is not torch.strided
+    ):
         found = val.dtype if isinstance(val, torch.Tensor) else type(val).__name__
-        given = {"cause": "float32", "of": operand, "unless": torch.float32} if isinstance(operand, Node) else {}
+        given = (
+            {"cause": "float32", "of": operand, "unless": torch.float32}
+            if isinstance(operand, Node)
+            else {}
+        )
         text = f"it computes with dense float32 tensors, and {operand} is {found}"
         raise refused(text, hint=f"let {operand} be float32 from the start", **given)
     if not all(isinstance(dimension, int) for dimension in val.shape):
-        hint = "export without dynamic_shapes, once for each size: delegraph.lower_buckets"
+        hint = (
+            "export without dynamic_shapes, once for each size: delegraph.lower_buckets"
+        )
         text = f"it compiles for fixed shapes, and {operand} has {list(val.shape)}"
         raise refused(text, hint=hint, cause="dynamic", unless="static")
     return fitting(tuple(val.shape))
 
 
 class _Compilation:
-    """One program on its way to a blob: what every placeholder and every call of it becomes."""
+    """One program on its way to a blob: what every placeholder and every call of it
+    becomes.
+    """
 
     def __init__(self, program: ExportedProgram) -> None:
         self.program = program
-        self.calls = {n: _located(lower_call, n) for n in program.graph.nodes if n.op == "call_function"}
+        self.calls = {
+            n: _located(lower_call, n)
+            for n in program.graph.nodes
+            if n.op == "call_function"
+        }
         self.inputs: dict[Node, Shape] = {}
         self.weights: dict[Node, Constant] = {}
         self.constants: dict[Constant, bytes] = {}
@@ -127,16 +164,30 @@ class _Compilation:
                 self.inputs[node] = shape
 
     def result(self) -> PreprocessResult:
-        operands = {node: [self._value(o) for o in given] for node, (_, given) in self.calls.items()}
-        # numbered only now: a Python number among the operands became a constant in the line above
-        number = {value: k for k, value in enumerate([*self.inputs, *self.constants, *self.calls])}
+        operands = {
+            node: [self._value(o) for o in given]
+            for node, (_, given) in self.calls.items()
+        }
+        # numbered only now: a Python number among the operands became a constant in the
+        # line above
+        number = {
+            value: k
+            for k, value in enumerate([*self.inputs, *self.constants, *self.calls])
+        }
         instructions = [
             Instruction(operator, tuple(number[value] for value in operands[node]))
             for node, (operator, _) in self.calls.items()
         ]
         outputs = [number[node] for node in self._returned()]
-        code = Code(tuple(self.inputs.values()), tuple(self.constants), tuple(instructions), tuple(outputs))
-        return PreprocessResult(encode(code), _debug_map(self.calls), self._named_data())
+        code = Code(
+            tuple(self.inputs.values()),
+            tuple(self.constants),
+            tuple(instructions),
+            tuple(outputs),
+        )
+        return PreprocessResult(
+            encode(code), _debug_map(self.calls), self._named_data()
+        )
 
     def _value(self, operand: Operand) -> Value:
         if isinstance(operand, Node):
@@ -144,13 +195,23 @@ class _Compilation:
         return self._constant(torch.tensor(float(operand), dtype=torch.float32))
 
     def _constant(self, tensor: torch.Tensor) -> Constant:
-        """Equal tensors are one constant, whatever they are called. Raises Unsupported for what has no bytes."""
+        """Equal tensors are one constant, whatever they are called. Raises Unsupported
+        for what has no bytes.
+        """
         why = why_no_bytes(tensor)
         if why is not None:
             raise refused(
-                f"it stores the bytes of a weight, which one of shape {list(tensor.shape)} does not have: {why}"
+                "it stores the bytes of a weight, which one of shape"
+                f" {list(tensor.shape)} does not have: {why}"
             )
-        data = tensor.detach().cpu().resolve_neg().numpy().astype("<f4", copy=False).tobytes()
+        data = (
+            tensor.detach()
+            .cpu()
+            .resolve_neg()
+            .numpy()
+            .astype("<f4", copy=False)
+            .tobytes()
+        )
         made = Constant(hashlib.sha256(data).digest(), tuple(tensor.shape))
         self.constants[made] = data
         return made
@@ -159,7 +220,10 @@ class _Compilation:
         results: Any = output_node(self.program.graph).args[0]
         for result in results:
             if result not in self.calls:
-                raise refused(f"BackendWithCompilerDemo returns what it computes, and {result} is not computed")
+                raise refused(
+                    f"BackendWithCompilerDemo returns what it computes, and {result} is"
+                    " not computed"
+                )
         return list(results)
 
     def _named_data(self) -> NamedDataStoreOutput:
@@ -178,9 +242,16 @@ def _debug_map(calls: Iterable[Node]) -> dict[int, tuple[int, ...]]:
 
 
 def _located(lower: Callable[[Node], T], node: Node) -> T:
-    """``lower(node)``; its refusal becomes an error that names the node and the user's line."""
+    """``lower(node)``; its refusal becomes an error that names the node and the user's
+    line.
+    """
     try:
         return lower(node)
     except Unsupported as refusal:
-        text = f"{node.op} {node.target} is not supported in backend BackendWithCompilerDemo: {refusal.message}"
-        raise Unsupported(refusal.code, text, node=node, source=source_of(node), hint=refusal.hint) from refusal
+        text = (
+            f"{node.op} {node.target} is not supported in backend"
+            f" BackendWithCompilerDemo: {refusal.message}"
+        )
+        raise Unsupported(
+            refusal.code, text, node=node, source=source_of(node), hint=refusal.hint
+        ) from refusal

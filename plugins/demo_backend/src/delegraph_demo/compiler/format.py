@@ -7,10 +7,11 @@
     output        u32
     shape         rank u8, dimensions u32 each
 
-Values are numbered: inputs first, then constants, then the result of each instruction. An instruction reads values
-with smaller numbers than its own; an output is the result of an instruction. Shapes of results are not stored, since
-they follow. Nor are the constants' bytes: they are named data, float32 in C order, shared by all delegates that use
-the same weights.
+Values are numbered: inputs first, then constants, then the result of each instruction.
+An instruction reads values with smaller numbers than its own; an output is the result
+of an instruction. Shapes of results are not stored, since they follow. Nor are the
+constants' bytes: they are named data, float32 in C order, shared by all delegates that
+use the same weights.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from delegraph.errors import FormatError, Unsupported
 
 from .operators import BY_CODE, Operator, Shape, fitting
 
-MAGIC, VERSION = b"DGCD", 1
+MAGIC = b"DGCD"
+VERSION = 1
 _COUNTS = "<4I"
 
 
@@ -36,7 +38,9 @@ class Constant:
 
     @property
     def key(self) -> str:
-        """Its name among the named data: a name by content, so that two models in one file never clash."""
+        """Its name among the named data: a name by content, so that two models in one
+        file never clash.
+        """
         return f"compiler-demo/{self.digest.hex()}"
 
     @property
@@ -65,7 +69,10 @@ class Code:
 
 def encode(code: Code) -> bytes:
     """The bytes of ``code``; the same in any process."""
-    counts = [len(part) for part in (code.inputs, code.constants, code.instructions, code.outputs)]
+    counts = [
+        len(part)
+        for part in (code.inputs, code.constants, code.instructions, code.outputs)
+    ]
     parts = [MAGIC, struct.pack("<B", VERSION), struct.pack(_COUNTS, *counts)]
     parts += [_shape(shape) for shape in code.inputs]
     parts += [constant.digest + _shape(constant.shape) for constant in code.constants]
@@ -79,11 +86,15 @@ def _shape(shape: Shape) -> bytes:
 
 def _instruction(instruction: Instruction) -> bytes:
     operands = instruction.operands
-    return struct.pack(f"<BB{len(operands)}I", instruction.operator.code, len(operands), *operands)
+    return struct.pack(
+        f"<BB{len(operands)}I", instruction.operator.code, len(operands), *operands
+    )
 
 
 def decode(blob: bytes) -> Code:
-    """Read a blob and check all of it, so that whoever runs a Code need not. Raises FormatError."""
+    """Read a blob and check all of it, so that whoever runs a Code need not. Raises
+    FormatError.
+    """
     read = _Reader(blob)
     read.header()
     inputs, constants, instructions, outputs = read.numbers(_COUNTS)
@@ -98,26 +109,37 @@ def decode(blob: bytes) -> Code:
 
 
 def expect_version(blob: bytes) -> None:
-    """Raise FormatError unless a blob, of which the beginning is enough, is of the version that is read here."""
+    """Raise FormatError unless a blob, of which the beginning is enough, is of the
+    version that is read here.
+    """
     _Reader(blob).header()
 
 
 def damaged(text: str) -> FormatError:
     """The error for a blob, or named data, that cannot be what the compiler wrote."""
-    return FormatError("format-invalid", f"this is no intact blob of BackendWithCompilerDemo: {text}")
+    return FormatError(
+        "format-invalid", f"this is no intact blob of BackendWithCompilerDemo: {text}"
+    )
 
 
 class _Reader:
-    """Takes one thing after the other. A count that is too large ends at the blob's end, without reserving memory."""
+    """Takes one thing after the other. A count that is too large ends at the blob's
+    end, without reserving memory.
+    """
 
     def __init__(self, blob: bytes) -> None:
-        self.blob, self.position = blob, 0
+        self.blob = blob
+        self.position = 0
 
     def take(self, size: int) -> bytes:
         end = self.position + size
         if end > len(self.blob):
-            raise damaged(f"it ends after {len(self.blob)} bytes, in the middle of what begins at byte {self.position}")
-        taken, self.position = self.blob[self.position : end], end
+            raise damaged(
+                f"it ends after {len(self.blob)} bytes, in the middle of what begins at"
+                f" byte {self.position}"
+            )
+        taken = self.blob[self.position : end]
+        self.position = end
         return taken
 
     def numbers(self, layout: str) -> tuple[int, ...]:
@@ -128,9 +150,14 @@ class _Reader:
             raise damaged(f"it does not begin with {MAGIC!r}")
         (version,) = self.numbers("<B")
         if version != VERSION:
-            text = f"this blob of BackendWithCompilerDemo was written by version {version} of its format"
+            text = (
+                f"this blob of BackendWithCompilerDemo was written by version {version}"
+                " of its format"
+            )
             hint = "lower the model again with the installed delegraph-demo"
-            raise FormatError("format-invalid", f"{text}; version {VERSION} is read here", hint=hint)
+            raise FormatError(
+                "format-invalid", f"{text}; version {VERSION} is read here", hint=hint
+            )
 
     def shape(self) -> Shape:
         (rank,) = self.numbers("<B")
@@ -145,14 +172,22 @@ class _Reader:
         code, count = self.numbers("<BB")
         operator = BY_CODE.get(code)
         if operator is None or not operator.least <= count <= operator.most:
-            raise damaged(f"value {number} comes from operator {code} with {count} operands, and there is none")
+            raise damaged(
+                f"value {number} comes from operator {code} with {count} operands, and"
+                " there is none"
+            )
         operands = self.numbers(f"<{count}I")
         if max(operands) >= number:
-            raise damaged(f"value {number} is computed from {list(operands)}, which are not all known before it")
+            raise damaged(
+                f"value {number} is computed from {list(operands)}, which are not all"
+                " known before it"
+            )
         try:
             shapes.append(operator.result(*(shapes[operand] for operand in operands)))
         except Unsupported as refusal:
-            raise damaged(f"value {number}, {operator.target}: {refusal.message}") from refusal
+            raise damaged(
+                f"value {number}, {operator.target}: {refusal.message}"
+            ) from refusal
         return Instruction(operator, operands)
 
     def output(self, first: int, end: int) -> int:

@@ -1,7 +1,9 @@
-"""The operators of the demo compiler: one row each, used by the partitioner, the compiler, the reader and the runtime.
+"""The operators of the demo compiler: one row each, used by the partitioner, the
+compiler, the reader and the runtime.
 
-A row says what the operator is called in PyTorch and in a blob, what shape it gives and how the runtime computes it.
-Adding a row is all that a new operator takes. Everything is float32, so a value's shape is its whole type.
+A row says what the operator is called in PyTorch and in a blob, what shape it gives and
+how the runtime computes it. Adding a row is all that a new operator takes. Everything
+is float32, so a value's shape is its whole type.
 """
 
 from __future__ import annotations
@@ -19,28 +21,38 @@ from torch._ops import OpOverload
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]
-RANKS, ELEMENTS = 64, 2**32
+RANKS = 64
+ELEMENTS = 2**32
 """The largest rank of a value; its number of elements stays below the other."""
 
 
 def refused(reason: str, **more: Any) -> Unsupported:
-    """The error for what cannot be compiled; the reason ends up in the user's report, with ``hint`` and the like."""
+    """The error for what cannot be compiled; the reason ends up in the user's report,
+    with ``hint`` and the like.
+    """
     return Unsupported("unsupported", Reason(reason, **more), hint=more.get("hint"))
 
 
 def fitting(shape: Shape) -> Shape:
-    """``shape``, if a value may have it; raises Unsupported otherwise. A dimension of 0 counts as 1."""
+    """``shape``, if a value may have it; raises Unsupported otherwise. A dimension of 0
+    counts as 1.
+    """
     if len(shape) > RANKS or math.prod(max(d, 1) for d in shape) >= ELEMENTS:
-        raise refused(f"a value has up to {RANKS} dimensions and less than {ELEMENTS} elements, not {list(shape)}")
+        raise refused(
+            f"a value has up to {RANKS} dimensions and less than {ELEMENTS} elements,"
+            f" not {list(shape)}"
+        )
     return shape
 
 
 @dataclass(frozen=True)
 class Operator:
-    """``infer`` gives the result's shape for the operands' shapes or raises Unsupported; ``compute`` the result.
+    """``infer`` gives the result's shape for the operands' shapes or raises
+    Unsupported; ``compute`` the result.
 
-    Operands are the first arguments of the ATen schema, ``least`` to ``most`` of them; every further argument has to
-    have its default value. ``code`` stands for the operator in blobs: it is never changed and never used again.
+    Operands are the first arguments of the ATen schema, ``least`` to ``most`` of them;
+    every further argument has to have its default value. ``code`` stands for the
+    operator in blobs: it is never changed and never used again.
     """
 
     code: int
@@ -74,14 +86,21 @@ def addmm(bias: Shape, a: Shape, b: Shape) -> Shape:
     """bias that broadcasts to [N, M], [N, K], [K, M] -> [N, M]"""
     result = mm(a, b)
     if broadcast(result, bias) != result:
-        raise refused(f"a bias of shape {list(bias)} does not broadcast to {list(result)}")
+        raise refused(
+            f"a bias of shape {list(bias)} does not broadcast to {list(result)}"
+        )
     return result
 
 
 def linear(x: Shape, weight: Shape, bias: Shape = ()) -> Shape:
-    """[*S, K], [M, K], bias [M] or [] -> [*S, M]; torch takes more, such as a vector as weight"""
+    """[*S, K], [M, K], bias [M] or [] -> [*S, M]; torch takes more, such as a vector as
+    weight
+    """
     if not x or len(weight) != 2 or x[-1] != weight[1] or bias not in ((), weight[:1]):
-        raise refused(f"input {list(x)}, weight {list(weight)} and bias {list(bias)} are no linear layer")
+        raise refused(
+            f"input {list(x)}, weight {list(weight)} and bias {list(bias)} are no"
+            " linear layer"
+        )
     return (*x[:-1], weight[0])
 
 

@@ -9,10 +9,13 @@ from .options import to_compile_specs
 
 
 class CompilerDemoPartitioner(CapabilityPartitioner):
-    """``max_value``: the largest absolute value that an input or a result may have at run time; None for any.
+    """``max_value``: the largest absolute value that an input or a result may have at
+    run time; None for any.
 
     OptionError if it is negative or NaN.
     """
 
     def __init__(self, max_value: float | None = None) -> None:
-        super().__init__(why_not, BackendWithCompilerDemo.__name__, to_compile_specs(max_value))
+        super().__init__(
+            why_not, BackendWithCompilerDemo.__name__, to_compile_specs(max_value)
+        )

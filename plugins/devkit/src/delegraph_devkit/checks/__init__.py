@@ -1,4 +1,6 @@
-"""All checks. The order of these imports is the order in which they are run: what is quick and basic comes first."""
+"""All checks. The order of these imports is the order in which they are run: what is
+quick and basic comes first.
+"""
 
 # isort: off
 from . import (
@@ -12,6 +14,7 @@ from . import (
     determinism,
     malformed_blobs,
 )
+
 # isort: on
 
 __all__ = [

@@ -1,4 +1,6 @@
-"""What a runtime says of itself where it can: what its operators took, and whether a stored blob runs."""
+"""What a runtime says of itself where it can: what its operators took, and whether a
+stored blob runs.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from delegraph.errors import FormatError, OptionError, PluginUnavailable
 from delegraph.host import Verification
-from delegraph.runtime import BEGINNING, BackendRuntime, BlobHeader, Compatibility, fused
+from delegraph.runtime import (
+    BEGINNING,
+    BackendRuntime,
+    BlobHeader,
+    Compatibility,
+    fused,
+)
 
 from ..backend_under_test import BackendUnderTest
 from ..check import check
@@ -29,19 +37,24 @@ _FLIPS = 40
 
 @check
 def profiled_times(backend: BackendUnderTest) -> Figures:
-    """What ``profile`` makes returns the outputs as ``load`` does, and times by identifiers of the handle map."""
+    """What ``profile`` makes returns the outputs as ``load`` does, and times by
+    identifiers of the handle map.
+    """
     if not _defines(backend, "profile"):
         raise CheckSkipped("the runtime has no profile, which is optional")
-    programs, told = 0, 0
+    programs = 0
+    told = 0
     for one in (one for one in backend.lowered if is_comparable(one, backend)):
         times = _Times()
         why = _wrong_outputs(one, backend, times) or times.unknown()
         if why is not None:
             advice = (
-                "return (outputs, {identifier: {'seconds': s}}), by identifiers of the map that preprocess returned"
+                "return (outputs, {identifier: {'seconds': s}}), by identifiers of the"
+                " map that preprocess returned"
             )
             raise CheckFailed(why, one.program, advice, ending=profiling(backend))
-        programs, told = programs + 1, told + len(times.identifiers)
+        programs = programs + 1
+        told = told + len(times.identifiers)
     return {"programs": programs, "identifiers": told}
 
 
@@ -51,7 +64,9 @@ def _defines(backend: BackendUnderTest, name: str) -> bool:
 
 
 class _Times:
-    """A ``Timer`` that keeps the identifiers that delegates told, and those that their debug handle maps have."""
+    """A ``Timer`` that keeps the identifiers that delegates told, and those that their
+    debug handle maps have.
+    """
 
     def __init__(self) -> None:
         self.identifiers: list[Any] = []
@@ -64,22 +79,36 @@ class _Times:
     def inside(self, delegate: DelegateInfo, values: Any) -> None: ...
     def end(self) -> None: ...
 
-    def spent(self, delegate: DelegateInfo, seconds: float, read: Callable[[], Mapping[Any, Any]]) -> None:
+    def spent(
+        self,
+        delegate: DelegateInfo,
+        seconds: float,
+        read: Callable[[], Mapping[Any, Any]],
+    ) -> None:
         self._known |= {*delegate.debug_handle_map}
         from delegraph.runtime import Border
 
         told = (identifier for key in read() for identifier in fused(key))
-        self.identifiers += [identifier for identifier in told if not isinstance(identifier, Border)]
+        self.identifiers += [
+            identifier for identifier in told if not isinstance(identifier, Border)
+        ]
 
     def unknown(self) -> str | None:
         """What is wrong if the debug handle maps have none of the identifiers."""
         if not self.identifiers or self._known & {*self.identifiers}:
             return None
-        return f"profile tells times under {self.identifiers[0]!r}, and under nothing that a debug handle map has"
+        return (
+            f"profile tells times under {self.identifiers[0]!r}, and under nothing that"
+            " a debug handle map has"
+        )
 
 
-def _wrong_outputs(one: LoweringAttempt, backend: BackendUnderTest, times: _Times) -> str | None:
-    """What is wrong with a run whose delegates are profiled, twice, as the second may differ; fills ``times``."""
+def _wrong_outputs(
+    one: LoweringAttempt, backend: BackendUnderTest, times: _Times
+) -> str | None:
+    """What is wrong with a run whose delegates are profiled, twice, as the second may
+    differ; fills ``times``.
+    """
     assert one.lowered is not None
     try:
         runs = [one.lowered.observed(times) for _ in range(2)]
@@ -94,28 +123,40 @@ def _wrong_outputs(one: LoweringAttempt, backend: BackendUnderTest, times: _Time
     limit = tolerance_of(one.exported, backend.tolerance)
     for found in (Verification.of(outputs, loaded) for outputs in profiled):
         if not found.relative_error <= limit:
-            return f"profiled delegates compute something else than loaded ones; {found}"
+            return (
+                f"profiled delegates compute something else than loaded ones; {found}"
+            )
     return None
 
 
 @check
 def compatibility_answered(backend: BackendUnderTest) -> Figures:
-    """``compatible`` says of no blob that runs here that it cannot, and answers whatever a header has."""
+    """``compatible`` says of no blob that runs here that it cannot, and answers
+    whatever a header has.
+    """
     if not _defines(backend, "compatible"):
         raise CheckSkipped("the runtime has no compatible, which is optional")
-    blobs, headers = 0, 0
+    blobs = 0
+    headers = 0
     for one in (one for one in backend.lowered if is_comparable(one, backend)):
         for info in one.lowered.delegates if one.lowered else ():
             header = _header(info)
             answer, why = _ask(backend, header, info)
             if isinstance(answer, Compatibility) and answer.verdict == "cannot":
-                why = f"compatible says of a blob that was compiled and run here: cannot, {answer.reason}"
-            damaged = _damaged(header) if why is None and not headers else iter(())  # of one blob, as each is alike
+                why = (
+                    "compatible says of a blob that was compiled and run here: cannot,"
+                    f" {answer.reason}"
+                )
+            # of one blob, as each is alike
+            damaged = _damaged(header) if why is None and not headers else iter(())
             for other in damaged:
                 headers += 1
                 why = why or _ask(backend, other, info)[1]
             if why is not None:
-                advice = "read nothing of the header that is not there, and return a Compatibility, or None if unknown"
+                advice = (
+                    "read nothing of the header that is not there, and return a"
+                    " Compatibility, or None if unknown"
+                )
                 raise CheckFailed(why, one.program, advice)
             blobs += 1
     return {"blobs": blobs, "headers": headers}
@@ -123,23 +164,50 @@ def compatibility_answered(backend: BackendUnderTest) -> Figures:
 
 def _header(info: DelegateInfo) -> BlobHeader:
     blob = info.processed_bytes
-    return BlobHeader(info.backend_id, len(blob), blob[:BEGINNING], info.producer, info.fingerprint)
+    return BlobHeader(
+        info.backend_id, len(blob), blob[:BEGINNING], info.producer, info.fingerprint
+    )
 
 
-def _ask(backend: BackendUnderTest, header: BlobHeader, info: DelegateInfo) -> tuple[Any, str | None]:
-    """The answer to ``header``, and what is wrong with the answers: here, and for a device that there is not."""
-    runtime, answers = backend.needs_runtime(), []
+def _ask(
+    backend: BackendUnderTest, header: BlobHeader, info: DelegateInfo
+) -> tuple[Any, str | None]:
+    """The answer to ``header``, and what is wrong with the answers: here, and for a
+    device that there is not.
+    """
+    runtime = backend.needs_runtime()
+    answers = []
     for device in (None, "no such device"):
         try:
             with quiet():
-                answers.append(runtime.compatible(header, list(info.compile_specs), device))
+                answers.append(
+                    runtime.compatible(header, list(info.compile_specs), device)
+                )
         except (OptionError, FormatError) as e:
             answers.append(Compatibility("cannot", e.message))
         except (Exception, SystemExit) as e:
-            asked = f"{header.size} bytes that begin with {header.beginning[:16]!r}, of {header.producer!r}"
-            return None, f"compatible raised {type(e).__name__}: {e}; it was asked about {asked}, on device {device!r}"
-    wrong = [answer for answer in answers if not isinstance(answer, Compatibility | None)]
-    return answers[0], f"compatible returned {wrong[0]!r:.80}, not a Compatibility or None" if wrong else None
+            asked = (
+                f"{header.size} bytes that begin with {header.beginning[:16]!r}, of"
+                f" {header.producer!r}"
+            )
+            return (
+                None,
+                (
+                    f"compatible raised {type(e).__name__}: {e}; it was asked about"
+                    f" {asked}, on device {device!r}"
+                ),
+            )
+    wrong = [
+        answer for answer in answers if not isinstance(answer, Compatibility | None)
+    ]
+    return (
+        answers[0],
+        (
+            f"compatible returned {wrong[0]!r:.80}, not a Compatibility or None"
+            if wrong
+            else None
+        ),
+    )
 
 
 def _damaged(header: BlobHeader) -> Iterator[BlobHeader]:

@@ -1,4 +1,6 @@
-"""What a backend gives to its runtime: compile specs, named data, and the map back to the program."""
+"""What a backend gives to its runtime: compile specs, named data, and the map back to
+the program.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,30 @@ if TYPE_CHECKING:
 
 @check
 def settings_and_data_delivered(backend: BackendUnderTest) -> Figures:
-    """Compile specs and named data reach the runtime as they were given, and stay as they are."""
+    """Compile specs and named data reach the runtime as they were given, and stay as
+    they are.
+    """
     for one in backend.lowered:
         for info in one.lowered.delegates if one.lowered else ():
-            _raise(_other_settings(info, one) or _changed_by_loading(info, backend), one)
+            _raise(
+                _other_settings(info, one) or _changed_by_loading(info, backend), one
+            )
         if one.lowered and handed_over(one.lowered) != one.handed_over:
-            _raise("named data or blob changed after preprocess returned, when other programs were lowered", one)
+            _raise(
+                "named data or blob changed after preprocess returned, when other"
+                " programs were lowered",
+                one,
+            )
     made = [delegate for one in backend.lowered for delegate in one.handed_over]
     return {"delegates": len(made), "named_data": sum(len(data) for _, _, data in made)}
 
 
 def _raise(why: str | None, one: LoweringAttempt) -> None:
     if why is not None:
-        advice = "make a new NamedDataStore for every preprocess, and let the runtime copy what it changes"
+        advice = (
+            "make a new NamedDataStore for every preprocess, and let the runtime copy"
+            " what it changes"
+        )
         raise CheckFailed(why, one.program, advice)
 
 
@@ -42,19 +55,27 @@ def _other_settings(info: DelegateInfo, one: LoweringAttempt) -> str | None:
     declared = [list(spec.compile_specs) for spec in tags.values()]
     if list(info.module.compile_specs) in declared:
         return None
-    return f"{info.name} has compile specs {info.module.compile_specs}, which the partitioner gave to no partition"
+    return (
+        f"{info.name} has compile specs {info.module.compile_specs}, which the"
+        " partitioner gave to no partition"
+    )
 
 
 def _changed_by_loading(info: DelegateInfo, backend: BackendUnderTest) -> str | None:
     if backend.runtime is None:
         return None
     module = info.module
-    blob, specs, data = module.processed_bytes, list(module.compile_specs), module.named_data()
-    given_specs, given_data = list(specs), dict(data)
+    blob = module.processed_bytes
+    specs = list(module.compile_specs)
+    data = module.named_data()
+    given_specs = list(specs)
+    given_data = dict(data)
     try:
         backend.runtime.load(blob, given_specs, given_data)
     except (Exception, SystemExit) as e:
-        return f"the runtime does not load what preprocess made: {type(e).__name__}: {e}"
+        return (
+            f"the runtime does not load what preprocess made: {type(e).__name__}: {e}"
+        )
     if given_specs != specs:
         return "the runtime's load changed the list of compile specs"
     return None if given_data == data else "the runtime's load changed the named data"
@@ -62,14 +83,19 @@ def _changed_by_loading(info: DelegateInfo, backend: BackendUnderTest) -> str | 
 
 @check
 def debug_handles(backend: BackendUnderTest) -> Figures:
-    """The debug handle map is {int or str: handles}, and names only handles of the partition's own nodes."""
+    """The debug handle map is {int or str: handles}, and names only handles of the
+    partition's own nodes.
+    """
     maps = 0
     for one in backend.lowered:
         for info in one.lowered.delegates if one.lowered else ():
             why = _wrong_map(info)
             maps += info.module.meta["debug_handle_map"] is not None
             if why is not None:
-                advice = "take handles from node.meta['debug_handle'], as DelegateMappingBuilder does"
+                advice = (
+                    "take handles from node.meta['debug_handle'], as"
+                    " DelegateMappingBuilder does"
+                )
                 raise CheckFailed(f"{info.name}: {why}", one.program, advice)
     return {"maps": maps}
 
@@ -84,35 +110,53 @@ def _wrong_map(info: DelegateInfo) -> str | None:
     own |= {n.meta.get("debug_handle") for n in info.module.original_module.graph.nodes}
     for key, handles in given.items():
         if not isinstance(key, (int, str)) or not isinstance(handles, tuple):
-            return f"the entry {key!r}: {handles!r} is not of the form int or str: tuple of handles"
+            return (
+                f"the entry {key!r}: {handles!r} is not of the form int or str: tuple"
+                " of handles"
+            )
         foreign = [h for h in handles if h not in own or h is None]
         if foreign:
-            return f"the entry {key!r} names the debug handle {foreign[0]!r}, which no node of the partition has"
+            return (
+                f"the entry {key!r} names the debug handle {foreign[0]!r}, which no"
+                " node of the partition has"
+            )
     return None
 
 
 @check
 def observed_values(backend: BackendUnderTest) -> Figures:
-    """What ``observe`` makes returns the outputs as ``load`` does, and values by identifiers of the handle map."""
+    """What ``observe`` makes returns the outputs as ``load`` does, and values by
+    identifiers of the handle map.
+    """
     if not backend.needs_runtime().observes():
         raise CheckSkipped("the runtime has no observe, which is optional")
-    programs, told = 0, 0
+    programs = 0
+    told = 0
     for one in (one for one in backend.lowered if is_comparable(one, backend)):
         identifiers: list[Any] = []
         why = _wrong_outputs(one, backend, identifiers) or _unknown(one, identifiers)
         if why is not None:
-            advice = "return (outputs, {identifier: [tensors]}), by identifiers of the map that preprocess returned"
+            advice = (
+                "return (outputs, {identifier: [tensors]}), by identifiers of the map"
+                " that preprocess returned"
+            )
             raise CheckFailed(why, one.program, advice, ending=observing(backend))
-        programs, told = programs + 1, told + len(identifiers)
+        programs = programs + 1
+        told = told + len(identifiers)
     return {"programs": programs, "identifiers": told}
 
 
-def _wrong_outputs(one: LoweringAttempt, backend: BackendUnderTest, identifiers: list[Any]) -> str | None:
-    """What is wrong with a run whose delegates are observed; adds their identifiers to ``identifiers``."""
+def _wrong_outputs(
+    one: LoweringAttempt, backend: BackendUnderTest, identifiers: list[Any]
+) -> str | None:
+    """What is wrong with a run whose delegates are observed; adds their identifiers to
+    ``identifiers``.
+    """
 
     def call(delegate: Any, inputs: tuple[Any, ...]) -> Any:
         returned = delegate(*inputs)
-        if isinstance(returned, tuple) and isinstance(returned[-1], Mapping):  # otherwise verify raises
+        # otherwise verify raises
+        if isinstance(returned, tuple) and isinstance(returned[-1], Mapping):
             identifiers.extend(returned[-1])
         return returned
 
@@ -125,7 +169,8 @@ def _wrong_outputs(one: LoweringAttempt, backend: BackendUnderTest, identifiers:
     except (Exception, SystemExit) as e:
         return f"observing raised {type(e).__name__}: {e}"
     limit = tolerance_of(one.exported, backend.tolerance)
-    if found.relative_error <= limit or loaded.relative_error > limit:  # the latter is what numerics is about
+    # the latter is what numerics is about
+    if found.relative_error <= limit or loaded.relative_error > limit:
         return None
     return f"observed delegates compute something else than loaded ones; {found}"
 
@@ -133,10 +178,18 @@ def _wrong_outputs(one: LoweringAttempt, backend: BackendUnderTest, identifiers:
 def _unknown(one: LoweringAttempt, identifiers: list[Any]) -> str | None:
     """What is wrong if the debug handle map has none of the identifiers.
 
-    It need not have all: operators of the backend's own, such as casts, stand for no node.
+    It need not have all: operators of the backend's own, such as casts, stand for no
+    node.
     """
     assert one.lowered is not None
-    known = {k for d in one.lowered.delegates for k in d.module.meta["debug_handle_map"] or ()}
+    known = {
+        k
+        for d in one.lowered.delegates
+        for k in d.module.meta["debug_handle_map"] or ()
+    }
     if not identifiers or any(i in known for i in identifiers):
         return None
-    return f"observe tells values under {identifiers[0]!r}, and under nothing that a debug handle map has"
+    return (
+        f"observe tells values under {identifiers[0]!r}, and under nothing that a debug"
+        " handle map has"
+    )

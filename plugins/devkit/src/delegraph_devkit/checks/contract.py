@@ -1,4 +1,6 @@
-"""The delegation contract: what a backend may change, and that what it tagged is delegated, and nothing else."""
+"""The delegation contract: what a backend may change, and that what it tagged is
+delegated, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +18,33 @@ from ..lowering_attempt import LoweringAttempt, Phase
 
 @check
 def input_program_unmodified(backend: BackendUnderTest) -> Figures:
-    """The caller's program is left as it was: its graph, its metadata, and the values of its tensors."""
+    """The caller's program is left as it was: its graph, its metadata, and the values
+    of its tensors.
+    """
     for one in backend.samples:
         if one.changed:
             text = f"lowering changed {one.changed[0]} of the caller's program"
-            advice = "copy what you change: graphs and meta dictionaries are yours, what they refer to is not"
+            advice = (
+                "copy what you change: graphs and meta dictionaries are yours, what"
+                " they refer to is not"
+            )
             raise CheckFailed(text, one.program, advice, more=one.changed[1:])
     return {"programs": len(backend.samples)}
 
 
 @check
 def only_tagged_nodes_lowered(backend: BackendUnderTest) -> Figures:
-    """What the partitioner tagged is delegated, nothing else is, and the rest of the graph stays as it was."""
+    """What the partitioner tagged is delegated, nothing else is, and the rest of the
+    graph stays as it was.
+    """
     nodes = 0
     for one in backend.samples:
         why = _difference(one)
         if why is not None:
             advice = (
-                "a partitioner sets meta['delegation_tag'] of the nodes that it wants; it may also set"
-                " meta['no_copy'], the marks of indices, and keys that begin with its package's name"
+                "a partitioner sets meta['delegation_tag'] of the nodes that it wants;"
+                " it may also set meta['no_copy'], the marks of indices, and keys that"
+                " begin with its package's name"
             )
             raise CheckFailed(why, one.program, advice)
         nodes += len(one.calls)
@@ -48,41 +58,65 @@ def _difference(one: LoweringAttempt) -> str | None:
         return f"the delegation contract was broken: {one.error}"
     if one.recording is not None and one.recording.changed:
         return f"the partitioner changed {one.recording.changed[0]}"
-    if one.lowered is None or one.lowered.report.given_back:  # then less is delegated than was tagged
+    # then less is delegated than was tagged
+    if one.lowered is None or one.lowered.report.given_back:
         return None
     tagged = {n.meta["debug_handle"] for n in one.calls if n.meta.get("delegation_tag")}
     lowered = {n.meta["debug_handle"] for d in one.lowered.delegates for n in d.nodes}
-    unpacking = {n.meta["debug_handle"] for n in one.calls if getattr(n.target, "__name__", "") == "getitem"}
+    unpacking = {
+        n.meta["debug_handle"]
+        for n in one.calls
+        if getattr(n.target, "__name__", "") == "getitem"
+    }
     if lowered - unpacking != tagged - unpacking:
         odd = (lowered ^ tagged) - unpacking
         names = [n.name for n in one.calls if n.meta["debug_handle"] in odd]
         return f"tagged and delegated nodes differ: {', '.join(names)}"
-    left = [n for n in one.calls if n.meta["debug_handle"] not in unpacking and _stays(n)]
-    return _host_change(left, [n for n in one.host_calls if n.meta["debug_handle"] not in unpacking])
+    left = [
+        n for n in one.calls if n.meta["debug_handle"] not in unpacking and _stays(n)
+    ]
+    return _host_change(
+        left, [n for n in one.host_calls if n.meta["debug_handle"] not in unpacking]
+    )
 
 
 def _stays(node: Node) -> bool:
-    """Whether the host computes ``node``: it is not tagged, or is a constant of which the host has a copy."""
+    """Whether the host computes ``node``: it is not tagged, or is a constant of which
+    the host has a copy.
+    """
     tag = node.meta.get("delegation_tag")
     return not tag or (isinstance(tag, tuple) and tag[0] is None)
 
 
 def _host_change(left: list[Node], there: list[Node]) -> str | None:
-    """A call that the host computes although it was not left to it, or with other arguments than it was left with.
+    """A call that the host computes although it was not left to it, or with other
+    arguments than it was left with.
 
-    The host may decompose a call that was left to it; the calls that come of it have its debug handle.
+    The host may decompose a call that was left to it; the calls that come of it have
+    its debug handle.
     """
-    handles, calls = {n.meta["debug_handle"] for n in left}, {_call(n) for n in left}
+    handles = {n.meta["debug_handle"] for n in left}
+    calls = {_call(n) for n in left}
     same = {(handle, target) for handle, target, _ in calls}
     for node in there:
         if node.meta["debug_handle"] not in handles:
-            return f"the host computes {node.name} ({node.target}), which it was not left with"
+            return (
+                f"the host computes {node.name} ({node.target}), which it was not left"
+                " with"
+            )
         if _call(node)[:2] in same and _call(node) not in calls:
-            return f"the host calls {node.target} with other arguments than before: {node.format_node()}"
+            return (
+                f"the host calls {node.target} with other arguments than before:"
+                f" {node.format_node()}"
+            )
     return None
 
 
 def _call(node: Node) -> tuple[Any, str, str]:
-    """A call without the names of its operands, which change once their producers are delegated."""
-    literals = pytree.tree_map(lambda a: "node" if isinstance(a, Node) else repr(a), (node.args, node.kwargs))
+    """A call without the names of its operands, which change once their producers are
+    delegated.
+    """
+    literals = pytree.tree_map(
+        lambda a: "node" if isinstance(a, Node) else repr(a), (node.args, node.kwargs)
+    )
     return node.meta["debug_handle"], str(node.target), str(literals)

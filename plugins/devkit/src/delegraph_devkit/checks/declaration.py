@@ -27,23 +27,45 @@ SLOW = 0.5
 
 @check
 def light_declaration(backend: BackendUnderTest) -> Figures:
-    """Reading the plugin's declarations imports no torch, no numpy and nothing else that takes long."""
+    """Reading the plugin's declarations imports no torch, no numpy and nothing else
+    that takes long.
+    """
     distribution, _ = backend.registry.producer(backend.name)
     if distribution == IN_PROCESS:
-        raise CheckSkipped("the backend was registered in this process; there is no light module to read")
+        raise CheckSkipped(
+            "the backend was registered in this process; there is no light module to"
+            " read"
+        )
     watched, printed = _read(backend.name, distribution)
     heavy = watched["heavy"]
     if heavy:
-        listed = "; ".join(f"{module} (imported at {where})" for module, where in heavy.items())
-        advice = "the entry point names a module that imports delegraph.plugin and the standard library, no more"
-        raise CheckFailed(f"reading the declarations of {distribution} imports {listed}", advice=advice)
+        listed = "; ".join(
+            f"{module} (imported at {where})" for module, where in heavy.items()
+        )
+        advice = (
+            "the entry point names a module that imports delegraph.plugin and the"
+            " standard library, no more"
+        )
+        raise CheckFailed(
+            f"reading the declarations of {distribution} imports {listed}",
+            advice=advice,
+        )
     if printed:
-        backend.warnings.append(f"reading the declarations of {distribution} prints: {printed!r:.200}")
+        backend.warnings.append(
+            f"reading the declarations of {distribution} prints: {printed!r:.200}"
+        )
     seconds = watched["seconds"]
     for _ in range(2):  # a machine that is busy is not the plugin's fault
-        seconds = seconds if seconds <= SLOW else min(seconds, _read(backend.name, distribution)[0]["seconds"])
+        seconds = (
+            seconds
+            if seconds <= SLOW
+            else min(seconds, _read(backend.name, distribution)[0]["seconds"])
+        )
     if seconds > SLOW:
-        text = f"reading the declarations of {distribution} takes {seconds:.1f} s, which every command waits for"
+        text = (
+            f"reading the declarations of {distribution} takes {seconds:.1f} s, which"
+            " every command waits for"
+        )
         backend.warnings.append(text)
     return {"heavy_modules": 0, "seconds": round(seconds, 3)}
 
@@ -52,20 +74,35 @@ def _read(backend: str, distribution: str) -> tuple[dict[str, Any], str]:
     """What import_watch saw, and what the declarations printed."""
     command = [sys.executable, import_watch.__file__, backend, json.dumps(sys.path)]
     environment = {**os.environ, "DELEGRAPH_PLUGINS": distribution}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise CheckFailed(f"the declarations cannot be read in a fresh process: {last}", advice="run delegraph doctor")
+        raise CheckFailed(
+            f"the declarations cannot be read in a fresh process: {last}",
+            advice="run delegraph doctor",
+        )
     *printed, last = done.stdout.splitlines()
     return json.loads(last), "\n".join([*printed, done.stderr]).strip()
 
 
-_ADVICE = "declare each option with its type and choices, and raise delegraph.errors.OptionError for what does not fit"
+_ADVICE = (
+    "declare each option with its type and choices, and raise"
+    " delegraph.errors.OptionError for what does not fit"
+)
 
 
 @check
 def options_validated(backend: BackendUnderTest) -> Figures:
-    """Every declared choice is taken; an unknown option, a wrong type or another value gives OptionError."""
+    """Every declared choice is taken; an unknown option, a wrong type or another value
+    gives OptionError.
+    """
     backend.partitioner()
     declared = backend.registry.spec(backend.name).options
     _refused(backend, {"delegraph_no_such_option": 1}, "an unknown option")
@@ -85,8 +122,13 @@ def _wrong(option: OptionSpec) -> Iterator[tuple[Any, str]]:
     """Values that the declaration excludes."""
     for value in ("text", 7, 2.5, True, [1], object()):
         if not accepts(option, value):
-            in_type = isinstance(value, option.type) and (option.type is bool) == isinstance(value, bool)
-            yield value, "a value outside its choices" if in_type else "a value of a wrong type"
+            in_type = isinstance(value, option.type) and (
+                option.type is bool
+            ) == isinstance(value, bool)
+            yield (
+                value,
+                "a value outside its choices" if in_type else "a value of a wrong type",
+            )
 
 
 def _odd(option: OptionSpec) -> tuple[Any, ...]:
@@ -112,22 +154,36 @@ def _made(backend: BackendUnderTest, values: dict[str, Any]) -> BaseException | 
 def _refused(backend: BackendUnderTest, values: dict[str, Any], what: str) -> None:
     error = _made(backend, values)
     if not isinstance(error, OptionError):
-        end = "was accepted" if error is None else f"raised {type(error).__name__}: {error}"
-        raise CheckFailed(f"{what}, {_shown(values)}, {end}; OptionError is wanted", advice=_ADVICE)
+        end = (
+            "was accepted"
+            if error is None
+            else f"raised {type(error).__name__}: {error}"
+        )
+        raise CheckFailed(
+            f"{what}, {_shown(values)}, {end}; OptionError is wanted", advice=_ADVICE
+        )
 
 
 def _taken(backend: BackendUnderTest, option: OptionSpec, choice: Any) -> None:
     error = _made(backend, {option.name: choice})
     if error is not None:
-        text = f"option {option.name} is declared as {expected(option)}, but {choice!r} raised"
+        text = (
+            f"option {option.name} is declared as {expected(option)}, but {choice!r}"
+            " raised"
+        )
         raise CheckFailed(f"{text} {type(error).__name__}: {error}", advice=_ADVICE)
 
 
 def _survived(backend: BackendUnderTest, option: OptionSpec, value: Any) -> None:
     error = _made(backend, {option.name: value})
     if error is not None and not isinstance(error, OptionError):
-        text = f"option {_shown({option.name: value})} raised {type(error).__name__}: {error}"
-        raise CheckFailed(f"{text}; a value that makes no sense gives OptionError", advice=_ADVICE)
+        text = (
+            f"option {_shown({option.name: value})} raised {type(error).__name__}:"
+            f" {error}"
+        )
+        raise CheckFailed(
+            f"{text}; a value that makes no sense gives OptionError", advice=_ADVICE
+        )
 
 
 def _shown(values: dict[str, Any]) -> str:
@@ -136,29 +192,48 @@ def _shown(values: dict[str, Any]) -> str:
 
 @check
 def options_run(backend: BackendUnderTest) -> Figures:
-    """With every other value of every option the small programs compile, and compute what eager computes.
+    """With every other value of every option the small programs compile, and compute
+    what eager computes.
 
-    A value for which the runtime raises NoRuntime, such as a target that this host has no device for, is only compiled.
+    A value for which the runtime raises NoRuntime, such as a target that this host has
+    no device for, is only compiled.
     """
-    tried, not_run = 0, set[str]()
-    sound = {o.program for o in backend.rehearsal if not o.faults}  # other checks are about the rest
+    tried = 0
+    not_run = set[str]()
+    # other checks are about the rest
+    sound = {o.program for o in backend.rehearsal if not o.faults}
     for option in backend.registry.spec(backend.name).options:
         for value in _others(option, backend):
             if _made(backend, {option.name: value}) is not None:
                 continue  # what options_validated is about
-            other = replace(backend, options={**backend.options, option.name: value}, randoms=0)
+            other = replace(
+                backend, options={**backend.options, option.name: value}, randoms=0
+            )
             said = f"with the option {_shown({option.name: value})}: "
-            found = [(o, f) for o in other.rehearsal if o.program in sound for f in o.faults]
-            not_run |= {f"{option.name}={value}" for _, f in found if f.kind is Kind.NO_RUNTIME}
-            faults = [(o, Fault(f.kind, said + f.text)) for o, f in found if f.kind is not Kind.NO_RUNTIME]
+            found = [
+                (o, f) for o in other.rehearsal if o.program in sound for f in o.faults
+            ]
+            not_run |= {
+                f"{option.name}={value}" for _, f in found if f.kind is Kind.NO_RUNTIME
+            }
+            faults = [
+                (o, Fault(f.kind, said + f.text))
+                for o, f in found
+                if f.kind is not Kind.NO_RUNTIME
+            ]
             raise_first(faults, other, SAMPLES)
             tried += 1
     if not tried:
-        raise CheckSkipped("no option has choices; try another value with a contract class that has it in its options")
+        raise CheckSkipped(
+            "no option has choices; try another value with a contract class that has it"
+            " in its options"
+        )
     return {"values": tried} | ({"only_compiled": len(not_run)} if not_run else {})
 
 
 def _others(option: OptionSpec, backend: BackendUnderTest) -> list[Any]:
-    """The values that the declaration lists, without the one with which all other checks run."""
+    """The values that the declaration lists, without the one with which all other
+    checks run.
+    """
     values = (True, False) if option.type is bool else option.choices
     return [v for v in values if v != backend.options.get(option.name, option.default)]

@@ -1,4 +1,6 @@
-"""Checks that need processes of their own: each makes the same bytes, and nothing is left behind in one."""
+"""Checks that need processes of their own: each makes the same bytes, and nothing is
+left behind in one.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ Made = tuple[bytes, dict[str, bytes], str, str]
 
 @check
 def deterministic(backend: BackendUnderTest) -> Figures:
-    """The same program gives the same bytes: in one process twice, and in two with different hash seeds."""
+    """The same program gives the same bytes: in one process twice, and in two with
+    different hash seeds.
+    """
     fork_server(2)  # started now, it gets ready meanwhile
     left_out = backend.left_out(times=4)
     first, again = _built(backend, left_out, 1)
@@ -55,10 +59,18 @@ def deterministic(backend: BackendUnderTest) -> Figures:
         ):
             why = _difference(first.get(program.name), other.get(program.name))
             if why is not None:
-                advice = "sort what comes from sets, keep no counters between calls, store no addresses or times"
+                advice = (
+                    "sort what comes from sets, keep no counters between calls, store"
+                    " no addresses or times"
+                )
                 text = f"lowering {where} gave something else: {why}"
-                raise CheckFailed(text, program, advice, ending=compiling_twice(backend))
-    return {"programs": len(first), "bytes": sum(len(d[0]) for made in first.values() for d in made)}
+                raise CheckFailed(
+                    text, program, advice, ending=compiling_twice(backend)
+                )
+    return {
+        "programs": len(first),
+        "bytes": sum(len(d[0]) for made in first.values() for d in made),
+    }
 
 
 def _built(
@@ -66,7 +78,10 @@ def _built(
 ) -> tuple[dict[str, list[Made]], dict[str, list[Made]]]:
     answer = backend.run_elsewhere(build_twice, left_out, hash_seed=hash_seed)
     if answer.failure:
-        raise CheckFailed(f"lowering in a fresh process {answer.failure}; last program: {answer.progress}")
+        raise CheckFailed(
+            f"lowering in a fresh process {answer.failure}; last program:"
+            f" {answer.progress}"
+        )
     delegates: tuple[dict[str, list[Made]], dict[str, list[Made]]] = answer.result
     return delegates
 
@@ -74,7 +89,9 @@ def _built(
 def build_twice(
     backend: ConfiguredBackend, skipped: set[str], report: Report
 ) -> tuple[dict[str, list[Made]], dict[str, list[Made]]]:
-    """Run in another process: lower each sample twice, and return the delegates of both lowerings."""
+    """Run in another process: lower each sample twice, and return the delegates of both
+    lowerings.
+    """
 
     def build() -> dict[str, list[Made]]:
         delegates = {}
@@ -82,7 +99,9 @@ def build_twice(
             report(program.name)
             one = backend.attempt(program)
             if one is not None and one.lowered is not None:
-                delegates[program.name] = [_made(d.module) for d in one.lowered.delegates]
+                delegates[program.name] = [
+                    _made(d.module) for d in one.lowered.delegates
+                ]
         return delegates
 
     return build(), build()
@@ -90,7 +109,12 @@ def build_twice(
 
 def _made(module: LoweredBackendModule) -> Made:
     handles = repr(module.meta["debug_handle_map"])
-    return module.processed_bytes, dict(module.named_data()), repr(module.compile_specs), handles
+    return (
+        module.processed_bytes,
+        dict(module.named_data()),
+        repr(module.compile_specs),
+        handles,
+    )
 
 
 def _difference(a: list[Made] | None, b: list[Made] | None) -> str | None:
@@ -98,7 +122,9 @@ def _difference(a: list[Made] | None, b: list[Made] | None) -> str | None:
     if a == b:
         return None
     if a is None or b is None or len(a) != len(b):
-        return f"{0 if a is None else len(a)} delegates, then {0 if b is None else len(b)}"
+        return (
+            f"{0 if a is None else len(a)} delegates, then {0 if b is None else len(b)}"
+        )
     for k, (x, y) in enumerate(zip(a, b, strict=True)):
         what = ("blob", "named data", "compile specs", "debug handle map")
         parts = zip(what, x, y, strict=True)
@@ -112,34 +138,55 @@ def _where(a: Any, b: Any) -> str:
     if not isinstance(a, bytes) or not isinstance(b, bytes):
         return f": {a!r:.200} and {b!r:.200}"
     places = _places(a, b)
-    shown = "; ".join(f"{a[near]!r} and {b[near]!r}" for near in (slice(max(0, p - 8), p + 24) for p in places))
+    shown = "; ".join(
+        f"{a[near]!r} and {b[near]!r}"
+        for near in (slice(max(0, p - 8), p + 24) for p in places)
+    )
     return f" from byte {places[0]} of {len(a)} and {len(b)}: {shown}"
 
 
 def _places(a: bytes, b: bytes) -> list[int]:
-    """The first byte that differs, and the next one far from it: the first may be in a checksum of the rest."""
-    differing = [k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y] or [min(len(a), len(b))]
+    """The first byte that differs, and the next one far from it: the first may be in a
+    checksum of the rest.
+    """
+    differing = [k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y] or [
+        min(len(a), len(b))
+    ]
     later = [k for k in differing if k >= differing[0] + _APART]
     return [differing[0], *later[:1]]
 
 
-# --- nothing left behind ----------------------------------------------------------------------------------------------
+# --- nothing left behind --------------------------------------------------------------
 
 
 @check
 def unregistering_leaves_no_trace(backend: BackendUnderTest) -> Figures:
-    """After registering, lowering, running and unregistering, the process is as before, and programs are released."""
+    """After registering, lowering, running and unregistering, the process is as before,
+    and programs are released.
+    """
     answer = backend.run_elsewhere(find_traces, backend.left_out(times=1))
     if answer.failure:
-        raise CheckFailed(f"registering and unregistering {answer.failure}: {answer.output[-500:]}")
+        raise CheckFailed(
+            f"registering and unregistering {answer.failure}: {answer.output[-500:]}"
+        )
     changed, programs, printed = answer.result
     if printed or answer.output:
-        text = f"lowering and running prints {printed or repr(answer.output[:200])}; a library logs with logging"
+        text = (
+            f"lowering and running prints {printed or repr(answer.output[:200])}; a"
+            " library logs with logging"
+        )
         backend.warnings.append(text)
     if changed:
-        advice = "keep what you need in objects of one lowering; change no setting of the process"
+        advice = (
+            "keep what you need in objects of one lowering; change no setting of the"
+            " process"
+        )
         first = changed[0]
-        text = first if _PUT_BACK in first else f"a lowering left {first}, which unregistering did not take away"
+        text = (
+            first
+            if _PUT_BACK in first
+            else f"a lowering left {first}, which unregistering did not take away"
+        )
         raise CheckFailed(text, advice=advice, more=changed[1:])
     return {"programs": programs, "settings": len(_settings())}
 
@@ -148,20 +195,38 @@ _PUT_BACK = ", changed torch's "
 """In warnings of delegraph, of settings that a plugin left changed."""
 
 
-def find_traces(backend: ConfiguredBackend, skipped: set[str], report: Report) -> tuple[list[str], int, str]:
-    """Run in another process: what is different afterwards, how many programs were lowered, what was printed where."""
-    programs = [p for p in backend.programs if p.name not in skipped and p.exported is not None]
+def find_traces(
+    backend: ConfiguredBackend, skipped: set[str], report: Report
+) -> tuple[list[str], int, str]:
+    """Run in another process: what is different afterwards, how many programs were
+    lowered, what was printed where.
+    """
+    programs = [
+        p for p in backend.programs if p.name not in skipped and p.exported is not None
+    ]
     for program in programs:
         if program.name == "example" and program.exported is not None:
             run_on_host(program.exported)
-    spec, partitioner = backend.registry.spec(backend.name), backend.partitioner()
-    target, runtime = backend.registry.get_backend(backend.name), backend.runtime
-    registry, heard = Registry(discover=False), Printed()
+    spec = backend.registry.spec(backend.name)
+    partitioner = backend.partitioner()
+    target = backend.registry.get_backend(backend.name)
+    runtime = backend.runtime
+    registry = Registry(discover=False)
+    heard = Printed()
     given = type(partitioner) if spec.options else partitioner
-    registered = registry.register(target, partitioner=given, runtime=runtime, name=spec.name, options=spec.options)
-    alive, held = [], []
-    with quiet(), redirect_stdout(heard), redirect_stderr(heard), warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always", delegraph.DelegraphWarning)  # of settings that lowering and calls put back
+    registered = registry.register(
+        target, partitioner=given, runtime=runtime, name=spec.name, options=spec.options
+    )
+    alive = []
+    held = []
+    with (
+        quiet(),
+        redirect_stdout(heard),
+        redirect_stderr(heard),
+        warnings.catch_warnings(record=True) as told,
+    ):
+        # of settings that lowering and calls put back
+        warnings.simplefilter("always", delegraph.DelegraphWarning)
         before = _settings()
         with registered:
             for program in programs:
@@ -171,14 +236,25 @@ def find_traces(backend: ConfiguredBackend, skipped: set[str], report: Report) -
         after = _settings()
     partitioner = given = None  # type: ignore[assignment]
     gc.collect()
-    changed = [f"{w} other than before ({_change(before[w], now)})" for w, now in after.items() if now != before[w]]
+    changed = [
+        f"{w} other than before ({_change(before[w], now)})"
+        for w, now in after.items()
+        if now != before[w]
+    ]
     changed += [f"program {name} in memory" for name, ref in alive if ref() is not None]
     changed += [text for text in (str(w.message) for w in told) if _PUT_BACK in text]
-    return [*_still_there(registry, spec.name), *changed, *_growing(held)], len(programs), heard.first
+    return (
+        [*_still_there(registry, spec.name), *changed, *_growing(held)],
+        len(programs),
+        heard.first,
+    )
 
 
-def _lowered_once(program: Program, registry: Registry, name: str, backend: ConfiguredBackend) -> list[tuple[str, Any]]:
-    """Lower and run as a user does; returns weak references to the partitions that the backend was given.
+def _lowered_once(
+    program: Program, registry: Registry, name: str, backend: ConfiguredBackend
+) -> list[tuple[str, Any]]:
+    """Lower and run as a user does; returns weak references to the partitions that the
+    backend was given.
 
     Nothing here restores what the backend changes.
     """
@@ -193,11 +269,16 @@ def _lowered_once(program: Program, registry: Registry, name: str, backend: Conf
         return []
     with suppress(Exception):  # which numerics is about
         lowered(*copy.deepcopy(inputs))
-    return [(program.name, weakref.ref(d.module.original_module.graph_module)) for d in lowered.delegates]
+    return [
+        (program.name, weakref.ref(d.module.original_module.graph_module))
+        for d in lowered.delegates
+    ]
 
 
 class Printed(io.StringIO):
-    """Takes the place of stdout; ``first`` is the first text that was written, and the line that wrote it."""
+    """Takes the place of stdout; ``first`` is the first text that was written, and the
+    line that wrote it.
+    """
 
     first = ""
 
@@ -217,10 +298,21 @@ def _held() -> dict[str, int]:
 
 
 def _growing(held: list[dict[str, int]]) -> list[str]:
-    """What was still growing with the last programs. What a backend makes once, such as a pool, does not."""
-    marks = [held[k * (len(held) - 1) // _MARKS] for k in range(_MARKS + 1)] if held else []
-    rising = [w for w in (marks[0] if marks else ()) if all(a[w] < b[w] for a, b in pairwise(marks))]
-    return [f"{marks[-1][w] - marks[0][w]} more {w} than after the first program" for w in rising]
+    """What was still growing with the last programs. What a backend makes once, such as
+    a pool, does not.
+    """
+    marks = (
+        [held[k * (len(held) - 1) // _MARKS] for k in range(_MARKS + 1)] if held else []
+    )
+    rising = [
+        w
+        for w in (marks[0] if marks else ())
+        if all(a[w] < b[w] for a, b in pairwise(marks))
+    ]
+    return [
+        f"{marks[-1][w] - marks[0][w]} more {w} than after the first program"
+        for w in rising
+    ]
 
 
 def _still_there(registry: Registry, name: str) -> list[str]:
@@ -235,7 +327,9 @@ def _still_there(registry: Registry, name: str) -> list[str]:
 def _settings() -> dict[str, Any]:
     """The settings of the process that a backend could change and must not."""
     return {
-        "backends in the default registry": frozenset(b.full_name for b in delegraph.backends()),
+        "backends in the default registry": frozenset(
+            b.full_name for b in delegraph.backends()
+        ),
         "operators of torch": frozenset(torch._C._dispatch_get_all_op_names()),
         "pytree types": frozenset(map(str, pytree.SUPPORTED_NODES)),
         "the default element type": torch.get_default_dtype(),
@@ -253,6 +347,13 @@ def _settings() -> dict[str, Any]:
 
 def _change(before: Any, now: Any) -> str:
     if isinstance(before, frozenset):
-        added, removed = sorted(map(str, now - before)), sorted(map(str, before - now))
-        return ", ".join([*(f"new: {a}" for a in added[:3]), *(f"gone: {r}" for r in removed[:3])])
-    return "another state" if isinstance(before, bytes) else f"{before!r:.80}, now {now!r:.80}"
+        added = sorted(map(str, now - before))
+        removed = sorted(map(str, before - now))
+        return ", ".join(
+            [*(f"new: {a}" for a in added[:3]), *(f"gone: {r}" for r in removed[:3])]
+        )
+    return (
+        "another state"
+        if isinstance(before, bytes)
+        else f"{before!r:.80}, now {now!r:.80}"
+    )

@@ -1,4 +1,6 @@
-"""Programs of unusual form: nothing to delegate, branches and loops, shapes that are known at run time only."""
+"""Programs of unusual form: nothing to delegate, branches and loops, shapes that are
+known at run time only.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,25 @@ from ..lowering_attempt import LoweringAttempt, Phase, quiet
 from ..programs import AUTO_SIZES, LEAST, MOST, NOTHING, PROGRAMS, SIZED, Program
 from ..subprocesses import Report
 from ..sweep import Series
-from ..trial import Fault, Kind, Outcome, compare_with_eager, is_comparable, partitioning_fault, try_program
+from ..trial import (
+    Fault,
+    Kind,
+    Outcome,
+    compare_with_eager,
+    is_comparable,
+    partitioning_fault,
+    try_program,
+)
 
 
-def _outcome(program: Program, one: LoweringAttempt, kind: Kind, why: str | None) -> list[Outcome]:
-    taken = tuple(operator_name(n) for d in one.lowered.delegates for n in d.nodes) if one.lowered else ()
+def _outcome(
+    program: Program, one: LoweringAttempt, kind: Kind, why: str | None
+) -> list[Outcome]:
+    taken = (
+        tuple(operator_name(n) for d in one.lowered.delegates for n in d.nodes)
+        if one.lowered
+        else ()
+    )
     faults = () if why is None else (Fault(kind, why),)
     return [Outcome(program.name, reached=True, accepted=taken, faults=faults)]
 
@@ -45,19 +61,31 @@ def _wrong(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
 
 @check
 def empty_programs(backend: BackendUnderTest) -> Figures:
-    """A program with nothing to delegate, or that only returns its input, passes through and computes the same."""
+    """A program with nothing to delegate, or that only returns its input, passes
+    through and computes the same.
+    """
     outcomes = sweep.run(backend, EMPTY)
     sweep.raise_first([(o, f) for o in outcomes for f in o.faults], backend, EMPTY)
     answer = backend.run_apart(preprocess_empty, _compile_specs(backend))
-    why = f"preprocess of a program without calls {answer.failure}" if answer.failure else answer.result
+    why = (
+        f"preprocess of a program without calls {answer.failure}"
+        if answer.failure
+        else answer.result
+    )
     if why:
-        advice = Kind.CRASH.value if answer.died else "compile it, or raise delegraph.errors.Unsupported"
+        advice = (
+            Kind.CRASH.value
+            if answer.died
+            else "compile it, or raise delegraph.errors.Unsupported"
+        )
         raise CheckFailed(why, NOTHING[0], advice)
     return {"programs": len(NOTHING) + 1}
 
 
 def try_empty(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
-    """The outcome of the program as it is; none if it cannot be lowered for any backend."""
+    """The outcome of the program as it is; none if it cannot be lowered for any
+    backend.
+    """
     one = backend.attempt(program)
     if one is None or one.phase is Phase.ENGINE:
         return []
@@ -70,11 +98,23 @@ EMPTY = Series(f"{__name__}:EMPTY", lambda backend: iter(NOTHING), try_empty)
 def _compile_specs(backend: BackendUnderTest) -> tuple[CompileSpec, ...]:
     """The compile specs that the partitioner gives a partition of the samples."""
     results = (one.partitioned for one in backend.samples)
-    return next((s.compile_specs for r in results if r is not None for s in r.partition_tags.values()), ())
+    return next(
+        (
+            s.compile_specs
+            for r in results
+            if r is not None
+            for s in r.partition_tags.values()
+        ),
+        (),
+    )
 
 
-def preprocess_empty(backend: ConfiguredBackend, specs: tuple[CompileSpec, ...], report: Report) -> str | None:
-    """Run in another process: give preprocess a program without calls; what is wrong with the error that it raises."""
+def preprocess_empty(
+    backend: ConfiguredBackend, specs: tuple[CompileSpec, ...], report: Report
+) -> str | None:
+    """Run in another process: give preprocess a program without calls; what is wrong
+    with the error that it raises.
+    """
     exported = NOTHING[0].exported
     if exported is None:
         return None
@@ -94,26 +134,48 @@ def preprocess_empty(backend: ConfiguredBackend, specs: tuple[CompileSpec, ...],
 
 @check
 def control_flow(backend: BackendUnderTest) -> Figures:
-    """Branches and loops are lowered, parts of their subgraphs too, and compute the same whichever way they go."""
+    """Branches and loops are lowered, parts of their subgraphs too, and compute the
+    same whichever way they go.
+    """
     names = {p.name for p in CONTROL_FLOW}
-    outcomes = [o for o in sweep.run(backend, SUBGRAPHS) if o.program in names]  # the rest is for numerics
+    # the rest is for numerics
+    outcomes = [o for o in sweep.run(backend, SUBGRAPHS) if o.program in names]
     sweep.raise_first([(o, f) for o in outcomes for f in o.faults], backend, SUBGRAPHS)
     if not outcomes:
-        raise CheckSkipped("what is wrong with these programs is wrong without branches and loops too; see numerics")
-    return {"programs": len(outcomes), "operators_delegated": len({name for o in outcomes for name in o.accepted})}
+        raise CheckSkipped(
+            "what is wrong with these programs is wrong without branches and loops too;"
+            " see numerics"
+        )
+    return {
+        "programs": len(outcomes),
+        "operators_delegated": len({name for o in outcomes for name in o.accepted}),
+    }
 
 
 def try_control_flow(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
-    """The outcome with the inputs, and with their signs changed; of the same operators alone if those fail too."""
+    """The outcome with the inputs, and with their signs changed; of the same operators
+    alone if those fail too.
+    """
     one = backend.attempt(program)
     if one is None or one.phase is Phase.ENGINE:
         return []
-    why = _wrong(one, backend) or _wrong(replace(one, inputs=tuple(-i for i in one.inputs)), backend)
-    alone = [o for member in program.members for o in try_program(member, backend)] if why else []
+    why = _wrong(one, backend) or _wrong(
+        replace(one, inputs=tuple(-i for i in one.inputs)), backend
+    )
+    alone = (
+        [o for member in program.members for o in try_program(member, backend)]
+        if why
+        else []
+    )
     return [o for o in alone if o.faults] or _outcome(program, one, Kind.SUBGRAPHS, why)
 
 
-SUBGRAPHS = Series(f"{__name__}:SUBGRAPHS", lambda backend: iter(CONTROL_FLOW), try_control_flow, CONTROL_FLOW)
+SUBGRAPHS = Series(
+    f"{__name__}:SUBGRAPHS",
+    lambda backend: iter(CONTROL_FLOW),
+    try_control_flow,
+    CONTROL_FLOW,
+)
 
 
 # --- dynamic shapes
@@ -121,14 +183,25 @@ SUBGRAPHS = Series(f"{__name__}:SUBGRAPHS", lambda backend: iter(CONTROL_FLOW), 
 
 @check
 def dynamic_shapes(backend: BackendUnderTest) -> Figures:
-    """Programs whose first dimensions are dynamic are handled, at other sizes too, or refused with a reason."""
-    sound = {o.program for o in backend.rehearsal if not o.faults}  # other checks are about the rest
+    """Programs whose first dimensions are dynamic are handled, at other sizes too, or
+    refused with a reason.
+    """
+    # other checks are about the rest
+    sound = {o.program for o in backend.rehearsal if not o.faults}
     sound |= {program.name for program in SIZED}
     outcomes = [o for o in sweep.run(backend, DYNAMIC) if o.program in sound]
-    sweep.raise_first([(o, f) for o in outcomes for f in o.faults], backend, DYNAMIC, shown=_as_dynamic)
+    sweep.raise_first(
+        [(o, f) for o in outcomes for f in o.faults],
+        backend,
+        DYNAMIC,
+        shown=_as_dynamic,
+    )
     if not outcomes:
         raise CheckSkipped("no sample program could be exported with dynamic shapes")
-    return {"programs": len(outcomes), "delegated_in_part": sum(bool(o.accepted) for o in outcomes)}
+    return {
+        "programs": len(outcomes),
+        "delegated_in_part": sum(bool(o.accepted) for o in outcomes),
+    }
 
 
 def try_dynamic(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
@@ -138,8 +211,14 @@ def try_dynamic(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
     if one is None or one.phase is Phase.ENGINE:
         return []
     fault = partitioning_fault(one)
-    why = f"lowering failed: {one.failed}" if one.lowered is None else fault and fault.text
-    return _outcome(program, one, Kind.SIZES, why or _fixed(sizes) or _wrong_at_sizes(one, backend))
+    why = (
+        f"lowering failed: {one.failed}"
+        if one.lowered is None
+        else fault and fault.text
+    )
+    return _outcome(
+        program, one, Kind.SIZES, why or _fixed(sizes) or _wrong_at_sizes(one, backend)
+    )
 
 
 def export_dynamic() -> None:
@@ -150,24 +229,40 @@ def export_dynamic() -> None:
 
 DYNAMIC = Series(
     f"{__name__}:DYNAMIC",
-    lambda backend: (p for p in (*backend.programs, *SIZED) if p.batched or p.name == "example"),
+    lambda backend: (
+        p for p in (*backend.programs, *SIZED) if p.batched or p.name == "example"
+    ),
     try_dynamic,
     export=export_dynamic,
 )
 
 
 def _varying_sizes(program: Program) -> list[Any]:
-    """The symbolic sizes of the inputs, without those that torch.export itself found to be one number."""
-    values = [n.meta.get("val") for n in user_inputs(program.exported_dynamic[0])] if program.exported_dynamic else []
-    sizes: list[Any] = [d for v in values if isinstance(v, torch.Tensor) for d in v.shape]
+    """The symbolic sizes of the inputs, without those that torch.export itself found to
+    be one number.
+    """
+    values = (
+        [n.meta.get("val") for n in user_inputs(program.exported_dynamic[0])]
+        if program.exported_dynamic
+        else []
+    )
+    sizes: list[Any] = [
+        d for v in values if isinstance(v, torch.Tensor) for d in v.shape
+    ]
     sizes = [d for d in sizes if isinstance(d, torch.SymInt)]
     return [d for d in sizes if d.node.maybe_as_int() is None]
 
 
 def _fixed(sizes: list[Any]) -> str | None:
-    """What is wrong if a size became a number: whoever reads a symbolic size as one fixes it for the caller too."""
+    """What is wrong if a size became a number: whoever reads a symbolic size as one
+    fixes it for the caller too.
+    """
     fixed = [d for d in sizes if d.node.maybe_as_int() is not None]
-    return f"lowering fixed a dynamic size of the caller's program to {fixed[0]}" if fixed else None
+    return (
+        f"lowering fixed a dynamic size of the caller's program to {fixed[0]}"
+        if fixed
+        else None
+    )
 
 
 def _wrong_at_sizes(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
@@ -186,10 +281,16 @@ def _wrong_at_sizes(one: LoweringAttempt, backend: ConfiguredBackend) -> str | N
 def _as_dynamic(program: Program) -> Program:
     """The program with the lines that export it as it was tried."""
     has_range = program.borders != AUTO_SIZES
-    size = f"torch.export.Dim('n', min={LEAST}, max={MOST})" if has_range else "torch.export.Dim.AUTO"
+    size = (
+        f"torch.export.Dim('n', min={LEAST}, max={MOST})"
+        if has_range
+        else "torch.export.Dim.AUTO"
+    )
     lines = [
         f"n = {size}  # for every first dimension",
         "sizes = [{0: n} if x.dim() else None for x in inputs]",
         "model = torch.export.export(model, tuple(inputs), dynamic_shapes=sizes)",
     ]
-    return replace(program, source="\n".join(["import torch", program.source.rstrip(), *lines]))
+    return replace(
+        program, source="\n".join(["import torch", program.source.rstrip(), *lines])
+    )

@@ -1,4 +1,6 @@
-"""A damaged blob gives an error of delegraph.errors, or works; it never crashes, hangs or eats the memory."""
+"""A damaged blob gives an error of delegraph.errors, or works; it never crashes, hangs
+or eats the memory.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from ..lowering_attempt import LoweringAttempt, quiet
 from ..subprocesses import Report
 
 COPIES = 800
-"""Damaged copies of a blob that are tried however long that takes; others follow for the backend's seconds."""
+"""Damaged copies of a blob that are tried however long that takes; others follow for
+the backend's seconds.
+"""
 FLIPS = 4000
 """Damaged copies with other bytes, per blob."""
 STEP_SECONDS = 3.0
@@ -33,24 +37,33 @@ _LARGEST = 4096
 _SHORTEST = 64
 _BLOBS = 3
 _ENOUGH = 20
-_ADVICE = "check every size, offset and count against the blob before using it, and raise delegraph.errors.FormatError"
+_ADVICE = (
+    "check every size, offset and count against the blob before using it, and raise"
+    " delegraph.errors.FormatError"
+)
 
 
 @check
 def damaged_blob(backend: BackendUnderTest) -> Figures:
-    """Truncated blobs and blobs with other bytes give an error of delegraph.errors, or a delegate that works.
+    """Truncated blobs and blobs with other bytes give an error of delegraph.errors, or
+    a delegate that works.
 
-    A backend that declares ``checksum=False`` is given whole bytes only: blobs cut short, and named data missing.
+    A backend that declares ``checksum=False`` is given whole bytes only: blobs cut
+    short, and named data missing.
     """
     backend.needs_runtime()
     smallest = _smallest(backend.lowered)
     names = [one.program.name for one, _ in smallest]
     within = backend.share(0.5)
-    answer = backend.run_elsewhere(try_malformed_blobs, names, backend.seconds / 5, within)
+    answer = backend.run_elsewhere(
+        try_malformed_blobs, names, backend.seconds / 5, within
+    )
     programs = {one.program.name: one.program for one, _ in smallest}
     if answer.failure:
         name, _, mutation = answer.progress.partition(": ")
-        raise CheckFailed(f"loading {mutation} {answer.failure}", programs.get(name), _ADVICE)
+        raise CheckFailed(
+            f"loading {mutation} {answer.failure}", programs.get(name), _ADVICE
+        )
     figures, wrong = answer.result
     if wrong:
         first = wrong[0]
@@ -61,8 +74,14 @@ def damaged_blob(backend: BackendUnderTest) -> Figures:
 
 
 def _smallest(lowered: list[LoweringAttempt]) -> list[tuple[LoweringAttempt, int]]:
-    """The programs with the smallest blobs: damage in them hits structure rather than weights."""
-    sizes = [(one, min(len(d.processed_bytes) for d in one.lowered.delegates)) for one in lowered if one.lowered]
+    """The programs with the smallest blobs: damage in them hits structure rather than
+    weights.
+    """
+    sizes = [
+        (one, min(len(d.processed_bytes) for d in one.lowered.delegates))
+        for one in lowered
+        if one.lowered
+    ]
     return sorted(sizes, key=lambda pair: pair[1])[:_BLOBS]
 
 
@@ -75,9 +94,15 @@ class Wrong:
 
 
 def try_malformed_blobs(
-    backend: ConfiguredBackend, names: list[str], seconds: float, within: float | None, report: Report
+    backend: ConfiguredBackend,
+    names: list[str],
+    seconds: float,
+    within: float | None,
+    report: Report,
 ) -> tuple[dict[str, int], list[Wrong]]:
-    """Run in another process: try damaged copies of the programs' smallest blobs; what happened, and what was wrong."""
+    """Run in another process: try damaged copies of the programs' smallest blobs; what
+    happened, and what was wrong.
+    """
     counts = dict.fromkeys(("blobs", "truncations", "changed", "refused", "worked"), 0)
     wrong: list[Wrong] = []
     chosen = [p for p in backend.programs if p.name in names]
@@ -85,14 +110,22 @@ def try_malformed_blobs(
         one = backend.attempt(program)
         if one is None or one.lowered is None:
             continue
-        module = min((d.module for d in one.lowered.delegates), key=lambda m: len(m.processed_bytes))
+        module = min(
+            (d.module for d in one.lowered.delegates),
+            key=lambda m: len(m.processed_bytes),
+        )
         counts["blobs"] += 1
         limit = seconds if within is None else within
         deadline = time.monotonic() + limit / len(chosen)
         fewest = COPIES if within is None else 1
         with quiet():
             for text in _try_copies(
-                module, backend, counts, fewest, deadline, partial(_report_copy, report, program.name)
+                module,
+                backend,
+                counts,
+                fewest,
+                deadline,
+                partial(_report_copy, report, program.name),
             ):
                 wrong.append(Wrong(program.name, text))
                 if len(wrong) >= _ENOUGH:
@@ -114,7 +147,12 @@ def _try_copies(
 ) -> Iterator[str]:
     runtime = backend.needs_runtime()
     inputs = [
-        1 if a.dtype is None else torch.ones([int(d) for d in a.shape or ()], dtype=a.dtype) for a in module.inputs
+        (
+            1
+            if a.dtype is None
+            else torch.ones([int(d) for d in a.shape or ()], dtype=a.dtype)
+        )
+        for a in module.inputs
     ]
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     checksum = backend.registry.spec(backend.name).checksum
@@ -122,7 +160,8 @@ def _try_copies(
         if number >= fewest and time.monotonic() > deadline:
             break
         report(what)
-        signal.setitimer(signal.ITIMER_PROF, STEP_SECONDS)  # its default action ends the process, also inside C code
+        # its default action ends the process, also inside C code
+        signal.setitimer(signal.ITIMER_PROF, STEP_SECONDS)
         counts[kind] += 1
         why = _outcome(runtime, blob, list(module.compile_specs), data, inputs, counts)
         if why is not None:
@@ -131,7 +170,12 @@ def _try_copies(
 
 
 def _outcome(
-    runtime: Any, blob: bytes, specs: list[Any], data: dict[str, bytes], inputs: list[Any], counts: dict[str, int]
+    runtime: Any,
+    blob: bytes,
+    specs: list[Any],
+    data: dict[str, bytes],
+    inputs: list[Any],
+    counts: dict[str, int],
 ) -> str | None:
     try:
         delegate = runtime.load(blob, specs, data)
@@ -145,14 +189,19 @@ def _outcome(
     return None
 
 
-def _copies(module: LoweredBackendModule, checksum: bool) -> Iterator[tuple[str, str, bytes, dict[str, bytes]]]:
-    """Kind, description, blob and named data of every damaged copy, cuts and changes in turn.
+def _copies(
+    module: LoweredBackendModule, checksum: bool
+) -> Iterator[tuple[str, str, bytes, dict[str, bytes]]]:
+    """Kind, description, blob and named data of every damaged copy, cuts and changes in
+    turn.
 
     Without a ``checksum`` nobody can tell whether a byte was changed.
     """
-    blob, data = module.processed_bytes, dict(module.named_data())
+    blob = module.processed_bytes
+    data = dict(module.named_data())
     yield from _damaged_data(blob, data)
-    cuts, changes = _cut(blob), _changed(blob) if checksum else iter(())
+    cuts = _cut(blob)
+    changes = _changed(blob) if checksum else iter(())
     for _ in range(max(_LARGEST + 1, FLIPS)):
         for kind, stream in (("truncations", cuts), ("changed", changes)):
             made = next(stream, None)
@@ -161,8 +210,14 @@ def _copies(module: LoweredBackendModule, checksum: bool) -> Iterator[tuple[str,
 
 
 def _cut(blob: bytes) -> Iterator[tuple[str, bytes]]:
-    """The blob cut at many places: the shortest pieces first, then others in random order."""
-    places = list(range(len(blob)) if len(blob) <= _LARGEST else range(0, len(blob), len(blob) // _LARGEST + 1))
+    """The blob cut at many places: the shortest pieces first, then others in random
+    order.
+    """
+    places = list(
+        range(len(blob))
+        if len(blob) <= _LARGEST
+        else range(0, len(blob), len(blob) // _LARGEST + 1)
+    )
     rest = places[_SHORTEST:]
     random.Random(0).shuffle(rest)
     for place in (*places[:_SHORTEST], *rest):
@@ -173,17 +228,30 @@ def _changed(blob: bytes) -> Iterator[tuple[str, bytes]]:
     rng = random.Random(0)
     for _ in range(FLIPS if blob else 0):
         changed = bytearray(blob)
-        places = sorted(rng.randrange(len(blob)) for _ in range(rng.choice((1, 1, 1, 2, 4))))
+        places = sorted(
+            rng.randrange(len(blob)) for _ in range(rng.choice((1, 1, 1, 2, 4)))
+        )
         for place in places:
-            changed[place] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, changed[place] ^ (1 << rng.randrange(8))))
+            changed[place] = rng.choice(
+                (0, 1, 0x7F, 0x80, 0xFF, changed[place] ^ (1 << rng.randrange(8)))
+            )
         if changed != blob:
-            text = ", ".join(f"byte {p} = {changed[p]:#04x}" for p in dict.fromkeys(places))
+            text = ", ".join(
+                f"byte {p} = {changed[p]:#04x}" for p in dict.fromkeys(places)
+            )
             yield f"a copy with {text} (of {len(blob)})", bytes(changed)
 
 
-def _damaged_data(blob: bytes, data: Mapping[str, bytes]) -> Iterator[tuple[str, str, bytes, dict[str, bytes]]]:
+def _damaged_data(
+    blob: bytes, data: Mapping[str, bytes]
+) -> Iterator[tuple[str, str, bytes, dict[str, bytes]]]:
     for key, value in data.items():
-        yield "changed", f"without named data {key!r}", blob, {k: v for k, v in data.items() if k != key}
+        yield (
+            "changed",
+            f"without named data {key!r}",
+            blob,
+            {k: v for k, v in data.items() if k != key},
+        )
         for size in {0, len(value) // 2, max(0, len(value) - 1)} - {len(value)}:
             text = f"with {size} of {len(value)} bytes of named data {key!r}"
             yield "truncations", text, blob, {**data, key: value[:size]}

@@ -1,4 +1,6 @@
-"""Backends that declare ``thread_safe``: partitions compiled at once, and delegates called at once."""
+"""Backends that declare ``thread_safe``: partitions compiled at once, and delegates
+called at once.
+"""
 
 from __future__ import annotations
 
@@ -34,46 +36,82 @@ from ..subprocesses import Report
 from ..tolerance import tolerance_of
 from ..trial import Kind, is_comparable
 
-_THREADS, _ROUNDS = 4, 3
+_THREADS = 4
+_ROUNDS = 3
 _VARIANTS = 5
-"""How many different inputs the threads call a delegate with. No multiple of _THREADS, so that all pairs meet."""
-_CALLS, _PAUSED_CALLS = 30, 15
+"""How many different inputs the threads call a delegate with. No multiple of _THREADS,
+so that all pairs meet.
+"""
+_CALLS = 30
+_PAUSED_CALLS = 15
 """Calls of a delegate in each thread, as fast as it can be, and with pauses."""
 _SECONDS = 2.0
 """How long the threads call one delegate, if it is too slow for all calls."""
 _PAUSE_SECONDS = 1e-4
-"""A pause at a line of the runtime. Without pauses, a busy machine runs most calls from begin to end."""
+"""A pause at a line of the runtime. Without pauses, a busy machine runs most calls from
+begin to end.
+"""
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 @check
 def thread_safety(backend: BackendUnderTest) -> Figures:
-    """A backend that declares ``thread_safe`` makes the same of many partitions at once as of each alone."""
+    """A backend that declares ``thread_safe`` makes the same of many partitions at once
+    as of each alone.
+    """
     if not backend.registry.get_backend(backend.name).thread_safe:
         raise CheckSkipped("the backend does not declare thread_safe")
     left_out = backend.left_out(times=1 + _ROUNDS)
-    names = [one.program.name for one in backend.lowered if one.program.name not in left_out]
+    names = [
+        one.program.name for one in backend.lowered if one.program.name not in left_out
+    ]
     answer = backend.run_apart(compile_at_once, names)
     if answer.died:
-        raise CheckFailed(f"compiling {answer.progress}, the process {answer.died}", advice=Kind.CRASH.value)
-    delegates, why = answer.result or (0, f"compiling {answer.progress} {answer.failure}")
+        raise CheckFailed(
+            f"compiling {answer.progress}, the process {answer.died}",
+            advice=Kind.CRASH.value,
+        )
+    delegates, why = answer.result or (
+        0,
+        f"compiling {answer.progress} {answer.failure}",
+    )
     if why:
-        advice = "keep what preprocess works on in local variables, or leave thread_safe False"
+        advice = (
+            "keep what preprocess works on in local variables, or leave thread_safe"
+            " False"
+        )
         raise CheckFailed(why, advice=advice)
     return {"delegates": delegates, "threads": _THREADS}
 
 
-def compile_at_once(backend: ConfiguredBackend, names: list[str], report: Report) -> tuple[int, str | None]:
-    """Run in another process: compile the samples one by one and by threads; how many delegates, and what differs."""
-    programs = {p.name: p.exported[0] for p in backend.programs if p.name in names and p.exported is not None}
+def compile_at_once(
+    backend: ConfiguredBackend, names: list[str], report: Report
+) -> tuple[int, str | None]:
+    """Run in another process: compile the samples one by one and by threads; how many
+    delegates, and what differs.
+    """
+    programs = {
+        p.name: p.exported[0]
+        for p in backend.programs
+        if p.name in names and p.exported is not None
+    }
 
     def compile_all(executor: ThreadPoolExecutor | None) -> list[HandedOver]:
         """Lower all programs as methods of one lowering."""
-        report("all samples in one lowering" if executor is None else f"all samples by {_THREADS} threads")
+        report(
+            "all samples in one lowering"
+            if executor is None
+            else f"all samples by {_THREADS} threads"
+        )
         compiler = None if executor is None else _InThreads(executor)
         with quiet():
             partitioner = backend.partitioner()
-            lowered = delegraph.lower(programs, backends=[partitioner], registry=backend.registry, compiler=compiler)
+            lowered = delegraph.lower(
+                programs,
+                backends=[partitioner],
+                registry=backend.registry,
+                compiler=compiler,
+            )
             return handed_over(lowered)
 
     how = "all samples in one lowering"
@@ -84,22 +122,36 @@ def compile_at_once(backend: ConfiguredBackend, names: list[str], report: Report
             with ThreadPoolExecutor(_THREADS) as executor:
                 together = compile_all(executor)
             if together != alone:
-                place = next(k for k, (a, b) in enumerate(zip(together, alone, strict=True)) if a != b)
-                return 0, f"compiled by {how}, delegate {place} of all samples together is another than alone"
+                place = next(
+                    k
+                    for k, (a, b) in enumerate(zip(together, alone, strict=True))
+                    if a != b
+                )
+                return (
+                    0,
+                    (
+                        f"compiled by {how}, delegate {place} of all samples together"
+                        " is another than alone"
+                    ),
+                )
     except (Exception, SystemExit) as e:
         return 0, f"preprocess, called for {how}, raised {type(e).__name__}: {e}"
     return len(alone), None
 
 
 class _InThreads:
-    """A compiler, and its session, that compiles each partition in a thread of ``executor``."""
+    """A compiler, and its session, that compiles each partition in a thread of
+    ``executor``.
+    """
 
     notes = ()
 
     def __init__(self, executor: ThreadPoolExecutor) -> None:
         self._executor = executor
 
-    def session(self, registry: delegraph.Registry, backends: Sequence[str]) -> _InThreads:
+    def session(
+        self, registry: delegraph.Registry, backends: Sequence[str]
+    ) -> _InThreads:
         return self
 
     def __enter__(self) -> _InThreads:
@@ -108,11 +160,15 @@ class _InThreads:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def partition(self, partitioner: Partitioner, program: ExportedProgram) -> PartitionResult:
+    def partition(
+        self, partitioner: Partitioner, program: ExportedProgram
+    ) -> PartitionResult:
         return partitioner(program)
 
     def compile(self, requests: Sequence[Request]) -> list[Compiled]:
-        answers = self._executor.map(compile_here, [[requests[k] for k in call] for call in calls_of(requests)])
+        answers = self._executor.map(
+            compile_here, [[requests[k] for k in call] for call in calls_of(requests)]
+        )
         return [compiled for answer in answers for compiled in answer]
 
 
@@ -121,11 +177,17 @@ class _InThreads:
 
 @check
 def runtime_thread_safety(backend: BackendUnderTest) -> Figures:
-    """Delegates of a runtime that declares ``thread_safe`` compute the same in several threads at once as in one."""
+    """Delegates of a runtime that declares ``thread_safe`` compute the same in several
+    threads at once as in one.
+    """
     if not backend.needs_runtime().thread_safe:
         raise CheckSkipped("the runtime does not declare thread_safe")
     left_out = backend.left_out(times=2)
-    samples = {one.program.name: one.program for one in backend.lowered if is_comparable(one, backend)}
+    samples = {
+        one.program.name: one.program
+        for one in backend.lowered
+        if is_comparable(one, backend)
+    }
     names = [name for name in samples if name not in left_out]
     answer = backend.run_apart(call_at_once, names)
     if answer.died:
@@ -133,15 +195,22 @@ def runtime_thread_safety(backend: BackendUnderTest) -> Figures:
         raise CheckFailed(text, samples.get(answer.progress), Kind.CRASH.value)
     found = answer.result or Hammered(wrong=answer.failure, program=answer.progress)
     if found.wrong:
-        advice = "keep what a call works on in local variables, one buffer for each call, or leave thread_safe False"
+        advice = (
+            "keep what a call works on in local variables, one buffer for each call, or"
+            " leave thread_safe False"
+        )
         raise CheckFailed(found.wrong, samples.get(found.program), advice)
     if not found.delegates:
-        raise CheckSkipped("no delegate of the samples can be told apart by its results")
+        raise CheckSkipped(
+            "no delegate of the samples can be told apart by its results"
+        )
     return {"delegates": found.delegates, "calls": found.calls, "threads": _THREADS}
 
 
 class Hammered(NamedTuple):
-    """The delegates that threads called, how often, and what was wrong with which program; "" if nothing was."""
+    """The delegates that threads called, how often, and what was wrong with which
+    program; "" if nothing was.
+    """
 
     delegates: int = 0
     calls: int = 0
@@ -151,24 +220,36 @@ class Hammered(NamedTuple):
 
 @dataclass
 class _Loaded:
-    """A delegate as its runtime loaded it, with its calls in one thread: their inputs and results."""
+    """A delegate as its runtime loaded it, with its calls in one thread: their inputs
+    and results.
+    """
 
     parts: tuple[bytes, list[CompileSpec], dict[str, bytes]]
     delegate: Delegate
     calls: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = field(default_factory=list)
 
 
-def call_at_once(backend: ConfiguredBackend, names: list[str], report: Report) -> Hammered:
-    """Run in another process: call each delegate of the samples in one thread, and then in several."""
+def call_at_once(
+    backend: ConfiguredBackend, names: list[str], report: Report
+) -> Hammered:
+    """Run in another process: call each delegate of the samples in one thread, and then
+    in several.
+    """
     delegates = 0
     calls = 0
     for program in (p for p in backend.programs if p.name in names):
         report(program.name)
         one = backend.attempt(program)
-        if one is None or one.lowered is None or any(d.module.state for d in one.lowered.delegates):
+        if (
+            one is None
+            or one.lowered is None
+            or any(d.module.state for d in one.lowered.delegates)
+        ):
             continue
         limit = tolerance_of(one.exported, backend.tolerance)
-        for loaded in _called_in_one_thread(backend.needs_runtime(), one.lowered, one.inputs):
+        for loaded in _called_in_one_thread(
+            backend.needs_runtime(), one.lowered, one.inputs
+        ):
             if not _is_told_apart(loaded, limit):
                 continue
             made, wrong = _call_in_threads(backend.needs_runtime(), loaded, limit)
@@ -180,14 +261,20 @@ def call_at_once(backend: ConfiguredBackend, names: list[str], report: Report) -
 
 
 def _called_in_one_thread(
-    runtime: type[BackendRuntime], lowered: delegraph.LoweredProgram, inputs: Sequence[Any]
+    runtime: type[BackendRuntime],
+    lowered: delegraph.LoweredProgram,
+    inputs: Sequence[Any],
 ) -> list[_Loaded]:
-    """The delegates of a program, each called with several inputs. Inputs for which a call fails are left out."""
+    """The delegates of a program, each called with several inputs. Inputs for which a
+    call fails are left out.
+    """
     made: list[_Loaded] = []
     load = runtime.load
 
     def recorded(
-        processed_bytes: bytes, compile_specs: Sequence[CompileSpec], named_data: Mapping[str, bytes]
+        processed_bytes: bytes,
+        compile_specs: Sequence[CompileSpec],
+        named_data: Mapping[str, bytes],
     ) -> Delegate:
         parts = processed_bytes, list(compile_specs), dict(named_data)
         loaded = _Loaded(parts, load(processed_bytes, compile_specs, named_data))
@@ -211,13 +298,17 @@ def _called_in_one_thread(
 
 
 def _variants(inputs: Sequence[Any]) -> Iterator[list[Any]]:
-    """Inputs of the same types with other values, which are in the domain of most operators."""
+    """Inputs of the same types with other values, which are in the domain of most
+    operators.
+    """
     for k in range(_VARIANTS):
         yield [_variant(value, k) for value in copy.deepcopy(tuple(inputs))]
 
 
 def _variant(value: Any, k: int) -> Any:
-    """A tensor with its elements moved by ``k`` places; those of floats are also a little smaller."""
+    """A tensor with its elements moved by ``k`` places; those of floats are also a
+    little smaller.
+    """
     if not isinstance(value, torch.Tensor):
         return value
     moved = value.flatten().roll(k).reshape(value.shape)
@@ -228,7 +319,9 @@ def _variant(value: Any, k: int) -> Any:
 
 
 def _is_told_apart(loaded: _Loaded, limit: float) -> bool:
-    """Whether different inputs give different results, and the same inputs the same ones."""
+    """Whether different inputs give different results, and the same inputs the same
+    ones.
+    """
     first, *others = loaded.calls or [((), ())]
     if not any(_differ(results, first[1], limit) for _, results in others):
         return False
@@ -244,28 +337,43 @@ def _differ(results: Sequence[Any], wanted: Sequence[Any], limit: float) -> bool
     return not Verification.of(tuple(results), tuple(wanted)).relative_error <= limit
 
 
-def _call_in_threads(runtime: type[BackendRuntime], loaded: _Loaded, limit: float) -> tuple[int, str]:
-    """Call one delegate in all threads, and then one that each thread loads; how many calls, and what is wrong."""
+def _call_in_threads(
+    runtime: type[BackendRuntime], loaded: _Loaded, limit: float
+) -> tuple[int, str]:
+    """Call one delegate in all threads, and then one that each thread loads; how many
+    calls, and what is wrong.
+    """
 
     def load_another() -> Delegate:
         return runtime.load(*copy.deepcopy(loaded.parts))
 
     made = 0
-    for how, get in (("one loaded delegate", lambda: loaded.delegate), ("a delegate that each loads", load_another)):
+    for how, get in (
+        ("one loaded delegate", lambda: loaded.delegate),
+        ("a delegate that each loads", load_another),
+    ):
         for pauses in (False, True):
             done, wrong = _hammer(get, loaded.calls, limit, pauses)
             made += done
             if wrong:
-                return made, f"{_THREADS} threads called {how}, each with other inputs: {wrong}"
+                return (
+                    made,
+                    f"{_THREADS} threads called {how}, each with other inputs: {wrong}",
+                )
     return made, ""
 
 
 def _hammer(
-    get: Callable[[], Delegate], calls: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]], limit: float, pauses: bool
+    get: Callable[[], Delegate],
+    calls: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]],
+    limit: float,
+    pauses: bool,
 ) -> tuple[int, str]:
-    """Let all threads begin at once; the results are compared after the last call, so that none may change.
+    """Let all threads begin at once; the results are compared after the last call, so
+    that none may change.
 
-    ``pauses``: pause at lines of the runtime, so that other threads run between any two of them.
+    ``pauses``: pause at lines of the runtime, so that other threads run between any two
+    of them.
     """
     begin = threading.Barrier(_THREADS)
     kept: list[list[tuple[int, Any]]] = [[] for _ in range(_THREADS)]
@@ -297,11 +405,19 @@ def _hammer(
         for thread in threads:
             thread.join()
     results = [pair for of_thread in kept for pair in of_thread]
-    wrong = [which for which, found in results if _differ(found, calls[which][1], limit)]
+    wrong = [
+        which for which, found in results if _differ(found, calls[which][1], limit)
+    ]
     if errors:
         return len(results), errors[0]
     if wrong:
-        return len(results), f"{len(wrong)} of {len(results)} calls returned other results than in one thread"
+        return (
+            len(results),
+            (
+                f"{len(wrong)} of {len(results)} calls returned other results than in"
+                " one thread"
+            ),
+        )
     return len(results), ""
 
 

@@ -12,40 +12,73 @@ from delegraph.errors import WriteError
 from .names import Names
 
 _HERE = Path(__file__).parent
-TEMPLATE, DEVICE_TEMPLATE, TOSA_TEMPLATE = _HERE / "template", _HERE / "device_template", _HERE / "tosa_template"
+TEMPLATE = _HERE / "template"
+DEVICE_TEMPLATE = _HERE / "device_template"
+TOSA_TEMPLATE = _HERE / "tosa_template"
 TOSA_DEVICE_TEMPLATE = _HERE / "tosa_device_template"
 FILES = (
     *(".gitignore", "README.md", "example.py", "pyproject.toml"),
-    *(f"src/acme_npu/{name}.py" for name in ("__init__", "backend", "blob", "instructions")),
+    *(
+        f"src/acme_npu/{name}.py"
+        for name in ("__init__", "backend", "blob", "instructions")
+    ),
     *(f"src/acme_npu/{name}.py" for name in ("partitioner", "plugin", "runtime")),
     *("src/acme_npu/py.typed", "tests/test_contract.py", "tests/test_numerics.py"),
 )
-"""The template's files; beside them there can be what Python, pip and linters leave behind."""
+"""The template's files; beside them there can be what Python, pip and linters leave
+behind.
+"""
 DEVICE_FILES = (
     *("README.md", "pyproject.toml", "src/acme_npu/runtime.py", "tests/test_device.py"),
     *("src/acme_npu/device/acme_npu.cpp", "src/acme_npu/device/CMakeLists.txt"),
 )
-"""Files of a package that has a device half; three of them are the template's with more lines."""
+"""Files of a package that has a device half; three of them are the template's with more
+lines.
+"""
 TOSA_FILES = (
-    *("README.md", "pyproject.toml", "tests/test_contract.py", "tests/test_numerics.py"),
-    *(f"src/acme_npu/{name}.py" for name in ("backend", "instructions", "partitioner", "plugin", "runtime")),
+    *(
+        "README.md",
+        "pyproject.toml",
+        "tests/test_contract.py",
+        "tests/test_numerics.py",
+    ),
+    *(
+        f"src/acme_npu/{name}.py"
+        for name in ("backend", "instructions", "partitioner", "plugin", "runtime")
+    ),
 )
 """Files of a package for a device that reads TOSA, in place of the template's."""
 TOSA_DEVICE_FILES = (
-    *("README.md", "pyproject.toml", "tests/test_device.py", "src/acme_npu/device/acme_npu.cpp"),
-    *(f"src/acme_npu/{name}.py" for name in ("backend", "blob", "instructions", "runtime")),
+    *(
+        "README.md",
+        "pyproject.toml",
+        "tests/test_device.py",
+        "src/acme_npu/device/acme_npu.cpp",
+    ),
+    *(
+        f"src/acme_npu/{name}.py"
+        for name in ("backend", "blob", "instructions", "runtime")
+    ),
 )
-"""Files of a package for such a device with a device half, in place of those of the two."""
+"""Files of a package for such a device with a device half, in place of those of the
+two.
+"""
 
 
-def generate(names: Names, folder: Path, device: bool = False, tosa: bool = False) -> list[str]:
-    """Write the package to ``folder``, which does not exist or is empty; returns the files' paths in it.
+def generate(
+    names: Names, folder: Path, device: bool = False, tosa: bool = False
+) -> list[str]:
+    """Write the package to ``folder``, which does not exist or is empty; returns the
+    files' paths in it.
 
-    With ``device`` it has a device half for ExecuTorch's runtime; with ``tosa``, its compiler gets TOSA.
+    With ``device`` it has a device half for ExecuTorch's runtime; with ``tosa``, its
+    compiler gets TOSA.
 
     Raises WriteError, and then nothing is left behind.
     """
-    sources = {path: TEMPLATE for path in FILES} | {path: DEVICE_TEMPLATE for path in DEVICE_FILES if device}
+    sources = {path: TEMPLATE for path in FILES} | {
+        path: DEVICE_TEMPLATE for path in DEVICE_FILES if device
+    }
     if tosa:
         sources |= {path: TOSA_TEMPLATE for path in TOSA_FILES}
     if tosa and device:
@@ -55,14 +88,22 @@ def generate(names: Names, folder: Path, device: bool = False, tosa: bool = Fals
     try:
         target = folder.resolve()
         _check_place(folder, target)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
+        with tempfile.TemporaryDirectory(
+            dir=target.parent, prefix=f".{target.name}."
+        ) as temporary:
             made = Path(temporary, target.name)
-            paths = [_write(template, path, made, names) for path, template in sources.items()]
-            os.rename(made, target)  # takes the place of an empty folder, and of nothing else
+            paths = [
+                _write(template, path, made, names)
+                for path, template in sources.items()
+            ]
+            # takes the place of an empty folder, and of nothing else
+            os.rename(made, target)
     except WriteError:
         raise
     except OSError as e:
-        raise WriteError("write-failed", f"cannot write {folder}: {e.strerror or e}") from e
+        raise WriteError(
+            "write-failed", f"cannot write {folder}: {e.strerror or e}"
+        ) from e
     return paths
 
 
@@ -89,7 +130,9 @@ def _write(template: Path, path: str, folder: Path, names: Names) -> str:
 
 
 def _rename(text: str, names: Names) -> str:
-    """``text`` with the template's four names replaced, in one pass: a new name may contain one of them."""
+    """``text`` with the template's four names replaced, in one pass: a new name may
+    contain one of them.
+    """
     new = {
         **{"acme-npu-plugin": names.distribution, "acme-npu": names.backend},
         **{"acme_npu": names.package, "AcmeNpu": names.prefix},

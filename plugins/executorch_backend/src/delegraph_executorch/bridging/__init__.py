@@ -1,4 +1,6 @@
-"""ExecuTorch's backends, and those that others wrote for it, as delegraph backends. Needs the wheel ``executorch``."""
+"""ExecuTorch's backends, and those that others wrote for it, as delegraph backends.
+Needs the wheel ``executorch``.
+"""
 
 from .declaration import Bridge, bridge
 

@@ -1,8 +1,10 @@
-"""Gives each convolution, linear layer and batch norm constants of its own, before XNNPACK's passes see them.
+"""Gives each convolution, linear layer and batch norm constants of its own, before
+XNNPACK's passes see them.
 
-ExecuTorch's passes for XNNPACK compute new constants, and name them after those of a layer. Two layers that share a
-weight would get one of the two new constants, and so would two weights whose names differ in a dot alone, and all
-batch norms without a weight. The blobs keep constants by their contents, so that copies cost nothing.
+ExecuTorch's passes for XNNPACK compute new constants, and name them after those of a
+layer. Two layers that share a weight would get one of the two new constants, and so
+would two weights whose names differ in a dot alone, and all batch norms without a
+weight. The blobs keep constants by their contents, so that copies cost nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from typing import Any
 import torch
 from delegraph_programs.exported_program import CONSTANT_KINDS
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    TensorArgument,
+)
 from torch.fx import Node
 
 _NORM = "aten._native_batch_norm_legit_no_training.default"
@@ -32,10 +39,14 @@ _VARIANCE = 4
 
 
 def separate_constants(edge: ExportedProgram) -> ExportedProgram:
-    """Let no two layers of ``edge``, a partition in edge dialect, share a constant; changes and returns it."""
+    """Let no two layers of ``edge``, a partition in edge dialect, share a constant;
+    changes and returns it.
+    """
     calls = [node for node in edge.graph.nodes if _name(node) in _LAYERS]
     if not any(_name(node) in (_NORM, "aten.convolution.default") for node in calls):
-        return edge  # the passes only compute constants of these, and of what comes before a batch norm
+        # the passes only compute constants of these, and of what comes before a batch
+        # norm
+        return edge
     constants = _Constants(edge)
     for node in calls:
         if _name(node) == _NORM:
@@ -44,7 +55,9 @@ def separate_constants(edge: ExportedProgram) -> ExportedProgram:
             operand: Any = node.args[position] if position < len(node.args) else None
             if not isinstance(operand, Node):
                 continue
-            if operand.op == "call_function" and _name(operand).split(".")[1].startswith("dequantize"):
+            if operand.op == "call_function" and _name(operand).split(".")[
+                1
+            ].startswith("dequantize"):
                 _own_dequantize(node, operand, constants)
             elif constants.has(operand) and not constants.claim(operand):
                 node.replace_input_with(operand, constants.copy_of(operand))
@@ -53,7 +66,9 @@ def separate_constants(edge: ExportedProgram) -> ExportedProgram:
 
 
 def _own_dequantize(layer: Node, dequantize: Node, constants: _Constants) -> None:
-    """Let ``layer`` have the dequantize of its weight for itself, and that have the integers for itself."""
+    """Let ``layer`` have the dequantize of its weight for itself, and that have the
+    integers for itself.
+    """
     integers: Any = dequantize.args[0]
     if not constants.has(integers) or constants.claim(integers):
         return
@@ -74,7 +89,9 @@ def _add_missing(norm: Node, constants: _Constants) -> None:
         return
     for position, fill in ((_WEIGHT, torch.ones_like), (_BIAS, torch.zeros_like)):
         if norm.args[position] is None:
-            norm.update_arg(position, constants.add(variance, fill(constants.tensor(variance))))
+            norm.update_arg(
+                position, constants.add(variance, fill(constants.tensor(variance)))
+            )
 
 
 class _Constants:
@@ -83,7 +100,9 @@ class _Constants:
     def __init__(self, edge: ExportedProgram) -> None:
         self._edge = edge
         self._specs = list(edge.graph_signature.input_specs)
-        self._spec_of = {spec.arg.name: spec for spec in self._specs if spec.kind in CONSTANT_KINDS}
+        self._spec_of = {
+            spec.arg.name: spec for spec in self._specs if spec.kind in CONSTANT_KINDS
+        }
         self._claimed: set[str] = set()
         self._new_names = self._free_names()
 
@@ -94,12 +113,18 @@ class _Constants:
     def tensor(self, node: Node) -> torch.Tensor:
         """The tensor of a constant."""
         target = str(self._spec_of[node.name].target)
-        tensors = self._edge.state_dict if target in self._edge.state_dict else self._edge.constants
+        tensors = (
+            self._edge.state_dict
+            if target in self._edge.state_dict
+            else self._edge.constants
+        )
         tensor: torch.Tensor = tensors[target]
         return tensor
 
     def claim(self, node: Node) -> bool:
-        """Whether a constant was free for a layer to claim: passes name new ones by its target, without the dots."""
+        """Whether a constant was free for a layer to claim: passes name new ones by its
+        target, without the dots.
+        """
         name = str(self._spec_of[node.name].target).replace(".", "_")
         is_free = name not in self._claimed
         self._claimed.add(name)
@@ -119,10 +144,16 @@ class _Constants:
         new = InputSpec(spec.kind, TensorArgument(node.name), name, spec.persistent)
         self._specs.insert(self._specs.index(spec), new)
         self._spec_of[node.name] = new
-        in_state = spec.kind is InputKind.PARAMETER or (spec.kind is InputKind.BUFFER and spec.persistent)
+        in_state = spec.kind is InputKind.PARAMETER or (
+            spec.kind is InputKind.BUFFER and spec.persistent
+        )
         tensors = self._edge.state_dict if in_state else self._edge.constants
-        is_parameter = spec.kind is InputKind.PARAMETER and not isinstance(tensor, torch.nn.Parameter)
-        tensors[name] = torch.nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
+        is_parameter = spec.kind is InputKind.PARAMETER and not isinstance(
+            tensor, torch.nn.Parameter
+        )
+        tensors[name] = (
+            torch.nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor
+        )
         return node
 
     def finish(self) -> None:
@@ -131,7 +162,9 @@ class _Constants:
         self._edge._graph_signature = ExportGraphSignature(self._specs, outputs)
 
     def _free_names(self) -> Iterator[str]:
-        taken = {str(spec.target) for spec in self._specs} | {node.name for node in self._edge.graph.nodes}
+        taken = {str(spec.target) for spec in self._specs} | {
+            node.name for node in self._edge.graph.nodes
+        }
         number = 0
         while True:
             number += 1
@@ -140,5 +173,7 @@ class _Constants:
 
 
 def _name(node: Node) -> str:
-    """The name of a call's operator in edge dialect, such as ``aten.convolution.default``; "" for anything else."""
+    """The name of a call's operator in edge dialect, such as
+    ``aten.convolution.default``; "" for anything else.
+    """
     return getattr(node.target, "__name__", "") if node.op == "call_function" else ""

@@ -1,4 +1,6 @@
-"""Core ML, ExecuTorch's backend for Apple's devices; compiled anywhere, run on the device."""
+"""Core ML, ExecuTorch's backend for Apple's devices; compiled anywhere, run on the
+device.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ from . import bridge
 
 with quietly():
     from executorch.backends.apple.coreml.compiler import CoreMLBackend as TheirBackend
-    from executorch.backends.apple.coreml.partition import CoreMLPartitioner as TheirPartitioner
+    from executorch.backends.apple.coreml.partition import (
+        CoreMLPartitioner as TheirPartitioner,
+    )
 
 CoreMLBackend, CoreMLPartitioner, _ = bridge(TheirBackend, TheirPartitioner)

@@ -1,4 +1,6 @@
-"""A program in ExecuTorch's edge dialect, each call of which says which call of the original it is a piece of."""
+"""A program in ExecuTorch's edge dialect, each call of which says which call of the
+original it is a piece of.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,16 @@ from torch.fx import Graph, Node
 ORIGIN = "delegraph_origin"
 """Key of a piece's meta: the name of the node that it is a piece of."""
 MARKS = "delegraph_executorch_marks"
-"""Key of a node's meta: what the other partitioner left in the meta of each of its pieces, for its ``preprocess``."""
+"""Key of a node's meta: what the other partitioner left in the meta of each of its
+pieces, for its ``preprocess``.
+"""
 
 
 @torch.library.custom_op("delegraph_executorch::stand_in", mutates_args=())
 def stand_in(like: torch.Tensor, after: list[torch.Tensor]) -> torch.Tensor:
-    """A value like ``like``, computed from ``after``: ExecuTorch sees it in place of a call that it does not know."""
+    """A value like ``like``, computed from ``after``: ExecuTorch sees it in place of a
+    call that it does not know.
+    """
     raise NotImplementedError("stands for another call, and is never executed")
 
 
@@ -42,13 +48,17 @@ def _(like: torch.Tensor, after: list[torch.Tensor]) -> torch.Tensor:
     return torch.empty_like(like)
 
 
-def to_edge_dialect(program: ExportedProgram, hidden: Collection[Node] = ()) -> ExportedProgram:
-    """A copy of a program of core ATen operators in edge dialect, with contiguous tensors.
+def to_edge_dialect(
+    program: ExportedProgram, hidden: Collection[Node] = ()
+) -> ExportedProgram:
+    """A copy of a program of core ATen operators in edge dialect, with contiguous
+    tensors.
 
-    Every tensor in a program file is contiguous: a blob that was made for other strides would read it wrongly. Weights
-    that are contiguous already are shared. Stand-ins take the place of the calls in ``hidden`` and of those that are no
-    plain operators (delegates, branches, loops): no backend takes them, and they have the same inputs and results, so
-    that every call still depends on the same ones.
+    Every tensor in a program file is contiguous: a blob that was made for other strides
+    would read it wrongly. Weights that are contiguous already are shared. Stand-ins
+    take the place of the calls in ``hidden`` and of those that are no plain operators
+    (delegates, branches, loops): no backend takes them, and they have the same inputs
+    and results, so that every call still depends on the same ones.
     """
     from executorch.exir import EdgeCompileConfig
     from executorch.exir.program._program import _generate_edge_program
@@ -60,7 +70,8 @@ def to_edge_dialect(program: ExportedProgram, hidden: Collection[Node] = ()) -> 
         edge: ExportedProgram = _generate_edge_program(config, copied)
     metas = {n.name: n.meta for n in program.graph.nodes}
     for name, pieces in pieces_of(edge).items():
-        handle, marks = metas[name].get("debug_handle"), metas[name].get(MARKS, ())
+        handle = metas[name].get("debug_handle")
+        marks = metas[name].get(MARKS, ())
         for piece in pieces if handle is not None else ():
             piece.meta["debug_handle"] = handle  # the conversion numbers its calls anew
         for piece, mark in zip(pieces, marks, strict=False):
@@ -69,9 +80,11 @@ def to_edge_dialect(program: ExportedProgram, hidden: Collection[Node] = ()) -> 
 
 
 def _forget_pending_sizes(program: ExportedProgram) -> None:
-    """Clear the data-dependent sizes that an earlier trace bound to nothing, for which torch blames the next call.
+    """Clear the data-dependent sizes that an earlier trace bound to nothing, for which
+    torch blames the next call.
 
-    Every trace of a part of the program shares the sizes of the whole, so that a part without any would fail as well.
+    Every trace of a part of the program shares the sizes of the whole, so that a part
+    without any would fail as well.
     """
     values = (node.meta.get("val") for node in program.graph.nodes)
     modes = {value.fake_mode for value in values if isinstance(value, FakeTensor)}
@@ -91,15 +104,20 @@ def finished(
     values: Sequence[Any],
     made_of: ExportedProgram,
 ) -> ExportedProgram:
-    """The program of a graph that has all but its output: ``values``, for which ``outputs`` stand.
+    """The program of a graph that has all but its output: ``values``, for which
+    ``outputs`` stand.
 
-    Tensors and modules are those of ``made_of``. It is not validated, being made of valid calls in their order.
+    Tensors and modules are those of ``made_of``. It is not validated, being made of
+    valid calls in their order.
     """
     graph.output(tuple(values))
     given = sum(spec.kind is InputKind.USER_INPUT for spec in inputs)
     returned = sum(spec.kind is OutputKind.USER_OUTPUT for spec in outputs)
-    call, root = flat_call(given, returned), made_of.graph_module
-    return build_program(root, graph, inputs, name_outputs(outputs, values), made_of, call, check=False)
+    call = flat_call(given, returned)
+    root = made_of.graph_module
+    return build_program(
+        root, graph, inputs, name_outputs(outputs, values), made_of, call, check=False
+    )
 
 
 def pieces_of(edge: ExportedProgram) -> dict[str, list[Node]]:
@@ -115,46 +133,69 @@ def _with_unpacking(calls: Sequence[Node], hidden: Collection[Node]) -> set[Node
     """``hidden`` and opaque calls, and the calls that unpack their results."""
     found: set[Node] = set()
     for node in calls:
-        if node in hidden or _is_opaque(node) or (node.target is operator.getitem and node.args[0] in found):
+        if (
+            node in hidden
+            or _is_opaque(node)
+            or (node.target is operator.getitem and node.args[0] in found)
+        ):
             found.add(node)
     return found
 
 
 _WHENCE = ("source_fn_stack", "torch_fn", "nn_module_stack")
-"""Keys of a node's meta: the function or module of PyTorch that the call is a piece of."""
-_PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)
+"""Keys of a node's meta: the function or module of PyTorch that the call is a piece of.
+"""
+_PRODUCTS = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+)
 
 
 def _is_product_by_weight(node: Node) -> bool:
-    """Whether a product's right operand is a weight itself, and not what a transposition makes of one.
+    """Whether a product's right operand is a weight itself, and not what a
+    transposition makes of one.
 
-    XNNPACK takes every product that says it comes from ``linear`` for one by a transposed weight. Where the
-    transposition of the weight was computed while lowering, that would transpose it twice.
+    XNNPACK takes every product that says it comes from ``linear`` for one by a
+    transposed weight. Where the transposition of the weight was computed while
+    lowering, that would transpose it twice.
     """
     right: Any = node.args[-1] if node.target in _PRODUCTS else None
     return isinstance(right, Node) and right.op == "placeholder"
 
 
 class _Copy:
-    """A copy of a program, built in one pass. The results of hidden calls have one more input each, for their type."""
+    """A copy of a program, built in one pass. The results of hidden calls have one more
+    input each, for their type.
+    """
 
     def __init__(self, program: ExportedProgram, hidden: Collection[Node]) -> None:
-        self.original, self.graph = program, Graph(owning_module=program.graph_module)
+        self.original = program
+        self.graph = Graph(owning_module=program.graph_module)
         calls = calls_of(program)
         self.hidden = _with_unpacking(calls, hidden)
         self.env: dict[Node, Node] = {}
         self.inputs: list[InputSpec] = []
-        # As buffers, for ExecuTorch drops a parameter that nothing reads, also one that is written.
+        # As buffers, for ExecuTorch drops a parameter that nothing reads, also one that
+        # is written.
         outputs = program.graph_signature.output_specs
-        written = {spec.target for spec in outputs if spec.kind is OutputKind.PARAMETER_MUTATION}
+        written = {
+            spec.target
+            for spec in outputs
+            if spec.kind is OutputKind.PARAMETER_MUTATION
+        }
         for node, spec in placeholders(program):
             self.env[node] = self._copy(node)
             self.env[node].meta["val"] = _contiguous(node.meta.get("val"))
             persistent = True if spec.kind is InputKind.PARAMETER else spec.persistent
             kind = InputKind.BUFFER if spec.target in written else spec.kind
-            self.inputs.append(InputSpec(kind, argument_of(self.env[node]), spec.target, persistent))
+            self.inputs.append(
+                InputSpec(kind, argument_of(self.env[node]), spec.target, persistent)
+            )
         for node in calls:
-            if node in self.hidden and not isinstance(node.meta.get("val"), (list, tuple, type(None))):
+            if node in self.hidden and not isinstance(
+                node.meta.get("val"), (list, tuple, type(None))
+            ):
                 self._add_type(node)
         for node in calls:
             if node not in self.hidden:
@@ -169,13 +210,18 @@ class _Copy:
         self.inputs.append(InputSpec(InputKind.USER_INPUT, argument_of(new), None))
 
     def program(self) -> ExportedProgram:
-        values = [self.env[v] if isinstance(v, Node) else v for v in output_values(self.original)]
+        values = [
+            self.env[v] if isinstance(v, Node) else v
+            for v in output_values(self.original)
+        ]
         written = {OutputKind.PARAMETER_MUTATION: OutputKind.BUFFER_MUTATION}
         specs = self.original.graph_signature.output_specs
         outputs = [replace(s, kind=written.get(s.kind, s.kind)) for s in specs]
         program = finished(self.graph, self.inputs, outputs, values, self.original)
         for tensors in (program.state_dict, program.constants):
-            tensors.update({name: _contiguous(tensor) for name, tensor in tensors.items()})
+            tensors.update(
+                {name: _contiguous(tensor) for name, tensor in tensors.items()}
+            )
         return program
 
     def _copy(self, node: Node) -> Node:
@@ -184,29 +230,43 @@ class _Copy:
             new.args = _with_float_operands(node.target, new)
             new.kwargs = {k: v for k, v in new.kwargs.items() if k != "memory_format"}
         new.meta[ORIGIN] = node.name
-        for key in ("delegation_tag", MARKS, *(_WHENCE if _is_product_by_weight(node) else ())):
+        for key in (
+            "delegation_tag",
+            MARKS,
+            *(_WHENCE if _is_product_by_weight(node) else ()),
+        ):
             new.meta.pop(key, None)
         return new
 
     def _stand_in(self, node: Node) -> Node:
-        made_of = [self.env[i] for i in _producer(node).all_input_nodes if i in self.env]
+        made_of = [
+            self.env[i] for i in _producer(node).all_input_nodes if i in self.env
+        ]
         after = [i for i in made_of if isinstance(i.meta.get("val"), torch.Tensor)]
-        new = self.graph.call_function(torch.ops.delegraph_executorch.stand_in.default, (self.env[node], after))
+        new = self.graph.call_function(
+            torch.ops.delegraph_executorch.stand_in.default, (self.env[node], after)
+        )
         new.meta = {"val": node.meta["val"], ORIGIN: node.name}
         return new
 
 
 def _with_float_operands(op: OpOverload, call: Node) -> tuple[Any, ...]:
-    """The arguments of a call, with ``x * 2`` as ``x * 2.0`` where the result is of floats.
+    """The arguments of a call, with ``x * 2`` as ``x * 2.0`` where the result is of
+    floats.
 
-    In edge dialect the number becomes a tensor, and one of ints a cast besides, which most backends leave to the host.
+    In edge dialect the number becomes a tensor, and one of ints a cast besides, which
+    most backends leave to the host.
     """
     val: Any = call.meta.get("val")
     if not isinstance(val, torch.Tensor) or not val.is_floating_point():
         return call.args
-    takes_tensor = [isinstance(argument.type, torch.TensorType) for argument in op._schema.arguments]
+    takes_tensor = [
+        isinstance(argument.type, torch.TensorType) for argument in op._schema.arguments
+    ]
     pairs = zip(call.args, takes_tensor, strict=False)
-    return tuple(float(a) if type(a) is int and is_tensor else a for a, is_tensor in pairs)
+    return tuple(
+        float(a) if type(a) is int and is_tensor else a for a, is_tensor in pairs
+    )
 
 
 def _is_opaque(node: Node) -> bool:
@@ -215,24 +275,41 @@ def _is_opaque(node: Node) -> bool:
         return isinstance(target, torch._ops.HigherOrderOperator)
     return (
         any(i.op == "get_attr" for i in node.all_input_nodes)
-        or target is torch.ops.aten.as_strided.default  # reads memory by place, and the copy is laid out anew
+        # reads memory by place, and the copy is laid out anew
+        or target is torch.ops.aten.as_strided.default
         or _has_no_copying_form(target)
     )
 
 
 def _has_no_copying_form(op: OpOverload) -> bool:
-    """Whether it returns a view and has no twin that copies, which edge dialect has in place of views."""
+    """Whether it returns a view and has no twin that copies, which edge dialect has in
+    place of views.
+    """
     namespace, name = op._schema.name.split("::")
-    returns_view = bool(op._schema.arguments) and op._schema.arguments[0].alias_info is not None
-    return namespace == "aten" and returns_view and not hasattr(torch.ops.aten, f"{name}_copy")
+    returns_view = (
+        bool(op._schema.arguments) and op._schema.arguments[0].alias_info is not None
+    )
+    return (
+        namespace == "aten"
+        and returns_view
+        and not hasattr(torch.ops.aten, f"{name}_copy")
+    )
 
 
 def _contiguous(value: Any) -> Any:
     """A tensor in C order, with its class; anything else as it is."""
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or is_contiguous_or_false(value):
+    if (
+        not isinstance(value, torch.Tensor)
+        or value.layout is not torch.strided
+        or is_contiguous_or_false(value)
+    ):
         return value
     dense = value.detach().contiguous()
-    return torch.nn.Parameter(dense, value.requires_grad) if isinstance(value, torch.nn.Parameter) else dense
+    return (
+        torch.nn.Parameter(dense, value.requires_grad)
+        if isinstance(value, torch.nn.Parameter)
+        else dense
+    )
 
 
 def _producer(node: Node) -> Node:

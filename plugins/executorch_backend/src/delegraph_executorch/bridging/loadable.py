@@ -1,7 +1,7 @@
 """Whether ExecuTorch's runtime on this host loads what was just compiled.
 
-XNNPACK's compiler in ExecuTorch checks little. XNNPACK itself refuses a graph only when it is loaded, which would be
-on the device.
+XNNPACK's compiler in ExecuTorch checks little. XNNPACK itself refuses a graph only when
+it is loaded, which would be on the device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from ..wheel import stock_runtime
 from .runtime import BridgedRuntime
 
 LARGEST = 1 << 28
-"""Bytes of constants up to which a blob is loaded; copying and packing more would take noticeable time and memory."""
+"""Bytes of constants up to which a blob is loaded; copying and packing more would take
+noticeable time and memory.
+"""
 _LOG_LINE = re.compile(r"^\[\w+\.cpp:\d+\] (.*)$")
 _STATUS = re.compile(r"xnn_status|Failed to")
 _LOCK = Lock()
@@ -41,7 +43,9 @@ def has_runtime() -> bool:
 
 
 def check_loads(runtime: type[BridgedRuntime], result: PreprocessResult) -> None:
-    """Raise NotLoadable if the runtime here does not load ``result``. Large ones are not tried, nor any without it."""
+    """Raise NotLoadable if the runtime here does not load ``result``. Large ones are
+    not tried, nor any without it.
+    """
     if not has_runtime():
         return
     named_data = _named_data(result)
@@ -55,7 +59,9 @@ def check_loads(runtime: type[BridgedRuntime], result: PreprocessResult) -> None
         return  # it does not say how it is called, as its sizes have no bounds
     except FormatError as e:
         reasons = [line for line in lines if _STATUS.search(line)]
-        raise NotLoadable(f"XNNPACK does not load it: {reasons[0] if reasons else e.message}") from e
+        raise NotLoadable(
+            f"XNNPACK does not load it: {reasons[0] if reasons else e.message}"
+        ) from e
 
 
 def _named_data(result: PreprocessResult) -> dict[str, bytes]:
@@ -64,12 +70,17 @@ def _named_data(result: PreprocessResult) -> dict[str, bytes]:
     if output is None:
         return {}
     stores = [output.pte_data, *output.external_data.values()]
-    return {key: join(output.buffers[entry.buffer_index]) for store in stores for key, entry in store.items()}
+    return {
+        key: join(output.buffers[entry.buffer_index])
+        for store in stores
+        for key, entry in store.items()
+    }
 
 
 @contextmanager
 def _logged(tell: Callable[[str], None]) -> Iterator[None]:
-    """A block in which ``tell`` gets the lines that ExecuTorch's runtime logs to stderr; other output passes.
+    """A block in which ``tell`` gets the lines that ExecuTorch's runtime logs to
+    stderr; other output passes.
 
     The runtime writes to the file descriptor, which Python cannot intercept.
     """
@@ -85,7 +96,9 @@ def _logged(tell: Callable[[str], None]) -> Iterator[None]:
         finally:
             os.dup2(stderr, 2)
             kept.seek(0)
-            for line in kept.read().decode("utf-8", "replace").splitlines(keepends=True):
+            for line in (
+                kept.read().decode("utf-8", "replace").splitlines(keepends=True)
+            ):
                 match = _LOG_LINE.match(line)
                 if match is not None:
                     tell(match[1])

@@ -37,17 +37,26 @@ from .quantized import computes_channels, mark_quantized
 LOG = logging.getLogger("delegraph.failures")
 """The logger of delegraph for exceptions that become refusals."""
 MOST_ATTEMPTS = 8
-"""How often the other partitioner is asked again to find the calls on which it fails."""
+"""How often the other partitioner is asked again to find the calls on which it fails.
+"""
 aten = torch.ops.aten
-_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default)
+_PRODUCTS = (
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+)
 
 
 class BridgedPartitioner(Partitioner):
-    """Tags what a partitioner of ExecuTorch tags in a copy of the program in edge dialect, as the same partitions.
+    """Tags what a partitioner of ExecuTorch tags in a copy of the program in edge
+    dialect, as the same partitions.
 
-    A call whose pieces would go to different partitions, or only in part, is refused, as is one with sizes that nothing
-    bounds. A subclass that ``bridge`` made has ``backend_id``, ``make``, which is called with the options and returns
-    the other partitioner, and ``refuses``, which says why a call is not even shown to it, or None.
+    A call whose pieces would go to different partitions, or only in part, is refused,
+    as is one with sizes that nothing bounds. A subclass that ``bridge`` made has
+    ``backend_id``, ``make``, which is called with the options and returns the other
+    partitioner, and ``refuses``, which says why a call is not even shown to it, or
+    None.
     """
 
     backend_id: ClassVar[str]
@@ -60,24 +69,40 @@ class BridgedPartitioner(Partitioner):
         self.theirs = type(self).make(**options)
 
     def fingerprint(self, exported_program: ExportedProgram) -> str | None:
-        """If answers may be cached: versions of ExecuTorch and of the bridge, options, and what products come from.
+        """If answers may be cached: versions of ExecuTorch and of the bridge, options,
+        and what products come from.
 
-        XNNPACK's partitioner asks tracers' metadata whether a product was a linear layer.
+        XNNPACK's partitioner asks tracers' metadata whether a product was a linear
+        layer.
         """
         if not self.cached:
             return None
         calls = [n for n in exported_program.graph.nodes if n.target in _PRODUCTS]
-        whence = [[str(n.meta.get(key)) for key in ("source_fn_stack", "torch_fn", "nn_module_stack")] for n in calls]
-        return repr([*map(version, ("executorch", "delegraph-executorch")), sorted(self.spec.items()), whence])
+        whence = [
+            [
+                str(n.meta.get(key))
+                for key in ("source_fn_stack", "torch_fn", "nn_module_stack")
+            ]
+            for n in calls
+        ]
+        return repr(
+            [
+                *map(version, ("executorch", "delegraph-executorch")),
+                sorted(self.spec.items()),
+                whence,
+            ]
+        )
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         calls = [n for n in exported_program.graph.nodes if n.op == "call_function"]
         constants = constant_placeholders(exported_program)
         hidden = ((n, self._why_hidden(n, exported_program, constants)) for n in calls)
         reasons = {n: why for n, why in hidden if why is not None}
-        # What is refused although a piece of it was tagged is hidden from the partitioner, which is then asked again:
-        # its partitions would lie before and behind that call otherwise, and leave no order to run them in. So is a
-        # clone that leaves a partition beside its original: backends drop clones, and a blob has no result twice.
+        # What is refused although a piece of it was tagged is hidden from the
+        # partitioner, which is then asked again: its partitions would lie before and
+        # behind that call otherwise, and leave no order to run them in. So is a clone
+        # that leaves a partition beside its original: backends drop clones, and a blob
+        # has no result twice.
         attempts = _Attempts()
         while True:
             try:
@@ -86,49 +111,89 @@ class BridgedPartitioner(Partitioner):
                 if isinstance(error, (DelegraphError, MemoryError)):
                     raise
                 candidates = [n for n in calls if n not in reasons]
-                failing = attempts.failing(candidates, partial(self._asks, exported_program, frozenset(reasons)))
+                failing = attempts.failing(
+                    candidates,
+                    partial(self._asks, exported_program, frozenset(reasons)),
+                )
                 if not failing:
                     raise
                 LOG.info("%s failed", type(self.theirs).__name__, exc_info=error)
                 text = str(error).strip().partition("\n")[0]
-                reason = f"ExecuTorch fails on it: {type(error).__name__}" + (f": {text}" if text else "")
+                reason = f"ExecuTorch fails on it: {type(error).__name__}" + (
+                    f": {text}" if text else ""
+                )
                 reasons |= dict.fromkeys(failing, reason)
                 continue
             pieces = pieces_of(result.tagged_exported_program)
-            tags = {n: next(iter(_tags(pieces.get(_call_of(n).name, ()))), None) for n in calls}
+            tags = {
+                n: next(iter(_tags(pieces.get(_call_of(n).name, ()))), None)
+                for n in calls
+            }
             _tag_dropped(calls, tags, pieces)
-            split = {n for n in calls if n not in reasons and len(_tags(pieces.get(n.name, ()))) > 1}
+            split = {
+                n
+                for n in calls
+                if n not in reasons and len(_tags(pieces.get(n.name, ()))) > 1
+            }
             twice = _clones_beside_originals(calls, tags)
             if not split and not twice:
                 break
-            reasons |= dict.fromkeys(split, f"{type(self.theirs).__name__} takes only a part of it")
-            reasons |= dict.fromkeys(twice, "its original is a result of the same delegate, which has no result twice")
+            reasons |= dict.fromkeys(
+                split, f"{type(self.theirs).__name__} takes only a part of it"
+            )
+            reasons |= dict.fromkeys(
+                twice,
+                "its original is a result of the same delegate, which has no result"
+                " twice",
+            )
         tags, was = without_cycles(calls, tags)
-        used = dict.fromkeys(tag for tag in tags.values() if tag is not None)  # in the order of the program
+        # in the order of the program
+        used = dict.fromkeys(tag for tag in tags.values() if tag is not None)
         for node in (n for n in calls if tags[n] is not None):
             node.meta["delegation_tag"] = tags[node]
             _keep_marks(node, pieces.get(node.name, ()), known.get(node.name, ()))
-        remember(exported_program, result.tagged_exported_program, [n for n in calls if tags[n] is not None])
+        remember(
+            exported_program,
+            result.tagged_exported_program,
+            [n for n in calls if tags[n] is not None],
+        )
         tag_constant_data(exported_program)
         _hand_over_constants(result.tagged_exported_program, exported_program)
         if self._keeps_buffers(result.tagged_exported_program, exported_program):
             tag_mutated_buffer(exported_program)
         given = result.partition_tags
-        specs = {tag: self._delegation(tag, given[was[tag]]) for tag in used if was[tag] in given}
+        specs = {
+            tag: self._delegation(tag, given[was[tag]])
+            for tag in used
+            if was[tag] in given
+        }
         refused = [n for n in calls if tags[n] is None]
-        refusals = [Refusal(n, reasons.get(n) or self._why_untagged(n)) for n in refused]
+        refusals = [
+            Refusal(n, reasons.get(n) or self._why_untagged(n)) for n in refused
+        ]
         return PartitionResult(exported_program, specs, refusals=refusals)
 
-    def _ask(self, program: ExportedProgram, hidden: Collection[Node]) -> tuple[Any, dict[str, list[set[str]]]]:
-        """The other partitioner's result without the calls in ``hidden``, and which keys each piece had in its meta."""
+    def _ask(
+        self, program: ExportedProgram, hidden: Collection[Node]
+    ) -> tuple[Any, dict[str, list[set[str]]]]:
+        """The other partitioner's result without the calls in ``hidden``, and which
+        keys each piece had in its meta.
+        """
         edge = to_edge_dialect(program, hidden)
         mark_quantized(edge)
-        known = {name: [set(piece.meta) for piece in pieces] for name, pieces in pieces_of(edge).items()}
+        known = {
+            name: [set(piece.meta) for piece in pieces]
+            for name, pieces in pieces_of(edge).items()
+        }
         with quietly():
             return self.theirs.partition(edge), known
 
-    def _asks(self, program: ExportedProgram, hidden: Collection[Node], more: Collection[Node]) -> bool:
-        """Whether the other partitioner answers without the calls in ``hidden`` and ``more``."""
+    def _asks(
+        self, program: ExportedProgram, hidden: Collection[Node], more: Collection[Node]
+    ) -> bool:
+        """Whether the other partitioner answers without the calls in ``hidden`` and
+        ``more``.
+        """
         try:
             self._ask(program, {*hidden, *more})
         except Exception as error:
@@ -137,41 +202,71 @@ class BridgedPartitioner(Partitioner):
             return False
         return True
 
-    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
-        """Those of the other partitioner; operators that write or alias cannot stay whole in a functional program."""
+    def ops_to_not_decompose(
+        self, ep: ExportedProgram
+    ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
+        """Those of the other partitioner; operators that write or alias cannot stay
+        whole in a functional program.
+        """
         operators, wanted = self.theirs.ops_to_not_decompose(ep)
-        return [op for op in operators if isinstance(op, OpOverload) and not _aliases(op)], wanted
+        return [
+            op for op in operators if isinstance(op, OpOverload) and not _aliases(op)
+        ], wanted
 
-    def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        changed: ExportedProgram = self.theirs.transform_for_pre_decomposition(exported_program)
+    def transform_for_pre_decomposition(
+        self, exported_program: ExportedProgram
+    ) -> ExportedProgram:
+        changed: ExportedProgram = self.theirs.transform_for_pre_decomposition(
+            exported_program
+        )
         return changed
 
     def _delegation(self, tag: str, spec: Any) -> DelegationSpec:
         if spec.backend_id != self.backend_id:
-            text = f"{type(self.theirs).__name__} gave the partition {tag} to {spec.backend_id}, not {self.backend_id}"
-            raise ContractViolation("contract-violation", text, hint="bridge it together with that backend")
-        return DelegationSpec(spec.backend_id, [CompileSpec(s.key, bytes(s.value)) for s in spec.compile_specs])
+            text = (
+                f"{type(self.theirs).__name__} gave the partition {tag} to"
+                f" {spec.backend_id}, not {self.backend_id}"
+            )
+            raise ContractViolation(
+                "contract-violation", text, hint="bridge it together with that backend"
+            )
+        return DelegationSpec(
+            spec.backend_id,
+            [CompileSpec(s.key, bytes(s.value)) for s in spec.compile_specs],
+        )
 
-    def _why_hidden(self, node: Node, program: ExportedProgram, constants: Collection[Node]) -> str | None:
+    def _why_hidden(
+        self, node: Node, program: ExportedProgram, constants: Collection[Node]
+    ) -> str | None:
         """Why a call must not be delegated, whatever the partitioner thinks of it."""
         if computes_channels(node):
             return "it has a scale for each channel of what is computed at run time"
         for value in (node, *node.all_input_nodes):
             for val in pytree.tree_leaves(value.meta.get("val")):
                 try:
-                    upper_bounds(val.shape if isinstance(val, torch.Tensor) else (), program.range_constraints, value)
+                    upper_bounds(
+                        val.shape if isinstance(val, torch.Tensor) else (),
+                        program.range_constraints,
+                        value,
+                    )
                 except Unsupported as e:
                     return f"{e.message}; {e.hint}"
         return type(self).refuses(node, constants)
 
     def _why_untagged(self, node: Node) -> str:
-        """Return a reason for a call that the other partitioner left without one; its types, as they may matter."""
+        """Return a reason for a call that the other partitioner left without one; its
+        types, as they may matter.
+        """
         name = type(self.theirs).__name__
         why = why_subgraph(node, name)
         if why is not None:
             return why
         values = [value.meta.get("val") for value in (*node.all_input_nodes, node)]
-        tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+        tensors = [
+            leaf
+            for leaf in pytree.tree_leaves(values)
+            if isinstance(leaf, torch.Tensor)
+        ]
         types = {str(tensor.dtype): None for tensor in tensors}
         if set(types) <= {"torch.float32"}:
             return f"{name} does not take it"
@@ -179,17 +274,26 @@ class BridgedPartitioner(Partitioner):
 
     def _keeps_buffers(self, edge: ExportedProgram, own: ExportedProgram) -> bool:
         names = {n.name for n in written_values(own)}
-        return any("delegation_tag" in n.meta for n in edge.graph.nodes if n.op == "placeholder" and n.name in names)
+        return any(
+            "delegation_tag" in n.meta
+            for n in edge.graph.nodes
+            if n.op == "placeholder" and n.name in names
+        )
 
 
 class _Attempts:
-    """Finds the calls on which the other partitioner, or the conversion to edge dialect, raises an exception."""
+    """Finds the calls on which the other partitioner, or the conversion to edge
+    dialect, raises an exception.
+    """
 
     def __init__(self) -> None:
         self._left = MOST_ATTEMPTS
 
-    def failing(self, calls: Sequence[Node], works_without: Callable[[Sequence[Node]], bool]) -> Sequence[Node]:
-        """The call, or few of them, that must be hidden so that those before them work; none if that is not found.
+    def failing(
+        self, calls: Sequence[Node], works_without: Callable[[Sequence[Node]], bool]
+    ) -> Sequence[Node]:
+        """The call, or few of them, that must be hidden so that those before them work;
+        none if that is not found.
 
         ``works_without`` tells whether it works without the calls that it gets.
         """
@@ -208,19 +312,28 @@ class _Attempts:
 
 
 def _hand_over_constants(edge: ExportedProgram, own: ExportedProgram) -> None:
-    """Leave the constants that the other partitioner left untagged to the host, which hands them over with each call.
+    """Leave the constants that the other partitioner left untagged to the host, which
+    hands them over with each call.
 
-    XNNPACK takes the weights of its layers only. It would hold a constant without dimensions as one of one dimension,
-    and so compute a result without dimensions that its runtime then refuses to return.
+    XNNPACK takes the weights of its layers only. It would hold a constant without
+    dimensions as one of one dimension, and so compute a result without dimensions that
+    its runtime then refuses to return.
     """
-    tagged = {n.name for n in edge.graph.nodes if n.op == "placeholder" and "delegation_tag" in n.meta}
+    tagged = {
+        n.name
+        for n in edge.graph.nodes
+        if n.op == "placeholder" and "delegation_tag" in n.meta
+    }
     for node, _ in placeholders(own):
         if node.name not in tagged:
             node.meta.pop("delegation_tag", None)
 
 
-def _tag_dropped(calls: Sequence[Node], tags: dict[Node, Any], pieces: Mapping[str, Sequence[Node]]) -> None:
-    """Give calls inside of one partition of which edge dialect has nothing left, as they change nothing, its tag.
+def _tag_dropped(
+    calls: Sequence[Node], tags: dict[Node, Any], pieces: Mapping[str, Sequence[Node]]
+) -> None:
+    """Give calls inside of one partition of which edge dialect has nothing left, as
+    they change nothing, its tag.
 
     On the host, they would make the partition need its own result.
     """
@@ -233,8 +346,12 @@ def _tag_dropped(calls: Sequence[Node], tags: dict[Node, Any], pieces: Mapping[s
             tags[node] = None
 
 
-def _clones_beside_originals(calls: Sequence[Node], tags: Mapping[Node, Any]) -> set[Node]:
-    """Clones that leave their partition although the cloned value, or another clone of it, leaves it too."""
+def _clones_beside_originals(
+    calls: Sequence[Node], tags: Mapping[Node, Any]
+) -> set[Node]:
+    """Clones that leave their partition although the cloned value, or another clone of
+    it, leaves it too.
+    """
     found: set[Node] = set()
     leaving: set[Node] = set()
     for node in calls:
@@ -242,9 +359,14 @@ def _clones_beside_originals(calls: Sequence[Node], tags: Mapping[Node, Any]) ->
         if tag is None or all(tags.get(user) == tag for user in node.users):
             continue
         original = node
-        while original.target is torch.ops.aten.clone.default and tags.get(original.args[0]) == tag:  # type: ignore[arg-type]
+        while (
+            original.target is torch.ops.aten.clone.default
+            and tags.get(original.args[0]) == tag  # type: ignore[arg-type]
+        ):
             original = original.args[0]  # type: ignore[assignment]
-        (found if original in leaving else leaving).add(node if original in leaving else original)
+        (found if original in leaving else leaving).add(
+            node if original in leaving else original
+        )
     return found
 
 
@@ -254,9 +376,14 @@ def _tags(pieces: Sequence[Node]) -> set[Any]:
 
 
 def _keep_marks(node: Node, pieces: Sequence[Node], known: Sequence[set[str]]) -> None:
-    """Keep what the other partitioner wrote into the meta of pieces, such as XNNPACK's of what is quantized."""
+    """Keep what the other partitioner wrote into the meta of pieces, such as XNNPACK's
+    of what is quantized.
+    """
     pairs = zip(pieces, known, strict=False)
-    marks = [{k: v for k, v in p.meta.items() if k not in old and k != "delegation_tag"} for p, old in pairs]
+    marks = [
+        {k: v for k, v in p.meta.items() if k not in old and k != "delegation_tag"}
+        for p, old in pairs
+    ]
     if any(marks):
         node.meta[MARKS] = marks
 

@@ -7,7 +7,11 @@ from delegraph.io.quiet import quietly
 from . import bridge
 
 with quietly():
-    from executorch.backends.vulkan.partitioner.vulkan_partitioner import VulkanPartitioner as TheirPartitioner
-    from executorch.backends.vulkan.vulkan_preprocess import VulkanBackend as TheirBackend
+    from executorch.backends.vulkan.partitioner.vulkan_partitioner import (
+        VulkanPartitioner as TheirPartitioner,
+    )
+    from executorch.backends.vulkan.vulkan_preprocess import (
+        VulkanBackend as TheirBackend,
+    )
 
 VulkanBackend, VulkanPartitioner, _ = bridge(TheirBackend, TheirPartitioner)

@@ -1,4 +1,6 @@
-"""One model for several fixed sizes: a method for each in one program file, and the choice between them by size."""
+"""One model for several fixed sizes: a method for each in one program file, and the
+choice between them by size.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""ExecuTorch's names for delegraph's pipeline: ``to_edge``, ``to_backend``, and questions about lowered graphs.
+"""ExecuTorch's names for delegraph's pipeline: ``to_edge``, ``to_backend``, and
+questions about lowered graphs.
 
-``to_backend`` hands a program, or the parts of it that a partitioner tags, to a backend.
+``to_backend`` hands a program, or the parts of it that a partitioner tags, to a
+backend.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ __all__ = [
 
 @dataclass
 class MethodProgramsPartitionerSpec:
-    """Programs and partitioners by method name; a method without a partitioner is not changed."""
+    """Programs and partitioners by method name; a method without a partitioner is not
+    changed.
+    """
 
     method_to_edge_program: Mapping[str, ExportedProgram]
     method_to_partitioner: Mapping[str, Partitioner]
@@ -83,14 +87,17 @@ def to_backend(target: ExportedProgram, program: Partitioner) -> ExportedProgram
 def to_backend(target: MethodProgramsPartitionerSpec) -> dict[str, ExportedProgram]: ...
 
 
-def to_backend(target: Any, program: Any = None, compile_specs: Sequence[CompileSpec] = ()) -> Any:
+def to_backend(
+    target: Any, program: Any = None, compile_specs: Sequence[CompileSpec] = ()
+) -> Any:
     """Lower with a backend or a partitioner. There are three forms.
 
-    ``to_backend(backend_id, program, compile_specs)``: the whole program, calls of delegates in it included, becomes
-    one ``LoweredBackendModule``, which is called like the program and keeps the buffers that it writes.
-    ``to_backend(program, partitioner)``: the program, with everything that the partitioner tags delegated.
-    ``to_backend(MethodProgramsPartitionerSpec(...))``: the same for several methods; each backend is called once for
-    all. The programs that are passed in never change.
+    ``to_backend(backend_id, program, compile_specs)``: the whole program, calls of
+    delegates in it included, becomes one ``LoweredBackendModule``, which is called like
+    the program and keeps the buffers that it writes. ``to_backend(program,
+    partitioner)``: the program, with everything that the partitioner tags delegated.
+    ``to_backend(MethodProgramsPartitionerSpec(...))``: the same for several methods;
+    each backend is called once for all. The programs that are passed in never change.
     """
     if isinstance(target, str) and isinstance(program, ExportedProgram):
         everything = {"forward": AllNodePartitioner(target, compile_specs)}
@@ -105,7 +112,10 @@ def to_backend(target: Any, program: Any = None, compile_specs: Sequence[Compile
         programs = target.method_to_edge_program
         return {**programs, **delegate(programs, target.method_to_partitioner)}
     forms = (
-        "(backend_id, ExportedProgram, compile_specs), (ExportedProgram, Partitioner), (MethodProgramsPartitionerSpec)"
+        "(backend_id, ExportedProgram, compile_specs), (ExportedProgram, Partitioner),"
+        " (MethodProgramsPartitionerSpec)"
     )
     given = ", ".join(type(a).__name__ for a in (target, program) if a is not None)
-    raise InputError("input-invalid", f"to_backend takes {forms}; it was given ({given})")
+    raise InputError(
+        "input-invalid", f"to_backend takes {forms}; it was given ({given})"
+    )

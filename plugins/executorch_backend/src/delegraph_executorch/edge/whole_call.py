@@ -25,8 +25,8 @@ from torch.utils import _pytree as pytree
 class ValueOrigin(NamedTuple):
     """Where a value of a call comes from.
 
-    ``at`` is a position among the delegate's results ("result") or among the flat arguments ("input"), or the value
-    itself ("fixed").
+    ``at`` is a position among the delegate's results ("result") or among the flat
+    arguments ("input"), or the value itself ("fixed").
     """
 
     kind: Literal["result", "input", "fixed"]
@@ -37,9 +37,10 @@ class ValueOrigin(NamedTuple):
 class WholeCall:
     """How to call a program that consists of one delegate.
 
-    ``takes``: origins of the delegate's inputs. ``returns``: origins of the flat results. ``writes``: position of an
-    argument that is written in place, and the origin of its new value. ``fixed``: position of an argument that the
-    export fixed -> its name and value.
+    ``takes``: origins of the delegate's inputs. ``returns``: origins of the flat
+    results. ``writes``: position of an argument that is written in place, and the
+    origin of its new value. ``fixed``: position of an argument that the export fixed ->
+    its name and value.
     """
 
     in_spec: pytree.TreeSpec | None
@@ -49,8 +50,14 @@ class WholeCall:
     writes: tuple[tuple[int, ValueOrigin], ...]
     fixed: Mapping[int, tuple[str, Any]]
 
-    def __call__(self, delegate: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call ``delegate`` with the caller's arguments; returns the results in the program's structure.
+    def __call__(
+        self,
+        delegate: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Call ``delegate`` with the caller's arguments; returns the results in the
+        program's structure.
 
         Raises InputError if an argument that the export fixed has another value.
         """
@@ -61,7 +68,9 @@ class WholeCall:
         results = delegate(*(_value(o, (), flat) for o in self.takes))
         for position, origin in self.writes:
             flat[position].copy_(_value(origin, results, flat))
-        return pytree.tree_unflatten([_value(o, results, flat) for o in self.returns], self.out_spec)
+        return pytree.tree_unflatten(
+            [_value(o, results, flat) for o in self.returns], self.out_spec
+        )
 
 
 def _value(origin: ValueOrigin, results: Sequence[Any], flat: Sequence[Any]) -> Any:
@@ -73,15 +82,32 @@ def _value(origin: ValueOrigin, results: Sequence[Any], flat: Sequence[Any]) -> 
 def whole_call(program: ExportedProgram) -> WholeCall:
     """How to call ``program``, in which one delegate computes everything.
 
-    Raises InputError if there is no such delegate, or if a buffer is written that it cannot keep.
+    Raises InputError if there is no such delegate, or if a buffer is written that it
+    cannot keep.
     """
     calls: list[Node] = [n for n in program.graph.nodes if n.target is CALL_DELEGATE]
     if len(calls) != 1:
-        text = f"the program makes {len(calls)} calls of delegates: nothing is computed that one could stand for"
-        raise InputError("input-invalid", text, hint="give the module something to compute, or do not lower it")
-    for target in (s.target for s in program.graph_signature.output_specs if s.kind in STATE_WRITES):
-        text = f"the program writes {target}, but no delegate computes its new value, so none can keep it"
-        raise InputError("input-invalid", text, hint="to_backend(program, partitioner) leaves it to the program")
+        text = (
+            f"the program makes {len(calls)} calls of delegates: nothing is computed"
+            " that one could stand for"
+        )
+        raise InputError(
+            "input-invalid",
+            text,
+            hint="give the module something to compute, or do not lower it",
+        )
+    for target in (
+        s.target for s in program.graph_signature.output_specs if s.kind in STATE_WRITES
+    ):
+        text = (
+            f"the program writes {target}, but no delegate computes its new value, so"
+            " none can keep it"
+        )
+        raise InputError(
+            "input-invalid",
+            text,
+            hint="to_backend(program, partitioner) leaves it to the program",
+        )
     leaves = {n: k for k, n in enumerate(user_inputs(program))}
     index = {n.name: k for n, k in leaves.items()}
     specs = dict(placeholders(program))
@@ -96,13 +122,23 @@ def whole_call(program: ExportedProgram) -> WholeCall:
             return ValueOrigin("fixed", constant_tensor(program, specs[value]))
         return ValueOrigin("result", value.args[1])  # a getitem of the one call
 
-    returned = zip(program.graph_signature.output_specs, output_values(program), strict=True)
+    returned = zip(
+        program.graph_signature.output_specs, output_values(program), strict=True
+    )
     sources = [(s, origin(v)) for s, v in returned]
     return WholeCall(
         program.call_spec.in_spec,
         program.call_spec.out_spec,
         takes=tuple(origin(n) for n in calls[0].args[1:]),
         returns=tuple(o for s, o in sources if s.kind not in MUTATIONS),
-        writes=tuple((index[str(s.target)], o) for s, o in sources if s.kind is OutputKind.USER_INPUT_MUTATION),
-        fixed={k: (n.name, v) for n, k in leaves.items() if not isinstance(v := n.meta.get("val"), VARYING)},
+        writes=tuple(
+            (index[str(s.target)], o)
+            for s, o in sources
+            if s.kind is OutputKind.USER_INPUT_MUTATION
+        ),
+        fixed={
+            k: (n.name, v)
+            for n, k in leaves.items()
+            if not isinstance(v := n.meta.get("val"), VARYING)
+        },
     )

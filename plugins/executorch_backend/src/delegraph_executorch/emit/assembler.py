@@ -20,10 +20,12 @@ from .values import ScalarValue, TensorValue, ValueTable
 
 @dataclass
 class Assembler:
-    """Values, instructions, and the operators that they call; ``loops`` has the first and last instruction of each.
+    """Values, instructions, and the operators that they call; ``loops`` has the first
+    and last instruction of each.
 
-    ``kept``: tensors whose memory is in use from an instruction on that does not name them.
-    ``handle`` is the debug handle of the node whose instructions are being appended, ``handles`` that of each.
+    ``kept``: tensors whose memory is in use from an instruction on that does not name
+    them. ``handle`` is the debug handle of the node whose instructions are being
+    appended, ``handles`` that of each.
     """
 
     values: ValueTable = field(default_factory=ValueTable)
@@ -42,7 +44,11 @@ class Assembler:
     def kernel(self, name: str, overload: str, args: Sequence[int]) -> None:
         """Call a kernel with values by their positions, its results last."""
         operator = Operator(name, overload)
-        self._append(KernelCall(self.operators.setdefault(operator, len(self.operators)), tuple(args)))
+        self._append(
+            KernelCall(
+                self.operators.setdefault(operator, len(self.operators)), tuple(args)
+            )
+        )
 
     def delegate(self, index: int, args: Sequence[int]) -> None:
         """Call a delegate with its inputs and then its outputs."""
@@ -69,7 +75,9 @@ class Assembler:
         self.instructions[jump] = JumpFalseCall(call.condition, self.here)
 
     def keep_from_here(self, tensors: Iterable[TensorValue]) -> None:
-        """Let the memory of tensors be in use from the last instruction on: the rounds of a loop fill it together."""
+        """Let the memory of tensors be in use from the last instruction on: the rounds
+        of a loop fill it together.
+        """
         self.kept += [(tensor, self.here - 1) for tensor in tensors]
 
     def tensors_used(self) -> list[list[TensorValue]]:
@@ -85,7 +93,11 @@ class Assembler:
         if isinstance(call, (KernelCall, DelegateCall)):
             for position in call.args:
                 entry = self.values.entries[position]
-                positions += entry.items if isinstance(entry, (TensorList, OptionalTensorList)) else (position,)
+                positions += (
+                    entry.items
+                    if isinstance(entry, (TensorList, OptionalTensorList))
+                    else (position,)
+                )
         elif isinstance(call, MoveCall):
             positions = [call.move_from, call.move_to]
         elif isinstance(call, JumpFalseCall):

@@ -1,7 +1,7 @@
 """Operators on complex numbers as formulas of the kernels that know them.
 
-Few kernels take complex numbers (``kernels.limits``), and only the Fourier transforms make them. All other kernels are
-called with the real and the imaginary parts.
+Few kernels take complex numbers (``kernels.limits``), and only the Fourier transforms
+make them. All other kernels are called with the real and the imaginary parts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _broadcast_shapes: Any = torch.broadcast_shapes
 def complex_from(real: Tensor, imaginary: Tensor) -> Tensor:
     """Join two parts of one shape.
 
-    The transform of ``[a, 0, 0, b]`` is ``a + ib`` at place 1, without rounding: it is ``(a - 0) + i(b - 0)``.
+    The transform of ``[a, 0, 0, b]`` is ``a + ib`` at place 1, without rounding: it is
+    ``(a - 0) + i(b - 0)``.
     """
     zero = torch.zeros_like(real)
     four = torch.stack([real, zero, zero, imaginary], -1)
@@ -31,7 +32,9 @@ def complex_from(real: Tensor, imaginary: Tensor) -> Tensor:
 
 def is_complex(value: Any) -> bool:
     """Whether it is a complex tensor or number."""
-    return isinstance(value, complex) or (isinstance(value, Tensor) and value.is_complex())
+    return isinstance(value, complex) or (
+        isinstance(value, Tensor) and value.is_complex()
+    )
 
 
 def only_complex(formula: Formula, otherwise: Formula | None = None) -> Formula:
@@ -41,14 +44,20 @@ def only_complex(formula: Formula, otherwise: Formula | None = None) -> Formula:
         if any(map(is_complex, _flat([*args, *kwargs.values()]))):
             return formula(*args, **kwargs)
         if otherwise is None:
-            raise NotImplementedError("only complex numbers are put together from others")
+            raise NotImplementedError(
+                "only complex numbers are put together from others"
+            )
         return otherwise(*args, **kwargs)
 
     return call
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:
-    return [v for value in values for v in (value if isinstance(value, (tuple, list)) else [value])]
+    return [
+        v
+        for value in values
+        for v in (value if isinstance(value, (tuple, list)) else [value])
+    ]
 
 
 def _parts(value: Any) -> tuple[Any, Any]:
@@ -62,7 +71,9 @@ def _as_complex(value: Any, like: Tensor) -> Tensor:
     """A tensor or a number as a tensor of the complex type of ``like``."""
     if is_complex(value) and isinstance(value, Tensor):
         if value.dtype != like.dtype:
-            raise NotImplementedError("complex numbers of two types are not put together")
+            raise NotImplementedError(
+                "complex numbers of two types are not put together"
+            )
         return value
     wanted = like.dtype.to_real()
     if isinstance(value, Tensor):
@@ -73,28 +84,39 @@ def _as_complex(value: Any, like: Tensor) -> Tensor:
 
 
 def arithmetic(target: Any) -> Formula:
-    """add, sub, mul and div with both operands complex and of the shape of the result, as their kernels need them."""
+    """add, sub, mul and div with both operands complex and of the shape of the result,
+    as their kernels need them.
+    """
 
     def call(self: Any, other: Any, alpha: Any = 1) -> Tensor:
         like = self if is_complex(self) else other
         if not isinstance(like, Tensor):
-            raise NotImplementedError("a real tensor and a complex number are not put together from others")
+            raise NotImplementedError(
+                "a real tensor and a complex number are not put together from others"
+            )
         operands = [_as_complex(value, like) for value in (self, other)]
         known = [value.shape for value in (self, other) if isinstance(value, Tensor)]
         shape = _broadcast_shapes(*known)
         left, right = (value.expand(shape) for value in operands)
-        result: Tensor = target(left, right) if alpha == 1 else target(left, right, alpha=alpha)
+        result: Tensor = (
+            target(left, right) if alpha == 1 else target(left, right, alpha=alpha)
+        )
         return result
 
     return call
 
 
 def by_parts(target: Any) -> Formula:
-    """An operator that only moves elements, applied to the real and to the imaginary parts."""
+    """An operator that only moves elements, applied to the real and to the imaginary
+    parts.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         tensors = [is_complex(value) for value in args]
-        pairs = [_parts(v) if found else (v, v) for v, found in zip(args, tensors, strict=True)]
+        pairs = [
+            _parts(v) if found else (v, v)
+            for v, found in zip(args, tensors, strict=True)
+        ]
         real = target(*(pair[0] for pair in pairs), **kwargs)
         imaginary = target(*(pair[1] for pair in pairs), **kwargs)
         if isinstance(real, Tensor):
@@ -120,24 +142,35 @@ def polar(abs: Tensor, angle: Tensor) -> Tensor:
 def to_copy(self: Tensor, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
     """A cast to complex numbers; PyTorch's own decomposition for others."""
     if dtype is None or not dtype.is_complex:
-        result: Tensor = decomposition_table[aten._to_copy.default](self, dtype=dtype, **kwargs)
+        result: Tensor = decomposition_table[aten._to_copy.default](
+            self, dtype=dtype, **kwargs
+        )
         return result
     if self.is_complex():
-        raise NotImplementedError("casts from one complex type to another are not put together from others")
+        raise NotImplementedError(
+            "casts from one complex type to another are not put together from others"
+        )
     real = self.to(dtype.to_real())
     return complex_from(real, torch.zeros_like(real))
 
 
-def full(size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+def full(
+    size: Sequence[Any], fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any
+) -> Tensor:
     if dtype is None:
         dtype = torch.complex64
     if not dtype.is_complex:
         raise NotImplementedError("only complex numbers are put together from others")
-    parts = [torch.full(size, float(part), dtype=dtype.to_real()) for part in _parts(fill_value)]
+    parts = [
+        torch.full(size, float(part), dtype=dtype.to_real())
+        for part in _parts(fill_value)
+    ]
     return complex_from(*parts)
 
 
-def full_like(self: Tensor, fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+def full_like(
+    self: Tensor, fill_value: Any, *, dtype: torch.dtype | None = None, **_: Any
+) -> Tensor:
     return full(self.shape, fill_value, dtype=dtype or self.dtype)
 
 
@@ -145,14 +178,17 @@ def constant_pad(self: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
     real, imaginary = _parts(self)
     fill = _parts(value)
     return complex_from(
-        aten.constant_pad_nd.default(real, pad, fill[0]), aten.constant_pad_nd.default(imaginary, pad, fill[1])
+        aten.constant_pad_nd.default(real, pad, fill[0]),
+        aten.constant_pad_nd.default(imaginary, pad, fill[1]),
     )
 
 
 def where(condition: Tensor, self: Tensor, other: Tensor) -> Tensor:
     like = self if self.is_complex() else other
     pairs = [_parts(_as_complex(value, like)) for value in (self, other)]
-    real, imaginary = (torch.where(condition, pairs[0][k], pairs[1][k]) for k in range(2))
+    real, imaginary = (
+        torch.where(condition, pairs[0][k], pairs[1][k]) for k in range(2)
+    )
     return complex_from(real, imaginary)
 
 
@@ -162,7 +198,13 @@ def mm(self: Tensor, mat2: Tensor) -> Tensor:
     return result
 
 
-def mean(self: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def mean(
+    self: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     along = range(self.dim()) if not dim else dim
     count = 1
     for axis in along:
@@ -183,10 +225,16 @@ def angle(self: Tensor) -> Tensor:
     return torch.atan2(imaginary, real)
 
 
-def both_sides(self: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Tensor:
-    """A spectrum of real numbers whole: its second half mirrors the first one, conjugate."""
+def both_sides(
+    self: Tensor, dim: Sequence[int], normalization: int, onesided: bool
+) -> Tensor:
+    """A spectrum of real numbers whole: its second half mirrors the first one,
+    conjugate.
+    """
     if onesided or len(dim) != 1:
-        raise NotImplementedError("only a transform along one dimension is put together from others")
+        raise NotImplementedError(
+            "only a transform along one dimension is put together from others"
+        )
     axis = dim[0] % self.dim()
     size = self.shape[axis]
     half: Tensor = aten._fft_r2c.default(self, [axis], normalization, True)
@@ -197,7 +245,9 @@ def both_sides(self: Tensor, dim: Sequence[int], normalization: int, onesided: b
     return torch.cat([half, rest], axis)
 
 
-MAKERS = frozenset({aten.view_as_complex.default, aten.complex.default, aten.polar.default})
+MAKERS = frozenset(
+    {aten.view_as_complex.default, aten.complex.default, aten.polar.default}
+)
 """Operators that make complex numbers of real ones."""
 COMPLEX_FORMULAS: dict[Any, Formula] = {
     aten.view_as_complex.default: view_as_complex,
@@ -214,8 +264,15 @@ COMPLEX_FORMULAS: dict[Any, Formula] = {
 }
 """Operators whose formula is for complex numbers, or makes them."""
 IF_COMPLEX: dict[Any, Formula] = {
-    **{t: arithmetic(p.Tensor) for p in (aten.add, aten.sub, aten.mul, aten.div) for t in (p.Tensor, p.Scalar)},
-    **{target: by_parts(target) for target in (aten.neg.default, aten.flip.default, aten.gather.default)},
+    **{
+        t: arithmetic(p.Tensor)
+        for p in (aten.add, aten.sub, aten.mul, aten.div)
+        for t in (p.Tensor, p.Scalar)
+    },
+    **{
+        target: by_parts(target)
+        for target in (aten.neg.default, aten.flip.default, aten.gather.default)
+    },
     aten.split_with_sizes.default: by_parts(aten.split_with_sizes.default),
     aten.constant_pad_nd.default: constant_pad,
     aten.where.self: where,

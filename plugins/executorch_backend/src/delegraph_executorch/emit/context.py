@@ -12,7 +12,12 @@ from torch.fx import Node
 
 from ..kernels import KernelSet
 from ..memory import ALIGNMENT
-from ..program.tables import BackendDelegate, BackendDelegateDataReference, BlobLocation, CompileSpec
+from ..program.tables import (
+    BackendDelegate,
+    BackendDelegateDataReference,
+    BlobLocation,
+    CompileSpec,
+)
 from ..serialize.file import SEGMENT_ALIGNMENT
 from ..serialize.xnnpack_blob import BACKEND_ID
 from .pool import Pool
@@ -26,15 +31,18 @@ TENSOR_ALIGNMENT = 16
 class Context:
     """The kernels that may be called, and the pools of bytes.
 
-    ``emitter_of``: the function that emits a node in a ``Body``, None if a file can hold no such node. Branches and
-    loops emit bodies, which emit nodes: the table of all these functions is handed in from above (``dispatch``).
-    ``memory_of``: the memory that a node's results are planned in, from 1.
-    ``alignment``: bytes that planned tensors are aligned to. ``stack_traces``: whether instructions have source lines.
-    ``file_of``: the data file that the constant of a placeholder goes to, by its name, empty for the program's own; it
-    is told whether the program returns the constant's gradient. ``plans_states`` and ``names_states``: whether buffers
-    that are written get planned memory, and whether the file has their names. ``plans_devices``: whether what delegates
-    of other devices take and return is planned in those devices' memory, with copies to and from the host's.
-    ``places``: where written buffers lie that have places before the method is planned.
+    ``emitter_of``: the function that emits a node in a ``Body``, None if a file can
+    hold no such node. Branches and loops emit bodies, which emit nodes: the table of
+    all these functions is handed in from above (``dispatch``). ``memory_of``: the
+    memory that a node's results are planned in, from 1. ``alignment``: bytes that
+    planned tensors are aligned to. ``stack_traces``: whether instructions have source
+    lines. ``file_of``: the data file that the constant of a placeholder goes to, by its
+    name, empty for the program's own; it is told whether the program returns the
+    constant's gradient. ``plans_states`` and ``names_states``: whether buffers that are
+    written get planned memory, and whether the file has their names. ``plans_devices``:
+    whether what delegates of other devices take and return is planned in those devices'
+    memory, with copies to and from the host's. ``places``: where written buffers lie
+    that have places before the method is planned.
     """
 
     kernels: KernelSet
@@ -54,11 +62,15 @@ class Context:
 
 
 _BLOB_ALIGNMENTS = {BACKEND_ID: 16}
-"""Bytes that the blobs of a backend are aligned to, if less than usual: XNNPACK's compiler aligns to no more inside."""
+"""Bytes that the blobs of a backend are aligned to, if less than usual: XNNPACK's
+compiler aligns to no more inside.
+"""
 
 
 class Delegates:
-    """The delegates of one method, each once however often it is called; found by the attribute that holds it."""
+    """The delegates of one method, each once however often it is called; found by the
+    attribute that holds it.
+    """
 
     def __init__(self, context: Context, contents: list[DelegateContents]) -> None:
         self._context = context
@@ -75,12 +87,16 @@ class Delegates:
         return list(self.used).index(name), delegate
 
     def tables(self) -> tuple[BackendDelegate, ...]:
-        """The delegates in the file's terms; a blob's index is its position in the pool, not yet its segment's."""
+        """The delegates in the file's terms; a blob's index is its position in the
+        pool, not yet its segment's.
+        """
         return tuple(self._table(delegate) for delegate in self.used.values())
 
     def _table(self, delegate: DelegateContents) -> BackendDelegate:
         alignment = _BLOB_ALIGNMENTS.get(delegate.backend_id, SEGMENT_ALIGNMENT)
         position = self._context.blobs.add(delegate.blob, alignment)
         reference = BackendDelegateDataReference(BlobLocation.SEGMENT, position)
-        specs = tuple(CompileSpec(spec.key, bytes(spec.value)) for spec in delegate.compile_specs)
+        specs = tuple(
+            CompileSpec(spec.key, bytes(spec.value)) for spec in delegate.compile_specs
+        )
         return BackendDelegate(delegate.backend_id, reference, specs)

@@ -1,4 +1,6 @@
-"""Branches and loops as jumps. Their results are written where their users look: no tensor is moved."""
+"""Branches and loops as jumps. Their results are written where their users look: no
+tensor is moved.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +33,34 @@ def emit_cond(body: Body, node: Node) -> Result:
     return list(results)
 
 
-def _emit_branch(body: Body, branch: Any, inputs: Sequence[Item], results: Sequence[Item]) -> None:
+def _emit_branch(
+    body: Body, branch: Any, inputs: Sequence[Item], results: Sequence[Item]
+) -> None:
     nested = body.subgraph(branch, inputs)
     nested.targets = _direct_targets(nested.results, results)
     nested.emit()
     _assign(nested, [nested.item(r) for r in nested.results], results)
 
 
-def _direct_targets(returned: Sequence[Any], results: Sequence[Item]) -> dict[tuple[Node, int], Computed]:
-    """Results that the node which computes them can write itself: tensors that are returned once."""
+def _direct_targets(
+    returned: Sequence[Any], results: Sequence[Item]
+) -> dict[tuple[Node, int], Computed]:
+    """Results that the node which computes them can write itself: tensors that are
+    returned once.
+    """
     targets: dict[tuple[Node, int], Computed] = {}
     for value, result in zip(returned, results, strict=True):
-        if not isinstance(value, Node) or not isinstance(result, TensorValue) or returned.count(value) > 1:
+        if (
+            not isinstance(value, Node)
+            or not isinstance(result, TensorValue)
+            or returned.count(value) > 1
+        ):
             continue
-        key = (value.args[0], value.args[1]) if value.target is operator.getitem else (value, 0)
+        key = (
+            (value.args[0], value.args[1])
+            if value.target is operator.getitem
+            else (value, 0)
+        )
         if value.op == "call_function":
             targets[key] = result  # type: ignore[index]
     return targets
@@ -61,7 +77,9 @@ def _assign(body: Body, values: Sequence[Item], results: Sequence[Item]) -> None
 
 
 def emit_while(body: Body, node: Node) -> Result:
-    """``while``: the carried values are copies, which each round replaces once all new ones are computed."""
+    """``while``: the carried values are copies, which each round replaces once all new
+    ones are computed.
+    """
     condition, step, carried, constant = node.args
     results = body.new_results(node)
     _assign(body, [body.item(c) for c in carried], results)  # type: ignore[union-attr]
@@ -79,8 +97,12 @@ def emit_while(body: Body, node: Node) -> Result:
     return list(results)
 
 
-def _assign_together(body: Body, values: Sequence[Item], results: Sequence[Item]) -> None:
-    """Set results to values that may share the memory of other results, as in ``a, b = b, a``."""
+def _assign_together(
+    body: Body, values: Sequence[Item], results: Sequence[Item]
+) -> None:
+    """Set results to values that may share the memory of other results, as in ``a, b =
+    b, a``.
+    """
     memory = {r.storage for r in results if isinstance(r, TensorValue)}
     numbers = {r for r in results if isinstance(r, ScalarValue)}
     safe: list[Item] = []
@@ -88,7 +110,11 @@ def _assign_together(body: Body, values: Sequence[Item], results: Sequence[Item]
         if value is result:
             safe.append(value)
         elif isinstance(value, TensorValue) and value.storage in memory:
-            spare = TensorValue(value.dtype, value.sizes, type(value.storage)(value.storage.nbytes, value.storage.home))
+            spare = TensorValue(
+                value.dtype,
+                value.sizes,
+                type(value.storage)(value.storage.nbytes, value.storage.home),
+            )
             spare.varies = value.varies
             copy_tensor(body, value, spare)
             safe.append(spare)
@@ -117,7 +143,9 @@ def emit_map(body: Body, node: Node) -> Result:
 
 
 def emit_scan(body: Body, node: Node) -> Result:
-    """``scan``: as ``map``, with values that are carried from row to row and returned before the rows' results."""
+    """``scan``: as ``map``, with values that are carried from row to row and returned
+    before the rows' results.
+    """
     function, initial, rows, constant = node.args
     results = body.new_results(node)
     carried = results[: len(initial)]  # type: ignore[arg-type]
@@ -147,9 +175,13 @@ def _apart(body: Body, value: Item, carried: Sequence[Item]) -> Item:
 
 
 def _emit_rows(
-    body: Body, rows: Any, results: Sequence[Item], emit_round: Callable[[Sequence[Item]], Sequence[Item]]
+    body: Body,
+    rows: Any,
+    results: Sequence[Item],
+    emit_round: Callable[[Sequence[Item]], Sequence[Item]],
 ) -> None:
-    """A loop over the rows of tensors; what a round returns for one is appended to ``results``.
+    """A loop over the rows of tensors; what a round returns for one is appended to
+    ``results``.
 
     Without rows, taking the first fails at run time, as eager does.
     """
@@ -157,7 +189,9 @@ def _emit_rows(
     for result in grown:
         result.varies = True  # it grows by a row in each round
     sources = [body.tensor(r) for r in rows]
-    index, count, done = scalar_value(int), scalar_value(int), scalar_value(bool)
+    index = scalar_value(int)
+    count = scalar_value(int)
+    done = scalar_value(bool)
     body.assembler.move(body.position(0), index)
     kernel = body.assembler.kernel
     kernel("aten::sym_size", "int", [body.position(v) for v in (sources[0], 0, count)])
@@ -165,9 +199,17 @@ def _emit_rows(
     start = body.assembler.here
     taken = [_row_of(source) for source in sources]
     for source, row in zip(sources, taken, strict=True):
-        kernel("aten::select_copy", "int_out", [body.position(v) for v in (source, 0, index, row, row)])
+        kernel(
+            "aten::select_copy",
+            "int_out",
+            [body.position(v) for v in (source, 0, index, row, row)],
+        )
     for value, result in zip(emit_round(taken), grown, strict=True):
-        kernel(f"{PRIM}::et_copy_index", "tensor", [body.position(v) for v in (result, value, index)])
+        kernel(
+            f"{PRIM}::et_copy_index",
+            "tensor",
+            [body.position(v) for v in (result, value, index)],
+        )
     kernel(f"{PRIM}::add", "Scalar", [body.position(v) for v in (index, 1, index)])
     kernel(f"{PRIM}::eq", "Scalar", [body.position(v) for v in (index, count, done)])
     body.assembler.jump_if_false(body.position(done), start)

@@ -1,4 +1,6 @@
-"""Operators that no kernel computes, as graphs of simpler ones: PyTorch's own decompositions, and ``formulas``."""
+"""Operators that no kernel computes, as graphs of simpler ones: PyTorch's own
+decompositions, and ``formulas``.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, _ShapeEnvGuardError
+from torch.fx.experimental.symbolic_shapes import (
+    GuardOnDataDependentSymNode,
+    _ShapeEnvGuardError,
+)
 from torch.utils import _pytree as pytree
 
 from ..kernels import kernel_name
@@ -26,7 +31,8 @@ _COMPOSITE = "CompositeImplicitAutograd"
 
 
 def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
-    """(graph, nodes that are its inputs) of what a node computes; None if PyTorch has no decomposition of it.
+    """(graph, nodes that are its inputs) of what a node computes; None if PyTorch has
+    no decomposition of it.
 
     Raises Unsupported if the decomposition does not work for these arguments.
     """
@@ -38,31 +44,56 @@ def decompose(node: Node) -> tuple[GraphModule | None, list[Node]]:
 
     def call(*given: Any) -> Any:
         values = iter(given)
-        args, kwargs = pytree.tree_unflatten([next(values) if isinstance(v, Node) else v for v in leaves], structure)
+        args, kwargs = pytree.tree_unflatten(
+            [next(values) if isinstance(v, Node) else v for v in leaves], structure
+        )
         result = function(*args, **kwargs)
         if result is NotImplemented:
             raise NotImplementedError("it does not know arguments of these types")
-        return tuple(result) if isinstance(result, tuple) else result  # named tuples would be calls of their class
+        # named tuples would be calls of their class
+        return tuple(result) if isinstance(result, tuple) else result
 
     vals = [n.meta["val"] for n in inputs]
     known = [*vals, *pytree.tree_leaves(node.meta["val"])]
     mode = next((v.fake_mode for v in known if isinstance(v, FakeTensor)), None)
     if mode is None:
         return None, []
-    no_new_guards = nullcontext() if mode.shape_env is None else mode.shape_env.error_on_new_guards()
+    no_new_guards = (
+        nullcontext()
+        if mode.shape_env is None
+        else mode.shape_env.error_on_new_guards()
+    )
     try:
-        # no new guards: it has to be right for every size; no cache, which asks for the storage's size of a view
+        # no new guards: it has to be right for every size; no cache, which asks for the
+        # storage's size of a view
         with mode, torch.no_grad(), no_new_guards, _no_cache(mode):
             module = make_fx(call)(*vals)
-            erase(module.graph, find_checks(module.graph))  # no runtime has kernels for them
+            # no runtime has kernels for them
+            erase(module.graph, find_checks(module.graph))
     except _ShapeEnvGuardError as e:
-        text = f"PyTorch's decomposition of {node.target} depends on sizes that are known at run time only"
+        text = (
+            f"PyTorch's decomposition of {node.target} depends on sizes that are known"
+            " at run time only"
+        )
         raise Unsupported("unsupported", text, node, source_of(node)) from e
-    except (NotImplementedError, RecursionError, RuntimeError, GuardOnDataDependentSymNode) as e:
-        text = f"PyTorch's decomposition of {node.target} fails here: {str(e).splitlines()[0] if str(e) else repr(e)}"
+    except (
+        NotImplementedError,
+        RecursionError,
+        RuntimeError,
+        GuardOnDataDependentSymNode,
+    ) as e:
+        text = (
+            f"PyTorch's decomposition of {node.target} fails here:"
+            f" {str(e).splitlines()[0] if str(e) else repr(e)}"
+        )
         raise Unsupported("unsupported", text, node, source_of(node)) from e
-    if node.target not in FORMULAS and _types(module.graph.output_node().args) != _types(node):
-        text = f"PyTorch's decomposition of {node.target} gives other element types here than the operator"
+    if node.target not in FORMULAS and _types(
+        module.graph.output_node().args
+    ) != _types(node):
+        text = (
+            f"PyTorch's decomposition of {node.target} gives other element types here"
+            " than the operator"
+        )
         raise Unsupported("unsupported", text, node, source_of(node))
     return module, inputs
 
@@ -79,7 +110,12 @@ def _no_cache(mode: FakeTensorMode) -> Iterator[None]:
 
 def _types(values: Any) -> list[torch.dtype]:
     """Element types of all tensors among values of nodes."""
-    vals = pytree.tree_leaves([n.meta["val"] if isinstance(n, Node) else n for n in pytree.tree_leaves(values)])
+    vals = pytree.tree_leaves(
+        [
+            n.meta["val"] if isinstance(n, Node) else n
+            for n in pytree.tree_leaves(values)
+        ]
+    )
     return [v.dtype for v in vals if isinstance(v, torch.Tensor)]
 
 
@@ -90,11 +126,13 @@ def _decomposition(target: Any) -> Any:
         return FORMULAS[target]
     if target.namespace == NAMESPACE:
         return QUANTIZED_FORMULAS.get(str(target).removeprefix(f"{NAMESPACE}."))
-    if target.namespace == "prims":  # PyTorch's primitives know the operator that computes them
+    # PyTorch's primitives know the operator that computes them
+    if target.namespace == "prims":
         return getattr(target.overloadpacket, "impl_aten", None)
     name = kernel_name(target._schema.name, target._schema.overload_name)
     try:
         composite = torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE)
-    except RuntimeError:  # the dispatcher does not know it: TorchScript's own, such as aten::size
+    except RuntimeError:
+        # the dispatcher does not know it: TorchScript's own, such as aten::size
         return None
     return decomposition_table.get(target) or (target.decompose if composite else None)

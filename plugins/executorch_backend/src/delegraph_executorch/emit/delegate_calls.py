@@ -1,7 +1,9 @@
-"""Calls of delegates, and the copies to and from the memory of the device that one computes on.
+"""Calls of delegates, and the copies to and from the memory of the device that one
+computes on.
 
-A delegate with the compile spec ``target_device`` (``b"cuda:0"``) takes and returns tensors in that device's memory.
-What stays between two delegates of one device is never copied to the host.
+A delegate with the compile spec ``target_device`` (``b"cuda:0"``) takes and returns
+tensors in that device's memory. What stays between two delegates of one device is never
+copied to the host.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from ..program.tables import Device
 from .body import Body, Item, Result
 from .values import TensorValue, planned_tensor
 
-_TO_DEVICE, _TO_HOST = "et_copy::_h2d_copy", "et_copy::_d2h_copy"
+_TO_DEVICE = "et_copy::_h2d_copy"
+_TO_HOST = "et_copy::_d2h_copy"
 
 
 def emit_delegate(body: Body, node: Node) -> Result:
@@ -40,12 +43,16 @@ def emit_delegate(body: Body, node: Node) -> Result:
     return [_on_host(body, node, k, item, place) for k, item in enumerate(made)]
 
 
-def _call(body: Body, index: int, inputs: Sequence[Item], results: Sequence[Item]) -> None:
+def _call(
+    body: Body, index: int, inputs: Sequence[Item], results: Sequence[Item]
+) -> None:
     body.assembler.delegate(index, [body.position(i) for i in (*inputs, *results)])
 
 
 def _place_of(specs: Sequence[CompileSpec]) -> Place | None:
-    """The device that a delegate computes on; None for the host, and for a delegate that does not say it."""
+    """The device that a delegate computes on; None for the host, and for a delegate
+    that does not say it.
+    """
     given = next((bytes(s.value) for s in specs if s.key == "target_device"), None)
     if given is None:
         return None
@@ -53,14 +60,21 @@ def _place_of(specs: Sequence[CompileSpec]) -> Place | None:
     known = {device.name.lower(): device for device in Device}
     if kind not in known or not (number or "0").isdecimal():
         text = (
-            f"the compile spec target_device is {given!r}; a file knows {', '.join(known)}, with a number as in cuda:0"
+            f"the compile spec target_device is {given!r}; a file knows"
+            f" {', '.join(known)}, with a number as in cuda:0"
         )
         raise OptionError("option-invalid", text)
-    return Place(known[kind], int(number or "0")) if known[kind] is not Device.CPU else None
+    return (
+        Place(known[kind], int(number or "0"))
+        if known[kind] is not Device.CPU
+        else None
+    )
 
 
 def _emit_tagged(body: Body, node: Node, index: int, place: Place) -> Result:
-    """The call with tensors in the host's memory that the file calls the device's: what runtimes did before copies."""
+    """The call with tensors in the host's memory that the file calls the device's: what
+    runtimes did before copies.
+    """
     results = body.new_results(node)
     items = [body.item(a) for a in node.args[1:]]
     for item in (*items, *results):
@@ -80,8 +94,15 @@ def _on_device(body: Body, node: Node, argument: Any, place: Place) -> Item:
         return item
     if item in body.inputs_on_device:
         if len(argument.users) != 1:
-            text = f"the input {argument.name} is to be on the device, and more than the delegate {node.name} reads it"
-            raise OptionError("option-invalid", text, hint="skip_h2d_for_method_inputs=False copies it")
+            text = (
+                f"the input {argument.name} is to be on the device, and more than the"
+                f" delegate {node.name} reads it"
+            )
+            raise OptionError(
+                "option-invalid",
+                text,
+                hint="skip_h2d_for_method_inputs=False copies it",
+            )
         item.storage.place = item.place = place
         return item
     copy = _planned_on(place, item)
@@ -109,7 +130,11 @@ def _on_host(body: Body, node: Node, k: int, made: Item, place: Place) -> Item:
     if not isinstance(made, TensorValue) or not _is_for_the_host(body, node, k, place):
         return made
     target = body.targets.get((node, k))
-    copy = target if isinstance(target, TensorValue) else body.new_value(node.meta["val"][k], node)
+    copy = (
+        target
+        if isinstance(target, TensorValue)
+        else body.new_value(node.meta["val"][k], node)
+    )
     assert isinstance(copy, TensorValue)
     position = body.position(copy)
     body.assembler.kernel(_TO_HOST, "out", [body.position(made), position, position])
@@ -118,10 +143,21 @@ def _on_host(body: Body, node: Node, k: int, made: Item, place: Place) -> Item:
 
 
 def _is_for_the_host(body: Body, node: Node, k: int, place: Place) -> bool:
-    """Whether anything but delegates of the same device uses a result, and it is none that stays there."""
+    """Whether anything but delegates of the same device uses a result, and it is none
+    that stays there.
+    """
     elements = [element for element in node.users if element.args[1] == k]
-    others = {user for element in elements for user in element.users if not _computes_on(body, user, place)}
-    stays = len(elements) == 1 and elements[0] in body.results_on_device and all(u.op == "output" for u in others)
+    others = {
+        user
+        for element in elements
+        for user in element.users
+        if not _computes_on(body, user, place)
+    }
+    stays = (
+        len(elements) == 1
+        and elements[0] in body.results_on_device
+        and all(u.op == "output" for u in others)
+    )
     return bool(others) and not stays
 
 
@@ -130,4 +166,7 @@ def _computes_on(body: Body, user: Node, place: Place) -> bool:
         return False
     attribute = user.args[0]
     assert isinstance(attribute, Node)
-    return _place_of(body.delegates.named(f"{body.path}{attribute.target}").compile_specs) == place
+    return (
+        _place_of(body.delegates.named(f"{body.path}{attribute.target}").compile_specs)
+        == place
+    )

@@ -1,4 +1,6 @@
-"""Calls of operators as calls of kernels, argument by argument as the kernel's schema says."""
+"""Calls of operators as calls of kernels, argument by argument as the kernel's schema
+says.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from torch.fx.node import map_arg
 
 from ..kernels import Kernel, find_kernel, loses_values, why_not
 from ..program.scalar_types import TORCH_NAMES
-from ..program.tables import BoolList, DoubleList, IntList, OptionalTensorList, TensorList
+from ..program.tables import (
+    BoolList,
+    DoubleList,
+    IntList,
+    OptionalTensorList,
+    TensorList,
+)
 from .body import Body, Item, Result, unsupported
 from .decompose import decompose
 from .in_place import KERNEL
@@ -28,14 +36,19 @@ CODES = {getattr(torch, name): int(code) for code, name in TORCH_NAMES.items()}
 
 
 def emit_operator(body: Body, node: Node) -> Result:
-    """An operator: a view of memory that is there, or the call of the kernel that computes it."""
+    """An operator: a view of memory that is there, or the call of the kernel that
+    computes it.
+    """
     target = node.target
     assert isinstance(target, OpOverload)
     if node in body.in_place.same:
         return body.in_place.same[node]
     if node in body.in_place.writes:
         return _write_in_place(body, node, body.in_place.writes[node])
-    if target in BY_PLACE and (in_elements := by_elements(node, _arguments(target, node))) is not None:
+    if (
+        target in BY_PLACE
+        and (in_elements := by_elements(node, _arguments(target, node))) is not None
+    ):
         return _emit_instead(body, node, *in_elements)
     view = emit_view(body, node)
     return call_kernel(body, node) if view is None else view
@@ -45,7 +58,14 @@ def _write_in_place(body: Body, node: Node, buffer: TensorValue) -> TensorValue:
     """Let an ``index_put`` write into the buffer whose new value it computes."""
     given = _arguments(aten.index_put.default, node)
     arguments = aten.index_put.default._schema.arguments
-    args = [body.position(buffer) if a.name == "self" else _position(body, node, a, given[a.name]) for a in arguments]
+    args = [
+        (
+            body.position(buffer)
+            if a.name == "self"
+            else _position(body, node, a, given[a.name])
+        )
+        for a in arguments
+    ]
     body.assembler.kernel(KERNEL, "", [*args, body.position(buffer)])
     return buffer
 
@@ -53,19 +73,28 @@ def _write_in_place(body: Body, node: Node, buffer: TensorValue) -> TensorValue:
 def call_kernel(body: Body, node: Node) -> Result:
     """Call the kernel that computes a node."""
     if (undecided := why_factor_undecided(node)) is not None:
-        raise unsupported(node, f"{node.target} has no kernel that is right: {undecided}")
+        raise unsupported(
+            node, f"{node.target} has no kernel that is right: {undecided}"
+        )
     target = _with_number(node)
-    runtime, kernel = body.context.kernels.runtime, find_kernel(target, body.context.kernels)
+    runtime = body.context.kernels.runtime
+    kernel = find_kernel(target, body.context.kernels)
     if kernel is None:
-        return _emit_decomposed(body, node, f"{runtime} has no kernel that computes {node.target}")
+        return _emit_decomposed(
+            body, node, f"{runtime} has no kernel that computes {node.target}"
+        )
     given = _arguments(target, node)
     values = map_arg(given, lambda n: n.meta.get("val"))
     results_of = _listed(node.meta["val"])
     why = why_not(str(kernel), values, results_of)
-    if why is None and target not in body.decomposing:  # a formula keeps away what its operator's kernel computes wrong
+    # a formula keeps away what its operator's kernel computes wrong
+    if why is None and target not in body.decomposing:
         why = loses_values(str(kernel), values, results_of)
     if why is not None:
-        text = f"the kernel {kernel} of {runtime} does not compute this {node.target}: {why}"
+        text = (
+            f"the kernel {kernel} of {runtime} does not compute this {node.target}:"
+            f" {why}"
+        )
         return _emit_decomposed(body, node, text)
     args = [_position(body, node, a, given[a.name]) for a in kernel.inputs]
     results = body.new_results(node)
@@ -77,33 +106,52 @@ def _listed(val: Any) -> list[Any]:
     return list(val) if isinstance(val, (tuple, list)) else [val]
 
 
-_OF_EXPERTS = ("aten.histc.default", "aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
-"""What transformers calls for a mixture of experts, unless it is told to do otherwise."""
+_OF_EXPERTS = (
+    "aten.histc.default",
+    "aten._grouped_mm.default",
+    "transformers.grouped_mm_fallback.default",
+)
+"""What transformers calls for a mixture of experts, unless it is told to do otherwise.
+"""
 _HINTS = {
     **dict.fromkeys(
         _OF_EXPERTS,
-        'experts of transformers do without: model.set_experts_implementation("batched_mm") before the export',
+        "experts of transformers do without:"
+        ' model.set_experts_implementation("batched_mm") before the export',
     ),
-    "aten._int_mm.default": "torchao's Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int8,"
-    " weight_granularity=PerAxis(0)) does the same without, and xnnpack takes it",
+    "aten._int_mm.default": (
+        "torchao's Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int8,"
+        " weight_granularity=PerAxis(0)) does the same without, and xnnpack takes it"
+    ),
 }
 """What does without an operator for which no runtime has a kernel."""
 
 
 def _emit_decomposed(body: Body, node: Node, text: str) -> Result:
     """Emit what a node that no kernel computes consists of."""
-    hint = "use another operator there, give it to a backend, or name a kernel set that has one (option kernels)"
+    hint = (
+        "use another operator there, give it to a backend, or name a kernel set that"
+        " has one (option kernels)"
+    )
     hint = _HINTS.get(str(node.target), hint)
     try:
-        module, inputs = decompose(node) if node.target not in body.decomposing else (None, [])
+        module, inputs = (
+            decompose(node) if node.target not in body.decomposing else (None, [])
+        )
         if module is not None:
             return _emit_instead(body, node, module, inputs)
     except Unsupported as e:
-        raise unsupported(node, f"{text}, and it cannot be put together from others: {e.message}", hint) from e
+        raise unsupported(
+            node,
+            f"{text}, and it cannot be put together from others: {e.message}",
+            hint,
+        ) from e
     raise unsupported(node, text, hint)
 
 
-def _emit_instead(body: Body, node: Node, module: GraphModule, inputs: Sequence[Node]) -> Result:
+def _emit_instead(
+    body: Body, node: Node, module: GraphModule, inputs: Sequence[Node]
+) -> Result:
     """Emit a graph in place of a node; the graph reads what ``inputs`` became."""
     nested = body.nested(module, [body.item(i) for i in inputs])
     nested.decomposing |= {node.target}
@@ -112,23 +160,39 @@ def _emit_instead(body: Body, node: Node, module: GraphModule, inputs: Sequence[
     return items if isinstance(node.meta["val"], (tuple, list)) else items[0]
 
 
-def _append(body: Body, kernel: Kernel, args: Sequence[int], results: Sequence[Item], node: Node) -> None:
-    """Kernels get their results as arguments, and again as what they return, several of them as a list."""
+def _append(
+    body: Body, kernel: Kernel, args: Sequence[int], results: Sequence[Item], node: Node
+) -> None:
+    """Kernels get their results as arguments, and again as what they return, several of
+    them as a list.
+    """
     positions = [body.position(r) for r in results]
     listed = "List" in str(kernel.outputs[0].real_type)
-    outs = [body.assembler.values.references(TensorList, positions)] if listed else positions
+    outs = (
+        [body.assembler.values.references(TensorList, positions)]
+        if listed
+        else positions
+    )
     several = listed or len(positions) > 1
-    returned = body.assembler.values.references(TensorList, positions) if several else positions[0]
+    returned = (
+        body.assembler.values.references(TensorList, positions)
+        if several
+        else positions[0]
+    )
     body.assembler.kernel(kernel.name, kernel.overload, [*args, *outs, returned])
 
 
 def _with_number(node: Node) -> OpOverload:
-    """The overload for numbers, where a number stands for a tensor: ``add(x, 1)`` is an ``add.Tensor``, too."""
+    """The overload for numbers, where a number stands for a tensor: ``add(x, 1)`` is an
+    ``add.Tensor``, too.
+    """
     target = node.target
     assert isinstance(target, OpOverload)
     given = _arguments(target, node)
     other = given.get("other")
-    number = isinstance(other, (int, float)) or (isinstance(other, Node) and not _is_tensor(other))
+    number = isinstance(other, (int, float)) or (
+        isinstance(other, Node) and not _is_tensor(other)
+    )
     twin = {"Tensor": "Scalar", "Tensor_mode": "Scalar_mode"}.get(target._overloadname)
     if number and twin is not None and twin in target.overloadpacket.overloads():
         return getattr(target.overloadpacket, twin)  # type: ignore[no-any-return]
@@ -166,11 +230,17 @@ def _position(body: Body, node: Node, schema: Any, value: Any) -> int:
 
 def _list_position(body: Body, kind: Any, value: Any, schema: Any) -> int:
     values = body.assembler.values
-    listed = list(value) if isinstance(value, (tuple, list)) else [value] * (schema.N or 1)
+    listed = (
+        list(value) if isinstance(value, (tuple, list)) else [value] * (schema.N or 1)
+    )
     if isinstance(kind, torch.OptionalType):
-        return values.references(OptionalTensorList, [body.position(body.item(v)) for v in listed])
+        return values.references(
+            OptionalTensorList, [body.position(body.item(v)) for v in listed]
+        )
     if isinstance(kind, torch.TensorType):
-        return values.references(TensorList, [body.position(body.item(v)) for v in listed])
+        return values.references(
+            TensorList, [body.position(body.item(v)) for v in listed]
+        )
     if isinstance(kind, torch.FloatType):
         return values.numbers(DoubleList, [float(v) for v in listed])
     if isinstance(kind, torch.BoolType):
@@ -183,7 +253,11 @@ def _tensor_position(body: Body, node: Node, value: Any) -> int:
     if isinstance(item, (bool, int, float)):  # a number where the kernel takes a tensor
         return body.position(constant_tensor(torch.tensor(item)))
     if isinstance(item, ScalarValue):
-        raise unsupported(node, f"{node.target} takes a tensor, and is given a number that is known at run time only")
+        raise unsupported(
+            node,
+            f"{node.target} takes a tensor, and is given a number that is known at run"
+            " time only",
+        )
     return body.position(item)
 
 
@@ -207,10 +281,15 @@ def copy_tensor(body: Body, source: TensorValue, target: TensorValue) -> None:
     _append_named(body, aten.clone.default, {"self": source}, target)
 
 
-def _append_named(body: Body, target: OpOverload, given: dict[str, Any], result: TensorValue) -> None:
+def _append_named(
+    body: Body, target: OpOverload, given: dict[str, Any], result: TensorValue
+) -> None:
     kernel = find_kernel(target, body.context.kernels)
     if kernel is None:
-        text = f"the kernels of {body.context.kernels.runtime} lack {target}, which a program needs to copy tensors"
+        text = (
+            f"the kernels of {body.context.kernels.runtime} lack {target}, which a"
+            " program needs to copy tensors"
+        )
         raise unsupported(next(iter(body.module.graph.nodes)), text)
     args = [body.position(given.get(a.name)) for a in kernel.inputs]
     position = body.position(result)

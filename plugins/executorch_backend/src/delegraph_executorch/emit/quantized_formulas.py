@@ -1,6 +1,8 @@
-"""Operators of ``quantized_decomposed`` as formulas of ATen's: each rounds as eager's implementation does.
+"""Operators of ``quantized_decomposed`` as formulas of ATen's: each rounds as eager's
+implementation does.
 
-Eager computes with Python numbers where a scale is a tensor of one element; here, these tensors take part themselves.
+Eager computes with Python numbers where a scale is a tensor of one element; here, these
+tensors take part themselves.
 """
 
 from __future__ import annotations
@@ -33,7 +35,12 @@ def _wide(out_dtype: torch.dtype | None) -> torch.dtype:
 
 
 def quantize_per_tensor(
-    input: Tensor, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: torch.dtype
+    input: Tensor,
+    scale: float,
+    zero_point: int,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
 ) -> Tensor:
     inverse = 1.0 / scale
     shifted = torch.round(_as_float32(input) * inverse) + zero_point
@@ -54,7 +61,12 @@ def dequantize_per_tensor(
 
 
 def quantize_per_tensor_tensor(
-    input: Tensor, scale: Tensor, zero_point: Tensor, quant_min: Any, quant_max: Any, dtype: torch.dtype
+    input: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    quant_min: Any,
+    quant_max: Any,
+    dtype: torch.dtype,
 ) -> Tensor:
     inverse = (1.0 / scale.reshape([]).to(torch.float64)).to(torch.float32)
     shift = zero_point.reshape([]).to(torch.float32)
@@ -89,13 +101,19 @@ def _ends(input: Tensor) -> tuple[Tensor, Tensor]:
     flat = input.reshape(-1)
     lowest = torch.amin(flat, 0)
     highest = torch.amax(flat, 0)
-    return torch.minimum(lowest, torch.zeros_like(lowest)), torch.maximum(highest, torch.zeros_like(highest))
+    return torch.minimum(lowest, torch.zeros_like(lowest)), torch.maximum(
+        highest, torch.zeros_like(highest)
+    )
 
 
-def choose_qparams(input: Tensor, quant_min: int, quant_max: int, eps: float, dtype: torch.dtype) -> Sequence[Tensor]:
+def choose_qparams(
+    input: Tensor, quant_min: int, quant_max: int, eps: float, dtype: torch.dtype
+) -> Sequence[Tensor]:
     lowest, highest = _ends(input)
     width = (highest - lowest) / float(quant_max - quant_min)
-    scale = torch.maximum(width.reshape(1).to(torch.float32), torch.full([1], eps, dtype=torch.float32))
+    scale = torch.maximum(
+        width.reshape(1).to(torch.float32), torch.full([1], eps, dtype=torch.float32)
+    )
     steps = torch.round(lowest.reshape(1).to(torch.float32) / scale).to(torch.int64)
     zero_point = torch.clamp(quant_min - steps, quant_min, quant_max)
     return scale.to(torch.float64), zero_point
@@ -106,7 +124,9 @@ def choose_qparams_symmetric(
 ) -> Sequence[Tensor]:
     lowest, highest = _ends(input)
     width = torch.maximum(-lowest, highest) / (float(quant_max - quant_min) / 2)
-    scale = torch.maximum(width.reshape(1).to(torch.float32), torch.full([1], eps, dtype=torch.float32))
+    scale = torch.maximum(
+        width.reshape(1).to(torch.float32), torch.full([1], eps, dtype=torch.float32)
+    )
     middle = 128 if dtype in (torch.uint8, torch.quint8) else 0
     return scale.to(torch.float64), torch.full([1], middle, dtype=torch.int64)
 
@@ -119,7 +139,9 @@ def choose_qparams_per_token(input: Tensor, dtype: torch.dtype) -> Sequence[Tens
     return scales, torch.zeros_like(scales)
 
 
-def choose_qparams_per_token_asymmetric(input: Tensor, dtype: torch.dtype) -> Sequence[Tensor]:
+def choose_qparams_per_token_asymmetric(
+    input: Tensor, dtype: torch.dtype
+) -> Sequence[Tensor]:
     lowest = torch.amin(input, -1, keepdim=True)
     highest = torch.amax(input, -1, keepdim=True)
     lowest = torch.minimum(lowest, torch.zeros_like(lowest))
@@ -143,7 +165,9 @@ def quantize_per_channel(
     dtype: torch.dtype,
 ) -> Tensor:
     inverse = 1.0 / _along(scales, input, axis)
-    shifted = torch.round(_as_float32(input) * inverse) + _along(zero_points, input, axis)
+    shifted = torch.round(_as_float32(input) * inverse) + _along(
+        zero_points, input, axis
+    )
     return torch.clamp(shifted, quant_min, quant_max).to(dtype)
 
 
@@ -158,12 +182,19 @@ def dequantize_per_channel(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    difference = input if zero_points is None else input - _along(zero_points, input, axis)
+    difference = (
+        input if zero_points is None else input - _along(zero_points, input, axis)
+    )
     return (difference * _along(scales, input, axis)).to(out_dtype or torch.float32)
 
 
 def quantize_per_token(
-    input: Tensor, scales: Tensor, zero_points: Tensor, quant_min: int, quant_max: int, dtype: torch.dtype
+    input: Tensor,
+    scales: Tensor,
+    zero_points: Tensor,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
 ) -> Tensor:
     shifted = torch.round(input * (1.0 / scales) + zero_points)
     return torch.clamp(shifted, quant_min, quant_max).to(dtype)
@@ -182,7 +213,9 @@ def dequantize_per_token(
 
 
 def _groups(input: Tensor, scales: Tensor, group_size: int) -> Tensor:
-    """A row for each group; one column is a group of its own where each row has one scale."""
+    """A row for each group; one column is a group of its own where each row has one
+    scale.
+    """
     if group_size > input.shape[-1] and scales.shape[-1] == 1:
         group_size = input.shape[-1]
     return input.reshape(-1, group_size)
@@ -219,7 +252,12 @@ def dequantize_per_channel_group(
 
 
 def fake_quant_per_channel(
-    input: Tensor, scales: Tensor, zero_points: Tensor, axis: int, quant_min: int, quant_max: int
+    input: Tensor,
+    scales: Tensor,
+    zero_points: Tensor,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
 ) -> Tensor:
     steps = _along(scales.to(torch.float32), input, axis)
     shift = _along(zero_points.to(torch.int32), input, axis)
@@ -238,7 +276,9 @@ QUANTIZED_FORMULAS: dict[str, Callable[..., Any]] = {
     "choose_qparams_symmetric.tensor": choose_qparams_symmetric,
     "choose_qparams_per_token.default": choose_qparams_per_token,
     "choose_qparams_per_token_asymmetric.default": choose_qparams_per_token_asymmetric,
-    "_choose_qparams_per_token_asymmetric_impl.default": choose_qparams_per_token_asymmetric,
+    "_choose_qparams_per_token_asymmetric_impl.default": (
+        choose_qparams_per_token_asymmetric
+    ),
     "quantize_per_channel.default": quantize_per_channel,
     "dequantize_per_channel.default": dequantize_per_channel,
     "quantize_per_token.default": quantize_per_token,
@@ -248,4 +288,6 @@ QUANTIZED_FORMULAS: dict[str, Callable[..., Any]] = {
     "fake_quant_per_channel.default": fake_quant_per_channel,
     "convert_element_type.no_fuse": convert_element_type,
 }
-"""Operator, without its namespace -> formula. torch declares the operators only when torchao or others ask for them."""
+"""Operator, without its namespace -> formula. torch declares the operators only when
+torchao or others ask for them.
+"""

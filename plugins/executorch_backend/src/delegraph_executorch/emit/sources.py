@@ -16,18 +16,33 @@ from ..program.tables import Frame, FrameList
 def nodes_of(root: GraphModule) -> Iterator[Node]:
     """The operators of a method: those in delegates first, which calls of them hide."""
     inside = [getattr(module, "original_module", None) for module in root.modules()]
-    graphs = [original.graph_module.graph for original in inside if original is not None]
-    graphs += [module.graph for module in root.modules() if isinstance(module, GraphModule)]
-    yield from (node for graph in graphs for node in graph.nodes if node.op == "call_function")
+    graphs = [
+        original.graph_module.graph for original in inside if original is not None
+    ]
+    graphs += [
+        module.graph for module in root.modules() if isinstance(module, GraphModule)
+    ]
+    yield from (
+        node for graph in graphs for node in graph.nodes if node.op == "call_function"
+    )
 
 
-def stack_traces(root: GraphModule, handles: Sequence[int | None]) -> tuple[FrameList, ...]:
-    """The frames of the user's stack for each instruction; none for one that stands for no operator of the user's."""
+def stack_traces(
+    root: GraphModule, handles: Sequence[int | None]
+) -> tuple[FrameList, ...]:
+    """The frames of the user's stack for each instruction; none for one that stands for
+    no operator of the user's.
+    """
     found: dict[int, FrameList] = {}
     for node in nodes_of(root):
         if "debug_handle" in node.meta:
-            found.setdefault(node.meta["debug_handle"], FrameList(tuple(map(_frame, _stack(node)))))
-    return tuple(found.get(handle, FrameList()) if handle is not None else FrameList() for handle in handles)
+            found.setdefault(
+                node.meta["debug_handle"], FrameList(tuple(map(_frame, _stack(node))))
+            )
+    return tuple(
+        found.get(handle, FrameList()) if handle is not None else FrameList()
+        for handle in handles
+    )
 
 
 def _stack(node: Node) -> Sequence[Source]:

@@ -51,23 +51,33 @@ def emit_symbolic(body: Body, node: Node) -> Result:
     whole = f"{namespace}::{name}" + (f".{overload}" if overload else "")
     if whole not in body.context.kernels:
         hint = "name a kernel set that has it (option kernels)"
-        raise unsupported(node, f"{body.context.kernels.runtime} has no kernel {whole}", hint)
+        raise unsupported(
+            node, f"{body.context.kernels.runtime} has no kernel {whole}", hint
+        )
     if not isinstance(node.meta["val"], (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return node.meta["val"]  # type: ignore[no-any-return]  # a size that export found to be fixed
     why = why_not(whole, {"self": _val(node.args[0])}, [])
     if why is not None:
-        raise unsupported(node, f"the kernel {whole} of {body.context.kernels.runtime} does not compute this: {why}")
+        raise unsupported(
+            node,
+            f"the kernel {whole} of {body.context.kernels.runtime} does not compute"
+            f" this: {why}",
+        )
     (result,) = body.new_results(node)
     args = [body.position(body.item(a)) for a in node.args]
     if node.target is operator.mod and isinstance(node.meta["val"], torch.SymInt):
         _emit_remainder(body, args, body.position(result))
     else:
-        body.assembler.kernel(f"{namespace}::{name}", overload, [*args, body.position(result)])
+        body.assembler.kernel(
+            f"{namespace}::{name}", overload, [*args, body.position(result)]
+        )
     return result
 
 
 def _emit_remainder(body: Body, operands: list[int], result: int) -> None:
-    """``a % b`` as ``a - b * (a // b)``: ExecuTorch's own ``mod`` gives C's remainder, which has the sign of ``a``."""
+    """``a % b`` as ``a - b * (a // b)``: ExecuTorch's own ``mod`` gives C's remainder,
+    which has the sign of ``a``.
+    """
     first, second = operands
     quotient, product = (body.position(scalar_value(int)) for _ in range(2))
     for name, args in (

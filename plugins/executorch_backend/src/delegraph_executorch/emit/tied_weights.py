@@ -1,7 +1,8 @@
-"""Products by the transpose of a weight that the file has anyway: they read the weight as it is.
+"""Products by the transpose of a weight that the file has anyway: they read the weight
+as it is.
 
-A head that is tied to the embedding multiplies by its transpose, which is another constant of the same size. The kernel
-of ``linear`` takes the weight itself.
+A head that is tied to the embedding multiplies by its transpose, which is another
+constant of the same size. The kernel of ``linear`` takes the weight itself.
 """
 
 from __future__ import annotations
@@ -24,20 +25,25 @@ _Memory = tuple[int, torch.dtype, tuple[int, ...]]
 
 
 def use_tied_weights(programs: Collection[ExportedProgram], kernels: KernelSet) -> None:
-    """Replace ``mm(x, weight.T)`` and ``addmm(bias, x, weight.T)`` by ``linear`` if something else reads the weight.
+    """Replace ``mm(x, weight.T)`` and ``addmm(bias, x, weight.T)`` by ``linear`` if
+    something else reads the weight.
 
-    That may be another method. A parameter may also be the transpose of another one in the same memory. Changes
-    ``programs``.
+    That may be another method. A parameter may also be the transpose of another one in
+    the same memory. Changes ``programs``.
     """
     if _KERNEL not in kernels:
         return
-    read = {_memory(tensor) for program in programs for tensor in _read_as_they_are(program)}
+    read = {
+        _memory(tensor) for program in programs for tensor in _read_as_they_are(program)
+    }
     for program in programs:
         _use_weights(program, read)
 
 
 def _use_weights(program: ExportedProgram, read: Collection[_Memory]) -> None:
-    """Replace the products of one program. ``read``: the weights that some program reads as they are."""
+    """Replace the products of one program. ``read``: the weights that some program
+    reads as they are.
+    """
     tensors = _constants(program)
     for node in list(program.graph.nodes):
         product = _product(node)
@@ -57,13 +63,19 @@ def _use_weights(program: ExportedProgram, read: Collection[_Memory]) -> None:
 def _constants(program: ExportedProgram) -> dict[Node, torch.Tensor]:
     """The placeholders of weights that never change, with their tensors."""
     constant = constant_placeholders(program)
-    return {n: constant_tensor(program, spec) for n, spec in placeholders(program) if n in constant}
+    return {
+        n: constant_tensor(program, spec)
+        for n, spec in placeholders(program)
+        if n in constant
+    }
 
 
 def _read_as_they_are(program: ExportedProgram) -> Iterator[torch.Tensor]:
     """The contiguous weights that something reads otherwise than through a transpose."""
     for node, tensor in _constants(program).items():
-        if tensor.is_contiguous() and any(user.target not in _TRANSPOSES for user in node.users):
+        if tensor.is_contiguous() and any(
+            user.target not in _TRANSPOSES for user in node.users
+        ):
             yield tensor
 
 
@@ -82,24 +94,45 @@ def _product(node: Node) -> tuple[Node, Node, Node | None] | None:
     return None
 
 
-def _tied_weight(matrix: Node, tensors: Mapping[Node, torch.Tensor], read: Collection[_Memory]) -> Node | None:
-    """The weight whose transpose ``matrix`` is, if something reads that weight as it is; else None."""
-    if matrix.target in _TRANSPOSES and matrix.args[0] in tensors and matrix.meta["val"].dim() == 2:
+def _tied_weight(
+    matrix: Node, tensors: Mapping[Node, torch.Tensor], read: Collection[_Memory]
+) -> Node | None:
+    """The weight whose transpose ``matrix`` is, if something reads that weight as it
+    is; else None.
+    """
+    if (
+        matrix.target in _TRANSPOSES
+        and matrix.args[0] in tensors
+        and matrix.meta["val"].dim() == 2
+    ):
         weight = matrix.args[0]
         assert isinstance(weight, Node)
         return weight if _memory(tensors[weight]) in read and _swaps(matrix) else None
     tensor = tensors.get(matrix)
-    if tensor is None or tensor.dim() != 2 or tensor.is_contiguous() or not tensor.mT.is_contiguous():
+    if (
+        tensor is None
+        or tensor.dim() != 2
+        or tensor.is_contiguous()
+        or not tensor.mT.is_contiguous()
+    ):
         return None
     wanted = _memory(tensor.mT)
-    return next((n for n, t in tensors.items() if t.is_contiguous() and _memory(t) == wanted), None)
+    return next(
+        (n for n, t in tensors.items() if t.is_contiguous() and _memory(t) == wanted),
+        None,
+    )
 
 
 def _swaps(transpose: Node) -> bool:
     """Whether a call exchanges the two dimensions of its operand."""
     if transpose.target is aten.t.default:
         return True
-    dims: Any = transpose.args[1] if transpose.target is aten.permute.default else transpose.args[1:]
+    dims: Any = (
+        transpose.args[1]
+        if transpose.target is aten.permute.default
+        else transpose.args[1:]
+    )
     return [dim % 2 for dim in dims] == [1, 0] or (
-        transpose.target is aten.transpose.int and sorted(dim % 2 for dim in dims) == [0, 1]
+        transpose.target is aten.transpose.int
+        and sorted(dim % 2 for dim in dims) == [0, 1]
     )

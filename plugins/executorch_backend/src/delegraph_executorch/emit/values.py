@@ -1,4 +1,6 @@
-"""The values of a method while it is emitted. A value gets its position when an instruction first uses it."""
+"""The values of a method while it is emitted. A value gets its position when an
+instruction first uses it.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,13 @@ from ..program.tables import (
 
 @dataclass(eq=False)
 class TensorValue:
-    """A tensor: its element type, its sizes (upper bounds where they vary) and its memory.
+    """A tensor: its element type, its sizes (upper bounds where they vary) and its
+    memory.
 
-    ``constant`` is its content if that is known now, ``initial`` what its memory holds before the first run.
-    ``name``: what the model calls it, if the file says so. A constant with a ``file`` is stored in that data file.
-    ``place``: the device that it is on, None for the host.
+    ``constant`` is its content if that is known now, ``initial`` what its memory holds
+    before the first run. ``name``: what the model calls it, if the file says so. A
+    constant with a ``file`` is stored in that data file. ``place``: the device that it
+    is on, None for the host.
     """
 
     dtype: torch.dtype
@@ -52,7 +56,18 @@ class ScalarValue:
 
 
 Computed = TensorValue | ScalarValue
-Constant = Int | Bool | Double | Null | String | IntList | DoubleList | BoolList | TensorList | OptionalTensorList
+Constant = (
+    Int
+    | Bool
+    | Double
+    | Null
+    | String
+    | IntList
+    | DoubleList
+    | BoolList
+    | TensorList
+    | OptionalTensorList
+)
 Entry = TensorValue | Constant
 
 
@@ -68,7 +83,9 @@ class ValueTable:
         """Where a tensor or a computed number is."""
         if value not in self._computed:
             self._computed[value] = len(self.entries)
-            self.entries.append(value if isinstance(value, TensorValue) else value.start)
+            self.entries.append(
+                value if isinstance(value, TensorValue) else value.start
+            )
         return self._computed[value]
 
     def constant(self, value: bool | int | float | str | None) -> int:
@@ -80,16 +97,21 @@ class ValueTable:
         if isinstance(value, int):
             return self._once(Int(value), value)
         if isinstance(value, float):
-            return self._once(Double(value), struct.pack("<d", value))  # tells -0.0 from 0.0, and finds NaN again
+            # tells -0.0 from 0.0, and finds NaN again
+            return self._once(Double(value), struct.pack("<d", value))
         return self._once(String(value), value)
 
-    def numbers(self, cls: type[DoubleList] | type[BoolList], items: Sequence[Any]) -> int:
+    def numbers(
+        self, cls: type[DoubleList] | type[BoolList], items: Sequence[Any]
+    ) -> int:
         """Where a list of numbers is that are all known now."""
         packed = struct.pack(f"<{len(items)}d", *items)
         return self._once(cls(tuple(items)), packed)
 
     def references(
-        self, cls: type[IntList] | type[TensorList] | type[OptionalTensorList], positions: Sequence[int]
+        self,
+        cls: type[IntList] | type[TensorList] | type[OptionalTensorList],
+        positions: Sequence[int],
     ) -> int:
         """Where a list of values is."""
         return self._once(cls(tuple(positions)), tuple(positions))
@@ -107,10 +129,17 @@ class ValueTable:
 
 def constant_tensor(tensor: torch.Tensor) -> TensorValue:
     """A tensor whose content the file has."""
-    return TensorValue(tensor.dtype, tuple(tensor.shape), Storage(tensor.nbytes, Home.CONSTANT), constant=tensor)
+    return TensorValue(
+        tensor.dtype,
+        tuple(tensor.shape),
+        Storage(tensor.nbytes, Home.CONSTANT),
+        constant=tensor,
+    )
 
 
-def planned_tensor(dtype: torch.dtype, sizes: tuple[int, ...], varies: bool, home: Home = Home.PLANNED) -> TensorValue:
+def planned_tensor(
+    dtype: torch.dtype, sizes: tuple[int, ...], varies: bool, home: Home = Home.PLANNED
+) -> TensorValue:
     """A tensor with memory of its own."""
     count = 1
     for size in sizes:
@@ -120,5 +149,9 @@ def planned_tensor(dtype: torch.dtype, sizes: tuple[int, ...], varies: bool, hom
 
 def scalar_value(kind: type) -> ScalarValue:
     """A number to be computed, of a Python type."""
-    starts: dict[type, Int | Bool | Double] = {int: Int(0), bool: Bool(False), float: Double(0.0)}
+    starts: dict[type, Int | Bool | Double] = {
+        int: Int(0),
+        bool: Bool(False),
+        float: Double(0.0),
+    }
     return ScalarValue(starts[kind])

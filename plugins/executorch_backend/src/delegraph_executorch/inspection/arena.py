@@ -1,4 +1,6 @@
-"""Planned memory over time, as a file uses it: from the first instruction that names a place to the last."""
+"""Planned memory over time, as a file uses it: from the first instruction that names a
+place to the last.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from ..serialize.check import nbytes
 
 @dataclass(frozen=True)
 class Extent:
-    """A place in memory that a tensor (or several views of it) has from ``first`` to ``last`` instruction."""
+    """A place in memory that a tensor (or several views of it) has from ``first`` to
+    ``last`` instruction.
+    """
 
     memory: int
     offset: int
@@ -34,8 +38,8 @@ class Extent:
 def live_extents(plan: ExecutionPlan) -> list[Extent]:
     """The places of a method, by memory, offset and time.
 
-    Tensors at one place that are in use without a break between them count as one. State is there all the time, inputs
-    from the start, outputs to the end.
+    Tensors at one place that are in use without a break between them count as one.
+    State is there all the time, inputs from the start, outputs to the end.
     """
     uses = _uses(plan)
     places: dict[tuple[int, int, int], list[tuple[int, int, int]]] = {}
@@ -50,13 +54,17 @@ def live_extents(plan: ExecutionPlan) -> list[Extent]:
     return extents
 
 
-def _join(memory: int, offset: int, size: int, spans: Sequence[tuple[int, int, int]]) -> list[Extent]:
+def _join(
+    memory: int, offset: int, size: int, spans: Sequence[tuple[int, int, int]]
+) -> list[Extent]:
     joined: list[Extent] = []
     for first, last, position in spans:
         before = joined[-1] if joined else None
         if before is not None and first <= before.last + 1:
             values = (*before.values, position)
-            joined[-1] = Extent(memory, offset, size, before.first, max(before.last, last), values)
+            joined[-1] = Extent(
+                memory, offset, size, before.first, max(before.last, last), values
+            )
         else:
             joined.append(Extent(memory, offset, size, first, last, (position,)))
     return joined
@@ -70,16 +78,25 @@ def _uses(plan: ExecutionPlan) -> dict[int, tuple[int, int]]:
         for position in _named(call):
             first, _ = found.get(position, (place, place))
             found[position] = first, place
-    for position, (first, last) in list(found.items()):  # once: a long list may be an argument of every instruction
+    # once: a long list may be an argument of every instruction
+    for position, (first, last) in list(found.items()):
         value = plan.values[position].value
-        for below in value.positions if isinstance(value, (TensorList, OptionalTensorList)) else ():
+        for below in (
+            value.positions
+            if isinstance(value, (TensorList, OptionalTensorList))
+            else ()
+        ):
             earliest, latest = found.get(below, (first, last))
             found[below] = min(first, earliest), max(last, latest)
     for position in plan.outputs:
         first, _ = found.get(position, (len(calls), 0))
         found[position] = first, len(calls)
     for position, entry in enumerate(plan.values):
-        if isinstance(entry.value, Tensor) and entry.value.allocation is not None and entry.value.data_buffer_idx:
+        if (
+            isinstance(entry.value, Tensor)
+            and entry.value.allocation is not None
+            and entry.value.data_buffer_idx
+        ):
             found[position] = 0, len(calls)
     return found
 
@@ -94,7 +111,10 @@ def _named(call: Call | None) -> Sequence[int]:
 
 def peak_bytes(extents: Sequence[Extent]) -> int:
     """The most bytes that are in use at one time."""
-    events = sorted([(e.first, 1, e.size) for e in extents] + [(e.last + 1, 0, -e.size) for e in extents])
+    events = sorted(
+        [(e.first, 1, e.size) for e in extents]
+        + [(e.last + 1, 0, -e.size) for e in extents]
+    )
     most = now = 0
     for _, _, change in events:
         now += change

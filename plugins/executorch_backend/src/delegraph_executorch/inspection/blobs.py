@@ -1,4 +1,6 @@
-"""What a program file says of its delegates before any of them is loaded. Imports no torch."""
+"""What a program file says of its delegates before any of them is loaded. Imports no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,22 @@ from ..serialize.reader import ProgramFile, blob_of
 
 
 def stored_blobs(file: ProgramFile, plan: ExecutionPlan) -> list[StoredBlob]:
-    """The delegates of a method, in the order of the file; of each blob only the beginning is read."""
-    # files of other tools, or damaged ones, say it of fewer delegates than they have, or of more
-    made, told = (chain(texts(plan.container), repeat("")) for texts in (producers, fingerprints))
+    """The delegates of a method, in the order of the file; of each blob only the
+    beginning is read.
+    """
+    # files of other tools, or damaged ones, say it of fewer delegates than they have,
+    # or of more
+    made, told = (
+        chain(texts(plan.container), repeat("")) for texts in (producers, fingerprints)
+    )
     stored = []
-    for delegate, producer, fingerprint in zip(plan.delegates, made, told, strict=False):
+    for delegate, producer, fingerprint in zip(
+        plan.delegates, made, told, strict=False
+    ):
         blob = blob_of(file, delegate)
-        header = BlobHeader(delegate.id, len(blob), bytes(blob[:BEGINNING]), producer, fingerprint)
+        header = BlobHeader(
+            delegate.id, len(blob), bytes(blob[:BEGINNING]), producer, fingerprint
+        )
         specs = [CompileSpec(spec.key, spec.value) for spec in delegate.compile_specs]
         stored.append(StoredBlob(plan.name, header, specs))
     return stored

@@ -1,4 +1,6 @@
-"""Figures of a program file: what a runtime needs to load it, how large its parts are, how its memory is used."""
+"""Figures of a program file: what a runtime needs to load it, how large its parts are,
+how its memory is used.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from delegraph.io.escape import LONGEST
 from ..buckets.table import KEY, BucketTable
 from ..program.calling import delegate_facts, producers
 from ..program.quantized_library import QUANTIZED_LIBRARY
-from ..program.tables import DataSegment, DelegateCall, ExecutionPlan, KernelCall, Tensor
+from ..program.tables import (
+    DataSegment,
+    DelegateCall,
+    ExecutionPlan,
+    KernelCall,
+    Tensor,
+)
 from ..serialize.check import nbytes
 from ..serialize.reader import ProgramFile, blob_of
 from .arena import Extent, live_extents, peak_bytes
@@ -21,11 +29,13 @@ from .text import describe_tensor, method_lines, shorten
 
 @dataclass(frozen=True)
 class DelegateFacts:
-    """A delegate: its backend, the bytes of its blob, its compile specs, and how often it is called.
+    """A delegate: its backend, the bytes of its blob, its compile specs, and how often
+    it is called.
 
-    ``compile_specs``: key -> value; a value that is no text is given by its size. ``producer``: the distribution that
-    compiled it, with its version; empty if the file does not name it. ``facts``: the backend's facts by name, such as
-    the target, and the scales of quantized inputs and outputs; empty if the file has none.
+    ``compile_specs``: key -> value; a value that is no text is given by its size.
+    ``producer``: the distribution that compiled it, with its version; empty if the file
+    does not name it. ``facts``: the backend's facts by name, such as the target, and
+    the scales of quantized inputs and outputs; empty if the file has none.
     """
 
     backend: str
@@ -38,8 +48,8 @@ class DelegateFacts:
 
 @dataclass(frozen=True)
 class MethodFacts:
-    """A method. ``memories``: planned bytes of each memory from 1; ``peak``: the most that is in use at one time;
-    ``sum``: bytes of all tensors that share them.
+    """A method. ``memories``: planned bytes of each memory from 1; ``peak``: the most
+    that is in use at one time; ``sum``: bytes of all tensors that share them.
     """
 
     name: str
@@ -57,7 +67,9 @@ class MethodFacts:
 
 @dataclass(frozen=True)
 class ProgramFacts:
-    """A whole file. ``backends`` and ``kernels`` are what a runtime must have to load it."""
+    """A whole file. ``backends`` and ``kernels`` are what a runtime must have to load
+    it.
+    """
 
     bytes: int
     structure_bytes: int
@@ -74,23 +86,43 @@ class ProgramFacts:
         """As a dictionary."""
         found = asdict(replace(self, buckets=None))
         del found["buckets"]
-        return found if self.buckets is None else {**found, "buckets": self.buckets.to_json()}
+        return (
+            found
+            if self.buckets is None
+            else {**found, "buckets": self.buckets.to_json()}
+        )
 
     def __str__(self) -> str:
         """The figures, as comments before the text of the methods."""
-        return "\n".join([*(f"// {line}" for line in self.lines()), *(m.text for m in self.methods)])
+        return "\n".join(
+            [*(f"// {line}" for line in self.lines()), *(m.text for m in self.methods)]
+        )
 
     def lines(self) -> list[str]:
         """The figures, a line each."""
         lines = [
-            f"{self.bytes} bytes: {self.structure_bytes} of structure, {self.constant_bytes} of constants",
-            f"backends that the runtime must have: {', '.join(self.backends) or 'none'}",
+            (
+                f"{self.bytes} bytes: {self.structure_bytes} of structure,"
+                f" {self.constant_bytes} of constants"
+            ),
+            (
+                "backends that the runtime must have:"
+                f" {', '.join(self.backends) or 'none'}"
+            ),
             f"kernels that the runtime must have: {', '.join(self.kernels) or 'none'}",
         ]
         if linked := [name for name in self.kernels if name in QUANTIZED_LIBRARY]:
-            lines.append(f"of these the build has to link ExecuTorch's kernels/quantized for {', '.join(linked)}")
+            lines.append(
+                "of these the build has to link ExecuTorch's kernels/quantized for"
+                f" {', '.join(linked)}"
+            )
         if self.named_data:
-            lines.append("named data: " + ", ".join(f"{key} ({size} bytes)" for key, size in self.named_data.items()))
+            lines.append(
+                "named data: "
+                + ", ".join(
+                    f"{key} ({size} bytes)" for key, size in self.named_data.items()
+                )
+            )
         if self.external_tensors:
             lines.append(f"tensors in other files: {', '.join(self.external_tensors)}")
         if self.buckets is not None:
@@ -101,17 +133,27 @@ class ProgramFacts:
 
 
 def _method_lines(method: MethodFacts) -> list[str]:
-    memories = ", ".join(f"{size} bytes in memory {k}" for k, size in enumerate(method.memories, 1))
+    memories = ", ".join(
+        f"{size} bytes in memory {k}" for k, size in enumerate(method.memories, 1)
+    )
     lines = [
-        f"method {method.name}: {_count(method.instructions, 'instruction')}, "
-        f"{_count(sum(method.kernels.values()), 'call')} of kernels",
-        f"  planned: {memories or 'no memory'}; peak {method.peak}, sum {method.sum}, state {method.state_bytes}",
+        (
+            f"method {method.name}: {_count(method.instructions, 'instruction')}, "
+            f"{_count(sum(method.kernels.values()), 'call')} of kernels"
+        ),
+        (
+            f"  planned: {memories or 'no memory'}; peak {method.peak}, sum"
+            f" {method.sum}, state {method.state_bytes}"
+        ),
     ]
     for number, delegate in enumerate(method.delegates):
         made = f" of {delegate.producer}" if delegate.producer else ""
         size = f"{_count(delegate.bytes, 'byte')}, {_count(delegate.calls, 'call')}"
         lines.append(f"  delegate {number}: {delegate.backend}{made}, {size}")
-        lines += [f"    compile spec {key}: {value}" for key, value in delegate.compile_specs.items()]
+        lines += [
+            f"    compile spec {key}: {value}"
+            for key, value in delegate.compile_specs.items()
+        ]
         lines += [f"    {name}: {text}" for name, text in delegate.facts.items()]
     return lines
 
@@ -121,7 +163,9 @@ def _count(number: int, noun: str) -> str:
 
 
 def collect_facts(file: ProgramFile, size: int) -> ProgramFacts:
-    """The figures of a file of ``size`` bytes, which ``check_program`` found to be whole."""
+    """The figures of a file of ``size`` bytes, which ``check_program`` found to be
+    whole.
+    """
     program = file.program
     methods = tuple(_method(file, plan) for plan in program.plans)
     constants = program.constant_segment
@@ -129,9 +173,18 @@ def collect_facts(file: ProgramFile, size: int) -> ProgramFacts:
     return ProgramFacts(
         bytes=size,
         structure_bytes=size - bytes_covered(program.segments),
-        constant_bytes=len(file.segments[constants.segment_index]) if constants is not None and held else 0,
-        named_data={_named(n.key): len(file.segments[n.segment_index]) for n in program.named_data},
-        external_tensors=tuple(sorted({_named(name) for plan in program.plans for name in _external(plan)})),
+        constant_bytes=(
+            len(file.segments[constants.segment_index])
+            if constants is not None and held
+            else 0
+        ),
+        named_data={
+            _named(n.key): len(file.segments[n.segment_index])
+            for n in program.named_data
+        },
+        external_tensors=tuple(
+            sorted({_named(name) for plan in program.plans for name in _external(plan)})
+        ),
         backends=tuple(sorted({d.backend for m in methods for d in m.delegates})),
         kernels=tuple(sorted({name for m in methods for name in m.kernels})),
         methods=methods,
@@ -142,7 +195,11 @@ def collect_facts(file: ProgramFile, size: int) -> ProgramFacts:
 def _buckets(file: ProgramFile) -> BucketTable | None:
     """Raises FormatError for a table that cannot be read."""
     held = next((n for n in file.program.named_data if n.key == KEY), None)
-    return None if held is None else BucketTable.of_bytes(bytes(file.segments[held.segment_index]))
+    return (
+        None
+        if held is None
+        else BucketTable.of_bytes(bytes(file.segments[held.segment_index]))
+    )
 
 
 def bytes_covered(segments: Sequence[DataSegment]) -> int:
@@ -150,7 +207,8 @@ def bytes_covered(segments: Sequence[DataSegment]) -> int:
     total = end = 0
     for segment in sorted(segments, key=lambda s: s.offset):
         stop = segment.offset + segment.size
-        total, end = total + max(stop - max(segment.offset, end), 0), max(stop, end)
+        total = total + max(stop - max(segment.offset, end), 0)
+        end = max(stop, end)
     return total
 
 
@@ -174,7 +232,10 @@ def _method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
             DelegateFacts(
                 _named(d.id),
                 len(blob_of(file, d)),
-                {_named(spec.key): _value_of_spec(spec.value) for spec in d.compile_specs},
+                {
+                    _named(spec.key): _value_of_spec(spec.value)
+                    for spec in d.compile_specs
+                },
                 called[k],
                 made[k] if k < len(made) else "",
                 reported[k] if k < len(reported) else {},
@@ -184,13 +245,19 @@ def _method(file: ProgramFile, plan: ExecutionPlan) -> MethodFacts:
         memories=plan.memory_sizes[1:],
         peak=peak_bytes(extents),
         sum=sum(e.size for e in extents),
-        state_bytes=sum(nbytes(t) for t in _tensors(plan) if t.allocation is not None and t.data_buffer_idx),
+        state_bytes=sum(
+            nbytes(t)
+            for t in _tensors(plan)
+            if t.allocation is not None and t.data_buffer_idx
+        ),
         text="\n".join(method_lines(plan)),
     )
 
 
 def _value_of_spec(value: bytes) -> str:
-    """Return the value of a compile spec as text that prints, or its size if it is no text."""
+    """Return the value of a compile spec as text that prints, or its size if it is no
+    text.
+    """
     try:
         text = bytes(value).decode()
     except UnicodeDecodeError:
@@ -205,7 +272,10 @@ def _named(shown: str) -> str:
 
 def _described(plan: ExecutionPlan, positions: Sequence[int]) -> tuple[str, ...]:
     values = [plan.values[p].value for p in positions]
-    return tuple(describe_tensor(v) if isinstance(v, Tensor) else type(v).__name__.lower() for v in values)
+    return tuple(
+        describe_tensor(v) if isinstance(v, Tensor) else type(v).__name__.lower()
+        for v in values
+    )
 
 
 def _tensors(plan: ExecutionPlan) -> list[Tensor]:

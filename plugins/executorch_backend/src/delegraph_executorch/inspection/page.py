@@ -1,4 +1,6 @@
-"""A program file as one HTML page that needs no network: its figures, its memory over time, its text."""
+"""A program file as one HTML page that needs no network: its figures, its memory over
+time, its text.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from .arena import Extent, live_extents
 from .facts import ProgramFacts
 from .text import describe_tensor
 
-_WIDTH, _HEIGHT = 960, 360
+_WIDTH = 960
+_HEIGHT = 360
 """Of the drawing of a memory, in pixels."""
 _LARGEST = 4000
 """Places that are drawn of one memory, the largest first."""
@@ -35,7 +38,11 @@ def _parts(program: Program, facts: ProgramFacts, title: str) -> Iterator[str]:
         yield from _memories(plan)
         lines = method.text.splitlines()
         rest = [f"... {len(lines) - _LINES} more lines"] if len(lines) > _LINES else []
-        yield "<pre>" + "\n".join(text(line) for line in [*lines[:_LINES], *rest]) + "</pre>\n"
+        yield (
+            "<pre>"
+            + "\n".join(text(line) for line in [*lines[:_LINES], *rest])
+            + "</pre>\n"
+        )
     yield "</body></html>\n"
 
 
@@ -44,7 +51,10 @@ def _memories(plan: ExecutionPlan) -> Iterator[str]:
     for number, size in enumerate(plan.memory_sizes[1:], 1):
         places = [e for e in extents if e.memory == number]
         if size and places:
-            yield f"<h3>Memory {number}: {size:,} bytes</h3>\n{_drawing(plan, places, size)}"
+            yield (
+                f"<h3>Memory {number}: {size:,}"
+                f" bytes</h3>\n{_drawing(plan, places, size)}"
+            )
 
 
 def _drawing(plan: ExecutionPlan, extents: list[Extent], size: int) -> str:
@@ -53,15 +63,26 @@ def _drawing(plan: ExecutionPlan, extents: list[Extent], size: int) -> str:
     drawn = sorted(extents, key=lambda e: -e.size)[:_LARGEST]
     boxes = "".join(_box(plan, e, end, size) for e in drawn)
     label = f"memory over {end} instructions"
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img" aria-label="{label}">\n{boxes}</svg>\n'
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" role="img"'
+        f' aria-label="{label}">\n{boxes}</svg>\n'
+    )
 
 
 def _box(plan: ExecutionPlan, extent: Extent, end: int, size: int) -> str:
-    x, width = _WIDTH * extent.first / end, max(1.0, _WIDTH * (extent.last + 1 - extent.first) / end)
-    y, height = _HEIGHT * extent.offset / size, max(0.5, _HEIGHT * extent.size / size)
+    x = _WIDTH * extent.first / end
+    width = max(1.0, _WIDTH * (extent.last + 1 - extent.first) / end)
+    y = _HEIGHT * extent.offset / size
+    height = max(0.5, _HEIGHT * extent.size / size)
     hue = 360 * (extent.values[0] % _TONES) // _TONES
     value = plan.values[extent.values[0]].value
     what = describe_tensor(value) if isinstance(value, Tensor) else ""
-    tip = f"%{extent.values[0]}: {what}, {extent.size:,} bytes, instructions {extent.first} to {extent.last}"
+    tip = (
+        f"%{extent.values[0]}: {what}, {extent.size:,} bytes, instructions"
+        f" {extent.first} to {extent.last}"
+    )
     place = f'x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}"'
-    return f'<rect {place} fill="hsl({hue} 50% 60%)" stroke="#0004"><title>{text(tip)}</title></rect>\n'
+    return (
+        f'<rect {place} fill="hsl({hue} 50% 60%)"'
+        f' stroke="#0004"><title>{text(tip)}</title></rect>\n'
+    )

@@ -1,11 +1,19 @@
-"""What a program file is, takes, returns and holds, as ``delegraph inspect --summary`` shows it."""
+"""What a program file is, takes, returns and holds, as ``delegraph inspect --summary``
+shows it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from delegraph.formats import ConstantSummary, DelegateSummary, MethodSummary, Summary, TensorSummary
+from delegraph.formats import (
+    ConstantSummary,
+    DelegateSummary,
+    MethodSummary,
+    Summary,
+    TensorSummary,
+)
 
 from ..buckets.table import KEY
 from ..program.calling import input_names, input_ranges
@@ -22,10 +30,21 @@ _NOTES = {KEY}
 def summarize(file: ProgramFile, facts: ProgramFacts) -> Summary:
     """The summary of a checked file, whose figures are ``facts``."""
     pairs = zip(file.program.plans, facts.methods, strict=True)
-    held = {name: tensor for plan in file.program.plans for name, tensor in _constants(plan)}
-    constants = [ConstantSummary(name, _dtype(t), t.sizes, nbytes(t)) for name, t in held.items()]
-    of_delegates = {name: size for name, size in facts.named_data.items() if name not in held and name not in _NOTES}
-    constants += [ConstantSummary(name, "bytes", (size,), size) for name, size in of_delegates.items()]
+    held = {
+        name: tensor for plan in file.program.plans for name, tensor in _constants(plan)
+    }
+    constants = [
+        ConstantSummary(name, _dtype(t), t.sizes, nbytes(t)) for name, t in held.items()
+    ]
+    of_delegates = {
+        name: size
+        for name, size in facts.named_data.items()
+        if name not in held and name not in _NOTES
+    }
+    constants += [
+        ConstantSummary(name, "bytes", (size,), size)
+        for name, size in of_delegates.items()
+    ]
     return Summary(
         kind="ExecuTorch program",
         version=str(file.program.version),
@@ -43,28 +62,51 @@ def summarize(file: ProgramFile, facts: ProgramFacts) -> Summary:
 
 
 def _method(plan: ExecutionPlan, facts: MethodFacts) -> MethodSummary:
-    delegates = tuple(DelegateSummary(d.backend, d.producer, d.bytes) for d in facts.delegates)
+    delegates = tuple(
+        DelegateSummary(d.backend, d.producer, d.bytes) for d in facts.delegates
+    )
     ranges = input_ranges(plan.container, len(plan.inputs))
-    described = _described(plan, plan.inputs, input_names(plan.container, len(plan.inputs)))
-    inputs = tuple(replace(one, within=ranges.get(k)) for k, one in enumerate(described))
+    described = _described(
+        plan, plan.inputs, input_names(plan.container, len(plan.inputs))
+    )
+    inputs = tuple(
+        replace(one, within=ranges.get(k)) for k, one in enumerate(described)
+    )
     outputs = tuple(_described(plan, plan.outputs, [""] * len(plan.outputs)))
     return MethodSummary(facts.name, inputs, outputs, facts.kernels, delegates)
 
 
-def _described(plan: ExecutionPlan, positions: Sequence[int], names: Sequence[str]) -> Iterator[TensorSummary]:
-    """Values have no names in these files, but our files say what the caller calls the inputs."""
+def _described(
+    plan: ExecutionPlan, positions: Sequence[int], names: Sequence[str]
+) -> Iterator[TensorSummary]:
+    """Values have no names in these files, but our files say what the caller calls the
+    inputs.
+    """
     for position, name in zip(positions, names, strict=True):
         value = plan.values[position].value
         if isinstance(value, Tensor):
-            yield TensorSummary(name, _dtype(value), value.sizes, bounded=value.dynamism != Dynamism.STATIC)
+            yield TensorSummary(
+                name,
+                _dtype(value),
+                value.sizes,
+                bounded=value.dynamism != Dynamism.STATIC,
+            )
         else:
             yield TensorSummary(name, type(value).__name__.lower(), None)
 
 
 def _constants(plan: ExecutionPlan) -> Iterator[tuple[str, Tensor]]:
-    """Tensors whose elements the file itself holds, by what tells them apart: their name or their number."""
-    for tensor in (entry.value for entry in plan.values if isinstance(entry.value, Tensor)):
-        if tensor.extra is not None and tensor.extra.fully_qualified_name and tensor.allocation is None:
+    """Tensors whose elements the file itself holds, by what tells them apart: their
+    name or their number.
+    """
+    for tensor in (
+        entry.value for entry in plan.values if isinstance(entry.value, Tensor)
+    ):
+        if (
+            tensor.extra is not None
+            and tensor.extra.fully_qualified_name
+            and tensor.allocation is None
+        ):
             if tensor.extra.location == Location.SEGMENT:
                 yield tensor.extra.fully_qualified_name, tensor
         elif tensor.data_buffer_idx and tensor.allocation is None:

@@ -1,4 +1,6 @@
-"""The kernels that a runtime has: what a program may call. A vendor's selective build has a set of its own."""
+"""The kernels that a runtime has: what a program may call. A vendor's selective build
+has a set of its own.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from ..program.quantized_library import QUANTIZED_LIBRARY
 
 @dataclass(frozen=True)
 class KernelSet:
-    """Names of kernels (``aten::add.out``), what has them, and names that a library adds which a build may link."""
+    """Names of kernels (``aten::add.out``), what has them, and names that a library
+    adds which a build may link.
+    """
 
     runtime: str
     names: frozenset[str]
@@ -29,15 +33,22 @@ class KernelSet:
 
 @cache
 def stock_kernels() -> KernelSet:
-    """The kernels of the runtime in the wheel ``executorch``, and of its quantized library; the file says which."""
-    own = _from_json(json.loads(files(__package__).joinpath("stock.json").read_text()), "the plugin's own list")
+    """The kernels of the runtime in the wheel ``executorch``, and of its quantized
+    library; the file says which.
+    """
+    own = _from_json(
+        json.loads(files(__package__).joinpath("stock.json").read_text()),
+        "the plugin's own list",
+    )
     return replace(own, linked=QUANTIZED_LIBRARY)
 
 
 def kernel_set(given: str | Path | Iterable[str] | KernelSet | None) -> KernelSet:
-    """The set that an option names: None for the stock runtime's, a path of a JSON file, or names.
+    """The set that an option names: None for the stock runtime's, a path of a JSON
+    file, or names.
 
-    The file has ``{"runtime": "...", "kernels": ["aten::add.out", ...]}``. Raises OptionError for anything else.
+    The file has ``{"runtime": "...", "kernels": ["aten::add.out", ...]}``. Raises
+    OptionError for anything else.
     """
     if given is None:
         return stock_kernels()
@@ -49,12 +60,18 @@ def kernel_set(given: str | Path | Iterable[str] | KernelSet | None) -> KernelSe
     try:
         return _from_json(json.loads(Path(given).read_text()), str(given))
     except (OSError, ValueError) as e:
-        raise OptionError("option-invalid", f"kernels: {given} cannot be read: {e}") from e
+        raise OptionError(
+            "option-invalid", f"kernels: {given} cannot be read: {e}"
+        ) from e
 
 
 def _from_json(content: Any, where: str) -> KernelSet:
     kernels = content.get("kernels") if isinstance(content, dict) else None
-    if not isinstance(kernels, list) or not all(isinstance(name, str) for name in kernels):
+    if not isinstance(kernels, list) or not all(
+        isinstance(name, str) for name in kernels
+    ):
         hint = '{"runtime": "acme 1.0", "kernels": ["aten::add.out", ...]}'
-        raise OptionError("option-invalid", f"kernels: {where} is no list of kernels", hint=hint)
+        raise OptionError(
+            "option-invalid", f"kernels: {where} is no list of kernels", hint=hint
+        )
     return KernelSet(str(content.get("runtime", "the runtime")), frozenset(kernels))

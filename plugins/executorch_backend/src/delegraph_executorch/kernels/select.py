@@ -1,4 +1,6 @@
-"""The kernel that computes an operator: its out variant, found by the operators' schemas."""
+"""The kernel that computes an operator: its out variant, found by the operators'
+schemas.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,12 @@ from torch._ops import OpOverload
 from ..program.quantized_library import QUANTIZED_LIBRARY
 from .kernel_set import KernelSet
 
-DECLARED_BY_RESULT = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format"})
-"""Arguments that an out variant may lack: the tensor that it fills has these properties already."""
+DECLARED_BY_RESULT = frozenset(
+    {"dtype", "layout", "device", "pin_memory", "memory_format"}
+)
+"""Arguments that an out variant may lack: the tensor that it fills has these properties
+already.
+"""
 
 
 @dataclass(frozen=True)
@@ -31,13 +37,17 @@ class Kernel:
 
 
 def kernel_name(name: str, overload: str) -> str:
-    """The name by which a runtime registers a kernel: the overload ``default`` is not said."""
+    """The name by which a runtime registers a kernel: the overload ``default`` is not
+    said.
+    """
     return f"{name}.{overload}" if overload else name
 
 
 @lru_cache(maxsize=4096)
 def find_kernel(operator: OpOverload, kernels: KernelSet) -> Kernel | None:
-    """The kernel in ``kernels`` that computes what ``operator`` does; a view is computed by its copying twin."""
+    """The kernel in ``kernels`` that computes what ``operator`` does; a view is
+    computed by its copying twin.
+    """
     for candidate in _candidates(operator):
         if _same_call(operator, candidate):
             arguments = candidate._schema.arguments
@@ -53,7 +63,9 @@ def find_kernel(operator: OpOverload, kernels: KernelSet) -> Kernel | None:
 
 
 def _of_quantized_library(operator: OpOverload, kernels: KernelSet) -> Kernel | None:
-    """The kernel of a quantize or dequantize; its arguments are the operator's, its result a tensor behind these."""
+    """The kernel of a quantize or dequantize; its arguments are the operator's, its
+    result a tensor behind these.
+    """
     schema = operator._schema
     name = kernel_name(schema.name, "out")
     if schema.overload_name or name not in QUANTIZED_LIBRARY or name not in kernels:
@@ -62,7 +74,9 @@ def _of_quantized_library(operator: OpOverload, kernels: KernelSet) -> Kernel | 
 
 
 def _candidates(operator: OpOverload) -> Iterator[OpOverload]:
-    """Overloads that write their results into arguments, of the operator and of its copying twin."""
+    """Overloads that write their results into arguments, of the operator and of its
+    copying twin.
+    """
     namespace, _, name = operator._schema.name.partition("::")
     for twin in (name, f"{name}_copy"):
         packet = getattr(getattr(torch.ops, namespace), twin, None)
@@ -73,9 +87,13 @@ def _candidates(operator: OpOverload) -> Iterator[OpOverload]:
 
 
 def _same_call(operator: OpOverload, candidate: OpOverload) -> bool:
-    """Whether both take the same arguments, those aside that say what kind of tensor the result is."""
+    """Whether both take the same arguments, those aside that say what kind of tensor
+    the result is.
+    """
     given = {a.name: str(a.real_type) for a in operator._schema.arguments}
-    taken = {a.name: str(a.real_type) for a in candidate._schema.arguments if not a.is_out}
+    taken = {
+        a.name: str(a.real_type) for a in candidate._schema.arguments if not a.is_out
+    }
     missing = given.keys() - taken.keys()
     results = [a for a in candidate._schema.arguments if a.is_out]
     return (

@@ -1,4 +1,6 @@
-"""When memory is in use: from the first instruction that touches it to the last, loops counted as a whole."""
+"""When memory is in use: from the first instruction that touches it to the last, loops
+counted as a whole.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,10 @@ def find_lifetimes(
 ) -> list[Lifetime]:
     """Lifetimes of all planned memory, by first use.
 
-    ``uses``: what each instruction touches. ``loops``: (first, last) instruction of each. Inputs are there before the
-    first instruction, outputs after the last one, state all the time. What comes into a loop is there until its end,
-    since another round may need it.
+    ``uses``: what each instruction touches. ``loops``: (first, last) instruction of
+    each. Inputs are there before the first instruction, outputs after the last one,
+    state all the time. What comes into a loop is there until its end, since another
+    round may need it.
     """
     end = len(uses)
     found: dict[Storage, Lifetime] = {}
@@ -42,7 +45,9 @@ def find_lifetimes(
     return list(found.values())
 
 
-def _touch(found: dict[Storage, Lifetime], storage: Storage, place: int, end: int) -> None:
+def _touch(
+    found: dict[Storage, Lifetime], storage: Storage, place: int, end: int
+) -> None:
     if not storage.is_planned or storage.nbytes == 0:
         return
     if storage.home is Home.STATE:
@@ -52,8 +57,12 @@ def _touch(found: dict[Storage, Lifetime], storage: Storage, place: int, end: in
     known.last = max(known.last, place)
 
 
-def _extend_over_loops(found: Mapping[Storage, Lifetime], loops: Iterable[tuple[int, int]]) -> None:
-    """Extend lifetimes over loops, outer loops first: an inner one sees what those around it have extended."""
+def _extend_over_loops(
+    found: Mapping[Storage, Lifetime], loops: Iterable[tuple[int, int]]
+) -> None:
+    """Extend lifetimes over loops, outer loops first: an inner one sees what those
+    around it have extended.
+    """
     for first, last in loops:
         for lifetime in found.values():
             if lifetime.first < first <= lifetime.last:

@@ -1,4 +1,6 @@
-"""Places in memory: the largest first, each in the smallest gap between what is in use at the same time."""
+"""Places in memory: the largest first, each in the smallest gap between what is in use
+at the same time.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from .lifetimes import Lifetime
 from .storage import Storage
 
 ALIGNMENT = 16
-"""Bytes that every place is aligned to, as kernels and delegates of the stock runtime expect."""
+"""Bytes that every place is aligned to, as kernels and delegates of the stock runtime
+expect.
+"""
 
 _Order = Callable[[Lifetime], tuple[int, ...]]
 _ORDERS: tuple[_Order, ...] = (
@@ -17,11 +21,16 @@ _ORDERS: tuple[_Order, ...] = (
     lambda t: (t.first - t.last, -t.storage.nbytes, t.first),
     lambda t: (t.first, -t.storage.nbytes, t.last),
 )
-"""Greedy placement depends on the order: all of these are tried, and the smallest memory is taken."""
+"""Greedy placement depends on the order: all of these are tried, and the smallest
+memory is taken.
+"""
 
 
-def plan_memory(lifetimes: Iterable[Lifetime], alignment: int = ALIGNMENT) -> tuple[dict[Storage, int], list[int]]:
-    """(offset of each storage, size of each memory from memory 0, which is never used), both in bytes.
+def plan_memory(
+    lifetimes: Iterable[Lifetime], alignment: int = ALIGNMENT
+) -> tuple[dict[Storage, int], list[int]]:
+    """(offset of each storage, size of each memory from memory 0, which is never used),
+    both in bytes.
 
     Storages whose offset is known are left out.
     """
@@ -38,12 +47,16 @@ def plan_memory(lifetimes: Iterable[Lifetime], alignment: int = ALIGNMENT) -> tu
     return offsets, sizes
 
 
-def _place(ordered: Sequence[Lifetime], alignment: int) -> tuple[dict[Storage, int], int]:
+def _place(
+    ordered: Sequence[Lifetime], alignment: int
+) -> tuple[dict[Storage, int], int]:
     offsets: dict[Storage, int] = {}
     placed: list[tuple[int, int, int, int]] = []
     """(offset, end, first, last) in the order of offsets."""
     for lifetime in ordered:
-        neighbours = [p for p in placed if p[2] <= lifetime.last and lifetime.first <= p[3]]
+        neighbours = [
+            p for p in placed if p[2] <= lifetime.last and lifetime.first <= p[3]
+        ]
         size = lifetime.storage.nbytes
         offset = _best_gap(neighbours, size, alignment)
         offsets[lifetime.storage] = offset
@@ -52,12 +65,19 @@ def _place(ordered: Sequence[Lifetime], alignment: int) -> tuple[dict[Storage, i
     return offsets, max((end for _, end, _, _ in placed), default=0)
 
 
-def _best_gap(neighbours: Sequence[tuple[int, int, int, int]], size: int, alignment: int) -> int:
-    """Start of the smallest gap between ``neighbours`` (by offset) that holds ``size``; behind all if there is none."""
-    best, best_room, end = -1, -1, 0
+def _best_gap(
+    neighbours: Sequence[tuple[int, int, int, int]], size: int, alignment: int
+) -> int:
+    """Start of the smallest gap between ``neighbours`` (by offset) that holds ``size``;
+    behind all if there is none.
+    """
+    best = -1
+    best_room = -1
+    end = 0
     for start, stop, _, _ in neighbours:
         room = start - end
         if room >= size and (best < 0 or room < best_room):
-            best, best_room = end, room
+            best = end
+            best_room = room
         end = max(end, stop + -stop % alignment)
     return end if best < 0 else best

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 
 class Home(enum.Enum):
-    """Who provides memory: the plan, the file, the plan for the whole life of the method, or the caller."""
+    """Who provides memory: the plan, the file, the plan for the whole life of the
+    method, or the caller.
+    """
 
     PLANNED = "planned"
     CONSTANT = "constant"
@@ -17,7 +19,9 @@ class Home(enum.Enum):
 
 
 class Place(NamedTuple):
-    """A device other than the host: its kind, as the file numbers it, and which one of that kind."""
+    """A device other than the host: its kind, as the file numbers it, and which one of
+    that kind.
+    """
 
     kind: int
     number: int
@@ -25,10 +29,11 @@ class Place(NamedTuple):
 
 @dataclass(eq=False)
 class Storage:
-    """Bytes of memory; two tensors share them exactly if they have the same object. ``place``: whose, None: the host's.
+    """Bytes of memory; two tensors share them exactly if they have the same object.
+    ``place``: whose, None: the host's.
 
-    ``memory_id`` counts the memories of the host; those of devices are numbered when the plan is made. ``offset``: the
-    first byte, where that is known before the plan.
+    ``memory_id`` counts the memories of the host; those of devices are numbered when
+    the plan is made. ``offset``: the first byte, where that is known before the plan.
     """
 
     nbytes: int

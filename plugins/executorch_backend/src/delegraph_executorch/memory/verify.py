@@ -1,6 +1,8 @@
-"""Proof that a memory plan is right, from the file alone: whatever is read is what was written there last.
+"""Proof that a memory plan is right, from the file alone: whatever is read is what was
+written there last.
 
-This follows the program on all ways through its jumps. It knows nothing of lifetimes or of how the plan was made.
+This follows the program on all ways through its jumps. It knows nothing of lifetimes or
+of how the plan was made.
 """
 
 from __future__ import annotations
@@ -27,14 +29,20 @@ _VIEW = "executorch_prim::et_view.default"
 _APPEND = "executorch_prim::et_copy_index.tensor"
 _IN_PLACE = frozenset({"aten::copy_", "aten::index_put_"})
 _MOST_TENSORS = 40_000
-"""With planned memory, of a method: which of them overlap takes a bit for each pair, 200 MB for these."""
+"""With planned memory, of a method: which of them overlap takes a bit for each pair,
+200 MB for these.
+"""
 _MOST_WORK = 20_000_000
-"""Instructions that are looked at, again and again where loops lead back, and tensors in sets: about a minute."""
+"""Instructions that are looked at, again and again where loops lead back, and tensors
+in sets: about a minute.
+"""
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """An instruction that reads a tensor whose memory is overwritten, or was never written. The last is the return."""
+    """An instruction that reads a tensor whose memory is overwritten, or was never
+    written. The last is the return.
+    """
 
     instruction: int
     value: int
@@ -53,11 +61,14 @@ class _Step:
     views: tuple[tuple[int, int], ...] = ()
 
 
-def find_conflicts(plan: ExecutionPlan, delegate_outputs: dict[int, int]) -> list[Conflict]:
+def find_conflicts(
+    plan: ExecutionPlan, delegate_outputs: dict[int, int]
+) -> list[Conflict]:
     """Every read in a method of what is not there any more.
 
-    ``delegate_outputs``: position of each delegate call -> how many of its last arguments are outputs. Raises
-    Unsupported for a method of so many tensors, views and jumps that a proof would take gigabytes or minutes.
+    ``delegate_outputs``: position of each delegate call -> how many of its last
+    arguments are outputs. Raises Unsupported for a method of so many tensors, views and
+    jumps that a proof would take gigabytes or minutes.
     """
     return _Proof(plan, delegate_outputs).conflicts()
 
@@ -65,26 +76,35 @@ def find_conflicts(plan: ExecutionPlan, delegate_outputs: dict[int, int]) -> lis
 class _Proof:
     """Which tensors are whole before each instruction, on every way there.
 
-    A set of tensors is an int with the bit ``1 << k`` for value k: sets of sets of Python's own took a hundred times
-    the memory.
+    A set of tensors is an int with the bit ``1 << k`` for value k: sets of sets of
+    Python's own took a hundred times the memory.
     """
 
     def __init__(self, plan: ExecutionPlan, delegate_outputs: dict[int, int]) -> None:
-        self.plan, self.delegate_outputs = plan, delegate_outputs
+        self.plan = plan
+        self.delegate_outputs = delegate_outputs
         self.work = 0
         self.calls = [i.call for chain in plan.chains for i in chain.instructions]
         self.steps = [self._step(k, call) for k, call in enumerate(self.calls)]
         self.operands = sum(len(step.reads) for step in self.steps)
-        self.places = {k: p for k in range(len(plan.values)) if (p := _place(plan, k)) is not None}
+        self.places = {
+            k: p for k in range(len(plan.values)) if (p := _place(plan, k)) is not None
+        }
         if len(self.places) > _MOST_TENSORS:
             raise self._too_much()
         self.overlaps = _overlaps(self.places)
         self._join_views()
         self.states = self._find_states()
-        written = {k for step in self.steps for k in step.writes} | self.states | {*plan.inputs}
+        written = (
+            {k for step in self.steps for k in step.writes}
+            | self.states
+            | {*plan.inputs}
+        )
         self.written = _bits(written)
         self.sources: dict[int, int] = {}
-        """What each view is in the memory of, for views that the plan made without an instruction."""
+        """What each view is in the memory of, for views that the plan made without an
+        instruction.
+        """
 
     def conflicts(self) -> list[Conflict]:
         joined: dict[int, int] = {}
@@ -97,7 +117,9 @@ class _Proof:
             self._spend(len(self.steps) + self.operands)
             state = self._start()
             for position, step in enumerate(self.steps):
-                state = self._run(position, step, state & joined.get(position, -1), found)
+                state = self._run(
+                    position, step, state & joined.get(position, -1), found
+                )
                 call = self.calls[position]
                 if isinstance(call, JumpFalseCall):
                     before = joined.get(call.destination, -1)
@@ -105,7 +127,8 @@ class _Proof:
                     changed |= call.destination <= position and before & state != before
         end = len(self.calls)
         state &= joined.get(end, -1)
-        for value in (*self.plan.outputs, *sorted(self.states)):  # the next call needs the states
+        # the next call needs the states
+        for value in (*self.plan.outputs, *sorted(self.states)):
             self._read(end, value, state, found)
         return list(found.values())
 
@@ -115,20 +138,31 @@ class _Proof:
             raise self._too_much()
 
     def _too_much(self) -> Unsupported:
-        text = f"method {self.plan.name!r} is too large to prove its memory plan: {len(self.plan.values)} values"
+        text = (
+            f"method {self.plan.name!r} is too large to prove its memory plan:"
+            f" {len(self.plan.values)} values"
+        )
         return Unsupported("unsupported", f"{text}, {len(self.calls)} instructions")
 
     def _start(self) -> int:
-        """What is there before the first instruction: states, then inputs as they are set one after the other."""
+        """What is there before the first instruction: states, then inputs as they are
+        set one after the other.
+        """
         state = _bits(self.states)
         for value in self.plan.inputs:
             state = state & ~self.overlaps.get(value, 0) | 1 << value
         return state
 
     def _find_states(self) -> set[int]:
-        """Tensors that keep their content: those with an initial one, and those that are written in place only."""
+        """Tensors that keep their content: those with an initial one, and those that
+        are written in place only.
+        """
         values = [entry.value for entry in self.plan.values]
-        initial = {k for k, v in enumerate(values) if isinstance(v, Tensor) and v.allocation and v.data_buffer_idx}
+        initial = {
+            k
+            for k, v in enumerate(values)
+            if isinstance(v, Tensor) and v.allocation and v.data_buffer_idx
+        }
         written = {k for step in self.steps for k in step.writes}
         anew = {k for step in self.steps for k in step.writes if k not in step.reads}
         return initial | (written - anew - {*self.plan.inputs})
@@ -145,38 +179,67 @@ class _Proof:
         """The values of a set."""
         while values:
             low = values & -values
-            self._spend(1 + low.bit_length() // 4096)  # an operation on a long int takes as long as it is
+            # an operation on a long int takes as long as it is
+            self._spend(1 + low.bit_length() // 4096)
             yield low.bit_length() - 1
             values ^= low
 
-    def _run(self, position: int, step: _Step, state: int, found: dict[tuple[int, int], Conflict]) -> int:
+    def _run(
+        self,
+        position: int,
+        step: _Step,
+        state: int,
+        found: dict[tuple[int, int], Conflict],
+    ) -> int:
         for value in step.reads:
             self._read(position, value, state, found)
             if any(self.overlaps.get(w, 0) >> value & 1 for w in step.writes):
-                found[position, value] = Conflict(position, value, "whose memory it writes a result to")
+                found[position, value] = Conflict(
+                    position, value, "whose memory it writes a result to"
+                )
         for k, value in enumerate(step.writes):
             if any(self.overlaps.get(w, 0) >> value & 1 for w in step.writes[:k]):
-                found[position, value] = Conflict(position, value, "whose memory it writes another result to")
+                found[position, value] = Conflict(
+                    position, value, "whose memory it writes another result to"
+                )
             state = state & ~self.overlaps.get(value, 0) | 1 << value
         return state | _bits(view for view, _ in step.views)
 
-    def _read(self, position: int, value: int, state: int, found: dict[tuple[int, int], Conflict]) -> None:
+    def _read(
+        self,
+        position: int,
+        value: int,
+        state: int,
+        found: dict[tuple[int, int], Conflict],
+    ) -> None:
         if value not in self.places or state >> value & 1:
             return
         if self.written >> value & 1:
-            found[position, value] = Conflict(position, value, "whose memory was overwritten, or never written")
+            found[position, value] = Conflict(
+                position, value, "whose memory was overwritten, or never written"
+            )
             return
         if value not in self.sources:
             near = self._each(self.overlaps.get(value, 0) & state)
             self.sources[value] = _bits(k for k in near if self._holds(k, value))
-        if not any(state >> k & 1 or k not in self.places for k in self._each(self.sources[value])):
-            found[position, value] = Conflict(position, value, "a view of what was overwritten, or never written")
+        if not any(
+            state >> k & 1 or k not in self.places
+            for k in self._each(self.sources[value])
+        ):
+            found[position, value] = Conflict(
+                position, value, "a view of what was overwritten, or never written"
+            )
 
     def _holds(self, owner: int, view: int) -> bool:
-        """Whether a tensor's memory contains a view of it that the plan made without an instruction."""
+        """Whether a tensor's memory contains a view of it that the plan made without an
+        instruction.
+        """
         if owner not in self.places:
             return False
-        (memory, start, end), (its_memory, its_start, its_end) = self.places[owner], self.places[view]
+        (memory, start, end), (its_memory, its_start, its_end) = (
+            self.places[owner],
+            self.places[view],
+        )
         return memory == its_memory and start <= its_start and its_end <= end
 
     def _step(self, position: int, call: Call | None) -> _Step:
@@ -186,14 +249,18 @@ class _Proof:
             args = self._tensors(call.args)
             count = len(args) - self.delegate_outputs[position]
             return _Step(tuple(args[:count]), tuple(args[count:]))
-        if isinstance(call, MoveCall) and isinstance(self.plan.values[call.move_from].value, Tensor):
+        if isinstance(call, MoveCall) and isinstance(
+            self.plan.values[call.move_from].value, Tensor
+        ):
             return _Step((call.move_from,), (), ((call.move_to, call.move_from),))
         if isinstance(call, JumpFalseCall):
             return _Step(tuple(self._tensors([call.condition])), ())
         return _Step((), ())
 
     def _kernel_step(self, call: KernelCall) -> _Step:
-        """The results of a kernel are its last argument; out variants name them before, too."""
+        """The results of a kernel are its last argument; out variants name them before,
+        too.
+        """
         name = str(self.plan.operators[call.op_index])
         args = call.args
         if name == _VIEW:
@@ -202,14 +269,17 @@ class _Proof:
             return _Step((args[1],), (args[0],))
         results = self._tensors(args[-1:])
         aside = set() if name in _IN_PLACE else set(results)
-        return _Step(tuple(t for t in self._tensors(args[:-1]) if t not in aside), tuple(results))
+        return _Step(
+            tuple(t for t in self._tensors(args[:-1]) if t not in aside), tuple(results)
+        )
 
     def _tensors(self, positions: Sequence[int]) -> list[int]:
         found: list[int] = []
         for position in positions:
             value = self.plan.values[position].value
             if isinstance(value, (TensorList, OptionalTensorList)):
-                self._spend(10 * len(value.items))  # each instruction that has the list keeps its elements
+                # each instruction that has the list keeps its elements
+                self._spend(10 * len(value.items))
                 found += self._tensors(value.positions)
             elif isinstance(value, Tensor):
                 found.append(position)
@@ -232,7 +302,8 @@ def _overlaps(places: dict[int, tuple[int, int, int]]) -> dict[int, int]:
     found: dict[int, int] = {}
     before: dict[int, int] = {}
     started = active = 0
-    for _, begins, k in sorted(starts + ends):  # what ends where another starts shares nothing with it
+    # what ends where another starts shares nothing with it
+    for _, begins, k in sorted(starts + ends):
         if begins:
             before[k], found[k] = started, active
             started |= 1 << k

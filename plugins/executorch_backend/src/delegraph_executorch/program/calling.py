@@ -1,4 +1,6 @@
-"""What the text of a method's container says: of its delegates, and what callers call the inputs. Imports no torch."""
+"""What the text of a method's container says: of its delegates, and what callers call
+the inputs. Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,28 @@ def delegate_outputs(container: ContainerMetadata | None) -> list[int] | None:
 
 
 def producers(container: ContainerMetadata | None) -> list[str]:
-    """What made each delegate of a method, with its version; empty if the file does not say, "" for what is no text."""
+    """What made each delegate of a method, with its version; empty if the file does not
+    say, "" for what is no text.
+    """
     return _texts(container, "producers")
 
 
 def fingerprints(container: ContainerMetadata | None) -> list[str]:
-    """What the backend of each delegate of a method said that it depends on; read as ``producers`` are."""
+    """What the backend of each delegate of a method said that it depends on; read as
+    ``producers`` are.
+    """
     return _texts(container, "fingerprints")
 
 
 def delegate_facts(container: ContainerMetadata | None) -> list[dict[str, str]]:
-    """Return the facts that the backend of each delegate reported, by name; an empty list if the file has none."""
+    """Return the facts that the backend of each delegate reported, by name; an empty
+    list if the file has none.
+    """
     listed = _list(_outputs(container), "facts") or []
-    return [_printable_facts(by_name) if isinstance(by_name, dict) else {} for by_name in listed]
+    return [
+        _printable_facts(by_name) if isinstance(by_name, dict) else {}
+        for by_name in listed
+    ]
 
 
 def _printable_facts(facts: dict[str, Any]) -> dict[str, str]:
@@ -52,35 +63,53 @@ def _texts(container: ContainerMetadata | None, key: str) -> list[str]:
     outputs = _outputs(container)
     common = outputs.get(key)
     if isinstance(common, str):
-        return [printable(common[:_LONGEST])] * len(_list(outputs, "delegate_outputs") or ())
+        return [printable(common[:_LONGEST])] * len(
+            _list(outputs, "delegate_outputs") or ()
+        )
     listed = _list(outputs, key) or []
-    return [printable(text[:_LONGEST]) if isinstance(text, str) else "" for text in listed]
+    return [
+        printable(text[:_LONGEST]) if isinstance(text, str) else "" for text in listed
+    ]
 
 
 def input_names(container: ContainerMetadata | None, count: int) -> list[str]:
-    """What a caller calls each of the flat inputs: ``x``, ``pair['a']``; empty names if the file does not say."""
+    """What a caller calls each of the flat inputs: ``x``, ``pair['a']``; empty names if
+    the file does not say.
+    """
     try:
         content = json.loads(container.inputs) if container is not None else {}
         args, kwargs = content["structure"]["tuple"]
         roots = [*zip(content["names"], args["tuple"], strict=False), *kwargs["dict"]]
-        leaves = (name for root, encoded in roots for name in _leaf_names(str(root), encoded))
+        leaves = (
+            name for root, encoded in roots for name in _leaf_names(str(root), encoded)
+        )
         names = list(islice(leaves, count + 1))
     except (ValueError, TypeError, LookupError, RecursionError):
         names = []
     return [printable(name) for name in names] if len(names) == count else [""] * count
 
 
-def input_ranges(container: ContainerMetadata | None, count: int) -> dict[int, tuple[int, int]]:
-    """Position of a flat input -> the lowest and the highest integer that it may hold, as far as the file says it."""
+def input_ranges(
+    container: ContainerMetadata | None, count: int
+) -> dict[int, tuple[int, int]]:
+    """Position of a flat input -> the lowest and the highest integer that it may hold,
+    as far as the file says it.
+    """
     return _ranges(container, count, "within")
 
 
-def index_ranges(container: ContainerMetadata | None, count: int) -> dict[int, tuple[int, int]]:
-    """Return the range of each flat input with indices, by its position; outside of it, eager raises an error."""
+def index_ranges(
+    container: ContainerMetadata | None, count: int
+) -> dict[int, tuple[int, int]]:
+    """Return the range of each flat input with indices, by its position; outside of it,
+    eager raises an error.
+    """
     return _ranges(container, count, "indexed")
 
 
-def _ranges(container: ContainerMetadata | None, count: int, key: str) -> dict[int, tuple[int, int]]:
+def _ranges(
+    container: ContainerMetadata | None, count: int, key: str
+) -> dict[int, tuple[int, int]]:
     try:
         rows = json.loads(container.inputs)[key] if container is not None else []
         listed = {k: (low, high) for k, low, high in rows}

@@ -17,11 +17,23 @@ def convention_key(backend_id: str, blob: bytes) -> str:
 
 
 def without_conventions(data: NamedDataStoreOutput) -> NamedDataStoreOutput:
-    """``data`` without what says how blobs are called: the values of their calls say it in a program file."""
-    kept = {k: entry for k, entry in data.pte_data.items() if not _is_convention(k, data.buffers[entry.buffer_index])}
+    """``data`` without what says how blobs are called: the values of their calls say it
+    in a program file.
+    """
+    kept = {
+        k: entry
+        for k, entry in data.pte_data.items()
+        if not _is_convention(k, data.buffers[entry.buffer_index])
+    }
     return NamedDataStoreOutput(data.buffers, kept, data.external_data)
 
 
 def _is_convention(key: str, content: object) -> bool:
-    """Whether named data is a convention, and not a plugin's own data under a key of that form."""
-    return bool(_KEY.fullmatch(key)) and isinstance(content, bytes) and content.startswith(_BEGINNING)
+    """Whether named data is a convention, and not a plugin's own data under a key of
+    that form.
+    """
+    return (
+        bool(_KEY.fullmatch(key))
+        and isinstance(content, bytes)
+        and content.startswith(_BEGINNING)
+    )

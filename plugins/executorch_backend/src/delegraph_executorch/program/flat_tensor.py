@@ -1,4 +1,6 @@
-"""The tables of ``flat_tensor.fbs``: tensors by name, in a ``.ptd`` file beside the program."""
+"""The tables of ``flat_tensor.fbs``: tensors by name, in a ``.ptd`` file beside the
+program.
+"""
 
 from __future__ import annotations
 

@@ -58,15 +58,27 @@ TORCH_NAMES = {
     ScalarType.UINT32: "uint32",
     ScalarType.UINT64: "uint64",
 }
-"""Element type -> its name as an attribute of ``torch``; those without one are of quantized tensors."""
+"""Element type -> its name as an attribute of ``torch``; those without one are of
+quantized tensors.
+"""
 
-_ONE_BYTE = {"uint8", "int8", "bool", "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz"}
+_ONE_BYTE = {
+    "uint8",
+    "int8",
+    "bool",
+    "float8_e5m2",
+    "float8_e4m3fn",
+    "float8_e5m2fnuz",
+    "float8_e4m3fnuz",
+}
 _TWO_BYTES = {"int16", "uint16", "float16", "bfloat16"}
 _EIGHT_BYTES = {"int64", "uint64", "float64", "complex64"}
 
 
 def width(kind: ScalarType) -> int:
-    """Bytes an element takes; ValueError for types that PyTorch has no dense tensors of."""
+    """Bytes an element takes; ValueError for types that PyTorch has no dense tensors
+    of.
+    """
     name = TORCH_NAMES.get(kind)
     if name is None:
         raise ValueError(f"{kind.name} is not a type of dense tensors")

@@ -1,7 +1,8 @@
-"""Dataclasses that are flatbuffer tables: each field says its id in the schema and how it is stored.
+"""Dataclasses that are flatbuffer tables: each field says its id in the schema and how
+it is stored.
 
-The classes in ``tables`` and ``flat_tensor`` are the only description of the format. ``serialize`` writes and reads
-any of them, so a field is added in one line.
+The classes in ``tables`` and ``flat_tensor`` are the only description of the format.
+``serialize`` writes and reads any of them, so a field is added in one line.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ SCALARS = {"b": 1, "B": 1, "?": 1, "i": 4, "I": 4, "q": 8, "Q": 8, "d": 8}
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number that is stored in the table itself; ``enum`` lists the values that it may have, None for any."""
+    """A number that is stored in the table itself; ``enum`` lists the values that it
+    may have, None for any.
+    """
 
     form: str
     default: Any = 0
@@ -50,7 +53,9 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Tables:
-    """A vector of tables. An empty one is stored unless it is ``optional``: runtimes read the others unchecked."""
+    """A vector of tables. An empty one is stored unless it is ``optional``: runtimes
+    read the others unchecked.
+    """
 
     cls: type[Any]
     optional: bool = False
@@ -58,7 +63,9 @@ class Tables:
 
 @dataclass(frozen=True)
 class Either:
-    """A union: the field ``id`` holds the number of the member (1, 2, ...), the field ``id + 1`` its table."""
+    """A union: the field ``id`` holds the number of the member (1, 2, ...), the field
+    ``id + 1`` its table.
+    """
 
     members: tuple[type[Any], ...]
 
@@ -68,7 +75,9 @@ Kind = Scalar | Text | Sub | Numbers | Tables | Either
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a table: its name in the class, its id in the schema, how it is stored."""
+    """One field of a table: its name in the class, its id in the schema, how it is
+    stored.
+    """
 
     name: str
     id: int
@@ -80,8 +89,16 @@ def _stored(id: int, kind: Kind, default: Any) -> Any:
 
 
 def scalar(id: int, form: str, default: Any = 0, enum: Any = None) -> Any:
-    """A number, by its ``struct`` letter; ``enum`` is a class of ints whose values are the only valid ones."""
-    return _stored(id, Scalar(form, default, None if enum is None else frozenset(int(v) for v in enum)), default)
+    """A number, by its ``struct`` letter; ``enum`` is a class of ints whose values are
+    the only valid ones.
+    """
+    return _stored(
+        id,
+        Scalar(
+            form, default, None if enum is None else frozenset(int(v) for v in enum)
+        ),
+        default,
+    )
 
 
 def text(id: int) -> Any:
@@ -105,16 +122,23 @@ def raw(id: int) -> Any:
 
 
 def tables(id: int, cls: type[Any], optional: bool = False) -> Any:
-    """A vector of tables; only if it is ``optional`` may it be absent, and is empty then."""
+    """A vector of tables; only if it is ``optional`` may it be absent, and is empty
+    then.
+    """
     return _stored(id, Tables(cls, optional), ())
 
 
 def union(id: int, members: Any) -> Any:
-    """A table of one of the classes of a ``A | B`` union; its order is the schema's. None if absent."""
+    """A table of one of the classes of a ``A | B`` union; its order is the schema's.
+    None if absent.
+    """
     return _stored(id, Either(get_args(members)), None)
 
 
 @cache
 def fields_of(cls: type[Any]) -> tuple[Field, ...]:
     """The stored fields of a table's class."""
-    return tuple(Field(f.name, f.metadata["id"], f.metadata["kind"]) for f in dataclasses.fields(cls))
+    return tuple(
+        Field(f.name, f.metadata["id"], f.metadata["kind"])
+        for f in dataclasses.fields(cls)
+    )

@@ -22,14 +22,18 @@ class Dynamism(enum.IntEnum):
 
 
 class Location(enum.IntEnum):
-    """Where the data of a tensor with a name are: in this file, or in one that is loaded with it."""
+    """Where the data of a tensor with a name are: in this file, or in one that is
+    loaded with it.
+    """
 
     SEGMENT = 0
     EXTERNAL = 1
 
 
 class BlobLocation(enum.IntEnum):
-    """Where a delegate's blob is: in ``Program.backend_delegate_data``, or in a segment."""
+    """Where a delegate's blob is: in ``Program.backend_delegate_data``, or in a
+    segment.
+    """
 
     INLINE = 0
     SEGMENT = 1
@@ -52,7 +56,9 @@ class ContainerMetadata:
 
 @dataclass(frozen=True, slots=True)
 class AllocationDetails:
-    """A place in planned memory: which memory (from 1), and the offset in it in bytes, in two halves."""
+    """A place in planned memory: which memory (from 1), and the offset in it in bytes,
+    in two halves.
+    """
 
     memory_id: int = scalar(0, "I")
     offset_low: int = scalar(1, "I")
@@ -103,8 +109,9 @@ class Double:
 class Tensor:
     """A tensor: its type, and where its data come from.
 
-    ``data_buffer_idx`` and ``allocation`` together say it: a constant has the first, planned memory the second, memory
-    with an initial state both, and what is given or moved in at run time neither.
+    ``data_buffer_idx`` and ``allocation`` together say it: a constant has the first,
+    planned memory the second, memory with an initial state both, and what is given or
+    moved in at run time neither.
     """
 
     scalar_type: int = scalar(0, "b", enum=ScalarType)
@@ -153,7 +160,9 @@ class TensorList:
 
 
 NOTHING = -1
-"""Stands for null in an ``OptionalTensorList``, without a value: ExecuTorch writes it so."""
+"""Stands for null in an ``OptionalTensorList``, without a value: ExecuTorch writes it
+so.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +177,19 @@ class OptionalTensorList:
         return tuple(i for i in self.items if i != NOTHING)
 
 
-Value = Null | Int | Bool | Double | Tensor | String | IntList | DoubleList | BoolList | TensorList | OptionalTensorList
+Value = (
+    Null
+    | Int
+    | Bool
+    | Double
+    | Tensor
+    | String
+    | IntList
+    | DoubleList
+    | BoolList
+    | TensorList
+    | OptionalTensorList
+)
 """What an EValue holds, in the schema's order."""
 
 
@@ -179,7 +200,9 @@ class EValue:
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """Call of ``operators[op_index]``; ``args`` are positions of values, those of the results last."""
+    """Call of ``operators[op_index]``; ``args`` are positions of values, those of the
+    results last.
+    """
 
     op_index: int = scalar(0, "i")
     args: tuple[int, ...] = numbers(1, "i")
@@ -187,7 +210,9 @@ class KernelCall:
 
 @dataclass(frozen=True, slots=True)
 class DelegateCall:
-    """Call of ``delegates[delegate_index]``; ``args`` are positions of its inputs, then of its outputs."""
+    """Call of ``delegates[delegate_index]``; ``args`` are positions of its inputs, then
+    of its outputs.
+    """
 
     delegate_index: int = scalar(0, "i")
     args: tuple[int, ...] = numbers(1, "i")
@@ -203,7 +228,9 @@ class MoveCall:
 
 @dataclass(frozen=True, slots=True)
 class JumpFalseCall:
-    """Go to instruction ``destination`` if the value (a bool, or a tensor of bools) is false."""
+    """Go to instruction ``destination`` if the value (a bool, or a tensor of bools) is
+    false.
+    """
 
     condition: int = scalar(0, "i")
     destination: int = scalar(1, "i")
@@ -241,7 +268,9 @@ class FrameList:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Instructions that run one after the other; every program known has one chain a method."""
+    """Instructions that run one after the other; every program known has one chain a
+    method.
+    """
 
     inputs: tuple[int, ...] = numbers(0, "i")
     outputs: tuple[int, ...] = numbers(1, "i")
@@ -277,7 +306,9 @@ class BackendDelegate:
     """A delegate: its backend's id, its blob, the settings that its runtime gets."""
 
     id: str = text(0)
-    processed: BackendDelegateDataReference | None = sub(1, BackendDelegateDataReference)
+    processed: BackendDelegateDataReference | None = sub(
+        1, BackendDelegateDataReference
+    )
     compile_specs: tuple[CompileSpec, ...] = tables(2, CompileSpec)
 
 
@@ -290,7 +321,9 @@ class NonConstBufferDevice:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan:
-    """A method. ``memory_sizes[k]`` is the size of memory k in bytes; memory 0 is not used."""
+    """A method. ``memory_sizes[k]`` is the size of memory k in bytes; memory 0 is not
+    used.
+    """
 
     name: str = text(0)
     container: ContainerMetadata | None = sub(1, ContainerMetadata)
@@ -301,7 +334,9 @@ class ExecutionPlan:
     operators: tuple[Operator, ...] = tables(6, Operator)
     delegates: tuple[BackendDelegate, ...] = tables(7, BackendDelegate)
     memory_sizes: tuple[int, ...] = numbers(8, "q")
-    memory_devices: tuple[NonConstBufferDevice, ...] = tables(9, NonConstBufferDevice, optional=True)
+    memory_devices: tuple[NonConstBufferDevice, ...] = tables(
+        9, NonConstBufferDevice, optional=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +359,9 @@ class DataSegment:
 
 @dataclass(frozen=True, slots=True)
 class SubsegmentOffsets:
-    """Where tensors start in a segment; a tensor names its place by the position in ``offsets``."""
+    """Where tensors start in a segment; a tensor names its place by the position in
+    ``offsets``.
+    """
 
     segment_index: int = scalar(0, "I")
     offsets: tuple[int, ...] = numbers(1, "Q")
@@ -343,8 +380,12 @@ class Program:
     version: int = scalar(0, "I")
     plans: tuple[ExecutionPlan, ...] = tables(1, ExecutionPlan)
     constant_buffer: tuple[Buffer, ...] = tables(2, Buffer)
-    backend_delegate_data: tuple[BackendDelegateInlineData, ...] = tables(3, BackendDelegateInlineData)
+    backend_delegate_data: tuple[BackendDelegateInlineData, ...] = tables(
+        3, BackendDelegateInlineData
+    )
     segments: tuple[DataSegment, ...] = tables(4, DataSegment)
     constant_segment: SubsegmentOffsets | None = sub(5, SubsegmentOffsets)
-    mutable_data_segments: tuple[SubsegmentOffsets, ...] = tables(6, SubsegmentOffsets, optional=True)
+    mutable_data_segments: tuple[SubsegmentOffsets, ...] = tables(
+        6, SubsegmentOffsets, optional=True
+    )
     named_data: tuple[NamedData, ...] = tables(7, NamedData, optional=True)

@@ -1,4 +1,6 @@
-"""What kernels compute, in torch: ATen's own out variants, and the few that only ExecuTorch has."""
+"""What kernels compute, in torch: ATen's own out variants, and the few that only
+ExecuTorch has.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,16 @@ from .tensors import HostTensor, arrange, reserve
 _SMALL = 1 << 16
 """Elements of results that are computed before their size is looked at."""
 Kernel = Callable[[Sequence[Any]], Any]
-"""Takes arguments, then results: HostTensors, lists of them, numbers. Returns a number, if it computes one."""
+"""Takes arguments, then results: HostTensors, lists of them, numbers. Returns a number,
+if it computes one.
+"""
 
 
 @cache
 def kernel(name: str) -> Kernel:
-    """The kernel of a name such as ``aten::add.out``. Raises Unsupported for one that is not known here."""
+    """The kernel of a name such as ``aten::add.out``. Raises Unsupported for one that
+    is not known here.
+    """
     if name in _SPECIAL:
         return _SPECIAL[name]
     namespace, _, rest = name.partition("::")
@@ -37,7 +43,9 @@ def kernel(name: str) -> Kernel:
 
 
 def _out_variant(target: Any) -> Kernel:
-    """A call of an out variant, into new tensors whose types and sizes are compared with the file's."""
+    """A call of an out variant, into new tensors whose types and sizes are compared
+    with the file's.
+    """
     schema = target._schema.arguments
     count = len(schema)
     known: set[object] = set()
@@ -45,10 +53,21 @@ def _out_variant(target: Any) -> Kernel:
 
     def call(args: Sequence[Any]) -> None:
         if len(args) != count + 1:
-            raise Unsupported("unsupported", f"{target} is called with {len(args)} arguments; it takes {count + 1}")
-        results = [(a.name, value) for a, value in zip(schema, args[:count], strict=True) if a.is_out]
+            raise Unsupported(
+                "unsupported",
+                f"{target} is called with {len(args)} arguments; it takes {count + 1}",
+            )
+        results = [
+            (a.name, value)
+            for a, value in zip(schema, args[:count], strict=True)
+            if a.is_out
+        ]
         fresh = {name: _fresh(value) for name, value in results}
-        given = [(a, _read(value)) for a, value in zip(schema, args[:count], strict=True) if not a.is_out]
+        given = [
+            (a, _read(value))
+            for a, value in zip(schema, args[:count], strict=True)
+            if not a.is_out
+        ]
         positional = [value for a, value in given if not a.kwarg_only]
         named = {a.name: value for a, value in given if a.kwarg_only}
         key = _shapes([*positional, *named.values()])
@@ -62,17 +81,30 @@ def _out_variant(target: Any) -> Kernel:
     return call
 
 
-def _expect_sizes(target: Any, positional: list[Any], named: dict[str, Any], results: list[tuple[str, Any]]) -> None:
-    """Raise FormatError if results are much larger than the file says, before any memory is taken for them.
+def _expect_sizes(
+    target: Any,
+    positional: list[Any],
+    named: dict[str, Any],
+    results: list[tuple[str, Any]],
+) -> None:
+    """Raise FormatError if results are much larger than the file says, before any
+    memory is taken for them.
 
-    Where sizes depend on data, PyTorch cannot say them beforehand; there the arguments bound them. What it says can
-    differ from what a kernel returns for results that nobody uses, so small ones are left to the kernel.
+    Where sizes depend on data, PyTorch cannot say them beforehand; there the arguments
+    bound them. What it says can differ from what a kernel returns for results that
+    nobody uses, so small ones are left to the kernel.
     """
-    fresh = {name: pytree.tree_map(lambda t: t.to("meta"), _fresh(value)) for name, value in results}
-    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), (positional, named))
+    fresh = {
+        name: pytree.tree_map(lambda t: t.to("meta"), _fresh(value))
+        for name, value in results
+    }
+    args, kwargs = pytree.tree_map_only(
+        torch.Tensor, lambda t: t.to("meta"), (positional, named)
+    )
     try:
         target(*args, **kwargs, **fresh)
-    except (NotImplementedError, RuntimeError):  # not known for this kernel; what is wrong shows when it runs
+    except (NotImplementedError, RuntimeError):
+        # not known for this kernel; what is wrong shows when it runs
         return
     for name, value in results:
         _expect(value, fresh[name])
@@ -90,7 +122,11 @@ def _shapes(value: Any) -> Any:
     """What the sizes of results follow from: shapes of tensors, and numbers."""
     if isinstance(value, (list, tuple)):
         return tuple(map(_shapes, value))
-    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else (type(value), value)
+    return (
+        (value.shape, value.dtype)
+        if isinstance(value, torch.Tensor)
+        else (type(value), value)
+    )
 
 
 def _fresh(value: Any) -> Any:
@@ -114,16 +150,24 @@ def _write(value: Any, computed: Any) -> None:
 
 
 def _copy_into(args: Sequence[Any]) -> None:
-    target, source = args[0], args[1].read()
+    target = args[0]
+    source = args[1].read()
     target.write(source.to(target.dtype).expand_as(target.read()))
 
 
 def _put_into(args: Sequence[Any]) -> None:
     target, indices, values, accumulate = args[:4]
-    if target.memory is not None:  # where it lies: a cache is large, and what is written is not
-        torch.ops.aten.index_put_(target.read(), _read(indices), values.read(), accumulate)
+    # where it lies: a cache is large, and what is written is not
+    if target.memory is not None:
+        torch.ops.aten.index_put_(
+            target.read(), _read(indices), values.read(), accumulate
+        )
     else:
-        target.write(torch.ops.aten.index_put(target.read(), _read(indices), values.read(), accumulate))
+        target.write(
+            torch.ops.aten.index_put(
+                target.read(), _read(indices), values.read(), accumulate
+            )
+        )
 
 
 def _view(args: Sequence[Any]) -> None:
@@ -135,22 +179,33 @@ def _view(args: Sequence[Any]) -> None:
 
 
 def _read_by_place(args: Sequence[Any]) -> None:
-    """``as_strided`` counts places in the order that the file says, whatever strides the caller's tensor has."""
+    """``as_strided`` counts places in the order that the file says, whatever strides
+    the caller's tensor has.
+    """
     source, size, stride, offset, result = args[:5]
-    memory = source.read().permute(list(source.table.dim_order)).reshape(-1).contiguous()
+    memory = (
+        source.read().permute(list(source.table.dim_order)).reshape(-1).contiguous()
+    )
     last = (offset or 0) + sum((d - 1) * s for d, s in zip(size, stride, strict=True))
-    if 0 not in size and last >= memory.numel():  # what lies behind it there is no element of it
-        raise IndexError(f"it reads memory beyond its argument, to place {last} of {memory.numel()}")
+    # what lies behind it there is no element of it
+    if 0 not in size and last >= memory.numel():
+        raise IndexError(
+            f"it reads memory beyond its argument, to place {last} of {memory.numel()}"
+        )
     start = memory.storage_offset() + (offset or 0)
     result.write(memory.as_strided(list(size), list(stride), start))
 
 
 def _copy_row(args: Sequence[Any]) -> None:
     """The result gets one more row, below those that it has; row 0 starts it anew."""
-    result, row, index = args[0], args[1].read(), args[2]
+    result = args[0]
+    row = args[1].read()
+    index = args[2]
     sizes = (index + 1, *row.shape)
     if not result.fits(sizes):
-        raise Unsupported("unsupported", f"a result of {result} cannot have {index + 1} rows")
+        raise Unsupported(
+            "unsupported", f"a result of {result} cannot have {index + 1} rows"
+        )
     if result.memory is None:  # an output that the caller gets has no place in the plan
         result.memory = reserve(nbytes(result.table))
     result.now = arrange(result.memory, result.dtype, sizes, result.table.dim_order)
@@ -170,11 +225,17 @@ def _empty(args: Sequence[Any]) -> None:
 def _quantize(args: Sequence[Any]) -> None:
     """input, scale, zero point, smallest and largest integer, dtype, result"""
     x, scale, zero_point, low, high = args[0].read().to(torch.float32), *args[1:5]
-    args[-1].write(torch.clamp(torch.round(x * (1.0 / scale)) + zero_point, low, high).to(args[-1].dtype))
+    args[-1].write(
+        torch.clamp(torch.round(x * (1.0 / scale)) + zero_point, low, high).to(
+            args[-1].dtype
+        )
+    )
 
 
 def _dequantize(args: Sequence[Any]) -> None:
-    """input, scale, zero point, smallest and largest integer, dtype, the result's dtype, result"""
+    """input, scale, zero point, smallest and largest integer, dtype, the result's
+    dtype, result
+    """
     result = args[-1]
     result.write((args[0].read().to(result.dtype) - args[2]) * args[1])
 
@@ -183,7 +244,9 @@ def _along(parameters: HostTensor, x: torch.Tensor, axis: int) -> torch.Tensor:
     """One number for each index of an axis, in a shape that broadcasts to the tensor."""
     given = parameters.read()
     if given.shape != (x.shape[axis],):
-        raise ValueError(f"{list(given.shape)} parameters for axis {axis} of sizes {list(x.shape)}")
+        raise ValueError(
+            f"{list(given.shape)} parameters for axis {axis} of sizes {list(x.shape)}"
+        )
     shape = [1] * x.dim()
     shape[axis] = len(given)
     return given.reshape(shape)
@@ -199,7 +262,9 @@ def _quantize_channels(args: Sequence[Any]) -> None:
 
 
 def _dequantize_channels(args: Sequence[Any]) -> None:
-    """input, scales, zero points or None, axis, smallest and largest integer, dtype, the result's dtype, result"""
+    """input, scales, zero points or None, axis, smallest and largest integer, dtype,
+    the result's dtype, result
+    """
     x = args[0].read()
     axis = args[3]
     difference = x if args[2] is None else x - _along(args[2], x, axis)

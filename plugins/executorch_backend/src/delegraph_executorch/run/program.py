@@ -1,4 +1,6 @@
-"""A program file on this host: delegates through their runtimes, everything else in torch."""
+"""A program file on this host: delegates through their runtimes, everything else in
+torch.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,21 @@ from .method import HostMethod, Runner, expect_memory
 from .shared import SharedMemory
 
 MAX_MEMORY = 1 << 33
-"""Bytes of memory that a method may state, planned or for results, unless the caller allows another number."""
+"""Bytes of memory that a method may state, planned or for results, unless the caller
+allows another number.
+"""
 MAX_ITERATIONS = 100_000
-"""Rounds of its loops, all together, that a call may run unless the caller allows another number."""
+"""Rounds of its loops, all together, that a call may run unless the caller allows
+another number.
+"""
 
 
 class HostProgram:
-    """A program file, ready to be called with the arguments of the module that it was made from.
+    """A program file, ready to be called with the arguments of the module that it was
+    made from.
 
-    Each method is loaded with its first call, and keeps its state from call to call; methods that share buffers have
-    these in one memory.
+    Each method is loaded with its first call, and keeps its state from call to call;
+    methods that share buffers have these in one memory.
     """
 
     def __init__(
@@ -45,11 +52,16 @@ class HostProgram:
         max_iterations: int = MAX_ITERATIONS,
         ran: Callable[[ExecutionPlan, int], None] | None = None,
     ) -> None:
-        """``ran``: is told the plan and the position of each instruction after it was executed."""
+        """``ran``: is told the plan and the position of each instruction after it was
+        executed.
+        """
         check_program(file)
         check_arguments(file)
-        self.file, self._data, self._load = file, Data.of(file, data), load_delegate
-        self._limits, self._ran = (max_memory, max_iterations), ran
+        self.file = file
+        self._data = Data.of(file, data)
+        self._load = load_delegate
+        self._limits = (max_memory, max_iterations)
+        self._ran = ran
         self._plans = {plan.name: plan for plan in file.program.plans}
         self._loaded: dict[str, HostMethod] = {}
         self._sharing = sharing_methods(file.program.plans)
@@ -62,34 +74,48 @@ class HostProgram:
         return list(self._plans)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.method("forward" if "forward" in self._plans else self.methods[0])(*args, **kwargs)
+        return self.method("forward" if "forward" in self._plans else self.methods[0])(
+            *args, **kwargs
+        )
 
     def method(self, name: str) -> Callable[..., Any]:
         """A method to call with the arguments of the module that it came from.
 
-        A file that another tool wrote does not say their structure; its methods take and return flat lists.
+        A file that another tool wrote does not say their structure; its methods take
+        and return flat lists.
         """
         plan = self._known(name)
-        takes, returns = (structure_of(plan.container, side) for side in ("inputs", "outputs"))
+        takes, returns = (
+            structure_of(plan.container, side) for side in ("inputs", "outputs")
+        )
         names = argument_names(plan.container)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return unflatten_result(returns, self.run(name, flatten_call(takes, args, kwargs, names)))
+            return unflatten_result(
+                returns, self.run(name, flatten_call(takes, args, kwargs, names))
+            )
 
         return call
 
     def run(self, name: str, inputs: Sequence[Any]) -> list[Any]:
-        """The flat outputs of a method for its flat inputs. Raises InputError if these do not fit."""
+        """The flat outputs of a method for its flat inputs. Raises InputError if these
+        do not fit.
+        """
         plan = self._known(name)
         if name not in self._loaded:
             split = split_calls_of(self.file, plan)
             stored = stored_blobs(self.file, plan)
-            delegates = [self._load_delegate(d, plan, k, split, stored[k]) for k, d in enumerate(plan.delegates)]
+            delegates = [
+                self._load_delegate(d, plan, k, split, stored[k])
+                for k, d in enumerate(plan.delegates)
+            ]
             ran = partial(self._ran, plan) if self._ran is not None else None
             with self._loading:
                 if name not in self._loaded:
                     shared = self._memory_of(plan)
-                    self._loaded[name] = HostMethod(plan, self._data, delegates, split, *self._limits, ran, shared)
+                    self._loaded[name] = HostMethod(
+                        plan, self._data, delegates, split, *self._limits, ran, shared
+                    )
         return self._loaded[name](inputs)
 
     def _memory_of(self, plan: ExecutionPlan) -> SharedMemory | None:
@@ -102,7 +128,9 @@ class HostProgram:
 
     def _known(self, name: str) -> ExecutionPlan:
         if name not in self._plans:
-            raise InputError("input-invalid", f"there is no method {name!r}; methods: {self.methods}")
+            raise InputError(
+                "input-invalid", f"there is no method {name!r}; methods: {self.methods}"
+            )
         return self._plans[name]
 
     def _load_delegate(
@@ -115,16 +143,22 @@ class HostProgram:
     ) -> Runner:
         blob = bytes(blob_of(self.file, delegate))
         named = {key: bytes(content) for key, content in self._named_data().items()}
-        # blobs of ExecuTorch's backends do not come with their convention, which the call has
+        # blobs of ExecuTorch's backends do not come with their convention, which the
+        # call has
         calls = enumerate(i.call for i in plan.chains[0].instructions)
         place, call = next(((k, c) for k, c in calls if _calls(c, number)), (0, None))
         if call is not None:
             values = [plan.values[index].value for index in call.args]
             named = convention_in_file(delegate.id, blob, values, split[place]) | named
-        return self._load(delegate.id, blob, stored.compile_specs, named, header=stored.header)
+        return self._load(
+            delegate.id, blob, stored.compile_specs, named, header=stored.header
+        )
 
     def _named_data(self) -> Mapping[str, Any]:
-        return {**{key: content for key, (content, _) in self._data.external.items()}, **named_segments(self.file)}
+        return {
+            **{key: content for key, (content, _) in self._data.external.items()},
+            **named_segments(self.file),
+        }
 
 
 def _calls(call: Call | None, delegate: int) -> TypeGuard[DelegateCall]:

@@ -1,8 +1,10 @@
-"""What ``executorch_prim`` computes of numbers, as ExecuTorch does: 64 bits wide, for the types that it takes.
+"""What ``executorch_prim`` computes of numbers, as ExecuTorch does: 64 bits wide, for
+the types that it takes.
 
-Found by calling each in its runtime: ``floordiv.int`` and both ``mod`` round towards zero as C does,
-``floordiv.Scalar`` rounds down as Python does, division by zero is infinite for floats. What is undefined in C, or ends
-the process there (integers divided by zero, floats without an integer), raises ArithmeticError here.
+Found by calling each in its runtime: ``floordiv.int`` and both ``mod`` round towards
+zero as C does, ``floordiv.Scalar`` rounds down as Python does, division by zero is
+infinite for floats. What is undefined in C, or ends the process there (integers divided
+by zero, floats without an integer), raises ArithmeticError here.
 """
 
 from __future__ import annotations
@@ -15,13 +17,19 @@ from typing import Any
 from ..program.tables import Bool, Double, Int
 
 Number = int | float
-NUMBER, INTEGER, FLOAT, TRUTH, ANY = (Int, Double), (Int,), (Double,), (Bool,), (Int, Double, Bool)
+NUMBER = (Int, Double)
+INTEGER = (Int,)
+FLOAT = (Double,)
+TRUTH = (Bool,)
+ANY = (Int, Double, Bool)
 """Kinds of values that an operand may be."""
 
 
 def _wrap(value: Number) -> Number:
     """An integer's lower 64 bits, with their sign."""
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63) if isinstance(value, int) else value
+    return (
+        (value + (1 << 63)) % (1 << 64) - (1 << 63) if isinstance(value, int) else value
+    )
 
 
 def _wrapping(function: Callable[..., Number]) -> Callable[..., Number]:
@@ -40,8 +48,12 @@ def _whole(function: Callable[[Number], int]) -> Callable[[Number], int]:
     return compute
 
 
-def _comparing(function: Callable[[Number, Number], bool]) -> Callable[[Number, Number], bool]:
-    """C compares an integer and a float as floats, where Python is exact. A bool compares with a bool only."""
+def _comparing(
+    function: Callable[[Number, Number], bool],
+) -> Callable[[Number, Number], bool]:
+    """C compares an integer and a float as floats, where Python is exact. A bool
+    compares with a bool only.
+    """
 
     def compute(a: Number, b: Number) -> bool:
         if isinstance(a, bool) is not isinstance(b, bool):
@@ -54,7 +66,11 @@ def _comparing(function: Callable[[Number, Number], bool]) -> Callable[[Number, 
 def _true_divide(a: Number, b: Number) -> float:
     if b:
         return float(a) / float(b)
-    return math.nan if not a or math.isnan(a) else math.copysign(math.inf, a) * math.copysign(1.0, b)
+    return (
+        math.nan
+        if not a or math.isnan(a)
+        else math.copysign(math.inf, a) * math.copysign(1.0, b)
+    )
 
 
 def _floor_divide(a: Number, b: Number) -> Number:
@@ -64,7 +80,9 @@ def _floor_divide(a: Number, b: Number) -> Number:
 
 
 def _divide_toward_zero(a: int, b: int) -> int:
-    return _bounded_quotient(a, b, abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) if b else 0)
+    return _bounded_quotient(
+        a, b, abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) if b else 0
+    )
 
 
 def _remainder(a: int, b: int) -> int:

@@ -16,7 +16,9 @@ from ..serialize.check import nbytes
 
 @dataclass(eq=False)
 class HostTensor:
-    """A tensor value: what the file says of it, its memory if it has any, and what it is now."""
+    """A tensor value: what the file says of it, its memory if it has any, and what it
+    is now.
+    """
 
     table: Tensor
     memory: torch.Tensor | None = None
@@ -27,29 +29,48 @@ class HostTensor:
         return dtype_of(self.table)
 
     def read(self) -> torch.Tensor:
-        """The current content. Raises FormatError if nothing was ever written, InputError for a caller's buffer."""
+        """The current content. Raises FormatError if nothing was ever written,
+        InputError for a caller's buffer.
+        """
         if self.now is None:
             if self.table.allocation is None and self.table.extra is not None:
                 name = self.table.extra.fully_qualified_name
-                text = f"the buffer {name!r} has no memory in the file: its callers bring it"
-                hint = "a file that is saved without alloc_mutable_buffers=False runs here"
+                text = (
+                    f"the buffer {name!r} has no memory in the file: its callers"
+                    " bring it"
+                )
+                hint = (
+                    "a file that is saved without alloc_mutable_buffers=False runs here"
+                )
                 raise InputError("input-invalid", text, hint=hint)
-            raise FormatError("format-invalid", "damaged .pte file: a tensor is read before it is written")
+            raise FormatError(
+                "format-invalid",
+                "damaged .pte file: a tensor is read before it is written",
+            )
         return self.now
 
     def write(self, value: torch.Tensor) -> None:
-        """Store a content in the tensor's memory. Raises FormatError if it does not fit there."""
+        """Store a content in the tensor's memory. Raises FormatError if it does not fit
+        there.
+        """
         self.expect(value, "damaged .pte file: a tensor is computed")
         if self.now is None or self.now.shape != value.shape:
             if self.memory is None:  # what the caller gets has no place in the plan
                 self.memory = reserve(nbytes(self.table))
-            self.now = arrange(self.memory, self.dtype, value.shape, self.table.dim_order)
+            self.now = arrange(
+                self.memory, self.dtype, value.shape, self.table.dim_order
+            )
         self.now.copy_(value)
 
     def expect(self, value: torch.Tensor, what: str) -> None:
-        """Raise FormatError unless a content has the type and the sizes that the file says."""
+        """Raise FormatError unless a content has the type and the sizes that the file
+        says.
+        """
         if value.dtype != self.dtype or not self.fits(value.shape):
-            text = f"{what} as {value.dtype} of sizes {list(value.shape)}; the file says {self}"
+            text = (
+                f"{what} as {value.dtype} of sizes {list(value.shape)}; the file says"
+                f" {self}"
+            )
             raise FormatError("format-invalid", text)
 
     def expect_input(self, value: object, name: str) -> torch.Tensor:
@@ -60,14 +81,22 @@ class HostTensor:
             here = value.device.type == "cpu" and value.layout is torch.strided
             if here and value.dtype == self.dtype and self.fits(value.shape):
                 return value
-            layout = "" if value.layout is torch.strided else f"{str(value.layout).removeprefix('torch.')} "
+            layout = (
+                ""
+                if value.layout is torch.strided
+                else f"{str(value.layout).removeprefix('torch.')} "
+            )
             where = "" if value.device.type == "cpu" else f" on {value.device}"
             given = f"{layout}{value.dtype} of sizes {list(value.shape)}{where}"
         else:
             given = (
-                repr(value) if isinstance(value, (int, float, str, type(None))) else f"of type {type(value).__name__}"
+                repr(value)
+                if isinstance(value, (int, float, str, type(None)))
+                else f"of type {type(value).__name__}"
             )
-        raise InputError("input-invalid", f"input {name} is to be {self}; it is {given}")
+        raise InputError(
+            "input-invalid", f"input {name} is to be {self}; it is {given}"
+        )
 
     def fits(self, sizes: Sequence[int]) -> bool:
         """Whether sizes are those of the file, or within them where it has bounds."""
@@ -83,20 +112,32 @@ class HostTensor:
 
 
 def reserve(size: int) -> torch.Tensor:
-    """Bytes that are zero. The system gives pages of a large memory when they are first written."""
+    """Bytes that are zero. The system gives pages of a large memory when they are first
+    written.
+    """
     import numpy as np
 
-    return torch.from_numpy(np.zeros(size, np.uint8)) if size else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.from_numpy(np.zeros(size, np.uint8))
+        if size
+        else torch.empty(0, dtype=torch.uint8)
+    )
 
 
 def dtype_of(table: Tensor) -> torch.dtype:
-    """The element type of a tensor; the file was checked to have one that PyTorch knows."""
+    """The element type of a tensor; the file was checked to have one that PyTorch
+    knows.
+    """
     dtype: torch.dtype = getattr(torch, TORCH_NAMES[ScalarType(table.scalar_type)])
     return dtype
 
 
-def arrange(memory: torch.Tensor, dtype: torch.dtype, sizes: Sequence[int], order: Sequence[int]) -> torch.Tensor:
-    """The first bytes of ``memory`` as a tensor whose dimensions lie in ``order`` there, the outermost first."""
+def arrange(
+    memory: torch.Tensor, dtype: torch.dtype, sizes: Sequence[int], order: Sequence[int]
+) -> torch.Tensor:
+    """The first bytes of ``memory`` as a tensor whose dimensions lie in ``order``
+    there, the outermost first.
+    """
     count = math.prod(sizes)
     flat = memory[: count * dtype.itemsize].view(dtype)
     strides = [1] * len(sizes)

@@ -15,16 +15,22 @@ from .stock import judge_loading
 
 
 def judge(file: ProgramFile, path: Path) -> list[Verdict]:
-    """What is said of a file that ``check_program`` took: of its arguments, its memory plan, and by ExecuTorch.
+    """What is said of a file that ``check_program`` took: of its arguments, its memory
+    plan, and by ExecuTorch.
 
-    The plan of a file with wrong arguments is not looked at, and native code does not see it.
+    The plan of a file with wrong arguments is not looked at, and native code does not
+    see it.
     """
     try:
         check_arguments(file)
     except FormatError as e:
         whole = "it needs arguments that fit"
         refused = Verdict("arguments", False, e.message)
-        return [refused, Verdict("memory plan", None, whole), Verdict("executorch.runtime", None, whole)]
+        return [
+            refused,
+            Verdict("memory plan", None, whole),
+            Verdict("executorch.runtime", None, whole),
+        ]
     accepted = Verdict("arguments", True, "every kernel gets what its schema takes")
     return [accepted, judge_plans(file), judge_loading(path)]
 
@@ -38,5 +44,7 @@ def judge_plans(file: ProgramFile) -> Verdict:
             return Verdict("memory plan", None, e.message)
         if conflicts:
             rest = f" ({len(conflicts)} in all)" if len(conflicts) > 1 else ""
-            return Verdict("memory plan", False, f"method {plan.name}: {conflicts[0]}{rest}")
+            return Verdict(
+                "memory plan", False, f"method {plan.name}: {conflicts[0]}{rest}"
+            )
     return Verdict("memory plan", True, "every tensor is whole when it is read")

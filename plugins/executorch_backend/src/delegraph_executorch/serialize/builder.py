@@ -1,4 +1,6 @@
-"""A flatbuffer from tables of ``program``, with ExecuTorch's header after the identifier."""
+"""A flatbuffer from tables of ``program``, with ExecuTorch's header after the
+identifier.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,23 @@ from typing import Any
 
 from delegraph.io import flatbuffer_builder
 
-from ..program.schema import SCALARS, Either, Field, Kind, Numbers, Scalar, Sub, Tables, Text, fields_of
+from ..program.schema import (
+    SCALARS,
+    Either,
+    Field,
+    Kind,
+    Numbers,
+    Scalar,
+    Sub,
+    Tables,
+    Text,
+    fields_of,
+)
 
 ALIGNMENT = 16
-"""Bytes that the header is padded to a multiple of; nothing in the flatbuffer needs more."""
+"""Bytes that the header is padded to a multiple of; nothing in the flatbuffer needs
+more.
+"""
 _IDENTIFIER_END = 8
 _KINDS = {
     "b": "int8",
@@ -33,15 +48,21 @@ class Builder:
     def __init__(self) -> None:
         self._builder = flatbuffer_builder.Builder()
 
-    def finish(self, root: int, identifier: str, header: Callable[[int], bytes]) -> bytes:
-        """Return the buffer with ``header(its size)``, whose length may not depend on the size."""
+    def finish(
+        self, root: int, identifier: str, header: Callable[[int], bytes]
+    ) -> bytes:
+        """Return the buffer with ``header(its size)``, whose length may not depend on
+        the size.
+        """
         buffer = self._builder.finish(root, identifier)
         inserted = len(header(0)) + -len(header(0)) % ALIGNMENT
         (root_offset,) = struct.unpack_from("<I", buffer)
         struct.pack_into("<I", buffer, 0, root_offset + inserted)
         size = len(buffer) + inserted
         padding = -size % ALIGNMENT
-        buffer[_IDENTIFIER_END:_IDENTIFIER_END] = header(size + padding).ljust(inserted, b"\0")
+        buffer[_IDENTIFIER_END:_IDENTIFIER_END] = header(size + padding).ljust(
+            inserted, b"\0"
+        )
         return bytes(buffer) + bytes(padding)
 
     def add(self, table: Any) -> int:
@@ -51,15 +72,22 @@ class Builder:
         for field in fields_of(type(table)):  # type: ignore[arg-type]
             count = max(count, field.id + 2)  # a union has two fields
             stored += self._store(field, getattr(table, field.name))
-        stored.sort(key=lambda field: _WIDTHS[field.kind], reverse=True)  # then no field needs padding
+        # then no field needs padding
+        stored.sort(key=lambda field: _WIDTHS[field.kind], reverse=True)
         return self._builder.table(count, stored)
 
     def _store(self, field: Field, value: Any) -> list[flatbuffer_builder.Field]:
         """Return nothing for a value that is the default: readers know it."""
         kind = field.kind
         if isinstance(kind, Scalar):
-            is_default = struct.pack("<" + kind.form, value) == struct.pack("<" + kind.form, kind.default)
-            return [] if is_default else [flatbuffer_builder.Field(field.id, _KINDS[kind.form], value)]
+            is_default = struct.pack("<" + kind.form, value) == struct.pack(
+                "<" + kind.form, kind.default
+            )
+            return (
+                []
+                if is_default
+                else [flatbuffer_builder.Field(field.id, _KINDS[kind.form], value)]
+            )
         if isinstance(kind, Either):
             if value is None:
                 return []
@@ -69,7 +97,11 @@ class Builder:
                 flatbuffer_builder.Field(field.id + 1, "offset", self.add(value)),
             ]
         position = self._add_referred(kind, value)
-        return [] if position is None else [flatbuffer_builder.Field(field.id, "offset", position)]
+        return (
+            []
+            if position is None
+            else [flatbuffer_builder.Field(field.id, "offset", position)]
+        )
 
     def _add_referred(self, kind: Kind, value: Any) -> int | None:
         if isinstance(kind, Text):

@@ -1,4 +1,6 @@
-"""What the tables of a program refer to: each position is looked at, so that whoever runs it need not."""
+"""What the tables of a program refer to: each position is looked at, so that whoever
+runs it need not.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,14 @@ from .unpack import damaged
 ADDRESSABLE = 1 << 47
 """Bytes that a process has addresses for, on 64-bit processors."""
 MAX_RANK = 64
-"""Dimensions that PyTorch and numpy have tensors of; ExecuTorch's kernels stop at 16."""
+"""Dimensions that PyTorch and numpy have tensors of; ExecuTorch's kernels stop at 16.
+"""
 
 
 def check_program(file: ProgramFile) -> None:
-    """Raise FormatError for the first thing that refers to what is not there, or does not fit where it is."""
+    """Raise FormatError for the first thing that refers to what is not there, or does
+    not fit where it is.
+    """
     _Check(file).run()
 
 
@@ -50,7 +55,8 @@ def nbytes(tensor: Tensor) -> int:
 
 class _Check:
     def __init__(self, file: ProgramFile) -> None:
-        self.file, self.program = file, file.program
+        self.file = file
+        self.program = file.program
         self.where = "the program"
 
     def run(self) -> None:
@@ -58,12 +64,23 @@ class _Check:
         if not names:
             raise self.fault("it has no methods")
         if "" in names or len(set(names)) < len(names):
-            raise self.fault("a method has no name" if "" in names else "two methods have one name")
+            raise self.fault(
+                "a method has no name" if "" in names else "two methods have one name"
+            )
         for named in self.program.named_data:
-            self.within(named.segment_index, self.file.segments, f"the segment of named data {named.key!r}")
-        for offsets in (self.program.constant_segment, *self.program.mutable_data_segments):
+            self.within(
+                named.segment_index,
+                self.file.segments,
+                f"the segment of named data {named.key!r}",
+            )
+        for offsets in (
+            self.program.constant_segment,
+            *self.program.mutable_data_segments,
+        ):
             if offsets is not None and len(offsets.offsets) > 1:
-                self.within(offsets.segment_index, self.file.segments, "the segment of tensors")
+                self.within(
+                    offsets.segment_index, self.file.segments, "the segment of tensors"
+                )
         for plan in self.program.plans:
             self.where = f"method {plan.name!r}"
             self.plan(plan)
@@ -89,12 +106,20 @@ class _Check:
         for delegate in plan.delegates:
             self.delegate(delegate)
         if len(plan.chains) != 1:
-            raise self.fault(f"it has {len(plan.chains)} chains of instructions, not one")
+            raise self.fault(
+                f"it has {len(plan.chains)} chains of instructions, not one"
+            )
         calls = [instruction.call for instruction in plan.chains[0].instructions]
         for number, call in enumerate(calls):
             self.call(call, values, plan, len(calls), f"instruction {number}")
 
-    def value(self, value: Value | None, values: Sequence[Value | None], plan: ExecutionPlan, what: str) -> None:
+    def value(
+        self,
+        value: Value | None,
+        values: Sequence[Value | None],
+        plan: ExecutionPlan,
+        what: str,
+    ) -> None:
         if value is None:
             raise self.fault(f"{what} has no kind")
         if isinstance(value, Tensor):
@@ -109,22 +134,40 @@ class _Check:
             for index in named:
                 self.within(index, values, f"an element of {what}")
                 if not isinstance(values[index], kinds[type(value)]):
-                    raise self.fault(f"{what} is a {type(value).__name__} and names a {type(values[index]).__name__}")
+                    raise self.fault(
+                        f"{what} is a {type(value).__name__} and names a"
+                        f" {type(values[index]).__name__}"
+                    )
 
     def tensor(self, tensor: Tensor, plan: ExecutionPlan, what: str) -> None:
         rank = len(tensor.sizes)
         if rank > MAX_RANK or len(tensor.dim_order) != rank:
-            raise self.fault(f"{what} has {rank} dimensions, and {len(tensor.dim_order)} in its order")
-        if any(size < 0 for size in tensor.sizes) or sorted(tensor.dim_order) != list(range(rank)):
-            raise self.fault(f"{what} has the sizes {tensor.sizes} in the order {tensor.dim_order}")
+            raise self.fault(
+                f"{what} has {rank} dimensions, and {len(tensor.dim_order)} in its"
+                " order"
+            )
+        if any(size < 0 for size in tensor.sizes) or sorted(tensor.dim_order) != list(
+            range(rank)
+        ):
+            raise self.fault(
+                f"{what} has the sizes {tensor.sizes} in the order {tensor.dim_order}"
+            )
         if tensor.storage_offset:
-            raise self.fault(f"{what} has an offset in its storage, which no runtime knows")
+            raise self.fault(
+                f"{what} has an offset in its storage, which no runtime knows"
+            )
         try:
             size = nbytes(tensor)
         except ValueError as e:
             raise self.fault(f"{what}: {e}") from None
-        if math.prod(max(1, s) for s in tensor.sizes) > ADDRESSABLE or size > ADDRESSABLE:  # strides count 0 as 1
-            raise self.fault(f"{what} has the sizes {tensor.sizes}, more than any memory")
+        # strides count 0 as 1
+        if (
+            math.prod(max(1, s) for s in tensor.sizes) > ADDRESSABLE
+            or size > ADDRESSABLE
+        ):
+            raise self.fault(
+                f"{what} has the sizes {tensor.sizes}, more than any memory"
+            )
         self.memory(tensor, size, plan, what)
         if tensor.extra is not None and tensor.extra.location == Location.EXTERNAL:
             if not tensor.extra.fully_qualified_name:
@@ -137,9 +180,13 @@ class _Check:
         if place is None:
             return
         if not 0 < place.memory_id < len(plan.memory_sizes):
-            raise self.fault(f"{what} is in memory {place.memory_id} of {len(plan.memory_sizes)}")
+            raise self.fault(
+                f"{what} is in memory {place.memory_id} of {len(plan.memory_sizes)}"
+            )
         if place.offset + size > plan.memory_sizes[place.memory_id]:
-            raise self.fault(f"{what} reaches beyond the end of memory {place.memory_id}")
+            raise self.fault(
+                f"{what} reaches beyond the end of memory {place.memory_id}"
+            )
 
     def content(self, tensor: Tensor, size: int, what: str) -> None:
         """The data of a constant, or the initial state of a tensor that has memory."""
@@ -152,24 +199,43 @@ class _Check:
         offsets = self.offsets(tensor, what)
         self.within(index, offsets.offsets, f"the data of {what}")
         self.within(offsets.segment_index, self.file.segments, f"the segment of {what}")
-        if offsets.offsets[index] + size > len(self.file.segments[offsets.segment_index]):
-            raise self.fault(f"the data of {what} reach beyond the end of their segment")
+        if offsets.offsets[index] + size > len(
+            self.file.segments[offsets.segment_index]
+        ):
+            raise self.fault(
+                f"the data of {what} reach beyond the end of their segment"
+            )
 
     def offsets(self, tensor: Tensor, what: str) -> SubsegmentOffsets:
         if tensor.allocation is None:
             return self.program.constant_segment or SubsegmentOffsets()
         number = 0 if tensor.extra is None else tensor.extra.mutable_data_segments_idx
-        self.within(number, self.program.mutable_data_segments, f"the initial state of {what}")
+        self.within(
+            number, self.program.mutable_data_segments, f"the initial state of {what}"
+        )
         return self.program.mutable_data_segments[number]
 
     def delegate(self, delegate: BackendDelegate) -> None:
         if delegate.processed is None:
             raise self.fault(f"a delegate of {delegate.id!r} has no blob")
         inline = delegate.processed.location == BlobLocation.INLINE
-        listed: Sequence[Any] = self.program.backend_delegate_data if inline else self.file.segments
-        self.within(delegate.processed.index, listed, f"the blob of a delegate of {delegate.id!r}")
+        listed: Sequence[Any] = (
+            self.program.backend_delegate_data if inline else self.file.segments
+        )
+        self.within(
+            delegate.processed.index,
+            listed,
+            f"the blob of a delegate of {delegate.id!r}",
+        )
 
-    def call(self, call: Call | None, values: Sequence[Any], plan: ExecutionPlan, count: int, what: str) -> None:
+    def call(
+        self,
+        call: Call | None,
+        values: Sequence[Any],
+        plan: ExecutionPlan,
+        count: int,
+        what: str,
+    ) -> None:
         checks: dict[type, Callable[[Any], Sequence[int]]] = {
             KernelCall: lambda c: c.args,
             DelegateCall: lambda c: c.args,
@@ -186,4 +252,6 @@ class _Check:
         elif isinstance(call, DelegateCall):
             self.within(call.delegate_index, plan.delegates, f"the delegate of {what}")
         elif isinstance(call, JumpFalseCall) and not 0 <= call.destination <= count:
-            raise self.fault(f"{what} jumps to instruction {call.destination} of {count}")
+            raise self.fault(
+                f"{what} jumps to instruction {call.destination} of {count}"
+            )

@@ -1,4 +1,6 @@
-"""A program file: the flatbuffer, then its segments, each written from where it is and never joined."""
+"""A program file: the flatbuffer, then its segments, each written from where it is and
+never joined.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,15 @@ from ..program.tables import DataSegment, Program
 from .builder import Builder
 
 SEGMENT_ALIGNMENT = 128
-"""Bytes that the first segment is aligned to, and a segment that does not say what it needs."""
+"""Bytes that the first segment is aligned to, and a segment that does not say what it
+needs.
+"""
 LEAST_ALIGNMENT = 16
-"""Bytes that every segment is aligned to: what ExecuTorch's loaders of files allocate by, unless told otherwise."""
-PROGRAM_MAGIC, DATA_MAGIC = b"eh00", b"FH01"
+"""Bytes that every segment is aligned to: what ExecuTorch's loaders of files allocate
+by, unless told otherwise.
+"""
+PROGRAM_MAGIC = b"eh00"
+DATA_MAGIC = b"FH01"
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,9 @@ class Segment:
 
 @dataclass(frozen=True)
 class Part:
-    """A segment that lies in another one, which has its bytes from ``start`` on; ``segment`` is that one's position."""
+    """A segment that lies in another one, which has its bytes from ``start`` on;
+    ``segment`` is that one's position.
+    """
 
     segment: int
     start: int
@@ -41,27 +50,35 @@ class Part:
 
 
 class SegmentedFile:
-    """A flatbuffer and its segments as the bytes of a file (a ``delegraph.backend.Blob``).
+    """A flatbuffer and its segments as the bytes of a file (a
+    ``delegraph.backend.Blob``).
 
     ``finish`` makes the flatbuffer when the places of the segments are known.
     """
 
     def __init__(
-        self, segments: Sequence[Segment | Part], finish: Callable[[tuple[DataSegment, ...]], tuple[bytes, int]]
+        self,
+        segments: Sequence[Segment | Part],
+        finish: Callable[[tuple[DataSegment, ...]], tuple[bytes, int]],
     ) -> None:
         self._written: list[tuple[int, Segment]] = []
         places: list[DataSegment] = []
         end = 0
         for segment in segments:
             if isinstance(segment, Part):
-                places.append(DataSegment(places[segment.segment].offset + segment.start, segment.size))
+                places.append(
+                    DataSegment(
+                        places[segment.segment].offset + segment.start, segment.size
+                    )
+                )
                 continue
             start = end + -end % math.lcm(LEAST_ALIGNMENT, segment.alignment)
             self._written.append((start, segment))
             end = start + len(segment.content)
             places.append(DataSegment(start, len(segment.content)))
         self._structure, self._base = finish(tuple(places))
-        self._size = self._base + end if end else len(self._structure)  # empty segments alone take no place
+        # empty segments alone take no place
+        self._size = self._base + end if end else len(self._structure)
 
     def __len__(self) -> int:
         return self._size
@@ -95,19 +112,30 @@ def write_content(content: bytes | Blob, file: BinaryIO) -> None:
 
 def program_file(program: Program, segments: Sequence[Segment | Part]) -> SegmentedFile:
     """The ``.pte`` file of a program, whose table of segments is filled in."""
-    return SegmentedFile(segments, lambda places: _finish_program(replace(program, segments=places)))
+    return SegmentedFile(
+        segments, lambda places: _finish_program(replace(program, segments=places))
+    )
 
 
 def data_file(data: FlatTensor, segments: Sequence[Segment | Part]) -> SegmentedFile:
     """The ``.ptd`` file of named data, whose table of segments is filled in."""
-    return SegmentedFile(segments, lambda places: _finish_data(replace(data, segments=places)))
+    return SegmentedFile(
+        segments, lambda places: _finish_data(replace(data, segments=places))
+    )
 
 
 def _finish_program(program: Program) -> tuple[bytes, int]:
     segments_size = _end(program.segments)
 
     def header(size: int) -> bytes:
-        return struct.pack("<4sIQQQ", PROGRAM_MAGIC, 32, size, _base(size, segments_size), segments_size)
+        return struct.pack(
+            "<4sIQQQ",
+            PROGRAM_MAGIC,
+            32,
+            size,
+            _base(size, segments_size),
+            segments_size,
+        )
 
     return _build(program, tables.IDENTIFIER, header, segments_size)
 
@@ -116,12 +144,22 @@ def _finish_data(data: FlatTensor) -> tuple[bytes, int]:
     segments_size = _end(data.segments)
 
     def header(size: int) -> bytes:
-        return struct.pack("<4sIQQQQ", DATA_MAGIC, 40, 0, size, _base(size, segments_size), segments_size)
+        return struct.pack(
+            "<4sIQQQQ",
+            DATA_MAGIC,
+            40,
+            0,
+            size,
+            _base(size, segments_size),
+            segments_size,
+        )
 
     return _build(data, flat_tensor.IDENTIFIER, header, segments_size)
 
 
-def _build(root: Any, identifier: str, header: Callable[[int], bytes], segments_size: int) -> tuple[bytes, int]:
+def _build(
+    root: Any, identifier: str, header: Callable[[int], bytes], segments_size: int
+) -> tuple[bytes, int]:
     builder = Builder()
     structure = builder.finish(builder.add(root), identifier, header)
     return structure, _base(len(structure), segments_size)

@@ -1,4 +1,6 @@
-"""Reading ``.pte`` and ``.ptd`` files: the flatbuffer, then views of the segments. Nothing of a segment is copied."""
+"""Reading ``.pte`` and ``.ptd`` files: the flatbuffer, then views of the segments.
+Nothing of a segment is copied.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,11 @@ class DataFile:
 
 
 def open_bytes(path: Path) -> memoryview:
-    """The bytes of a file; of a large one only what is looked at is loaded, so it must not shrink meanwhile.
+    """The bytes of a file; of a large one only what is looked at is loaded, so it must
+    not shrink meanwhile.
 
-    They are writable, and writing does not change the file: torch shares no memory that is read-only.
+    They are writable, and writing does not change the file: torch shares no memory that
+    is read-only.
     """
     if path.stat().st_size < MAPPED:
         return memoryview(bytearray(path.read_bytes()))
@@ -51,36 +55,58 @@ def open_bytes(path: Path) -> memoryview:
 
 
 def read_program(data: Bytes) -> ProgramFile:
-    """Read a ``.pte`` file. Raises FormatError for a damaged one, and for a version that we do not know.
+    """Read a ``.pte`` file. Raises FormatError for a damaged one, and for a version
+    that we do not know.
 
-    What its values and instructions refer to is not looked at here: ``check_program`` does that.
+    What its values and instructions refer to is not looked at here: ``check_program``
+    does that.
     """
     view = memoryview(data).cast("B")
     what = ".pte file"
     size, base, extent = _places(view, PROGRAM_MAGIC, "<QQQ", what)
-    program: Program = Unpacker().table(Program, root(view[:size], tables.IDENTIFIER, what))
+    program: Program = Unpacker().table(
+        Program, root(view[:size], tables.IDENTIFIER, what)
+    )
     if program.version != tables.VERSION:
-        raise damaged(what, f"its version is {program.version}; {tables.VERSION} is the only one known")
+        raise damaged(
+            what,
+            f"its version is {program.version}; {tables.VERSION} is the only one known",
+        )
     return ProgramFile(program, _segments(view, program.segments, base, extent, what))
 
 
 def read_data(data: Bytes) -> DataFile:
-    """Read a ``.ptd`` file. Raises FormatError for a damaged one, and for a version that we do not know."""
+    """Read a ``.ptd`` file. Raises FormatError for a damaged one, and for a version
+    that we do not know.
+    """
     view = memoryview(data).cast("B")
     what = ".ptd file"
     size, base, extent = _places(view, DATA_MAGIC, "<8xQQQ", what)
-    table: FlatTensor = Unpacker().table(FlatTensor, root(view[:size], flat_tensor.IDENTIFIER, what))
+    table: FlatTensor = Unpacker().table(
+        FlatTensor, root(view[:size], flat_tensor.IDENTIFIER, what)
+    )
     if table.version != flat_tensor.VERSION:
-        raise damaged(what, f"its version is {table.version}; {flat_tensor.VERSION} is the only one known")
+        raise damaged(
+            what,
+            f"its version is {table.version}; {flat_tensor.VERSION} is the only one"
+            " known",
+        )
     segments = _segments(view, table.segments, base, extent, what)
     for named in table.named_data:
         if named.segment_index >= len(segments):
-            raise damaged(what, f"{named.key!r} names segment {named.segment_index} of {len(segments)}")
+            raise damaged(
+                what,
+                f"{named.key!r} names segment {named.segment_index} of {len(segments)}",
+            )
     return DataFile(table, segments)
 
 
-def _places(view: memoryview, magic: bytes, form: str, what: str) -> tuple[int, int, int]:
-    """(size of the flatbuffer, start of the segments, their size), in bytes. A file without header has no segments."""
+def _places(
+    view: memoryview, magic: bytes, form: str, what: str
+) -> tuple[int, int, int]:
+    """(size of the flatbuffer, start of the segments, their size), in bytes. A file
+    without header has no segments.
+    """
     length = 8 + struct.calcsize(form)
     if len(view) < _HEADER + length or bytes(view[_HEADER : _HEADER + 4]) != magic:
         return len(view), len(view), 0
@@ -89,7 +115,11 @@ def _places(view: memoryview, magic: bytes, form: str, what: str) -> tuple[int, 
     if stated < length:
         raise damaged(what, f"its header has {stated} bytes; {length} are the least")
     if size > len(view) or (base and (base < size or base + extent > len(view))):
-        raise damaged(what, f"its header says {size} bytes and segments up to {base + extent}; it has {len(view)}")
+        raise damaged(
+            what,
+            f"its header says {size} bytes and segments up to {base + extent}; it has"
+            f" {len(view)}",
+        )
     return size, base or size, extent if base else 0
 
 
@@ -98,13 +128,18 @@ def _segments(
 ) -> tuple[memoryview, ...]:
     for number, segment in enumerate(listed):
         if segment.offset + segment.size > extent:
-            raise damaged(what, f"segment {number} reaches beyond the end of the segments")
+            raise damaged(
+                what, f"segment {number} reaches beyond the end of the segments"
+            )
     return tuple(view[base + s.offset : base + s.offset + s.size] for s in listed)
 
 
 def named_segments(file: ProgramFile) -> dict[str, memoryview]:
     """The named data of a program, by key."""
-    return {named.key: file.segments[named.segment_index] for named in file.program.named_data}
+    return {
+        named.key: file.segments[named.segment_index]
+        for named in file.program.named_data
+    }
 
 
 def blob_of(file: ProgramFile, delegate: BackendDelegate) -> bytes | memoryview:

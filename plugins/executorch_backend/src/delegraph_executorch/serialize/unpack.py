@@ -1,4 +1,6 @@
-"""Tables of ``program`` from a flatbuffer of unknown origin: every offset, count and enumerated value is checked."""
+"""Tables of ``program`` from a flatbuffer of unknown origin: every offset, count and
+enumerated value is checked.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,47 @@ from typing import Any
 from delegraph.errors import FormatError
 from delegraph.io.flatbuffer import Table
 
-from ..program.schema import Either, Field, Kind, Numbers, Scalar, Sub, Tables, Text, fields_of
+from ..program.schema import (
+    Either,
+    Field,
+    Kind,
+    Numbers,
+    Scalar,
+    Sub,
+    Tables,
+    Text,
+    fields_of,
+)
 
-_DTYPES = {"b": "i1", "B": "u1", "?": "u1", "i": "<i4", "I": "<u4", "q": "<i8", "Q": "<u8", "d": "<f8"}
+_DTYPES = {
+    "b": "i1",
+    "B": "u1",
+    "?": "u1",
+    "i": "<i4",
+    "I": "<u4",
+    "q": "<i8",
+    "Q": "<u8",
+    "d": "<f8",
+}
 
 
 class Unpacker:
-    """Reads tables; those of equal position and class are read once, so that sharing costs no memory."""
+    """Reads tables; those of equal position and class are read once, so that sharing
+    costs no memory.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[type[Any], int], Any] = {}
 
     def table(self, cls: type[Any], table: Table) -> Any:
-        """The table as an instance of its class. Raises FormatError for anything that the schema does not allow."""
+        """The table as an instance of its class. Raises FormatError for anything that
+        the schema does not allow.
+        """
         key = cls, table.position
         if key not in self._known:
-            self._known[key] = cls(*(self._field(field, table) for field in fields_of(cls)))  # type: ignore[arg-type]
+            self._known[key] = cls(
+                *(self._field(field, table) for field in fields_of(cls))  # type: ignore[arg-type]
+            )
         return self._known[key]
 
     def _field(self, field: Field, table: Table) -> Any:
@@ -41,16 +68,22 @@ class Unpacker:
             below = table.table(field.id, field.name)
             return None if below is None else self.table(kind.cls, below)
         assert isinstance(kind, (Numbers, Tables))
-        if not kind.optional and not table.scalar(field.id, "I"):  # where the vector lies; runtimes do not ask
+        # where the vector lies; runtimes do not ask
+        if not kind.optional and not table.scalar(field.id, "I"):
             raise table.damaged(f"{field.name} is missing")
         if isinstance(kind, Numbers):
             return _numbers(field, kind, table)
-        return tuple(self.table(kind.cls, below) for below in table.each_table(field.id, field.name))
+        return tuple(
+            self.table(kind.cls, below)
+            for below in table.each_table(field.id, field.name)
+        )
 
     def _union(self, field: Field, kind: Either, table: Table) -> Any:
         number = table.scalar(field.id, "B")
         if number > len(kind.members):
-            raise table.damaged(f"{field.name} is of kind {number}, which the schema does not know")
+            raise table.damaged(
+                f"{field.name} is of kind {number}, which the schema does not know"
+            )
         below = table.table(field.id + 1, field.name)
         if number == 0 or below is None:
             return None
@@ -59,7 +92,9 @@ class Unpacker:
 
 def _scalar(field: Field, kind: Scalar, table: Table) -> Any:
     if kind.form == "d":
-        bits = table.scalar(field.id, "q", struct.unpack("<q", struct.pack("<d", kind.default))[0])
+        bits = table.scalar(
+            field.id, "q", struct.unpack("<q", struct.pack("<d", kind.default))[0]
+        )
         return struct.unpack("<d", struct.pack("<q", bits))[0]
     if kind.form == "?":
         return table.flag(field.id, kind.default)

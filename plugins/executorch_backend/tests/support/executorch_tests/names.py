@@ -1,8 +1,10 @@
-"""ExecuTorch's module names, bound to delegraph: what its own tests then import is ours.
+"""ExecuTorch's module names, bound to delegraph: what its own tests then import is
+ours.
 
-``install`` is called in a process of its own, before the first test is imported. What it binds is what delegraph offers
-under ExecuTorch's names, or in other words for the same thing. ExecuTorch's schema, deserializer, devtools and runtime
-stay its own: they are the judges, which read real files.
+``install`` is called in a process of its own, before the first test is imported. What
+it binds is what delegraph offers under ExecuTorch's names, or in other words for the
+same thing. ExecuTorch's schema, deserializer, devtools and runtime stay its own: they
+are the judges, which read real files.
 """
 
 from __future__ import annotations
@@ -40,18 +42,32 @@ READS_NAMES = {
     "FirstBackendWithPreprocessAll",
     "SecondBackendWithPreprocessAll",
 }
-"""Demo backends whose blobs have the names of operators as ExecuTorch's dialect writes them."""
+"""Demo backends whose blobs have the names of operators as ExecuTorch's dialect writes
+them.
+"""
 _registered: dict[str, contextlib.ExitStack] = {}
 
 
 def install() -> None:
     """Bind the names, and load the device halves of the demo backends."""
     bound: dict[str, dict[str, Any]] = {
-        "exir": _faces() | {"EdgeCompileConfig": EdgeCompileConfig, "ExecutorchBackendConfig": BackendConfig},
+        "exir": (
+            _faces()
+            | {
+                "EdgeCompileConfig": EdgeCompileConfig,
+                "ExecutorchBackendConfig": BackendConfig,
+            }
+        ),
         "exir.program": _faces(),
         "exir.program._program": _faces(),
-        "exir.capture": {"EdgeCompileConfig": EdgeCompileConfig, "ExecutorchBackendConfig": BackendConfig},
-        "exir.capture._config": {"EdgeCompileConfig": EdgeCompileConfig, "ExecutorchBackendConfig": BackendConfig},
+        "exir.capture": {
+            "EdgeCompileConfig": EdgeCompileConfig,
+            "ExecutorchBackendConfig": BackendConfig,
+        },
+        "exir.capture._config": {
+            "EdgeCompileConfig": EdgeCompileConfig,
+            "ExecutorchBackendConfig": BackendConfig,
+        },
         "exir.backend.backend_api": {
             "to_backend": lowering.to_backend,
             "MethodProgramsPartitionerSpec": lowering.MethodProgramsPartitionerSpec,
@@ -64,7 +80,8 @@ def install() -> None:
         },
         "exir.backend.compile_spec_schema": {"CompileSpec": backend.CompileSpec},
         "exir.backend.partitioner": {
-            name: getattr(partitioner, name) for name in ("DelegationSpec", "Partitioner", "PartitionResult")
+            name: getattr(partitioner, name)
+            for name in ("DelegationSpec", "Partitioner", "PartitionResult")
         },
         "exir.backend.utils": {
             "DelegateMappingBuilder": backend.DelegateMappingBuilder,
@@ -80,7 +97,9 @@ def install() -> None:
         "exir.backend.canonical_partitioners.all_node_partitioner": {
             "AllNodePartitioner": partitioner.AllNodePartitioner
         },
-        "exir.backend.canonical_partitioners.group_partitioner": {"GroupBasedPartitioner": GroupBasedPartitioner},
+        "exir.backend.canonical_partitioners.group_partitioner": {
+            "GroupBasedPartitioner": GroupBasedPartitioner
+        },
         "exir.lowered_backend_module": {
             "LoweredBackendModule": LoweredModule,
             "get_lowered_backend_modules": lowering.get_lowered_backend_modules,
@@ -95,7 +114,8 @@ def install() -> None:
         "exir.emit": {"emit_program": emit},
     }
     modules = {name: importlib.import_module(f"executorch.{name}") for name in bound}
-    for theirs in ("devtools", "extension.flat_tensor.serialize.serialize"):  # judges keep what they import
+    # judges keep what they import
+    for theirs in ("devtools", "extension.flat_tensor.serialize.serialize"):
         importlib.import_module(f"executorch.{theirs}")
     for name, members in bound.items():
         for member, ours in members.items():
@@ -107,23 +127,30 @@ def install() -> None:
     torch.testing.FileCheck = FileCheck  # type: ignore[misc, assignment]
     LoweredBackendModule.program = _program_of  # type: ignore[attr-defined]
     LoweredBackendModule.buffer = _buffer_of  # type: ignore[attr-defined]
-    with tempfile.TemporaryDirectory() as folder:  # what is loaded stays loaded when its file goes
+    # what is loaded stays loaded when its file goes
+    with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "libdemo.so")
         build_library(Path(__file__).with_name("demo_backends.cpp"), library)
         load_library(library)
 
 
 class FileCheck:
-    """torch's, for code in which operators have their names in torch, not those of ExecuTorch's dialect."""
+    """torch's, for code in which operators have their names in torch, not those of
+    ExecuTorch's dialect.
+    """
 
-    _dialect = re.compile(r"executorch_exir_dialects_edge__ops_(aten|quantized_decomposed|prims)_(\w+)_([A-Za-z]+)")
+    _dialect = re.compile(
+        r"executorch_exir_dialects_edge__ops_(aten|quantized_decomposed|prims)_(\w+)_([A-Za-z]+)"
+    )
 
     def __init__(self) -> None:
         self._checks = _C.FileCheck()
 
     def __getattr__(self, name: str) -> Any:
         def call(text: str, *rest: Any, **also: Any) -> Any:
-            made = getattr(self._checks, name)(self._dialect.sub(r"torch.ops.\1.\2.\3", text), *rest, **also)
+            made = getattr(self._checks, name)(
+                self._dialect.sub(r"torch.ops.\1.\2.\3", text), *rest, **also
+            )
             return self if made is not None else None
 
         return call
@@ -138,12 +165,14 @@ def _faces() -> dict[str, Any]:
     }
 
 
-# --- configurations ---------------------------------------------------------------------------------------------------
+# --- configurations -------------------------------------------------------------------
 
 
 @dataclass
 class EdgeCompileConfig:
-    """ExecuTorch's fields. The order of dimensions and the exceptions of its verifier have no counterpart."""
+    """ExecuTorch's fields. The order of dimensions and the exceptions of its verifier
+    have no counterpart.
+    """
 
     _check_ir_validity: bool = True
     _skip_dim_order: bool = False
@@ -152,12 +181,16 @@ class EdgeCompileConfig:
 
     @property
     def ours(self) -> lowering.EdgeCompileConfig:
-        return lowering.EdgeCompileConfig(tuple(self.preserve_ops), self._check_ir_validity)
+        return lowering.EdgeCompileConfig(
+            tuple(self.preserve_ops), self._check_ir_validity
+        )
 
 
 @dataclass
 class BackendConfig:
-    """ExecuTorch's fields. ``options`` are those of a ``.pte`` file; what has no counterpart is not looked at."""
+    """ExecuTorch's fields. ``options`` are those of a ``.pte`` file; what has no
+    counterpart is not looked at.
+    """
 
     passes: list[Any] = field(default_factory=list)
     memory_planning_pass: Any = None
@@ -190,11 +223,15 @@ class BackendConfig:
             "enable_non_cpu_memory_planning": self.enable_non_cpu_memory_planning,
             "alloc_graph_input": self._planned("alloc_graph_input"),
             "alloc_graph_output": self._planned("alloc_graph_output"),
-            "alloc_mutable_buffers": getattr(self.memory_planning_pass, "alloc_mutable_buffers", True),
+            "alloc_mutable_buffers": getattr(
+                self.memory_planning_pass, "alloc_mutable_buffers", True
+            ),
         }
         for name in ("skip_h2d_for_method_inputs", "skip_d2h_for_method_outputs"):
             if isinstance(placement, Mapping):
-                found[name] = {method: getattr(each, name) for method, each in placement.items()}
+                found[name] = {
+                    method: getattr(each, name) for method, each in placement.items()
+                }
             elif placement is not None:
                 found[name] = getattr(placement, name)
         return found
@@ -202,7 +239,9 @@ class BackendConfig:
     def _planned(self, name: str) -> bool | dict[str, bool]:
         planning = self.memory_planning_pass
         if isinstance(planning, Mapping):
-            return {method: getattr(each, name, True) for method, each in planning.items()}
+            return {
+                method: getattr(each, name, True) for method, each in planning.items()
+            }
         return getattr(planning, name, True)
 
 
@@ -210,7 +249,7 @@ def _ours(config: Any) -> lowering.EdgeCompileConfig | None:
     return config.ours if isinstance(config, EdgeCompileConfig) else config
 
 
-# --- managers ---------------------------------------------------------------------------------------------------------
+# --- managers -------------------------------------------------------------------------
 
 
 class EdgeProgramManager(lowering.EdgeProgramManager):
@@ -224,7 +263,11 @@ class EdgeProgramManager(lowering.EdgeProgramManager):
         *ignored: Any,
         **also_ignored: Any,
     ) -> None:
-        programs = {"forward": edge_programs} if isinstance(edge_programs, ExportedProgram) else edge_programs
+        programs = (
+            {"forward": edge_programs}
+            if isinstance(edge_programs, ExportedProgram)
+            else edge_programs
+        )
         super().__init__(programs, constant_methods, _ours(compile_config))
 
     def _next(self, programs: Any) -> EdgeProgramManager:
@@ -239,12 +282,16 @@ class EdgeProgramManager(lowering.EdgeProgramManager):
         return SimpleNamespace(get_named_data_store_output=lambda: self.named_data)
 
     def to_executorch(self, config: Any = None) -> Any:
-        options = config.options if isinstance(config, BackendConfig) else dict(config or {})
+        options = (
+            config.options if isinstance(config, BackendConfig) else dict(config or {})
+        )
         return ExecutorchProgramManager(super().to_executorch(options), self)
 
 
 def _named(manager: lowering.EdgeProgramManager) -> EdgeProgramManager:
-    """As ExecuTorch's class, with nodes called as ExecuTorch's dialect calls them: ``aten_add_tensor_1``."""
+    """As ExecuTorch's class, with nodes called as ExecuTorch's dialect calls them:
+    ``aten_add_tensor_1``.
+    """
     manager.__class__ = EdgeProgramManager
     for name in manager.methods:
         program = manager.exported_program(name)
@@ -260,7 +307,12 @@ def _named(manager: lowering.EdgeProgramManager) -> EdgeProgramManager:
     return manager  # type: ignore[return-value]
 
 
-def to_edge(programs: Any, constant_methods: Any = None, compile_config: Any = None, **ignored: Any) -> Any:
+def to_edge(
+    programs: Any,
+    constant_methods: Any = None,
+    compile_config: Any = None,
+    **ignored: Any,
+) -> Any:
     return _named(lowering.to_edge(programs, constant_methods, _ours(compile_config)))
 
 
@@ -274,7 +326,11 @@ def to_edge_transform_and_lower(
 ) -> Any:
     return _named(
         lowering.to_edge_transform_and_lower(
-            programs, transform_passes, partitioner, constant_methods, _ours(compile_config)
+            programs,
+            transform_passes,
+            partitioner,
+            constant_methods,
+            _ours(compile_config),
         )
     )
 
@@ -283,7 +339,8 @@ class ExecutorchProgramManager:
     """Ours, with the program as ExecuTorch's own deserializer reads it from the file."""
 
     def __init__(self, ours: lowering.ExecutorchProgramManager, edge: Any) -> None:
-        self._ours, self._edge = ours, edge
+        self._ours = ours
+        self._edge = edge
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._ours, name)
@@ -302,15 +359,21 @@ class ExecutorchProgramManager:
         return SimpleNamespace(
             program=self.executorch_program,
             mutable_data=read(self._ours.buffer).mutable_data,
-            external_constant_buffer=[buffer for buffers, _ in data.values() for buffer in buffers],
+            external_constant_buffer=[
+                buffer for buffers, _ in data.values() for buffer in buffers
+            ],
             external_constant_map={name: places for name, (_, places) in data.items()},
         )
 
     @property
     def debug_handle_map(self) -> dict[str, dict[int, int | None]]:
-        """What the side file of a program says (``debug_file``): the handle of each instruction."""
+        """What the side file of a program says (``debug_file``): the handle of each
+        instruction.
+        """
         handles = emit_program(self._edge).debug_handles
-        return {method: dict(enumerate(of.instructions)) for method, of in handles.items()}
+        return {
+            method: dict(enumerate(of.instructions)) for method, of in handles.items()
+        }
 
     @property
     def delegate_map(self) -> dict[str, dict[int, Any]]:
@@ -318,10 +381,15 @@ class ExecutorchProgramManager:
         emitted = emit_program(self._edge)
         found: dict[str, dict[int, Any]] = {}
         for plan in emitted.program.plans[: len(emitted.debug_handles)]:
-            called = enumerate(getattr(i.call, "delegate_index", None) for i in plan.chains[0].instructions)
+            called = enumerate(
+                getattr(i.call, "delegate_index", None)
+                for i in plan.chains[0].instructions
+            )
             maps = emitted.debug_handles[plan.name].delegates
             found[plan.name] = {
-                k: {"name": plan.delegates[d].id, "delegate_map": maps[d]} for k, d in called if d is not None
+                k: {"name": plan.delegates[d].id, "delegate_map": maps[d]}
+                for k, d in called
+                if d is not None
             }
         return found
 
@@ -329,7 +397,10 @@ class ExecutorchProgramManager:
     def _tensor_data(self) -> dict[str, bytes]:
         with tempfile.TemporaryDirectory() as folder:
             self._ours.write_tensor_data_to_file(folder)
-            return {name.removesuffix(".ptd"): Path(folder, name).read_bytes() for name in self._ours.data_files}
+            return {
+                name.removesuffix(".ptd"): Path(folder, name).read_bytes()
+                for name in self._ours.data_files
+            }
 
     def dump_executorch_program(self, verbose: bool = False, out: Any = None) -> None:
         from executorch.exir.print_program import pretty_print, print_program
@@ -345,30 +416,51 @@ def format_delegated_graph(module: GraphModule) -> str:
 
 
 def read(content: bytes) -> Any:
-    """A file, read by ExecuTorch's own deserializer, which gives each delegate a copy of its segment; here once."""
+    """A file, read by ExecuTorch's own deserializer, which gives each delegate a copy
+    of its segment; here once.
+    """
     from executorch.exir._serialize._program import deserialize_pte_binary
 
     file = deserialize_pte_binary(content)
-    program, blobs = file.program, list[bytes]()
-    if not program.constant_buffer:  # number 0, which stands for no data, is there in what ExecuTorch emits
-        program.constant_buffer = [importlib.import_module("executorch.exir.schema").Buffer(storage=b"")]
+    program = file.program
+    blobs = list[bytes]()
+    # number 0, which stands for no data, is there in what ExecuTorch emits
+    if not program.constant_buffer:
+        program.constant_buffer = [
+            importlib.import_module("executorch.exir.schema").Buffer(storage=b"")
+        ]
     for delegate in (d for plan in program.execution_plan for d in plan.delegates):
         blob = program.backend_delegate_data[delegate.processed.index].data
         if blob not in blobs:
             blobs.append(blob)
         delegate.processed.index = blobs.index(blob)
-        delegate.compile_specs = [backend.CompileSpec(s.key, bytes(s.value)) for s in delegate.compile_specs]
-    program.backend_delegate_data = [type(program.backend_delegate_data[0])(blob) for blob in blobs] if blobs else []
+        delegate.compile_specs = [
+            backend.CompileSpec(s.key, bytes(s.value)) for s in delegate.compile_specs
+        ]
+    program.backend_delegate_data = (
+        [type(program.backend_delegate_data[0])(blob) for blob in blobs]
+        if blobs
+        else []
+    )
     return file
 
 
 def read_data(content: bytes) -> tuple[list[bytes], dict[str, int]]:
-    """(buffers of a data file, key -> which of them). ExecuTorch's reader makes a class of it that is bound to ours."""
+    """(buffers of a data file, key -> which of them). ExecuTorch's reader makes a class
+    of it that is bound to ours.
+    """
     file = reader.read_data(content)
-    return [bytes(segment) for segment in file.segments], {d.key: d.segment_index for d in file.data.named_data}
+    return [bytes(segment) for segment in file.segments], {
+        d.key: d.segment_index for d in file.data.named_data
+    }
 
 
-def emit(methods: Any, emit_stacktrace: bool = False, prim_getters: Any = None, **ignored: Any) -> Any:
+def emit(
+    methods: Any,
+    emit_stacktrace: bool = False,
+    prim_getters: Any = None,
+    **ignored: Any,
+) -> Any:
     """``exir.emit.emit_program``."""
     manager = EdgeProgramManager(methods, prim_getters)
     emitted = emit_program(manager)
@@ -376,11 +468,13 @@ def emit(methods: Any, emit_stacktrace: bool = False, prim_getters: Any = None, 
     return SimpleNamespace(program=file.program, mutable_data=file.mutable_data)
 
 
-# --- backends and partitioners ----------------------------------------------------------------------------------------
+# --- backends and partitioners --------------------------------------------------------
 
 
 class BackendDetails(backend.BackendDetails, abstract=True):
-    """A subclass is registered by being defined, as ExecuTorch's are; a later one of the same name takes its place."""
+    """A subclass is registered by being defined, as ExecuTorch's are; a later one of
+    the same name takes its place.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -389,7 +483,8 @@ class BackendDetails(backend.BackendDetails, abstract=True):
         if cls.__name__ in _registered:
             _registered[cls.__name__].close()
         _registered[cls.__name__] = stack = contextlib.ExitStack()
-        if cls.__name__ not in {info.backend_id for info in delegraph.backends()}:  # XNNPACK is bridged already
+        # XNNPACK is bridged already
+        if cls.__name__ not in {info.backend_id for info in delegraph.backends()}:
             stack.enter_context(delegraph.register(cls))
 
 
@@ -397,7 +492,8 @@ class _Operator:
     """An operator as ExecuTorch's dialect names it."""
 
     def __init__(self, op: Any) -> None:
-        self.op, self.__name__ = op, str(op)
+        self.op = op
+        self.__name__ = str(op)
 
     def __eq__(self, other: Any) -> bool:
         return self.op is other
@@ -423,12 +519,18 @@ def _renaming(compiled: Callable[..., Any]) -> Any:
 
 
 def _programs_in(given: Any) -> list[ExportedProgram]:
-    return [given] if isinstance(given, ExportedProgram) else [p for listed in given.values() for p in listed]
+    return (
+        [given]
+        if isinstance(given, ExportedProgram)
+        else [p for listed in given.values() for p in listed]
+    )
 
 
 @contextlib.contextmanager
 def _renamed(graph: torch.fx.Graph) -> Iterator[None]:
-    targets = {n: n.target for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload)}
+    targets = {
+        n: n.target for n in graph.nodes if isinstance(n.target, torch._ops.OpOverload)
+    }
     for node, target in targets.items():
         node.target = _Operator(target)  # type: ignore[assignment]
     try:
@@ -450,11 +552,16 @@ class GroupBasedPartitioner:
         allowed_single_node_partition_ops: Any = None,
         node_groups: Any = None,
     ) -> None:
-        self.graph_module, self.groups = graph_module, node_groups or []
+        self.graph_module = graph_module
+        self.groups = node_groups or []
         submodules = dict(graph_module.named_modules())
 
         def why_not(node: Node) -> str | None:
-            return None if operator_support.is_node_supported(submodules, node) else "not supported"
+            return (
+                None
+                if operator_support.is_node_supported(submodules, node)
+                else "not supported"
+            )
 
         self.ours = partitioner.CapabilityPartitioner(
             why_not,
@@ -462,7 +569,9 @@ class GroupBasedPartitioner:
             groups=lambda program: self.groups,
             allows_single_node_partition=allows_single_node_partition,
             non_compute_ops=_operators(non_compute_ops),
-            allowed_single_node_partition_ops=_operators(allowed_single_node_partition_ops),
+            allowed_single_node_partition_ops=_operators(
+                allowed_single_node_partition_ops
+            ),
         )
 
     def propose_partitions(self) -> list[Any]:
@@ -480,7 +589,8 @@ class GroupBasedPartitioner:
 def _as_program(module: GraphModule) -> Any:
     """What a partitioner looks at: here every placeholder is an input."""
     inputs = [
-        InputSpec(InputKind.USER_INPUT, TensorArgument(n.name), None) for n in module.graph.find_nodes(op="placeholder")
+        InputSpec(InputKind.USER_INPUT, TensorArgument(n.name), None)
+        for n in module.graph.find_nodes(op="placeholder")
     ]
     return SimpleNamespace(
         graph=module.graph,
@@ -492,9 +602,13 @@ def _as_program(module: GraphModule) -> Any:
 
 
 def _operators(names: Any) -> list[Any]:
-    """``torch.ops.aten.view.default``, as torch's own partitioner names operators; other names never name one."""
+    """``torch.ops.aten.view.default``, as torch's own partitioner names operators;
+    other names never name one.
+    """
     listed = [str(name).removeprefix("torch.ops.") for name in names or ()]
-    return [operator.attrgetter(name)(torch.ops) for name in listed if name.count(".") == 2]
+    return [
+        operator.attrgetter(name)(torch.ops) for name in listed if name.count(".") == 2
+    ]
 
 
 class NamedDataStore(backend.NamedDataStore):
@@ -515,7 +629,11 @@ class NamedDataStore(backend.NamedDataStore):
     @property
     def key_to_buffer_idx(self) -> dict[str, int]:
         entries = [self.pte_data, *self.external_data.values()]
-        return {key: entry.buffer_index for by_key in entries for key, entry in by_key.items()}
+        return {
+            key: entry.buffer_index
+            for by_key in entries
+            for key, entry in by_key.items()
+        }
 
 
 class TensorLayout:
@@ -524,24 +642,34 @@ class TensorLayout:
     def __new__(cls, scalar_type: Any, sizes: Any, dim_order: Any) -> Any:
         from delegraph_executorch.program.scalar_types import TORCH_NAMES, ScalarType
 
-        return backend.TensorLayout(getattr(torch, TORCH_NAMES[ScalarType(int(scalar_type))]), tuple(sizes))
+        return backend.TensorLayout(
+            getattr(torch, TORCH_NAMES[ScalarType(int(scalar_type))]), tuple(sizes)
+        )
 
 
-# --- a lowered module on its own --------------------------------------------------------------------------------------
+# --- a lowered module on its own ------------------------------------------------------
 
 
-def _buffer_of(module: LoweredBackendModule, *ignored: Any, **also_ignored: Any) -> bytes:
+def _buffer_of(
+    module: LoweredBackendModule, *ignored: Any, **also_ignored: Any
+) -> bytes:
     """The file of a lowered module alone."""
     return to_edge(_program_that_calls(module)).to_executorch().buffer  # type: ignore[no-any-return]
 
 
-def _program_of(module: LoweredBackendModule, *ignored: Any, **also_ignored: Any) -> Any:
+def _program_of(
+    module: LoweredBackendModule, *ignored: Any, **also_ignored: Any
+) -> Any:
     return read(_buffer_of(module)).program
 
 
 def _program_that_calls(module: LoweredBackendModule) -> ExportedProgram:
     inner = module.original_module
-    vals = {node.name: node.meta["val"] for node in inner.graph.nodes if node.op == "placeholder"}
+    vals = {
+        node.name: node.meta["val"]
+        for node in inner.graph.nodes
+        if node.op == "placeholder"
+    }
     taken = [vals[argument.name] for argument in module.inputs]
     if module.whole is None:
         return torch.export.export(_Call(module), tuple(taken))
@@ -558,7 +686,12 @@ class _Made(type):
         return isinstance(instance, LoweredBackendModule)
 
     def __call__(
-        cls, edge_program: Any, backend_id: str, processed_bytes: bytes, compile_specs: Any, *ignored: Any
+        cls,
+        edge_program: Any,
+        backend_id: str,
+        processed_bytes: bytes,
+        compile_specs: Any,
+        *ignored: Any,
     ) -> Any:
         made = LoweredBackendModule(backend_id, edge_program, compile_specs)
         made.attach(backend.PreprocessResult(processed_bytes), ("", ""))

@@ -1,4 +1,6 @@
-"""What each TOSA operator computes, on numpy arrays: folds constants and runs graphs on the host. Imports no torch."""
+"""What each TOSA operator computes, on numpy arrays: folds constants and runs graphs on
+the host. Imports no torch.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Kernels of the block-scaled operators of the 1.1 draft, and how numbers become blocks with a common scale.
+"""Kernels of the block-scaled operators of the 1.1 draft, and how numbers become blocks
+with a common scale.
 
-Sums are computed in float64, where the product of any two scales is exact, and rounded to fp32 once.
+Sums are computed in float64, where the product of any two scales is exact, and rounded
+to fp32 once.
 """
 
 from __future__ import annotations
@@ -19,20 +21,26 @@ from .small_floats import encoded, overflow
 
 def scaled(values: Array, scales: Array) -> Array:
     """[*S,C] values times [*S,C/block] scales in float64."""
-    blocks: Array = values.reshape(*scales.shape, -1).astype(np.float64) * scales[..., None]
+    blocks: Array = (
+        values.reshape(*scales.shape, -1).astype(np.float64) * scales[..., None]
+    )
     return blocks.reshape(values.shape)
 
 
 def blocks_of(x: Array, size: int, dtype: DType) -> tuple[Array, Array]:
-    """[*S,C] numbers -> [*S,C] quotients that ``dtype`` is to hold and [*S,C/size] powers of two.
+    """[*S,C] numbers -> [*S,C] quotients that ``dtype`` is to hold and [*S,C/size]
+    powers of two.
 
-    The scale is the smallest one of E8M0 with which no quotient overflows when it is rounded; 2**-127 for a block of
-    zeros, NaN for one with NaN or an infinity. This is ``calc_block_scale`` as the draft words it since March 2026: its
-    denominator is "the largest value for which the rounded block scaled conversion does not overflow".
+    The scale is the smallest one of E8M0 with which no quotient overflows when it is
+    rounded; 2**-127 for a block of zeros, NaN for one with NaN or an infinity. This is
+    ``calc_block_scale`` as the draft words it since March 2026: its denominator is "the
+    largest value for which the rounded block scaled conversion does not overflow".
     """
     blocks = x.reshape(*x.shape[:-1], -1, size).astype(np.float64)
     largest = np.abs(blocks).max(axis=-1)
-    scales = np.where(np.isfinite(largest), np.ldexp(1.0, _exponents(largest, dtype)), np.nan)
+    scales = np.where(
+        np.isfinite(largest), np.ldexp(1.0, _exponents(largest, dtype)), np.nan
+    )
     return (blocks / scales[..., None]).reshape(x.shape), scales
 
 
@@ -47,10 +55,14 @@ def _exponents(largest: Array, dtype: DType) -> Array:
 
 
 def paired_blocks(x: Array, dtype: DType) -> Array:
-    """Numbers as a tensor of a block-scaled type, whose scales are chosen as CAST_TO_BLOCK_SCALED chooses them."""
+    """Numbers as a tensor of a block-scaled type, whose scales are chosen as
+    CAST_TO_BLOCK_SCALED chooses them.
+    """
     size, scale, value = BLOCK_SCALED[dtype]
     quotients, scales = blocks_of(x, size, value)
-    return paired(encoded(quotients, value), encoded(scales, scale), Type(x.shape, dtype))
+    return paired(
+        encoded(quotients, value), encoded(scales, scale), Type(x.shape, dtype)
+    )
 
 
 @computes(ops.CAST_TO_BLOCK_SCALED)
@@ -59,12 +71,16 @@ def cast_to_block_scaled(op: ops.CAST_TO_BLOCK_SCALED, x: Array) -> Result:
 
 
 @computes(ops.CAST_FROM_BLOCK_SCALED)
-def cast_from_block_scaled(op: ops.CAST_FROM_BLOCK_SCALED, values: Array, scales: Array) -> Result:
+def cast_from_block_scaled(
+    op: ops.CAST_FROM_BLOCK_SCALED, values: Array, scales: Array
+) -> Result:
     return scaled(values, scales).astype(np.float32)
 
 
 @computes(ops.MATMUL_T_BLOCK_SCALED)
-def matmul_t_block_scaled(op: ops.MATMUL_T_BLOCK_SCALED, a: Array, a_scale: Array, b: Array, b_scale: Array) -> Result:
+def matmul_t_block_scaled(
+    op: ops.MATMUL_T_BLOCK_SCALED, a: Array, a_scale: Array, b: Array, b_scale: Array
+) -> Result:
     """[N,H,C], [N or 1,W,C] -> [N,H,W]."""
     return np.matmul(scaled(a, a_scale), scaled(b, b_scale).swapaxes(1, 2))
 
@@ -74,7 +90,9 @@ def conv2d_block_scaled(op: ops.CONV2D_BLOCK_SCALED, *operands: Array) -> Result
     """[N,IH,IW,IC], weight [OC,KH,KW,IC] -> [N,OH,OW,OC]."""
     x, x_scale, weight, weight_scale, bias, pad, stride, dilation = operands
     image = padded(scaled(x, x_scale), pad.tolist())
-    sums = correlate(image, scaled(weight, weight_scale), stride.tolist(), dilation.tolist())
+    sums = correlate(
+        image, scaled(weight, weight_scale), stride.tolist(), dilation.tolist()
+    )
     return biased(sums, bias)
 
 
@@ -83,11 +101,15 @@ def reshape_block_scaled(op: ops.RESHAPE_BLOCK_SCALED, *operands: Array) -> Resu
     """Values and, if they have them, their scales."""
     shape = operands[-1].tolist()
     shapes = shape, [*shape[:-1], -1]
-    return tuple(part.reshape(s) for part, s in zip(operands[:-1], shapes, strict=False))
+    return tuple(
+        part.reshape(s) for part, s in zip(operands[:-1], shapes, strict=False)
+    )
 
 
 @computes(ops.ROW_GATHER_BLOCK_SCALED, as_stored=True)
-def row_gather_block_scaled(op: ops.ROW_GATHER_BLOCK_SCALED, *operands: Array) -> Result:
+def row_gather_block_scaled(
+    op: ops.ROW_GATHER_BLOCK_SCALED, *operands: Array
+) -> Result:
     """Values and, if they have them, their scales."""
     *parts, indices, row_count = operands
     return tuple(row_gather(op, part, indices, row_count) for part in parts)

@@ -1,4 +1,6 @@
-"""The elements of constants: literals, weights that are loaded, and expressions of them."""
+"""The elements of constants: literals, weights that are loaded, and expressions of
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,26 @@ from ..ir.types import ARRAY_DTYPES
 from .kernels import compute, expect_computable, result_types
 
 KEPT_BYTES = 64 * 1024
-"""A folded constant of at most this size is kept where it was computed: scales and shapes have many users."""
+"""A folded constant of at most this size is kept where it was computed: scales and
+shapes have many users.
+"""
 
 
 def materialize(value: Value) -> Array:
-    """The elements of a constant, with the value's shape and ``ARRAY_DTYPES`` of its type.
+    """The elements of a constant, with the value's shape and ``ARRAY_DTYPES`` of its
+    type.
 
-    The array may be a view of the model's memory and need not be contiguous: do not write to it. A folded constant is
-    computed anew at each call unless it is small. Raises Unsupported if it contains an operator without kernel.
+    The array may be a view of the model's memory and need not be contiguous: do not
+    write to it. A folded constant is computed anew at each call unless it is small.
+    Raises Unsupported if it contains an operator without kernel.
     """
     constant = value.constant
     array = _folded(constant) if isinstance(constant, Folded) else _leaf(value)
     if array.shape != value.shape or array.dtype != ARRAY_DTYPES.get(value.dtype):
-        raise InternalError("internal", f"constant {value!r} has elements of {array.dtype} {list(array.shape)}")
+        raise InternalError(
+            "internal",
+            f"constant {value!r} has elements of {array.dtype} {list(array.shape)}",
+        )
     return array
 
 
@@ -43,14 +52,18 @@ def _folded(constant: Folded) -> Array:
     results: dict[Operator, tuple[Array, ...]] = {}
     with np.errstate(all="ignore"):
         for operator, below in order.items():
-            results[operator] = compute(operator, _operands(operator, results), result_types(operator))
+            results[operator] = compute(
+                operator, _operands(operator, results), result_types(operator)
+            )
             _release(below, results, users)
     _keep(constant, results[constant.operator][constant.index])
     return results[constant.operator][constant.index]
 
 
 def _expression(root: Operator) -> dict[Operator, list[Operator]]:
-    """Operators to compute, operands first -> the operators they use. A stack, since chains can be long."""
+    """Operators to compute, operands first -> the operators they use. A stack, since
+    chains can be long.
+    """
     order: dict[Operator, list[Operator]] = {}
     stack: list[tuple[Operator, list[Operator] | None]] = [(root, None)]
     while stack:
@@ -59,7 +72,9 @@ def _expression(root: Operator) -> dict[Operator, list[Operator]]:
             order[operator] = below
         elif operator not in order:
             expect_computable(operator)
-            below = [c.operator for c in _folded_operands(operator) if c.elements is None]
+            below = [
+                c.operator for c in _folded_operands(operator) if c.elements is None
+            ]
             stack.append((operator, below))
             stack += [(b, None) for b in below]
     return order
@@ -69,7 +84,9 @@ def _folded_operands(operator: Operator) -> list[Folded]:
     return [v.constant for v in operator.inputs if isinstance(v.constant, Folded)]
 
 
-def _operands(operator: Operator, results: dict[Operator, tuple[Array, ...]]) -> list[Array]:
+def _operands(
+    operator: Operator, results: dict[Operator, tuple[Array, ...]]
+) -> list[Array]:
     for constant in _folded_operands(operator):
         if constant.elements is None:
             _keep(constant, results[constant.operator][constant.index])
@@ -83,7 +100,11 @@ def _operand(value: Value, results: dict[Operator, tuple[Array, ...]]) -> Array:
     return materialize(value)
 
 
-def _release(below: list[Operator], results: dict[Operator, tuple[Array, ...]], users: Counter[Operator]) -> None:
+def _release(
+    below: list[Operator],
+    results: dict[Operator, tuple[Array, ...]],
+    users: Counter[Operator],
+) -> None:
     for operator in below:
         users[operator] -= 1
         if not users[operator]:

@@ -1,4 +1,6 @@
-"""Kernels of control flow (specification: Control Flow Operators): bodies are graphs of their own."""
+"""Kernels of control flow (specification: Control Flow Operators): bodies are graphs of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ _LEFT: ContextVar[Iterator[int] | None] = ContextVar("_LEFT", default=None)
 
 @contextmanager
 def bounded_iterations(most: int) -> Iterator[None]:
-    """Raise Unsupported where the programs that run inside need more iterations of loops, branches counted as well.
+    """Raise Unsupported where the programs that run inside need more iterations of
+    loops, branches counted as well.
 
-    Branches are counted since graphs that call each other twice, 64 deep, end no sooner than a loop without end.
+    Branches are counted since graphs that call each other twice, 64 deep, end no sooner
+    than a loop without end.
     """
     token = _LEFT.set(iter(range(most, 0, -1)))
     try:
@@ -32,19 +36,30 @@ def bounded_iterations(most: int) -> Iterator[None]:
 def _iterate(operator: ops.COND_IF | ops.WHILE_LOOP) -> None:
     left = _LEFT.get()
     if left is not None and next(left, None) is None:
-        text = f"{operator.name}: the program runs more iterations of loops and branches than are allowed"
-        raise Unsupported("unsupported", text, source=operator.source, hint="max_iterations sets how many there may be")
+        text = (
+            f"{operator.name}: the program runs more iterations of loops and branches"
+            " than are allowed"
+        )
+        raise Unsupported(
+            "unsupported",
+            text,
+            source=operator.source,
+            hint="max_iterations sets how many there may be",
+        )
 
 
 @computes(ops.COND_IF, as_stored=True)
 def cond_if(op: ops.COND_IF, condition: Array, *inputs: Array) -> tuple[Array, ...]:
     _iterate(op)
-    return tuple(inner_program(op.then_graph if condition.item() else op.else_graph)(inputs))
+    return tuple(
+        inner_program(op.then_graph if condition.item() else op.else_graph)(inputs)
+    )
 
 
 @computes(ops.WHILE_LOOP, as_stored=True)
 def while_loop(op: ops.WHILE_LOOP, *state: Array) -> tuple[Array, ...]:
-    goes_on, body = inner_program(op.cond_graph), inner_program(op.body_graph)
+    goes_on = inner_program(op.cond_graph)
+    body = inner_program(op.body_graph)
     while goes_on(state)[0].item():
         _iterate(op)
         state = tuple(body(state))

@@ -15,10 +15,11 @@ from .kernels import Result, computes
 
 @computes(ops.CAST)
 def cast(op: ops.CAST, x: Array) -> Result:
-    """Floats round to the nearest even integer and saturate; integers wrap; what is not zero is true.
+    """Floats round to the nearest even integer and saturate; integers wrap; what is not
+    zero is true.
 
-    The specification says nothing of NaN as an integer: it is the smallest one of 32 or 64 bits, and 0 in fewer, as in
-    the reference model and in PyTorch.
+    The specification says nothing of NaN as an integer: it is the smallest one of 32 or
+    64 bits, and 0 in fewer, as in the reference model and in PyTorch.
     """
     if op.dtype in BLOCK_SCALED:
         return paired_blocks(x, op.dtype)
@@ -32,19 +33,39 @@ def cast(op: ops.CAST, x: Array) -> Result:
 def _saturated(x: Array, dtype: np.dtype[Any]) -> Result:
     limits = np.iinfo(dtype)
     nearest = np.rint(x.astype(np.float64))
-    inside = np.where((nearest >= limits.min) & (nearest < -float(limits.min)), nearest, 0).astype(dtype)
+    inside = np.where(
+        (nearest >= limits.min) & (nearest < -float(limits.min)), nearest, 0
+    ).astype(dtype)
     above = np.where(nearest > 0, limits.max, limits.min)
     saturated = np.where(np.abs(nearest) >= -float(limits.min), above, inside)
-    return np.where(np.isnan(nearest), limits.min if limits.bits >= 32 else 0, saturated).astype(dtype)
+    return np.where(
+        np.isnan(nearest), limits.min if limits.bits >= 32 else 0, saturated
+    ).astype(dtype)
 
 
 @computes(ops.RESCALE)
-def rescale(op: ops.RESCALE, x: Array, multiplier: Array, shift: Array, input_zp: Array, output_zp: Array) -> Result:
-    """Fixed-point multiplication in int64; multiplier and shift are for all, or one for each index of the last axis."""
-    value = _extended(x, op.input_unsigned) - _extended(input_zp, op.input_unsigned).item()
-    scaled = value * multiplier.astype(np.int64) + _rounding(value, shift.astype(np.int64), op.rounding_mode)
-    result = (scaled >> shift.astype(np.int64)) + _extended(output_zp, op.output_unsigned).item()
-    result = result.reshape(x.shape)  # a multiplier of shape [1] has made a vector of a scalar
+def rescale(
+    op: ops.RESCALE,
+    x: Array,
+    multiplier: Array,
+    shift: Array,
+    input_zp: Array,
+    output_zp: Array,
+) -> Result:
+    """Fixed-point multiplication in int64; multiplier and shift are for all, or one for
+    each index of the last axis.
+    """
+    value = (
+        _extended(x, op.input_unsigned) - _extended(input_zp, op.input_unsigned).item()
+    )
+    scaled = value * multiplier.astype(np.int64) + _rounding(
+        value, shift.astype(np.int64), op.rounding_mode
+    )
+    result = (scaled >> shift.astype(np.int64)) + _extended(
+        output_zp, op.output_unsigned
+    ).item()
+    # a multiplier of shape [1] has made a vector of a scalar
+    result = result.reshape(x.shape)
     return _narrowed(result, ARRAY_DTYPES[op.dtype], op.output_unsigned)
 
 
@@ -53,7 +74,9 @@ def _extended(x: Array, unsigned: bool) -> Result:
 
 
 def _rounding(value: Array, shift: Array, mode: RoundingMode) -> Result:
-    """Half of the last bit kept; DOUBLE_ROUND moves it by 2**30 away from zero (``apply_scale_32``)."""
+    """Half of the last bit kept; DOUBLE_ROUND moves it by 2**30 away from zero
+    (``apply_scale_32``).
+    """
     half = np.left_shift(np.int64(1), shift - 1)
     if mode is not RoundingMode.DOUBLE_ROUND:
         return half

@@ -1,4 +1,6 @@
-"""Kernels of the convolutions (specification: Tensor Operators): windows are copied to a matrix, a few rows at once."""
+"""Kernels of the convolutions (specification: Tensor Operators): windows are copied to
+a matrix, a few rows at once.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,20 @@ from .kernels import computes
 from .matmul import accumulator, centred
 
 BLOCK = 1 << 19
-"""Elements of a temporary: large enough for a fast product, small enough to stay near the processor."""
+"""Elements of a temporary: large enough for a fast product, small enough to stay near
+the processor.
+"""
 
 
 @computes(ops.CONV2D, ops.CONV3D)
-def conv(op: Windowed, input: Array, weight: Array, bias: Array, input_zp: Array, weight_zp: Array) -> Array:
+def conv(
+    op: Windowed,
+    input: Array,
+    weight: Array,
+    bias: Array,
+    input_zp: Array,
+    weight_zp: Array,
+) -> Array:
     """[N,*S,IC], weight [OC,*K,IC] -> [N,*S',OC]."""
     dtype = accumulator(input, weight, math.prod(weight.shape[1:]))
     x = padded(centred(input, input_zp, dtype), op.pad)
@@ -30,60 +41,92 @@ def conv(op: Windowed, input: Array, weight: Array, bias: Array, input_zp: Array
 
 @computes(ops.DEPTHWISE_CONV2D)
 def depthwise_conv2d(
-    op: ops.DEPTHWISE_CONV2D, input: Array, weight: Array, bias: Array, input_zp: Array, weight_zp: Array
+    op: ops.DEPTHWISE_CONV2D,
+    input: Array,
+    weight: Array,
+    bias: Array,
+    input_zp: Array,
+    weight_zp: Array,
 ) -> Array:
     """[N,IH,IW,C], weight [KH,KW,C,M] -> [N,OH,OW,C*M]: a sum over the KH*KW taps."""
-    kernel, multiplier = weight.shape[:2], weight.shape[3]
+    kernel = weight.shape[:2]
+    multiplier = weight.shape[3]
     dtype = accumulator(input, weight, math.prod(kernel))
     x = padded(centred(input, input_zp, dtype), op.pad)
     if multiplier > 1:
         x = np.repeat(x, multiplier, axis=3)
     taps = centred(weight, weight_zp, dtype).reshape(*kernel, -1)
-    return biased(_correlate_channels(windows(x, kernel, op.stride, op.dilation), taps), bias)
+    return biased(
+        _correlate_channels(windows(x, kernel, op.stride, op.dilation), taps), bias
+    )
 
 
 @computes(ops.TRANSPOSE_CONV2D)
 def transpose_conv2d(
-    op: ops.TRANSPOSE_CONV2D, input: Array, weight: Array, bias: Array, input_zp: Array, weight_zp: Array
+    op: ops.TRANSPOSE_CONV2D,
+    input: Array,
+    weight: Array,
+    bias: Array,
+    input_zp: Array,
+    weight_zp: Array,
 ) -> Array:
-    """[N,IH,IW,IC], weight [OC,KH,KW,IC] -> [N,OH,OW,OC]: each tap adds a product to every stride-th output."""
+    """[N,IH,IW,IC], weight [OC,KH,KW,IC] -> [N,OH,OW,OC]: each tap adds a product to
+    every stride-th output.
+    """
     dtype = accumulator(input, weight, math.prod(weight.shape[1:]))
-    x, taps = centred(input, input_zp, dtype), centred(weight, weight_zp, dtype)
+    x = centred(input, input_zp, dtype)
+    taps = centred(weight, weight_zp, dtype)
     (n, ih, iw, _), (oc, kh, kw, _) = x.shape, taps.shape
     sy, sx = op.stride
     whole = np.zeros((n, (ih - 1) * sy + kh, (iw - 1) * sx + kw, oc), dtype)
     for ky, kx in np.ndindex(kh, kw):
-        whole[:, ky : ky + (ih - 1) * sy + 1 : sy, kx : kx + (iw - 1) * sx + 1 : sx] += x @ taps[:, ky, kx].T
+        whole[
+            :, ky : ky + (ih - 1) * sy + 1 : sy, kx : kx + (iw - 1) * sx + 1 : sx
+        ] += x @ taps[:, ky, kx].T
     return biased(_framed(whole, op.out_pad), bias)
 
 
 def biased(sums: Array, bias: Array) -> Array:
-    """Sums in the result's type, which is the bias's, and then the bias, as the specification orders them."""
+    """Sums in the result's type, which is the bias's, and then the bias, as the
+    specification orders them.
+    """
     out = sums.astype(bias.dtype if bias.dtype.kind == "f" else np.int64, copy=False)
     out += bias
     return out
 
 
 def padded(x: Array, pad: Sequence[int]) -> Array:
-    """[N,*S,C] with zeros around the axes *S; ``pad`` is (before, after) for each. ``x`` itself if there are none."""
+    """[N,*S,C] with zeros around the axes *S; ``pad`` is (before, after) for each.
+    ``x`` itself if there are none.
+    """
     if not any(pad):
         return x
     sizes = [size + pad[2 * i] + pad[2 * i + 1] for i, size in enumerate(x.shape[1:-1])]
     out = np.zeros((x.shape[0], *sizes, x.shape[-1]), x.dtype)
-    inside = (slice(None), *(slice(pad[2 * i], pad[2 * i] + size) for i, size in enumerate(x.shape[1:-1])))
+    inside = (
+        slice(None),
+        *(slice(pad[2 * i], pad[2 * i] + size) for i, size in enumerate(x.shape[1:-1])),
+    )
     out[inside] = x
     return out
 
 
 def _framed(whole: Array, out_pad: Sequence[int]) -> Array:
-    """Zeros added around the spatial axes, or, where ``out_pad`` is negative, outputs taken away."""
+    """Zeros added around the spatial axes, or, where ``out_pad`` is negative, outputs
+    taken away.
+    """
     cuts = [max(-p, 0) for p in out_pad]
     spatial = enumerate(whole.shape[1:-1])
-    inside = (slice(None), *(slice(cuts[2 * i], size - cuts[2 * i + 1]) for i, size in spatial))
+    inside = (
+        slice(None),
+        *(slice(cuts[2 * i], size - cuts[2 * i + 1]) for i, size in spatial),
+    )
     return padded(whole[inside], [max(p, 0) for p in out_pad])
 
 
-def windows(x: Array, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Array:
+def windows(
+    x: Array, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> Array:
     """[N,*S,C] -> view [N,*S',*K,C] of the elements under each position of the kernel."""
     spatial: Any = tuple(range(1, x.ndim - 1))
     reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
@@ -97,7 +140,9 @@ def windows(x: Array, kernel: Sequence[int], stride: Sequence[int], dilation: Se
     return np.moveaxis(view[steps], len(spatial) + 1, -1)
 
 
-def correlate(x: Array, weight: Array, stride: Sequence[int], dilation: Sequence[int]) -> Array:
+def correlate(
+    x: Array, weight: Array, stride: Sequence[int], dilation: Sequence[int]
+) -> Array:
     """[N,*S,IC] padded, [OC,*K,IC] -> [N,*S',OC]."""
     oc, *kernel, ic = weight.shape
     matrix = weight.reshape(oc, -1).T
@@ -117,7 +162,8 @@ def _correlate_channels(view: Array, taps: Array) -> Array:
     n, oh, ow, kh, kw, c = view.shape
     out = np.empty((n, oh, ow, c), view.dtype)
     for block in _blocks(n, oh, ow * c * 16):
-        rows, sums = view[block], out[block]
+        rows = view[block]
+        sums = out[block]
         product = np.empty_like(sums)
         np.multiply(rows[:, :, :, 0, 0], taps[0, 0], out=sums)
         for ky, kx in list(np.ndindex(kh, kw))[1:]:
@@ -127,7 +173,9 @@ def _correlate_channels(view: Array, taps: Array) -> Array:
 
 
 def _blocks(images: int, rows: int, row_elements: int) -> Iterator[tuple[slice, slice]]:
-    """Slices of images and rows that together cover all, each of about ``BLOCK`` elements."""
+    """Slices of images and rows that together cover all, each of about ``BLOCK``
+    elements.
+    """
     together = max(1, BLOCK // (rows * row_elements))
     step = rows if together > 1 else max(1, BLOCK // row_elements)
     for image in range(0, images, together):

@@ -1,4 +1,6 @@
-"""Kernels of the elementwise operators (specification: Activation Functions to Comparison Operators)."""
+"""Kernels of the elementwise operators (specification: Activation Functions to
+Comparison Operators).
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ _ERF_LIMIT = 4.0
 
 @functools.cache
 def _erf_quotient() -> Polynomial:
-    """erf(x) / x as a polynomial in 2 * (x / 4)**2 - 1, with a relative error below 1e-9 for |x| <= 4."""
+    """erf(x) / x as a polynomial in 2 * (x / 4)**2 - 1, with a relative error below
+    1e-9 for |x| <= 4.
+    """
 
     def quotient(t: Array) -> Result:
         x = _ERF_LIMIT * np.sqrt((t + 1) / 2)
@@ -81,7 +85,9 @@ def _erf_quotient() -> Polynomial:
 
 @computes(ops.ERF)
 def erf(op: ops.ERF, x: Array) -> Result:
-    """An odd polynomial that is fitted to the one of the standard library: numpy has none."""
+    """An odd polynomial that is fitted to the one of the standard library: numpy has
+    none.
+    """
     limited = np.clip(x, -_ERF_LIMIT, _ERF_LIMIT).astype(np.float64)
     t = limited * limited * (2 / _ERF_LIMIT**2) - 1
     coefficients = _erf_quotient().coef
@@ -95,7 +101,8 @@ def erf(op: ops.ERF, x: Array) -> Result:
 @computes(ops.CLAMP)
 def clamp(op: ops.CLAMP, x: Array) -> Result:
     """With IGNORE a NaN becomes ``min_val``, as ``apply_clip_s`` has it."""
-    low, high = x.dtype.type(op.min_val), x.dtype.type(op.max_val)
+    low = x.dtype.type(op.min_val)
+    high = x.dtype.type(op.max_val)
     if op.nan_mode is NanMode.IGNORE and x.dtype.kind == "f":
         return np.fmin(np.fmax(x, low), high)
     return np.clip(x, low, high)
@@ -108,7 +115,9 @@ def extreme(op: Operator, x: Array, y: Array) -> Result:
 
 @computes(ops.MUL)
 def mul(op: ops.MUL, x: Array, y: Array, shift: Array) -> Result:
-    """int32 products keep their low bits, or are shifted right with rounding; narrower ones cannot overflow int32."""
+    """int32 products keep their low bits, or are shifted right with rounding; narrower
+    ones cannot overflow int32.
+    """
     bits = int(shift.item())
     if x.dtype.kind == "f":
         return np.multiply(x, y)
@@ -121,7 +130,9 @@ def negate(op: ops.NEGATE, x: Array, input_zp: Array, output_zp: Array) -> Resul
     """Integers saturate: -(-128) is 127."""
     if x.dtype.kind == "f":
         return np.negative(x)
-    wide = output_zp.astype(np.int64).item() - (x.astype(np.int64) - input_zp.astype(np.int64).item())
+    wide = output_zp.astype(np.int64).item() - (
+        x.astype(np.int64) - input_zp.astype(np.int64).item()
+    )
     limits = np.iinfo(x.dtype)
     return np.clip(wide, limits.min, limits.max)
 
@@ -134,7 +145,9 @@ def intdiv(op: ops.INTDIV, x: Array, y: Array) -> Result:
 
 
 @computes(ops.ARITHMETIC_RIGHT_SHIFT)
-def arithmetic_right_shift(op: ops.ARITHMETIC_RIGHT_SHIFT, x: Array, y: Array) -> Result:
+def arithmetic_right_shift(
+    op: ops.ARITHMETIC_RIGHT_SHIFT, x: Array, y: Array
+) -> Result:
     shifted = np.right_shift(x, y)
     if not op.round:
         return shifted
@@ -150,9 +163,12 @@ def logical_right_shift(op: ops.LOGICAL_RIGHT_SHIFT, x: Array, y: Array) -> Resu
 
 @computes(ops.CLZ)
 def clz(op: ops.CLZ, x: Array) -> Result:
-    """The binary exponent of an unsigned int32, which fp64 holds exactly, is the position of its first one bit."""
+    """The binary exponent of an unsigned int32, which fp64 holds exactly, is the
+    position of its first one bit.
+    """
     if x.dtype.itemsize == 8:
-        high, low = _zeros((x >> 32).astype(np.int32)), _zeros(x.astype(np.int32))
+        high = _zeros((x >> 32).astype(np.int32))
+        low = _zeros(x.astype(np.int32))
         return np.where(high == 32, 32 + low, high)
     return _zeros(x)
 
@@ -169,9 +185,12 @@ def select(op: ops.SELECT, condition: Array, x: Array, y: Array) -> Result:
 
 @computes(ops.TABLE)
 def table(op: ops.TABLE, x: Array, table: Array) -> Result:
-    """int8 looks up; int16 interpolates between entries that lie 128 apart, giving 7 more bits."""
+    """int8 looks up; int16 interpolates between entries that lie 128 apart, giving 7
+    more bits.
+    """
     if op.input1.dtype is DType.INT8:
         return table[x.astype(np.int16) + 128]
     index = (x.astype(np.int32) + 32768) >> 7
-    base, following = table[index].astype(np.int32), table[index + 1].astype(np.int32)
+    base = table[index].astype(np.int32)
+    following = table[index + 1].astype(np.int32)
     return (base << 7) + (following - base) * (x & 127)

@@ -1,4 +1,6 @@
-"""Kernels of the Fourier transforms (specification: FFT2D, RFFT2D; EXT-FFT), computed in fp64."""
+"""Kernels of the Fourier transforms (specification: FFT2D, RFFT2D; EXT-FFT), computed
+in fp64.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from .kernels import computes
 def fft2d(op: ops.FFT2D, real: Array, imag: Array) -> tuple[Array, Array]:
     """[N,H,W] twice -> [N,H,W] twice; the inverse is not divided by H*W."""
     values = real.astype(np.float64) + 1j * imag.astype(np.float64)
-    spectrum = np.fft.ifft2(values, norm="forward") if op.inverse else np.fft.fft2(values)
+    spectrum = (
+        np.fft.ifft2(values, norm="forward") if op.inverse else np.fft.fft2(values)
+    )
     return _parts(spectrum, values)
 
 
@@ -24,6 +28,10 @@ def rfft2d(op: ops.RFFT2D, real: Array) -> tuple[Array, Array]:
 
 
 def _parts(spectrum: Array, values: Array) -> tuple[Array, Array]:
-    """All NaN for an image that is not finite: a fast transform does not bring each element to each result."""
+    """All NaN for an image that is not finite: a fast transform does not bring each
+    element to each result.
+    """
     finite = np.isfinite(values).all(axis=(1, 2), keepdims=True)
-    return np.where(finite, spectrum.real, np.nan), np.where(finite, spectrum.imag, np.nan)
+    return np.where(finite, spectrum.real, np.nan), np.where(
+        finite, spectrum.imag, np.nan
+    )

@@ -16,7 +16,9 @@ from ..ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType, NanMode, Type
 from .small_floats import FRACTIONS, decoded, encoded
 
 Result = Any
-"""An array, or a tuple of arrays; numpy annotates most of its functions as returning Any."""
+"""An array, or a tuple of arrays; numpy annotates most of its functions as returning
+Any.
+"""
 Kernel = Callable[..., Result]
 K = TypeVar("K", bound=Kernel)
 
@@ -36,14 +38,18 @@ FAMILIES = (
 )
 """Modules of kernels, which register them."""
 _KERNELS: dict[type[Operator], Kernel] = {}
-"""Operator class -> ``kernel(operator, *operands)``, which returns an array or a tuple of arrays.
+"""Operator class -> ``kernel(operator, *operands)``, which returns an array or a tuple
+of arrays.
 
-A kernel may return a wider element type than the result's (the caller converts: integers wrap, floats round), a view
-of an operand, or a scalar in place of a rank 0 array. It never writes to an operand.
+A kernel may return a wider element type than the result's (the caller converts:
+integers wrap, floats round), a view of an operand, or a scalar in place of a rank 0
+array. It never writes to an operand.
 """
 
 AS_STORED: set[type[Operator]] = set()
-"""Operators whose kernels take and give arrays as they are stored: they move elements, or their bodies decode them."""
+"""Operators whose kernels take and give arrays as they are stored: they move elements,
+or their bodies decode them.
+"""
 
 
 ELEMENTWISE = frozenset({ADD, MUL, SUB})
@@ -55,8 +61,9 @@ PIECE = 1 << 20
 def computes(*operators: type[Operator], as_stored: bool = False) -> Callable[[K], K]:
     """Register the kernel of these operators; each has exactly one.
 
-    Unless it takes operands ``as_stored``, a kernel is given BF16 and smaller floats as fp32, and block-scaled operands
-    as fp32 products of value and scale, but as pairs if its result is block-scaled as well.
+    Unless it takes operands ``as_stored``, a kernel is given BF16 and smaller floats as
+    fp32, and block-scaled operands as fp32 products of value and scale, but as pairs if
+    its result is block-scaled as well.
     """
 
     def register(kernel: K) -> K:
@@ -72,23 +79,33 @@ def computes(*operators: type[Operator], as_stored: bool = False) -> Callable[[K
 
 @cache
 def all_kernels() -> dict[type[Operator], Kernel]:
-    """All kernels, whose modules are imported with the first operator that is computed: many lowerings compute none."""
+    """All kernels, whose modules are imported with the first operator that is computed:
+    many lowerings compute none.
+    """
     for family in FAMILIES:
         import_module(f".{family}", __package__)
     return _KERNELS
 
 
 def result_types(operator: Operator) -> tuple[Type, ...]:
-    """Types of the results; those of an operator that is only the expression of a constant are inferred."""
+    """Types of the results; those of an operator that is only the expression of a
+    constant are inferred.
+    """
     return tuple(v.type for v in operator.outputs) or operator.infer()
 
 
 def why_not(operator: Operator) -> str | None:
     """Why this operator cannot be computed here, or None."""
     bodies = [v for v in operator.attribute_values().values() if isinstance(v, Graph)]
-    inner = [op for body in bodies for graph in body.reachable() for op in graph.operators]
-    missing = next((op for op in (operator, *inner) if type(op) not in all_kernels()), None)
-    return None if missing is None else f"the host runtime does not compute {missing.name}"
+    inner = [
+        op for body in bodies for graph in body.reachable() for op in graph.operators
+    ]
+    missing = next(
+        (op for op in (operator, *inner) if type(op) not in all_kernels()), None
+    )
+    return (
+        None if missing is None else f"the host runtime does not compute {missing.name}"
+    )
 
 
 def expect_computable(operator: Operator) -> None:
@@ -98,32 +115,52 @@ def expect_computable(operator: Operator) -> None:
         raise Unsupported("unsupported", why, source=operator.source)
 
 
-def compute(operator: Operator, operands: Sequence[Array], types: Sequence[Type]) -> tuple[Array, ...]:
-    """Results of one operator that is computable, exactly of ``types``. The caller silences numpy's warnings."""
+def compute(
+    operator: Operator, operands: Sequence[Array], types: Sequence[Type]
+) -> tuple[Array, ...]:
+    """Results of one operator that is computable, exactly of ``types``. The caller
+    silences numpy's warnings.
+    """
     kind = type(operator)
     if kind in AS_STORED:
-        return tuple(_conform(operator, r, t) for r, t in zip(_results(operator, operands), types, strict=True))
+        return tuple(
+            _conform(operator, r, t)
+            for r, t in zip(_results(operator, operands), types, strict=True)
+        )
     if kind in ELEMENTWISE and types[0].dtype is DType.BF16 and len(types[0].shape) > 1:
         return (_in_pieces(operator, operands, types[0]),)
     return _computed(operator, operands, types)
 
 
 def _in_pieces(operator: Operator, operands: Sequence[Array], type: Type) -> Array:
-    """The result of an elementwise operator, some rows at a time: what numpy computes in takes twice the memory."""
+    """The result of an elementwise operator, some rows at a time: what numpy computes
+    in takes twice the memory.
+    """
     result = np.empty(type.shape, ARRAY_DTYPES[type.dtype])
     rows = max(1, PIECE * len(result) // max(1, result.size))
     for first in range(0, len(result), rows):
         piece = slice(first, first + rows)
-        given = [a[piece] if a.ndim == result.ndim and len(a) == len(result) else a for a in operands]
+        given = [
+            a[piece] if a.ndim == result.ndim and len(a) == len(result) else a
+            for a in operands
+        ]
         shape = (len(result[piece]), *type.shape[1:])
         (result[piece],) = _computed(operator, given, (Type(shape, type.dtype),))
     return result
 
 
-def _computed(operator: Operator, operands: Sequence[Array], types: Sequence[Type]) -> tuple[Array, ...]:
+def _computed(
+    operator: Operator, operands: Sequence[Array], types: Sequence[Type]
+) -> tuple[Array, ...]:
     pairs = any(t.dtype in BLOCK_SCALED for t in types)
-    given = [numbers_of(a, v.type.dtype, pairs) for a, v in zip(operands, operator.inputs, strict=True)]
-    held = [stored_numbers(np.asarray(r), t.dtype) for r, t in zip(_results(operator, given), types, strict=True)]
+    given = [
+        numbers_of(a, v.type.dtype, pairs)
+        for a, v in zip(operands, operator.inputs, strict=True)
+    ]
+    held = [
+        stored_numbers(np.asarray(r), t.dtype)
+        for r, t in zip(_results(operator, given), types, strict=True)
+    ]
     return tuple(_conform(operator, r, t) for r, t in zip(held, types, strict=True))
 
 
@@ -134,14 +171,19 @@ def _results(operator: Operator, operands: Sequence[Array]) -> tuple[Any, ...]:
 
 def _conform(operator: Operator, array: Array, type: Type) -> Array:
     if array.shape != type.shape:
-        raise InternalError("internal", f"{operator.name} computed shape {list(array.shape)}, wanted {type}")
+        raise InternalError(
+            "internal",
+            f"{operator.name} computed shape {list(array.shape)}, wanted {type}",
+        )
     return array
 
 
 def numbers_of(array: Array, dtype: DType, pairs: bool = False) -> Array:
-    """Elements as memory holds them in a type in which numpy computes: BF16 and smaller floats in fp32.
+    """Elements as memory holds them in a type in which numpy computes: BF16 and smaller
+    floats in fp32.
 
-    Block-scaled elements are the fp32 products of value and scale; with ``pairs`` they are left as they are.
+    Block-scaled elements are the fp32 products of value and scale; with ``pairs`` they
+    are left as they are.
     """
     if dtype in FRACTIONS:
         return decoded(array, dtype)
@@ -154,7 +196,9 @@ def numbers_of(array: Array, dtype: DType, pairs: bool = False) -> Array:
 
 
 def stored_numbers(array: Array, dtype: DType) -> Array:
-    """Numbers as memory holds them in ``dtype``, rounded: BF16 and smaller floats are their bit patterns."""
+    """Numbers as memory holds them in ``dtype``, rounded: BF16 and smaller floats are
+    their bit patterns.
+    """
     if dtype in FRACTIONS:
         return encoded(array, dtype)
     if dtype is not DType.BF16:
@@ -166,7 +210,9 @@ def stored_numbers(array: Array, dtype: DType) -> Array:
 
 
 def extreme_of(operator: Operator) -> np.ufunc:
-    """The function of numpy for MAXIMUM, REDUCE_MIN and the like, by the operator's mode for NaN."""
+    """The function of numpy for MAXIMUM, REDUCE_MIN and the like, by the operator's
+    mode for NaN.
+    """
     ignores_nan = operator.attribute_values()["nan_mode"] is NanMode.IGNORE
     if "MAX" in operator.name:
         return np.fmax if ignores_nan else np.maximum

@@ -1,4 +1,6 @@
-"""Kernels of data movement (specification: Data Layout, Scatter/Gather Operators, IDENTITY). Views where possible."""
+"""Kernels of data movement (specification: Data Layout, Scatter/Gather Operators,
+IDENTITY). Views where possible.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,17 @@ def concat(op: ops.CONCAT, *arrays: Array) -> Array:
 @computes(ops.PAD, as_stored=True)
 def pad(op: ops.PAD, x: Array, padding: Array, pad_const: Array) -> Array:
     pairs = padding.reshape(-1, 2).tolist()
-    shape = [size + before + after for size, (before, after) in zip(x.shape, pairs, strict=True)]
+    shape = [
+        size + before + after
+        for size, (before, after) in zip(x.shape, pairs, strict=True)
+    ]
     padded = np.full(shape, pad_const.item(), x.dtype)
-    padded[tuple(slice(before, before + size) for size, (before, _) in zip(x.shape, pairs, strict=True))] = x
+    padded[
+        tuple(
+            slice(before, before + size)
+            for size, (before, _) in zip(x.shape, pairs, strict=True)
+        )
+    ] = x
     return padded
 
 
@@ -41,7 +51,11 @@ def reverse(op: ops.REVERSE, x: Array) -> Array:
 
 @computes(ops.SLICE, as_stored=True)
 def slice_(op: ops.SLICE, x: Array, start: Array, size: Array) -> Array:
-    return x[tuple(slice(s, s + n) for s, n in zip(start.tolist(), size.tolist(), strict=True))]
+    return x[
+        tuple(
+            slice(s, s + n) for s, n in zip(start.tolist(), size.tolist(), strict=True)
+        )
+    ]
 
 
 @computes(ops.TILE, as_stored=True)
@@ -76,8 +90,14 @@ def scatter(op: ops.SCATTER, values_in: Array, indices: Array, input: Array) -> 
 
 
 def _rows(indices: Array, rows: int, name: str) -> tuple[Array, Array]:
-    """Index of ``values[n, indices[n, w]]``. Checked, since numpy counts negative ones from the end."""
-    low, high = int(indices.min()), int(indices.max())
+    """Index of ``values[n, indices[n, w]]``. Checked, since numpy counts negative ones
+    from the end.
+    """
+    low = int(indices.min())
+    high = int(indices.max())
     if low < 0 or high >= rows:
-        raise InputError("input-invalid", f"{name}: index {low if low < 0 else high} is outside 0 .. {rows - 1}")
+        raise InputError(
+            "input-invalid",
+            f"{name}: index {low if low < 0 else high} is outside 0 .. {rows - 1}",
+        )
     return np.arange(indices.shape[0])[:, None], indices

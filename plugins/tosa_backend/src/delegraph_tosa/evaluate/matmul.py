@@ -1,4 +1,6 @@
-"""Matrix products: the arithmetic that MATMUL and the convolutions share (specification: MATMUL)."""
+"""Matrix products: the arithmetic that MATMUL and the convolutions share
+(specification: MATMUL).
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,27 @@ from ..ir import operators as ops
 from ..ir.graph import Array
 from .kernels import Result, computes
 
-_EXACT: dict[np.dtype[Any], int] = {np.dtype(np.float32): 1 << 24, np.dtype(np.float64): 1 << 53}
+_EXACT: dict[np.dtype[Any], int] = {
+    np.dtype(np.float32): 1 << 24,
+    np.dtype(np.float64): 1 << 53,
+}
 """Integers up to this magnitude are exact in the float type."""
 
 
 def accumulator(left: Array, right: Array, terms: int) -> np.dtype[Any]:
-    """The type in which a sum of ``terms`` products is computed: a float if possible, since floats have fast products.
+    """The type in which a sum of ``terms`` products is computed: a float if possible,
+    since floats have fast products.
 
-    Integers stay exact: the narrowest float that holds every partial sum, else int64. Floats are summed in fp32, which
-    is no less exact than the accumulator types that TOSA has for them.
+    Integers stay exact: the narrowest float that holds every partial sum, else int64.
+    Floats are summed in fp32, which is no less exact than the accumulator types that
+    TOSA has for them.
     """
     if left.dtype.kind == "f":
         return np.dtype(np.float32)
     bound = _magnitude(left) * _magnitude(right) * terms
-    return next((t for t, limit in _EXACT.items() if bound <= limit), np.dtype(np.int64))
+    return next(
+        (t for t, limit in _EXACT.items() if bound <= limit), np.dtype(np.int64)
+    )
 
 
 def _magnitude(x: Array) -> int:

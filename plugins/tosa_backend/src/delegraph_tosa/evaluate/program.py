@@ -21,7 +21,9 @@ from .specialize import is_dynamic, specialized
 from .variable import variables
 
 KEPT_SIZES = 8
-"""Combinations of input shapes for which a program of dynamic shapes stays ready to run."""
+"""Combinations of input shapes for which a program of dynamic shapes stays ready to
+run.
+"""
 
 
 See = Callable[[Operator, Sequence[Array]], None]
@@ -29,24 +31,36 @@ See = Callable[[Operator, Sequence[Array]], None]
 
 
 class Program:
-    """Constants materialized once, operators in order, each with the values that nobody needs after it.
+    """Constants materialized once, operators in order, each with the values that nobody
+    needs after it.
 
     Calls share nothing that is written: one program may be called from many threads.
     Raises Unsupported, naming the operator, for a graph that cannot be computed here.
     """
 
-    def __init__(self, graph: Graph, constants: Mapping[Value, Array] = MappingProxyType({})) -> None:
+    def __init__(
+        self, graph: Graph, constants: Mapping[Value, Array] = MappingProxyType({})
+    ) -> None:
         self.graph = graph
         for operator in graph.operators:
             expect_computable(operator)
-        # In order and aligned, once, so that no call rearranges a weight; most are already and stay where they are.
+        # In order and aligned, once, so that no call rearranges a weight; most are
+        # already and stay where they are.
         self.constants: dict[Value, Array] = {
-            v: constants[v] if v in constants else np.require(materialize(v), None, ["C", "A"])
+            v: (
+                constants[v]
+                if v in constants
+                else np.require(materialize(v), None, ["C", "A"])
+            )
             for v in graph.constants()
         }
         self._dead = last_uses(graph)
         self._inner: dict[Graph, Program] = {}
-        self._of_size = lru_cache(maxsize=KEPT_SIZES)(self._specialized) if is_dynamic(graph) else None
+        self._of_size = (
+            lru_cache(maxsize=KEPT_SIZES)(self._specialized)
+            if is_dynamic(graph)
+            else None
+        )
 
     def _specialized(self, *shapes: tuple[int, ...]) -> Program:
         return Program(specialized(self.graph, shapes), self.constants)
@@ -57,11 +71,13 @@ class Program:
         held: dict[str, Array] | None = None,
         see: See | None = None,
     ) -> list[Array]:
-        """Outputs in order; they may be views of inputs, of constants, of variables and of each other.
+        """Outputs in order; they may be views of inputs, of constants, of variables and
+        of each other.
 
-        ``held`` are the variables, by name, before the call and after it; initial values of those that it lacks are
-        added. Without it they start from their initial values. ``see`` is told what each operator computes, but for
-        those in graphs of control flow. Raises InputError.
+        ``held`` are the variables, by name, before the call and after it; initial
+        values of those that it lacks are added. Without it they start from their
+        initial values. ``see`` is told what each operator computes, but for those in
+        graphs of control flow. Raises InputError.
         """
         check_inputs(self.graph.inputs, [(x.shape, x.dtype.name) for x in inputs])
         if self._of_size is not None:
@@ -71,7 +87,9 @@ class Program:
         with np.errstate(all="ignore"), variables(held), self._within():
             for operator, dead in zip(self.graph.operators, self._dead, strict=True):
                 operands = [values[v] for v in operator.inputs]
-                results = compute(operator, operands, [v.type for v in operator.outputs])
+                results = compute(
+                    operator, operands, [v.type for v in operator.outputs]
+                )
                 values.update(zip(operator.outputs, results, strict=True))
                 if see is not None:
                     see(operator, results)
@@ -82,13 +100,17 @@ class Program:
 
     def _of_originals(self, specific: Program, see: See) -> See:
         """``see`` for a specialized program: it is told the operators of this graph."""
-        originals = (o for o in self.graph.operators if not isinstance(o, ShapeOperator))
+        originals = (
+            o for o in self.graph.operators if not isinstance(o, ShapeOperator)
+        )
         original = dict(zip(specific.graph.operators, originals, strict=True))
         return lambda operator, results: see(original[operator], results)
 
     @contextmanager
     def _within(self) -> Iterator[None]:
-        """Keep what ``inner_program`` makes, for the next call too, unless this is such a program itself."""
+        """Keep what ``inner_program`` makes, for the next call too, unless this is such
+        a program itself.
+        """
         token = _INNER.set(self._inner) if _INNER.get() is None else None
         try:
             yield
@@ -97,13 +119,19 @@ class Program:
                 _INNER.reset(token)
 
 
-_UNKNOWN = {DType.BF16: "bfloat16", DType.FP8E4M3: "float8_e4m3fn", DType.FP8E5M2: "float8_e5m2"}
+_UNKNOWN = {
+    DType.BF16: "bfloat16",
+    DType.FP8E4M3: "float8_e4m3fn",
+    DType.FP8E5M2: "float8_e5m2",
+}
 """Element types that numpy lacks, whose arrays have their bits."""
 _INNER: ContextVar[dict[Graph, Program] | None] = ContextVar("_INNER", default=None)
 
 
 def inner_program(graph: Graph) -> Program:
-    """The program of a graph of control flow: its constants are computed once for all turns of a loop and all calls."""
+    """The program of a graph of control flow: its constants are computed once for all
+    turns of a loop and all calls.
+    """
     known = _INNER.get()
     if known is None:
         return Program(graph)
@@ -113,31 +141,53 @@ def inner_program(graph: Graph) -> Program:
 
 
 def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
-    """Outputs of a graph for numpy inputs in the order of ``graph.inputs`` (element types as in ``ARRAY_DTYPES``).
+    """Outputs of a graph for numpy inputs in the order of ``graph.inputs`` (element
+    types as in ``ARRAY_DTYPES``).
 
-    Raises InputError for inputs of another number, shape or type, and Unsupported for an operator without kernel.
+    Raises InputError for inputs of another number, shape or type, and Unsupported for
+    an operator without kernel.
     """
     return Program(graph)(inputs)
 
 
-def check_inputs(wanted: Sequence[Value], given: Sequence[tuple[tuple[int, ...], str]]) -> None:
-    """Raise InputError unless ``given``, shapes and names of element types, are what the graph takes."""
+def check_inputs(
+    wanted: Sequence[Value], given: Sequence[tuple[tuple[int, ...], str]]
+) -> None:
+    """Raise InputError unless ``given``, shapes and names of element types, are what
+    the graph takes.
+    """
     if len(given) != len(wanted):
-        count = "1 input is wanted" if len(wanted) == 1 else f"{len(wanted)} inputs are wanted"
+        count = (
+            "1 input is wanted"
+            if len(wanted) == 1
+            else f"{len(wanted)} inputs are wanted"
+        )
         raise InputError("input-invalid", f"{count}, {len(given)} were given")
     for position, (value, (shape, dtype)) in enumerate(zip(wanted, given, strict=True)):
         expected = ARRAY_DTYPES[value.dtype].name
         if not agree(tuple(shape), value.shape) or 0 in shape or dtype != expected:
             name = f" ({value.name})" if value.name else ""
-            kind = f"{_UNKNOWN[value.dtype]} (as {expected})" if value.dtype in _UNKNOWN else expected
-            sizes = ", ".join("any size" if type(n) is not int else str(n) for n in value.shape)
+            kind = (
+                f"{_UNKNOWN[value.dtype]} (as {expected})"
+                if value.dtype in _UNKNOWN
+                else expected
+            )
+            sizes = ", ".join(
+                "any size" if type(n) is not int else str(n) for n in value.shape
+            )
             text = f"{kind} [{sizes}] is wanted, {dtype} {list(shape)} was given"
             text += ", and TOSA has no empty tensors" if 0 in shape else ""
             raise InputError("input-invalid", f"input {position}{name}: {text}")
 
 
-def check_ranges(wanted: Sequence[Value], given: Sequence[Array], ranges: Mapping[int, tuple[int, int]]) -> None:
-    """Raise InputError for an array of ``given`` with an index outside of its range; ``ranges`` are by position."""
+def check_ranges(
+    wanted: Sequence[Value],
+    given: Sequence[Array],
+    ranges: Mapping[int, tuple[int, int]],
+) -> None:
+    """Raise InputError for an array of ``given`` with an index outside of its range;
+    ``ranges`` are by position.
+    """
     for position, (low, high) in ranges.items():
         array = given[position]
         if array.dtype.kind not in "iu" or not array.size:
@@ -148,7 +198,10 @@ def check_ranges(wanted: Sequence[Value], given: Sequence[Array], ranges: Mappin
             continue
         name = wanted[position].name or position
         found = least if least < low else most
-        text = f"an index is out of range: input {name} has an element {found}; {low} to {high} are in range"
+        text = (
+            f"an index is out of range: input {name} has an element {found}; {low} to"
+            f" {high} are in range"
+        )
         raise InputError("input-invalid", text)
 
 
@@ -159,11 +212,17 @@ def last_uses(graph: Graph) -> list[list[Value]]:
     for operator in graph.operators:
         missing = next((v for v in operator.inputs if v not in known), None)
         if missing is not None:
-            raise InternalError("internal", f"{operator!r} uses {missing!r} before it is computed")
+            raise InternalError(
+                "internal", f"{operator!r} uses {missing!r} before it is computed"
+            )
         known.update(operator.outputs)
     dead: list[list[Value]] = []
     for operator in reversed(graph.operators):
-        now = [v for v in dict.fromkeys((*operator.inputs, *operator.outputs)) if v not in needed]
+        now = [
+            v
+            for v in dict.fromkeys((*operator.inputs, *operator.outputs))
+            if v not in needed
+        ]
         needed.update(now)
         dead.append(now)
     return dead[::-1]

@@ -28,7 +28,9 @@ def reduce_extreme(op: Reduction, x: Array) -> Result:
 
 @computes(ops.REDUCE_SUM)
 def reduce_sum(op: ops.REDUCE_SUM, x: Array) -> Result:
-    """In fp64: numpy adds in order along an axis that is not the last, which costs fp32 digits on long axes."""
+    """In fp64: numpy adds in order along an axis that is not the last, which costs fp32
+    digits on long axes.
+    """
     accumulator = np.float64 if x.dtype.kind == "f" else np.int64
     return np.add.reduce(x, axis=op.axis, keepdims=True, dtype=accumulator)
 
@@ -40,7 +42,9 @@ def reduce_product(op: ops.REDUCE_PRODUCT, x: Array) -> Result:
 
 @computes(ops.ARGMAX)
 def argmax(op: ops.ARGMAX, x: Array) -> Result:
-    """The first maximum; NaN is the maximum with PROPAGATE, and none with IGNORE unless there is nothing else."""
+    """The first maximum; NaN is the maximum with PROPAGATE, and none with IGNORE unless
+    there is nothing else.
+    """
     if op.nan_mode is not NanMode.IGNORE or x.dtype.kind != "f":
         return np.argmax(x, axis=op.axis)
     lowest = np.where(np.isnan(x), -np.inf, x)

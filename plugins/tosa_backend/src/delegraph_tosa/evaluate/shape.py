@@ -1,4 +1,6 @@
-"""Kernels of the shape operators of the 1.1 draft: their results are known since their types were inferred."""
+"""Kernels of the shape operators of the 1.1 draft: their results are known since their
+types were inferred.
+"""
 
 from __future__ import annotations
 

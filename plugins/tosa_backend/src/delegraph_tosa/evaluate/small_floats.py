@@ -1,8 +1,10 @@
-"""Element types of at most 8 bits that numpy does not have: bit patterns in memory, fp32 where something is computed.
+"""Element types of at most 8 bits that numpy does not have: bit patterns in memory,
+fp32 where something is computed.
 
-FP8 is OCP-OFP8's: E4M3 has no infinities, and one NaN of each sign; E5M2 is the upper half of an fp16. FP6, FP4, the
-scale E8M0 and MXINT8 are OCP-MX's: FP6 and FP4 have neither infinities nor NaN, E8M0 is a power of two without a sign,
-MXINT8 an integer in units of 1/64 (specification: Supported Number Formats).
+FP8 is OCP-OFP8's: E4M3 has no infinities, and one NaN of each sign; E5M2 is the upper
+half of an fp16. FP6, FP4, the scale E8M0 and MXINT8 are OCP-MX's: FP6 and FP4 have
+neither infinities nor NaN, E8M0 is a power of two without a sign, MXINT8 an integer in
+units of 1/64 (specification: Supported Number Formats).
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from ..ir.types import SMALL_FLOATS, DType
 
 
 class Format(NamedTuple):
-    """Bits of a float. The exponent of 0 is that of subnormal numbers; ``largest`` is the largest finite pattern."""
+    """Bits of a float. The exponent of 0 is that of subnormal numbers; ``largest`` is
+    the largest finite pattern.
+    """
 
     exponent: int
     fraction: int
@@ -52,7 +56,8 @@ def _values(dtype: DType) -> Array:
         return np.array([*powers, np.nan], np.float32)
     form = FORMATS[dtype]
     bits = np.arange(form.sign)
-    exponent, fraction = bits >> form.fraction, (bits & (1 << form.fraction) - 1) / (1 << form.fraction)
+    exponent = bits >> form.fraction
+    fraction = (bits & (1 << form.fraction) - 1) / (1 << form.fraction)
     normal = np.ldexp(1 + fraction, exponent - form.bias)
     magnitude = np.where(exponent > 0, normal, np.ldexp(fraction, 1 - form.bias))
     magnitude = np.where(bits > form.largest, np.nan, magnitude)
@@ -63,7 +68,9 @@ def _values(dtype: DType) -> Array:
 
 
 def overflow(dtype: DType) -> tuple[float, bool]:
-    """The number half a step above the largest one, and whether it is rounded up, so that it is out of range itself."""
+    """The number half a step above the largest one, and whether it is rounded up, so
+    that it is out of range itself.
+    """
     if dtype is DType.MXINT8:
         return 127.5 / MXINT8_UNITS, True
     largest = FORMATS[dtype].largest
@@ -83,12 +90,15 @@ def decoded(bits: Array, dtype: DType) -> Array:
 def encoded(array: Array, dtype: DType) -> Array:
     """The bit patterns of the nearest numbers, ties to even.
 
-    What is too large becomes NaN (E4M3), infinite (E5M2) or, where there is neither, the largest number, and NaN
-    becomes NaN or, where there is none, 0: the specification leaves that open.
+    What is too large becomes NaN (E4M3), infinite (E5M2) or, where there is neither,
+    the largest number, and NaN becomes NaN or, where there is none, 0: the
+    specification leaves that open.
     """
     wide = array.astype(np.float64)
     if dtype is DType.MXINT8:
-        units: Array = np.clip(np.rint(np.where(np.isnan(wide), 0, wide) * MXINT8_UNITS), -128, 127)
+        units: Array = np.clip(
+            np.rint(np.where(np.isnan(wide), 0, wide) * MXINT8_UNITS), -128, 127
+        )
         return units.astype(np.int8)
     if dtype is DType.FP8UE8M0:
         return _scales(wide)

@@ -1,4 +1,6 @@
-"""A graph of dynamic shapes for inputs of one size: every shape follows from those, before anything is computed."""
+"""A graph of dynamic shapes for inputs of one size: every shape follows from those,
+before anything is computed.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,15 @@ def is_dynamic(graph: Graph) -> bool:
 
 
 def specialized(graph: Graph, shapes: Sequence[Shape]) -> Graph:
-    """The graph for inputs of these shapes: shape operators are constants, and constants stay the same values.
+    """The graph for inputs of these shapes: shape operators are constants, and
+    constants stay the same values.
 
     Raises InputError if an operator does not take what comes of them.
     """
-    inputs = [Value(Type(shape, v.dtype), name=v.name) for v, shape in zip(graph.inputs, shapes, strict=True)]
+    inputs = [
+        Value(Type(shape, v.dtype), name=v.name)
+        for v, shape in zip(graph.inputs, shapes, strict=True)
+    ]
     new = dict(zip(graph.inputs, inputs, strict=True))
     operators = []
     for old in graph.operators:
@@ -36,22 +42,31 @@ def specialized(graph: Graph, shapes: Sequence[Shape]) -> Graph:
     return Graph(inputs, [new.get(v, v) for v in graph.outputs], operators, graph.name)
 
 
-def _applied(old: Operator, inputs: Sequence[Value], shapes: Sequence[Shape]) -> Operator:
+def _applied(
+    old: Operator, inputs: Sequence[Value], shapes: Sequence[Shape]
+) -> Operator:
     """``old`` on other operands, the results of a shape operator as constants."""
     operator = copy.copy(old)
     operator.inputs = tuple(inputs)
     for name, body in old.attribute_values().items():
         if isinstance(body, Graph) and is_dynamic(body):
-            operator.__dict__[name] = specialized(body, [v.shape for v in inputs[-len(body.inputs) :]])
+            operator.__dict__[name] = specialized(
+                body, [v.shape for v in inputs[-len(body.inputs) :]]
+            )
     try:
         types = operator.infer()
     except Illegal as why:
         given = ", ".join(str(list(shape)) for shape in shapes)
-        text = f"inputs of the shapes {given} do not go through the program: {operator.name}: {why}"
+        text = (
+            f"inputs of the shapes {given} do not go through the program:"
+            f" {operator.name}: {why}"
+        )
         raise InputError("input-invalid", text, source=old.source) from why
     if isinstance(operator, ShapeOperator):
         operator.outputs = (literal(operator.entries, DType.SHAPE, np.int64),)
     else:
         pairs = zip(types, old.outputs, strict=True)
-        operator.outputs = tuple([Value(type, name=v.name, producer=operator) for type, v in pairs])
+        operator.outputs = tuple(
+            [Value(type, name=v.name, producer=operator) for type, v in pairs]
+        )
     return operator

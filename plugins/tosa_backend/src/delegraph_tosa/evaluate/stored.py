@@ -10,7 +10,8 @@ from ..ir.types import BLOCK_SCALED
 
 
 def stored_elements(value: Value) -> tuple[Array, ...]:
-    """The elements of a constant, an array for each of ``types.stored_types``: values and scales are apart.
+    """The elements of a constant, an array for each of ``types.stored_types``: values
+    and scales are apart.
 
     Expressions over constants are evaluated here and nowhere earlier.
     """
@@ -27,5 +28,7 @@ def _elements(value: Value) -> Array:
 
         return materialize(value)
     if constant is None:
-        raise InternalError("internal", f"{value!r} was taken for a constant and is none")
+        raise InternalError(
+            "internal", f"{value!r} was taken for a constant and is none"
+        )
     return constant.materialize()

@@ -1,7 +1,8 @@
-"""Kernels of variables (specification: Variable Operators): tensors that keep their value from call to call.
+"""Kernels of variables (specification: Variable Operators): tensors that keep their
+value from call to call.
 
-Unless its caller holds the variables, a program starts from the initial values each time. A graph of control flow sees
-the variables of the one it is in.
+Unless its caller holds the variables, a program starts from the initial values each
+time. A graph of control flow sees the variables of the one it is in.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _VARIABLES: ContextVar[dict[str, Array] | None] = ContextVar("_VARIABLES", defau
 
 @contextmanager
 def variables(held: dict[str, Array] | None = None) -> Iterator[dict[str, Array]]:
-    """The variables of the run that this thread is in; if it is in none, ``held``, or a new set."""
+    """The variables of the run that this thread is in; if it is in none, ``held``, or a
+    new set.
+    """
     current = _VARIABLES.get()
     if current is not None:
         yield current
@@ -52,5 +55,8 @@ def variable_write(op: ops.VARIABLE_WRITE, x: Array) -> Result:
 def variable_read(op: ops.VARIABLE_READ) -> Result:
     with variables() as held:
         if op.variable not in held:
-            raise InputError("input-invalid", f"variable {op.variable!r} is read before it is declared")
+            raise InputError(
+                "input-invalid",
+                f"variable {op.variable!r} is read before it is declared",
+            )
         return held[op.variable]

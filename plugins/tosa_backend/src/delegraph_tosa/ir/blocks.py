@@ -1,7 +1,8 @@
 """Elements of block-scaled tensors in memory, in two forms.
 
-In one array of (value, scale) pairs, the array has the tensor's shape, and its axes can be moved like those of any
-other array. In two arrays, values and scales as in files, it takes half of the memory, and a file's bytes need no copy.
+In one array of (value, scale) pairs, the array has the tensor's shape, and its axes can
+be moved like those of any other array. In two arrays, values and scales as in files, it
+takes half of the memory, and a file's bytes need no copy.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def paired(values: Array, scales: Array, type: Type) -> Array:
 
 
 def parted(array: Array, type: Type) -> tuple[Array, Array]:
-    """``paired`` [*S,C] -> values [*S,C] and scales [*S,C/size], both views of ``array``."""
+    """``paired`` [*S,C] -> values [*S,C] and scales [*S,C/size], both views of
+    ``array``.
+    """
     scales: Array = array["scale"][..., :: BLOCK_SCALED[type.dtype].size]
     return array["value"], scales

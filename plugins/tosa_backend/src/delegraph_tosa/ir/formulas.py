@@ -1,7 +1,9 @@
-"""Numbers that are computed from sizes and are no sizes: ``n ** 0.5``, ``n / 2``, whether ``n > 4``.
+"""Numbers that are computed from sizes and are no sizes: ``n ** 0.5``, ``n / 2``,
+whether ``n > 4``.
 
-Code computes with a ``Formula`` as with a float: arithmetic returns another Formula, and every use of the number itself
-raises ``Undecided``. ``==`` compares expressions, not values.
+Code computes with a ``Formula`` as with a float: arithmetic returns another Formula,
+and every use of the number itself raises ``Undecided``. ``==`` compares expressions,
+not values.
 """
 
 from __future__ import annotations
@@ -15,12 +17,16 @@ Number = float
 
 
 class Formula:
-    """``function`` (``+``, ``*``, ``/`` or ``**``) of two numbers, at least one of which is known at run time only."""
+    """``function`` (``+``, ``*``, ``/`` or ``**``) of two numbers, at least one of
+    which is known at run time only.
+    """
 
     __slots__ = ("function", "left", "right")
 
     def __init__(self, function: str, left: Number, right: Number) -> None:
-        self.function, self.left, self.right = function, left, right
+        self.function = function
+        self.left = left
+        self.right = right
 
     def _as_float(self) -> Number:
         """The formula, typed as the float for which code takes it."""
@@ -61,10 +67,16 @@ class Formula:
         return hash(_parts(self))
 
     def _unknown(self, *_: Any, **__: Any) -> Any:
-        raise Undecided(f"it needs {self} at compile time, which is known at run time only")
+        raise Undecided(
+            f"it needs {self} at compile time, which is known at run time only"
+        )
 
-    __float__ = __int__ = __index__ = __bool__ = __round__ = __trunc__ = __floor__ = __ceil__ = __abs__ = _unknown
-    __lt__ = __le__ = __gt__ = __ge__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __rpow__ = _unknown
+    __float__ = __int__ = __index__ = __bool__ = __round__ = __trunc__ = __floor__ = (
+        __ceil__
+    ) = __abs__ = _unknown
+    __lt__ = __le__ = __gt__ = __ge__ = __mod__ = __rmod__ = __floordiv__ = (
+        __rfloordiv__
+    ) = __rpow__ = _unknown
     __array__ = __array_ufunc__ = _unknown
 
     def __str__(self) -> str:
@@ -83,7 +95,9 @@ def formula(function: str, left: Number, right: Number) -> Number:
 
 
 class Relation(NamedTuple):
-    """Whether ``left`` is ``function`` (``>``, ``>=`` or ``==``) ``right``; if ``not_``, whether it is not."""
+    """Whether ``left`` is ``function`` (``>``, ``>=`` or ``==``) ``right``; if
+    ``not_``, whether it is not.
+    """
 
     function: str
     left: int

@@ -1,7 +1,8 @@
-"""The typed graph: values, operators that infer the types of their results, and constants.
+"""The typed graph: values, operators that infer the types of their results, and
+constants.
 
-The elements of a constant may be computed only when a file is written. This module imports neither torch nor
-flatbuffers.
+The elements of a constant may be computed only when a file is written. This module
+imports neither torch nor flatbuffers.
 """
 
 from __future__ import annotations
@@ -30,26 +31,35 @@ Array = npt.NDArray[Any]
 _NOTED: ContextVar[list[Illegal] | None] = ContextVar("_NOTED", default=None)
 """The list to which ``note`` adds broken rules; None lets it raise."""
 LONGEST_NAME = 100
-"""The most characters of a value's name in messages and pictures: names in a file may have megabytes."""
+"""The most characters of a value's name in messages and pictures: names in a file may
+have megabytes.
+"""
 
 
 def check(ok: bool, why: str, rule: str = "unnamed") -> None:
-    """Raise ``Illegal`` unless ``ok``, for a rule on which later checks of ``infer`` depend."""
+    """Raise ``Illegal`` unless ``ok``, for a rule on which later checks of ``infer``
+    depend.
+    """
     if not ok:
         raise Illegal(why, rule)
 
 
 def note(ok: bool, why: str, rule: str) -> None:
-    """As ``check``, for a rule on which no later check depends: in ``infer_all``, ``infer`` goes on after it."""
+    """As ``check``, for a rule on which no later check depends: in ``infer_all``,
+    ``infer`` goes on after it.
+    """
     if not ok:
-        broken, noted = Illegal(why, rule), _NOTED.get()
+        broken = Illegal(why, rule)
+        noted = _NOTED.get()
         if noted is None:
             raise broken
         noted.append(broken)
 
 
 def infer_all(operator: Operator) -> tuple[tuple[Type, ...], list[Illegal]]:
-    """The result types of ``infer``, and all rules that it finds broken. If there are any, the types may be wrong."""
+    """The result types of ``infer``, and all rules that it finds broken. If there are
+    any, the types may be wrong.
+    """
     try:
         return operator.infer(), []
     except Illegal:  # the first broken rule: infer again, to find all
@@ -69,7 +79,9 @@ def _infer_noting(operator: Operator) -> tuple[tuple[Type, ...], list[Illegal]]:
 
 
 class Literal:
-    """A constant whose elements are in memory: small constants, and those of a file that was read."""
+    """A constant whose elements are in memory: small constants, and those of a file
+    that was read.
+    """
 
     __slots__ = ("array",)
 
@@ -81,7 +93,9 @@ class Literal:
 
 
 class Deferred:
-    """A constant whose elements are read or computed by ``load`` when a file is written, such as a weight."""
+    """A constant whose elements are read or computed by ``load`` when a file is
+    written, such as a weight.
+    """
 
     __slots__ = ("load",)
 
@@ -93,7 +107,8 @@ class Deferred:
 
 
 class Folded:
-    """A constant that is result ``index`` of an operator on constants, evaluated when a file is written.
+    """A constant that is result ``index`` of an operator on constants, evaluated when a
+    file is written.
 
     ``elements`` caches a small result.
     """
@@ -101,17 +116,22 @@ class Folded:
     __slots__ = ("elements", "index", "operator")
 
     def __init__(self, operator: Operator, index: int = 0) -> None:
-        self.operator, self.index = operator, index
+        self.operator = operator
+        self.index = index
         self.elements: Array | None = None
 
 
 class Scaled:
-    """A block-scaled constant of ``type`` whose values and scales are in memory, in two arrays."""
+    """A block-scaled constant of ``type`` whose values and scales are in memory, in two
+    arrays.
+    """
 
     __slots__ = ("scales", "type", "values")
 
     def __init__(self, values: Array, scales: Array, type: Type) -> None:
-        self.values, self.scales, self.type = values, scales, type
+        self.values = values
+        self.scales = scales
+        self.type = type
 
     def materialize(self) -> Array:
         return paired(self.values, self.scales, self.type)
@@ -121,18 +141,27 @@ Constant = Literal | Deferred | Folded | Scaled
 
 
 class Value:
-    """One tensor or shape: its type, and its ``constant`` if it is one. Compared by identity.
+    """One tensor or shape: its type, and its ``constant`` if it is one. Compared by
+    identity.
 
-    ``producer`` is the operator of the graph that computes it; None for inputs and constants. ``range`` is the smallest
-    and the largest element that integers can have; None if it is not known.
+    ``producer`` is the operator of the graph that computes it; None for inputs and
+    constants. ``range`` is the smallest and the largest element that integers can have;
+    None if it is not known.
     """
 
     __slots__ = ("constant", "name", "producer", "range", "type")
 
     def __init__(
-        self, type: Type, constant: Constant | None = None, name: str = "", producer: Operator | None = None
+        self,
+        type: Type,
+        constant: Constant | None = None,
+        name: str = "",
+        producer: Operator | None = None,
     ) -> None:
-        self.type, self.constant, self.name, self.producer = type, constant, name, producer
+        self.type = type
+        self.constant = constant
+        self.name = name
+        self.producer = producer
         self.range: tuple[int, int] | None = None
 
     @property
@@ -148,17 +177,27 @@ class Value:
         return len(self.type.shape)
 
     def __repr__(self) -> str:
-        name = self.name if len(self.name) <= LONGEST_NAME else f"{self.name[:LONGEST_NAME]}…"
+        name = (
+            self.name
+            if len(self.name) <= LONGEST_NAME
+            else f"{self.name[:LONGEST_NAME]}…"
+        )
         return f"%{name or '?'}: {self.type}"
 
 
 def shape_of(value: Value) -> tuple[int, ...]:
-    """The entries of a SHAPE value, a constant or the result of an inferred shape operator; else raises Illegal."""
+    """The entries of a SHAPE value, a constant or the result of an inferred shape
+    operator; else raises Illegal.
+    """
     constant = value.constant
     if value.type.dtype is DType.SHAPE:
         if isinstance(constant, Literal):
             return tuple(constant.array.tolist())
-        if constant is None and value.producer is not None and value.producer.entries is not None:
+        if (
+            constant is None
+            and value.producer is not None
+            and value.producer.entries is not None
+        ):
             return value.producer.entries
     raise Illegal(f"{value!r} is not a constant shape", "constant-shape")
 
@@ -166,40 +205,63 @@ def shape_of(value: Value) -> tuple[int, ...]:
 class Operator:
     """One TOSA operator; the class's name is the specification's.
 
-    A subclass declares its operands (annotated ``Value``; one may be ``Values``, a list of all remaining operands), its
-    attributes (any other annotation, in the flatbuffer schema's order, perhaps with a default), and ``infer``. Operands
-    and attributes of its base class come first. Modules of operators need ``from __future__ import annotations``.
-    Operators are compared by identity.
+    A subclass declares its operands (annotated ``Value``; one may be ``Values``, a list
+    of all remaining operands), its attributes (any other annotation, in the flatbuffer
+    schema's order, perhaps with a default), and ``infer``. Operands and attributes of
+    its base class come first. Modules of operators need ``from __future__ import
+    annotations``. Operators are compared by identity.
     """
 
     operands: ClassVar[tuple[str, ...]] = ()
     variadic: ClassVar[bool] = False
     attributes: ClassVar[dict[str, str]] = {}
-    """Attribute name -> kind, in schema order: int, bool, Ints, Number, DType, NanMode, ResizeMode, RoundingMode, str,
-    bytes, BlockSize, Graph. ResultDType and ResultTypes are not stored: a file has them as types of the results."""
+    """Attribute name -> kind, in schema order: int, bool, Ints, Number, DType, NanMode,
+    ResizeMode, RoundingMode, str, bytes, BlockSize, Graph. ResultDType and ResultTypes
+    are not stored: a file has them as types of the results.
+    """
     has_graphs: ClassVar[bool] = False
     """Whether an attribute is a Graph."""
 
     entries: tuple[int, ...] | None = None
-    """The entries that a shape operator computes, after ``infer``; None for all other operators."""
+    """The entries that a shape operator computes, after ``infer``; None for all other
+    operators.
+    """
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     source: Any
 
     def __init_subclass__(cls) -> None:
-        own = {k: v for k, v in vars(cls).get("__annotations__", {}).items() if not v.startswith("ClassVar")}
+        own = {
+            k: v
+            for k, v in vars(cls).get("__annotations__", {}).items()
+            if not v.startswith("ClassVar")
+        }
         operands = tuple(k for k, v in own.items() if v in ("Value", "Values"))
         for position, name in enumerate(operands, start=len(cls.operands)):
-            after = len(operands) - 1 - operands.index(name) if "Values" in own.values() else 0
-            setattr(cls, name, _operand(position, own[name] == "Values", after, cls.variadic))
+            after = (
+                len(operands) - 1 - operands.index(name)
+                if "Values" in own.values()
+                else 0
+            )
+            setattr(
+                cls,
+                name,
+                _operand(position, own[name] == "Values", after, cls.variadic),
+            )
             cls.variadic = cls.variadic or own[name] == "Values"
         cls.operands += operands
-        cls.attributes = cls.attributes | {k: v for k, v in own.items() if k not in operands}
+        cls.attributes = cls.attributes | {
+            k: v for k, v in own.items() if k not in operands
+        }
         cls.has_graphs = "Graph" in cls.attributes.values()
 
-    def __init__(self, inputs: Sequence[Value], source: Any = None, **attributes: Any) -> None:
-        self.inputs, self.outputs, self.source = tuple(inputs), (), source
+    def __init__(
+        self, inputs: Sequence[Value], source: Any = None, **attributes: Any
+    ) -> None:
+        self.inputs = tuple(inputs)
+        self.outputs = ()
+        self.source = source
         self.__dict__.update(attributes)
 
     @property
@@ -207,7 +269,9 @@ class Operator:
         return type(self).__name__
 
     def infer(self) -> tuple[Type, ...]:
-        """The types of the results; raises ``Illegal`` for what the specification calls ERROR_IF."""
+        """The types of the results; raises ``Illegal`` for what the specification calls
+        ERROR_IF.
+        """
         raise NotImplementedError
 
     def attribute_values(self) -> dict[str, Any]:
@@ -219,9 +283,11 @@ class Operator:
 
 
 def _operand(position: int, is_list: bool, after: int, after_list: bool) -> property:
-    """The property of an operand. ``after`` is the number of operands after it, by which those after a list are found.
+    """The property of an operand. ``after`` is the number of operands after it, by
+    which those after a list are found.
 
-    ``is_list``: whether it is the list of ``Values``; ``after_list``: whether it comes after one.
+    ``is_list``: whether it is the list of ``Values``; ``after_list``: whether it comes
+    after one.
     """
     if is_list:
         return property(lambda op: op.inputs[position : len(op.inputs) - after])
@@ -234,30 +300,44 @@ Values = tuple[Value, ...]
 Ints = tuple[int, ...]
 Number = float | int
 ResultDType = DType
-"""Element type of the result where operands and attributes do not determine it (CAST, RESCALE, MATMUL)."""
+"""Element type of the result where operands and attributes do not determine it (CAST,
+RESCALE, MATMUL).
+"""
 ResultTypes = tuple[Type, ...]
-"""Types of the results of an operator that cannot be inferred (CUSTOM, VARIABLE_READ)."""
+"""Types of the results of an operator that cannot be inferred (CUSTOM, VARIABLE_READ).
+"""
 
 
 class Graph:
     """Operators in topological order, with named inputs and outputs in calling order.
 
-    A constant is no operator but a ``Value`` with a ``constant``; the writer emits CONST and CONST_SHAPE for those that
-    are used.
+    A constant is no operator but a ``Value`` with a ``constant``; the writer emits
+    CONST and CONST_SHAPE for those that are used.
     """
 
     def __init__(
-        self, inputs: Iterable[Value], outputs: Iterable[Value], operators: Iterable[Operator], name: str = "main"
+        self,
+        inputs: Iterable[Value],
+        outputs: Iterable[Value],
+        operators: Iterable[Operator],
+        name: str = "main",
     ) -> None:
-        self.inputs, self.outputs, self.operators, self.name = list(inputs), list(outputs), list(operators), name
+        self.inputs = list(inputs)
+        self.outputs = list(outputs)
+        self.operators = list(operators)
+        self.name = name
 
     def bodies(self) -> list[Graph]:
         """The graphs of its control flow operators, each once."""
-        attributes = (v for op in self.operators if op.has_graphs for v in vars(op).values())
+        attributes = (
+            v for op in self.operators if op.has_graphs for v in vars(op).values()
+        )
         return list(dict.fromkeys(v for v in attributes if isinstance(v, Graph)))
 
     def reachable(self) -> list[Graph]:
-        """The graph itself and all graphs inside of it, each once; a graph comes before the graphs of its operators."""
+        """The graph itself and all graphs inside of it, each once; a graph comes before
+        the graphs of its operators.
+        """
         done: dict[Graph, None] = {}
         visited: set[Graph] = set()
 
@@ -278,9 +358,11 @@ class Graph:
 
 
 class Entries(Operator):
-    """A placeholder for the shape operators that compute a SHAPE with sizes known at run time only.
+    """A placeholder for the shape operators that compute a SHAPE with sizes known at
+    run time only.
 
-    Rules and passes read its entries. The pass ``compute_shapes`` replaces it by operators of TOSA.
+    Rules and passes read its entries. The pass ``compute_shapes`` replaces it by
+    operators of TOSA.
     """
 
     def __init__(self, entries: tuple[int, ...]) -> None:

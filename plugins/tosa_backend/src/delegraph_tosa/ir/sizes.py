@@ -1,9 +1,11 @@
 """Sizes that are known at run time only, and arithmetic on them.
 
-A ``Size`` is a polynomial with integer coefficients whose variables ("atoms") are symbols, quotients rounded down,
-maxima and minima. Code computes with a Size as with an int, and is typed for int; a result without atoms is an int
-again. ``==`` compares expressions, not values: it is False for two sizes that may be equal at run time. A comparison
-by ``<`` that the ranges of the symbols do not decide raises ``Undecided``, and so does every use of the number itself.
+A ``Size`` is a polynomial with integer coefficients whose variables ("atoms") are
+symbols, quotients rounded down, maxima and minima. Code computes with a Size as with an
+int, and is typed for int; a result without atoms is an int again. ``==`` compares
+expressions, not values: it is False for two sizes that may be equal at run time. A
+comparison by ``<`` that the ranges of the symbols do not decide raises ``Undecided``,
+and so does every use of the number itself.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class Extreme(NamedTuple):
 
 
 MOST_ATOMS = 256
-"""The most atoms of a size, those inside of quotients included: a short file could ask for a polynomial without end."""
+"""The most atoms of a size, those inside of quotients included: a short file could ask
+for a polynomial without end.
+"""
 
 Atom = Symbol | Quotient | Extreme
 Monomial = tuple[Atom, ...]
@@ -67,7 +71,8 @@ Terms = dict[Monomial, int]
 
 
 class Size:
-    """A sum of monomials with coefficients, at least one of which has an atom. Immutable.
+    """A sum of monomials with coefficients, at least one of which has an atom.
+    Immutable.
 
     ``atoms`` is their number. Raises Undecided for more than MOST_ATOMS.
     """
@@ -75,9 +80,14 @@ class Size:
     __slots__ = ("_hash", "_range", "atoms", "terms")
 
     def __init__(self, terms: Terms) -> None:
-        self.atoms = sum([_atoms(one) for monomial in terms for one in monomial]) + len(terms)
+        self.atoms = sum([_atoms(one) for monomial in terms for one in monomial]) + len(
+            terms
+        )
         if self.atoms > MOST_ATOMS:
-            raise Undecided(f"a size is made of more than {MOST_ATOMS} others, and is not followed any further")
+            raise Undecided(
+                f"a size is made of more than {MOST_ATOMS} others, and is not followed"
+                " any further"
+            )
         self.terms = terms
         self._hash = hash(frozenset(terms.items()))
         self._range: Range | None = None
@@ -85,12 +95,18 @@ class Size:
     # ---- arithmetic
 
     def __add__(self, other: int) -> int:
-        return _beside(self, "+", other) if _terms(other) is None else _sum(self, other, 1)
+        return (
+            _beside(self, "+", other) if _terms(other) is None else _sum(self, other, 1)
+        )
 
     __radd__ = __add__
 
     def __sub__(self, other: int) -> int:
-        return _beside(self, "+", other, -1) if _terms(other) is None else _sum(self, other, -1)
+        return (
+            _beside(self, "+", other, -1)
+            if _terms(other) is None
+            else _sum(self, other, -1)
+        )
 
     def __rsub__(self, other: int) -> int:
         return (-self) + other
@@ -115,10 +131,14 @@ class Size:
     __rmul__ = __mul__
 
     def __floordiv__(self, other: int) -> int:
-        return NotImplemented if _terms(other) is None else _quotient(_as_int(self), other)
+        return (
+            NotImplemented if _terms(other) is None else _quotient(_as_int(self), other)
+        )
 
     def __rfloordiv__(self, other: int) -> int:
-        return NotImplemented if _terms(other) is None else _quotient(other, _as_int(self))
+        return (
+            NotImplemented if _terms(other) is None else _quotient(other, _as_int(self))
+        )
 
     def __mod__(self, other: int) -> int:
         return self - (self // other) * other
@@ -129,16 +149,24 @@ class Size:
     # ---- comparison
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Size) and self._hash == other._hash and self.terms == other.terms
+        return (
+            isinstance(other, Size)
+            and self._hash == other._hash
+            and self.terms == other.terms
+        )
 
     def __hash__(self) -> int:
         return self._hash
 
     def __lt__(self, other: int) -> bool:
-        return _decided(self - other, f"{self} < {other}", lambda low, high: (high < 0, low >= 0))
+        return _decided(
+            self - other, f"{self} < {other}", lambda low, high: (high < 0, low >= 0)
+        )
 
     def __le__(self, other: int) -> bool:
-        return _decided(self - other, f"{self} <= {other}", lambda low, high: (high <= 0, low > 0))
+        return _decided(
+            self - other, f"{self} <= {other}", lambda low, high: (high <= 0, low > 0)
+        )
 
     def __gt__(self, other: int) -> bool:
         return not self <= other
@@ -147,7 +175,11 @@ class Size:
         return not self < other
 
     def __bool__(self) -> bool:
-        return _decided(_as_int(self), f"{self} is 0", lambda low, high: (low > 0 or high < 0, low == high == 0))
+        return _decided(
+            _as_int(self),
+            f"{self} is 0",
+            lambda low, high: (low > 0 or high < 0, low == high == 0),
+        )
 
     # ---- uses of the number itself, which is not known
 
@@ -155,9 +187,13 @@ class Size:
         return self // other, self % other
 
     def _unknown(self, *_: Any, **__: Any) -> Any:
-        raise Undecided(f"it needs the size {self} at compile time, which is known at run time only")
+        raise Undecided(
+            f"it needs the size {self} at compile time, which is known at run time only"
+        )
 
-    __index__ = __int__ = __float__ = __complex__ = __round__ = __trunc__ = __abs__ = _unknown
+    __index__ = __int__ = __float__ = __complex__ = __round__ = __trunc__ = __abs__ = (
+        _unknown
+    )
     __rpow__ = __lshift__ = __rlshift__ = __array__ = __array_ufunc__ = _unknown
 
     def __truediv__(self, other: float) -> float:
@@ -170,14 +206,26 @@ class Size:
         return formula("**", _as_int(self), other)
 
     def __str__(self) -> str:
-        return "".join(_signed(m, c, first=k == 0) for k, (m, c) in enumerate(_sorted(self.terms))) or "0"
+        return (
+            "".join(
+                _signed(m, c, first=k == 0)
+                for k, (m, c) in enumerate(_sorted(self.terms))
+            )
+            or "0"
+        )
 
     __repr__ = __str__
 
 
 def _beside(size: Size, function: str, other: Any, sign: int = 1) -> Any:
-    """A size plus or times a float or Formula, as a Formula; NotImplemented for anything else."""
-    return formula(function, _as_int(size), sign * other) if isinstance(other, (float, Formula)) else NotImplemented
+    """A size plus or times a float or Formula, as a Formula; NotImplemented for
+    anything else.
+    """
+    return (
+        formula(function, _as_int(size), sign * other)
+        if isinstance(other, (float, Formula))
+        else NotImplemented
+    )
 
 
 def _factor(size: int) -> str:
@@ -216,7 +264,9 @@ def _ordered(atoms: Iterable[Atom]) -> Monomial:
 
 def _sorted(terms: Terms) -> list[tuple[Monomial, int]]:
     """The terms in order: products of many atoms first, the number last."""
-    return sorted(terms.items(), key=lambda term: (-len(term[0]), [str(atom) for atom in term[0]]))
+    return sorted(
+        terms.items(), key=lambda term: (-len(term[0]), [str(atom) for atom in term[0]])
+    )
 
 
 def _terms(size: object) -> Terms | None:
@@ -241,7 +291,9 @@ def _sum(left: object, right: object, sign: int) -> int:
 
 
 def _quotient(dividend: int, divisor: int) -> int:
-    """``dividend // divisor``; the part of the dividend that divides evenly is no quotient."""
+    """``dividend // divisor``; the part of the dividend that divides evenly is no
+    quotient.
+    """
     if not is_dynamic(divisor):
         return _by_number(dividend, divisor)
     whole, rest = _divided(dividend, divisor)
@@ -260,7 +312,12 @@ def _by_number(dividend: int, divisor: int) -> int:
     if divisor == 0:
         raise ZeroDivisionError("division of a size by zero")
     terms = _terms(dividend) or {}
-    whole = _made({m: c // divisor if not m else math.trunc(Fraction(c, divisor)) for m, c in terms.items()})
+    whole = _made(
+        {
+            m: c // divisor if not m else math.trunc(Fraction(c, divisor))
+            for m, c in terms.items()
+        }
+    )
     rest = dividend - whole * divisor
     if _is_below(rest, divisor):
         return whole
@@ -272,19 +329,38 @@ def _by_number(dividend: int, divisor: int) -> int:
 
 
 def _rounded_down(rest: int, divisor: int) -> int:
-    """``rest // divisor`` as a quotient in lowest terms; (x // a + b) // c becomes (x + a * b) // (a * c)."""
+    """``rest // divisor`` as a quotient in lowest terms; (x // a + b) // c becomes (x +
+    a * b) // (a * c).
+    """
     terms = _terms(rest) or {}
     common = math.gcd(divisor, *(c for m, c in terms.items() if m))
     if common > 1:
-        return _by_number(_made({m: c // common for m, c in terms.items()}), divisor // common)
-    inner = next((m[0] for m, c in terms.items() if len(m) == 1 and c == 1 and isinstance(m[0], Quotient)), None)
-    if inner is not None and len(terms) - (() in terms) == 1 and type(inner.divisor) is int:
-        return _by_number(inner.dividend + terms.get((), 0) * inner.divisor, inner.divisor * divisor)
+        return _by_number(
+            _made({m: c // common for m, c in terms.items()}), divisor // common
+        )
+    inner = next(
+        (
+            m[0]
+            for m, c in terms.items()
+            if len(m) == 1 and c == 1 and isinstance(m[0], Quotient)
+        ),
+        None,
+    )
+    if (
+        inner is not None
+        and len(terms) - (() in terms) == 1
+        and type(inner.divisor) is int
+    ):
+        return _by_number(
+            inner.dividend + terms.get((), 0) * inner.divisor, inner.divisor * divisor
+        )
     return atom(Quotient(rest, divisor))
 
 
 def _divided(dividend: int, divisor: int) -> tuple[int, int]:
-    """(quotient, remainder) of two polynomials by polynomial division; the remainder may be larger than ``divisor``."""
+    """(quotient, remainder) of two polynomials by polynomial division; the remainder
+    may be larger than ``divisor``.
+    """
     (first, c), *_ = _sorted(_terms(divisor) or {})
     whole = rest = 0
     while dividend_terms := _sorted(_terms(dividend) or {}):
@@ -294,15 +370,19 @@ def _divided(dividend: int, divisor: int) -> tuple[int, int]:
         ratio = _without(monomial, first)
         if ratio is None or k % c:
             term = _made({monomial: k})
-            rest, dividend = rest + term, dividend - term
+            rest = rest + term
+            dividend = dividend - term
         else:
             term = _made({ratio: k // c})
-            whole, dividend = whole + term, dividend - term * divisor
+            whole = whole + term
+            dividend = dividend - term * divisor
     return whole, rest
 
 
 def _without(monomial: Monomial, factor: Monomial) -> Monomial | None:
-    """``monomial / factor``; None if ``monomial`` does not have all atoms of ``factor``."""
+    """``monomial / factor``; None if ``monomial`` does not have all atoms of
+    ``factor``.
+    """
     atoms = list(monomial)
     for one in factor:
         if one not in atoms:
@@ -357,8 +437,12 @@ def _extreme(left: int, right: int, larger: bool) -> int:
 
 
 def agree(left: Sequence[int], right: Sequence[int]) -> bool:
-    """Whether two shapes may be equal: ranks are equal, and no sizes are known to differ."""
-    return left == right or (len(left) == len(right) and not any(map(differ, left, right)))
+    """Whether two shapes may be equal: ranks are equal, and no sizes are known to
+    differ.
+    """
+    return left == right or (
+        len(left) == len(right) and not any(map(differ, left, right))
+    )
 
 
 def differ(left: int, right: int) -> bool:
@@ -377,12 +461,19 @@ def exceeds(left: int, right: int) -> bool:
 
 
 def products(size: int) -> list[tuple[int, int]]:
-    """The terms of a size as (product of atoms, factor), the number last; the size is the sum of product * factor."""
-    return [(_made({monomial: 1}), factor) for monomial, factor in _sorted(_terms(size) or {})]
+    """The terms of a size as (product of atoms, factor), the number last; the size is
+    the sum of product * factor.
+    """
+    return [
+        (_made({monomial: 1}), factor)
+        for monomial, factor in _sorted(_terms(size) or {})
+    ]
 
 
 def symbols(size: int) -> Iterator[Symbol]:
-    """The symbols of a size, with repetitions, also those inside of quotients and extremes; none for a number."""
+    """The symbols of a size, with repetitions, also those inside of quotients and
+    extremes; none for a number.
+    """
     if not isinstance(size, Size):
         return
     for monomial in size.terms:
@@ -402,9 +493,12 @@ def range_of(size: int) -> Range:
     if not isinstance(size, Size):
         return size, size
     if size._range is None:
-        # both are valid bounds; that of relaxed terms is narrower where x and x // d cancel
-        narrow, relaxed = _range_of_terms(size.terms), _range_of_terms(*_relaxed(size.terms))
-        low, high = max(narrow[0], relaxed[0]), min(narrow[1], relaxed[1])
+        # both are valid bounds; that of relaxed terms is narrower where x and x // d
+        # cancel
+        narrow = _range_of_terms(size.terms)
+        relaxed = _range_of_terms(*_relaxed(size.terms))
+        low = max(narrow[0], relaxed[0])
+        high = min(narrow[1], relaxed[1])
         size._range = math.ceil(low), math.floor(high)
     return size._range
 
@@ -415,22 +509,28 @@ def greatest(size: int) -> int:
 
 
 def _range_of_terms(
-    terms: Mapping[Monomial, Fraction | int], below: Fraction = ZERO, above: Fraction = ZERO
+    terms: Mapping[Monomial, Fraction | int],
+    below: Fraction = ZERO,
+    above: Fraction = ZERO,
 ) -> tuple[Fraction, Fraction]:
     """The range of the sum of ``terms``, extended by ``below`` and ``above``."""
-    low, high = -below, above
+    low = -below
+    high = above
     for monomial, c in terms.items():
         ends = [Fraction(end * c) for end in _range_of_product(monomial)]
-        low, high = low + min(ends), high + max(ends)
+        low = low + min(ends)
+        high = high + max(ends)
     return low, high
 
 
 def _range_of_product(monomial: Monomial) -> Range:
     """The range of a product of atoms."""
-    low, high = 1, 1
+    low = 1
+    high = 1
     for one in monomial:
         ends = [a * b for a in (low, high) for b in _range_of_atom(one)]
-        low, high = min(ends), max(ends)
+        low = min(ends)
+        high = max(ends)
     return low, high
 
 
@@ -447,23 +547,34 @@ def _range_of_atom(one: Atom) -> Range:
 
 
 def _relaxed(terms: Terms) -> tuple[dict[Monomial, Fraction], Fraction, Fraction]:
-    """The terms with x / d in place of x // d, and how far the original sum can be below and above their sum."""
+    """The terms with x / d in place of x // d, and how far the original sum can be
+    below and above their sum.
+    """
     relaxed: dict[Monomial, Fraction] = {}
     below = above = ZERO
     for monomial, c in terms.items():
         parts: Mapping[Monomial, int] = {monomial: 1}
         by = 1
-        if len(monomial) == 1 and isinstance(quotient := monomial[0], Quotient) and type(quotient.divisor) is int:
-            parts, by = _terms(quotient.dividend) or {}, quotient.divisor
+        if (
+            len(monomial) == 1
+            and isinstance(quotient := monomial[0], Quotient)
+            and type(quotient.divisor) is int
+        ):
+            parts = _terms(quotient.dividend) or {}
+            by = quotient.divisor
             rounded = Fraction(c * (by - 1), by)
-            below, above = below + max(rounded, ZERO), above + max(-rounded, ZERO)
+            below = below + max(rounded, ZERO)
+            above = above + max(-rounded, ZERO)
         for part, k in parts.items():
             relaxed[part] = relaxed.get(part, ZERO) + Fraction(c * k, by)
     return relaxed, below, above
 
 
-def _decided(size: int, what: str, answers: Callable[[int, int], tuple[bool, bool]]) -> bool:
-    """Whether the condition ``what`` on ``size`` is true; raises Undecided if its range does not decide.
+def _decided(
+    size: int, what: str, answers: Callable[[int, int], tuple[bool, bool]]
+) -> bool:
+    """Whether the condition ``what`` on ``size`` is true; raises Undecided if its range
+    does not decide.
 
     ``answers`` takes the range and returns (surely true, surely false).
     """

@@ -1,7 +1,7 @@
 """Sizes of a graph of control flow in terms of the sizes of its operands.
 
-In a file, each unknown size of each graph has a symbol of its own. For example, ``x.0`` of a graph is ``2*n`` of the
-tensor that the control flow operator passes as x.
+In a file, each unknown size of each graph has a symbol of its own. For example, ``x.0``
+of a graph is ``2*n`` of the tensor that the control flow operator passes as x.
 """
 
 from __future__ import annotations
@@ -14,14 +14,26 @@ from .types import Type
 
 
 def bound(inputs: Iterable[Type], operands: Iterable[Type]) -> dict[Symbol, int]:
-    """Symbol of a size in ``inputs``, types of a graph's inputs -> the size at its place in ``operands``."""
+    """Symbol of a size in ``inputs``, types of a graph's inputs -> the size at its
+    place in ``operands``.
+    """
     types = zip(inputs, operands, strict=False)
-    pairs = [pair for mine, theirs in types for pair in zip(mine.shape, theirs.shape, strict=False)]
-    return {one: size for mine, size in pairs if mine != size and (one := _plain(mine)) is not None}
+    pairs = [
+        pair
+        for mine, theirs in types
+        for pair in zip(mine.shape, theirs.shape, strict=False)
+    ]
+    return {
+        one: size
+        for mine, size in pairs
+        if mine != size and (one := _plain(mine)) is not None
+    }
 
 
 def _plain(size: int) -> Symbol | None:
-    """The symbol that ``size`` consists of, as ``n`` but not ``2*n`` or ``n+1``; None for any other size."""
+    """The symbol that ``size`` consists of, as ``n`` but not ``2*n`` or ``n+1``; None
+    for any other size.
+    """
     one = next(symbols(size), None)
     return one if one is not None and size == atom(one) else None
 
@@ -37,7 +49,12 @@ def _size(size: int, sizes: Mapping[Symbol, int]) -> int:
     """``size`` with symbols replaced."""
     if not isinstance(size, Size):
         return size
-    return sum([factor * math.prod([_atom(one, sizes) for one in product]) for product, factor in size.terms.items()])
+    return sum(
+        [
+            factor * math.prod([_atom(one, sizes) for one in product])
+            for product, factor in size.terms.items()
+        ]
+    )
 
 
 def _atom(one: Atom, sizes: Mapping[Symbol, int]) -> int:

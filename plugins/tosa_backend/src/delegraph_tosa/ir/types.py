@@ -11,10 +11,12 @@ from .sizes import agree, is_dynamic, symbol
 
 
 class DType(enum.IntEnum):
-    """An element type. The number is the flatbuffer schema's, the name in lower case is the specification's.
+    """An element type. The number is the flatbuffer schema's, the name in lower case is
+    the specification's.
 
-    The last six, of the 1.1 draft, are block-scaled: tensors contain scales (``block_scale_t``). A file has three
-    fields for such a type, from which its number is composed: block shape, scale type and value type.
+    The last six, of the 1.1 draft, are block-scaled: tensors contain scales
+    (``block_scale_t``). A file has three fields for such a type, from which its number
+    is composed: block shape, scale type and value type.
     """
 
     BOOL = 1
@@ -42,13 +44,16 @@ class DType(enum.IntEnum):
     BS32_FP8UE8M0_FP4E2M1 = 32 << 16 | 16 << 8 | 15
     BS32_FP8UE8M0_MXINT8 = 32 << 16 | 16 << 8 | 18
 
-    __hash__ = int.__hash__  # enum's own is a Python function, and types are keys of every table
+    # enum's own is a Python function, and types are keys of every table
+    __hash__ = int.__hash__
 
     def __str__(self) -> str:
         return self.name.lower()
 
 
-INTEGERS = frozenset({DType.INT4, DType.INT8, DType.INT16, DType.INT32, DType.INT48, DType.INT64})
+INTEGERS = frozenset(
+    {DType.INT4, DType.INT8, DType.INT16, DType.INT32, DType.INT48, DType.INT64}
+)
 FLOAT8 = frozenset({DType.FP8E4M3, DType.FP8E5M2})
 FLOATS = frozenset({DType.FP32, DType.FP16, DType.BF16})
 SHORT_FLOATS = FLOATS - {DType.FP32}
@@ -57,7 +62,9 @@ SMALL_FLOATS = FLOAT8 | {DType.FP6E2M3, DType.FP6E3M2, DType.FP4E2M1, DType.FP8U
 
 
 class Blocks(NamedTuple):
-    """The parts of a block-scaled element type: along the last axis, ``size`` values share one scale."""
+    """The parts of a block-scaled element type: along the last axis, ``size`` values
+    share one scale.
+    """
 
     size: int
     scale: DType
@@ -65,10 +72,14 @@ class Blocks(NamedTuple):
 
 
 BLOCK_SCALED: dict[DType, Blocks] = {
-    t: Blocks(t >> 16, DType(t >> 8 & 255), DType(t & 255)) for t in DType if t.name.startswith("BS")
+    t: Blocks(t >> 16, DType(t >> 8 & 255), DType(t & 255))
+    for t in DType
+    if t.name.startswith("BS")
 }
-"""Types of tensors to which block-scaled quantization was applied (specification: Supported Number Formats): element i
-of the last axis stands for its value times scale ``i // size``. The shape counts the values."""
+"""Types of tensors to which block-scaled quantization was applied (specification:
+Supported Number Formats): element i of the last axis stands for its value times scale
+``i // size``. The shape counts the values.
+"""
 
 
 UNKNOWN = -1
@@ -76,7 +87,9 @@ UNKNOWN = -1
 
 
 class Type(NamedTuple):
-    """Shape and element type of a value. A SHAPE value of rank 1 has shape ``(length,)``."""
+    """Shape and element type of a value. A SHAPE value of rank 1 has shape
+    ``(length,)``.
+    """
 
     shape: tuple[int, ...]
     dtype: DType
@@ -91,34 +104,55 @@ class Type(NamedTuple):
 
     @property
     def declared(self) -> tuple[int, ...]:
-        """The shape as in files, with UNKNOWN for sizes that are known at run time only."""
-        return tuple([UNKNOWN if is_dynamic(size) else size for size in self.shape]) if self.is_dynamic else self.shape
+        """The shape as in files, with UNKNOWN for sizes that are known at run time
+        only.
+        """
+        return (
+            tuple([UNKNOWN if is_dynamic(size) else size for size in self.shape])
+            if self.is_dynamic
+            else self.shape
+        )
 
     @property
     def written(self) -> str:
-        """The type as in the text form, with ``?`` for sizes that are known at run time only."""
+        """The type as in the text form, with ``?`` for sizes that are known at run time
+        only.
+        """
         sizes = ["?" if is_dynamic(size) else str(size) for size in self.shape]
         return f"[{'x'.join(sizes)}]{self.dtype}"
 
     def named(self, name: str) -> Type:
-        """The type of the tensor ``name`` that a file declares: each unknown size is a symbol of its own."""
+        """The type of the tensor ``name`` that a file declares: each unknown size is a
+        symbol of its own.
+        """
         if UNKNOWN not in self.shape:
             return self
-        sizes = [symbol(f"{name}.{axis}") if size == UNKNOWN else size for axis, size in enumerate(self.shape)]
+        sizes = [
+            symbol(f"{name}.{axis}") if size == UNKNOWN else size
+            for axis, size in enumerate(self.shape)
+        ]
         return Type(tuple(sizes), self.dtype)
 
     def reconciled(self, declared: Type) -> Type | None:
-        """The type (inferred) with the known sizes of ``declared``; None if the two contradict each other."""
+        """The type (inferred) with the known sizes of ``declared``; None if the two
+        contradict each other.
+        """
         if self == declared:
             return self
         if self.dtype is not declared.dtype or not agree(self.shape, declared.shape):
             return None
         pairs = zip(self.shape, declared.shape, strict=True)
-        return Type(tuple([mine if is_dynamic(theirs) else theirs for mine, theirs in pairs]), self.dtype)
+        return Type(
+            tuple([mine if is_dynamic(theirs) else theirs for mine, theirs in pairs]),
+            self.dtype,
+        )
 
 
 ARRAY_DTYPES: dict[DType, np.dtype[Any]] = {
-    **{t: np.dtype(t.name.lower()) for t in (DType.INT8, DType.INT16, DType.INT32, DType.INT64)},
+    **{
+        t: np.dtype(t.name.lower())
+        for t in (DType.INT8, DType.INT16, DType.INT32, DType.INT64)
+    },
     DType.BOOL: np.dtype(np.bool_),
     DType.INT4: np.dtype(np.int8),
     DType.INT48: np.dtype(np.int64),
@@ -129,24 +163,30 @@ ARRAY_DTYPES: dict[DType, np.dtype[Any]] = {
     **{t: np.dtype(np.uint8) for t in SMALL_FLOATS},
     DType.MXINT8: np.dtype(np.int8),
 }
-"""Element type of the arrays that hold constants in memory. INT4 and INT48 are widened; BF16 and the
-floats of 8 bits and less, which numpy does not have, are their bit patterns; MXINT8 is in units of 1/64."""
+"""Element type of the arrays that hold constants in memory. INT4 and INT48 are widened;
+BF16 and the floats of 8 bits and less, which numpy does not have, are their bit
+patterns; MXINT8 is in units of 1/64.
+"""
 
 ARRAY_DTYPES |= {
     t: np.dtype([("value", ARRAY_DTYPES[value]), ("scale", ARRAY_DTYPES[scale])])
     for t, (_, scale, value) in BLOCK_SCALED.items()
 }
-# Each element with its scale, as the specification's ``value_scale_t``: operators that move elements move both.
+# Each element with its scale, as the specification's ``value_scale_t``: operators that
+# move elements move both.
 
-BYTES: dict[DType, int] = {t: array.itemsize for t, array in ARRAY_DTYPES.items() if t not in BLOCK_SCALED} | {
-    DType.INT48: 6
-}
-"""Bytes an element takes in a file; INT4 and FP4 pack two into one, FP6 four into three. Block-scaled types have none:
-``stored_types`` says what a file has of them."""
+BYTES: dict[DType, int] = {
+    t: array.itemsize for t, array in ARRAY_DTYPES.items() if t not in BLOCK_SCALED
+} | {DType.INT48: 6}
+"""Bytes an element takes in a file; INT4 and FP4 pack two into one, FP6 four into
+three. Block-scaled types have none: ``stored_types`` says what a file has of them.
+"""
 
 
 def stored_types(type: Type) -> tuple[Type, ...]:
-    """The types of the tensors that a file has for a tensor: itself, or values and scales if it is block-scaled."""
+    """The types of the tensors that a file has for a tensor: itself, or values and
+    scales if it is block-scaled.
+    """
     blocks = BLOCK_SCALED.get(type.dtype)
     if blocks is None:
         return (type,)
@@ -155,11 +195,16 @@ def stored_types(type: Type) -> tuple[Type, ...]:
 
 
 def why_not_blocks(type: Type) -> str | None:
-    """Why no tensor can have this block-scaled type: its last axis does not consist of whole blocks. Else None."""
+    """Why no tensor can have this block-scaled type: its last axis does not consist of
+    whole blocks. Else None.
+    """
     blocks = BLOCK_SCALED.get(type.dtype)
     if blocks is None or (type.shape and type.shape[-1] % blocks.size == 0):
         return None
-    return f"{type} is not made of whole blocks: its last size must be a multiple of {blocks.size}"
+    return (
+        f"{type} is not made of whole blocks: its last size must be a multiple of"
+        f" {blocks.size}"
+    )
 
 
 class Mode(enum.IntEnum):

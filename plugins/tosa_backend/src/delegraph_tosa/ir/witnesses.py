@@ -1,4 +1,6 @@
-"""Which sizes that are known at run time only can be computed from the shapes of a graph's inputs, and how."""
+"""Which sizes that are known at run time only can be computed from the shapes of a
+graph's inputs, and how.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from .sizes import Symbol, atom, is_dynamic, products, symbols, weight
 
 
 class Witness(NamedTuple):
-    """How a symbol is computed: axis ``axis`` of ``input`` has the size ``factor * symbol + rest``."""
+    """How a symbol is computed: axis ``axis`` of ``input`` has the size ``factor *
+    symbol + rest``.
+    """
 
     input: Value
     axis: int
@@ -19,11 +23,17 @@ class Witness(NamedTuple):
 
 
 def witnesses(inputs: Iterable[Value]) -> dict[Symbol, Witness]:
-    """A witness for each symbol that follows from the sizes of ``inputs``: the size with the fewest atoms that has it.
+    """A witness for each symbol that follows from the sizes of ``inputs``: the size
+    with the fewest atoms that has it.
 
     ``factor`` and ``rest`` may have other symbols, which have witnesses too.
     """
-    sizes = [(size, value, axis) for value in inputs for axis, size in enumerate(value.shape) if is_dynamic(size)]
+    sizes = [
+        (size, value, axis)
+        for value in inputs
+        for axis, size in enumerate(value.shape)
+        if is_dynamic(size)
+    ]
     found: dict[Symbol, Witness] = {}
     known = -1
     while known < len(found):
@@ -35,9 +45,17 @@ def witnesses(inputs: Iterable[Value]) -> dict[Symbol, Witness]:
     return found
 
 
-def _solve(found: dict[Symbol, Witness], one: Symbol, size: int, value: Value, axis: int) -> None:
-    """Add a witness for the symbol ``one`` if ``size``, whose other symbols have witnesses, is factor * one + rest."""
-    terms = [(product, factor) for product, factor in products(size) if one in symbols(product)]
+def _solve(
+    found: dict[Symbol, Witness], one: Symbol, size: int, value: Value, axis: int
+) -> None:
+    """Add a witness for the symbol ``one`` if ``size``, whose other symbols have
+    witnesses, is factor * one + rest.
+    """
+    terms = [
+        (product, factor)
+        for product, factor in products(size)
+        if one in symbols(product)
+    ]
     product, factor = terms[0]
     other = product // atom(one)
     if len(terms) == 1 and other * atom(one) == product and one not in symbols(other):
@@ -45,8 +63,15 @@ def _solve(found: dict[Symbol, Witness], one: Symbol, size: int, value: Value, a
 
 
 def sizes_of(operators: Iterable[Operator]) -> list[int]:
-    """The sizes in SHAPE operands of ``operators`` that are known at run time only (``Entries``)."""
-    shapes = [v.producer.entries or () for op in operators for v in op.inputs if isinstance(v.producer, Entries)]
+    """The sizes in SHAPE operands of ``operators`` that are known at run time only
+    (``Entries``).
+    """
+    shapes = [
+        v.producer.entries or ()
+        for op in operators
+        for v in op.inputs
+        if isinstance(v.producer, Entries)
+    ]
     return [size for shape in shapes for size in shape]
 
 

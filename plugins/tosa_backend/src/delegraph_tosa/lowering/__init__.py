@@ -1,8 +1,12 @@
-"""From ATen to TOSA: one rule for each operator, which is support check, type rule and lowering at once."""
+"""From ATen to TOSA: one rule for each operator, which is support check, type rule and
+lowering at once.
+"""
 
 from .aten import FAMILIES
 from .builder import Tosa
-from .control import branches, repeated  # noqa: F401 - they register what lowers branches and loops
+
+# - they register what lowers branches and loops
+from .control import branches, repeated  # noqa: F401
 from .interpret.interpreter import Origin, lower_program
 from .registry import CONTROL, RULES, has_rule, lowering_of, lowers
 

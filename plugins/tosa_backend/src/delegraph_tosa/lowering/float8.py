@@ -1,7 +1,9 @@
-"""fp8: elements are moved as they are; everything else is computed in fp32 and rounded once, as torch does on a host.
+"""fp8: elements are moved as they are; everything else is computed in fp32 and rounded
+once, as torch does on a host.
 
-TOSA moves, gathers and casts fp8. Its products of fp8 add up in fp16, where torch's add up in fp32: so only a product
-that may be less exact (``_scaled_mm`` with ``use_fast_accum``) is one of fp8 in the graph.
+TOSA moves, gathers and casts fp8. Its products of fp8 add up in fp16, where torch's add
+up in fp32: so only a product that may be less exact (``_scaled_mm`` with
+``use_fast_accum``) is one of fp8 in the graph.
 """
 
 from __future__ import annotations
@@ -20,12 +22,23 @@ from .torch_values.types import finfo
 
 _MOVES = frozenset(
     {
-        *(tosa.RESHAPE, tosa.TRANSPOSE, tosa.SLICE, tosa.TILE, tosa.PAD, tosa.CONCAT, tosa.REVERSE, tosa.IDENTITY),
+        *(
+            tosa.RESHAPE,
+            tosa.TRANSPOSE,
+            tosa.SLICE,
+            tosa.TILE,
+            tosa.PAD,
+            tosa.CONCAT,
+            tosa.REVERSE,
+            tosa.IDENTITY,
+        ),
         *(tosa.GATHER, tosa.SCATTER, tosa.CAST),
     }
 )
 LEAST_KEPT = 512
-"""The fewest elements of a constant of 8 bits that becomes floats at run time, not in the file."""
+"""The fewest elements of a constant of 8 bits that becomes floats at run time, not in
+the file.
+"""
 F = TypeVar("F", bound=Callable[..., Any])
 _TAKING: set[Callable[..., Any]] = set()
 
@@ -37,7 +50,9 @@ def takes_float8(rule: F) -> F:
 
 
 def any_of(dtypes: Collection[DType], arguments: Iterable[Any]) -> bool:
-    """Whether one of the arguments is a value of these element types, or a list with such a value."""
+    """Whether one of the arguments is a value of these element types, or a list with
+    such a value.
+    """
     for argument in arguments:
         if isinstance(argument, Value):
             if argument.type.dtype in dtypes:
@@ -56,8 +71,9 @@ def widened(t: Tosa, x: Value, dtype: DType = DType.FP32) -> Value:
 def rounded(t: Tosa, x: Value, dtype: DType) -> Value:
     """Floats [*S] as fp8 of the type ``dtype``, as torch rounds them.
 
-    What is beyond the largest E4M3 becomes that, also infinities: the specification leaves open what CAST makes of it.
-    E5M2 has infinities, which are what CAST and torch make of numbers beyond its largest.
+    What is beyond the largest E4M3 becomes that, also infinities: the specification
+    leaves open what CAST makes of it. E5M2 has infinities, which are what CAST and
+    torch make of numbers beyond its largest.
     """
     if dtype is DType.FP8E4M3:
         largest = finfo(dtype).max
@@ -65,21 +81,32 @@ def rounded(t: Tosa, x: Value, dtype: DType) -> Value:
     return t.cast(x, dtype)
 
 
-def apply_to_float8(t: Tosa, function: Callable[..., Any], arguments: list[Any], cast_back: Callable[..., Any]) -> Any:
+def apply_to_float8(
+    t: Tosa,
+    function: Callable[..., Any],
+    arguments: list[Any],
+    cast_back: Callable[..., Any],
+) -> Any:
     """The result of the rule ``function``, some of whose arguments are fp8.
 
-    A rule that only moves elements gets them as they are. Others get fp32, and ``cast_back`` makes of their results
-    what torch recorded.
+    A rule that only moves elements gets them as they are. Others get fp32, and
+    ``cast_back`` makes of their results what torch recorded.
     """
     if function in _TAKING or _only_moves(t, function, arguments):
         return function(t, *arguments)
-    return cast_back(function(t, *(_each(argument, lambda x: _in_fp32(t, x)) for argument in arguments)))
+    return cast_back(
+        function(
+            t, *(_each(argument, lambda x: _in_fp32(t, x)) for argument in arguments)
+        )
+    )
 
 
 def _only_moves(t: Tosa, function: Callable[..., Any], arguments: list[Any]) -> bool:
-    """Whether a rule does nothing with fp32 in place of fp8 but move it. Rules take fp8 for integers, so fp32 is asked.
+    """Whether a rule does nothing with fp32 in place of fp8 but move it. Rules take fp8
+    for integers, so fp32 is asked.
 
-    A builder of its own, as for a template: values that another one remembers would not be in the graph.
+    A builder of its own, as for a template: values that another one remembers would not
+    be in the graph.
     """
     trial = Tosa(t.spec)
     try:
@@ -90,8 +117,12 @@ def _only_moves(t: Tosa, function: Callable[..., Any], arguments: list[Any]) -> 
 
 
 def _moves(operator: Operator) -> bool:
-    """Whether an operator moves or casts floats, or has none, as where it computes indices."""
-    return type(operator) in _MOVES or not any(v.dtype in FLOATS for v in (*operator.inputs, *operator.outputs))
+    """Whether an operator moves or casts floats, or has none, as where it computes
+    indices.
+    """
+    return type(operator) in _MOVES or not any(
+        v.dtype in FLOATS for v in (*operator.inputs, *operator.outputs)
+    )
 
 
 def _stand_in(x: Value) -> Value:
@@ -101,11 +132,21 @@ def _stand_in(x: Value) -> Value:
 
 def _in_fp32(t: Tosa, x: Value) -> Value:
     """fp8 and short floats as fp32; any other value as it is."""
-    return widened(t, x) if x.dtype in FLOAT8 else t.cast(x, DType.FP32) if x.dtype in SHORT_FLOATS else x
+    return (
+        widened(t, x)
+        if x.dtype in FLOAT8
+        else t.cast(x, DType.FP32)
+        if x.dtype in SHORT_FLOATS
+        else x
+    )
 
 
 def _each(argument: Any, function: Callable[[Value], Value]) -> Any:
     """An argument of a rule, with ``function`` of each value, also of those in lists."""
     if isinstance(argument, Value):
         return function(argument)
-    return [_each(part, function) for part in argument] if isinstance(argument, (list, tuple)) else argument
+    return (
+        [_each(part, function) for part in argument]
+        if isinstance(argument, (list, tuple))
+        else argument
+    )

@@ -1,12 +1,15 @@
-"""The registry: ``@lowers(aten.relu.default)`` makes a function the rule of an operator.
+"""The registry: ``@lowers(aten.relu.default)`` makes a function the rule of an
+operator.
 
-A rule is the support check, the type rule and the lowering at once. Its parameters are ``t``, the builder, and then
-those of the ATen schema, by name. A rule may leave out those of ``WITHOUT_EFFECT``, and have others with a default, so
-that the overloads of an operator have one rule. Tensors are passed as ``Value``, everything else as Python
-values with the schema's defaults. For a parameter annotated as ``Type``, only the type of a tensor is passed: the rule
-does not read its elements, so they need not exist in the delegate. A rule returns a Value, or a tuple if the schema has
-several results (None for a result that is not lowered). A rule is pure: its operators depend only on types, ranges,
-which operands are constant, the other arguments, and the target ``t.spec``.
+A rule is the support check, the type rule and the lowering at once. Its parameters are
+``t``, the builder, and then those of the ATen schema, by name. A rule may leave out
+those of ``WITHOUT_EFFECT``, and have others with a default, so that the overloads of an
+operator have one rule. Tensors are passed as ``Value``, everything else as Python
+values with the schema's defaults. For a parameter annotated as ``Type``, only the type
+of a tensor is passed: the rule does not read its elements, so they need not exist in
+the delegate. A rule returns a Value, or a tuple if the schema has several results (None
+for a result that is not lowered). A rule is pure: its operators depend only on types,
+ranges, which operands are constant, the other arguments, and the target ``t.spec``.
 """
 
 from __future__ import annotations
@@ -37,22 +40,26 @@ from .torch_values.types import DTYPES, refused, type_of
 F = TypeVar("F", bound=Callable[..., Any])
 
 Result = Value | tuple[Value | None, ...] | None
-"""The result of a rule: a value, a tuple of them, or None if the operator has no result that is lowered."""
+"""The result of a rule: a value, a tuple of them, or None if the operator has no result
+that is lowered.
+"""
 
 
 WITHOUT_EFFECT = frozenset(
-    "layout device pin_memory memory_format non_blocking copy sparse sparse_grad scale_grad_by_freq momentum"
-    " cudnn_enable cudnn_enabled implicit stable sorted compute_mode generator".split()
+    "layout device pin_memory memory_format non_blocking copy sparse sparse_grad"
+    " scale_grad_by_freq momentum cudnn_enable cudnn_enabled implicit stable sorted"
+    " compute_mode generator".split()
 )
-"""Arguments of ATen that change no result which is lowered: a rule may leave them out."""
+"""Arguments of ATen that change no result which is lowered: a rule may leave them out.
+"""
 _MISSING = object()
 
 
 class Rule(NamedTuple):
     """A rule's function, which takes all arguments of the schema in order.
 
-    ``parameters`` are the name and default of each argument, ``types`` the positions of parameters annotated as Type,
-    ``values`` those of parameters annotated as Value.
+    ``parameters`` are the name and default of each argument, ``types`` the positions of
+    parameters annotated as Type, ``values`` those of parameters annotated as Value.
     """
 
     function: Callable[..., Any]
@@ -60,20 +67,28 @@ class Rule(NamedTuple):
     types: frozenset[int] = frozenset()
     values: frozenset[int] = frozenset()
     indexes: Mapping[str, Bound] = MappingProxyType({})
-    """Name of an argument that holds indices -> the indices that eager accepts (``ranges.indexes``)."""
+    """Name of an argument that holds indices -> the indices that eager accepts
+    (``ranges.indexes``).
+    """
     by_memory: bool = False
-    """Whether the operator's arguments are positions in memory (as_strided); its first tensor has to be contiguous."""
+    """Whether the operator's arguments are positions in memory (as_strided); its first
+    tensor has to be contiguous.
+    """
     skips_empty: bool = False
-    """Whether tensors without elements are removed from lists of tensors before the rule is called (cat)."""
+    """Whether tensors without elements are removed from lists of tensors before the
+    rule is called (cat).
+    """
     lazy: bool = False
     """Whether the rule returns a ``Lazy`` value, for which it emits no operators."""
 
 
 RULES: dict[tuple[OpOverload, type[Value]], Rule] = {}
-"""(operator, kind of its operands) -> rule. The kind of ordinary, computed tensors is ``Value``.
+"""(operator, kind of its operands) -> rule. The kind of ordinary, computed tensors is
+``Value``.
 
-The other kinds are tensors that are not computed yet: ``Lazy`` (quantized), ``Bytes`` (uint8), ``Complex``. The rule on
-``Value`` binds the arguments of all calls, so every operator with a rule on another kind has a rule on ``Value`` too.
+The other kinds are tensors that are not computed yet: ``Lazy`` (quantized), ``Bytes``
+(uint8), ``Complex``. The rule on ``Value`` binds the arguments of all calls, so every
+operator with a rule on another kind has a rule on ``Value`` too.
 """
 
 
@@ -85,13 +100,15 @@ def lowers(
     skips_empty: bool = False,
     lazy: bool = False,
 ) -> Callable[[F], F]:
-    """Make the decorated function the rule of these operators for operands of the kind ``on``.
+    """Make the decorated function the rule of these operators for operands of the kind
+    ``on``.
 
-    The other options are fields of ``Rule``. A rule on another kind gets the same arguments, some of which are of that
-    kind. A rule on ``Lazy`` may return NotImplemented
-    for a call that is a function of one quantized value: such a call becomes a lookup table. A call that it refuses is
-    computed in floats if the target has them. Raises TypeError for names that the schema does not have, ValueError if
-    an operator has a rule on this kind already.
+    The other options are fields of ``Rule``. A rule on another kind gets the same
+    arguments, some of which are of that kind. A rule on ``Lazy`` may return
+    NotImplemented for a call that is a function of one quantized value: such a call
+    becomes a lookup table. A call that it refuses is computed in floats if the target
+    has them. Raises TypeError for names that the schema does not have, ValueError if an
+    operator has a rule on this kind already.
     """
 
     def register(function: F) -> F:
@@ -112,23 +129,35 @@ def lowers(
 
 
 def _rule_from(function: Callable[..., Any], overload: OpOverload) -> Rule:
-    """``function`` as a Rule; raises TypeError for parameters that do not match the schema.
+    """``function`` as a Rule; raises TypeError for parameters that do not match the
+    schema.
 
-    A function with ``*args`` takes the arguments in the schema's order, whatever its other parameters are called.
+    A function with ``*args`` takes the arguments in the schema's order, whatever its
+    other parameters are called.
     """
     given = list(inspect.signature(function).parameters.values())[1:]
     parameters = _parameters(overload)
     schema = [name for name, _ in parameters]
-    # annotations are strings, because all modules of this package import them from __future__
+    # annotations are strings, because all modules of this package import them from
+    # __future__
     annotations = {parameter.name: parameter.annotation for parameter in given}
     types, values = (
-        frozenset([k for k, name in enumerate(schema) if annotations.get(name) == kind]) for kind in ("Type", "Value")
+        frozenset([k for k, name in enumerate(schema) if annotations.get(name) == kind])
+        for kind in ("Type", "Value")
     )
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in given) or list(annotations) == schema:
+    if (
+        any(parameter.kind is parameter.VAR_POSITIONAL for parameter in given)
+        or list(annotations) == schema
+    ):
         return Rule(function, parameters, types, values)
-    required = {parameter.name for parameter in given if parameter.default is parameter.empty}
+    required = {
+        parameter.name for parameter in given if parameter.default is parameter.empty
+    }
     if not required <= {*schema} <= annotations.keys() | WITHOUT_EFFECT:
-        raise TypeError(f"rule {function.__name__}{tuple(annotations)} does not match {overload._schema}")
+        raise TypeError(
+            f"rule {function.__name__}{tuple(annotations)} does not match"
+            f" {overload._schema}"
+        )
     positions = {name: schema.index(name) for name in annotations if name in schema}
 
     @wraps(function)
@@ -141,14 +170,28 @@ def _rule_from(function: Callable[..., Any], overload: OpOverload) -> Rule:
 
 def _parameters(overload: OpOverload) -> tuple[tuple[str, Any], ...]:
     """Name and default of each argument of the operator's schema."""
-    return tuple([(argument.name, argument.default_value) for argument in overload._schema.arguments])
+    return tuple(
+        [
+            (argument.name, argument.default_value)
+            for argument in overload._schema.arguments
+        ]
+    )
 
 
-def _expect_arguments(indexes: Mapping[str, Bound], overload: OpOverload) -> Mapping[str, Bound]:
-    """``indexes`` as it is; raises TypeError if one of its keys is no argument of the operator ``overload``."""
-    unknown = indexes.keys() - {argument.name for argument in overload._schema.arguments}
+def _expect_arguments(
+    indexes: Mapping[str, Bound], overload: OpOverload
+) -> Mapping[str, Bound]:
+    """``indexes`` as it is; raises TypeError if one of its keys is no argument of the
+    operator ``overload``.
+    """
+    unknown = indexes.keys() - {
+        argument.name for argument in overload._schema.arguments
+    }
     if unknown:
-        raise TypeError(f"indexes of {overload._schema}: it has no argument {', '.join(sorted(unknown))}")
+        raise TypeError(
+            f"indexes of {overload._schema}: it has no argument"
+            f" {', '.join(sorted(unknown))}"
+        )
     return indexes
 
 
@@ -158,7 +201,8 @@ def has_rule(target: Any, on: type[Value] = Value) -> bool:
 
 
 def lowering_of(overload: OpOverload, on: type[Value] = Value) -> Callable[..., Any]:
-    """The function of an operator's rule on operands of the kind ``on``, for another rule to call.
+    """The function of an operator's rule on operands of the kind ``on``, for another
+    rule to call.
 
     It takes a builder and all arguments of the schema, in order.
     """
@@ -166,14 +210,17 @@ def lowering_of(overload: OpOverload, on: type[Value] = Value) -> Callable[..., 
 
 
 CONTROL: dict[HigherOrderOperator, Callable[[Any, Node], tuple[Value, ...]]] = {}
-"""Higher-order operator (cond, while_loop, ..) -> the function that lowers its calls and their subgraphs.
+"""Higher-order operator (cond, while_loop, ..) -> the function that lowers its calls
+and their subgraphs.
 
 Its arguments are the interpreter of the program around the call, and the call's node.
 """
 
 
 def lowers_control(op: HigherOrderOperator) -> Callable[[F], F]:
-    """Make the decorated function lower calls of the higher-order operator ``op``; ValueError for a second function."""
+    """Make the decorated function lower calls of the higher-order operator ``op``;
+    ValueError for a second function.
+    """
 
     def register(function: F) -> F:
         """Add ``function`` to CONTROL for ``op``, and return it."""
@@ -186,7 +233,8 @@ def lowers_control(op: HigherOrderOperator) -> Callable[[F], F]:
 
 
 def apply_control(outer: Any, call: Node) -> tuple[Value, ...]:
-    """The results of a higher-order call; ``outer`` is the interpreter of the program around it.
+    """The results of a higher-order call; ``outer`` is the interpreter of the program
+    around it.
 
     Raises Unsupported if the call or one of its subgraphs cannot be lowered.
     """
@@ -198,9 +246,11 @@ def apply_control(outer: Any, call: Node) -> tuple[Value, ...]:
 
 
 def rule_of(node: Node) -> Rule:
-    """The rule on ``Value`` for the call ``node``; raises Unsupported if its operator has none.
+    """The rule on ``Value`` for the call ``node``; raises Unsupported if its operator
+    has none.
 
-    Also raises Unsupported if the operator is about positions in memory and its input is not contiguous.
+    Also raises Unsupported if the operator is about positions in memory and its input
+    is not contiguous.
     """
     try:
         rule = RULES[node.target, Value]  # type: ignore[index]
@@ -212,21 +262,37 @@ def rule_of(node: Node) -> Rule:
 
 
 def _expect_contiguous(val: torch.Tensor) -> None:
-    """Raise Unsupported unless the fake tensor ``val`` is contiguous and starts at the beginning of its storage."""
+    """Raise Unsupported unless the fake tensor ``val`` is contiguous and starts at the
+    beginning of its storage.
+    """
     if not (val.is_contiguous() and val.storage_offset() == 0):
         order = f"strides {list(val.stride())} and offset {val.storage_offset()}"
-        raise refused(f"it is about places in memory, and its input lies there with {order}; TOSA has no strides")
+        raise refused(
+            f"it is about places in memory, and its input lies there with {order}; TOSA"
+            " has no strides"
+        )
 
 
-def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any], type_of_operand: Callable[[Node], Type]) -> list[Any]:
-    """The arguments with which ``rule`` is called for ``node``, in the schema's order, with its defaults.
+def bind(
+    rule: Rule,
+    node: Node,
+    value_of: Callable[[Node], Any],
+    type_of_operand: Callable[[Node], Type],
+) -> list[Any]:
+    """The arguments with which ``rule`` is called for ``node``, in the schema's order,
+    with its defaults.
 
-    ``value_of`` returns the value of an operand, ``type_of_operand`` the type of an operand that the rule annotates as
-    ``Type``. Raises Unsupported for a Python number in place of a tensor.
+    ``value_of`` returns the value of an operand, ``type_of_operand`` the type of an
+    operand that the rule annotates as ``Type``. Raises Unsupported for a Python number
+    in place of a tensor.
     """
     arguments: list[Any] = []
     for position, (name, default) in enumerate(rule.parameters):
-        given: Any = node.args[position] if position < len(node.args) else node.kwargs.get(name, _MISSING)
+        given: Any = (
+            node.args[position]
+            if position < len(node.args)
+            else node.kwargs.get(name, _MISSING)
+        )
         if given is _MISSING:
             arguments.append(default)
         elif position in rule.types:
@@ -236,25 +302,37 @@ def bind(rule: Rule, node: Node, value_of: Callable[[Node], Any], type_of_operan
     for k in rule.values:
         # torch.vmap over numbers records a number where the schema has a tensor
         if isinstance(arguments[k], (int, float)):
-            raise refused(f"its operand {rule.parameters[k][0]} is the number {arguments[k]}, not a tensor")
+            raise refused(
+                f"its operand {rule.parameters[k][0]} is the number {arguments[k]}, not"
+                " a tensor"
+            )
     return arguments
 
 
 def indexes_of(node: Node) -> list[tuple[Any, Range]]:
-    """The arguments of the call ``node`` that hold indices, each with the range of indices that eager accepts."""
+    """The arguments of the call ``node`` that hold indices, each with the range of
+    indices that eager accepts.
+    """
     rule = RULES.get((node.target, Value))  # type: ignore[arg-type]
     if rule is None or not rule.indexes:
         return []
     positions = {name: k for k, (name, _) in enumerate(rule.parameters)}
 
     def argument(name: str) -> Any:
-        """The argument of the call by its name in the schema; its default if the call does not pass it."""
+        """The argument of the call by its name in the schema; its default if the call
+        does not pass it.
+        """
         position = positions[name]
-        return node.args[position] if position < len(node.args) else node.kwargs.get(name, rule.parameters[position][1])
+        return (
+            node.args[position]
+            if position < len(node.args)
+            else node.kwargs.get(name, rule.parameters[position][1])
+        )
 
     result: list[tuple[Any, Range]] = []
     for name, bound in rule.indexes.items():
-        indexes, range = argument(name), bound(argument)
+        indexes = argument(name)
+        range = bound(argument)
         # a list of index tensors, one for each axis, has a list of ranges
         if isinstance(range, list):
             result += zip(indexes, range, strict=False)
@@ -263,40 +341,64 @@ def indexes_of(node: Node) -> list[tuple[Any, Range]]:
     return result
 
 
-def _bound(argument: Any, rule: Rule, node: Node, value_of: Callable[[Node], Any]) -> Any:
-    """An argument of ``node`` for ``rule``: nodes become values, also those in a list; all others stay as they are."""
+def _bound(
+    argument: Any, rule: Rule, node: Node, value_of: Callable[[Node], Any]
+) -> Any:
+    """An argument of ``node`` for ``rule``: nodes become values, also those in a list;
+    all others stay as they are.
+    """
     if isinstance(argument, Node):
         return value_of(argument)
     if isinstance(argument, (list, tuple)):
-        parts = [a for a in argument if not _can_be_skipped(a, node)] if rule.skips_empty else argument
+        parts = (
+            [a for a in argument if not _can_be_skipped(a, node)]
+            if rule.skips_empty
+            else argument
+        )
         return [_bound(a, rule, node, value_of) for a in parts]
     return argument
 
 
 def _can_be_skipped(part: Any, whole: Node) -> bool:
-    """Whether the tensor ``part`` of a list is empty and has the same dtype as the result of the call ``whole``."""
-    return isinstance(part, Node) and is_empty(part) and part.meta["val"].dtype is whole.meta["val"].dtype
+    """Whether the tensor ``part`` of a list is empty and has the same dtype as the
+    result of the call ``whole``.
+    """
+    return (
+        isinstance(part, Node)
+        and is_empty(part)
+        and part.meta["val"].dtype is whole.meta["val"].dtype
+    )
 
 
 def is_empty(node: Node) -> bool:
-    """Whether ``node`` is a tensor that surely has no elements; TOSA has no such tensors."""
+    """Whether ``node`` is a tensor that surely has no elements; TOSA has no such
+    tensors.
+    """
     val = node.meta.get("val")
     return isinstance(val, torch.Tensor) and is_empty_tensor(val)
 
 
 def apply(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-    """The result of the rule for ``node``, with short floats rounded once (``short_floats``); raises as ``checked``."""
-    return checked(rule, node, lambda: apply_rounding_once(t, rule.function, arguments, node.meta.get("val")))
+    """The result of the rule for ``node``, with short floats rounded once
+    (``short_floats``); raises as ``checked``.
+    """
+    return checked(
+        rule,
+        node,
+        lambda: apply_rounding_once(t, rule.function, arguments, node.meta.get("val")),
+    )
 
 
 def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
-    """The result of ``call``, which applies ``rule``, after a check that it has the types that torch recorded.
+    """The result of ``call``, which applies ``rule``, after a check that it has the
+    types that torch recorded.
 
-    Raises InternalError if it has other types. Raises Unsupported if the rule refuses the call, and before the call if
-    TOSA has no tensors of the recorded type.
+    Raises InternalError if it has other types. Raises Unsupported if the rule refuses
+    the call, and before the call if TOSA has no tensors of the recorded type.
     """
     val: Any = node.meta.get("val")
-    # several results are checked after the call: the rule may return None for one that TOSA cannot express
+    # several results are checked after the call: the rule may return None for one that
+    # TOSA cannot express
     several = isinstance(val, (tuple, list))
     expected = None if several or val is None else _result_type(rule, val)
     carried = node.meta.get(CARRIED)
@@ -322,8 +424,8 @@ def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
 def _result_type(rule: Rule, val: Any) -> Type:
     """The type that the rule's result must have, from the fake tensor ``val``.
 
-    uint8 and complex64 are lazy values in a delegate. The type of a uint8 value is int8; the type of a complex value is
-    fp32, as for all other lazy values.
+    uint8 and complex64 are lazy values in a delegate. The type of a uint8 value is
+    int8; the type of a complex value is fp32, as for all other lazy values.
     """
     if isinstance(val, torch.Tensor) and val.dtype is torch.uint8:
         return type_of(val, "the result", dtype=torch.int8)
@@ -333,24 +435,34 @@ def _result_type(rule: Rule, val: Any) -> Type:
 
 
 def _check(rule: Rule, node: Node, value: Any, expected: Any) -> None:
-    """Raise unless ``value`` has the type ``expected``; both are None if there is no result.
+    """Raise unless ``value`` has the type ``expected``; both are None if there is no
+    result.
 
-    Raises Unsupported if only sizes known at run time differ, which may be equal there. Any other difference is a
-    defect of the rule, and raises InternalError.
+    Raises Unsupported if only sizes known at run time differ, which may be equal there.
+    Any other difference is a defect of the rule, and raises InternalError.
     """
     actual = None if value is None else value.type
     if actual != expected:
         if actual is not None and expected is not None and actual.reconciled(expected):
-            raise refused(f"nothing proves that the sizes of {actual} and of torch's result, {expected}, are equal")
+            raise refused(
+                f"nothing proves that the sizes of {actual} and of torch's result,"
+                f" {expected}, are equal"
+            )
         raise _wrong_result(rule, node, str(actual), str(expected))
 
 
 def _wrong_result(rule: Rule, node: Node, actual: str, expected: str) -> InternalError:
     """The error for a rule whose result differs from what torch recorded."""
     name = f"{rule.function.__module__}.{rule.function.__name__}"
-    return InternalError("internal", f"rule {name} made {actual} of {node.target}, which returns {expected}", node)
+    return InternalError(
+        "internal",
+        f"rule {name} made {actual} of {node.target}, which returns {expected}",
+        node,
+    )
 
 
 def is_unpacking(node: Node) -> bool:
-    """Whether ``node`` picks one of the several results of a call (``operator.getitem``)."""
+    """Whether ``node`` picks one of the several results of a call
+    (``operator.getitem``).
+    """
     return node.target is operator.getitem

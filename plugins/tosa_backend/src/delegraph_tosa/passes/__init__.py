@@ -1,7 +1,9 @@
-"""Passes that make a lowered graph small: layout, constants, duplicates. Each returns a new graph, made in one sweep.
+"""Passes that make a lowered graph small: layout, constants, duplicates. Each returns a
+new graph, made in one sweep.
 
-Values and operators are immutable and shared between the old and the new graph. A changed operator is a new one, with
-the source of the old one; an operator that replaces several has the sources of all.
+Values and operators are immutable and shared between the old and the new graph. A
+changed operator is a new one, with the source of the old one; an operator that replaces
+several has the sources of all.
 """
 
 from __future__ import annotations
@@ -22,20 +24,25 @@ from .transposed_products import transpose_products
 __all__ = ["PASSES", "run_passes", "sources_of"]
 
 PASSES = (
-    sink_transposes,  # first: a TRANSPOSE between a convolution and its neighbours hides the patterns of later passes
+    # first: a TRANSPOSE between a convolution and its neighbours hides the patterns of
+    # later passes
+    sink_transposes,
     fold_pads,
     transpose_products,
     drop_dead,  # fold_affine counts uses, and an unused operator must not count
     fold_affine,
     compute_shapes,  # before merge_equal, which merges equal computations of sizes
     merge_equal,
-    narrow_constants,  # after merge_equal: each user of a constant gets a RESCALE of its own, which NPUs fuse
+    # after merge_equal: each user of a constant gets a RESCALE of its own, which NPUs
+    # fuse
+    narrow_constants,
     drop_dead,
 )
 
 
 def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
-    """An equivalent graph for ``spec`` with fewer operators; no two of its outputs are the same value.
+    """An equivalent graph for ``spec`` with fewer operators; no two of its outputs are
+    the same value.
 
     Inputs stay the same values; outputs keep their names.
     """
@@ -55,7 +62,8 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
         from .transposes_by_convolution import transpose_by_convolution
         from .unit_axes import drop_unit_axes
 
-        # compute_shapes once more: a joined slice may begin at a size that is known at run time only
+        # compute_shapes once more: a joined slice may begin at a size that is known at
+        # run time only
         for run in (
             join_rescales,
             split_heads,
@@ -68,11 +76,17 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
             drop_dead,
         ):
             graph = run(graph, spec)
-    graph = separate_outputs(graph, spec, [value.producer and value.producer.source for value in outputs_before])
+    graph = separate_outputs(
+        graph,
+        spec,
+        [value.producer and value.producer.source for value in outputs_before],
+    )
     return name_outputs(graph, [value.name for value in outputs_before])
 
 
 def _with_small_bodies(graph: Graph, spec: TosaSpec) -> Graph:
-    """``graph``, where all passes were applied to the graphs of its control flow operators."""
+    """``graph``, where all passes were applied to the graphs of its control flow
+    operators.
+    """
     new_bodies = {body: run_passes(body, spec) for body in graph.bodies()}
     return with_bodies(graph, new_bodies) if new_bodies else graph

@@ -1,8 +1,9 @@
 """Arithmetic on the axes of a view: tuples only, no values and no operators.
 
-``axes`` describes a view of a base tensor: axis i of the view is axis ``axes[i]`` of the base, or a new axis of size 1
-if that is None. Axes of the base that are not in ``axes`` have size 1. So transposing, adding and dropping axes of size
-1 all have this form, and so do their compositions.
+``axes`` describes a view of a base tensor: axis i of the view is axis ``axes[i]`` of
+the base, or a new axis of size 1 if that is None. Axes of the base that are not in
+``axes`` have size 1. So transposing, adding and dropping axes of size 1 all have this
+form, and so do their compositions.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def viewed(shape: Shape, axes: Axes) -> Shape:
 
 
 def order(shape: Shape, axes: Axes) -> list[int]:
-    """The base's axes with more than one element, in the order of the view. If they ascend, the view is a RESHAPE."""
+    """The base's axes with more than one element, in the order of the view. If they
+    ascend, the view is a RESHAPE.
+    """
     return [a for a in axes if a is not None and shape[a] != 1]
 
 
@@ -41,10 +44,12 @@ def ascends(axes: list[int]) -> bool:
 
 @cache
 def through(axes: Axes, lead: Axes, rank: int) -> Axes:
-    """The view ``axes`` in the layout of the base, with ``rank`` axes, of another view ``lead`` of the same shape.
+    """The view ``axes`` in the layout of the base, with ``rank`` axes, of another view
+    ``lead`` of the same shape.
 
-    Axis ``lead[i]`` of the result is axis i of the view. For example, (0,3,1,2) in the layout of the base of (0,3,1,2)
-    is (0,1,2,3), its own base. Axes that ``lead`` adds are dropped.
+    Axis ``lead[i]`` of the result is axis i of the view. For example, (0,3,1,2) in the
+    layout of the base of (0,3,1,2) is (0,1,2,3), its own base. Axes that ``lead`` adds
+    are dropped.
     """
     arranged: list[int | None] = [None] * rank
     for axis, place in zip(axes, lead, strict=True):
@@ -53,8 +58,11 @@ def through(axes: Axes, lead: Axes, rank: int) -> Axes:
     return tuple(arranged)
 
 
-def spread(entries: Sequence[Entry], axes: Axes, rank: int, fill: Entry) -> tuple[Entry, ...] | None:
-    """One entry for each axis of the view -> one for each axis of the base, ``fill`` for axes that are not in ``axes``.
+def spread(
+    entries: Sequence[Entry], axes: Axes, rank: int, fill: Entry
+) -> tuple[Entry, ...] | None:
+    """One entry for each axis of the view -> one for each axis of the base, ``fill``
+    for axes that are not in ``axes``.
 
     None if an entry other than ``fill`` belongs to an axis that the view adds.
     """
@@ -68,31 +76,39 @@ def spread(entries: Sequence[Entry], axes: Axes, rank: int, fill: Entry) -> tupl
 
 
 def without(axes: Axes, dropped: int) -> Axes:
-    """The view ``axes``, which do not contain ``dropped``, after axis ``dropped`` was removed from the base."""
+    """The view ``axes``, which do not contain ``dropped``, after axis ``dropped`` was
+    removed from the base.
+    """
     return tuple([a if a is None or a < dropped else a - 1 for a in axes])
 
 
 def completed(axes: Axes) -> tuple[int, ...]:
-    """``axes``, as many as the base has, as a permutation: new axes are replaced by the base's axes not in ``axes``."""
+    """``axes``, as many as the base has, as a permutation: new axes are replaced by the
+    base's axes not in ``axes``.
+    """
     unnamed = (a for a in range(len(axes)) if a not in axes)
     return tuple([next(unnamed) if a is None else a for a in axes])
 
 
 Piece = tuple[tuple[int, ...], tuple[int, ...]]
-"""(old axes, new axes) of a RESHAPE: the elements along these old axes become those along these new axes."""
+"""(old axes, new axes) of a RESHAPE: the elements along these old axes become those
+along these new axes.
+"""
 
 
 def pieces(old: Shape, new: Shape) -> list[Piece]:
     """The smallest independent parts of a RESHAPE from ``old`` to ``new``.
 
-    (8,6,1,5) -> (8,2,3,5) has the parts (0) -> (0), (1) -> (1,2), (2) -> () and (3) -> (3).
+    (8,6,1,5) -> (8,2,3,5) has the parts (0) -> (0), (1) -> (1,2), (2) -> () and (3) ->
+    (3).
     """
     result: list[Piece] = []
     i = j = 0
     while i < len(old) and j < len(new):
         if old[i] == new[j]:
             result.append(((i,), (j,)))
-            i, j = i + 1, j + 1
+            i = i + 1
+            j = j + 1
         elif old[i] == 1:
             result.append(((i,), ()))
             i += 1
@@ -102,19 +118,25 @@ def pieces(old: Shape, new: Shape) -> list[Piece]:
         else:
             piece = _piece(old, new, i, j)
             result.append(piece)
-            i, j = piece[0][-1] + 1, piece[1][-1] + 1
+            i = piece[0][-1] + 1
+            j = piece[1][-1] + 1
     result += [((k,), ()) for k in range(i, len(old))]
     return result + [((), (k,)) for k in range(j, len(new))]
 
 
 def _piece(old: Shape, new: Shape, i: int, j: int) -> Piece:
     """The smallest piece that starts at ``old[i]`` and ``new[j]``, whose sizes differ."""
-    # products of the sizes from ``start`` to i and j; the piece ends where they are equal
-    old_count, new_count, start = old[i], new[j], (i, j)
+    # products of the sizes from ``start`` to i and j; the piece ends where they are
+    # equal
+    old_count = old[i]
+    new_count = new[j]
+    start = (i, j)
     while old_count != new_count:
         smaller = _is_part(old_count, new_count)
         if smaller is None or (i + 1 == len(old) if smaller else j + 1 == len(new)):
-            i, j = len(old) - 1, len(new) - 1  # sizes that are known at run time only: all other axes are one piece
+            # sizes that are known at run time only: all other axes are one piece
+            i = len(old) - 1
+            j = len(new) - 1
             break
         if smaller:
             i += 1
@@ -126,7 +148,8 @@ def _piece(old: Shape, new: Shape, i: int, j: int) -> Piece:
 
 
 def _is_part(old_count: int, new_count: int) -> bool | None:
-    """Whether ``old_count`` is less than ``new_count``; None if that is known at run time only.
+    """Whether ``old_count`` is less than ``new_count``; None if that is known at run
+    time only.
 
     Of two counts known at run time only, a divisor of the other one is less.
     """
@@ -138,7 +161,8 @@ def _is_part(old_count: int, new_count: int) -> bool | None:
 
 
 def renamed(pieces: list[Piece], axes: Axes, rank: int) -> Axes | None:
-    """The ``axes`` of a view after a RESHAPE of the view to ``rank`` axes that consists of ``pieces``.
+    """The ``axes`` of a view after a RESHAPE of the view to ``rank`` axes that consists
+    of ``pieces``.
 
     None if the RESHAPE does more than to add and drop axes of size 1.
     """

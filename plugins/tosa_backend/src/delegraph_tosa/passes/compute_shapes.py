@@ -1,4 +1,6 @@
-"""Computes shapes with sizes known at run time only by the shape operators of TOSA 1.1 (EXT-SHAPE)."""
+"""Computes shapes with sizes known at run time only by the shape operators of TOSA 1.1
+(EXT-SHAPE).
+"""
 
 from __future__ import annotations
 
@@ -14,29 +16,37 @@ from .rewriter import replaced
 
 
 def compute_shapes(graph: Graph, spec: TosaSpec) -> Graph:
-    """Replace ``Entries`` (shapes as expressions of symbols) by shape operators that compute them.
+    """Replace ``Entries`` (shapes as expressions of symbols) by shape operators that
+    compute them.
 
     before: RESHAPE (x, [n, 64]), where x is an input of shape [n, 8, 8]
     after:  n = DIM x, s = CONCAT_SHAPE (n, [64]), RESHAPE (x, s)
 
-    Every symbol is read off the shape of an input. Raises Undecided for a symbol that is in no input's shape.
+    Every symbol is read off the shape of an input. Raises Undecided for a symbol that
+    is in no input's shape.
     """
-    if not any(isinstance(v.producer, Entries) for op in graph.operators for v in op.inputs):
+    if not any(
+        isinstance(v.producer, Entries) for op in graph.operators for v in op.inputs
+    ):
         return graph
     return _Computed(graph, spec).graph()
 
 
 class _Computed:
-    """The operators of the new graph; each size and each shape is computed once, before its first use.
+    """The operators of the new graph; each size and each shape is computed once, before
+    its first use.
 
-    ``sizes`` maps a size to its SHAPE [1], ``shapes`` a shape to its SHAPE, ``values`` old values to new ones, and
-    ``floats`` a value to its cast, off which sizes are read.
+    ``sizes`` maps a size to its SHAPE [1], ``shapes`` a shape to its SHAPE, ``values``
+    old values to new ones, and ``floats`` a value to its cast, off which sizes are
+    read.
     """
 
     def __init__(self, graph: Graph, spec: TosaSpec) -> None:
         self.old = graph
         self.spec = spec
-        self.witnesses = witnesses(sorted(graph.inputs, key=lambda v: not self.readable(v)))
+        self.witnesses = witnesses(
+            sorted(graph.inputs, key=lambda v: not self.readable(v))
+        )
         self.operators: list[Operator] = []
         self.source: Any = None
         self.sizes: dict[int, Value] = {}
@@ -64,7 +74,9 @@ class _Computed:
         return self.values.get(old, old)
 
     def shape(self, entries: tuple[int, ...]) -> Value:
-        """A SHAPE with these entries: CONCAT_SHAPE of computed sizes, and of constants for runs of known sizes."""
+        """A SHAPE with these entries: CONCAT_SHAPE of computed sizes, and of constants
+        for runs of known sizes.
+        """
         if entries not in self.shapes:
             parts: list[Value] = []
             known: list[int] = []
@@ -78,7 +90,9 @@ class _Computed:
                     known = []
                 if entry is not None:
                     parts.append(self.size(entry))
-            self.shapes[entries] = parts[0] if len(parts) == 1 else self.make(tosa.CONCAT_SHAPE, *parts)
+            self.shapes[entries] = (
+                parts[0] if len(parts) == 1 else self.make(tosa.CONCAT_SHAPE, *parts)
+            )
         return self.shapes[entries]
 
     def size(self, size: int) -> Value:
@@ -96,9 +110,15 @@ class _Computed:
         for product, factor in sorted(products(size), key=lambda term: term[1] < 0):
             part = self.scaled(product, abs(factor))
             if total is None:
-                total = part if factor > 0 else self.make(tosa.SUB_SHAPE, _constant(0), part)
+                total = (
+                    part
+                    if factor > 0
+                    else self.make(tosa.SUB_SHAPE, _constant(0), part)
+                )
             else:
-                total = self.make(tosa.ADD_SHAPE if factor > 0 else tosa.SUB_SHAPE, total, part)
+                total = self.make(
+                    tosa.ADD_SHAPE if factor > 0 else tosa.SUB_SHAPE, total, part
+                )
         assert total is not None
         return total
 
@@ -110,20 +130,32 @@ class _Computed:
         result = self.atom(monomial[0])
         for one in monomial[1:]:
             result = self.make(tosa.MUL_SHAPE, result, self.atom(one))
-        return result if factor == 1 else self.make(tosa.MUL_SHAPE, result, _constant(factor))
+        return (
+            result
+            if factor == 1
+            else self.make(tosa.MUL_SHAPE, result, _constant(factor))
+        )
 
     def atom(self, one: Symbol | Quotient | Extreme) -> Value:
         """A symbol, quotient, maximum or minimum as a SHAPE [1]."""
         key = atom(one)
         if key not in self.sizes:
-            self.sizes[key] = self.symbol(one) if isinstance(one, Symbol) else self.function(one)
+            self.sizes[key] = (
+                self.symbol(one) if isinstance(one, Symbol) else self.function(one)
+            )
         return self.sizes[key]
 
     def function(self, one: Quotient | Extreme) -> Value:
         """A quotient, maximum or minimum as a SHAPE [1]."""
         if isinstance(one, Quotient):
-            return self.make(tosa.DIV_FLOOR_SHAPE, self.size(one.dividend), self.size(one.divisor))
-        return self.make(tosa.MAX_SHAPE if one.larger else tosa.MIN_SHAPE, self.size(one.left), self.size(one.right))
+            return self.make(
+                tosa.DIV_FLOOR_SHAPE, self.size(one.dividend), self.size(one.divisor)
+            )
+        return self.make(
+            tosa.MAX_SHAPE if one.larger else tosa.MIN_SHAPE,
+            self.size(one.left),
+            self.size(one.right),
+        )
 
     def symbol(self, one: Symbol) -> Value:
         """A symbol as a SHAPE [1]; raises Undecided if no shape of an input has it."""
@@ -131,18 +163,28 @@ class _Computed:
             raise Undecided(f"no input of the delegate has the size {one}")
         # the size of this axis is factor * symbol + rest
         input, axis, factor, rest = self.witnesses[one]
-        size = self.make(tosa.DIM, input if self.readable(input) else self.as_float(input), axis=axis)
+        size = self.make(
+            tosa.DIM, input if self.readable(input) else self.as_float(input), axis=axis
+        )
         size = size if rest == 0 else self.make(tosa.SUB_SHAPE, size, self.size(rest))
-        return size if factor == 1 else self.make(tosa.DIV_FLOOR_SHAPE, size, self.size(factor))
+        return (
+            size
+            if factor == 1
+            else self.make(tosa.DIV_FLOOR_SHAPE, size, self.size(factor))
+        )
 
     def readable(self, value: Value) -> bool:
-        """Whether the target has DIM for the element type of ``value``: int32 takes PRO-INT."""
+        """Whether the target has DIM for the element type of ``value``: int32 takes
+        PRO-INT.
+        """
         return self.spec.why_not(_dim(value)) is None
 
     def as_float(self, value: Value) -> Value:
         """``value`` cast to fp32, for which every target with PRO-FP has DIM."""
         if value not in self.floats:
-            self.floats[value] = self.append(tosa.CAST((value,), self.source, dtype=DType.FP32))
+            self.floats[value] = self.append(
+                tosa.CAST((value,), self.source, dtype=DType.FP32)
+            )
         return self.floats[value]
 
     def make(self, cls: type[Operator], *operands: Value, **attributes: Any) -> Value:

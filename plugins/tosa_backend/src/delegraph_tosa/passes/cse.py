@@ -20,23 +20,35 @@ def merge_equal(graph: Graph, spec: TosaSpec) -> Graph:
     before: a = SLICE x, b = SLICE x (same start and size), ADD (a, b)
     after:  a = SLICE x, ADD (a, a)
 
-    Equal RESCALE to 32 bits are not merged: NPUs fuse a RESCALE with its user, if it has only one user (Vela: an
-    operator on 197 x 197 x 3 elements takes 0 cycles instead of 250 000).
+    Equal RESCALE to 32 bits are not merged: NPUs fuse a RESCALE with its user, if it
+    has only one user (Vela: an operator on 197 x 197 x 3 elements takes 0 cycles
+    instead of 250 000).
     """
     duplicates = _Duplicates()
     for operator in graph.operators:
         duplicates.visit(operator)
     if not duplicates.sources:
         return graph
-    operators = [new for operator in graph.operators if (new := duplicates.rewritten(operator))]
-    return Graph(graph.inputs, [duplicates.final(v) for v in graph.outputs], operators, graph.name)
+    operators = [
+        new for operator in graph.operators if (new := duplicates.rewritten(operator))
+    ]
+    return Graph(
+        graph.inputs,
+        [duplicates.final(v) for v in graph.outputs],
+        operators,
+        graph.name,
+    )
 
 
 class _Duplicates:
-    """Operators that equal an earlier one. ``sources`` maps this earlier operator to the sources of all."""
+    """Operators that equal an earlier one. ``sources`` maps this earlier operator to
+    the sources of all.
+    """
 
     def __init__(self) -> None:
-        """``_same``: result of a duplicate -> that of the first operator; ``_new``: old value -> its final value."""
+        """``_same``: result of a duplicate -> that of the first operator; ``_new``: old
+        value -> its final value.
+        """
         self.sources: dict[Operator, Any] = {}
         self._same: dict[Value, Value] = {}
         self._new: dict[Value, Value] = {}
@@ -48,24 +60,34 @@ class _Duplicates:
         if type(operator) in STATEFUL or _widens(operator):
             return
         operands = tuple([self._representative(v) for v in operator.inputs])
-        first = self._first.setdefault((type(operator), operands, _attributes(operator)), operator)
+        first = self._first.setdefault(
+            (type(operator), operands, _attributes(operator)), operator
+        )
         if first is not operator:
             self._same.update(zip(operator.outputs, first.outputs, strict=True))
-            self.sources[first] = both(self.sources.get(first, first.source), operator.source)
+            self.sources[first] = both(
+                self.sources.get(first, first.source), operator.source
+            )
 
     def _representative(self, value: Value) -> Value:
-        """The first of all values equal to ``value``: results of duplicates, small constants (shapes, scalars)."""
+        """The first of all values equal to ``value``: results of duplicates, small
+        constants (shapes, scalars).
+        """
         constant = value.constant
         if not isinstance(constant, Literal) or constant.array.nbytes > SMALL_BYTES:
             return self._same.get(value, value)
         return self._constants.setdefault((value.type, constant.array.tobytes()), value)
 
     def rewritten(self, operator: Operator) -> Operator | None:
-        """``operator`` with its final operands and source; None if it is merged with an earlier one."""
+        """``operator`` with its final operands and source; None if it is merged with an
+        earlier one.
+        """
         if not self._same.keys().isdisjoint(operator.outputs):
             return None
         old = operator.inputs
-        changed = not (self._same.keys().isdisjoint(old) and self._new.keys().isdisjoint(old))
+        changed = not (
+            self._same.keys().isdisjoint(old) and self._new.keys().isdisjoint(old)
+        )
         if not changed and operator not in self.sources:
             return operator
         inputs = [self.final(v) for v in old]
@@ -85,16 +107,22 @@ def _widens(operator: Operator) -> bool:
 
 
 def _attributes(operator: Operator) -> Any:
-    """A key that is equal for operators with equal attributes: numbers as text, because 0.0 == -0.0 and nan != nan."""
+    """A key that is equal for operators with equal attributes: numbers as text, because
+    0.0 == -0.0 and nan != nan.
+    """
     cls = type(operator)
     if cls not in _GETTERS:
-        _GETTERS[cls] = attrgetter(*cls.attributes) if cls.attributes else lambda operator: None
+        _GETTERS[cls] = (
+            attrgetter(*cls.attributes) if cls.attributes else lambda operator: None
+        )
     attributes = _GETTERS[cls](operator)
     return repr(attributes) if "Number" in cls.attributes.values() else attributes
 
 
 _GETTERS: dict[type[Operator], Callable[[Operator], Any]] = {}
-"""Class of operators -> function that returns the attributes of an operator, all at once."""
+"""Class of operators -> function that returns the attributes of an operator, all at
+once.
+"""
 
 
 SMALL_BYTES = 64

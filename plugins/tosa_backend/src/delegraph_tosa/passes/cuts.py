@@ -1,4 +1,6 @@
-"""Parts of a value along one axis, cut as early as possible, so that the whole value is not computed."""
+"""Parts of a value along one axis, cut as early as possible, so that the whole value is
+not computed.
+"""
 
 from __future__ import annotations
 
@@ -20,32 +22,54 @@ def resized(shape: Shape, axis: int, size: int) -> Shape:
 
 
 class Cuts:
-    """Cuts parts of values of the old graph; what that takes is appended to ``rewrite``."""
+    """Cuts parts of values of the old graph; what that takes is appended to
+    ``rewrite``.
+    """
 
-    def __init__(self, rewrite: Rewrite, readers: Readers, replaced: Collection[Operator]) -> None:
-        """``replaced`` are operators that others replace, so that nothing is cut before them."""
-        self.rewrite, self._readers, self._replaced = rewrite, readers, replaced
+    def __init__(
+        self, rewrite: Rewrite, readers: Readers, replaced: Collection[Operator]
+    ) -> None:
+        """``replaced`` are operators that others replace, so that nothing is cut before
+        them.
+        """
+        self.rewrite = rewrite
+        self._readers = readers
+        self._replaced = replaced
 
     def cut(self, value: Value, axis: int, places: range) -> Value:
-        """SLICE of ``value`` at ``places`` along ``axis``; itself if it has nothing else."""
+        """SLICE of ``value`` at ``places`` along ``axis``; itself if it has nothing
+        else.
+        """
         if len(places) == value.shape[axis]:
             return self.rewrite.value(value)
         start = self.rewrite.shape(resized((0,) * value.rank, axis, places.start))
         type = Type(resized(value.shape, axis, len(places)), value.dtype)
         operands = self.rewrite.value(value), start, self.rewrite.shape(type.shape)
-        return self.rewrite.make(SLICE, operands, type, value.producer and value.producer.source)
+        return self.rewrite.make(
+            SLICE, operands, type, value.producer and value.producer.source
+        )
 
-    def cut_early(self, value: Value, axis: int, places: range, users: Collection[Operator | None]) -> Value:
-        """As ``cut``, before what moves and rescales ``value``, or by a convolution of fewer channels.
+    def cut_early(
+        self, value: Value, axis: int, places: range, users: Collection[Operator | None]
+    ) -> Value:
+        """As ``cut``, before what moves and rescales ``value``, or by a convolution of
+        fewer channels.
 
         That is for values that nothing reads but ``users``, which need the parts only.
         """
-        operator, is_last = value.producer, axis == value.rank - 1
-        if operator is None or operator in self._replaced or not set(self._readers[value]).issubset(users):
+        operator = value.producer
+        is_last = axis == value.rank - 1
+        if (
+            operator is None
+            or operator in self._replaced
+            or not set(self._readers[value]).issubset(users)
+        ):
             return self.cut(value, axis, places)
         shape = resized(value.shape, axis, len(places))
         if isinstance(operator, TRANSPOSE):
-            part = self.cut_early(operator.inputs[0], operator.perms[axis], places, [operator])
+            part = self.cut_early(
+                operator.inputs[0], operator.perms[axis], places, [operator]
+            )
             if ax.ascends(ax.order(part.shape, operator.perms)):
                 return self.rewrite.reshape(part, shape, operator.source)
             return self.rewrite.transpose(part, operator.perms, operator.source)
@@ -54,21 +78,34 @@ class Cuts:
                 if len(old) == 1 and new and new[0] == axis:
                     step = math.prod([value.shape[a] for a in new[1:]])
                     before = range(places.start * step, places.stop * step)
-                    part = self.cut_early(operator.inputs[0], old[0], before, [operator])
+                    part = self.cut_early(
+                        operator.inputs[0], old[0], before, [operator]
+                    )
                     return self.rewrite.reshape(part, shape, operator.source)
         if isinstance(operator, RESCALE):
             x, *constants = operator.inputs
             if is_last and operator.per_channel:
                 constants[:2] = [self.cut(v, 0, places) for v in constants[:2]]
-            return self._made(operator, (self.cut_early(x, axis, places, [operator]), *constants), shape)
+            return self._made(
+                operator,
+                (self.cut_early(x, axis, places, [operator]), *constants),
+                shape,
+            )
         if isinstance(operator, CONV2D) and is_last:
             x, *constants = operator.inputs
             # a bias may have one number for all channels
-            constants[:2] = [self.cut(v, 0, places) if v.shape[0] != 1 else v for v in constants[:2]]
+            constants[:2] = [
+                self.cut(v, 0, places) if v.shape[0] != 1 else v for v in constants[:2]
+            ]
             return self._made(operator, (self.rewrite.value(x), *constants), shape)
         return self.cut(value, axis, places)
 
-    def _made(self, operator: Operator, inputs: tuple[Value, ...], shape: Shape) -> Value:
+    def _made(
+        self, operator: Operator, inputs: tuple[Value, ...], shape: Shape
+    ) -> Value:
         """The result, of ``shape``, of ``operator`` with other ``inputs``."""
-        type, attributes = Type(shape, operator.outputs[0].dtype), operator.attribute_values()
-        return self.rewrite.make(operator.__class__, inputs, type, operator.source, **attributes)
+        type = Type(shape, operator.outputs[0].dtype)
+        attributes = operator.attribute_values()
+        return self.rewrite.make(
+            operator.__class__, inputs, type, operator.source, **attributes
+        )

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from ..ir.graph import Graph
-from ..ir.operators import COND_IF, CUSTOM, VARIABLE, VARIABLE_READ, VARIABLE_WRITE, WHILE_LOOP
+from ..ir.operators import (
+    COND_IF,
+    CUSTOM,
+    VARIABLE,
+    VARIABLE_READ,
+    VARIABLE_WRITE,
+    WHILE_LOOP,
+)
 from ..spec import TosaSpec
 
 EFFECTS = frozenset({COND_IF, CUSTOM, VARIABLE, VARIABLE_WRITE, WHILE_LOOP})
@@ -19,7 +26,8 @@ def drop_dead(graph: Graph, spec: TosaSpec) -> Graph:
     before: a = EXP x, b = TANH x; result b
     after:  b = TANH x; result b
     """
-    live, kept = set(graph.outputs), []
+    live = set(graph.outputs)
+    kept = []
     for operator in reversed(graph.operators):
         if type(operator) in EFFECTS or not live.isdisjoint(operator.outputs):
             live.update(operator.inputs)

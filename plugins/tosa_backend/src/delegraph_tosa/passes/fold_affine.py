@@ -1,11 +1,24 @@
-"""Folds scales and offsets of channels into a convolution: batch norm, bias, the 1/6 of a hard swish."""
+"""Folds scales and offsets of channels into a convolution: batch norm, bias, the 1/6 of
+a hard swish.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from ..ir.graph import Folded, Graph, Operator, Value
-from ..ir.operators import ADD, CONCAT, CONV2D, CONV3D, DEPTHWISE_CONV2D, MUL, RESHAPE, SUB, TRANSPOSE, TRANSPOSE_CONV2D
+from ..ir.operators import (
+    ADD,
+    CONCAT,
+    CONV2D,
+    CONV3D,
+    DEPTHWISE_CONV2D,
+    MUL,
+    RESHAPE,
+    SUB,
+    TRANSPOSE,
+    TRANSPOSE_CONV2D,
+)
 from ..ir.types import FLOATS, DType, Type
 from ..spec import TosaSpec
 from .axes import Shape
@@ -16,7 +29,8 @@ AFFINE = frozenset({ADD, MUL, SUB})
 
 
 def fold_affine(graph: Graph, spec: TosaSpec) -> Graph:
-    """Fold operators by a constant for each channel into convolutions with constant weights.
+    """Fold operators by a constant for each channel into convolutions with constant
+    weights.
 
     MUL, ADD and SUB after the convolution:
         before: CONV2D (w, b) - MUL k - ADD s
@@ -25,10 +39,12 @@ def fold_affine(graph: Graph, spec: TosaSpec) -> Graph:
         before: MUL k - CONV2D (w, b)
         after:  CONV2D (w * k, b)
 
-    This is done for floats only, since scales of integers are RESCALE, and only if intermediate results have no other
-    use. A weight that is tied to an embedding is not multiplied: it would be stored twice. The new weight and bias are
-    computed by the same operators on constants, so they are rounded in the same type. The new convolution has the
-    sources of all folded operators. The MUL before a convolution remains, unused.
+    This is done for floats only, since scales of integers are RESCALE, and only if
+    intermediate results have no other use. A weight that is tied to an embedding is not
+    multiplied: it would be stored twice. The new weight and bias are computed by the
+    same operators on constants, so they are rounded in the same type. The new
+    convolution has the sources of all folded operators. The MUL before a convolution
+    remains, unused.
     """
     fold = _Fold(graph)
     for operator in graph.operators:
@@ -40,17 +56,30 @@ class _Fold(Rewrite):
     """The new graph of ``fold_affine``."""
 
     def __init__(self, graph: Graph) -> None:
-        """``_places`` maps a new convolution to its position in ``operators``, where it may still be replaced."""
+        """``_places`` maps a new convolution to its position in ``operators``, where it
+        may still be replaced.
+        """
         super().__init__()
         self._uses = Counter(v for operator in graph.operators for v in operator.inputs)
         self._uses.update(graph.outputs)
         self._places: dict[Operator, int] = {}
-        others = [operator for operator in graph.operators if type(operator) not in CONVOLUTIONS]
-        self._kept = {_stored(v) for operator in others for v in operator.inputs if v.constant is not None}
+        others = [
+            operator
+            for operator in graph.operators
+            if type(operator) not in CONVOLUTIONS
+        ]
+        self._kept = {
+            _stored(v)
+            for operator in others
+            for v in operator.inputs
+            if v.constant is not None
+        }
         """Constants that are stored as they are, because other operators read them."""
 
     def visit(self, operator: Operator) -> None:
-        """Fold ``operator`` into the convolution before it, or append it, with a MUL before it folded into it."""
+        """Fold ``operator`` into the convolution before it, or append it, with a MUL
+        before it folded into it.
+        """
         if type(operator) in AFFINE and self._folded(operator):
             return
         new = self.renewed(operator)
@@ -60,47 +89,84 @@ class _Fold(Rewrite):
         self.put(operator, new)
 
     def _scaled(self, convolution: Operator, uses: int) -> Operator:
-        """``convolution`` with the factor of a MUL before it in its weight; itself if there is none to fold.
+        """``convolution`` with the factor of a MUL before it in its weight; itself if
+        there is none to fold.
 
         ``uses`` is the number of uses of its operand.
         """
         x, weight, *others = convolution.inputs
         factor = x.producer
-        if not isinstance(factor, MUL) or uses != 1 or weight.constant is None or x.dtype is not weight.dtype:
+        if (
+            not isinstance(factor, MUL)
+            or uses != 1
+            or weight.constant is None
+            or x.dtype is not weight.dtype
+        ):
             return convolution
         operand, constant = _sides(factor)
-        if constant is None or operand.shape != x.shape or not _of_channels(constant, x) or x.dtype is DType.FP16:
-            return convolution  # fp16: a weight times a small factor may be subnormal and lose digits
+        if (
+            constant is None
+            or operand.shape != x.shape
+            or not _of_channels(constant, x)
+            or x.dtype is DType.FP16
+        ):
+            # fp16: a weight times a small factor may be subnormal and lose digits
+            return convolution
         if _stored(weight) in self._kept:
             # a weight tied to an embedding: the product would be stored beside it
             return convolution
         if isinstance(origin(weight), CONCAT):
-            # joined weights are written part by part from the model's memory; a product would need memory for all
+            # joined weights are written part by part from the model's memory; a product
+            # would need memory for all
             return convolution
         shape = _operand_factor(convolution, constant.shape[-1])
-        weight = self._apply(factor, weight, self.reshape(constant, shape, factor.source))
-        return replaced(convolution, (operand, weight, *others), both(factor.source, convolution.source))
+        weight = self._apply(
+            factor, weight, self.reshape(constant, shape, factor.source)
+        )
+        return replaced(
+            convolution,
+            (operand, weight, *others),
+            both(factor.source, convolution.source),
+        )
 
     def _folded(self, operator: Operator) -> bool:
-        """Fold ``operator`` into the convolution whose result it takes; returns whether that was possible."""
+        """Fold ``operator`` into the convolution whose result it takes; returns whether
+        that was possible.
+        """
         result, constant = _sides(operator)
         convolution = self.value(result).producer
-        if constant is None or self._uses[result] != 1 or convolution not in self._places:
+        if (
+            constant is None
+            or self._uses[result] != 1
+            or convolution not in self._places
+        ):
             return False
-        if not _of_channels(constant, self.value(result)) or not _constant(operator, convolution):
+        if not _of_channels(constant, self.value(result)) or not _constant(
+            operator, convolution
+        ):
             return False
         if type(operator) is MUL and _stored(convolution.inputs[1]) in self._kept:
             return False
         self._replace(convolution, operator, constant)
         return True
 
-    def _replace(self, convolution: Operator, operator: Operator, constant: Value) -> None:
-        """Replace ``convolution`` by one whose weight and bias contain ``operator`` with ``constant``."""
+    def _replace(
+        self, convolution: Operator, operator: Operator, constant: Value
+    ) -> None:
+        """Replace ``convolution`` by one whose weight and bias contain ``operator``
+        with ``constant``.
+        """
         x, weight, bias, *zero_points = convolution.inputs
         if isinstance(operator, MUL):
-            scale = self.reshape(constant, _result_factor(convolution, constant.shape[-1]), operator.source)
+            scale = self.reshape(
+                constant,
+                _result_factor(convolution, constant.shape[-1]),
+                operator.source,
+            )
             weight = self._apply(operator, weight, scale)
-        bias = self._apply(operator, bias, self.reshape(constant, constant.shape[-1:], operator.source))
+        bias = self._apply(
+            operator, bias, self.reshape(constant, constant.shape[-1:], operator.source)
+        )
         source = both(convolution.source, operator.source)
         new = replaced(convolution, (x, weight, bias, *zero_points), source)
         new.outputs[0].name = operator.outputs[0].name
@@ -111,41 +177,69 @@ class _Fold(Rewrite):
     def _apply(self, operator: Operator, left: Value, right: Value) -> Value:
         """``operator`` on two constants, folded; the shift operand of MUL stays."""
         shape = left.shape if right.shape[-1] == 1 or left.rank > 1 else right.shape
-        return self.make(type(operator), (left, right, *operator.inputs[2:]), Type(shape, left.dtype), operator.source)
+        return self.make(
+            type(operator),
+            (left, right, *operator.inputs[2:]),
+            Type(shape, left.dtype),
+            operator.source,
+        )
 
 
 def _stored(constant: Value) -> Value:
-    """The constant whose elements ``constant`` has in another layout; itself if it has elements of its own."""
-    while isinstance(constant.constant, Folded) and isinstance(constant.constant.operator, (RESHAPE, TRANSPOSE)):
+    """The constant whose elements ``constant`` has in another layout; itself if it has
+    elements of its own.
+    """
+    while isinstance(constant.constant, Folded) and isinstance(
+        constant.constant.operator, (RESHAPE, TRANSPOSE)
+    ):
         constant = constant.constant.operator.inputs[0]
     return constant
 
 
 def _sides(operator: Operator) -> tuple[Value, Value | None]:
-    """(operand, constant) of a binary operator; the constant is None if there is none, or if it is the left of SUB."""
+    """(operand, constant) of a binary operator; the constant is None if there is none,
+    or if it is the left of SUB.
+    """
     left, right = operator.inputs[:2]
     if right.constant is not None:
         return left, right
-    return right, left if left.constant is not None and type(operator) is not SUB else None
+    return right, (
+        left if left.constant is not None and type(operator) is not SUB else None
+    )
 
 
 def _of_channels(constant: Value, result: Value) -> bool:
-    """Whether ``result`` has floats, and ``constant`` one element or one for each channel (last axis) of ``result``."""
+    """Whether ``result`` has floats, and ``constant`` one element or one for each
+    channel (last axis) of ``result``.
+    """
     *others, channels = constant.shape
-    return result.dtype in FLOATS and channels in (1, result.shape[-1]) and all(size == 1 for size in others)
+    return (
+        result.dtype in FLOATS
+        and channels in (1, result.shape[-1])
+        and all(size == 1 for size in others)
+    )
 
 
 def _constant(operator: Operator, convolution: Operator) -> bool:
-    """Whether the operands of ``convolution`` that folding ``operator`` changes are constants of the result's type.
+    """Whether the operands of ``convolution`` that folding ``operator`` changes are
+    constants of the result's type.
 
     MUL changes weight and bias, ADD and SUB the bias.
     """
-    changed = convolution.inputs[1:3] if isinstance(operator, MUL) else convolution.inputs[2:3]
-    return all(v.constant is not None and v.dtype is operator.outputs[0].dtype for v in changed)
+    changed = (
+        convolution.inputs[1:3]
+        if isinstance(operator, MUL)
+        else convolution.inputs[2:3]
+    )
+    return all(
+        v.constant is not None and v.dtype is operator.outputs[0].dtype for v in changed
+    )
 
 
 def _result_factor(convolution: Operator, channels: int) -> Shape:
-    """The shape in which a factor for each output channel broadcasts with the weight [O,..] (depthwise [KH,KW,C,M])."""
+    """The shape in which a factor for each output channel broadcasts with the weight
+    [O,..] (depthwise [KH,KW,C,M]).
+    """
     weight = convolution.inputs[1]
     if channels > 1 and isinstance(convolution, DEPTHWISE_CONV2D):
         return (1, 1, *weight.shape[2:])
@@ -153,7 +247,9 @@ def _result_factor(convolution: Operator, channels: int) -> Shape:
 
 
 def _operand_factor(convolution: Operator, channels: int) -> Shape:
-    """The shape in which a factor for each input channel broadcasts with the weight [..,C] (depthwise [KH,KW,C,M])."""
+    """The shape in which a factor for each input channel broadcasts with the weight
+    [..,C] (depthwise [KH,KW,C,M]).
+    """
     if isinstance(convolution, DEPTHWISE_CONV2D):
         return (1, 1, channels, 1)
     return (*(1,) * (convolution.inputs[1].rank - 1), channels)

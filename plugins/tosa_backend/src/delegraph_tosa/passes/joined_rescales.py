@@ -15,23 +15,31 @@ from .rewriter import Rewrite, both, rebuilt
 
 BITS = 15
 """Bits of a multiplier of a RESCALE of int48."""
-FEWEST, MOST = 2, 62
+FEWEST = 2
+MOST = 62
 """The limits of a RESCALE's shift."""
 
 
 def join_rescales(graph: Graph, spec: TosaSpec) -> Graph:
-    """Make one RESCALE of a RESCALE from int48 to int32 and one from there to int8, if nothing else reads the int32.
+    """Make one RESCALE of a RESCALE from int48 to int32 and one from there to int8, if
+    nothing else reads the int32.
 
-    before: CONV2D - RESCALE to int32, by a power of two - RESCALE to int8, by multipliers of 31 bits
-    after:  CONV2D - RESCALE to int8, by multipliers of 15 bits
+    before: CONV2D - RESCALE to int32, by a power of two - RESCALE to int8, by
+    multipliers of 31 bits after:  CONV2D - RESCALE to int8, by multipliers of 15 bits
 
-    A multiplier of 15 bits is exact to 2**-16, so no int8 moves by more than 1/500 of a step. A result of int16 could
-    move by half a step: there, the multiplier has to be a power of two. NPUs fuse the first RESCALE with the
-    convolution only.
+    A multiplier of 15 bits is exact to 2**-16, so no int8 moves by more than 1/500 of a
+    step. A result of int16 could move by half a step: there, the multiplier has to be a
+    power of two. NPUs fuse the first RESCALE with the convolution only.
     """
-    uses = Counter([v for operator in graph.operators for v in operator.inputs] + graph.outputs)
-    narrowed = {operator.outputs[0] for operator in graph.operators if _narrows(operator)}
-    once = {operator for operator in graph.operators if _joins(operator, uses, narrowed)}
+    uses = Counter(
+        [v for operator in graph.operators for v in operator.inputs] + graph.outputs
+    )
+    narrowed = {
+        operator.outputs[0] for operator in graph.operators if _narrows(operator)
+    }
+    once = {
+        operator for operator in graph.operators if _joins(operator, uses, narrowed)
+    }
     if not once:
         return graph
     rewrite = Rewrite()
@@ -45,11 +53,15 @@ def _narrows(operator: Operator) -> bool:
     """Whether ``operator`` is a RESCALE from int48 to int32 without zero points."""
     if not isinstance(operator, RESCALE) or operator.inputs[0].dtype is not DType.INT48:
         return False
-    return operator.outputs[0].dtype is DType.INT32 and all(_is_zero(v) for v in operator.inputs[3:])
+    return operator.outputs[0].dtype is DType.INT32 and all(
+        _is_zero(v) for v in operator.inputs[3:]
+    )
 
 
 def _joins(operator: Operator, uses: Counter[Value], narrowed: set[Value]) -> bool:
-    """Whether ``operator`` is a RESCALE to int8, or to int16 by a power of two, of int32 that it alone reads."""
+    """Whether ``operator`` is a RESCALE to int8, or to int16 by a power of two, of
+    int32 that it alone reads.
+    """
     if not isinstance(operator, RESCALE):
         return False
     x, multiplier, _, before, _ = operator.inputs
@@ -96,15 +108,21 @@ def _joined(operator: Operator) -> Operator:
 
 
 def _product(steps: list[tuple[Value, ...]]) -> tuple[Array, Array]:
-    """(multipliers, shifts) of the product of two ratios, each given as multipliers and shifts."""
+    """(multipliers, shifts) of the product of two ratios, each given as multipliers and
+    shifts.
+    """
     ratio: Array = np.ones(1)
     for multiplier, shift in steps:
-        ratio = ratio * np.ldexp(materialize(multiplier).astype(np.float64), -materialize(shift).astype(np.int64))
+        ratio = ratio * np.ldexp(
+            materialize(multiplier).astype(np.float64),
+            -materialize(shift).astype(np.int64),
+        )
     fraction, exponent = np.frexp(ratio)
     whole = np.rint(np.ldexp(fraction, BITS)).astype(np.int64)
     # 1 where the fraction was rounded up to 1
     carried = whole >> BITS
-    whole, shifts = whole >> carried, BITS - (exponent + carried)
+    whole = whole >> carried
+    shifts = BITS - (exponent + carried)
     lost = np.clip(shifts - MOST, 0, BITS + 1)
     whole = np.where(lost > 0, (whole + ((1 << lost) >> 1)) >> lost, whole)
     return whole, np.clip(shifts, FEWEST, MOST)

@@ -12,14 +12,16 @@ from .rewriter import Rewrite, both, origin, replaced
 
 
 def join_slices(graph: Graph, spec: TosaSpec) -> Graph:
-    """Cut a part of a part from the whole, and a part of joined values from the one that it lies in.
+    """Cut a part of a part from the whole, and a part of joined values from the one
+    that it lies in.
 
     before: SLICE [25,192] - SLICE [1,192] - SLICE [1,64]        CONCAT (x, y) - SLICE of y
     after:  SLICE [25,192] - SLICE [1,64]                        y
 
-    Vela reads a slice of a tensor where the tensor is, but copies a slice that is sliced again: of a GRU that is each
-    step's part of the first product, all of them before the first step. Of a recurrent network whose last state is
-    asked for, only this is kept.
+    Vela reads a slice of a tensor where the tensor is, but copies a slice that is
+    sliced again: of a GRU that is each step's part of the first product, all of them
+    before the first step. Of a recurrent network whose last state is asked for, only
+    this is kept.
     """
     rewrite = Rewrite()
     for old in graph.operators:
@@ -34,12 +36,21 @@ def join_slices(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def _from_origin(operator: Operator, rewrite: Rewrite) -> Operator:
-    """A SLICE with the same result that reads no result of a SLICE, or of a CONCAT of whose operands one suffices."""
+    """A SLICE with the same result that reads no result of a SLICE, or of a CONCAT of
+    whose operands one suffices.
+    """
     while True:
         x, start, size = operator.inputs
         before = origin(x)
         if isinstance(before, SLICE):
-            begin = tuple([a + b for a, b in zip(shape_of(before.inputs[1]), shape_of(start), strict=True)])
+            begin = tuple(
+                [
+                    a + b
+                    for a, b in zip(
+                        shape_of(before.inputs[1]), shape_of(start), strict=True
+                    )
+                ]
+            )
             whole: Value | None = before.inputs[0]
         elif isinstance(before, CONCAT):
             whole, begin = _operand(before, shape_of(start), shape_of(size))
@@ -47,11 +58,17 @@ def _from_origin(operator: Operator, rewrite: Rewrite) -> Operator:
             return operator
         if whole is None:
             return operator
-        operator = replaced(operator, (whole, rewrite.shape(begin), size), both(before.source, operator.source))
+        operator = replaced(
+            operator,
+            (whole, rewrite.shape(begin), size),
+            both(before.source, operator.source),
+        )
 
 
 def _operand(joined: CONCAT, start: Shape, size: Shape) -> tuple[Value | None, Shape]:
-    """The operand that a slice of a CONCAT lies in, and where it begins there; None if it takes of several."""
+    """The operand that a slice of a CONCAT lies in, and where it begins there; None if
+    it takes of several.
+    """
     axis = joined.axis
     ends = accumulate((v.shape[axis] for v in joined.inputs), initial=0)
     for value, (low, high) in zip(joined.inputs, pairwise(ends), strict=True):

@@ -1,4 +1,6 @@
-"""The rules of ``sink_transposes`` for RESHAPE, TRANSPOSE and IDENTITY: their result is a view, if possible."""
+"""The rules of ``sink_transposes`` for RESHAPE, TRANSPOSE and IDENTITY: their result is
+a view, if possible.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from .rewriter import both
 from .views import View, Views
 
 MAX_RANK = 6
-"""MAX_RANK of level 8K (specification: Levels); rules here make no RESHAPE to a higher rank."""
+"""MAX_RANK of level 8K (specification: Levels); rules here make no RESHAPE to a higher
+rank.
+"""
 
 
 def _identity(views: Views, operator: Operator) -> None:
@@ -29,38 +33,54 @@ def _transpose(views: Views, operator: Operator) -> None:
 
 
 def _reshape(views: Views, operator: Operator) -> None:
-    """The result of a RESHAPE that adds and drops axes of size 1 is a view of the base; else the base is reshaped."""
+    """The result of a RESHAPE that adds and drops axes of size 1 is a view of the base;
+    else the base is reshaped.
+    """
     result, (base, axes, source) = operator.outputs[0], views.view(operator.inputs[0])
     source = both(source, operator.source)
     pieces = ax.pieces(operator.inputs[0].shape, result.shape)
     new_axes = ax.renamed(pieces, axes, result.rank)
-    if new_axes is not None and base.rank:  # TRANSPOSE, SLICE and others have no form of rank 0
+    # TRANSPOSE, SLICE and others have no form of rank 0
+    if new_axes is not None and base.rank:
         views.see(result, View(base, new_axes, source))
     else:
-        views.see(result, _regrouped(views, View(base, axes, source), pieces, result.shape))
+        views.see(
+            result, _regrouped(views, View(base, axes, source), pieces, result.shape)
+        )
 
 
 def _regrouped(views: Views, view: View, pieces: list[ax.Piece], shape: Shape) -> View:
-    """The result, of ``shape``, of a RESHAPE that joins and splits axes of the view, applied to the view's base.
+    """The result, of ``shape``, of a RESHAPE that joins and splits axes of the view,
+    applied to the view's base.
 
-    Axes that a piece joins have to be adjacent in the base. If they are, but in another order, the base is transposed
-    within them (channel shuffle). Otherwise the base is transposed to the order of the view first.
+    Axes that a piece joins have to be adjacent in the base. If they are, but in another
+    order, the base is transposed within them (channel shuffle). Otherwise the base is
+    transposed to the order of the view first.
     """
     base, axes, source = view
-    joined = [[a for i in old if (a := axes[i]) is not None and base.shape[a] != 1] for old, _ in pieces]
+    joined = [
+        [a for i in old if (a := axes[i]) is not None and base.shape[a] != 1]
+        for old, _ in pieces
+    ]
     perms = _gathered(base.shape, joined)
     rank = base.rank + sum(len(new) - 1 for _, new in pieces if new)
     if perms is None or rank > MAX_RANK:
         in_view_order = views.arrange(base, _as_viewed(axes, base.rank), source)
-        return View(views.reshape(in_view_order, shape, source), ax.plain(len(shape)), source)
+        return View(
+            views.reshape(in_view_order, shape, source), ax.plain(len(shape)), source
+        )
     moved = tuple([None if a is None else perms.index(a) for a in axes])
-    return _split(views, View(views.arrange(base, perms, source), moved, source), pieces, shape)
+    return _split(
+        views, View(views.arrange(base, perms, source), moved, source), pieces, shape
+    )
 
 
 def _gathered(shape: Shape, joined: list[list[int]]) -> tuple[int, ...] | None:
-    """The permutation of a base of ``shape`` that puts the axes of each list in ``joined`` in the order of the list.
+    """The permutation of a base of ``shape`` that puts the axes of each list in
+    ``joined`` in the order of the list.
 
-    None if the axes of a list are not adjacent in the base; axes of size 1 in between do not count.
+    None if the axes of a list are not adjacent in the base; axes of size 1 in between
+    do not count.
     """
     group = {axis: axes for axes in joined for axis in axes}
     perms: list[int] = []
@@ -76,16 +96,21 @@ def _gathered(shape: Shape, joined: list[list[int]]) -> tuple[int, ...] | None:
 
 
 def _as_viewed(axes: Axes, rank: int) -> tuple[int, ...]:
-    """The permutation of the base's axes to the order of the view; axes that are not in the view come last."""
+    """The permutation of the base's axes to the order of the view; axes that are not in
+    the view come last.
+    """
     named = [a for a in axes if a is not None]
     return (*named, *[a for a in range(rank) if a not in named])
 
 
 def _split(views: Views, view: View, pieces: list[ax.Piece], shape: Shape) -> View:
-    """As ``_regrouped``, for a base in which the axes of each piece are adjacent and in order."""
+    """As ``_regrouped``, for a base in which the axes of each piece are adjacent and in
+    order.
+    """
     base, axes, source = view
     targets = _targets(base.shape, axes, pieces)
-    # the new base: ``sizes`` are its shape, ``new_axes`` its axis for each axis of the result
+    # the new base: ``sizes`` are its shape, ``new_axes`` its axis for each axis of the
+    # result
     sizes: list[int] = []
     new_axes: list[int | None] = [None] * len(shape)
     for axis in range(base.rank):
@@ -101,8 +126,12 @@ def _split(views: Views, view: View, pieces: list[ax.Piece], shape: Shape) -> Vi
     return View(views.reshape(base, tuple(sizes), source), tuple(new_axes), source)
 
 
-def _targets(shape: Shape, axes: Axes, pieces: list[ax.Piece]) -> dict[int, tuple[int, ...]]:
-    """Axis of the base -> the axes of the result that take its elements; axes of size 1 only if alone in a piece."""
+def _targets(
+    shape: Shape, axes: Axes, pieces: list[ax.Piece]
+) -> dict[int, tuple[int, ...]]:
+    """Axis of the base -> the axes of the result that take its elements; axes of size 1
+    only if alone in a piece.
+    """
     return {
         a: new
         for old, new in pieces
@@ -113,5 +142,9 @@ def _targets(shape: Shape, axes: Axes, pieces: list[ax.Piece]) -> dict[int, tupl
 
 Rule = Callable[[Views, Operator], None]
 
-LAYOUT: dict[type[Operator], Rule] = {TRANSPOSE: _transpose, RESHAPE: _reshape, IDENTITY: _identity}
+LAYOUT: dict[type[Operator], Rule] = {
+    TRANSPOSE: _transpose,
+    RESHAPE: _reshape,
+    IDENTITY: _identity,
+}
 """Operator that only changes the layout of its operand -> its rule."""

@@ -22,38 +22,61 @@ VIEWS = RESHAPE, SLICE
 
 def bytes_of(value: Value) -> int:
     """The bytes of all elements; 0 if their number is not known."""
-    return 0 if any(map(is_dynamic, value.shape)) else math.prod(value.shape) * BYTES.get(value.dtype, 1)
+    return (
+        0
+        if any(map(is_dynamic, value.shape))
+        else math.prod(value.shape) * BYTES.get(value.dtype, 1)
+    )
 
 
 class Memory:
     """What an NPU has in memory at each operator of a graph, in the order of the graph."""
 
     def __init__(self, graph: Graph, readers: Readers) -> None:
-        self.places = {operator: place for place, operator in enumerate(graph.operators)}
+        self.places = {
+            operator: place for place, operator in enumerate(graph.operators)
+        }
         self._readers = readers
         self._last: dict[Value, int] = {}
-        for value in reversed([*graph.inputs, *[v for operator in graph.operators for v in operator.outputs]]):
-            self._last[value] = max([self._last_use(reader) for reader in readers[value]], default=-1)
+        for value in reversed(
+            [
+                *graph.inputs,
+                *[v for operator in graph.operators for v in operator.outputs],
+            ]
+        ):
+            self._last[value] = max(
+                [self._last_use(reader) for reader in readers[value]], default=-1
+            )
 
     def alive(self, values: list[Value]) -> list[int]:
-        """The bytes of those of ``values`` that are in memory while each operator is computed."""
+        """The bytes of those of ``values`` that are in memory while each operator is
+        computed.
+        """
         changes = [0] * (len(self.places) + 1)
         for value in values:
             if self._last[value] >= 0 and not self._is_passed_on(value):
-                changes[self.places[value.producer] if value.producer else 0] += bytes_of(value)
+                changes[self.places[value.producer] if value.producer else 0] += (
+                    bytes_of(value)
+                )
                 changes[self._last[value] + 1] -= bytes_of(value)
         return list(accumulate(changes))[:-1]
 
     def _last_use(self, reader: Operator | None) -> int:
-        """The place of ``reader``, or the last use of its result, if what ``reader`` reads is kept until then."""
+        """The place of ``reader``, or the last use of its result, if what ``reader``
+        reads is kept until then.
+        """
         if reader is None:
             return len(self.places) - 1
         result = reader.outputs[0]
         return self._last[result] if self._is_passed_on(result) else self.places[reader]
 
     def _is_passed_on(self, value: Value) -> bool:
-        """Whether ``value`` takes no memory: the operand's serves, or it is computed together with its only reader."""
+        """Whether ``value`` takes no memory: the operand's serves, or it is computed
+        together with its only reader.
+        """
         readers = self._readers[value]
         if isinstance(value.producer, VIEWS) or len(readers) != 1:
             return isinstance(value.producer, VIEWS)
-        return isinstance(readers[0], FUSED) or (isinstance(value.producer, RESCALE) and value.dtype in WIDE)
+        return isinstance(readers[0], FUSED) or (
+            isinstance(value.producer, RESCALE) and value.dtype in WIDE
+        )

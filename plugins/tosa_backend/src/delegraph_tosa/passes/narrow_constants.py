@@ -1,4 +1,6 @@
-"""Keeps a constant int8 whose other operand is a rescaled int8, and rescales both at run time."""
+"""Keeps a constant int8 whose other operand is a rescaled int8, and rescales both at
+run time.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +16,42 @@ from .rewriter import Rewrite, origin, rebuilt, replaced, sweep
 
 MEETING = frozenset({ADD, MUL, SUB})
 COPIES = frozenset({"u55", "u65"})
-"""What a target's words call devices that copy a small constant to scale it for a product."""
+"""What a target's words call devices that copy a small constant to scale it for a
+product.
+"""
 LEAST_ELEMENTS = 4096
-"""The fewest elements of a result: smaller ones cost next to nothing, and a RESCALE is one more operator."""
+"""The fewest elements of a result: smaller ones cost next to nothing, and a RESCALE is
+one more operator.
+"""
 
 
 def narrow_constants(graph: Graph, spec: TosaSpec) -> Graph:
-    """Unfold the RESCALE of an int8 constant, if the other operand is rescaled from int8 at run time.
+    """Unfold the RESCALE of an int8 constant, if the other operand is rescaled from
+    int8 at run time.
 
     before: MUL (RESCALE x, a constant of int32)
     after:  MUL (RESCALE x, RESCALE a constant of int8)
 
-    NPUs fuse the RESCALE of both operands with the operator (Vela: a layer norm of 197 x 192 elements and its gain take
-    140,000 cycles less). The constant takes a quarter of the bytes.
+    NPUs fuse the RESCALE of both operands with the operator (Vela: a layer norm of 197
+    x 192 elements and its gain take 140,000 cycles less). The constant takes a quarter
+    of the bytes.
 
-    A U55 that adds an int32 constant fuses neither operand, and widens the whole tensor of which the other is a slice
-    (first step of an LSTM: 1,280 elements for 128). So NPUs get this in small sums as well, but not in small products,
-    for which a U55 copies the constant (a detector of 81,200 cycles took 15,700 more).
+    A U55 that adds an int32 constant fuses neither operand, and widens the whole tensor
+    of which the other is a slice (first step of an LSTM: 1,280 elements for 128). So
+    NPUs get this in small sums as well, but not in small products, for which a U55
+    copies the constant (a detector of 81,200 cycles took 15,700 more).
     """
-    return sweep(graph, lambda operator, rewrite: _narrowed(operator, rewrite, _small(spec)))
+    return sweep(
+        graph, lambda operator, rewrite: _narrowed(operator, rewrite, _small(spec))
+    )
 
 
-def _narrowed(operator: Operator, rewrite: Rewrite, small: Collection[type[Operator]]) -> Operator:
-    """``operator`` with a RESCALE of its constant operand, which is added to ``rewrite``; itself if it does not fit."""
+def _narrowed(
+    operator: Operator, rewrite: Rewrite, small: Collection[type[Operator]]
+) -> Operator:
+    """``operator`` with a RESCALE of its constant operand, which is added to
+    ``rewrite``; itself if it does not fit.
+    """
     least = 1 if type(operator) in small else LEAST_ELEMENTS
     if type(operator) not in MEETING or not _is_worth_it(operator, least):
         return operator
@@ -44,7 +59,9 @@ def _narrowed(operator: Operator, rewrite: Rewrite, small: Collection[type[Opera
     if not scaled:
         return operator
     rewrite.operators += scaled.values()
-    return replaced(operator, [scaled[v].outputs[0] if v in scaled else v for v in operator.inputs])
+    return replaced(
+        operator, [scaled[v].outputs[0] if v in scaled else v for v in operator.inputs]
+    )
 
 
 def _small(spec: TosaSpec) -> Collection[type[Operator]]:
@@ -55,7 +72,9 @@ def _small(spec: TosaSpec) -> Collection[type[Operator]]:
 
 
 def _is_worth_it(operator: Operator, least: int) -> bool:
-    """Whether the result has at least ``least`` elements, and an operand is rescaled from int8 at run time."""
+    """Whether the result has at least ``least`` elements, and an operand is rescaled
+    from int8 at run time.
+    """
     is_large = range_of(math.prod(operator.outputs[0].shape))[0] >= least
     return is_large and any(_widens(v.producer) for v in operator.inputs)
 
@@ -64,15 +83,22 @@ def _widens(operator: Operator | None) -> bool:
     """Whether ``operator`` is a RESCALE from int8 to int32 with one scale."""
     if not isinstance(operator, RESCALE) or operator.per_channel:
         return False
-    return (operator.inputs[0].dtype, operator.outputs[0].dtype) == (DType.INT8, DType.INT32)
+    return (operator.inputs[0].dtype, operator.outputs[0].dtype) == (
+        DType.INT8,
+        DType.INT32,
+    )
 
 
 def _rescale_of(value: Value) -> Operator | None:
-    """A new RESCALE that computes ``value`` from an int8 constant; None unless ``value`` is such a RESCALE, folded."""
+    """A new RESCALE that computes ``value`` from an int8 constant; None unless
+    ``value`` is such a RESCALE, folded.
+    """
     operator = origin(value) if isinstance(value.constant, Folded) else None
     while isinstance(operator, RESHAPE):
         operator = origin(operator.inputs[0])
     if operator is None or not _widens(operator):
         return None
     narrow = Rewrite().reshape(operator.inputs[0], value.shape, operator.source)
-    return rebuilt(operator, (narrow, *operator.inputs[1:]), [Type(value.shape, DType.INT32)])
+    return rebuilt(
+        operator, (narrow, *operator.inputs[1:]), [Type(value.shape, DType.INT32)]
+    )

@@ -12,15 +12,19 @@ from .rewriter import Rewrite, replaced
 
 
 def separate_outputs(graph: Graph, spec: TosaSpec, sources: Iterable[Any]) -> Graph:
-    """Copy each output by IDENTITY that is an input, a constant or another output: a file cannot name a value twice.
+    """Copy each output by IDENTITY that is an input, a constant or another output: a
+    file cannot name a value twice.
 
-    ``sources`` are the sources of the outputs before the passes, for the copies: the passes may have removed their
-    operators. An IDENTITY that the target lacks is left out.
+    ``sources`` are the sources of the outputs before the passes, for the copies: the
+    passes may have removed their operators. An IDENTITY that the target lacks is left
+    out.
 
     before: results x, y, y, where x is an input
     after:  results IDENTITY x, y, IDENTITY y
     """
-    taken, outputs, copies = set(graph.inputs), [], []
+    taken = set(graph.inputs)
+    outputs = []
+    copies = []
     for value, source in zip(graph.outputs, sources, strict=True):
         if value in taken or value.constant is not None:
             copy = IDENTITY((value,), source)
@@ -34,8 +38,14 @@ def separate_outputs(graph: Graph, spec: TosaSpec, sources: Iterable[Any]) -> Gr
 
 
 def name_outputs(graph: Graph, names: Iterable[str]) -> Graph:
-    """The graph with these names of its outputs, which all differ; an output with an empty name keeps its own."""
-    new_names = {v: name for v, name in zip(graph.outputs, names, strict=True) if name not in ("", v.name)}
+    """The graph with these names of its outputs, which all differ; an output with an
+    empty name keeps its own.
+    """
+    new_names = {
+        v: name
+        for v, name in zip(graph.outputs, names, strict=True)
+        if name not in ("", v.name)
+    }
     rewrite = Rewrite()
     for operator in graph.operators:
         new = rewrite.renewed(operator)

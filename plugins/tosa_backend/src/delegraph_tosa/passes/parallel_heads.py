@@ -1,4 +1,6 @@
-"""Joins linear layers of one operand that are split into heads, as query, key and value of an attention."""
+"""Joins linear layers of one operand that are split into heads, as query, key and value
+of an attention.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ from .views import View, Views
 
 
 class Heads(NamedTuple):
-    """A linear layer whose channels are split into heads, which are transposed: CONV2D - RESHAPE ... - TRANSPOSE.
+    """A linear layer whose channels are split into heads, which are transposed: CONV2D
+    - RESHAPE ... - TRANSPOSE.
 
-    ``operators`` are all of these. The axes of the operand of ``transpose`` are rows, heads, channels of a head.
+    ``operators`` are all of these. The axes of the operand of ``transpose`` are rows,
+    heads, channels of a head.
     """
 
     operators: list[Operator]
@@ -41,33 +45,55 @@ class Heads(NamedTuple):
 
 
 def parallel_heads(graph: Graph, uses: Counter[Value]) -> list[list[Heads]]:
-    """Groups of at least two layers that can be joined to one, so that one TRANSPOSE moves the heads of all.
+    """Groups of at least two layers that can be joined to one, so that one TRANSPOSE
+    moves the heads of all.
 
-    before: x - CONV2D [N,1,L,H*E] - RESHAPE [N,L,H,E] - TRANSPOSE (0,2,1,3), three times with weights of their own
-    after:  x - CONV2D [N,1,L,3*H*E] - RESHAPE [N,L,3*H,E] - TRANSPOSE (0,2,1,3), and three SLICE of that
+    before: x - CONV2D [N,1,L,H*E] - RESHAPE [N,L,H,E] - TRANSPOSE (0,2,1,3), three
+    times with weights of their own after:  x - CONV2D [N,1,L,3*H*E] - RESHAPE
+    [N,L,3*H,E] - TRANSPOSE (0,2,1,3), and three SLICE of that
 
-    Layers have floats (integers would have one zero point for each layer), and constant weights with no other use. They
-    are equal in all but the number of heads. A key is often transposed again for its product. Alone it needs one
-    TRANSPOSE for both; in a group it needs a second one. So a group has to save more TRANSPOSE than it has such layers.
+    Layers have floats (integers would have one zero point for each layer), and constant
+    weights with no other use. They are equal in all but the number of heads. A key is
+    often transposed again for its product. Alone it needs one TRANSPOSE for both; in a
+    group it needs a second one. So a group has to save more TRANSPOSE than it has such
+    layers.
     """
-    users = {v: operator for operator in graph.operators for v in operator.inputs if uses[v] == 1}
+    users = {
+        v: operator
+        for operator in graph.operators
+        for v in operator.inputs
+        if uses[v] == 1
+    }
     alike: dict[Hashable, list[Heads]] = defaultdict(list)
     for operator in graph.operators:
         if type(operator) is CONV2D and (heads := _heads(operator, users, uses)):
             alike[_kind(heads)].append(heads)
-    return [group for group in alike.values() if len(group) > 1 + sum(_moves_again(h, users) for h in group)]
+    return [
+        group
+        for group in alike.values()
+        if len(group) > 1 + sum(_moves_again(h, users) for h in group)
+    ]
 
 
-def _heads(layer: Operator, users: dict[Value, Operator], uses: Counter[Value]) -> Heads | None:
-    """The CONV2D ``layer`` as Heads; None if its result is not split into heads that are transposed.
+def _heads(
+    layer: Operator, users: dict[Value, Operator], uses: Counter[Value]
+) -> Heads | None:
+    """The CONV2D ``layer`` as Heads; None if its result is not split into heads that
+    are transposed.
 
     ``users`` maps a value with one use to its user.
     """
     _, weight, bias, *_ = layer.inputs
-    if weight.constant is None or bias.constant is None or uses[weight] != 1 or weight.dtype not in FLOATS:
+    if (
+        weight.constant is None
+        or bias.constant is None
+        or uses[weight] != 1
+        or weight.dtype not in FLOATS
+    ):
         return None
     operators = [layer, *_following(layer.outputs[0], users)]
-    result, moved = layer.outputs[0], operators[-1]
+    result = layer.outputs[0]
+    moved = operators[-1]
     if not isinstance(moved, TRANSPOSE) or moved.inputs[0].rank < 3:
         return None
     shape = moved.inputs[0].shape
@@ -78,8 +104,12 @@ def _heads(layer: Operator, users: dict[Value, Operator], uses: Counter[Value]) 
 
 
 def _following(value: Value, users: dict[Value, Operator]) -> Iterable[Operator]:
-    """The RESHAPE operators after ``value``, each the only user of its operand, and the first TRANSPOSE after them."""
-    while (operator := users.get(value)) is not None and isinstance(operator, (RESHAPE, TRANSPOSE)):
+    """The RESHAPE operators after ``value``, each the only user of its operand, and the
+    first TRANSPOSE after them.
+    """
+    while (operator := users.get(value)) is not None and isinstance(
+        operator, (RESHAPE, TRANSPOSE)
+    ):
         yield operator
         value = operator.outputs[0]
         if isinstance(operator, TRANSPOSE):
@@ -94,36 +124,65 @@ def _kind(heads: Heads) -> Hashable:
     *rows, _, width = heads.transpose.inputs[0].shape
     kernel = (weight.shape[1:], weight.dtype, bias.dtype)
     attributes = tuple(heads.layer.attribute_values().values())
-    return x, heads.layer.inputs[0].type, kernel, attributes, tuple(rows), width, heads.transpose.perms
+    return (
+        x,
+        heads.layer.inputs[0].type,
+        kernel,
+        attributes,
+        tuple(rows),
+        width,
+        heads.transpose.perms,
+    )
 
 
 def _moves_again(heads: Heads, users: dict[Value, Operator]) -> bool:
     """Whether the transposed heads are transposed again."""
-    return any(isinstance(operator, TRANSPOSE) for operator in _following(heads.transpose.outputs[0], users))
+    return any(
+        isinstance(operator, TRANSPOSE)
+        for operator in _following(heads.transpose.outputs[0], users)
+    )
 
 
 def join_heads(views: Views, group: list[Heads]) -> None:
-    """Replace the layers in ``group`` by one layer; the transposed heads of each become a view of a SLICE."""
+    """Replace the layers in ``group`` by one layer; the transposed heads of each become
+    a view of a SLICE.
+    """
     result = _joined_layer(views, group)
     *rows, _, width = group[0].transpose.inputs[0].shape
     shape = (*rows, sum([heads.number for heads in group]), width)
     kept = [axis for axis, size in enumerate(shape) if size != 1 or axis >= len(rows)]
-    split = views.reshape(result, tuple([shape[axis] for axis in kept]), _source(_reshapes(group)))
+    split = views.reshape(
+        result, tuple([shape[axis] for axis in kept]), _source(_reshapes(group))
+    )
     order = [axis for axis in group[0].transpose.perms if axis in kept]
     perms = tuple([kept.index(axis) for axis in order])
     moved = views.transpose(split, perms, _source([heads.transpose for heads in group]))
-    axes = tuple([order.index(axis) if axis in kept else None for axis in group[0].transpose.perms])
-    for heads, part in zip(group, _parts(views, moved, order.index(len(rows)), group), strict=True):
+    axes = tuple(
+        [
+            order.index(axis) if axis in kept else None
+            for axis in group[0].transpose.perms
+        ]
+    )
+    for heads, part in zip(
+        group, _parts(views, moved, order.index(len(rows)), group), strict=True
+    ):
         views.see(heads.transpose.outputs[0], View(part, axes, heads.transpose.source))
 
 
-def _parts(views: Views, moved: Value, axis: int, group: list[Heads]) -> Iterable[Value]:
-    """The heads of each layer of ``group``, a SLICE of ``moved``, which has the heads of all layers along ``axis``."""
-    start, size = [0] * moved.rank, list(moved.shape)
+def _parts(
+    views: Views, moved: Value, axis: int, group: list[Heads]
+) -> Iterable[Value]:
+    """The heads of each layer of ``group``, a SLICE of ``moved``, which has the heads
+    of all layers along ``axis``.
+    """
+    start = [0] * moved.rank
+    size = list(moved.shape)
     for heads in group:
         size[axis] = heads.number
         operands = (moved, views.shape(tuple(start)), views.shape(tuple(size)))
-        yield views.make(SLICE, operands, Type(tuple(size), moved.dtype), _source(heads.operators))
+        yield views.make(
+            SLICE, operands, Type(tuple(size), moved.dtype), _source(heads.operators)
+        )
         start[axis] += heads.number
 
 
@@ -134,10 +193,18 @@ def _joined_layer(views: Views, group: list[Heads]) -> Value:
     _, weight, bias, *zero_points = layers[0].inputs
     channels = sum(layer.inputs[1].shape[0] for layer in layers)
     weights = tuple([layer.inputs[1] for layer in layers])
-    weight = views.make(CONCAT, weights, Type((channels, *weight.shape[1:]), weight.dtype), source, axis=0)
+    weight = views.make(
+        CONCAT,
+        weights,
+        Type((channels, *weight.shape[1:]), weight.dtype),
+        source,
+        axis=0,
+    )
     biases = tuple([_wide_bias(views, layer) for layer in layers])
     bias = views.make(CONCAT, biases, Type((channels,), bias.dtype), source, axis=0)
-    result = Type((*layers[0].outputs[0].shape[:-1], channels), layers[0].outputs[0].dtype)
+    result = Type(
+        (*layers[0].outputs[0].shape[:-1], channels), layers[0].outputs[0].dtype
+    )
     x = views.value(layers[0].inputs[0])
     new = rebuilt(layers[0], (x, weight, bias, *zero_points), [result], source=source)
     views.operators.append(new)
@@ -146,10 +213,16 @@ def _joined_layer(views: Views, group: list[Heads]) -> Value:
 
 def _wide_bias(views: Views, layer: Operator) -> Value:
     """The bias of a layer as [O]; a bias [1] is repeated."""
-    bias, channels = layer.inputs[2], layer.inputs[1].shape[0]
+    bias = layer.inputs[2]
+    channels = layer.inputs[1].shape[0]
     if bias.shape == (channels,):
         return bias
-    return views.make(TILE, (bias, views.shape((channels,))), Type((channels,), bias.dtype), layer.source)
+    return views.make(
+        TILE,
+        (bias, views.shape((channels,))),
+        Type((channels,), bias.dtype),
+        layer.source,
+    )
 
 
 def _reshapes(group: list[Heads]) -> list[Operator]:

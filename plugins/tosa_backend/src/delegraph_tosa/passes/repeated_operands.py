@@ -1,4 +1,6 @@
-"""Removes the TILE of right matrices of a product: heads of keys and values that several queries share."""
+"""Removes the TILE of right matrices of a product: heads of keys and values that
+several queries share.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +18,38 @@ from .views import Views
 
 
 def multiply_once(views: Views, product: Operator) -> None:
-    """The rule of ``sink_transposes`` for MATMUL: stacks left matrices that are multiplied by the same right matrix.
+    """The rule of ``sink_transposes`` for MATMUL: stacks left matrices that are
+    multiplied by the same right matrix.
 
     before: MATMUL (q [B*G,L,E], TILE k [B*G,E,S])
     after:  MATMUL (RESHAPE q [B,G*L,E], k [B,E,S]) - RESHAPE [B*G,L,S]
     """
-    repeated, result = _repetition(product.inputs[1], views.uses), product.outputs[0]
+    repeated = _repetition(product.inputs[1], views.uses)
+    result = product.outputs[0]
     if repeated is None or repeated.axis != 0 or not views.movable(result.dtype):
         return views.keep(product)
-    # compute the right operand without repetition, by the rules of its TRANSPOSE and RESHAPE
+    # compute the right operand without repetition, by the rules of its TRANSPOSE and
+    # RESHAPE
     for operator in repeated.operators:
         LAYOUT[type(operator)](views, operator)
-    left, right = views.value(product.inputs[0]), views.value(repeated.once)
+    left = views.value(product.inputs[0])
+    right = views.value(repeated.once)
     source = both(repeated.source, product.source)
-    joined = views.reshape(left, (right.shape[0], repeated.times * left.shape[1], left.shape[2]), source)
-    return views.replace(result, views.rebuild(product, (joined, right, *product.inputs[2:]), source=source))
+    joined = views.reshape(
+        left, (right.shape[0], repeated.times * left.shape[1], left.shape[2]), source
+    )
+    return views.replace(
+        result,
+        views.rebuild(product, (joined, right, *product.inputs[2:]), source=source),
+    )
 
 
 class _Repeated(NamedTuple):
-    """A value in which each element along ``axis`` is repeated ``times`` times in a row; ``once`` has each only once.
+    """A value in which each element along ``axis`` is repeated ``times`` times in a
+    row; ``once`` has each only once.
 
-    ``operators`` compute ``once``; ``source`` is the source of the TILE, which is not among them.
+    ``operators`` compute ``once``; ``source`` is the source of the TILE, which is not
+    among them.
     """
 
     once: Value
@@ -47,7 +60,8 @@ class _Repeated(NamedTuple):
 
 
 def _repetition(value: Value, uses: Counter[Value]) -> _Repeated | None:
-    """``value`` without the TILE that repeats it along an axis; None if there is no TILE, or one with another use.
+    """``value`` without the TILE that repeats it along an axis; None if there is no
+    TILE, or one with another use.
 
     before: k [N,H,1,S,E] - TILE (1,1,G,1,1) - RESHAPE [N*H*G,S,E] - TRANSPOSE (0,2,1)
     after:  k - RESHAPE [N*H,S,E] - TRANSPOSE (0,2,1)
@@ -57,7 +71,9 @@ def _repetition(value: Value, uses: Counter[Value]) -> _Repeated | None:
     while type(operator) in LAYOUT:
         chain.append(operator)  # type: ignore[arg-type]
         operator = operator.inputs[0].producer  # type: ignore[union-attr]
-    if not isinstance(operator, TILE) or any(uses[op.outputs[0]] != 1 for op in (operator, *chain)):
+    if not isinstance(operator, TILE) or any(
+        uses[op.outputs[0]] != 1 for op in (operator, *chain)
+    ):
         return None
     repeated = _tiled(operator)
     for layout_operator in reversed(chain):
@@ -67,7 +83,8 @@ def _repetition(value: Value, uses: Counter[Value]) -> _Repeated | None:
 
 def _tiled(tile: Operator) -> _Repeated | None:
     """The result of a TILE of one axis of size 1; None for any other TILE."""
-    operand, multiples = tile.inputs[0], shape_of(tile.inputs[1])
+    operand = tile.inputs[0]
+    multiples = shape_of(tile.inputs[1])
     wide = [axis for axis, times in enumerate(multiples) if times != 1]
     if len(wide) != 1 or operand.shape[wide[0]] != 1 or is_dynamic(multiples[wide[0]]):
         return None
@@ -75,23 +92,39 @@ def _tiled(tile: Operator) -> _Repeated | None:
 
 
 def _arranged(repeated: _Repeated, operator: Operator) -> _Repeated | None:
-    """The result of ``operator``, one of LAYOUT, on a repeated value; None if repetitions are not in a row there."""
+    """The result of ``operator``, one of LAYOUT, on a repeated value; None if
+    repetitions are not in a row there.
+    """
     if isinstance(operator, TRANSPOSE):
         new = rebuilt(operator, (repeated.once,))
         return _after(repeated, new, operator.perms.index(repeated.axis))
     if isinstance(operator, IDENTITY):
         return repeated
-    # a RESHAPE may join the repeated axis with axes before it, but with no axis after it
+    # a RESHAPE may join the repeated axis with axes before it, but with no axis after
+    # it
     result = operator.outputs[0]
     pieces = ax.pieces(operator.inputs[0].shape, result.shape)
     old, to = next(piece for piece in pieces if repeated.axis in piece[0])
-    if len(to) != 1 or any(repeated.once.shape[axis] != 1 for axis in old if axis > repeated.axis):
+    if len(to) != 1 or any(
+        repeated.once.shape[axis] != 1 for axis in old if axis > repeated.axis
+    ):
         return None
-    shape = tuple([size // repeated.times if axis == to[0] else size for axis, size in enumerate(result.shape)])
-    new = rebuilt(operator, (repeated.once, shape_value(shape)), [Type(shape, result.dtype)])
+    shape = tuple(
+        [
+            size // repeated.times if axis == to[0] else size
+            for axis, size in enumerate(result.shape)
+        ]
+    )
+    new = rebuilt(
+        operator, (repeated.once, shape_value(shape)), [Type(shape, result.dtype)]
+    )
     return _after(repeated, new, to[0])
 
 
 def _after(repeated: _Repeated, operator: Operator, axis: int) -> _Repeated:
-    """``repeated`` after ``operator`` was applied to ``once``; ``axis`` is the repeated axis of the result."""
-    return repeated._replace(once=operator.outputs[0], axis=axis, operators=(*repeated.operators, operator))
+    """``repeated`` after ``operator`` was applied to ``once``; ``axis`` is the repeated
+    axis of the result.
+    """
+    return repeated._replace(
+        once=operator.outputs[0], axis=axis, operators=(*repeated.operators, operator)
+    )

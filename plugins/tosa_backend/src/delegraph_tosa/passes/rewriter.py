@@ -12,34 +12,54 @@ from .axes import Shape, plain
 
 
 def rebuilt(
-    operator: Operator, inputs: Sequence[Value], types: Iterable[Type] | None = None, **attributes: Any
+    operator: Operator,
+    inputs: Sequence[Value],
+    types: Iterable[Type] | None = None,
+    **attributes: Any,
 ) -> Operator:
-    """A copy of ``operator`` with other operands and attributes, whose results are new values without names.
+    """A copy of ``operator`` with other operands and attributes, whose results are new
+    values without names.
 
     If ``types``, those of the results, are None, they are inferred.
     """
     cls = type(operator)
     new = cls.__new__(cls)
     new.__dict__.update(operator.__dict__, inputs=tuple(inputs), **attributes)
-    new.outputs = tuple([Value(type, producer=new) for type in (new.infer() if types is None else types)])
+    new.outputs = tuple(
+        [
+            Value(type, producer=new)
+            for type in (new.infer() if types is None else types)
+        ]
+    )
     return new
 
 
-def replaced(operator: Operator, inputs: Sequence[Value], source: Any = None) -> Operator:
-    """A copy of ``operator`` with equal operands of the same types; its results keep types and names.
+def replaced(
+    operator: Operator, inputs: Sequence[Value], source: Any = None
+) -> Operator:
+    """A copy of ``operator`` with equal operands of the same types; its results keep
+    types and names.
 
     A ``source`` of None keeps the source.
     """
     types = [v.type for v in operator.outputs]
-    new = rebuilt(operator, inputs, types, source=operator.source if source is None else source)
+    new = rebuilt(
+        operator, inputs, types, source=operator.source if source is None else source
+    )
     for value, old in zip(new.outputs, operator.outputs, strict=True):
         value.name = old.name
     return new
 
 
 def origin(value: Value) -> Operator | None:
-    """The operator, of the graph or folded, whose result ``value`` is; None for inputs and other constants."""
-    return value.constant.operator if isinstance(value.constant, Folded) else value.producer
+    """The operator, of the graph or folded, whose result ``value`` is; None for inputs
+    and other constants.
+    """
+    return (
+        value.constant.operator
+        if isinstance(value.constant, Folded)
+        else value.producer
+    )
 
 
 class Sources(tuple[Any, ...]):
@@ -52,7 +72,9 @@ class Sources(tuple[Any, ...]):
 
 
 def both(first: Any, second: Any) -> Any:
-    """The source of an operator that replaces two operators with these sources: each source once; None if none."""
+    """The source of an operator that replaces two operators with these sources: each
+    source once; None if none.
+    """
     if first is second or second is None:
         return first
     distinct = dict.fromkeys((*sources_of(first), *sources_of(second)))
@@ -67,7 +89,9 @@ def sources_of(source: Any) -> tuple[Any, ...]:
 
 
 class Rewrite:
-    """The growing list of operators of a new graph, and the new value for each value of the old graph."""
+    """The growing list of operators of a new graph, and the new value for each value of
+    the old graph.
+    """
 
     def __init__(self) -> None:
         self.operators: list[Operator] = []
@@ -80,13 +104,17 @@ class Rewrite:
         return self._values.get(old, old)
 
     def renewed(self, operator: Operator) -> Operator:
-        """``operator`` of the old graph with the new values of its operands; itself if these did not change."""
+        """``operator`` of the old graph with the new values of its operands; itself if
+        these did not change.
+        """
         if self._values.keys().isdisjoint(operator.inputs):
             return operator
         return replaced(operator, [self.value(v) for v in operator.inputs])
 
     def put(self, old: Operator, new: Operator) -> None:
-        """Append ``new``, whose results replace those of ``old`` and have the same types; ``new`` may be ``old``."""
+        """Append ``new``, whose results replace those of ``old`` and have the same
+        types; ``new`` may be ``old``.
+        """
         if new is not old:
             self._values.update(zip(old.outputs, new.outputs, strict=True))
         self.operators.append(new)
@@ -96,24 +124,41 @@ class Rewrite:
         self._values[old] = new
 
     def graph(self, old: Graph) -> Graph:
-        """The new graph, with the inputs, the name and the new values of the outputs of ``old``."""
-        return Graph(old.inputs, [self.value(v) for v in old.outputs], self.operators, old.name)
+        """The new graph, with the inputs, the name and the new values of the outputs of
+        ``old``.
+        """
+        return Graph(
+            old.inputs, [self.value(v) for v in old.outputs], self.operators, old.name
+        )
 
-    def make(self, cls: type[Operator], inputs: tuple[Value, ...], type: Type, source: Any, **attributes: Any) -> Value:
-        """The result, of ``type``, of a new operator; a folded constant if all operands are constant.
+    def make(
+        self,
+        cls: type[Operator],
+        inputs: tuple[Value, ...],
+        type: Type,
+        source: Any,
+        **attributes: Any,
+    ) -> Value:
+        """The result, of ``type``, of a new operator; a folded constant if all operands
+        are constant.
 
-        An equal operator that was made before is used again, and gets ``source`` as well.
+        An equal operator that was made before is used again, and gets ``source`` as
+        well.
         """
         key = (cls, inputs, *attributes.values())
         result = self._made.get(key)
         if result is None:
-            result = self._made[key] = self._new(cls(inputs, source, **attributes), type)
+            result = self._made[key] = self._new(
+                cls(inputs, source, **attributes), type
+            )
         elif result.producer is not None:
             result.producer.source = both(result.producer.source, source)
         return result
 
     def _new(self, operator: Operator, type: Type) -> Value:
-        """The result, of ``type``, of ``operator``, which is appended, or folded if all operands are constant."""
+        """The result, of ``type``, of ``operator``, which is appended, or folded if all
+        operands are constant.
+        """
         for operand in operator.inputs:
             if operand.constant is None:
                 result = Value(type, producer=operator)
@@ -131,31 +176,46 @@ class Rewrite:
         return self._shapes[entries]
 
     def reshape(self, value: Value, shape: Shape, source: Any) -> Value:
-        """``value`` reshaped. RESHAPE of RESHAPE of x becomes RESHAPE of x, or x itself if x has this shape."""
+        """``value`` reshaped. RESHAPE of RESHAPE of x becomes RESHAPE of x, or x itself
+        if x has this shape.
+        """
         before = origin(value)
         if type(before) is RESHAPE and value.type.shape != shape:
-            value, source = before.inputs[0], both(before.source, source)
+            value = before.inputs[0]
+            source = both(before.source, source)
         if value.type.shape == shape:
             return value
-        return self.make(RESHAPE, (value, self.shape(shape)), Type(shape, value.type.dtype), source)
+        return self.make(
+            RESHAPE, (value, self.shape(shape)), Type(shape, value.type.dtype), source
+        )
 
     def transpose(self, value: Value, perms: tuple[int, ...], source: Any) -> Value:
-        """``value`` transposed. TRANSPOSE of TRANSPOSE becomes one TRANSPOSE, or none if no axis moves."""
+        """``value`` transposed. TRANSPOSE of TRANSPOSE becomes one TRANSPOSE, or none
+        if no axis moves.
+        """
         before = origin(value)
         if isinstance(before, TRANSPOSE):
-            value, perms = before.inputs[0], tuple([before.perms[p] for p in perms])
+            value = before.inputs[0]
+            perms = tuple([before.perms[p] for p in perms])
             source = both(before.source, source)
         if perms == plain(len(perms)):
             return value
         shape, dtype = value.type
-        return self.make(TRANSPOSE, (value,), Type(tuple([shape[p] for p in perms]), dtype), source, perms=perms)
+        return self.make(
+            TRANSPOSE,
+            (value,),
+            Type(tuple([shape[p] for p in perms]), dtype),
+            source,
+            perms=perms,
+        )
 
 
 def sweep(graph: Graph, change: Callable[[Operator, Rewrite], Operator]) -> Graph:
     """The graph with each operator replaced by ``change(operator, rewrite)``, in order.
 
-    ``operator`` has its new operands already. ``change`` returns it, or an operator whose results have the same types;
-    it adds operators that this one needs to ``rewrite``.
+    ``operator`` has its new operands already. ``change`` returns it, or an operator
+    whose results have the same types; it adds operators that this one needs to
+    ``rewrite``.
     """
     rewrite = Rewrite()
     for operator in graph.operators:
@@ -164,10 +224,16 @@ def sweep(graph: Graph, change: Callable[[Operator, Rewrite], Operator]) -> Grap
 
 
 def with_bodies(graph: Graph, new: Mapping[Graph, Graph]) -> Graph:
-    """``graph`` with each graph of its control flow operators replaced as ``new`` says, by one with the same types."""
+    """``graph`` with each graph of its control flow operators replaced as ``new`` says,
+    by one with the same types.
+    """
 
     def change(operator: Operator, _: Rewrite) -> Operator:
-        bodies = {name: new[body] for name, body in operator.attribute_values().items() if isinstance(body, Graph)}
+        bodies = {
+            name: new[body]
+            for name, body in operator.attribute_values().items()
+            if isinstance(body, Graph)
+        }
         if not bodies:
             return operator
         changed = replaced(operator, operator.inputs)

@@ -1,4 +1,6 @@
-"""Regions of a graph that compute each row of a tensor from this row alone, such as a norm or an attention."""
+"""Regions of a graph that compute each row of a tensor from this row alone, such as a
+norm or an attention.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,31 @@ from .unit_axes import DATA
 REDUCTIONS = tosa.REDUCE_MAX, tosa.REDUCE_MIN, tosa.REDUCE_SUM
 OPERANDS: dict[type[Operator], int] = {
     **DATA,
-    **dict.fromkeys((*REDUCTIONS, tosa.BITWISE_NOT, tosa.LOGICAL_NOT, tosa.MATMUL, tosa.SLICE), 1),
-    **dict.fromkeys((tosa.BITWISE_AND, tosa.BITWISE_OR, tosa.EQUAL, tosa.GREATER, tosa.GREATER_EQUAL), 2),
+    **dict.fromkeys(
+        (*REDUCTIONS, tosa.BITWISE_NOT, tosa.LOGICAL_NOT, tosa.MATMUL, tosa.SLICE), 1
+    ),
+    **dict.fromkeys(
+        (
+            tosa.BITWISE_AND,
+            tosa.BITWISE_OR,
+            tosa.EQUAL,
+            tosa.GREATER,
+            tosa.GREATER_EQUAL,
+        ),
+        2,
+    ),
     **dict.fromkeys((tosa.LOGICAL_AND, tosa.LOGICAL_OR, tosa.LOGICAL_RIGHT_SHIFT), 2),
     tosa.SELECT: 3,
 }
-"""Operator that may compute each row alone -> how many of its operands may have rows. It reads the others whole."""
+"""Operator that may compute each row alone -> how many of its operands may have rows.
+It reads the others whole.
+"""
 KEPT = DType.INT8
 """The type of activations, where a region begins and ends."""
 
 Readers = dict[Value, list[Operator | None]]
-"""Value -> the operators that read it, each once, and None for a result of the graph."""
+"""Value -> the operators that read it, each once, and None for a result of the graph.
+"""
 
 
 def readers_of(graph: Graph) -> Readers:
@@ -39,7 +55,9 @@ def readers_of(graph: Graph) -> Readers:
 
 
 class Region(NamedTuple):
-    """``operators``, in order, that compute each of ``size`` rows along ``axis`` from the same row of operands."""
+    """``operators``, in order, that compute each of ``size`` rows along ``axis`` from
+    the same row of operands.
+    """
 
     axis: int
     size: int
@@ -50,9 +68,15 @@ class Region(NamedTuple):
         return value.rank > self.axis and value.shape[self.axis] == self.size
 
     def operands(self, operator: Operator) -> tuple[Values, Values]:
-        """The operands that may have rows, of which a row of the result needs one, and those that it reads whole."""
+        """The operands that may have rows, of which a row of the result needs one, and
+        those that it reads whole.
+        """
         # each head of a product reads one of both operands
-        count = 2 if isinstance(operator, tosa.MATMUL) and self.axis == 0 else OPERANDS[type(operator)]
+        count = (
+            2
+            if isinstance(operator, tosa.MATMUL) and self.axis == 0
+            else OPERANDS[type(operator)]
+        )
         return operator.inputs[:count], operator.inputs[count:]
 
     def read_by(self, operator: Operator) -> list[Value]:
@@ -61,20 +85,32 @@ class Region(NamedTuple):
 
     def fits(self, operator: Operator) -> bool:
         """Whether ``operator`` computes each row from the same row of operands."""
-        if type(operator) not in OPERANDS or not self.has_rows(operator.outputs[0]) or not self.read_by(operator):
+        if (
+            type(operator) not in OPERANDS
+            or not self.has_rows(operator.outputs[0])
+            or not self.read_by(operator)
+        ):
             return False
         if isinstance(operator, tosa.MATMUL):
             return self.axis < 2
         # a scale for each channel is an operand that has no rows
         is_last = self.axis == operator.outputs[0].rank - 1
-        return not (isinstance(operator, tosa.RESCALE) and operator.per_channel and is_last)
+        return not (
+            isinstance(operator, tosa.RESCALE) and operator.per_channel and is_last
+        )
 
     def heads(self) -> Region | None:
-        """The same operators along the first axis, if they multiply and compute each of several heads alone."""
+        """The same operators along the first axis, if they multiply and compute each of
+        several heads alone.
+        """
         along = self._replace(axis=0, size=self.operators[0].outputs[0].shape[0])
         if along.size == 1 or not all(map(along.fits, self.operators)):
             return None
-        return along if any(isinstance(operator, tosa.MATMUL) for operator in self.operators) else None
+        return (
+            along
+            if any(isinstance(operator, tosa.MATMUL) for operator in self.operators)
+            else None
+        )
 
     def outputs(self, readers: Readers) -> list[Value]:
         """The results that something else reads."""
@@ -84,9 +120,11 @@ class Region(NamedTuple):
 
 
 def regions_of(graph: Graph, readers: Readers) -> list[Region]:
-    """Disjoint regions between values of int8, one around each reduction that lies in one.
+    """Disjoint regions between values of int8, one around each reduction that lies in
+    one.
 
-    Without a reduction there is nothing to wait for: NPUs compute a chain of element-wise operators in one pass.
+    Without a reduction there is nothing to wait for: NPUs compute a chain of
+    element-wise operators in one pass.
     """
     places = {operator: place for place, operator in enumerate(graph.operators)}
     taken: set[Operator] = set()
@@ -94,24 +132,39 @@ def regions_of(graph: Graph, readers: Readers) -> list[Region]:
     for operator in graph.operators:
         if isinstance(operator, REDUCTIONS) and operator not in taken:
             region = _grown(operator, readers, places)
-            if region and taken.isdisjoint(region.operators) and _is_together(region, readers, places):
+            if (
+                region
+                and taken.isdisjoint(region.operators)
+                and _is_together(region, readers, places)
+            ):
                 taken.update(region.operators)
                 regions.append(region)
     return regions
 
 
-def _grown(reduction: Operator, readers: Readers, places: dict[Operator, int]) -> Region | None:
-    """All operators around ``reduction`` up to values of int8; None if something else reads or makes a wider value."""
-    shape, reduced = reduction.inputs[0].shape, reduction.attribute_values()["axis"]
+def _grown(
+    reduction: Operator, readers: Readers, places: dict[Operator, int]
+) -> Region | None:
+    """All operators around ``reduction`` up to values of int8; None if something else
+    reads or makes a wider value.
+    """
+    shape = reduction.inputs[0].shape
+    reduced = reduction.attribute_values()["axis"]
     if len(shape) == 1 or any(map(is_dynamic, shape)):
         return None
     axis = max((a for a in range(len(shape)) if a != reduced), key=lambda a: shape[a])
     region = Region(axis, shape[axis], [])
-    found, pending = {reduction}, [reduction]
+    found = {reduction}
+    pending = [reduction]
     while pending:
         operator = pending.pop()
         near = [value.producer for value in region.read_by(operator) if _is_wide(value)]
-        near += [reader for value in operator.outputs if _is_wide(value) for reader in readers[value]]
+        near += [
+            reader
+            for value in operator.outputs
+            if _is_wide(value)
+            for reader in readers[value]
+        ]
         for other in near:
             if other is None or other not in places or not region.fits(other):
                 return None
@@ -120,7 +173,12 @@ def _grown(reduction: Operator, readers: Readers, places: dict[Operator, int]) -
                 pending.append(other)
     # a TABLE of int8 between two of them, as of exp on Ethos-U55
     made = [value for operator in found for value in operator.outputs]
-    tables = {reader for value in made for reader in readers[value] if isinstance(reader, tosa.TABLE)}
+    tables = {
+        reader
+        for value in made
+        for reader in readers[value]
+        if isinstance(reader, tosa.TABLE)
+    }
     found |= {table for table in tables if found.issuperset(readers[table.outputs[0]])}
     return region._replace(operators=sorted(found, key=places.__getitem__))
 
@@ -131,13 +189,23 @@ def _is_wide(value: Value) -> bool:
 
 
 def _is_together(region: Region, readers: Readers, places: dict[Operator, int]) -> bool:
-    """Whether a row of a region's results needs no other row, and all that reads them can follow the region.
+    """Whether a row of a region's results needs no other row, and all that reads them
+    can follow the region.
 
     For that its last operator has to stand before these readers.
     """
     inside = set(region.operators)
-    if any(value.producer in inside for operator in region.operators for value in region.operands(operator)[1]):
+    if any(
+        value.producer in inside
+        for operator in region.operators
+        for value in region.operands(operator)[1]
+    ):
         return False
     last = places[region.operators[-1]]
-    outside = [reader for value in region.outputs(readers) for reader in readers[value] if reader]
+    outside = [
+        reader
+        for value in region.outputs(readers)
+        for reader in readers[value]
+        if reader
+    ]
     return all(places[reader] > last for reader in outside if reader not in inside)

@@ -1,4 +1,6 @@
-"""Moves TRANSPOSE operators behind operators that can work in any layout, until they cancel or a layout is needed."""
+"""Moves TRANSPOSE operators behind operators that can work in any layout, until they
+cancel or a layout is needed.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +20,33 @@ from .views import View, Views
 
 
 def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
-    """Move TRANSPOSE, and RESHAPE that adds or drops axes of size 1, towards the results.
+    """Move TRANSPOSE, and RESHAPE that adds or drops axes of size 1, towards the
+    results.
 
-    before: TRANSPOSE (0,2,3,1) - CONV2D - TRANSPOSE (0,3,1,2) - CLAMP - TRANSPOSE (0,2,3,1) - CONV2D - TRANSPOSE
-    after:  TRANSPOSE (0,2,3,1) - CONV2D - CLAMP - CONV2D - TRANSPOSE (0,3,1,2)
+    before: TRANSPOSE (0,2,3,1) - CONV2D - TRANSPOSE (0,3,1,2) - CLAMP - TRANSPOSE
+    (0,2,3,1) - CONV2D - TRANSPOSE after:  TRANSPOSE (0,2,3,1) - CONV2D - CLAMP - CONV2D
+    - TRANSPOSE (0,3,1,2)
 
-    In one sweep, the result of a TRANSPOSE is noted as a view of its operand (``views``). Elementwise operators,
-    reductions, slices, concatenations and the like are applied to the base of the view, and their result is a view
-    too. For an operator that needs a layout, the view is computed as a value, once for all uses. Linear layers and
-    products can often do without that (``parallel_heads``, ``transposed_layers``, ``repeated_operands``). Constants get
-    the layout of a view by folded TRANSPOSE and RESHAPE. Values of element types for which the target has no TRANSPOSE
-    stay as they are.
+    In one sweep, the result of a TRANSPOSE is noted as a view of its operand
+    (``views``). Elementwise operators, reductions, slices, concatenations and the like
+    are applied to the base of the view, and their result is a view too. For an operator
+    that needs a layout, the view is computed as a value, once for all uses. Linear
+    layers and products can often do without that (``parallel_heads``,
+    ``transposed_layers``, ``repeated_operands``). Constants get the layout of a view by
+    folded TRANSPOSE and RESHAPE. Values of element types for which the target has no
+    TRANSPOSE stay as they are.
     """
-    uses = Counter([v for operator in graph.operators for v in operator.inputs] + graph.outputs)
+    uses = Counter(
+        [v for operator in graph.operators for v in operator.inputs] + graph.outputs
+    )
     views = Views(spec, uses)
     groups = parallel_heads(graph, uses)
-    joined = {operator: group for group in groups for heads in group for operator in heads.operators}
+    joined = {
+        operator: group
+        for group in groups
+        for heads in group
+        for operator in heads.operators
+    }
     for operator in graph.operators:
         if operator not in joined:
             _visit(views, operator)
@@ -43,7 +56,9 @@ def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def _visit(views: Views, operator: Operator) -> None:
-    """Apply the rule of ``operator``; an operator without rule, or without an operand that is a view, stays."""
+    """Apply the rule of ``operator``; an operator without rule, or without an operand
+    that is a view, stays.
+    """
     rule = LAYOUT.get(type(operator)) or DEMANDING.get(type(operator))
     if rule is None and views.has_view(operator.inputs):
         rule = CARRIED.get(type(operator))
@@ -51,7 +66,9 @@ def _visit(views: Views, operator: Operator) -> None:
 
 
 def _along(views: Views, operator: Operator) -> None:
-    """The rule for reductions and REVERSE, with their axis mapped to the base; kept if the view added this axis."""
+    """The rule for reductions and REVERSE, with their axis mapped to the base; kept if
+    the view added this axis.
+    """
     axis = views.view(operator.inputs[0]).axes[operator.axis]  # type: ignore[attr-defined]
     if axis is None:
         views.keep(operator)
@@ -61,7 +78,8 @@ def _along(views: Views, operator: Operator) -> None:
 
 def _argmax(views: Views, operator: Operator) -> None:
     """The rule for ARGMAX, which drops its axis."""
-    view, result = views.view(operator.inputs[0]), operator.outputs[0]
+    view = views.view(operator.inputs[0])
+    result = operator.outputs[0]
     dropped: int = operator.axis  # type: ignore[attr-defined]
     axis = view.axes[dropped]
     if axis is None or view.base.rank == 1 or not views.movable(result.dtype):
@@ -72,45 +90,66 @@ def _argmax(views: Views, operator: Operator) -> None:
 
 
 def _slice(views: Views, operator: Operator) -> None:
-    _carry_entries(views, operator, [(shape_of(operator.inputs[1]), 0), (shape_of(operator.inputs[2]), 1)])
+    _carry_entries(
+        views,
+        operator,
+        [(shape_of(operator.inputs[1]), 0), (shape_of(operator.inputs[2]), 1)],
+    )
 
 
 def _tile(views: Views, operator: Operator) -> None:
     _carry_entries(views, operator, [(shape_of(operator.inputs[1]), 1)])
 
 
-def _carry_entries(views: Views, operator: Operator, operands: list[tuple[Shape, int]]) -> None:
-    """Apply ``operator`` to the base, with its SHAPE operands, which have one entry for each axis, in the base's order.
+def _carry_entries(
+    views: Views, operator: Operator, operands: list[tuple[Shape, int]]
+) -> None:
+    """Apply ``operator`` to the base, with its SHAPE operands, which have one entry for
+    each axis, in the base's order.
 
-    ``operands`` are pairs: the entries, and the entry for an axis of the base that is not in the view. The operator is
-    kept if it changes an axis that the view added.
+    ``operands`` are pairs: the entries, and the entry for an axis of the base that is
+    not in the view. The operator is kept if it changes an axis that the view added.
     """
     base, axes, _ = views.view(operator.inputs[0])
-    base_entries = [ax.spread(entries, axes, base.rank, fill) for entries, fill in operands]
+    base_entries = [
+        ax.spread(entries, axes, base.rank, fill) for entries, fill in operands
+    ]
     if None in base_entries:
         views.keep(operator)
     else:
-        views.carry(operator, [views.shape(entries) for entries in base_entries if entries is not None])
+        views.carry(
+            operator,
+            [views.shape(entries) for entries in base_entries if entries is not None],
+        )
 
 
 def _pad(views: Views, operator: Operator) -> None:
-    """The rule for PAD: applied to the base, with its (before, after) pairs in the order of the base's axes.
+    """The rule for PAD: applied to the base, with its (before, after) pairs in the
+    order of the base's axes.
 
     A PAD of an axis that only the view has is kept.
     """
     base, axes, _ = views.view(operator.inputs[0])
     entries = shape_of(operator.inputs[1])
-    pairs = ax.spread(list(zip(entries[::2], entries[1::2], strict=True)), axes, base.rank, (0, 0))
+    pairs = ax.spread(
+        list(zip(entries[::2], entries[1::2], strict=True)), axes, base.rank, (0, 0)
+    )
     if pairs is None:
         views.keep(operator)
     else:
         views.carry(
-            operator, [views.shape(tuple([n for pair in pairs for n in pair])), views.value(operator.inputs[2])]
+            operator,
+            [
+                views.shape(tuple([n for pair in pairs for n in pair])),
+                views.value(operator.inputs[2]),
+            ],
         )
 
 
 def _rescale(views: Views, operator: Operator) -> None:
-    """The rule for RESCALE; kept if it has scales of channels and the view's last axis is not the base's last one."""
+    """The rule for RESCALE; kept if it has scales of channels and the view's last axis
+    is not the base's last one.
+    """
     view = views.view(operator.inputs[0])
     per_channel: bool = operator.per_channel  # type: ignore[attr-defined]
     if per_channel and view.axes[-1] != view.base.rank - 1:
@@ -120,16 +159,22 @@ def _rescale(views: Views, operator: Operator) -> None:
 
 
 def _broadcast(views: Views, operator: Operator, count: int = 2) -> None:
-    """The rule for elementwise operators of ``count`` operands, which are all brought to the layout of one of them."""
+    """The rule for elementwise operators of ``count`` operands, which are all brought
+    to the layout of one of them.
+    """
     result = operator.outputs[0]
     if views.movable(result.dtype):
-        views.lead_by(views.lead(operator.inputs[:count], result.shape), operator, count)
+        views.lead_by(
+            views.lead(operator.inputs[:count], result.shape), operator, count
+        )
     else:
         views.keep(operator)
 
 
 def _concat(views: Views, operator: Operator) -> None:
-    """The rule for CONCAT, with its axis mapped to the base; its operands are brought to the layout of one of them."""
+    """The rule for CONCAT, with its axis mapped to the base; its operands are brought
+    to the layout of one of them.
+    """
     lead = views.lead(operator.inputs, operator.outputs[0].shape)
     axis = lead.axes[operator.axis]  # type: ignore[attr-defined]
     if axis is None:
@@ -138,8 +183,13 @@ def _concat(views: Views, operator: Operator) -> None:
         views.lead_by(lead, operator, len(operator.inputs), axis=axis)
 
 
-DEMANDING: dict[type[Operator], Rule] = {tosa.CONV2D: read_as_it_lies, tosa.MATMUL: multiply_once}
-"""Operator that needs a layout -> its rule, which may read the base of a view in place of the view."""
+DEMANDING: dict[type[Operator], Rule] = {
+    tosa.CONV2D: read_as_it_lies,
+    tosa.MATMUL: multiply_once,
+}
+"""Operator that needs a layout -> its rule, which may read the base of a view in place
+of the view.
+"""
 
 CARRIED: dict[type[Operator], Rule] = {
     **dict.fromkeys(
@@ -173,4 +223,6 @@ CARRIED: dict[type[Operator], Rule] = {
     tosa.SLICE: _slice,
     tosa.TILE: _tile,
 }  # fmt: skip
-"""Operator that can work on the base of a view -> its rule. All other operators get values as operands."""
+"""Operator that can work on the base of a view -> its rule. All other operators get
+values as operands.
+"""

@@ -1,4 +1,6 @@
-"""Norms, softmax and attention compute a few rows at a time, where all rows at once would take the most memory."""
+"""Norms, softmax and attention compute a few rows at a time, where all rows at once
+would take the most memory.
+"""
 
 from __future__ import annotations
 
@@ -16,46 +18,65 @@ from .rows import Readers, Region, readers_of, regions_of
 
 DEVICES = frozenset({"u55", "u85"})
 SMALL = 1 << 18
-"""Bytes of memory that an NPU has beside it: a network that needs no more is computed in as few cycles as it takes."""
+"""Bytes of memory that an NPU has beside it: a network that needs no more is computed
+in as few cycles as it takes.
+"""
 SHARE = 0.75
-"""What a block may need, of what is alive beside it and stays: smaller blocks would gain little."""
+"""What a block may need, of what is alive beside it and stays: smaller blocks would
+gain little.
+"""
 MOST = 16
-"""The most blocks of a region. An operator takes about a hundred cycles, however few rows it computes."""
+"""The most blocks of a region. An operator takes about a hundred cycles, however few
+rows it computes.
+"""
 
 
 def split_heads(graph: Graph, spec: TosaSpec) -> Graph:
-    """Compute the heads of an attention one after the other, where all at once would take the most memory.
+    """Compute the heads of an attention one after the other, where all at once would
+    take the most memory.
 
-    before: CONV2D [1,1,197,192] - RESCALE - RESHAPE [197,3,64] - TRANSPOSE - MATMUL [3,197,197] - ...
-    after:  CONV2D [1,1,197,64] - RESCALE - RESHAPE [1,197,64] - MATMUL [1,197,197] - ..., for each head - CONCAT
+    before: CONV2D [1,1,197,192] - RESCALE - RESHAPE [197,3,64] - TRANSPOSE - MATMUL
+    [3,197,197] - ... after:  CONV2D [1,1,197,64] - RESCALE - RESHAPE [1,197,64] -
+    MATMUL [1,197,197] - ..., for each head - CONCAT
 
-    Vela computes a product of heads by one operator for each of them, so that this costs no cycles. Then only one head
-    is in memory, and split_rows makes fewer blocks.
+    Vela computes a product of heads by one operator for each of them, so that this
+    costs no cycles. Then only one head is in memory, and split_rows makes fewer blocks.
     """
     heads = [region.heads() for region, _ in _too_large(graph, spec)]
-    return _in_blocks(graph, spec, [(region, region.size) for region in heads if region and region.size <= MOST])
+    return _in_blocks(
+        graph,
+        spec,
+        [(region, region.size) for region in heads if region and region.size <= MOST],
+    )
 
 
 def split_rows(graph: Graph, spec: TosaSpec) -> Graph:
-    """Compute what needs no other row than its own in blocks of rows, where that saves memory.
+    """Compute what needs no other row than its own in blocks of rows, where that saves
+    memory.
 
     before: x int8 [1,197,192] - CAST - MUL, REDUCE_SUM - SUB - ... - RESCALE to int8
-    after:  SLICE [1,99,192] of x - CAST - ... - RESCALE, the same with the other 98 rows - CONCAT
+    after:  SLICE [1,99,192] of x - CAST - ... - RESCALE, the same with the other 98
+    rows - CONCAT
 
-    A sum over a row is known when all of it was read, and until then each element has 32 bits. These take the most
-    memory of a network: of an attention of 3 heads and 197 positions, scores and their differences are 932 kB, beside
-    38 kB of queries. Blocks take more cycles, so there are as many as bring a region below the rest of the network.
+    A sum over a row is known when all of it was read, and until then each element has
+    32 bits. These take the most memory of a network: of an attention of 3 heads and 197
+    positions, scores and their differences are 932 kB, beside 38 kB of queries. Blocks
+    take more cycles, so there are as many as bring a region below the rest of the
+    network.
     """
     return _in_blocks(graph, spec, _too_large(graph, spec))
 
 
-def _in_blocks(graph: Graph, spec: TosaSpec, regions: list[tuple[Region, int]]) -> Graph:
+def _in_blocks(
+    graph: Graph, spec: TosaSpec, regions: list[tuple[Region, int]]
+) -> Graph:
     """``graph``, where each of the ``regions`` is computed in so many blocks."""
     if not regions:
         return graph
     ends = {region.operators[-1]: (region, number) for region, number in regions}
     inside = {operator for region, _ in regions for operator in region.operators}
-    rewrite, readers = Rewrite(), readers_of(graph)
+    rewrite = Rewrite()
+    readers = readers_of(graph)
     cuts = Cuts(rewrite, readers, inside)
     for operator in graph.operators:
         if operator not in inside:
@@ -65,11 +86,20 @@ def _in_blocks(graph: Graph, spec: TosaSpec, regions: list[tuple[Region, int]]) 
     return drop_dead(rewrite.graph(graph), spec)
 
 
-def _compute_in_blocks(region: Region, number: int, readers: Readers, cuts: Cuts) -> None:
-    """Put the operators of ``region`` as often as there are blocks, and a CONCAT for each of its results."""
+def _compute_in_blocks(
+    region: Region, number: int, readers: Readers, cuts: Cuts
+) -> None:
+    """Put the operators of ``region`` as often as there are blocks, and a CONCAT for
+    each of its results.
+    """
     parts: dict[Value, list[Value]] = {value: [] for value in region.outputs(readers)}
     for number_of_block in range(number):
-        places = range(*(math.ceil(end * region.size / number) for end in (number_of_block, number_of_block + 1)))
+        places = range(
+            *(
+                math.ceil(end * region.size / number)
+                for end in (number_of_block, number_of_block + 1)
+            )
+        )
         block = Block(region, places, cuts)
         for operator in region.operators:
             block.compute(operator)
@@ -77,7 +107,9 @@ def _compute_in_blocks(region: Region, number: int, readers: Readers, cuts: Cuts
             made.append(block.part(value))
     for value, made in parts.items():
         source = value.producer and value.producer.source
-        whole = cuts.rewrite.make(CONCAT, tuple(made), value.type, source, axis=region.axis)
+        whole = cuts.rewrite.make(
+            CONCAT, tuple(made), value.type, source, axis=region.axis
+        )
         whole.name = value.name
         cuts.rewrite.forward(value, whole)
 
@@ -86,16 +118,24 @@ class Block:
     """The values of a region at some ``places`` along its axis."""
 
     def __init__(self, region: Region, places: range, cuts: Cuts) -> None:
-        self._region, self._places, self._cuts = region, places, cuts
+        self._region = region
+        self._places = places
+        self._cuts = cuts
         self._parts: dict[Value, Value] = {}
 
     def compute(self, operator: Operator) -> None:
         """Put ``operator`` at these places."""
         rewrite = self._cuts.rewrite
         alone, whole = self._region.operands(operator)
-        inputs = [self.part(v) if self._region.has_rows(v) else rewrite.value(v) for v in alone]
+        inputs = [
+            self.part(v) if self._region.has_rows(v) else rewrite.value(v)
+            for v in alone
+        ]
         inputs += [rewrite.value(v) for v in whole]
-        types = [Type(resized(v.shape, self._region.axis, len(self._places)), v.dtype) for v in operator.outputs]
+        types = [
+            Type(resized(v.shape, self._region.axis, len(self._places)), v.dtype)
+            for v in operator.outputs
+        ]
         if isinstance(operator, SLICE):
             inputs[2] = rewrite.shape(types[0].shape)
         new = rebuilt(operator, inputs, types)
@@ -103,35 +143,71 @@ class Block:
         self._parts.update(zip(operator.outputs, new.outputs, strict=True))
 
     def part(self, value: Value) -> Value:
-        """The part of ``value`` at these places, computed here or cut from what is computed elsewhere."""
+        """The part of ``value`` at these places, computed here or cut from what is
+        computed elsewhere.
+        """
         if value not in self._parts:
             place = value, self._region.axis, self._places
             # heads have channels of their own
             is_head = self._region.axis == 0 and len(self._places) == 1
             users = self._region.operators
-            self._parts[value] = self._cuts.cut_early(*place, users) if is_head else self._cuts.cut(*place)
+            self._parts[value] = (
+                self._cuts.cut_early(*place, users)
+                if is_head
+                else self._cuts.cut(*place)
+            )
         return self._parts[value]
 
 
 def _too_large(graph: Graph, spec: TosaSpec) -> list[tuple[Region, int]]:
-    """The regions that need more memory than the rest of the network, with the number of blocks that changes this."""
+    """The regions that need more memory than the rest of the network, with the number
+    of blocks that changes this.
+    """
     if not DEVICES & spec.devices:
         return []
     readers = readers_of(graph)
-    regions, memory = regions_of(graph, readers), Memory(graph, readers)
+    regions = regions_of(graph, readers)
+    memory = Memory(graph, readers)
     places = memory.places
-    spans = [range(places[region.operators[0]], places[region.operators[-1]] + 1) for region in regions]
-    alive = memory.alive([*graph.inputs, *[value for operator in graph.operators for value in operator.outputs]])
+    spans = [
+        range(places[region.operators[0]], places[region.operators[-1]] + 1)
+        for region in regions
+    ]
+    alive = memory.alive(
+        [
+            *graph.inputs,
+            *[value for operator in graph.operators for value in operator.outputs],
+        ]
+    )
     within = {place for span in spans for place in span}
-    enough = max([SMALL, *[size for place, size in enumerate(alive) if place not in within]])
+    enough = max(
+        [SMALL, *[size for place, size in enumerate(alive) if place not in within]]
+    )
     found = []
     for region, span in zip(regions, spans, strict=True):
         results = set(region.outputs(readers))
-        own = memory.alive([v for operator in region.operators for v in operator.outputs if v not in results])
+        own = memory.alive(
+            [
+                v
+                for operator in region.operators
+                for v in operator.outputs
+                if v not in results
+            ]
+        )
         # Vela transposes the second operand of each product
-        products = [operator.inputs[1] for operator in region.operators if isinstance(operator, MATMUL)]
-        beside = max(alive[place] - own[place] for place in span) + sum(map(bytes_of, products))
-        number = min(math.ceil(max(own) / max(enough - beside, SHARE * beside, 1)), MOST, region.size)
+        products = [
+            operator.inputs[1]
+            for operator in region.operators
+            if isinstance(operator, MATMUL)
+        ]
+        beside = max(alive[place] - own[place] for place in span) + sum(
+            map(bytes_of, products)
+        )
+        number = min(
+            math.ceil(max(own) / max(enough - beside, SHARE * beside, 1)),
+            MOST,
+            region.size,
+        )
         if number > 1:
             found.append((region, number))
     return found

@@ -1,4 +1,6 @@
-"""Removes the TRANSPOSE before a linear layer: the layer reads the operand as it was before, with a permuted weight."""
+"""Removes the TRANSPOSE before a linear layer: the layer reads the operand as it was
+before, with a permuted weight.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ from .views import Views
 
 
 class _Window(NamedTuple):
-    """How a layer reads ``base``: reshaped to ``image`` [N,H,W,C], with a kernel of height H, so that it sums H and C.
+    """How a layer reads ``base``: reshaped to ``image`` [N,H,W,C], with a kernel of
+    height H, so that it sums H and C.
 
-    ``summed`` are the axes of ``base`` that the layer sums, in the order in which its weight has them.
+    ``summed`` are the axes of ``base`` that the layer sums, in the order in which its
+    weight has them.
     """
 
     base: Value
@@ -29,27 +33,37 @@ class _Window(NamedTuple):
 
 
 def read_as_it_lies(views: Views, layer: Operator) -> None:
-    """The rule of ``sink_transposes`` for CONV2D: a linear layer reads the operand of the TRANSPOSE before it.
+    """The rule of ``sink_transposes`` for CONV2D: a linear layer reads the operand of
+    the TRANSPOSE before it.
 
     Heads of an attention become the height of the kernel:
-        before: x [N,H,L,E] - TRANSPOSE (0,2,1,3) - RESHAPE [N,1,L,H*E] - CONV2D (weight [O,1,1,H*E])
-        after:  x - CONV2D (weight [O,H,1,E])
-    For a feature map that is flattened channels first, or whose channels are shuffled, the weight is permuted:
-        before: x [N,H,W,C] - TRANSPOSE (0,3,1,2) - RESHAPE [1,1,N,C*H*W] - CONV2D (weight [O,1,1,C*H*W])
-        after:  x - RESHAPE [1,1,N,H*W*C] - CONV2D (weight [O,1,1,H*W*C])
+        before: x [N,H,L,E] - TRANSPOSE (0,2,1,3) - RESHAPE [N,1,L,H*E] - CONV2D (weight
+        [O,1,1,H*E]) after:  x - CONV2D (weight [O,H,1,E])
+    For a feature map that is flattened channels first, or whose channels are shuffled,
+    the weight is permuted:
+        before: x [N,H,W,C] - TRANSPOSE (0,3,1,2) - RESHAPE [1,1,N,C*H*W] - CONV2D
+        (weight [O,1,1,C*H*W]) after:  x - RESHAPE [1,1,N,H*W*C] - CONV2D (weight
+        [O,1,1,H*W*C])
     This is done only if neither the transposed operand nor the weight has another use.
     """
     (x, weight, *_), result, new = layer.inputs, layer.outputs[0], None
-    if weight.constant is not None and views.uses[x] == views.uses[weight] == 1 and _is_linear(layer):
+    if (
+        weight.constant is not None
+        and views.uses[x] == views.uses[weight] == 1
+        and _is_linear(layer)
+    ):
         new = _windowed(views, layer)
-    if new is None or not (new.outputs[0].shape == result.shape or views.movable(result.dtype)):
+    if new is None or not (
+        new.outputs[0].shape == result.shape or views.movable(result.dtype)
+    ):
         return views.keep(layer)
     views.operators.append(new)
     return views.replace(result, new)
 
 
 def _windowed(views: Views, layer: Operator) -> Operator | None:
-    """``layer`` reading the operand of the TRANSPOSE before it; None if that is not possible.
+    """``layer`` reading the operand of the TRANSPOSE before it; None if that is not
+    possible.
 
     Its result may have another shape, with the same elements.
     """
@@ -59,11 +73,18 @@ def _windowed(views: Views, layer: Operator) -> Operator | None:
         return None
     base, image, summed, source = window
     source = both(source, layer.source)
-    outputs, inputs = weight.shape[0], weight.shape[3]
-    kernel = views.reshape(weight, (outputs, *[base.shape[axis] for axis in summed]), source)
-    kernel = views.transpose(kernel, (0, *[1 + summed.index(axis) for axis in sorted(summed)]), source)
+    outputs = weight.shape[0]
+    inputs = weight.shape[3]
+    kernel = views.reshape(
+        weight, (outputs, *[base.shape[axis] for axis in summed]), source
+    )
+    kernel = views.transpose(
+        kernel, (0, *[1 + summed.index(axis) for axis in sorted(summed)]), source
+    )
     kernel = views.reshape(kernel, (outputs, inputs // image[3], 1, image[3]), source)
-    new = rebuilt(layer, (Value(Type(image, base.dtype)), kernel, *others), source=source)
+    new = rebuilt(
+        layer, (Value(Type(image, base.dtype)), kernel, *others), source=source
+    )
     if views.spec.why_not(new) is not None:
         return None
     new.inputs = (views.reshape(base, image, source), *new.inputs[1:])
@@ -77,29 +98,48 @@ def _is_linear(layer: Operator) -> bool:
 
 
 def _window(x: Value) -> _Window | None:
-    """How a layer with the operand x, TRANSPOSE - RESHAPE, can read the operand of the TRANSPOSE; None if it cannot."""
+    """How a layer with the operand x, TRANSPOSE - RESHAPE, can read the operand of the
+    TRANSPOSE; None if it cannot.
+    """
     reshape = x.producer
     transpose = reshape.inputs[0].producer if isinstance(reshape, RESHAPE) else None
     if reshape is None or not isinstance(transpose, TRANSPOSE):
         return None
-    base, perms = transpose.inputs[0], transpose.perms
-    old, new = next(piece for piece in ax.pieces(transpose.outputs[0].shape, x.shape) if x.rank - 1 in piece[1])
+    base = transpose.inputs[0]
+    perms = transpose.perms
+    old, new = next(
+        piece
+        for piece in ax.pieces(transpose.outputs[0].shape, x.shape)
+        if x.rank - 1 in piece[1]
+    )
     summed = [perms[axis] for axis in old]
     kept = [axis for axis in perms if axis not in summed and base.shape[axis] != 1]
-    if len(new) > 1 or not ax.ascends(kept) or any(is_dynamic(base.shape[axis]) for axis in summed):
+    if (
+        len(new) > 1
+        or not ax.ascends(kept)
+        or any(is_dynamic(base.shape[axis]) for axis in summed)
+    ):
         return None
     image = _image(base.shape, summed, x.shape)
-    return None if image is None else _Window(base, image, summed, both(transpose.source, reshape.source))
+    return (
+        None
+        if image is None
+        else _Window(base, image, summed, both(transpose.source, reshape.source))
+    )
 
 
 def _image(shape: Shape, summed: list[int], joined: Shape) -> Shape | None:
-    """``shape``, with its axes joined, as [N,H,W,C], of which H and C are summed and N and W are not.
+    """``shape``, with its axes joined, as [N,H,W,C], of which H and C are summed and N
+    and W are not.
 
-    None if summed and other axes alternate in another way. If only the last axes are summed, ``joined``, the shape of
-    the layer's present operand.
+    None if summed and other axes alternate in another way. If only the last axes are
+    summed, ``joined``, the shape of the layer's present operand.
     """
     wide = [axis for axis in range(len(shape)) if shape[axis] != 1]
-    runs = [(is_summed, list(run)) for is_summed, run in groupby(wide, lambda axis: axis in summed)]
+    runs = [
+        (is_summed, list(run))
+        for is_summed, run in groupby(wide, lambda axis: axis in summed)
+    ]
     if not runs or not runs[-1][0] or len(runs) > 4:
         return None
     if len(runs) <= 2:

@@ -10,18 +10,22 @@ from .rewriter import Rewrite, both, sweep
 
 
 def transpose_products(graph: Graph, spec: TosaSpec) -> Graph:
-    """Replace a MATMUL by MATMUL_T if its right operand has its last two axes transposed, and the target has MATMUL_T.
+    """Replace a MATMUL by MATMUL_T if its right operand has its last two axes
+    transposed, and the target has MATMUL_T.
 
     before: MATMUL (a, TRANSPOSE (0,2,1) b)
     after:  MATMUL_T (a, b)
 
-    A RESHAPE in between may join leading axes. The TRANSPOSE remains; ``drop_dead`` removes it if it has no other use.
+    A RESHAPE in between may join leading axes. The TRANSPOSE remains; ``drop_dead``
+    removes it if it has no other use.
     """
     return sweep(graph, lambda operator, rewrite: _transposed(operator, rewrite, spec))
 
 
 def _transposed(product: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator:
-    """The MATMUL_T for a MATMUL; ``product`` itself if there is none, or for any other operator."""
+    """The MATMUL_T for a MATMUL; ``product`` itself if there is none, or for any other
+    operator.
+    """
     if type(product) is not MATMUL:
         return product
     left, right, *zeros = product.inputs
@@ -36,7 +40,9 @@ def _transposed(product: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator
     source = both(before.source, product.source)
     matrix = Value(Type((batch, width, depth), right.dtype))
     new = MATMUL_T((left, matrix, *zeros), source, **product.attribute_values())
-    new.outputs = (Value(product.outputs[0].type, name=product.outputs[0].name, producer=new),)
+    new.outputs = (
+        Value(product.outputs[0].type, name=product.outputs[0].name, producer=new),
+    )
     if spec.why_not(new) is not None:
         return product
     new.inputs = (left, rewrite.reshape(before.inputs[0], matrix.shape, source), *zeros)

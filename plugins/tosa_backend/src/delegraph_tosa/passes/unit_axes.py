@@ -24,7 +24,9 @@ DATA: dict[type[Operator], int] = {
         2,
     ),
 }  # fmt: skip
-"""Element-wise operator -> how many of its operands have the shape of the result; the others are parameters."""
+"""Element-wise operator -> how many of its operands have the shape of the result; the
+others are parameters.
+"""
 
 
 def drop_unit_axes(graph: Graph, spec: TosaSpec) -> Graph:
@@ -33,8 +35,9 @@ def drop_unit_axes(graph: Graph, spec: TosaSpec) -> Graph:
     before: ADD [1,256,4,1], [1,256,4,1] - TABLE - CONCAT of axis 2
     after:  RESHAPE [1,256,4] - ADD - TABLE - CONCAT of axis 2 - RESHAPE [1,256,8,1]
 
-    The last axis lies across the lanes of an Ethos-U: TABLE of 1,024 elements takes 8,816 cycles with one of size 1,
-    CONCAT of 2,304 elements 20,930, and 4,924 without it.
+    The last axis lies across the lanes of an Ethos-U: TABLE of 1,024 elements takes
+    8,816 cycles with one of size 1, CONCAT of 2,304 elements 20,930, and 4,924 without
+    it.
     """
     rewrite = Rewrite()
     for operator in graph.operators:
@@ -43,19 +46,29 @@ def drop_unit_axes(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def _without_unit_axis(operator: Operator, rewrite: Rewrite) -> Operator:
-    """The last operator of those that compute ``operator`` without its last axis; itself if it needs this axis."""
+    """The last operator of those that compute ``operator`` without its last axis;
+    itself if it needs this axis.
+    """
     count = _operands(operator)
-    data, others = operator.inputs[:count], operator.inputs[count:]
-    if not data or not all(len(v.shape) >= LEAST_RANK and v.shape[-1] == 1 for v in (*data, *operator.outputs)):
+    data = operator.inputs[:count]
+    others = operator.inputs[count:]
+    if not data or not all(
+        len(v.shape) >= LEAST_RANK and v.shape[-1] == 1
+        for v in (*data, *operator.outputs)
+    ):
         return operator
     result = operator.outputs[0]
     # one number for each row, such as the sums of a layer norm, is as fast as it stands
-    if range_of(math.prod(result.shape))[0] < LEAST_ELEMENTS or set(result.shape[:-2]) == {1}:
+    if range_of(math.prod(result.shape))[0] < LEAST_ELEMENTS or set(
+        result.shape[:-2]
+    ) == {1}:
         return operator
     if isinstance(operator, tosa.SLICE):
         others = tuple([rewrite.shape(shape_of(v)[:-1]) for v in others])
     inputs = [rewrite.reshape(v, v.shape[:-1], operator.source) for v in data]
-    narrow = rebuilt(operator, (*inputs, *others), [Type(result.shape[:-1], result.dtype)])
+    narrow = rebuilt(
+        operator, (*inputs, *others), [Type(result.shape[:-1], result.dtype)]
+    )
     rewrite.operators.append(narrow)
     widened = Rewrite()
     value = widened.reshape(narrow.outputs[0], result.shape, operator.source)
@@ -64,7 +77,11 @@ def _without_unit_axis(operator: Operator, rewrite: Rewrite) -> Operator:
 
 
 def _operands(operator: Operator) -> int:
-    """How many operands have the axes of the result; 0 for an operator that needs its last axis."""
+    """How many operands have the axes of the result; 0 for an operator that needs its
+    last axis.
+    """
     if isinstance(operator, tosa.CONCAT):
-        return 0 if operator.axis == operator.outputs[0].rank - 1 else len(operator.inputs)
+        return (
+            0 if operator.axis == operator.outputs[0].rank - 1 else len(operator.inputs)
+        )
     return 1 if isinstance(operator, tosa.SLICE) else DATA.get(type(operator), 0)

@@ -1,4 +1,6 @@
-"""The state of ``sink_transposes``: for each value of the old graph a new value, or a view that is not computed yet."""
+"""The state of ``sink_transposes``: for each value of the old graph a new value, or a
+view that is not computed yet.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ from .rewriter import Rewrite, rebuilt, replaced
 
 
 class View(NamedTuple):
-    """A value that is not computed: ``base`` with its axes arranged as ``axes`` (see the module ``axes``).
+    """A value that is not computed: ``base`` with its axes arranged as ``axes`` (see
+    the module ``axes``).
 
-    ``source`` has the sources of all operators that moved an axis. The operator that computes the view gets them all.
+    ``source`` has the sources of all operators that moved an axis. The operator that
+    computes the view gets them all.
     """
 
     base: Value
@@ -36,7 +40,8 @@ class Views(Rewrite):
 
     def __init__(self, spec: TosaSpec, uses: Counter[Value]) -> None:
         super().__init__()
-        self.spec, self.uses = spec, uses
+        self.spec = spec
+        self.uses = uses
         self._views: dict[Value, View] = {}
         self._movable: dict[DType, bool] = {}
 
@@ -45,7 +50,9 @@ class Views(Rewrite):
         return not self._views.keys().isdisjoint(operands)
 
     def keep(self, operator: Operator) -> None:
-        """Append ``operator`` with values as operands; views are computed. Unchanged if its operands did not change."""
+        """Append ``operator`` with values as operands; views are computed. Unchanged if
+        its operands did not change.
+        """
         inputs = tuple([self.value(v) for v in operator.inputs])
         if inputs == operator.inputs:
             self.operators.append(operator)
@@ -55,12 +62,18 @@ class Views(Rewrite):
             self._values.update(zip(operator.outputs, new.outputs, strict=True))
 
     def replace(self, old: Value, operator: Operator) -> None:
-        """Replace ``old`` by the result of ``operator``, reshaped to the shape of ``old``."""
+        """Replace ``old`` by the result of ``operator``, reshaped to the shape of
+        ``old``.
+        """
         new = self.reshape(operator.outputs[0], old.shape, operator.source)
         self.see(old, View(new, ax.plain(old.rank), None))
 
-    def rebuild(self, operator: Operator, inputs: Sequence[Value], **attributes: Any) -> Operator:
-        """Append a copy of ``operator`` with other operands and attributes, and return it."""
+    def rebuild(
+        self, operator: Operator, inputs: Sequence[Value], **attributes: Any
+    ) -> Operator:
+        """Append a copy of ``operator`` with other operands and attributes, and return
+        it.
+        """
         new = rebuilt(operator, inputs, **attributes)
         self.operators.append(new)
         return new
@@ -73,7 +86,11 @@ class Views(Rewrite):
     def view(self, old: Value) -> View:
         """The view for ``old``; the identity view of its new value if it is no view."""
         view = self._views.get(old)
-        return View(self._values.get(old, old), ax.plain(old.rank), None) if view is None else view
+        return (
+            View(self._values.get(old, old), ax.plain(old.rank), None)
+            if view is None
+            else view
+        )
 
     def see(self, old: Value, view: View) -> None:
         """Note that ``old`` is ``view`` now; an identity view is noted as a value."""
@@ -82,29 +99,47 @@ class Views(Rewrite):
         else:
             self._views[old] = view
 
-    def carry(self, operator: Operator, operands: Sequence[Value] | None = None, **attributes: Any) -> None:
-        """Apply ``operator`` to the base of its first operand; its result is a view with the same axes.
+    def carry(
+        self,
+        operator: Operator,
+        operands: Sequence[Value] | None = None,
+        **attributes: Any,
+    ) -> None:
+        """Apply ``operator`` to the base of its first operand; its result is a view
+        with the same axes.
 
         ``operands`` are its other operands, or None for the present ones.
         """
-        view, result = self.view(operator.inputs[0]), operator.outputs[0]
+        view = self.view(operator.inputs[0])
+        result = operator.outputs[0]
         if not self.movable(result.dtype):
             return self.keep(operator)
-        others = [self.value(v) for v in operator.inputs[1:]] if operands is None else operands
+        others = (
+            [self.value(v) for v in operator.inputs[1:]]
+            if operands is None
+            else operands
+        )
         new = self.rebuild(operator, (view.base, *others), **attributes)
         return self.see(result, View(new.outputs[0], view.axes, view.source))
 
     def movable(self, dtype: DType) -> bool:
-        """Whether the target has TRANSPOSE and RESHAPE for ``dtype``; those for int32 take PRO-INT, for example."""
+        """Whether the target has TRANSPOSE and RESHAPE for ``dtype``; those for int32
+        take PRO-INT, for example.
+        """
         if dtype not in self._movable:
-            value, scratch = Value(Type((1, 1), dtype)), Rewrite()
+            value = Value(Type((1, 1), dtype))
+            scratch = Rewrite()
             scratch.transpose(value, (1, 0), None)
             scratch.reshape(value, (1,), None)
-            self._movable[dtype] = all(self.spec.why_not(operator) is None for operator in scratch.operators)
+            self._movable[dtype] = all(
+                self.spec.why_not(operator) is None for operator in scratch.operators
+            )
         return self._movable[dtype]
 
     def arrange(self, base: Value, axes: Axes, source: Any) -> Value:
-        """The view of ``base`` as a value: ``base`` itself, or by RESHAPE, by TRANSPOSE, or by both."""
+        """The view of ``base`` as a value: ``base`` itself, or by RESHAPE, by
+        TRANSPOSE, or by both.
+        """
         shape = ax.viewed(base.shape, axes)
         if ax.ascends(ax.order(base.shape, axes)):
             return self.reshape(base, shape, source)
@@ -112,7 +147,9 @@ class Views(Rewrite):
             base, axes = self._of_rank(base, axes, shape, source)
         return self.transpose(base, ax.completed(axes), source)
 
-    def _of_rank(self, base: Value, axes: Axes, shape: Shape, source: Any) -> tuple[Value, Axes]:
+    def _of_rank(
+        self, base: Value, axes: Axes, shape: Shape, source: Any
+    ) -> tuple[Value, Axes]:
         """The same view, of ``shape``, of the base reshaped to the rank of the view."""
         single = [a is None or base.shape[a] == 1 for a in axes]
         # the axes of the view in the order of the base, axes of size 1 first
@@ -121,45 +158,68 @@ class Views(Rewrite):
         return reshaped, tuple([in_order.index(i) for i in range(len(axes))])
 
     def lead(self, operands: Sequence[Value], shape: Shape) -> View:
-        """The view to whose layout it is cheapest to bring all ``operands`` of an operator with a result of ``shape``.
+        """The view to whose layout it is cheapest to bring all ``operands`` of an
+        operator with a result of ``shape``.
 
-        Constants cost nothing. If costs are equal, a view is preferred to a value without view, so that residual
-        branches stay in the layout of their convolutions.
+        Constants cost nothing. If costs are equal, a view is preferred to a value
+        without view, so that residual branches stay in the layout of their
+        convolutions.
         """
         views = [self.view(v) for v in operands if v.constant is None]
         layouts = {(v.axes, v.base.rank): v for v in views}
         if len(layouts) == 1 and _holds(views[0], shape):
             return views[0]
-        candidates = [v for v in layouts.values() if v.axes != ax.plain(v.base.rank) and _holds(v, shape)]
+        candidates = [
+            v
+            for v in layouts.values()
+            if v.axes != ax.plain(v.base.rank) and _holds(v, shape)
+        ]
         candidates.append(View(operands[0], ax.plain(len(shape)), None))
         return min(candidates, key=lambda lead: sum(self._cost(v, lead) for v in views))
 
     def _cost(self, view: View, lead: View) -> float:
-        """The cost of ``view`` in the layout of ``lead``: 1 for a RESHAPE, its size for a TRANSPOSE, inf if neither."""
-        base, axes = view.base, ax.through(view.axes, lead.axes, lead.base.rank)
+        """The cost of ``view`` in the layout of ``lead``: 1 for a RESHAPE, its size for
+        a TRANSPOSE, inf if neither.
+        """
+        base = view.base
+        axes = ax.through(view.axes, lead.axes, lead.base.rank)
         if ax.ascends(ax.order(base.shape, axes)):
             return float(ax.viewed(base.shape, axes) != base.shape)
-        if len(axes) == base.rank and (TRANSPOSE, (base,), ax.completed(axes)) in self._made:
+        if (
+            len(axes) == base.rank
+            and (TRANSPOSE, (base,), ax.completed(axes)) in self._made
+        ):
             return 0.0
-        return 1.0 + range_of(math.prod(base.shape))[0] if self.movable(base.dtype) else math.inf
+        return (
+            1.0 + range_of(math.prod(base.shape))[0]
+            if self.movable(base.dtype)
+            else math.inf
+        )
 
     def follow(self, operand: Value, lead: View, source: Any) -> Value:
         """``operand`` as a value in the layout of the base of ``lead``.
 
-        ``source`` is the source of the operator that uses it, for a TRANSPOSE or RESHAPE that this takes.
+        ``source`` is the source of the operator that uses it, for a TRANSPOSE or
+        RESHAPE that this takes.
         """
         base, axes, view_source = self.view(operand)
         rank = lead.base.rank
         if axes == lead.axes and base.rank == rank:
             return base
-        return self.arrange(base, ax.through(axes, lead.axes, rank), view_source or source)
+        return self.arrange(
+            base, ax.through(axes, lead.axes, rank), view_source or source
+        )
 
-    def lead_by(self, lead: View, operator: Operator, count: int, **attributes: Any) -> None:
-        """Apply ``operator`` with its first ``count`` operands in the layout of the base of ``lead``.
+    def lead_by(
+        self, lead: View, operator: Operator, count: int, **attributes: Any
+    ) -> None:
+        """Apply ``operator`` with its first ``count`` operands in the layout of the
+        base of ``lead``.
 
         Its result is a view with the axes of ``lead``.
         """
-        result, source = operator.outputs[0], operator.source
+        result = operator.outputs[0]
+        source = operator.source
         operands = [self.follow(v, lead, source) for v in operator.inputs[:count]]
         operands += [self.value(v) for v in operator.inputs[count:]]
         arranged = ax.through(ax.plain(result.rank), lead.axes, lead.base.rank)
@@ -170,7 +230,10 @@ class Views(Rewrite):
 
 
 def _holds(view: View, shape: Shape) -> bool:
-    """Whether a result of ``shape`` can have the axes of ``view``: an axis that the view adds has to be of size 1."""
+    """Whether a result of ``shape`` can have the axes of ``view``: an axis that the
+    view adds has to be of size 1.
+    """
     return None not in view.axes or all(
-        axis is not None or size == 1 for axis, size in zip(view.axes, shape, strict=True)
+        axis is not None or size == 1
+        for axis, size in zip(view.axes, shape, strict=True)
     )

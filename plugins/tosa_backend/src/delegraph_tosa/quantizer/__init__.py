@@ -1,4 +1,6 @@
-"""``TOSAQuantizer`` for torchao's PT2E flow: ``prepare_pt2e``, ``prepare_qat_pt2e``, ``convert_pt2e``."""
+"""``TOSAQuantizer`` for torchao's PT2E flow: ``prepare_pt2e``, ``prepare_qat_pt2e``,
+``convert_pt2e``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ try:
     with quietly():
         import torchao.quantization.pt2e  # noqa: F401
 except ModuleNotFoundError as e:
-    text, hint = "TOSAQuantizer needs torchao, which is not installed", "pip install delegraph-quantize"
+    text = "TOSAQuantizer needs torchao, which is not installed"
+    hint = "pip install delegraph-quantize"
     raise PluginUnavailable("plugin-unavailable", text, hint=hint) from e
 
 from .annotate import TOSAQuantizer

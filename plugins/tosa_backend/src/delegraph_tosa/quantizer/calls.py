@@ -1,4 +1,6 @@
-"""What the quantizer asks of a call: its operator, its arguments, and whether floats are its result."""
+"""What the quantizer asks of a call: its operator, its arguments, and whether floats
+are its result.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ def is_float(node: Node) -> bool:
 
 def packet(target: Any) -> str:
     """``conv2d`` of ``aten.conv2d.default``."""
-    return target._schema.name.partition("::")[2] if isinstance(target, torch._ops.OpOverload) else ""
+    return (
+        target._schema.name.partition("::")[2]
+        if isinstance(target, torch._ops.OpOverload)
+        else ""
+    )
 
 
 def functional(target: Any) -> Any:
@@ -38,7 +44,8 @@ def arguments(node: Node) -> dict[str, Any]:
 
 def is_constant(node: Node) -> bool:
     """Whether a tensor is made of parameters and buffers alone."""
-    pending, seen = [node], {node}
+    pending = [node]
+    seen = {node}
     while pending:
         made = pending.pop()
         if made.op == "placeholder":

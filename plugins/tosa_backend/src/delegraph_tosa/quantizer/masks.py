@@ -1,6 +1,8 @@
-"""Masks: floats that hide something by being added to it, or by standing in its place. No scale fits them.
+"""Masks: floats that hide something by being added to it, or by standing in its place.
+No scale fits them.
 
-What hides is at most ``HIDES``. A value that has such elements is not quantized: a softmax takes it as it is.
+What hides is at most ``HIDES``. A value that has such elements is not quantized: a
+softmax takes it as it is.
 """
 
 from __future__ import annotations
@@ -16,29 +18,56 @@ from ..lowering.integer.sums import HIDES
 from .calls import functional, is_float, packet
 
 CARRIERS = frozenset(
-    {*moves.MOVES, "add", "sub", "maximum", "minimum", "to", "_to_copy", "masked_fill", "where", "cat", "stack"}
+    {
+        *moves.MOVES,
+        "add",
+        "sub",
+        "maximum",
+        "minimum",
+        "to",
+        "_to_copy",
+        "masked_fill",
+        "where",
+        "cat",
+        "stack",
+    }
 )
 """Operators whose result hides if an operand does."""
-CREATORS = frozenset({"full", "full_like", "new_full", "masked_fill", "where", "mul", "scalar_tensor"})
+CREATORS = frozenset(
+    {"full", "full_like", "new_full", "masked_fill", "where", "mul", "scalar_tensor"}
+)
 """Operators that make what hides of a number."""
 
 
 def hiding(nodes: Iterable[Node]) -> set[Node]:
-    """The floats that hide something, in the order of a graph, and inputs that are added to scores."""
+    """The floats that hide something, in the order of a graph, and inputs that are
+    added to scores.
+    """
     nodes = list(nodes)
-    found = {source for n in nodes if "softmax" in packet(n.target) for source in _inputs_added(n.args[0])}
+    found = {
+        source
+        for n in nodes
+        if "softmax" in packet(n.target)
+        for source in _inputs_added(n.args[0])
+    }
     for node in nodes:
-        if _is_constant_that_hides(node) or (node.op == "call_function" and is_float(node) and _hides(node, found)):
+        if _is_constant_that_hides(node) or (
+            node.op == "call_function" and is_float(node) and _hides(node, found)
+        ):
             found.add(node)
     return found
 
 
 def _inputs_added(scores: Any) -> list[Node]:
-    """Inputs of the program that are operands of a sum, as they are or in another shape."""
+    """Inputs of the program that are operands of a sum, as they are or in another
+    shape.
+    """
     if not isinstance(scores, Node) or packet(functional(scores.target)) != "add":
         return []
     operands = [_moved_from(node) for node in scores.all_input_nodes]
-    return [node for node in operands if node.op == "placeholder" and len(operands) == 2]
+    return [
+        node for node in operands if node.op == "placeholder" and len(operands) == 2
+    ]
 
 
 def _moved_from(node: Node) -> Node:
@@ -49,7 +78,9 @@ def _moved_from(node: Node) -> Node:
 
 def _hides(node: Node, found: set[Node]) -> bool:
     name = packet(functional(node.target))
-    if name in CREATORS and any(isinstance(a, (int, float)) and a <= HIDES for a in node.args):
+    if name in CREATORS and any(
+        isinstance(a, (int, float)) and a <= HIDES for a in node.args
+    ):
         return True
     return name in CARRIERS and not found.isdisjoint(node.all_input_nodes)
 
@@ -60,4 +91,8 @@ def _is_constant_that_hides(node: Node) -> bool:
     owner, _, name = str(node.target).rpartition(".")
     assert node.graph.owning_module is not None
     tensor = getattr(node.graph.owning_module.get_submodule(owner), name)
-    return isinstance(tensor, torch.Tensor) and tensor.numel() > 0 and bool(tensor.min() <= HIDES)
+    return (
+        isinstance(tensor, torch.Tensor)
+        and tensor.numel() > 0
+        and bool(tensor.min() <= HIDES)
+    )

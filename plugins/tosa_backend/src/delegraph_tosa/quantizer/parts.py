@@ -1,6 +1,8 @@
-"""Operators that lowering decomposes, such as glu and einsum: their parts stand in the graph before it is annotated.
+"""Operators that lowering decomposes, such as glu and einsum: their parts stand in the
+graph before it is annotated.
 
-No rule takes such an operator whole, so nothing quantizes it; between its parts there can be scales.
+No rule takes such an operator whole, so nothing quantizes it; between its parts there
+can be scales.
 """
 
 from __future__ import annotations
@@ -21,15 +23,27 @@ from ..lowering.interpret.quantized_calls import computes_in_integers
 from .calls import is_float
 
 aten = torch.ops.aten
-_UNFIT = frozenset({torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
-"""Operators with these tags draw numbers, as in training, or cannot be traced without data."""
+_UNFIT = frozenset(
+    {
+        torch.Tag.nondeterministic_seeded,
+        torch.Tag.data_dependent_output,
+        torch.Tag.dynamic_output_shape,
+    }
+)
+"""Operators with these tags draw numbers, as in training, or cannot be traced without
+data.
+"""
 WHOLE = "delegraph_tosa.part_of"
 """Key in the metadata of a part: the operator that it is a part of."""
 
 
 def is_decomposed(target: Any) -> bool:
     """Whether an operator has no rule, but is composed of others."""
-    if not isinstance(target, OpOverload) or has_rule(target) or target._schema.is_mutable:
+    if (
+        not isinstance(target, OpOverload)
+        or has_rule(target)
+        or target._schema.is_mutable
+    ):
         return False
     if not _UNFIT.isdisjoint(target.tags):
         return False
@@ -44,14 +58,20 @@ def _table() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _lerp(self: Tensor, end: Tensor, weight: float) -> Tensor:
-    """self + weight * (end - self); torch makes tensors of the number, in order to be exact at both ends."""
+    """self + weight * (end - self); torch makes tensors of the number, in order to be
+    exact at both ends.
+    """
     return torch.add(self, end - self, alpha=weight)
 
 
-def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+def _cosine_similarity(
+    x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8
+) -> Tensor:
     """The sum of products of unit vectors; torch writes their lengths in place."""
     both = aten.broadcast_tensors.default([x1, x2])
-    first, second = (x / torch.linalg.vector_norm(x, 2, dim, True).clamp_min(eps) for x in both)
+    first, second = (
+        x / torch.linalg.vector_norm(x, 2, dim, True).clamp_min(eps) for x in both
+    )
     return torch.sum(first * second, dim)
 
 
@@ -93,17 +113,26 @@ _OF_TWO: dict[OpOverload, Callable[..., Tensor]] = {
     aten.fmod.Tensor: _fmod,
     aten.copy.default: _copy,
 }
-"""Operators of two tensors that integers compute in parts; of one tensor and a number they are a table."""
+"""Operators of two tensors that integers compute in parts; of one tensor and a number
+they are a table.
+"""
 
 
 def _is_of_two(node: Node) -> bool:
-    return node.target in _OF_TWO and len([n for n in node.all_input_nodes if is_float(n)]) == 2
+    return (
+        node.target in _OF_TWO
+        and len([n for n in node.all_input_nodes if is_float(n)]) == 2
+    )
 
 
 def write_out(model: GraphModule, chosen: Callable[[Node], bool]) -> None:
-    """Replace the ``chosen`` calls that no rule takes whole by their parts, if integers compute all of these."""
+    """Replace the ``chosen`` calls that no rule takes whole by their parts, if integers
+    compute all of these.
+    """
     for node in list(model.graph.nodes):
-        if node.op != "call_function" or not (is_decomposed(node.target) or _is_of_two(node)):
+        if node.op != "call_function" or not (
+            is_decomposed(node.target) or _is_of_two(node)
+        ):
             continue
         if is_float(node) and chosen(node):
             parts = _parts(node)
@@ -113,7 +142,9 @@ def write_out(model: GraphModule, chosen: Callable[[Node], bool]) -> None:
 
 
 def _parts(call: Node) -> Graph | None:
-    """A graph of what ``call`` computes, whose placeholders are its operands; None if a part of it stays in floats."""
+    """A graph of what ``call`` computes, whose placeholders are its operands; None if a
+    part of it stays in floats.
+    """
     leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
     places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Node)]
     target: Any = call.target
@@ -121,7 +152,9 @@ def _parts(call: Node) -> Graph | None:
 
     def compute(*operands: Any) -> Any:
         given = dict(zip(places, operands, strict=True))
-        args, kwargs = pytree.tree_unflatten([given.get(k, leaf) for k, leaf in enumerate(leaves)], structure)
+        args, kwargs = pytree.tree_unflatten(
+            [given.get(k, leaf) for k, leaf in enumerate(leaves)], structure
+        )
         return step(*args, **kwargs)
 
     values = [leaves[k].meta.get("val") for k in places]
@@ -130,31 +163,51 @@ def _parts(call: Node) -> Graph | None:
     try:
         with torch.no_grad():
             graph = make_fx(compute, dict(_table()))(*values).graph
-    except Exception:  # what torch's decompositions raise; lowering tries the same, and its report has the reason
+    except Exception:
+        # what torch's decompositions raise; lowering tries the same, and its report has
+        # the reason
         return None
     return graph if all(map(_is_taken, graph.nodes)) else None
 
 
 def _is_taken(part: Node) -> bool:
-    """Whether a part is an operand or the result, has no floats as operands, or is computed in integers."""
+    """Whether a part is an operand or the result, has no floats as operands, or is
+    computed in integers.
+    """
     if part.op != "call_function":
         return part.op != "get_attr"
     if isinstance(part.target, OpOverload) and part.target._schema.is_mutable:
         return False
-    return computes_in_integers(part.target) or not any(map(is_float, part.all_input_nodes))
+    return computes_in_integers(part.target) or not any(
+        map(is_float, part.all_input_nodes)
+    )
 
 
 def _inline(call: Node, parts: Graph) -> None:
-    """Put ``parts`` in the place of ``call``, with its module and line; the last of them is the layer of its name."""
+    """Put ``parts`` in the place of ``call``, with its module and line; the last of
+    them is the layer of its name.
+    """
     graph = call.graph
-    operands = [leaf for leaf in pytree.tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Node)]
+    operands = [
+        leaf
+        for leaf in pytree.tree_leaves((call.args, call.kwargs))
+        if isinstance(leaf, Node)
+    ]
     copies = dict(zip(parts.find_nodes(op="placeholder"), operands, strict=True))
-    inherited = {key: value for key, value in call.meta.items() if key not in ("custom", "val", "tensor_meta")}
+    inherited = {
+        key: value
+        for key, value in call.meta.items()
+        if key not in ("custom", "val", "tensor_meta")
+    }
     with graph.inserting_before(call):
         for part in parts.nodes:
             if part.op == "call_function":
                 copies[part] = graph.node_copy(part, copies.__getitem__)
-                copies[part].meta = {**inherited, "val": part.meta["val"], WHOLE: call.target}
+                copies[part].meta = {
+                    **inherited,
+                    "val": part.meta["val"],
+                    WHOLE: call.target,
+                }
     (result,) = parts.output_node().all_input_nodes
     last = copies[result]
     if result.op == "call_function" and "custom" in call.meta:

@@ -20,11 +20,12 @@ OBSERVERS = ("minmax", "histogram")
 class Precision:
     """The types of quantized numbers.
 
-    ``activations``: torch.int8 (affine) or torch.int16 (symmetric; needs EXT-INT16). ``weight_bits``: 8, or 4, which
-    weights are rounded to; they are symmetric, with a scale for each output channel if ``per_channel``. ``observer``
-    chooses the limits of activations: ``"histogram"`` takes those with the smallest squared error (int8 only),
-    ``"minmax"`` all that calibration showed. None is ``"histogram"`` for int8, whose steps are wide, and ``"minmax"``
-    for int16.
+    ``activations``: torch.int8 (affine) or torch.int16 (symmetric; needs EXT-INT16).
+    ``weight_bits``: 8, or 4, which weights are rounded to; they are symmetric, with a
+    scale for each output channel if ``per_channel``. ``observer`` chooses the limits of
+    activations: ``"histogram"`` takes those with the smallest squared error (int8
+    only), ``"minmax"`` all that calibration showed. None is ``"histogram"`` for int8,
+    whose steps are wide, and ``"minmax"`` for int16.
     """
 
     activations: torch.dtype = torch.int8
@@ -34,15 +35,26 @@ class Precision:
 
     def __post_init__(self) -> None:
         if self.activations not in (torch.int8, torch.int16):
-            raise _wrong(f"activations are torch.int8 or torch.int16, not {self.activations}")
+            raise _wrong(
+                f"activations are torch.int8 or torch.int16, not {self.activations}"
+            )
         if self.weight_bits not in (4, 8):
             raise _wrong(f"weight_bits is 4 or 8, not {self.weight_bits}")
         if self.observer is None:
-            object.__setattr__(self, "observer", "histogram" if self.activations is torch.int8 else "minmax")
+            object.__setattr__(
+                self,
+                "observer",
+                "histogram" if self.activations is torch.int8 else "minmax",
+            )
         if self.observer not in OBSERVERS:
-            raise _wrong(f"observer is one of {', '.join(OBSERVERS)}, not {self.observer!r}")
+            raise _wrong(
+                f"observer is one of {', '.join(OBSERVERS)}, not {self.observer!r}"
+            )
         if self.observer == "histogram" and self.activations is torch.int16:
-            raise _wrong("the histogram has too few bins for steps of int16, which takes 'minmax'")
+            raise _wrong(
+                "the histogram has too few bins for steps of int16, which takes"
+                " 'minmax'"
+            )
 
 
 Setting = Precision | None
@@ -51,7 +63,9 @@ Setting = Precision | None
 
 @dataclass
 class Settings:
-    """Settings by what they are for; the most specific one holds: name of a module, its type, operator, all."""
+    """Settings by what they are for; the most specific one holds: name of a module, its
+    type, operator, all.
+    """
 
     overall: Setting = field(default_factory=Precision)
     operators: dict[Any, Setting] = field(default_factory=dict)
@@ -59,7 +73,9 @@ class Settings:
     module_names: dict[str, Setting] = field(default_factory=dict)
 
     def of(self, node: Node, target: Any) -> Setting:
-        """The setting of a call of ``target``; for a part of an operator, that of the operator goes before its own."""
+        """The setting of a call of ``target``; for a part of an operator, that of the
+        operator goes before its own.
+        """
         modules = _modules(node)
         for path, _ in reversed(modules):
             if path in self.module_names:
@@ -67,25 +83,47 @@ class Settings:
         for _, kind in reversed(modules):
             if kind in self.module_types:
                 return self.module_types[kind]
-        return self.operators.get(node.meta.get(WHOLE), self.operators.get(target, self.overall))
+        return self.operators.get(
+            node.meta.get(WHOLE), self.operators.get(target, self.overall)
+        )
 
     def expect_names(self, graphs: Sequence[Graph]) -> None:
-        """Raise OptionError for the name of a module that no call of the graphs belongs to."""
-        known = sorted({path for graph in graphs for node in graph.nodes for path, _ in _modules(node)} - {""})
+        """Raise OptionError for the name of a module that no call of the graphs belongs
+        to.
+        """
+        known = sorted(
+            {
+                path
+                for graph in graphs
+                for node in graph.nodes
+                for path, _ in _modules(node)
+            }
+            - {""}
+        )
         for name in self.module_names:
             if name not in known:
                 near = ", ".join(get_close_matches(name, known, 3, 0) or ["none"])
-                raise _wrong(f"no call of the program belongs to a module {name!r}; modules like it: {near}")
+                raise _wrong(
+                    f"no call of the program belongs to a module {name!r}; modules like"
+                    f" it: {near}"
+                )
 
 
 def _modules(node: Node) -> list[tuple[str, str]]:
     """Name and type of the modules that a call belongs to, from the outermost."""
-    return [(_dotted(path), _name(kind)) for path, kind in (node.meta.get("nn_module_stack") or {}).values()]
+    return [
+        (_dotted(path), _name(kind))
+        for path, kind in (node.meta.get("nn_module_stack") or {}).values()
+    ]
 
 
 def _name(kind: Any) -> str:
     """``torch.nn.modules.linear.Linear``, which torch has as text or as the class."""
-    return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+    return (
+        f"{kind.__module__}.{kind.__qualname__}"
+        if isinstance(kind, type)
+        else str(kind)
+    )
 
 
 def type_name(kind: type[torch.nn.Module]) -> str:
@@ -109,9 +147,13 @@ def expect_setting(setting: Any) -> None:
 def expect_operator(target: Any, known: Callable[[Any], bool]) -> None:
     """Raise OptionError unless integers can compute ``target``."""
     if not isinstance(target, torch._ops.OpOverload):
-        raise _wrong(f"an operator is one like torch.ops.aten.add.Tensor, not {target!r}")
+        raise _wrong(
+            f"an operator is one like torch.ops.aten.add.Tensor, not {target!r}"
+        )
     if not known(target):
-        raise _wrong(f"{target} is not computed in integers: it stays in floats, whatever is set")
+        raise _wrong(
+            f"{target} is not computed in integers: it stays in floats, whatever is set"
+        )
 
 
 def _wrong(why: str) -> OptionError:

@@ -1,6 +1,8 @@
-"""What torchao is told of a tensor: type, limits, and what observes it. One object for each kind of tensor.
+"""What torchao is told of a tensor: type, limits, and what observes it. One object for
+each kind of tensor.
 
-torchao shares an observer between two uses of a tensor if both have the same spec, so each is made once.
+torchao shares an observer between two uses of a tensor if both have the same spec, so
+each is made once.
 """
 
 from __future__ import annotations
@@ -44,10 +46,19 @@ FIXED = {
 def activation(precision: Precision, qat: bool) -> QuantizationSpec:
     """Of a tensor that is computed."""
     low, high, scheme = _limits(precision)
-    settings = {"dtype": precision.activations, "quant_min": low, "quant_max": high, "qscheme": scheme}
-    observer: Any = SquaredErrorObserver if precision.observer == "histogram" else MinMaxObserver
+    settings = {
+        "dtype": precision.activations,
+        "quant_min": low,
+        "quant_max": high,
+        "qscheme": scheme,
+    }
+    observer: Any = (
+        SquaredErrorObserver if precision.observer == "histogram" else MinMaxObserver
+    )
     if qat:
-        made = FakeQuantize.with_args(observer=MovingAverageMinMaxObserver, eps=EPS, **settings)
+        made = FakeQuantize.with_args(
+            observer=MovingAverageMinMaxObserver, eps=EPS, **settings
+        )
     else:
         made = observer.with_args(eps=EPS)
     return QuantizationSpec(observer_or_fake_quant_ctr=made, **settings)
@@ -62,23 +73,39 @@ def _limits(precision: Precision) -> tuple[int, int, torch.qscheme]:
 
 @cache
 def weight(precision: Precision, axis: int, qat: bool) -> QuantizationSpec:
-    """Of a weight whose output channels lie on ``axis``; symmetric, and without the lowest integer."""
+    """Of a weight whose output channels lie on ``axis``; symmetric, and without the
+    lowest integer.
+    """
     high = 2 ** (precision.weight_bits - 1) - 1
-    settings: dict[str, Any] = {"dtype": torch.int8, "quant_min": -high, "quant_max": high}
+    settings: dict[str, Any] = {
+        "dtype": torch.int8,
+        "quant_min": -high,
+        "quant_max": high,
+    }
     observer: Any = MovingAverageMinMaxObserver if qat else MinMaxObserver
     settings["qscheme"] = torch.per_tensor_symmetric
     if precision.per_channel:
-        observer = MovingAveragePerChannelMinMaxObserver if qat else PerChannelMinMaxObserver
+        observer = (
+            MovingAveragePerChannelMinMaxObserver if qat else PerChannelMinMaxObserver
+        )
         settings |= {"qscheme": torch.per_channel_symmetric, "ch_axis": axis}
-    made = FakeQuantize.with_args(observer=observer, eps=EPS, **settings) if qat else observer.with_args(eps=EPS)
+    made = (
+        FakeQuantize.with_args(observer=observer, eps=EPS, **settings)
+        if qat
+        else observer.with_args(eps=EPS)
+    )
     return QuantizationSpec(observer_or_fake_quant_ctr=made, **settings)
 
 
-def bias(precision: Precision, x: Node, weight: Node, user: Node, groups: int = 1) -> QuantizationSpecBase | None:
-    """Of a bias: int32 in steps of the product of the other scales, so that adding it rounds nothing.
+def bias(
+    precision: Precision, x: Node, weight: Node, user: Node, groups: int = 1
+) -> QuantizationSpecBase | None:
+    """Of a bias: int32 in steps of the product of the other scales, so that adding it
+    rounds nothing.
 
-    With int16, sums have 48 bits; the lowering rounds that bias itself. ``groups``: how often the scales of the
-    weight's channels are repeated, for transposed convolutions, whose weight has the channels of one group.
+    With int16, sums have 48 bits; the lowering rounds that bias itself. ``groups``: how
+    often the scales of the weight's channels are repeated, for transposed convolutions,
+    whose weight has the channels of one group.
     """
     if precision.activations is torch.int16:
         return None
@@ -88,9 +115,15 @@ def bias(precision: Precision, x: Node, weight: Node, user: Node, groups: int = 
         steps = (scale * of_weight).repeat(groups)
         return steps, torch.zeros_like(steps, dtype=torch.int32)
 
-    scheme, axis = (torch.per_channel_symmetric, 0) if precision.per_channel else (torch.per_tensor_symmetric, None)
+    scheme, axis = (
+        (torch.per_channel_symmetric, 0)
+        if precision.per_channel
+        else (torch.per_tensor_symmetric, None)
+    )
     sources = [(x, user), (weight, user)]
-    return DerivedQuantizationSpec(sources, product, torch.int32, -(2**31), 2**31 - 1, scheme, axis)
+    return DerivedQuantizationSpec(
+        sources, product, torch.int32, -(2**31), 2**31 - 1, scheme, axis
+    )
 
 
 def fixed(precision: Precision, target: Any) -> QuantizationSpecBase | None:
@@ -100,8 +133,11 @@ def fixed(precision: Precision, target: Any) -> QuantizationSpecBase | None:
     low, high, _ = _limits(precision)
     least, most = FIXED[target]
     if precision.activations is torch.int16:
-        scale, zero_point = 2.0**-15, 0
+        scale = 2.0**-15
+        zero_point = 0
     else:
         scale = (most - least) / 256
         zero_point = low - round(least / scale)
-    return FixedQParamsQuantizationSpec(precision.activations, scale, zero_point, low, high, _limits(precision)[2])
+    return FixedQParamsQuantizationSpec(
+        precision.activations, scale, zero_point, low, high, _limits(precision)[2]
+    )

@@ -1,7 +1,8 @@
 """Regions and basic blocks of a TOSA file as graphs.
 
-Every name, enumeration, count and type is checked, and each operator's ``infer`` must agree with the types that the
-file declares. Constants are views of the file's bytes, except those of less than 8 bits and of 48, which are widened.
+Every name, enumeration, count and type is checked, and each operator's ``infer`` must
+agree with the types that the file declares. Constants are views of the file's bytes,
+except those of less than 8 bits and of 48, which are widened.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ MAX_SHAPE_LENGTH = 64
 MAX_NESTING = 64
 """Level NONE has 256, but each level is a few Python frames."""
 OPERATOR_COST = 16
-"""What an operator counts, in elements, since the graph's are large and a file may name one any number of times."""
+"""What an operator counts, in elements, since the graph's are large and a file may name
+one any number of times.
+"""
 LONGEST_NUMBER = 32
 """Bytes of a number that are looked at; it has 16 with its padding."""
 ENUMERATIONS: dict[str, type[Mode] | type[DType]] = {
@@ -48,7 +51,9 @@ ENUMERATIONS: dict[str, type[Mode] | type[DType]] = {
 
 
 class Regions:
-    """Regions by name; each becomes one graph, when it is first referred to. The first one is the program."""
+    """Regions by name; each becomes one graph, when it is first referred to. The first
+    one is the program.
+    """
 
     def __init__(self, table: Table, block: type[Block]) -> None:
         self.block = block
@@ -57,7 +62,8 @@ class Regions:
         self.names: list[str] = []
         self.variables: dict[str, Type] = {}
         self.declared_inside: list[Operator] = []
-        """Variables that only graphs of control flow name; the program declares them."""
+        """Variables that only graphs of control flow name; the program declares them.
+        """
         self.numbers: list[int] = []
         """Of the program's operators; -1 for a variable, which its tensor declares."""
         self.literals: dict[Hashable, Value] = {}
@@ -72,27 +78,39 @@ class Regions:
             raise table.damaged("it has no region")
 
     def graph(self, name: str | None, within: tuple[str, ...]) -> Graph:
-        """The graph of a region; ``within`` are the regions that refer to it, which it must not be one of."""
+        """The graph of a region; ``within`` are the regions that refer to it, which it
+        must not be one of.
+        """
         name = self.names[0] if name is None else name
         if name not in self.tables:
-            raise FormatError("format-invalid", f"damaged TOSA file: there is no region {name!r}")
+            raise FormatError(
+                "format-invalid", f"damaged TOSA file: there is no region {name!r}"
+            )
         if name in within:
             raise self.tables[name].damaged(f"region {name!r} contains itself")
         if len(within) >= MAX_NESTING:
-            raise self.tables[name].damaged(f"regions are nested deeper than {MAX_NESTING}")
+            raise self.tables[name].damaged(
+                f"regions are nested deeper than {MAX_NESTING}"
+            )
         if name not in self.graphs:
             blocks = self.tables[name].tables(RegionField.BLOCKS, "block")
             if len(blocks) != 1:
-                raise self.tables[name].damaged(f"it has {len(blocks)} basic blocks, TOSA wants one")
+                raise self.tables[name].damaged(
+                    f"it has {len(blocks)} basic blocks, TOSA wants one"
+                )
             self.graphs[name] = self.block(self, blocks[0], (*within, name)).graph(name)
         return self.graphs[name]
 
 
 class Block:
-    """One basic block: its declared tensors and shapes, and the values that are defined so far."""
+    """One basic block: its declared tensors and shapes, and the values that are defined
+    so far.
+    """
 
     def __init__(self, regions: Regions, table: Table, within: tuple[str, ...]) -> None:
-        self.regions, self.table, self.within = regions, table, within
+        self.regions = regions
+        self.table = table
+        self.within = within
         self.tensors: dict[str, Table] = {}
         self.shapes: dict[str, Table] = {}
         self.values: dict[str, Value] = {}
@@ -102,17 +120,21 @@ class Block:
         self.declare()
         inputs = [self.input(n) for n in self.table.strings(BlockField.INPUTS, "input")]
         numbers = [-1] * len(self.operators)
-        for number, operator in enumerate(self.table.each_table(BlockField.OPERATORS, "operator")):
+        for number, operator in enumerate(
+            self.table.each_table(BlockField.OPERATORS, "operator")
+        ):
             self.operator(operator)
             numbers += [number] * (len(self.operators) - len(numbers))
         if len(self.within) == 1:
             self.regions.numbers = numbers
-        outputs = [self.output(n) for n in self.table.strings(BlockField.OUTPUTS, "output")]
+        outputs = [
+            self.output(n) for n in self.table.strings(BlockField.OUTPUTS, "output")
+        ]
         if len({*outputs}) != len(outputs):
             raise self.table.damaged("an output is there twice")
         return Graph(inputs, outputs, self.operators, name)
 
-    # -- declarations ----------------------------------------------------------------------------------------------
+    # -- declarations ------------------------------------------------------------------
 
     def declare(self) -> None:
         for tensor in self.table.each_table(BlockField.TENSORS, "tensor"):
@@ -132,11 +154,14 @@ class Block:
         return name
 
     def variable(self, name: str, tensor: Table) -> None:
-        """A tensor that keeps its value; in the graph it is the operator VARIABLE with its initial value.
+        """A tensor that keeps its value; in the graph it is the operator VARIABLE with
+        its initial value.
 
-        Files repeat it in each block. The program's stands for all of them: the others would start it anew.
+        Files repeat it in each block. The program's stands for all of them: the others
+        would start it anew.
         """
-        initial, variable = self.constant(name, tensor), tensor.string(TensorField.VARIABLE_NAME, "variable name")
+        initial = self.constant(name, tensor)
+        variable = tensor.string(TensorField.VARIABLE_NAME, "variable name")
         known = self.regions.variables.get(variable)
         if known not in (None, initial.type):
             raise tensor.damaged(f"variable {variable!r} is {known} and {initial.type}")
@@ -152,13 +177,16 @@ class Block:
         if name in self.shapes:
             rank = self.shapes[name].scalar(ShapeField.RANK, "I")
             if rank > MAX_SHAPE_LENGTH:
-                raise self.shapes[name].damaged(f"{name!r} has {rank} entries, at most {MAX_SHAPE_LENGTH} are possible")
+                raise self.shapes[name].damaged(
+                    f"{name!r} has {rank} entries, at most {MAX_SHAPE_LENGTH} are"
+                    " possible"
+                )
             return Type((rank,), DType.SHAPE)
         if name not in self.tensors:
             raise self.table.damaged(f"nothing of the name {name!r} is declared")
         return type_of_tensor(self.tensors[name], name)
 
-    # -- values ----------------------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------
 
     def define(self, name: str, value: Value) -> Value:
         if name in self.values:
@@ -185,21 +213,25 @@ class Block:
     def constant(self, name: str, declared: Table) -> Value:
         type = self.type_of(name)
         if type.is_dynamic:
-            raise declared.damaged(f"the constant {name!r} has sizes that are not known")
+            raise declared.damaged(
+                f"the constant {name!r} has sizes that are not known"
+            )
         return Value(type, self.elements(declared, name, type), name)
 
     def elements(self, declared: Table, name: str, type: Type) -> Constant:
         """The elements of a constant."""
         return constant_of(declared, name, type)
 
-    # -- operators -------------------------------------------------------------------------------------------------
+    # -- operators ---------------------------------------------------------------------
 
     def operator(self, table: Table) -> None:
         table.spend(OPERATOR_COST)
-        code, tag = table.scalar(OperatorField.CODE, "I"), table.scalar(OperatorField.ATTRIBUTE_TYPE, "B")
+        code = table.scalar(OperatorField.CODE, "I")
+        tag = table.scalar(OperatorField.ATTRIBUTE_TYPE, "B")
         name = NAMES.get(code)
         if name and name == WRITTEN_AS.get(NAMES.get(tag, "")):
-            code, name = tag, NAMES[tag]
+            code = tag
+            name = NAMES[tag]
         if name is None:
             raise table.damaged(f"operator number {code} is not in TOSA 1.1")
         if tag not in (code, 0):
@@ -212,28 +244,43 @@ class Block:
             return None  # declared by its tensor
         return self.computing_operator(OPERATORS[name], table, inputs, results)
 
-    def constant_operator(self, name: str, table: Table, inputs: list[str], results: list[str]) -> None:
+    def constant_operator(
+        self, name: str, table: Table, inputs: list[str], results: list[str]
+    ) -> None:
         declared = self.shapes if name == "CONST_SHAPE" else self.tensors
         if inputs or len(results) != 1 or results[0] not in declared:
             raise table.damaged(f"{name} needs no operand and one declared result")
         self.define(results[0], self.constant(results[0], declared[results[0]]))
 
-    def computing_operator(self, kind: type[Operator], table: Table, inputs: list[str], results: list[str]) -> None:
-        name, variable = kind.__name__, {}
+    def computing_operator(
+        self, kind: type[Operator], table: Table, inputs: list[str], results: list[str]
+    ) -> None:
+        name = kind.__name__
+        variable = {}
         if name == "VARIABLE_READ":
-            variable, inputs = {"variable": self.variable_name(inputs, table)}, []
+            variable = {"variable": self.variable_name(inputs, table)}
+            inputs = []
         if name == "VARIABLE_WRITE":
-            variable, results = {"variable": self.variable_name(results, table)}, []
+            variable = {"variable": self.variable_name(results, table)}
+            results = []
         if not _fits(len(inputs), kind):
-            raise table.damaged(f"{name} has {len(inputs)} operands, needs {len(kind.operands)}")
+            raise table.damaged(
+                f"{name} has {len(inputs)} operands, needs {len(kind.operands)}"
+            )
         operands = [self.used(n, table) for n in inputs]
-        if name == "CONCAT_SHAPE" and sum(v.shape[0] for v in operands if v.dtype is DType.SHAPE) > MAX_SHAPE_LENGTH:
+        if (
+            name == "CONCAT_SHAPE"
+            and sum(v.shape[0] for v in operands if v.dtype is DType.SHAPE)
+            > MAX_SHAPE_LENGTH
+        ):
             raise table.damaged(f"{name} gives more than {MAX_SHAPE_LENGTH} entries")
         declared = [self.type_of(n) for n in results]
         attributes = variable or self.attributes(kind, table, operands)
         location = table.table(OperatorField.LOCATION, "location")
         source = location.string(0, "text") if location else ""
-        operator = kind(operands, source or None, **attributes, **implied(kind, declared, table))
+        operator = kind(
+            operands, source or None, **attributes, **implied(kind, declared, table)
+        )
         self.finish(operator, table)
         self.declare_results(operator, results, declared, table)
 
@@ -254,26 +301,37 @@ class Block:
         operator.outputs = tuple(Value(type, producer=operator) for type in inferred)
         self.operators.append(operator)
 
-    def declare_results(self, operator: Operator, names: list[str], declared: list[Type], table: Table) -> None:
+    def declare_results(
+        self, operator: Operator, names: list[str], declared: list[Type], table: Table
+    ) -> None:
         inferred = [v.type for v in operator.outputs]
         agreed = [i.reconciled(d) for i, d in zip(inferred, declared, strict=False)]
         if len(inferred) != len(declared) or None in agreed:
-            wanted, found = ", ".join(map(str, inferred)) or "nothing", ", ".join(map(str, declared)) or "nothing"
-            raise table.damaged(f"{operator.name} gives {wanted}, the file says {found}")
+            wanted = ", ".join(map(str, inferred)) or "nothing"
+            found = ", ".join(map(str, declared)) or "nothing"
+            raise table.damaged(
+                f"{operator.name} gives {wanted}, the file says {found}"
+            )
         for name, value, type in zip(names, operator.outputs, agreed, strict=True):
-            value.name, value.type = name, cast(Type, type)
+            value.name = name
+            value.type = cast(Type, type)
             self.define(name, value)
 
-    def attributes(self, kind: type[Operator], table: Table, operands: list[Value]) -> dict[str, Any]:
+    def attributes(
+        self, kind: type[Operator], table: Table, operands: list[Value]
+    ) -> dict[str, Any]:
         stored = STORED[kind]
         held = table.table(OperatorField.ATTRIBUTE, "attributes") if stored else None
         if held is None and stored:
             raise table.damaged(f"{kind.__name__} has no attributes")
         return {
-            name: self.attribute(cast(Table, held), field, form, operands) for field, (name, form) in enumerate(stored)
+            name: self.attribute(cast(Table, held), field, form, operands)
+            for field, (name, form) in enumerate(stored)
         }
 
-    def attribute(self, held: Table, field: int, kind: str, operands: list[Value]) -> Any:
+    def attribute(
+        self, held: Table, field: int, kind: str, operands: list[Value]
+    ) -> Any:
         if kind in ENUMERATIONS:
             return member(ENUMERATIONS[kind], held.scalar(field, "I"), held)
         if kind == "Graph":
@@ -290,7 +348,11 @@ class Block:
 
 
 def _fits(count: int, kind: type[Operator]) -> bool:
-    return count >= len(kind.operands) - 1 if kind.variadic else count == len(kind.operands)
+    return (
+        count >= len(kind.operands) - 1
+        if kind.variadic
+        else count == len(kind.operands)
+    )
 
 
 def implied(kind: type[Operator], declared: list[Type], table: Table) -> dict[str, Any]:
@@ -298,11 +360,16 @@ def implied(kind: type[Operator], declared: list[Type], table: Table) -> dict[st
     implied = IMPLIED[kind]
     if implied and not declared:
         raise table.damaged(f"{kind.__name__} has no result")
-    return {name: declared[0].dtype if form == "ResultDType" else tuple(declared) for name, form in implied}
+    return {
+        name: declared[0].dtype if form == "ResultDType" else tuple(declared)
+        for name, form in implied
+    }
 
 
 def _number(held: Table, field: int, dtype: DType) -> float | int:
     try:
-        return unpack_number(bytes(held.raw(field, f"field {field}")[:LONGEST_NUMBER]), dtype)
+        return unpack_number(
+            bytes(held.raw(field, f"field {field}")[:LONGEST_NUMBER]), dtype
+        )
     except Illegal as problem:
         raise held.damaged(str(problem)) from None

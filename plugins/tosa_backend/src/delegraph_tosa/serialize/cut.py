@@ -1,12 +1,16 @@
-"""Files without the elements of their large constants, which are named data: several delegates share them.
+"""Files without the elements of their large constants, which are named data: several
+delegates share them.
 
-    8 bytes "dlgrCUT2" | number of constants, uint32 | number of repeated ones, uint32 | for each constant: its place in
-    the file, uint64; its size, uint64; the SHA-256 of its bytes | for each repeated one: its place, uint64; its size,
-    uint64; the 4 bytes that it repeats | the rest of the file: its bytes, uint64, and these as zlib packs them
+    8 bytes "dlgrCUT2" | number of constants, uint32 | number of repeated ones, uint32 |
+    for each constant: its place in the file, uint64; its size, uint64; the SHA-256 of
+    its bytes | for each repeated one: its place, uint64; its size, uint64; the 4 bytes
+    that it repeats | the rest of the file: its bytes, uint64, and these as zlib packs
+    them
 
-All numbers are little-endian, places ascend. Named data has the constants by ``key_of`` their SHA-256. Repeated ones
-are, as a rule, zero points that are all zero. Packed, the rest is a third to a fifth: operators and tensors of a graph
-are much alike, and each method of a program has its own.
+All numbers are little-endian, places ascend. Named data has the constants by ``key_of``
+their SHA-256. Repeated ones are, as a rule, zero points that are all zero. Packed, the
+rest is a third to a fifth: operators and tensors of a graph are much alike, and each
+method of a program has its own.
 """
 
 from __future__ import annotations
@@ -27,21 +31,27 @@ from .writer import TosaFile
 
 MAGIC = b"dlgrCUT2"
 MOST_PACKED = 100
-"""How many bytes a packed one stands for at most, so that a small damaged file cannot ask for a large one."""
+"""How many bytes a packed one stands for at most, so that a small damaged file cannot
+ask for a large one.
+"""
 LEAST = 1024
 """Bytes of the smallest constant that is left out of a file."""
 MOST_EQUAL = 2
-"""How many equal constants are left out of a file: an embedding that is tied to a layer has its elements in two shapes.
+"""How many equal constants are left out of a file: an embedding that is tied to a layer
+has its elements in two shapes.
 
-Not more, so that a small damaged file cannot ask for a large multiple of the named data.
+Not more, so that a small damaged file cannot ask for a large multiple of the named
+data.
 """
 ALIGNMENT = 16
 UNIT = 4
 """Bytes that a repeated constant repeats."""
-_COUNT, _SIZE = struct.Struct("<I"), struct.Struct("<Q")
+_COUNT = struct.Struct("<I")
+_SIZE = struct.Struct("<Q")
 _BEGIN = len(MAGIC) + 2 * _COUNT.size
 """Where the rows of constants begin."""
-_ROW, _REPEATED = struct.Struct("<QQ32s"), struct.Struct(f"<QQ{UNIT}s")
+_ROW = struct.Struct("<QQ32s")
+_REPEATED = struct.Struct(f"<QQ{UNIT}s")
 
 
 def key_of(digest: bytes) -> str:
@@ -50,15 +60,25 @@ def key_of(digest: bytes) -> str:
 
 
 def cut(file: TosaFile) -> tuple[bytes, NamedDataStoreOutput]:
-    """The file without its large constants, and these. Reads all constants once. Of equal ones, two are left out."""
-    large = {constant.start: constant for constant in file.constants() if constant.size >= LEAST}
+    """The file without its large constants, and these. Reads all constants once. Of
+    equal ones, two are left out.
+    """
+    large = {
+        constant.start: constant
+        for constant in file.constants()
+        if constant.size >= LEAST
+    }
     kept = _Kept(large)
     file.write_to(kept)  # type: ignore[arg-type]
-    store, rows = NamedDataStore(), []
+    store = NamedDataStore()
+    rows = []
     for start, digest in kept.left_out.items():
         store.add_named_data(key_of(digest), large[start], ALIGNMENT)
         rows.append(_ROW.pack(start, large[start].size, digest))
-    repeated = [_REPEATED.pack(start, large[start].size, unit) for start, unit in kept.repeated.items()]
+    repeated = [
+        _REPEATED.pack(start, large[start].size, unit)
+        for start, unit in kept.repeated.items()
+    ]
     rest = kept.rest.getvalue()
     packed = zlib.compress(rest)
     if len(rest) > MOST_PACKED * len(packed):
@@ -69,7 +89,9 @@ def cut(file: TosaFile) -> tuple[bytes, NamedDataStoreOutput]:
 
 
 def joined(content: bytes, named_data: Mapping[str, bytes]) -> bytes:
-    """The whole file again; what is no such file is returned as it is. Raises FormatError for a damaged one."""
+    """The whole file again; what is no such file is returned as it is. Raises
+    FormatError for a damaged one.
+    """
     if not content.startswith(MAGIC):
         return content
     rows, repeated, kept = _parts(content)
@@ -79,14 +101,24 @@ def joined(content: bytes, named_data: Mapping[str, bytes]) -> bytes:
     held = sum(len(named_data.get(key_of(row.digest), b"")) for row in rows)
     if sum(row.size for row in repeated) > held + len(kept):
         raise _damaged("most of it is repeated")
-    whole, position = bytearray(), 0
+    whole = bytearray()
+    position = 0
     left_out: list[_Row | _Repeated] = [*rows, *repeated]
     for row in sorted(left_out, key=attrgetter("start")):
-        data = row.unit * (row.size // UNIT) if isinstance(row, _Repeated) else named_data.get(key_of(row.digest))
+        data = (
+            row.unit * (row.size // UNIT)
+            if isinstance(row, _Repeated)
+            else named_data.get(key_of(row.digest))
+        )
         before = row.start - len(whole)
-        if data is None or len(data) != row.size or not 0 <= before <= len(kept) - position:
+        if (
+            data is None
+            or len(data) != row.size
+            or not 0 <= before <= len(kept) - position
+        ):
             raise _damaged(
-                f"the constant at {row.start}, of {row.size} bytes, is not in the named data or out of place"
+                f"the constant at {row.start}, of {row.size} bytes, is not in the named"
+                " data or out of place"
             )
         whole += kept[position : position + before]
         whole += data
@@ -95,7 +127,8 @@ def joined(content: bytes, named_data: Mapping[str, bytes]) -> bytes:
 
 
 def beginning(content: bytes) -> bytes:
-    """Where the flatbuffer begins in the first bytes of a file, with or without its constants; b"" if further behind.
+    """Where the flatbuffer begins in the first bytes of a file, with or without its
+    constants; b"" if further behind.
 
     Nothing is checked, except that nothing is read which is not there.
     """
@@ -121,7 +154,9 @@ class _Repeated(NamedTuple):
 
 
 def _rest(content: bytes) -> int:
-    """Where the rest of the file begins, behind all rows. ``content`` has their numbers."""
+    """Where the rest of the file begins, behind all rows. ``content`` has their
+    numbers.
+    """
     count: int = _COUNT.unpack_from(content, len(MAGIC) + _COUNT.size)[0]
     return _repeated(content) + count * _REPEATED.size
 
@@ -133,17 +168,23 @@ def _repeated(content: bytes) -> int:
 
 
 def _parts(content: bytes) -> tuple[list[_Row], list[_Repeated], bytes]:
-    """The rows of a blob, and the rest of its file. Raises FormatError for a damaged one."""
+    """The rows of a blob, and the rest of its file. Raises FormatError for a damaged
+    one.
+    """
     if len(content) < _BEGIN or len(content) < (end := _rest(content)):
         raise _damaged("the table of its constants does not end")
     middle = _repeated(content)
     rows = [_Row(*found) for found in _ROW.iter_unpack(content[_BEGIN:middle])]
-    repeated = [_Repeated(*found) for found in _REPEATED.iter_unpack(content[middle:end])]
+    repeated = [
+        _Repeated(*found) for found in _REPEATED.iter_unpack(content[middle:end])
+    ]
     return rows, repeated, _unpacked(content[end:])
 
 
 def _unpacked(kept: bytes) -> bytes:
-    """The rest of a file. Raises FormatError for what zlib did not pack, and for more or less than is stated."""
+    """The rest of a file. Raises FormatError for what zlib did not pack, and for more
+    or less than is stated.
+    """
     if len(kept) < _SIZE.size:
         raise _damaged("it ends before its graph")
     (size,) = _SIZE.unpack_from(kept)
@@ -161,29 +202,40 @@ def _unpacked(kept: bytes) -> bytes:
 
 
 def _damaged(why: str) -> FormatError:
-    return FormatError("format-invalid", f"a TOSA file whose constants are named data is damaged: {why}")
+    return FormatError(
+        "format-invalid",
+        f"a TOSA file whose constants are named data is damaged: {why}",
+    )
 
 
 class _Kept(io.RawIOBase):
-    """Keeps what is written to it but for large constants, of which ``left_out`` has the places and digests.
+    """Keeps what is written to it but for large constants, of which ``left_out`` has
+    the places and digests.
 
-    ``large``: place -> the constant there. It may come in pieces. One that comes whole and repeats the same bytes is in
-    ``repeated``, as long as these are fewer than all others.
+    ``large``: place -> the constant there. It may come in pieces. One that comes whole
+    and repeats the same bytes is in ``repeated``, as long as these are fewer than all
+    others.
     """
 
     def __init__(self, large: Mapping[int, Any]) -> None:
-        self.rest, self.left_out, self.repeated = io.BytesIO(), dict[int, bytes](), dict[int, bytes]()
+        self.rest = io.BytesIO()
+        self.left_out = dict[int, bytes]()
+        self.repeated = dict[int, bytes]()
         self._allowed = 0
         """How many bytes may still be repeated."""
-        self._large, self._position = large, 0
-        self._place, self._digest = 0, hashlib.sha256()  # of the constant that is being written
+        self._large = large
+        self._position = 0
+        # of the constant that is being written
+        self._place = 0
+        self._digest = hashlib.sha256()
         self._missing = 0
         """How many of its bytes have not come yet."""
 
     def write(self, data: Any) -> int:
         size = memoryview(data).nbytes
         if size and not self._missing and self._position in self._large:
-            self._place, self._digest = self._position, hashlib.sha256()
+            self._place = self._position
+            self._digest = hashlib.sha256()
             self._missing = self._large[self._place].size
         if self._missing == size <= self._allowed and (unit := _unit(data)) is not None:
             self.repeated[self._place], self._missing = unit, 0
@@ -199,7 +251,9 @@ class _Kept(io.RawIOBase):
         return size
 
     def _leave_out(self, digest: bytes) -> None:
-        """The constant at ``_place`` has come. Of equal ones, the first ``MOST_EQUAL`` are left out."""
+        """The constant at ``_place`` has come. Of equal ones, the first ``MOST_EQUAL``
+        are left out.
+        """
         if [*self.left_out.values()].count(digest) >= MOST_EQUAL:
             self._large[self._place].write_to(self.rest)
         else:
@@ -208,7 +262,9 @@ class _Kept(io.RawIOBase):
 
 
 def _unit(data: Any) -> bytes | None:
-    """The bytes that ``data`` repeats; None if it repeats none, or is too short for that."""
+    """The bytes that ``data`` repeats; None if it repeats none, or is too short for
+    that.
+    """
     found = memoryview(data).cast("B")
     unit = bytes(found[:UNIT])
     # most constants differ in their first elements, and are not looked at any further

@@ -1,4 +1,6 @@
-"""Elements of constants in memory and in files (``ir.types.ARRAY_DTYPES`` says how memory holds them)."""
+"""Elements of constants in memory and in files (``ir.types.ARRAY_DTYPES`` says how
+memory holds them).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ _SIX_BITS = frozenset({DType.FP6E2M3, DType.FP6E3M2})
 
 
 def size_in_file(type: Type) -> int:
-    """Bytes that the elements take in a file: INT4 and FP4 two in a byte, FP6 four in three, INT48 six bytes each.
+    """Bytes that the elements take in a file: INT4 and FP4 two in a byte, FP6 four in
+    three, INT48 six bytes each.
 
     Those of a block-scaled tensor are its values' and its scales' together.
     """
@@ -31,18 +34,29 @@ def size_in_file(type: Type) -> int:
 
 
 def pack(array: Array, type: Type) -> memoryview:
-    """The file's bytes of a constant of this type (one of ``stored_types``); a view where memory holds them already."""
+    """The file's bytes of a constant of this type (one of ``stored_types``); a view
+    where memory holds them already.
+    """
     if array.shape != type.shape or array.dtype != ARRAY_DTYPES[type.dtype]:
         held = f"{array.dtype}{list(array.shape)}"
-        raise InternalError("internal", f"a constant of type {type} was computed as {held}, please report this")
+        raise InternalError(
+            "internal",
+            f"a constant of type {type} was computed as {held}, please report this",
+        )
     if type.dtype in _SIX_BITS:
         return memoryview(_pack_six_bits(array.reshape(-1)))
     if type.dtype in _FOUR_BITS:
         return memoryview(_pack_int4(array.reshape(-1)))
     if type.dtype is DType.INT48:
-        six = np.ascontiguousarray(array.reshape(-1).astype("<i8")).view(np.uint8).reshape(-1, 8)[:, :6]
+        six = (
+            np.ascontiguousarray(array.reshape(-1).astype("<i8"))
+            .view(np.uint8)
+            .reshape(-1, 8)[:, :6]
+        )
         return memoryview(six.tobytes())
-    flat = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).reshape(-1)
+    flat = np.ascontiguousarray(
+        array.astype(array.dtype.newbyteorder("<"), copy=False)
+    ).reshape(-1)
     return flat.view(np.uint8).data
 
 
@@ -69,22 +83,30 @@ def _unpack_six_bits(raw: Array) -> Array:
     low, middle, high = (bits[i::3].astype(np.uint32) for i in range(3))
     words = low | middle << np.uint32(8) | high << np.uint32(16)
     shifts = np.array([0, 6, 12, 18], np.uint32)
-    values: Array = (words[:, None] >> shifts & np.uint32(63)).astype(np.uint8).reshape(-1)
+    values: Array = (
+        (words[:, None] >> shifts & np.uint32(63)).astype(np.uint8).reshape(-1)
+    )
     return values
 
 
 def stays_in_file(type: Type) -> bool:
-    """Whether ``unpack`` gives a view: memory holds the elements as files do, not those of fewer than 8 bits or 48."""
+    """Whether ``unpack`` gives a view: memory holds the elements as files do, not those
+    of fewer than 8 bits or 48.
+    """
     return type.dtype not in _SIX_BITS | _FOUR_BITS | {DType.INT48}
 
 
 def unpack(data: memoryview, type: Type) -> Array:
-    """The constant's elements, a view of ``data`` where they stay in the file; Illegal for a BOOL besides 0 and 1."""
+    """The constant's elements, a view of ``data`` where they stay in the file; Illegal
+    for a BOOL besides 0 and 1.
+    """
     raw = np.frombuffer(data, np.uint8, size_in_file(type))
     if type.dtype in _SIX_BITS:
         return _unpack_six_bits(raw)[: math.prod(type.shape)].reshape(type.shape)
     if type.dtype is DType.FP4E2M1:
-        return (_unpack_int4(raw).view(np.uint8) & 15)[: math.prod(type.shape)].reshape(type.shape)
+        return (_unpack_int4(raw).view(np.uint8) & 15)[: math.prod(type.shape)].reshape(
+            type.shape
+        )
     if type.dtype is DType.INT4:
         return _unpack_int4(raw)[: math.prod(type.shape)].reshape(type.shape)
     if type.dtype is DType.INT48:
@@ -109,10 +131,16 @@ def _unpack_int48(raw: Array) -> Array:
 
 
 def pack_number(number: Number, dtype: DType) -> bytes:
-    """One Python number as the file's bytes of this type, rounded to nearest even; Illegal if it is out of range."""
+    """One Python number as the file's bytes of this type, rounded to nearest even;
+    Illegal if it is out of range.
+    """
     if dtype is DType.BF16:
         with np.errstate(over="ignore"):
-            return stored_numbers(np.asarray(number, np.float32), dtype).astype("<u2").tobytes()
+            return (
+                stored_numbers(np.asarray(number, np.float32), dtype)
+                .astype("<u2")
+                .tobytes()
+            )
     array = ARRAY_DTYPES[dtype]
     if array.kind == "f":
         with np.errstate(over="ignore"):
@@ -128,11 +156,18 @@ def pack_number(number: Number, dtype: DType) -> bytes:
 def unpack_number(data: bytes, dtype: DType) -> Number:
     """The Python number that ``pack_number`` wrote; Illegal if there are too few bytes."""
     width = BYTES.get(dtype, 0)
-    if not width <= len(data) < width + 8 or dtype in (DType.INT4, DType.INT48, DType.SHAPE, DType.BOOL):
+    if not width <= len(data) < width + 8 or dtype in (
+        DType.INT4,
+        DType.INT48,
+        DType.SHAPE,
+        DType.BOOL,
+    ):
         raise Illegal(f"{len(data)} bytes are no number of type {dtype}")
     if dtype is DType.BF16:
         return float(struct.unpack("<f", b"\0\0" + data[:2])[0])
     if dtype > DType.SHAPE and dtype is not DType.INT64:
         raise Illegal(f"no attribute is of type {dtype}")
-    number: Number = np.frombuffer(data, ARRAY_DTYPES[dtype].newbyteorder("<"), 1)[0].item()
+    number: Number = np.frombuffer(data, ARRAY_DTYPES[dtype].newbyteorder("<"), 1)[
+        0
+    ].item()
     return number

@@ -1,4 +1,6 @@
-"""Names of tensors and shapes in a file: unique, stable, and the value's own where that is possible."""
+"""Names of tensors and shapes in a file: unique, stable, and the value's own where that
+is possible.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from ..ir.graph import Value
 
 
 class Names:
-    """Unique names. A value keeps its own name if no other value of the file has it; others are numbered."""
+    """Unique names. A value keeps its own name if no other value of the file has it;
+    others are numbered.
+    """
 
     def __init__(self, values: Iterable[Value]) -> None:
         self._given = Counter(v.name for v in dict.fromkeys(values) if v.name)
@@ -17,9 +21,12 @@ class Names:
         self._counts: Counter[str] = Counter()
 
     def name(self, value: Value, kind: str, position: int | None = None) -> str:
-        """The value's own name, or ``kind`` and the position, or the next free number of that kind."""
+        """The value's own name, or ``kind`` and the position, or the next free number
+        of that kind.
+        """
         if value.name and self._given[value.name] == 1:
-            self._given[value.name] = 0  # a second tensor of the same value (in another block) is numbered
+            # a second tensor of the same value (in another block) is numbered
+            self._given[value.name] = 0
             return value.name
         return self.fresh(kind, position)
 

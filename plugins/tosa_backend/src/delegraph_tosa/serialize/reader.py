@@ -1,4 +1,6 @@
-"""Reading a TOSA flatbuffer from an untrusted source: a graph, or one FormatError that says what is wrong."""
+"""Reading a TOSA flatbuffer from an untrusted source: a graph, or one FormatError that
+says what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,12 @@ def read(data: bytes | bytearray | memoryview) -> Graph:
     return read_numbered(data)[0]
 
 
-def read_numbered(data: bytes | bytearray | memoryview) -> tuple[Graph, dict[Operator, int]]:
-    """As ``read``, with the number in the file of each operator of the program, as a ``TosaFile`` counts them."""
+def read_numbered(
+    data: bytes | bytearray | memoryview,
+) -> tuple[Graph, dict[Operator, int]]:
+    """As ``read``, with the number in the file of each operator of the program, as a
+    ``TosaFile`` counts them.
+    """
     table = root(data, IDENTIFIER, "TOSA file")
     block: type[Block] = Block
     if _version(table) < (1, 0):
@@ -47,7 +53,8 @@ def target_of(data: bytes | bytearray | memoryview, graph: Graph) -> TosaSpec:
 
 
 def stated_version(data: bytes) -> tuple[int, int]:
-    """The version that a file of any version says it has, of which only the beginning has to be there.
+    """The version that a file of any version says it has, of which only the beginning
+    has to be there.
 
     Raises FormatError if it is not in there.
     """
@@ -64,17 +71,25 @@ def _stated(table: Table) -> tuple[int, int]:
 def _version(table: Table) -> tuple[int, int]:
     major, minor = _stated(table)
     if (major, minor) not in {**FILES, **OLDER}:
-        raise FormatError("format-invalid", f"a TOSA file of version {major}.{minor}; 0.80, 1.0 and 1.1 are read here")
+        raise FormatError(
+            "format-invalid",
+            f"a TOSA file of version {major}.{minor}; 0.80, 1.0 and 1.1 are read here",
+        )
     return major, minor
 
 
 def _check_features(table: Table) -> None:
-    """Refuse a file with features that are not known here: it must not be read as if it were without.
+    """Refuse a file with features that are not known here: it must not be read as if it
+    were without.
 
-    Features are what says so; the version of the official serializer that should read it says nothing of this reader.
+    Features are what says so; the version of the official serializer that should read
+    it says nothing of this reader.
     """
     held = table.table(GraphField.COMPATIBILITY, "compatibility")
     unknown = (held.scalar(CompatibilityField.FEATURES, "Q") if held else 0) & ~FEATURES
     if unknown:
         bits = [bit for bit in range(64) if unknown >> bit & 1]
-        raise FormatError("format-invalid", f"a TOSA file with compatibility features {bits}, which are not known here")
+        raise FormatError(
+            "format-invalid",
+            f"a TOSA file with compatibility features {bits}, which are not known here",
+        )

@@ -1,4 +1,6 @@
-"""Numbers of the flatbuffer schema (``tosa.fbs`` of the specification): field ids and operator codes."""
+"""Numbers of the flatbuffer schema (``tosa.fbs`` of the specification): field ids and
+operator codes.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class BlockField(enum.IntEnum):
 
 
 class TensorField(enum.IntEnum):
-    """Fields of TosaTensor. ``OFFSET`` and ``SIZE`` stand in for ``DATA`` in files beyond 2 GiB."""
+    """Fields of TosaTensor. ``OFFSET`` and ``SIZE`` stand in for ``DATA`` in files
+    beyond 2 GiB.
+    """
 
     NAME = 0
     SHAPE = 1
@@ -67,11 +71,15 @@ class CompatibilityField(enum.IntEnum):
 
 
 MXFP = 1 << 1
-"""Feature of files that have block-scaled tensors: readers that do not know it must not read them."""
+"""Feature of files that have block-scaled tensors: readers that do not know it must not
+read them.
+"""
 FEATURES = MXFP
 """What our reader knows."""
 MXFP_READER = (2026, 8, 0)
-"""Version of the official serializer (major, minor, micro) that writes and reads block-scaled tensors."""
+"""Version of the official serializer (major, minor, micro) that writes and reads
+block-scaled tensors.
+"""
 
 
 class ShapeField(enum.IntEnum):
@@ -105,21 +113,34 @@ CONCAT_SHAPE ADD_SHAPE SUB_SHAPE MUL_SHAPE SLICE_SHAPE EXP2_SHAPE LOG2_CEIL_SHAP
 MOD_SHAPE DIV_CEIL_SHAPE DIV_FLOOR_SHAPE ASSERT_EQUAL_SHAPE CONV2D_BLOCK_SCALED MAX_POOL2D_ADAPTIVE AVG_POOL2D_ADAPTIVE
 RESHAPE_BLOCK_SCALED ROW_GATHER_BLOCK_SCALED ROW_GATHER MATMUL_T
 """
-CODES: dict[str, int] = {name: code for code, name in enumerate(_ORDER.split(), start=1)}
+CODES: dict[str, int] = {
+    name: code for code, name in enumerate(_ORDER.split(), start=1)
+}
 """Operator -> its ``Op`` number, which is the tag of its attribute table as well."""
 NAMES: dict[int, str] = {code: name for name, code in CODES.items()}
 
 
 WRITTEN_AS = {"VARIABLE_READ": "IDENTITY", "VARIABLE_WRITE": "IDENTITY"}
-"""The official serializer gives access to variables the number of IDENTITY and the attributes of its own; its readers
-take nothing else."""
+"""The official serializer gives access to variables the number of IDENTITY and the
+attributes of its own; its readers take nothing else.
+"""
 STORED: dict[type[Operator], tuple[tuple[str, str], ...]] = {
-    operator: tuple((name, kind) for name, kind in operator.attributes.items() if kind not in IMPLIED_KINDS)
+    operator: tuple(
+        (name, kind)
+        for name, kind in operator.attributes.items()
+        if kind not in IMPLIED_KINDS
+    )
     for operator in OPERATORS.values()
 }
-"""Operator -> (name, kind) of the attributes that a file stores; the position is the field id."""
+"""Operator -> (name, kind) of the attributes that a file stores; the position is the
+field id.
+"""
 IMPLIED: dict[type[Operator], tuple[tuple[str, str], ...]] = {
-    operator: tuple((name, kind) for name, kind in operator.attributes.items() if kind in IMPLIED_KINDS)
+    operator: tuple(
+        (name, kind)
+        for name, kind in operator.attributes.items()
+        if kind in IMPLIED_KINDS
+    )
     for operator in OPERATORS.values()
 }
 """Operator -> (name, kind) of the attributes that the declared results say."""

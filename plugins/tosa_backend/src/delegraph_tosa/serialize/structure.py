@@ -11,7 +11,14 @@ from delegraph.errors import InternalError, Unsupported
 from delegraph.io.flatbuffer_builder import Builder, Field
 
 from ..ir.graph import Folded, Graph, Illegal, Operator, Value
-from ..ir.operators import IDENTITY, RESHAPE, TRANSPOSE, VARIABLE, VARIABLE_READ, VARIABLE_WRITE
+from ..ir.operators import (
+    IDENTITY,
+    RESHAPE,
+    TRANSPOSE,
+    VARIABLE,
+    VARIABLE_READ,
+    VARIABLE_WRITE,
+)
 from ..ir.sizes import LARGEST_SIZE
 from ..ir.types import BLOCK_SCALED, DType, Type, stored_types
 from .elements import pack_number, size_in_file
@@ -40,17 +47,22 @@ from .schema import (
 )
 
 MAIN = "main"
-"""Name of the first region, which is the program; the others are bodies of control flow."""
+"""Name of the first region, which is the program; the others are bodies of control
+flow.
+"""
 DATA_FIELD_ALIGNMENT = 8
 """Bytes that the schema aligns vectors of bytes to."""
 TO_BE_FILLED_IN = 1
-"""Of a field that gets its value when the structure is complete; anything but a default."""
+"""Of a field that gets its value when the structure is complete; anything but a
+default.
+"""
 LENGTH_BYTES = 4
 """Of a vector's length, which lies before its elements."""
 
 
 class Placed(NamedTuple):
-    """Elements of a constant and where their vector, or without ``has_length`` the bare elements, start in the file.
+    """Elements of a constant and where their vector, or without ``has_length`` the bare
+    elements, start in the file.
 
     ``part`` counts ``stored_types``: 1 are the scales of a block-scaled constant.
     """
@@ -66,7 +78,9 @@ class Placed(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A field that gets the position of a constant's part, by its distance from the end of the structure."""
+    """A field that gets the position of a constant's part, by its distance from the end
+    of the structure.
+    """
 
     value: Value
     part: int
@@ -78,10 +92,11 @@ _Part = tuple[Value, int]
 
 
 class Layout(NamedTuple):
-    """A file without the elements of its constants: ``placed`` are those in file order, ``size`` the file's bytes.
+    """A file without the elements of its constants: ``placed`` are those in file order,
+    ``size`` the file's bytes.
 
-    ``numbers``: operator -> its number among all operators of the file, of one region after the other; a file has
-    operators for constants too, and none for VARIABLE.
+    ``numbers``: operator -> its number among all operators of the file, of one region
+    after the other; a file has operators for constants too, and none for VARIABLE.
     """
 
     structure: bytes
@@ -91,11 +106,16 @@ class Layout(NamedTuple):
 
 
 def lay_out(
-    graph: Graph, version: tuple[int, int], locations: bool, limit: int, kind: type[Structure] | None = None
+    graph: Graph,
+    version: tuple[int, int],
+    locations: bool,
+    limit: int,
+    kind: type[Structure] | None = None,
 ) -> Layout:
     """Where everything lies, in a structure of this kind.
 
-    From ``limit`` bytes on, ``TosaTensor.offset`` and ``size`` name the constants: 32-bit offsets may not reach them.
+    From ``limit`` bytes on, ``TosaTensor.offset`` and ``size`` name the constants:
+    32-bit offsets may not reach them.
     """
     kind = kind or Structure
     writer, structure = _written(kind(graph, locations, False), version)
@@ -104,25 +124,36 @@ def lay_out(
         writer, structure = _written(kind(graph, locations, True), version)
         placed, end = _places(writer.slots, len(structure))
     for slot in writer.slots:
-        address, place = len(structure) - slot.distance, placed[slot.value, slot.part]
-        struct.pack_into("<Q" if slot.wide else "<I", structure, address, place.start - (0 if slot.wide else address))
+        address = len(structure) - slot.distance
+        place = placed[slot.value, slot.part]
+        struct.pack_into(
+            "<Q" if slot.wide else "<I",
+            structure,
+            address,
+            place.start - (0 if slot.wide else address),
+        )
     distinct = list(dict.fromkeys(placed.values()))
     return Layout(bytes(structure), distinct, end, writer.numbers)
 
 
-def _written(writer: Structure, version: tuple[int, int]) -> tuple[Structure, bytearray]:
+def _written(
+    writer: Structure, version: tuple[int, int]
+) -> tuple[Structure, bytearray]:
     return writer, writer.finish(version)
 
 
 def _in_file_order(slots: list[Slot]) -> list[Slot]:
-    return sorted(slots, key=lambda slot: slot.wide)  # what 32-bit offsets must reach comes first
+    # what 32-bit offsets must reach comes first
+    return sorted(slots, key=lambda slot: slot.wide)
 
 
 def _places(slots: list[Slot], end: int) -> tuple[dict[_Part, Placed], int]:
-    """Where constants lie behind a structure of ``end`` bytes, in file order, and where the last one ends.
+    """Where constants lie behind a structure of ``end`` bytes, in file order, and where
+    the last one ends.
 
-    A weight is there once, also if several branches use it, or several tensors of other shapes, such as an embedding
-    that is tied to a layer: their fields have the position of the same vector.
+    A weight is there once, also if several branches use it, or several tensors of other
+    shapes, such as an embedding that is tied to a layer: their fields have the position
+    of the same vector.
     """
     placed: dict[_Part, Placed] = {}
     of_elements: dict[_Part, Placed] = {}
@@ -134,19 +165,25 @@ def _places(slots: list[Slot], end: int) -> tuple[dict[_Part, Placed], int]:
         if elements not in of_elements:
             length = 0 if slot.wide else LENGTH_BYTES
             data = _aligned(end + length)
-            of_elements[elements] = place = Placed(slot.value, slot.part, data - length, not slot.wide)
+            of_elements[elements] = place = Placed(
+                slot.value, slot.part, data - length, not slot.wide
+            )
             end = data + size_in_file(place.type)
         placed[part] = of_elements[elements]
     return placed, end
 
 
 def _with_the_elements_of(value: Value) -> Value:
-    """The constant that has the elements of ``value`` in the same order; ``value`` itself is a view of it, or is it."""
+    """The constant that has the elements of ``value`` in the same order; ``value``
+    itself is a view of it, or is it.
+    """
     if value.dtype in BLOCK_SCALED:  # the scales have an order of their own
         return value
     views: list[_View] = []
     found = value
-    while isinstance(value.constant, Folded) and isinstance(value.constant.operator, (RESHAPE, TRANSPOSE)):
+    while isinstance(value.constant, Folded) and isinstance(
+        value.constant.operator, (RESHAPE, TRANSPOSE)
+    ):
         views.append(_View(value.constant.operator, value.shape))
         value = value.constant.operator.inputs[0]
         if _keeps_order(value.shape, views):
@@ -162,14 +199,18 @@ class _View(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """An axis of a view: its size, and how many elements lie between two of its elements."""
+    """An axis of a view: its size, and how many elements lie between two of its
+    elements.
+    """
 
     size: int
     stride: int
 
 
 def _keeps_order(shape: Sequence[int], views: Sequence[_View]) -> bool:
-    """Whether ``views`` of a tensor of ``shape``, from the last one on, have its elements in the same order."""
+    """Whether ``views`` of a tensor of ``shape``, from the last one on, have its
+    elements in the same order.
+    """
     axes = _split([_Axis(math.prod(shape), 1)], shape)
     for view in reversed(views):
         if axes is None:
@@ -182,7 +223,9 @@ def _keeps_order(shape: Sequence[int], views: Sequence[_View]) -> bool:
 
 
 def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
-    """The axes of a view without those of size 1, neighbours as one axis where their elements follow each other."""
+    """The axes of a view without those of size 1, neighbours as one axis where their
+    elements follow each other.
+    """
     merged: list[_Axis] = []
     for axis in axes:
         if axis.size == 1:
@@ -194,10 +237,13 @@ def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
 
 
 def _split(axes: Sequence[_Axis], shape: Sequence[int]) -> list[_Axis] | None:
-    """The axes of a view after RESHAPE to ``shape``; None if an axis would have several strides."""
+    """The axes of a view after RESHAPE to ``shape``; None if an axis would have several
+    strides.
+    """
     rest = _merged(axes)
     split = []
-    size, stride = 1, 0
+    size = 1
+    stride = 0
     for wanted in shape:
         if wanted == 1:
             split.append(_Axis(1, 0))
@@ -223,21 +269,32 @@ class Structure:
 
     def __init__(self, graph: Graph, locations: bool, external: bool) -> None:
         self.build = Builder()
-        self.locations, self.external = locations, external
+        self.locations = locations
+        self.external = external
         self.slots: list[Slot] = []
         self.types: dict[Type, tuple[int, ...]] = {}
         """Of the tensors so far, of which many have the same."""
         self.graphs = [_with_distinct_outputs(g) for g in graph.reachable()]
         self.names = Names(v for g in self.graphs for v in _values(g))
-        self.regions = dict(zip(graph.reachable(), _region_names(self.graphs), strict=True))
-        declared = (op for g in reversed(self.graphs) for op in reversed(g.operators) if isinstance(op, VARIABLE))
+        self.regions = dict(
+            zip(graph.reachable(), _region_names(self.graphs), strict=True)
+        )
+        declared = (
+            op
+            for g in reversed(self.graphs)
+            for op in reversed(g.operators)
+            if isinstance(op, VARIABLE)
+        )
         self.variables = {op.variable: op for op in declared}
         self.variable_names: dict[str, str] = {}
         self.count = 0
         self.numbers: dict[Operator, int] = {}
 
     def finish(self, version: tuple[int, int]) -> bytearray:
-        regions = [self.region(graph, name) for graph, name in zip(self.graphs, self.regions.values(), strict=True)]
+        regions = [
+            self.region(graph, name)
+            for graph, name in zip(self.graphs, self.regions.values(), strict=True)
+        ]
         root = [
             Field(GraphField.VERSION, "offset", self.version(*version)),
             Field(GraphField.REGIONS, "offset", self.build.vector("offset", regions)),
@@ -247,13 +304,17 @@ class Structure:
         return self.build.finish(self.build.table(4, root), IDENTIFIER)
 
     def version(self, major: int, minor: int) -> int:
-        fields = [Field(i, "int32", number) for i, number in enumerate((major, minor, 0))]
+        fields = [
+            Field(i, "int32", number) for i, number in enumerate((major, minor, 0))
+        ]
         if (major, minor) != (1, 1):
             fields.append(Field(3, "bool", False))  # a draft unless the file has this
         return self.build.table(4, fields)
 
     def compatibility(self) -> int:
-        """What keeps readers away that do not know block-scaled tensors, as the official serializer writes it."""
+        """What keeps readers away that do not know block-scaled tensors, as the
+        official serializer writes it.
+        """
         numbers = [Field(i, "int32", number) for i, number in enumerate(MXFP_READER)]
         reader = self.build.table(4, numbers)
         fields = [
@@ -276,8 +337,14 @@ class Structure:
         if found is None:
             shape = value.type.declared
             if max(shape, default=0) > LARGEST_SIZE:
-                raise Unsupported("unsupported", f"{value!r}: sizes in a TOSA file end at {LARGEST_SIZE}")
-            found = self.types[value.type] = (self.build.vector("int32", shape), *self.elements_of(value.dtype))
+                raise Unsupported(
+                    "unsupported",
+                    f"{value!r}: sizes in a TOSA file end at {LARGEST_SIZE}",
+                )
+            found = self.types[value.type] = (
+                self.build.vector("int32", shape),
+                *self.elements_of(value.dtype),
+            )
         return found
 
     def elements_of(self, dtype: DType) -> tuple[int, ...]:
@@ -287,7 +354,10 @@ class Structure:
     def attributes(self, operator: Operator) -> int:
         """The operator's attribute table, shared by operators with equal attributes."""
         cls = type(operator)
-        values = [self.attribute(kind, getattr(operator, name), operator) for name, kind in STORED[cls]]
+        values = [
+            self.attribute(kind, getattr(operator, name), operator)
+            for name, kind in STORED[cls]
+        ]
         found = ATTRIBUTES[cls]
         return self.build.table(found.field_count, found.with_values(values))
 
@@ -296,7 +366,9 @@ class Structure:
         if kind == "Ints":
             return self.build.vector("int32", value)
         if kind == "Number":
-            return self.build.byte_vector(pack_number(value, operator.inputs[0].dtype), DATA_FIELD_ALIGNMENT)
+            return self.build.byte_vector(
+                pack_number(value, operator.inputs[0].dtype), DATA_FIELD_ALIGNMENT
+            )
         if kind == "bytes":
             return self.build.byte_vector(value, DATA_FIELD_ALIGNMENT)
         if kind in ("str", "Graph"):
@@ -305,10 +377,14 @@ class Structure:
 
 
 class Block:
-    """The one basic block of a region: its tensors, shapes and operators, in the order in which they are first used."""
+    """The one basic block of a region: its tensors, shapes and operators, in the order
+    in which they are first used.
+    """
 
     def __init__(self, structure: Structure, graph: Graph) -> None:
-        self.structure, self.build, self.graph = structure, structure.build, graph
+        self.structure = structure
+        self.build = structure.build
+        self.graph = graph
         self.names: dict[Value, str] = {}
         self.variables: set[str] = set()
         self.tensors: list[int] = []
@@ -326,25 +402,45 @@ class Block:
         build = self.build
         fields = [
             Field(BlockField.NAME, "offset", build.string(name)),
-            Field(BlockField.OPERATORS, "offset", build.vector("offset", self.operators)),
+            Field(
+                BlockField.OPERATORS, "offset", build.vector("offset", self.operators)
+            ),
             Field(BlockField.TENSORS, "offset", build.vector("offset", self.tensors)),
-            Field(BlockField.INPUTS, "offset", build.strings([self.names[v] for v in self.graph.inputs])),
-            Field(BlockField.OUTPUTS, "offset", build.strings([self.names[v] for v in self.graph.outputs])),
+            Field(
+                BlockField.INPUTS,
+                "offset",
+                build.strings([self.names[v] for v in self.graph.inputs]),
+            ),
+            Field(
+                BlockField.OUTPUTS,
+                "offset",
+                build.strings([self.names[v] for v in self.graph.outputs]),
+            ),
             *self.shapes_field(),
         ]
         return build.table(6, fields)
 
     def shapes_field(self) -> list[Field]:
         """Where shapes are; empty for a version whose files have none."""
-        return [Field(BlockField.SHAPES, "offset", self.build.vector("offset", self.shapes))]
+        return [
+            Field(BlockField.SHAPES, "offset", self.build.vector("offset", self.shapes))
+        ]
 
     def constants(self) -> list[Value]:
         """Constants that operators use; initial values of variables are none."""
-        used = (v for op in self.graph.operators if not isinstance(op, VARIABLE) for v in op.inputs)
+        used = (
+            v
+            for op in self.graph.operators
+            if not isinstance(op, VARIABLE)
+            for v in op.inputs
+        )
         return list(dict.fromkeys(v for v in used if v.constant is not None))
 
     def name_boundary(self) -> None:
-        for kind, values in (("input", self.graph.inputs), ("output", self.graph.outputs)):
+        for kind, values in (
+            ("input", self.graph.inputs),
+            ("output", self.graph.outputs),
+        ):
             for position, value in enumerate(values):
                 self.names[value] = self.structure.names.name(value, kind, position)
 
@@ -354,21 +450,29 @@ class Block:
         return self.names[value]
 
     def constant(self, value: Value) -> None:
-        """A constant's tensor or shape, and the CONST or CONST_SHAPE that makes it a value of the block."""
+        """A constant's tensor or shape, and the CONST or CONST_SHAPE that makes it a
+        value of the block.
+        """
         is_shape = value.dtype is DType.SHAPE
         name = self.named(value, "shape" if is_shape else "const")
         if is_shape:
             self.shape(value, name)
         else:
             self.tensor(value)
-        self.append("CONST_SHAPE" if is_shape else "CONST", self.build.table(0, []), [], [name])
+        self.append(
+            "CONST_SHAPE" if is_shape else "CONST", self.build.table(0, []), [], [name]
+        )
 
     def shape(self, value: Value, name: str) -> None:
         entries = value.shape[0] if value.shape else 0
         found = SHAPE if entries else EMPTY_SHAPE
         values = [self.build.string(name), *[entries] * (entries > 0)]
-        table = self.build.table_with_places(found.field_count, found.with_values([TO_BE_FILLED_IN, *values]))
-        self.structure.slots.append(Slot(value, 0, table.places[ShapeField.DATA], False))
+        table = self.build.table_with_places(
+            found.field_count, found.with_values([TO_BE_FILLED_IN, *values])
+        )
+        self.structure.slots.append(
+            Slot(value, 0, table.places[ShapeField.DATA], False)
+        )
         self.shapes.append(table.position)
 
     def computed_shape(self, value: Value, name: str) -> None:
@@ -379,8 +483,13 @@ class Block:
         ]
         self.shapes.append(self.build.table(3, fields))
 
-    def tensor(self, value: Value, variable: str | None = None, name: str | None = None) -> None:
-        values = [self.build.string(name or self.names[value]), *self.structure.type_of(value)]
+    def tensor(
+        self, value: Value, variable: str | None = None, name: str | None = None
+    ) -> None:
+        values = [
+            self.build.string(name or self.names[value]),
+            *self.structure.type_of(value),
+        ]
         if variable is not None:
             values += [1, self.build.string(variable)]
         if value.constant is None:
@@ -394,7 +503,9 @@ class Block:
         external = self.structure.external
         types = stored_types(value.type)
         sizes = [size_in_file(t) for t in types] if external else []
-        found = tensor_form(value.dtype in BLOCK_SCALED, is_variable, len(types), external)
+        found = tensor_form(
+            value.dtype in BLOCK_SCALED, is_variable, len(types), external
+        )
         fields = found.with_values([*[TO_BE_FILLED_IN] * len(types), *sizes, *values])
         table = self.build.table_with_places(found.field_count, fields)
         for part, place in enumerate(list(table.places.values())[: len(types)]):
@@ -408,7 +519,11 @@ class Block:
         try:
             attributes = self.structure.attributes(operator)
         except Illegal as problem:
-            raise Unsupported("unsupported", f"TOSA {operator.name}: {problem}", source=operator.source) from None
+            raise Unsupported(
+                "unsupported",
+                f"TOSA {operator.name}: {problem}",
+                source=operator.source,
+            ) from None
         kind = operator.name.lower()
         results = [self.named(value, kind) for value in operator.outputs]
         for value, name in zip(operator.outputs, results, strict=True):
@@ -427,13 +542,17 @@ class Block:
 
     def defined(self, value: Value, operator: Operator) -> str:
         if value not in self.names:
-            raise InternalError("internal", f"{operator.name} uses {value!r} before it is defined")
+            raise InternalError(
+                "internal", f"{operator.name} uses {value!r} before it is defined"
+            )
         return self.names[value]
 
     def variable(self, variable: str, operator: Operator) -> str:
-        """The name of a variable's tensor, which has the initial value: files have no operator that declares it.
+        """The name of a variable's tensor, which has the initial value: files have no
+        operator that declares it.
 
-        Each block that uses a variable has the tensor, under one name in all of them, as the official serializer does.
+        Each block that uses a variable has the tensor, under one name in all of them,
+        as the official serializer does.
         """
         structure = self.structure
         if variable not in structure.variables:
@@ -441,7 +560,8 @@ class Block:
             raise Unsupported("unsupported", text, source=operator.source)
         first = structure.variables[variable]
         name = structure.variable_names.get(variable, "")
-        if not name or (isinstance(operator, VARIABLE) and operator is not first):  # a second one is no legal graph
+        # a second one is no legal graph
+        if not name or (isinstance(operator, VARIABLE) and operator is not first):
             name = structure.names.name(first.initial_value, "variable")
         if name not in self.variables:
             self.variables.add(name)
@@ -450,12 +570,24 @@ class Block:
         return name
 
     def append(
-        self, name: str, attributes: int, inputs: Sequence[str], outputs: Sequence[str], source: object = None
+        self,
+        name: str,
+        attributes: int,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        source: object = None,
     ) -> None:
         build = self.build
-        values = [attributes, *CODES_IN_FILE[name], build.strings(inputs), build.strings(outputs)]
+        values = [
+            attributes,
+            *CODES_IN_FILE[name],
+            build.strings(inputs),
+            build.strings(outputs),
+        ]
         if source is not None and self.structure.locations:
-            values.append(build.table(1, [Field(0, "offset", build.string(str(source)))]))
+            values.append(
+                build.table(1, [Field(0, "offset", build.string(str(source)))])
+            )
         found = OPERATOR if len(values) == 5 else OPERATOR_WITH_LOCATION
         self.operators.append(build.table(found.field_count, found.with_values(values)))
         self.structure.count += 1
@@ -467,14 +599,19 @@ Structure.block = Block
 def _region_names(graphs: list[Graph]) -> list[str]:
     names = [MAIN]
     for number, graph in enumerate(graphs[1:], start=1):
-        names.append(graph.name if graph.name and graph.name not in names else f"body_{number}")
+        names.append(
+            graph.name if graph.name and graph.name not in names else f"body_{number}"
+        )
     return names
 
 
 def _with_distinct_outputs(graph: Graph) -> Graph:
-    """The format names outputs, so each is a result of its own: inputs, constants and repeated ones get an IDENTITY."""
+    """The format names outputs, so each is a result of its own: inputs, constants and
+    repeated ones get an IDENTITY.
+    """
     taken = set(graph.inputs)
-    outputs, copies = [], []
+    outputs = []
+    copies = []
     for value in graph.outputs:
         if value in taken or value.constant is not None:
             copy = IDENTITY((value,))

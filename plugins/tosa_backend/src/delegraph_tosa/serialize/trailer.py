@@ -1,15 +1,18 @@
-"""Records behind the flatbuffer: the scales of inputs and outputs, the ranges of indices, and what made the file.
+"""Records behind the flatbuffer: the scales of inputs and outputs, the ranges of
+indices, and what made the file.
 
-The schema has no field for these. A flatbuffer is read from its front, so that its readers do not see what follows.
-There are up to ``RECORDS`` records, one behind the other, each of which is found from its end:
+The schema has no field for these. A flatbuffer is read from its front, so that its
+readers do not see what follows. There are up to ``RECORDS`` records, one behind the
+other, each of which is found from its end:
 
     JSON (UTF-8), its length (uint32, little-endian), MAGIC
 
-The JSON has an entry ``schema``. With ``SCHEMA`` it has ``inputs`` and ``outputs``: lists, in the order of the
-program's inputs and outputs in the flatbuffer, of ``{"dtype", "scale", "zero_point"}``, or null for what is not
-quantized. With ``RANGES`` it has ``inputs``: a list in the same order of ``[lowest, highest]``, or null for an input
-without indices. With ``PRODUCER`` it has ``producer``, a distribution and its version; a saved file ends with this
-record.
+The JSON has an entry ``schema``. With ``SCHEMA`` it has ``inputs`` and ``outputs``:
+lists, in the order of the program's inputs and outputs in the flatbuffer, of
+``{"dtype", "scale", "zero_point"}``, or null for what is not quantized. With ``RANGES``
+it has ``inputs``: a list in the same order of ``[lowest, highest]``, or null for an
+input without indices. With ``PRODUCER`` it has ``producer``, a distribution and its
+version; a saved file ends with this record.
 """
 
 from __future__ import annotations
@@ -44,23 +47,31 @@ LIMITS = {
     DType.INT16: {"int16": (-(1 << 15), (1 << 15) - 1), "uint16": (0, (1 << 16) - 1)},
     DType.INT32: {"int32": (-(1 << 31), (1 << 31) - 1)},
 }
-"""Types of quantized numbers that the file holds as one type, and between which numbers their zero points lie."""
+"""Types of quantized numbers that the file holds as one type, and between which numbers
+their zero points lie.
+"""
 _LENGTH = struct.Struct("<I")
 
 Border = Sequence[QuantizationParameters | None]
 
 
 def trailer(inputs: Border, outputs: Border) -> bytes:
-    """What is written behind the flatbuffer of a program; nothing if nothing of its border is quantized."""
+    """What is written behind the flatbuffer of a program; nothing if nothing of its
+    border is quantized.
+    """
     if not any((*inputs, *outputs)):
         return b""
     sides = {"inputs": inputs, "outputs": outputs}
-    lists = {side: [row and row._asdict() for row in rows] for side, rows in sides.items()}
+    lists = {
+        side: [row and row._asdict() for row in rows] for side, rows in sides.items()
+    }
     return _record({"schema": SCHEMA, **lists})
 
 
 def ranges_record(ranges: Sequence[tuple[int, int] | None]) -> bytes:
-    """Return the record of the ranges in which inputs with indices must lie; nothing if no input has indices."""
+    """Return the record of the ranges in which inputs with indices must lie; nothing if
+    no input has indices.
+    """
     if not any(ranges):
         return b""
     return _record({"schema": RANGES, "inputs": ranges})
@@ -83,17 +94,23 @@ def trailer_of(data: bytes | memoryview) -> bytes:
 
 
 def producer_of(data: bytes | memoryview) -> str:
-    """What made a file, its distribution and version; "" if the file does not say it in a way that is known."""
+    """What made a file, its distribution and version; "" if the file does not say it in
+    a way that is known.
+    """
     try:
         given = (_read(data, PRODUCER) or {}).get("producer")
-    except FormatError:  # who asks for the scales is told what is damaged; the program does not depend on it
+    except FormatError:
+        # who asks for the scales is told what is damaged; the program does not depend
+        # on it
         return ""
     return printable(given[:LONGEST_NAME]) if isinstance(given, str) else ""
 
 
 @dataclass(frozen=True)
 class Followed:
-    """A file with a record behind it (a ``delegraph.backend.Blob``); the file is not joined for it."""
+    """A file with a record behind it (a ``delegraph.backend.Blob``); the file is not
+    joined for it.
+    """
 
     file: bytes | Blob
     record: bytes
@@ -111,7 +128,8 @@ class Followed:
 
 
 def quantization(data: bytes | memoryview, graph: Graph) -> Quantization:
-    """What is written behind the flatbuffer ``data`` of ``graph``, by name; nothing is quantized if nothing is there.
+    """What is written behind the flatbuffer ``data`` of ``graph``, by name; nothing is
+    quantized if nothing is there.
 
     Raises FormatError for what does not fit the graph.
     """
@@ -126,11 +144,13 @@ def quantization(data: bytes | memoryview, graph: Graph) -> Quantization:
 def input_ranges(data: bytes | memoryview, graph: Graph) -> dict[int, tuple[int, int]]:
     """Return the range of each input that has indices, by its position in ``graph``.
 
-    Outside of the range, an index names another element in the file, or none. Raises FormatError for wrong ranges.
+    Outside of the range, an index names another element in the file, or none. Raises
+    FormatError for wrong ranges.
     """
     try:
         held = _read(data, RANGES)
-    except FormatError:  # reading the scales raises it; the program runs without these records
+    except FormatError:
+        # reading the scales raises it; the program runs without these records
         return {}
     if held is None:
         return {}
@@ -151,7 +171,9 @@ def input_ranges(data: bytes | memoryview, graph: Graph) -> dict[int, tuple[int,
 
 
 def _read(data: bytes | memoryview, schema: str) -> Mapping[str, Any] | None:
-    """The last record of that schema; None if there is none. What a later version wrote has another schema."""
+    """The last record of that schema; None if there is none. What a later version wrote
+    has another schema.
+    """
     for start, length in _extents(data):
         try:
             held = json.loads(bytes(data[start : start + length]))
@@ -178,21 +200,33 @@ def _extents(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
         yield end, length
 
 
-def _named(values: Sequence[Value], rows: Any, side: str) -> dict[str, QuantizationParameters | None]:
-    names = [value.name or f"{side[:-1]}_{position}" for position, value in enumerate(values)]
+def _named(
+    values: Sequence[Value], rows: Any, side: str
+) -> dict[str, QuantizationParameters | None]:
+    names = [
+        value.name or f"{side[:-1]}_{position}" for position, value in enumerate(values)
+    ]
     if rows is None:
         return dict.fromkeys(names)
     if not isinstance(rows, list) or len(rows) != len(values):
         raise _damaged(f"it does not describe the program's {len(values)} {side}")
     pairs = zip(names, values, rows, strict=True)
-    return {name: None if row is None else _parameters(row, value, name) for name, value, row in pairs}
+    return {
+        name: None if row is None else _parameters(row, value, name)
+        for name, value, row in pairs
+    }
 
 
 def _parameters(row: Any, value: Value, name: str) -> QuantizationParameters:
-    types, given = LIMITS.get(value.dtype, {}), row if isinstance(row, dict) else {}
-    dtype, scale, zero_point = (given.get(key) for key in QuantizationParameters._fields)
+    types = LIMITS.get(value.dtype, {})
+    given = row if isinstance(row, dict) else {}
+    dtype, scale, zero_point = (
+        given.get(key) for key in QuantizationParameters._fields
+    )
     if not isinstance(dtype, str) or dtype not in types:
-        raise _damaged(f"{name} is {value.dtype}, and not quantized as {str(dtype)[:20]!r}")
+        raise _damaged(
+            f"{name} is {value.dtype}, and not quantized as {str(dtype)[:20]!r}"
+        )
     if not isinstance(scale, float) or not 0 < scale < math.inf:
         raise _damaged(f"the scale of {name} is no positive number")
     least, most = types[dtype]
@@ -202,4 +236,6 @@ def _parameters(row: Any, value: Value, name: str) -> QuantizationParameters:
 
 
 def _damaged(why: str) -> FormatError:
-    return FormatError("format-invalid", f"damaged TOSA file: what stands behind the flatbuffer: {why}")
+    return FormatError(
+        "format-invalid", f"damaged TOSA file: what stands behind the flatbuffer: {why}"
+    )

@@ -1,4 +1,6 @@
-"""Level limits (specification: Levels): rank, kernel, stride, scale, tensor size and length of tensor lists."""
+"""Level limits (specification: Levels): rank, kernel, stride, scale, tensor size and
+length of tensor lists.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,14 @@ _COMPONENTS = {
     ("pad", 6): ("pad_d0", "pad_d1", "pad_top", "pad_bottom", "pad_left", "pad_right"),
     ("out_pad", 4): ("out_pad_top", "out_pad_bottom", "out_pad_left", "out_pad_right"),
     ("scale", 4): ("scale_y_n", "scale_y_d", "scale_x_n", "scale_x_d"),
-    **{(name, 2): (f"{name}_y", f"{name}_x") for name in ("kernel", "stride", "dilation")},
-    **{(name, 3): (f"{name}_d", f"{name}_y", f"{name}_x") for name in ("stride", "dilation")},
+    **{
+        (name, 2): (f"{name}_y", f"{name}_x")
+        for name in ("kernel", "stride", "dilation")
+    },
+    **{
+        (name, 3): (f"{name}_d", f"{name}_y", f"{name}_x")
+        for name in ("stride", "dilation")
+    },
 }
 """(argument, length) -> how the specification names its entries."""
 
@@ -38,11 +46,15 @@ RULE_OF_LIMIT = {
 
 
 OF_TYPED_OPERATORS = frozenset({"profile", "level-rank", "level-tensor-size"})
-"""Rules of tensors that the specification does not have for those of CUSTOM: it is as its implementation says."""
+"""Rules of tensors that the specification does not have for those of CUSTOM: it is as
+its implementation says.
+"""
 
 
 class Limit(NamedTuple):
-    """One limit of an operator: ``measure``, divided by ``divisor`` as integers are, must not exceed ``maximum``."""
+    """One limit of an operator: ``measure``, divided by ``divisor`` as integers are,
+    must not exceed ``maximum``.
+    """
 
     text: str
     measure: Size
@@ -51,11 +63,16 @@ class Limit(NamedTuple):
     maximum_name: str
 
     def violated(self, operator: Operator) -> Breach | None:
-        size, divisor = self.measure(operator), self.divisor(operator) if self.divisor else 1
-        if divisor < 1 or size // divisor <= self.maximum:  # a factor below 1 breaks a rule of its own
+        size = self.measure(operator)
+        divisor = self.divisor(operator) if self.divisor else 1
+        # a factor below 1 breaks a rule of its own
+        if divisor < 1 or size // divisor <= self.maximum:
             return None
         found = f"{size}/{divisor}" if self.divisor else str(size)
-        text = f"TOSA {operator.name}: {self.text} is {found}, {self.maximum_name} is {self.maximum}"
+        text = (
+            f"TOSA {operator.name}: {self.text} is {found}, {self.maximum_name} is"
+            f" {self.maximum}"
+        )
         return RULE_OF_LIMIT[self.maximum_name], text
 
 
@@ -65,7 +82,9 @@ class Level:
     def __init__(self, name: str, version: Version) -> None:
         self.name = name
         self.takes_dynamic = version > (1, 0)
-        self.limits: dict[str, int] = next(e for e in load(version)["levels"] if e["name"].upper() == name)
+        self.limits: dict[str, int] = next(
+            e for e in load(version)["levels"] if e["name"].upper() == name
+        )
         self._accepted: set[Type] = set()
         self._compiled: dict[str, tuple[Limit, ...]] = {}
 
@@ -89,7 +108,11 @@ class Level:
 
     def type_breaches(self, type: Type) -> list[Breach]:
         """What is wrong with a tensor or shape of this type."""
-        found = list(self._shape_length(type) if type.dtype is DType.SHAPE else self._tensor(type))
+        found = list(
+            self._shape_length(type)
+            if type.dtype is DType.SHAPE
+            else self._tensor(type)
+        )
         if not found:
             self._accepted.add(type)
         return found
@@ -101,29 +124,59 @@ class Level:
 
     def _tensor(self, type: Type) -> Iterator[Breach]:
         if len(type.shape) > self.limits["max_rank"]:
-            yield "level-rank", f"{type} has rank {len(type.shape)}, MAX_RANK is {self.limits['max_rank']}"
+            yield (
+                "level-rank",
+                (
+                    f"{type} has rank {len(type.shape)}, MAX_RANK is"
+                    f" {self.limits['max_rank']}"
+                ),
+            )
         if any(exceeds(1, size) for size in type.shape):
-            yield "size-positive", f"{type} has a size below 1; TOSA has no empty tensors"
+            yield (
+                "size-positive",
+                f"{type} has a size below 1; TOSA has no empty tensors",
+            )
         if type.is_dynamic and not self.takes_dynamic:
-            yield "size-known", f"{type} has a dynamic shape; TOSA 1.0 wants every size at compile time, 1.1 does not"
+            yield (
+                "size-known",
+                (
+                    f"{type} has a dynamic shape; TOSA 1.0 wants every size at compile"
+                    " time, 1.1 does not"
+                ),
+            )
         power = self.limits["max_log2_size"]
         if exceeds(math.prod(type.shape) * BYTES.get(type.dtype, 1), (1 << power) - 1):
-            yield "level-tensor-size", f"{type} takes 2**{power} bytes or more (MAX_LOG2_SIZE)"
+            yield (
+                "level-tensor-size",
+                f"{type} takes 2**{power} bytes or more (MAX_LOG2_SIZE)",
+            )
 
     def _compile(self, row: Row) -> tuple[Limit, ...]:
         sizes = _named_sizes(row)
-        limits = [limit for argument in row.arguments for limit in argument.get("level_limits", ())]
-        return tuple(self._limit(text, name, sizes) for text, name in limits if text in sizes or not _is_common(text))
+        limits = [
+            limit
+            for argument in row.arguments
+            for limit in argument.get("level_limits", ())
+        ]
+        return tuple(
+            self._limit(text, name, sizes)
+            for text, name in limits
+            if text in sizes or not _is_common(text)
+        )
 
     def _limit(self, text: str, maximum: str, sizes: dict[str, Size]) -> Limit:
         above, _, below = text.partition("/")
         factors = [sizes[name.strip()] for name in above.split("*")]
         divisor = sizes[below.strip()] if below else None
-        return Limit(text, _product(factors), divisor, self.limits[maximum.lower()], maximum)
+        return Limit(
+            text, _product(factors), divisor, self.limits[maximum.lower()], maximum
+        )
 
 
 def _is_common(text: str) -> bool:
-    """Whether the limit is one of rank or shape length, which ``type_breaches`` checks of every operand."""
+    """Whether the limit is one of rank or shape length, which ``type_breaches`` checks
+    of every operand.
+    """
     return text.startswith(("rank(", "length(")) and "list" not in text
 
 
@@ -135,10 +188,13 @@ def _product(factors: list[Size]) -> Size:
 
 
 def _named_sizes(row: Row) -> dict[str, Size]:
-    """Every name that a limit of this operator may use -> how to read it off an operator."""
+    """Every name that a limit of this operator may use -> how to read it off an
+    operator.
+    """
     sizes: dict[str, Size] = {}
     for argument in row.arguments:
-        name, category = argument["name"], argument["category"]
+        name = argument["name"]
+        category = argument["category"]
         if argument["type"] == "tensor_list_t":
             sizes[f"length(tensor_list_shape({name}))"] = _list_length(category)
         elif argument["type"] == "shape_list_t":
@@ -151,7 +207,11 @@ def _named_sizes(row: Row) -> dict[str, Size]:
 
 
 def _list_length(category: str) -> Size:
-    return (lambda op: len(op.outputs)) if category == "output" else (lambda op: len(op.inputs))
+    return (
+        (lambda op: len(op.outputs))
+        if category == "output"
+        else (lambda op: len(op.inputs))
+    )
 
 
 def _dimensions(operand: str, shape: str) -> dict[str, Size]:
@@ -165,15 +225,22 @@ def _dimension(operand: str, axis: int) -> Size:
 
 def _entries(argument: dict[str, Any]) -> tuple[str, ...]:
     length = (argument.get("shape") or "").strip("[]")
-    return _COMPONENTS.get((argument["name"], int(length)), ()) if length.isdigit() else ()
+    return (
+        _COMPONENTS.get((argument["name"], int(length)), ()) if length.isdigit() else ()
+    )
 
 
 def _at(entries: Sequence[int], position: int) -> int:
-    """An entry; 0, which exceeds nothing, where there is none: ``infer`` says what is wrong with those operators.
+    """An entry; 0, which exceeds nothing, where there is none: ``infer`` says what is
+    wrong with those operators.
 
     0 as well for one that is known at run time only.
     """
-    return int(entries[position]) if position < len(entries) and not is_dynamic(entries[position]) else 0
+    return (
+        int(entries[position])
+        if position < len(entries) and not is_dynamic(entries[position])
+        else 0
+    )
 
 
 def _known_entries(value: Value) -> Sequence[int]:

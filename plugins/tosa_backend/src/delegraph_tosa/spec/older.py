@@ -1,4 +1,5 @@
-"""What TOSA 0.80 refuses besides element types: what its attribute tables have no field for.
+"""What TOSA 0.80 refuses besides element types: what its attribute tables have no field
+for.
 
 Imported when a target or a file names that version.
 """
@@ -26,7 +27,9 @@ class OlderLevel(Level):
 def _why_not_said(operator: Operator) -> str | None:
     """Why no attribute table of 0.80 says what an attribute of 1.0 does, or None."""
     given = vars(operator)
-    if given.get("nan_mode") is NanMode.IGNORE and operator.outputs[0].dtype.name.startswith(("FP", "BF")):
+    if given.get("nan_mode") is NanMode.IGNORE and operator.outputs[
+        0
+    ].dtype.name.startswith(("FP", "BF")):
         return "TOSA 0.80 always propagates NaN, nan_mode IGNORE is of 1.0"
     if operator.name == "RFFT2D" and given.get("local_bound"):
         return "TOSA 0.80 has no local_bound for it"

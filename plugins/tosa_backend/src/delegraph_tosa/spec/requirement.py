@@ -24,7 +24,8 @@ class Requirement(NamedTuple):
 
 
 def required(graph: Graph, version: Version = (1, 0)) -> Requirement:
-    """The fewest profiles, then the fewest extensions, that allow every operator, constant and tensor of the graph.
+    """The fewest profiles, then the fewest extensions, that allow every operator,
+    constant and tensor of the graph.
 
     Operators that no target takes are left out; ``validate`` names those.
     """
@@ -32,7 +33,9 @@ def required(graph: Graph, version: Version = (1, 0)) -> Requirement:
 
 
 def required_version(graph: Graph) -> Version:
-    """The first version that has every operator, with its element types, and every constant of the graph."""
+    """The first version that has every operator, with its element types, and every
+    constant of the graph.
+    """
     return _first_version(_Kinds(graph))
 
 
@@ -44,20 +47,35 @@ def required_target(graph: Graph) -> tuple[Version, Requirement]:
 
 
 class _Kinds:
-    """What is asked of a target for a graph, each kind of operator and each element type of tensors once."""
+    """What is asked of a target for a graph, each kind of operator and each element
+    type of tensors once.
+    """
 
     def __init__(self, graph: Graph) -> None:
         graphs = graph.reachable()
-        self.operators = {kind_of(operator): operator for g in graphs for operator in g.operators}.values()
-        values = [v for g in graphs for v in (*g.inputs, *g.outputs, *g.constants()) if v.dtype is not DType.SHAPE]
+        self.operators = {
+            kind_of(operator): operator for g in graphs for operator in g.operators
+        }.values()
+        values = [
+            v
+            for g in graphs
+            for v in (*g.inputs, *g.outputs, *g.constants())
+            if v.dtype is not DType.SHAPE
+        ]
         self.dtypes = dict.fromkeys([v.dtype for v in values])
         self.is_dynamic = any(v.type.is_dynamic for v in values)
 
 
 def _required(kinds: _Kinds, version: Version) -> Requirement:
     needs = _distinct(_needs(kinds, version))
-    found = [_with_profiles(profiles, needs, extensions(version)) for profiles in _CHOICES]
-    return min((r for r in found if r), key=lambda r: (len(r.profiles), len(r.extensions)), default=_everything(needs))
+    found = [
+        _with_profiles(profiles, needs, extensions(version)) for profiles in _CHOICES
+    ]
+    return min(
+        (r for r in found if r),
+        key=lambda r: (len(r.profiles), len(r.extensions)),
+        default=_everything(needs),
+    )
 
 
 def _first_version(kinds: _Kinds) -> Version:
@@ -67,7 +85,10 @@ def _first_version(kinds: _Kinds) -> Version:
 def _has(kinds: _Kinds, version: Version) -> bool:
     if version == (1, 0) and kinds.is_dynamic:
         return False
-    known = all(not isinstance(alternatives(operator, version), str) for operator in kinds.operators)
+    known = all(
+        not isinstance(alternatives(operator, version), str)
+        for operator in kinds.operators
+    )
     return known and all(value_alternatives(dtype, version) for dtype in kinds.dtypes)
 
 
@@ -80,11 +101,15 @@ def _needs(kinds: _Kinds, version: Version) -> Iterator[list[frozenset[str]]]:
         found = alternatives(operator, version)
         if not isinstance(found, str):
             yield found
-    yield from (found for dtype in kinds.dtypes if (found := value_alternatives(dtype, version)))
+    yield from (
+        found for dtype in kinds.dtypes if (found := value_alternatives(dtype, version))
+    )
 
 
 def _with_profiles(
-    profiles: frozenset[str], needs: list[list[frozenset[str]]], known: dict[str, frozenset[str]]
+    profiles: frozenset[str],
+    needs: list[list[frozenset[str]]],
+    known: dict[str, frozenset[str]],
 ) -> Requirement | None:
     """The extensions needed beside these profiles; None if the profiles do not do."""
     chosen: set[str] = set()
@@ -95,7 +120,8 @@ def _with_profiles(
             return None
         chosen |= min(usable, key=lambda way: (len(way - chosen), sorted(way)))
     if any(extension.startswith("mx") for extension in chosen):
-        chosen.add(MX_COMMON)  # the table leaves it out where it only asks for the element type
+        # the table leaves it out where it only asks for the element type
+        chosen.add(MX_COMMON)
     return Requirement(profiles, frozenset(chosen))
 
 

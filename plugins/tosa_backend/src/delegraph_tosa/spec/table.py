@@ -1,10 +1,13 @@
 """The specification's own table: rows of its machine-readable form, a file a version.
 
-``operators.json`` has TOSA 1.0; ``operators_1_1.json`` has the 1.1 draft and ``operators_0_80.json`` the version before
-1.0, which are read when a target or a file wants them. All three name operands and attributes as ``ir.operators`` does.
+``operators.json`` has TOSA 1.0; ``operators_1_1.json`` has the 1.1 draft and
+``operators_0_80.json`` the version before
+1.0, which are read when a target or a file wants them. All three name operands and
+attributes as ``ir.operators`` does.
 
-For each operator: its arguments (element type variable, rank, level limits, what must be a compile-time constant) and
-its modes, each a binding of the type variables and alternatives of profiles and extensions that allow it.
+For each operator: its arguments (element type variable, rank, level limits, what must
+be a compile-time constant) and its modes, each a binding of the type variables and
+alternatives of profiles and extensions that allow it.
 """
 
 from __future__ import annotations
@@ -22,18 +25,25 @@ ELEMENTS: dict[str, DType] = {
     **{f"i{bits}_t": DType[f"INT{bits}"] for bits in (4, 8, 16, 32, 48)},
     "i64_t": DType.INT64,
     "mxint8_t": DType.MXINT8,
-    **{f"{t.name.lower()}_t": t for t in DType if "FP" in t.name or t is DType.BF16 or t in BLOCK_SCALED},
+    **{
+        f"{t.name.lower()}_t": t
+        for t in DType
+        if "FP" in t.name or t is DType.BF16 or t in BLOCK_SCALED
+    },
 }
 """The specification's names of element types."""
 Version = tuple[int, int]
 FILES: dict[Version, str] = {(1, 0): "operators.json", (1, 1): "operators_1_1.json"}
 """Versions that are known, and the file that has the table of each."""
 OLDER: dict[Version, str] = {(0, 80): "operators_0_80.json"}
-"""As ``FILES``, for versions that a target or a file has to name: no program needs one of these."""
+"""As ``FILES``, for versions that a target or a file has to name: no program needs one
+of these.
+"""
 
 
 class Mode(NamedTuple):
-    """One legal combination of element types; ``allowed_by`` are alternatives, each a set of names needed together.
+    """One legal combination of element types; ``allowed_by`` are alternatives, each a
+    set of names needed together.
 
     None stands for an operand of a list that is not there.
     """
@@ -43,14 +53,18 @@ class Mode(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What the table says of one operator. ``inputs`` and ``outputs`` hold an element type or type variable each."""
+    """What the table says of one operator. ``inputs`` and ``outputs`` hold an element
+    type or type variable each.
+    """
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     variables: frozenset[str]
     constants: tuple[tuple[int, str], ...]
-    """Position (behind a list: from the end) and name of the operands that must be compile-time constants."""
+    """Position (behind a list: from the end) and name of the operands that must be
+    compile-time constants.
+    """
     modes: tuple[Mode, ...]
     arguments: tuple[dict[str, Any], ...]
     input_list: int = -1
@@ -64,8 +78,12 @@ class Row(NamedTuple):
         """The element type or variable of each of ``count`` results."""
         return _spread(self.outputs, count, -1, _SCALE in self.variables)
 
-    def bind(self, inputs: tuple[DType, ...], outputs: tuple[DType, ...]) -> dict[str, DType | None] | str:
-        """Type variable -> element type; or the text that says which operand does not fit."""
+    def bind(
+        self, inputs: tuple[DType, ...], outputs: tuple[DType, ...]
+    ) -> dict[str, DType | None] | str:
+        """Type variable -> element type; or the text that says which operand does not
+        fit.
+        """
         bound: dict[str, DType | None] = {}
         elements = (*self.operands(len(inputs)), *self.results(len(outputs)))
         for element, dtype in zip(elements, inputs + outputs, strict=True):
@@ -79,14 +97,22 @@ class Row(NamedTuple):
 
     def matching(self, bound: Mapping[str, DType | None]) -> list[Mode]:
         """Modes in which each bound variable has its element type."""
-        return [m for m in self.modes if all(m.types.get(k, v) == v for k, v in bound.items())]
+        return [
+            m
+            for m in self.modes
+            if all(m.types.get(k, v) == v for k, v in bound.items())
+        ]
 
 
 _SCALE = "scale_t"
 
 
-def _spread(elements: tuple[str, ...], count: int, at: int, scaled: bool) -> tuple[str, ...]:
-    """Elements of ``count`` operands, where the one at ``at`` stands for a list: equal tensors, or tensor and scale."""
+def _spread(
+    elements: tuple[str, ...], count: int, at: int, scaled: bool
+) -> tuple[str, ...]:
+    """Elements of ``count`` operands, where the one at ``at`` stands for a list: equal
+    tensors, or tensor and scale.
+    """
     if count == len(elements) or not elements:
         return elements
     at %= len(elements)
@@ -95,7 +121,11 @@ def _spread(elements: tuple[str, ...], count: int, at: int, scaled: bool) -> tup
     if at == len(elements) - 1 and not scaled:
         spread = elements[:at] + elements[at:] * listed
     else:
-        spread = elements[:at] + (elements[at], *[_SCALE] * (listed - 1))[: max(listed, 0)] + after
+        spread = (
+            elements[:at]
+            + (elements[at], *[_SCALE] * (listed - 1))[: max(listed, 0)]
+            + after
+        )
     return spread[:count]  # an operator may lack some
 
 
@@ -119,11 +149,19 @@ def rows(version: Version = (1, 0)) -> dict[str, Row]:
 
 def _row(entry: dict[str, Any]) -> Row:
     arguments = entry["arguments"]
-    inputs = [a for a in arguments if a["category"] == "input" or a["name"] == "initial_value"]
+    inputs = [
+        a for a in arguments if a["category"] == "input" or a["name"] == "initial_value"
+    ]
     outputs = [a for a in arguments if a["category"] == "output"]
-    listed = next((i for i, a in enumerate(inputs) if "_list_" in a["type"]), len(inputs))
+    listed = next(
+        (i for i, a in enumerate(inputs) if "_list_" in a["type"]), len(inputs)
+    )
     places = [i if i <= listed else i - len(inputs) for i in range(len(inputs))]
-    constants = [(i, a["name"]) for i, a in zip(places, inputs, strict=True) if a.get("compile_time_constant")]
+    constants = [
+        (i, a["name"])
+        for i, a in zip(places, inputs, strict=True)
+        if a.get("compile_time_constant")
+    ]
     return Row(
         entry["name"],
         tuple(_element(a) for a in inputs),
@@ -143,5 +181,9 @@ def _element(argument: dict[str, Any]) -> str:
 
 
 def _mode(entry: dict[str, Any]) -> Mode:
-    types = {k: ELEMENTS.get(v) for k, v in entry["types"].items() if v in ELEMENTS or v == "-"}
+    types = {
+        k: ELEMENTS.get(v)
+        for k, v in entry["types"].items()
+        if v in ELEMENTS or v == "-"
+    }
     return Mode(types, tuple(frozenset(names) for names in entry["requires_any"]))

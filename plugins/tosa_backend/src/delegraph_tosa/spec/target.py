@@ -14,7 +14,9 @@ from ..ir.types import FLOAT8, DType, Type, why_not_blocks
 from .levels import Breach, Level
 from .table import FILES, OLDER, Version, load, rows
 
-_FORM = re.compile(r"TOSA-([0-9]+)\.([0-9]+)(?:\.[0-9]+)?(\.draft)?((?:\+[\w-]+)*)", re.IGNORECASE)
+_FORM = re.compile(
+    r"TOSA-([0-9]+)\.([0-9]+)(?:\.[0-9]+)?(\.draft)?((?:\+[\w-]+)*)", re.IGNORECASE
+)
 _DRAFTS = ((1, 1),)
 _ALIASES = {"var": "variable", "cf": "controlflow"}
 _LEVELS = {"8k": "8K", "nolevel": "NONE"}
@@ -33,7 +35,9 @@ MX_COMMON = "mx-common"
 def extensions(version: Version = (1, 0)) -> dict[str, frozenset[str]]:
     """Extension of a version in lower case -> the profiles one of which it needs."""
     return {
-        e["name"][4:].lower(): frozenset(profile.removeprefix("PRO-") for profile in e["with"])
+        e["name"][4:].lower(): frozenset(
+            profile.removeprefix("PRO-") for profile in e["with"]
+        )
         for e in load(version)["extensions"]
     }
 
@@ -45,14 +49,17 @@ _DEVICES: dict[str, WhyNot] = {}
 
 
 def narrow(name: str, why_not: WhyNot) -> None:
-    """Make ``name`` a word of targets: ``TOSA-1.0+INT+<name>`` takes TOSA-1.0+INT, but what a device lacks.
+    """Make ``name`` a word of targets: ``TOSA-1.0+INT+<name>`` takes TOSA-1.0+INT, but
+    what a device lacks.
 
-    ``why_not`` returns why the device does not take an operator, or None; the user reads the reason. It is asked about
-    operators that the target takes otherwise, with operands, attributes and ``outputs``. It may look at types, at
-    attributes, at which operands are constant, and at the entries of constant SHAPEs (the scale of a RESIZE). It may
-    not look at the elements of other constants: operators that are alike are asked about once. Support check, lowering
-    and validation ask it, so each process that lowers calls this.
-    Raises ValueError unless ``name`` is new and consists of lower-case letters and digits.
+    ``why_not`` returns why the device does not take an operator, or None; the user
+    reads the reason. It is asked about operators that the target takes otherwise, with
+    operands, attributes and ``outputs``. It may look at types, at attributes, at which
+    operands are constant, and at the entries of constant SHAPEs (the scale of a
+    RESIZE). It may not look at the elements of other constants: operators that are
+    alike are asked about once. Support check, lowering and validation ask it, so each
+    process that lowers calls this. Raises ValueError unless ``name`` is new and
+    consists of lower-case letters and digits.
     """
     taken = {*_ALIASES, *_LEVELS, *(p.lower() for p in (*PROFILES, *OLDER_PROFILES))}
     taken |= {extension for version in FILES for extension in extensions(version)}
@@ -64,12 +71,14 @@ def narrow(name: str, why_not: WhyNot) -> None:
 
 @dataclass(frozen=True)
 class TosaSpec:
-    """A version, profiles (of FP, INT), extensions (lower case: ``bf16``, ``int16``, ...) and a level (8K or NONE).
+    """A version, profiles (of FP, INT), extensions (lower case: ``bf16``, ``int16``,
+    ...) and a level (8K or NONE).
 
     ``devices``: what narrows it further (``narrow``).
 
-    Level 8K holds unless ``+nolevel`` asks for none: it is the only one the specification defines, and what it refuses
-    no product promises to run. ``str`` is canonical and does not name it.
+    Level 8K holds unless ``+nolevel`` asks for none: it is the only one the
+    specification defines, and what it refuses no product promises to run. ``str`` is
+    canonical and does not name it.
     """
 
     version: tuple[int, int] = (1, 0)
@@ -80,16 +89,22 @@ class TosaSpec:
 
     @staticmethod
     def parse(text: str) -> TosaSpec:
-        """Read ``TOSA-1.0+FP[+INT][+<extension>...][+8k|+nolevel]``; ``TOSA-1.1``, a draft; ``TOSA-0.80+BI``, ``+MI``.
+        """Read ``TOSA-1.0+FP[+INT][+<extension>...][+8k|+nolevel]``; ``TOSA-1.1``, a
+        draft; ``TOSA-0.80+BI``, ``+MI``.
 
-        Order and case do not matter; OptionError says what is wrong and what would be valid.
+        Order and case do not matter; OptionError says what is wrong and what would be
+        valid.
         """
         form = _FORM.fullmatch(text.strip())
         if form is None:
             raise _wrong(text, "it is not of the form TOSA-1.0+FP+INT")
         version = (int(form[1]), int(form[2]))
         if version not in FILES and version not in OLDER:
-            raise _wrong(text, f"version {form[1]}.{form[2]} is not written; TOSA 1.0, 0.80 and the 1.1 draft are")
+            raise _wrong(
+                text,
+                f"version {form[1]}.{form[2]} is not written; TOSA 1.0, 0.80 and the"
+                " 1.1 draft are",
+            )
         if form[3] and version not in _DRAFTS:
             raise _wrong(text, f"version {form[1]}.{form[2]} is no draft")
         words = [_word(word) for word in form[4].split("+")[1:]]
@@ -106,7 +121,9 @@ class TosaSpec:
 
         Of 0.80 also the extensions that its profiles include.
         """
-        named = {f"PRO-{p}" for p in self.profiles} | {f"EXT-{e.upper()}" for e in self.extensions}
+        named = {f"PRO-{p}" for p in self.profiles} | {
+            f"EXT-{e.upper()}" for e in self.extensions
+        }
         return frozenset(named) | included(self.version)
 
     @property
@@ -117,9 +134,13 @@ class TosaSpec:
         return tuple(p for p in PROFILES if p in self.profiles)
 
     def with_names(self, names: frozenset[str]) -> TosaSpec:
-        """The same target with more, given as ``names`` has them, and with the profiles that extensions need."""
+        """The same target with more, given as ``names`` has them, and with the profiles
+        that extensions need.
+        """
         added = {_word(name[4:]) for name in names if name.startswith("EXT-")}
-        profiles = self.profiles | {name[4:] for name in names if name.startswith("PRO-")}
+        profiles = self.profiles | {
+            name[4:] for name in names if name.startswith("PRO-")
+        }
         for need in (extensions(self.version)[name] for name in sorted(added)):
             profiles |= set() if need & profiles else {min(need)}
         return replace(self, profiles=profiles, extensions=self.extensions | added)
@@ -136,25 +157,40 @@ class TosaSpec:
 
     @property
     def max_nesting(self) -> int:
-        """How deep graphs of control flow may contain each other (MAX_NESTING of the level)."""
+        """How deep graphs of control flow may contain each other (MAX_NESTING of the
+        level).
+        """
         return _level(self.level, self.version).limits["max_nesting"]
 
     def why_not(self, operator: Operator) -> str | None:
-        """Why this target does not take ``operator`` (with its ``outputs`` set), or None."""
-        return self._why_not_types(operator) or next((limit for _, limit in self._limits(operator)), None)
+        """Why this target does not take ``operator`` (with its ``outputs`` set), or
+        None.
+        """
+        return self._why_not_types(operator) or next(
+            (limit for _, limit in self._limits(operator)), None
+        )
 
     def why_not_sizes(self) -> str | None:
-        """Why this target does not compute with sizes that are known at run time only, or None."""
+        """Why this target does not compute with sizes that are known at run time only,
+        or None.
+        """
         if "EXT-SHAPE" in self.names:
             return None
-        return f"to compute sizes at run time needs EXT-SHAPE of TOSA 1.1; the target is {self}"
+        return (
+            "to compute sizes at run time needs EXT-SHAPE of TOSA 1.1; the target is"
+            f" {self}"
+        )
 
     def violations(self, operator: Operator) -> list[str]:
-        """Everything that this target refuses about ``operator``, where ``why_not`` gives the first."""
+        """Everything that this target refuses about ``operator``, where ``why_not``
+        gives the first.
+        """
         return [text for _, text in self.breaches(operator)]
 
     def breaches(self, operator: Operator) -> Iterator[Breach]:
-        """The rule and the text of everything that this target refuses about ``operator``."""
+        """The rule and the text of everything that this target refuses about
+        ``operator``.
+        """
         types = self._why_not_types(operator)
         if types:
             yield self._rule_of_types(operator), types
@@ -163,15 +199,24 @@ class TosaSpec:
     def _rule_of_types(self, operator: Operator) -> str:
         if operator.name not in rows(self.version):
             return "operator-version"
-        return "data-types" if isinstance(alternatives(operator, self.version), str) else "profile"
+        return (
+            "data-types"
+            if isinstance(alternatives(operator, self.version), str)
+            else "profile"
+        )
 
     def _limits(self, operator: Operator) -> Iterator[Breach]:
         row = rows(self.version).get(operator.name)
         if row is None:
             return
         for position, name in row.constants if "dynamic" not in self.extensions else ():
-            if position < len(operator.inputs) and not _is_known(operator.inputs[position], operator):
-                yield "constant-operand", f"TOSA {row.name}: {name} must be a compile-time constant"
+            if position < len(operator.inputs) and not _is_known(
+                operator.inputs[position], operator
+            ):
+                yield (
+                    "constant-operand",
+                    f"TOSA {row.name}: {name} must be a compile-time constant",
+                )
         yield from _level(self.level, self.version).exceeded(operator, row)
         for name in sorted(self.devices):
             if why := _DEVICES[name](operator):
@@ -182,7 +227,9 @@ class TosaSpec:
         return next((text for _, text in self.type_breaches("tensor", type)), None)
 
     def type_breaches(self, what: str, type: Type) -> Iterator[Breach]:
-        """The rule and the text of everything that this target refuses about ``what`` ("constant") of a type."""
+        """The rule and the text of everything that this target refuses about ``what``
+        ("constant") of a type.
+        """
         if why := why_not_blocks(type):
             yield "blocks", f"{what} {why}"
         if type.dtype is not DType.SHAPE:
@@ -194,18 +241,26 @@ class TosaSpec:
 
     def _why_not_types(self, operator: Operator) -> str | None:
         needs = alternatives(operator, self.version)
-        return needs if isinstance(needs, str) else self._refusal(f"TOSA {_subject(operator, self.version)}", needs)
+        return (
+            needs
+            if isinstance(needs, str)
+            else self._refusal(f"TOSA {_subject(operator, self.version)}", needs)
+        )
 
     def _refusal(self, subject: str, allowed_by: list[frozenset[str]]) -> str | None:
         if any(names <= self.names for names in allowed_by):
             return None
         if not allowed_by:
             return f"{subject} is not in TOSA {self.version[0]}.{self.version[1]}"
-        return f"{subject} needs {ways_of(allowed_by, self.version)}; the target is {self}"
+        return (
+            f"{subject} needs {ways_of(allowed_by, self.version)}; the target is {self}"
+        )
 
 
 def included(version: Version) -> frozenset[str]:
-    """Extensions of TOSA 1.0 that the profiles of an older version have without being asked for them."""
+    """Extensions of TOSA 1.0 that the profiles of an older version have without being
+    asked for them.
+    """
     return frozenset(load(version)["included"]) if version in OLDER else frozenset()
 
 
@@ -220,8 +275,12 @@ DEFAULT = TosaSpec()
 """``TOSA-1.0+FP+INT`` at level 8K."""
 
 
-def alternatives(operator: Operator, version: Version = (1, 0)) -> list[frozenset[str]] | str:
-    """Sets of profiles and extensions, any of which allows the operator's types; or the text that says none can."""
+def alternatives(
+    operator: Operator, version: Version = (1, 0)
+) -> list[frozenset[str]] | str:
+    """Sets of profiles and extensions, any of which allows the operator's types; or the
+    text that says none can.
+    """
     key = version, kind_of(operator)
     if key not in _ALTERNATIVES:
         _ALTERNATIVES[key] = _find_alternatives(operator, version)
@@ -229,7 +288,9 @@ def alternatives(operator: Operator, version: Version = (1, 0)) -> list[frozense
 
 
 def kind_of(operator: Operator) -> Hashable:
-    """All that profiles, extensions and versions see of an operator: equal for those that need the same."""
+    """All that profiles, extensions and versions see of an operator: equal for those
+    that need the same.
+    """
     given = operator.__dict__
     inputs = tuple([v.type[1] for v in operator.inputs])
     return (
@@ -242,10 +303,14 @@ def kind_of(operator: Operator) -> Hashable:
 
 
 _ALTERNATIVES: dict[Hashable, list[frozenset[str]] | str] = {}
-"""What is said of an operator depends on its types only, and networks repeat few of those."""
+"""What is said of an operator depends on its types only, and networks repeat few of
+those.
+"""
 
 
-def _find_alternatives(operator: Operator, version: Version) -> list[frozenset[str]] | str:
+def _find_alternatives(
+    operator: Operator, version: Version
+) -> list[frozenset[str]] | str:
     row = rows(version).get(operator.name)
     if row is None:
         return f"TOSA {operator.name} is not in TOSA {version[0]}.{version[1]}"
@@ -257,25 +322,40 @@ def _find_alternatives(operator: Operator, version: Version) -> list[frozenset[s
         bound["acc_t"] = operator.acc_type
     found = [names for mode in row.matching(bound) for names in mode.allowed_by]
     if not found:
-        return f"TOSA {_subject(operator, version)} is not in TOSA {version[0]}.{version[1]}"
+        return (
+            f"TOSA {_subject(operator, version)} is not in TOSA"
+            f" {version[0]}.{version[1]}"
+        )
     rounding = _ROUNDINGS.get(getattr(operator, "rounding_mode", 0))
-    return [names | {rounding} for names in found] if rounding and rounding not in included(version) else found
+    return (
+        [names | {rounding} for names in found]
+        if rounding and rounding not in included(version)
+        else found
+    )
 
 
 @cache
 def value_alternatives(dtype: DType, version: Version) -> list[frozenset[str]]:
-    """Sets of profiles and extensions, any of which allows constants, inputs and outputs of an element type.
+    """Sets of profiles and extensions, any of which allows constants, inputs and
+    outputs of an element type.
 
-    The table has rows for CONST only, and CONST on FP8 asks for FP8 arithmetic; block-scaled operators take it as well.
+    The table has rows for CONST only, and CONST on FP8 asks for FP8 arithmetic;
+    block-scaled operators take it as well.
     """
     row = rows(version)["CONST"]
     scaled = frozenset({"EXT-MX-COMMON", f"EXT-MX-{dtype.name}"})
-    found = [names for mode in row.matching({next(iter(row.variables)): dtype}) for names in mode.allowed_by]
+    found = [
+        names
+        for mode in row.matching({next(iter(row.variables)): dtype})
+        for names in mode.allowed_by
+    ]
     return [*found, scaled] if found and dtype in FLOAT8 and version > (1, 0) else found
 
 
 def _is_known(value: Value, operator: Operator) -> bool:
-    """Whether the operand is a compile-time constant; shapes that are computed of constants are, and all sizes are."""
+    """Whether the operand is a compile-time constant; shapes that are computed of
+    constants are, and all sizes are.
+    """
     computed = value.producer is not None and value.producer.entries is not None
     return value.constant is not None or computed or operator.name == "DIM"
 
@@ -287,16 +367,34 @@ def _word(word: str) -> str:
 
 
 def _subject(operator: Operator, version: Version) -> str:
-    """``CAST from bool to fp32``, ``CLAMP on bf16``, ``MATMUL on fp16 with result fp32``."""
+    """``CAST from bool to fp32``, ``CLAMP on bf16``, ``MATMUL on fp16 with result
+    fp32``.
+    """
     row = rows(version)[operator.name]
     elements = row.operands(len(operator.inputs))
-    variable = [v for v, e in zip(operator.inputs, elements, strict=True) if e in row.variables]
-    given = list(dict.fromkeys(str(v.dtype) for v in variable or operator.inputs if v.dtype is not DType.SHAPE))
+    variable = [
+        v for v, e in zip(operator.inputs, elements, strict=True) if e in row.variables
+    ]
+    given = list(
+        dict.fromkeys(
+            str(v.dtype)
+            for v in variable or operator.inputs
+            if v.dtype is not DType.SHAPE
+        )
+    )
     results = list(dict.fromkeys(str(v.dtype) for v in operator.outputs))
-    accumulator = f" accumulated in {operator.acc_type}" if hasattr(operator, "acc_type") else ""
+    accumulator = (
+        f" accumulated in {operator.acc_type}" if hasattr(operator, "acc_type") else ""
+    )
     if results == given[:1] or not results or not given:
-        return f"{operator.name} on {', '.join(given or results)}{accumulator}" if given or results else operator.name
-    return f"{operator.name} from {', '.join(given)} to {', '.join(results)}{accumulator}"
+        return (
+            f"{operator.name} on {', '.join(given or results)}{accumulator}"
+            if given or results
+            else operator.name
+        )
+    return (
+        f"{operator.name} from {', '.join(given)} to {', '.join(results)}{accumulator}"
+    )
 
 
 @lru_cache(maxsize=6)
@@ -316,7 +414,10 @@ def _from_words(text: str, version: tuple[int, int], words: list[str]) -> TosaSp
     profiles = frozenset(w.upper() for w in words if w.upper() in PROFILES)
     levels = [_LEVELS[w] for w in words if w in _LEVELS]
     devices = frozenset(w for w in words if w in _DEVICES)
-    named = frozenset(w for w in words if w.upper() not in PROFILES and w not in _LEVELS) - devices
+    named = (
+        frozenset(w for w in words if w.upper() not in PROFILES and w not in _LEVELS)
+        - devices
+    )
     if not profiles:
         older = [w.upper() for w in words if w.upper() in OLDER_PROFILES]
         why = f"; {older[0]} is a profile of TOSA 0.80" if older else ""
@@ -332,28 +433,43 @@ def _as_profiles_of_1_0(text: str, words: list[str]) -> list[str]:
     named = [word for word in words if word.upper() in OLDER_PROFILES]
     others = [word for word in words if word not in named]
     if len(named) != 1 or any(word.upper() in PROFILES for word in others):
-        raise _wrong(text, "TOSA 0.80 has the profiles BI (integers) and MI (floats as well): name one of them")
+        raise _wrong(
+            text,
+            "TOSA 0.80 has the profiles BI (integers) and MI (floats as well): name one"
+            " of them",
+        )
     if unknown := sorted({*others} - {*_LEVELS} - {*_DEVICES}):
         levels = " and ".join(_LEVELS)
         raise _wrong(
             text,
-            f"TOSA 0.80 has no extensions, and no plugin made a target of {', '.join(unknown)}; levels are {levels}",
+            "TOSA 0.80 has no extensions, and no plugin made a target of"
+            f" {', '.join(unknown)}; levels are {levels}",
         )
     return [*others, *(profile.lower() for profile in OLDER_PROFILES[named[0].upper()])]
 
 
-def _check_extensions(text: str, version: Version, profiles: frozenset[str], named: frozenset[str]) -> None:
+def _check_extensions(
+    text: str, version: Version, profiles: frozenset[str], named: frozenset[str]
+) -> None:
     known = extensions(version)
     if unknown := sorted(named - known.keys()):
         if version == (1, 0) and not named - extensions((1, 1)).keys():
-            raise _wrong(text, f"extension {', '.join(unknown)} is of the 1.1 draft: write TOSA-1.1")
+            raise _wrong(
+                text,
+                f"extension {', '.join(unknown)} is of the 1.1 draft: write TOSA-1.1",
+            )
         levels = " and ".join(_LEVELS)
         raise _wrong(
-            text, f"unknown extension {', '.join(unknown)}; known: {', '.join(sorted(known))}; levels are {levels}"
+            text,
+            f"unknown extension {', '.join(unknown)}; known:"
+            f" {', '.join(sorted(known))}; levels are {levels}",
         )
     for name in sorted(named):
         if not known[name] & profiles:
-            raise _wrong(text, f"extension {name} needs profile {' or '.join(sorted(known[name]))}")
+            raise _wrong(
+                text,
+                f"extension {name} needs profile {' or '.join(sorted(known[name]))}",
+            )
         if name.startswith("mx") and MX_COMMON not in named:
             raise _wrong(text, f"extension {name} needs extension {MX_COMMON}")
 

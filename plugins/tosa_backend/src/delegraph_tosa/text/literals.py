@@ -1,4 +1,6 @@
-"""Elements of constants as text: exact, short where they are few, base64 where they are many."""
+"""Elements of constants as text: exact, short where they are few, base64 where they are
+many.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,20 @@ MOST_NUMBERS = 16
 
 
 def text_of(array: Array, type: Type) -> str:
-    """``[1.0, 2.0]``, ``splat 0.0`` or ``base64 "..."``, whichever is the shortest that gives the same bytes back."""
+    """``[1.0, 2.0]``, ``splat 0.0`` or ``base64 "..."``, whichever is the shortest that
+    gives the same bytes back.
+    """
     flat = np.ascontiguousarray(array).reshape(-1)
-    if flat.size > 1 and _bits(flat, type.dtype) == _bits(np.repeat(flat[:1], flat.size), type.dtype):
+    if flat.size > 1 and _bits(flat, type.dtype) == _bits(
+        np.repeat(flat[:1], flat.size), type.dtype
+    ):
         splat = _numeral(flat[:1], type.dtype)
         if splat is not None:
             return f"splat {splat}"
-    numerals = [_numeral(flat[i : i + 1], type.dtype) for i in range(flat.size if flat.size <= MOST_NUMBERS else 0)]
+    numerals = [
+        _numeral(flat[i : i + 1], type.dtype)
+        for i in range(flat.size if flat.size <= MOST_NUMBERS else 0)
+    ]
     if flat.size > MOST_NUMBERS or None in numerals:
         return f'base64 "{base64.b64encode(_bits(flat, type.dtype)).decode()}"'
     return f"[{', '.join(n for n in numerals if n is not None)}]"
@@ -115,17 +124,25 @@ def number_of(text: str) -> Number:
 
 
 def from_numbers(numbers: list[Number], type: Type) -> Array:
-    """A constant from all of its elements; Illegal if there are more or fewer than the type has."""
+    """A constant from all of its elements; Illegal if there are more or fewer than the
+    type has.
+    """
     if len(numbers) != math.prod(type.shape):
-        raise Illegal(f"{type} has {math.prod(type.shape)} elements, {len(numbers)} are given")
+        raise Illegal(
+            f"{type} has {math.prod(type.shape)} elements, {len(numbers)} are given"
+        )
     return _array(numbers, type.dtype).reshape(type.shape)
 
 
 def from_splat(number: Number, type: Type) -> Array:
-    """A constant whose elements are all equal; they share their memory, so that a short text cannot take much."""
+    """A constant whose elements are all equal; they share their memory, so that a short
+    text cannot take much.
+    """
     element = _array([number], type.dtype)
     try:
-        return np.broadcast_to(element, type.shape) if type.shape else element.reshape(())
+        return (
+            np.broadcast_to(element, type.shape) if type.shape else element.reshape(())
+        )
     except ValueError:  # more elements than an address counts
         raise Illegal(f"{type} is larger than any memory") from None
 
@@ -138,7 +155,10 @@ def from_base64(text: str, type: Type) -> Array:
         raise Illegal("the elements are not base64") from None
     array = ARRAY_DTYPES[type.dtype].newbyteorder("<")
     if len(data) != math.prod(type.shape) * array.itemsize:
-        raise Illegal(f"{type} takes {math.prod(type.shape) * array.itemsize} bytes, {len(data)} are given")
+        raise Illegal(
+            f"{type} takes {math.prod(type.shape) * array.itemsize} bytes, {len(data)}"
+            " are given"
+        )
     elements = np.frombuffer(data, array).reshape(type.shape)
     extremes = (elements.min(), elements.max()) if elements.size else ()
     if type.dtype in _RANGES and not all(_fits(int(n), type.dtype) for n in extremes):

@@ -56,7 +56,9 @@ _ENUMERATIONS: dict[str, Callable[[str], Any]] = {
 
 
 class Token(NamedTuple):
-    """One token: its kind (a group of the pattern), its text and its line, counted from 1."""
+    """One token: its kind (a group of the pattern), its text and its line, counted from
+    1.
+    """
 
     kind: str
     text: str
@@ -64,7 +66,9 @@ class Token(NamedTuple):
 
 
 def parse(text: str) -> Graph:
-    """The graph of its text form. FormatError names the line; elided constants cannot be read back."""
+    """The graph of its text form. FormatError names the line; elided constants cannot
+    be read back.
+    """
     return _Parser(list(_tokens(text))).program()
 
 
@@ -73,7 +77,8 @@ def _wrong(line: int, why: str) -> FormatError:
 
 
 def _tokens(text: str) -> Iterator[Token]:
-    position, line = 0, 1
+    position = 0
+    line = 1
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
@@ -88,14 +93,17 @@ def _tokens(text: str) -> Iterator[Token]:
 
 
 class _Parser:
-    """Recursive descent over the tokens. Graphs may refer to graphs that follow, so bodies are bound at the end."""
+    """Recursive descent over the tokens. Graphs may refer to graphs that follow, so
+    bodies are bound at the end.
+    """
 
     def __init__(self, tokens: list[Token]) -> None:
-        self.tokens, self.position = tokens, 0
+        self.tokens = tokens
+        self.position = 0
         self.graphs: dict[str, Graph] = {}
         self.values: dict[str, Value] = {}
 
-    # -- tokens ----------------------------------------------------------------------------------------------------
+    # -- tokens ------------------------------------------------------------------------
 
     @property
     def next(self) -> Token:
@@ -108,7 +116,10 @@ class _Parser:
     def take(self, kind: str, text: str | None = None) -> str:
         token = self.next
         if token.kind != kind or text not in (None, token.text):
-            raise _wrong(token.line, f"expected {text or kind}, found {token.text or token.kind!r}")
+            raise _wrong(
+                token.line,
+                f"expected {text or kind}, found {token.text or token.kind!r}",
+            )
         self.position += 1
         return token.text
 
@@ -139,12 +150,20 @@ class _Parser:
         except Illegal as problem:
             raise self.wrong(str(problem)) from None
 
-    # -- graphs ----------------------------------------------------------------------------------------------------
+    # -- graphs ------------------------------------------------------------------------
 
     def program(self) -> Graph:
-        """All graphs, from the last to the first: a graph is read after those that it refers to."""
-        starts = [i for i, token in enumerate(self.tokens) if token == ("word", "graph", token.line)]
-        if not starts or any(token.kind != "comment" for token in self.tokens[: starts[0]]):
+        """All graphs, from the last to the first: a graph is read after those that it
+        refers to.
+        """
+        starts = [
+            i
+            for i, token in enumerate(self.tokens)
+            if token == ("word", "graph", token.line)
+        ]
+        if not starts or any(
+            token.kind != "comment" for token in self.tokens[: starts[0]]
+        ):
             raise _wrong(1, "a graph begins with 'graph @name('")
         ends = [*starts[1:], len(self.tokens) - 1]
         graph = None
@@ -183,7 +202,7 @@ class _Parser:
         else:
             operators.append(self.operator(declared))
 
-    # -- values ----------------------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------
 
     def declaration(self) -> tuple[Type, None, str]:
         """Type, no constant and printed name: the arguments of ``Value``."""
@@ -194,9 +213,15 @@ class _Parser:
     def declared_type(self) -> Type:
         text = self.take("type")
         sizes, _, dtype = text[1:].partition("]")
-        if dtype.upper() not in DType.__members__ or DType[dtype.upper()] not in ARRAY_DTYPES:
+        if (
+            dtype.upper() not in DType.__members__
+            or DType[dtype.upper()] not in ARRAY_DTYPES
+        ):
             raise self.wrong(f"{dtype!r} is no element type")
-        type = Type(tuple(UNKNOWN if s == "?" else int(s) for s in sizes.split("x") if s), DType[dtype.upper()])
+        type = Type(
+            tuple(UNKNOWN if s == "?" else int(s) for s in sizes.split("x") if s),
+            DType[dtype.upper()],
+        )
         if why := why_not_blocks(type):
             raise self.wrong(why)
         return type
@@ -225,7 +250,9 @@ class _Parser:
         self.define(Value(type, self.constant_elements(type), name))
 
     def constant_elements(self, type: Type) -> Constant:
-        """``[1.0, 2.0]``; of a block-scaled constant the values, then ``scales`` and the scales."""
+        """``[1.0, 2.0]``; of a block-scaled constant the values, then ``scales`` and
+        the scales.
+        """
         if type.dtype not in BLOCK_SCALED:
             return Literal(self.elements(type))
         values_type, scales_type = stored_types(type)
@@ -235,7 +262,9 @@ class _Parser:
 
     def elements(self, type: Type) -> Array:
         if self.accept("mark", "..."):
-            raise self.wrong("the elements of this constant were left out when it was printed")
+            raise self.wrong(
+                "the elements of this constant were left out when it was printed"
+            )
         if self.accept("word", "splat"):
             number = self.element()
             return self.legal(lambda: from_splat(number, type))
@@ -270,7 +299,7 @@ class _Parser:
             raise self.wrong(f"{text} is no JSON string") from None
         return unescaped
 
-    # -- operators -------------------------------------------------------------------------------------------------
+    # -- operators ---------------------------------------------------------------------
 
     def operator(self, declared: list[tuple[Type, None, str]]) -> Operator:
         name = self.take("word")
@@ -279,9 +308,17 @@ class _Parser:
         kind = OPERATORS[name]
         self.take("mark", "(")
         operands = self.listed(self.operand, ")")
-        if len(operands) < len(kind.operands) - 1 if kind.variadic else len(operands) != len(kind.operands):
-            raise self.wrong(f"{name} has {len(operands)} operands, needs {len(kind.operands)}")
-        attributes = self.attributes(kind) | self.implied(kind, [d[0] for d in declared])
+        if (
+            len(operands) < len(kind.operands) - 1
+            if kind.variadic
+            else len(operands) != len(kind.operands)
+        ):
+            raise self.wrong(
+                f"{name} has {len(operands)} operands, needs {len(kind.operands)}"
+            )
+        attributes = self.attributes(kind) | self.implied(
+            kind, [d[0] for d in declared]
+        )
         if missing := kind.attributes.keys() - attributes.keys():
             raise self.wrong(f"{name} has no {', '.join(sorted(missing))}")
         source = self.take("comment").strip() if self.next.kind == "comment" else None
@@ -289,23 +326,42 @@ class _Parser:
         self.results(operator, declared)
         return operator
 
-    def results(self, operator: Operator, declared: list[tuple[Type, None, str]]) -> None:
+    def results(
+        self, operator: Operator, declared: list[tuple[Type, None, str]]
+    ) -> None:
         inferred = self.legal(operator.infer)
         agreed = [i.reconciled(d[0]) for i, d in zip(inferred, declared, strict=False)]
         if len(inferred) != len(declared) or None in agreed:
-            raise self.wrong(f"{operator.name} gives {', '.join(map(str, inferred)) or 'nothing'}")
-        named = [Value(type, name=d[2], producer=operator) for type, d in zip(agreed, declared, strict=True) if type]
+            raise self.wrong(
+                f"{operator.name} gives {', '.join(map(str, inferred)) or 'nothing'}"
+            )
+        named = [
+            Value(type, name=d[2], producer=operator)
+            for type, d in zip(agreed, declared, strict=True)
+            if type
+        ]
         operator.outputs = tuple(map(self.define, named))
 
     def implied(self, kind: type[Operator], types: list[Type]) -> dict[str, Any]:
         """Attributes that the types of the results say."""
-        wanted = {name: form for name, form in kind.attributes.items() if form in ("ResultDType", "ResultTypes")}
+        wanted = {
+            name: form
+            for name, form in kind.attributes.items()
+            if form in ("ResultDType", "ResultTypes")
+        }
         if wanted and not types:
             raise self.wrong(f"{kind.__name__} has no result")
-        return {name: types[0].dtype if form == "ResultDType" else tuple(types) for name, form in wanted.items()}
+        return {
+            name: types[0].dtype if form == "ResultDType" else tuple(types)
+            for name, form in wanted.items()
+        }
 
     def attributes(self, kind: type[Operator]) -> dict[str, Any]:
-        pairs = self.listed(lambda: self.attribute(kind), "}") if self.accept("mark", "{") else []
+        pairs = (
+            self.listed(lambda: self.attribute(kind), "}")
+            if self.accept("mark", "{")
+            else []
+        )
         attributes = dict(pairs)
         if len(attributes) != len(pairs):
             raise self.wrong(f"{kind.__name__} has an attribute twice")

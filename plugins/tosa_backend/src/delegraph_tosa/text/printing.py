@@ -22,7 +22,9 @@ _IMPLIED = ("ResultDType", "ResultTypes")
 
 
 LONGEST_NAME = 64
-"""Characters, escapes counted, of a name that an elided text shows; a value with a longer one is numbered."""
+"""Characters, escapes counted, of a name that an elided text shows; a value with a
+longer one is numbered.
+"""
 LONGEST_TEXT = 200
 """Characters of an attribute or location that an elided text shows."""
 LONGEST_LINE = 2000
@@ -30,10 +32,12 @@ LONGEST_LINE = 2000
 
 
 def render(graph: Graph, *, elide: int | None = None) -> str:
-    """The graph as text, which can be parsed back; with ``elide`` a shorter one, which cannot.
+    """The graph as text, which can be parsed back; with ``elide`` a shorter one, which
+    cannot.
 
-    Then constants of more than ``elide`` elements are left out (``...``), and not even computed, and long names,
-    attributes and lines are cut: a file may refer to one long text any number of times.
+    Then constants of more than ``elide`` elements are left out (``...``), and not even
+    computed, and long names, attributes and lines are cut: a file may refer to one long
+    text any number of times.
     """
     graphs = graph.reachable()
     names = _graph_names(graphs, elide is not None)
@@ -43,7 +47,11 @@ def render(graph: Graph, *, elide: int | None = None) -> str:
 def _graph_names(graphs: list[Graph], elided: bool) -> dict[Graph, str]:
     names: dict[Graph, str] = {}
     for number, graph in enumerate(graphs):
-        free = graph.name and graph.name not in names.values() and not (elided and _is_long(graph.name))
+        free = (
+            graph.name
+            and graph.name not in names.values()
+            and not (elided and _is_long(graph.name))
+        )
         names[graph] = graph.name if free else f"graph_{number}"
     return names
 
@@ -51,8 +59,12 @@ def _graph_names(graphs: list[Graph], elided: bool) -> dict[Graph, str]:
 class _Printer:
     """One graph. Values are numbered when they are first met."""
 
-    def __init__(self, graph: Graph, graphs: dict[Graph, str], elide: int | None) -> None:
-        self.graph, self.graphs, self.elide = graph, graphs, elide
+    def __init__(
+        self, graph: Graph, graphs: dict[Graph, str], elide: int | None
+    ) -> None:
+        self.graph = graph
+        self.graphs = graphs
+        self.elide = elide
         self.given = Counter(v.name for v in dict.fromkeys(_values(graph)) if v.name)
         self.printed: dict[Value, str] = {}
         self.numbered = 0
@@ -60,9 +72,17 @@ class _Printer:
     def text(self) -> str:
         inputs = ", ".join(map(self.declaration, self.graph.inputs))
         lines = [f"graph @{_quoted(self.graphs[self.graph])}({inputs}) {{"]
-        lines += [f"  {self.declaration(v)} = const {self.elements(v)}" for v in self.graph.constants()]
-        lines += [f"  {self.cut(self.operator(op), LONGEST_LINE)}" for op in self.graph.operators]
-        lines.append(f"  return {', '.join(map(self.name, self.graph.outputs))}".rstrip())
+        lines += [
+            f"  {self.declaration(v)} = const {self.elements(v)}"
+            for v in self.graph.constants()
+        ]
+        lines += [
+            f"  {self.cut(self.operator(op), LONGEST_LINE)}"
+            for op in self.graph.operators
+        ]
+        lines.append(
+            f"  return {', '.join(map(self.name, self.graph.outputs))}".rstrip()
+        )
         return "\n".join([*lines, "}\n"])
 
     def name(self, value: Value) -> str:
@@ -71,13 +91,21 @@ class _Printer:
         return self.printed[value]
 
     def _name(self, value: Value) -> str:
-        if value.name and self.given[value.name] == 1 and not (self.elide is not None and _is_long(value.name)):
+        if (
+            value.name
+            and self.given[value.name] == 1
+            and not (self.elide is not None and _is_long(value.name))
+        ):
             return _quoted(value.name)
         self.numbered += 1
         return str(self.numbered - 1)
 
     def cut(self, text: str, longest: int) -> str:
-        return text if self.elide is None or len(text) <= longest else f"{text[:longest]}..."
+        return (
+            text
+            if self.elide is None or len(text) <= longest
+            else f"{text[:longest]}..."
+        )
 
     def declaration(self, value: Value) -> str:
         return f"{self.name(value)}: {value.type.written}"
@@ -109,7 +137,9 @@ class _Printer:
     def attributes(self, operator: Operator) -> Iterator[str]:
         for name, kind in operator.attributes.items():
             if kind not in _IMPLIED:
-                yield f"{name}={self.attribute(getattr(operator, name), kind, operator)}"
+                yield (
+                    f"{name}={self.attribute(getattr(operator, name), kind, operator)}"
+                )
 
     def attribute(self, value: Any, kind: str, operator: Operator) -> str:
         if kind == "Number":

@@ -1,4 +1,6 @@
-"""What ``delegraph inspect`` says of a graph beyond its text: figures, other tools' verdicts, a page (``html``)."""
+"""What ``delegraph inspect`` says of a graph beyond its text: figures, other tools'
+verdicts, a page (``html``).
+"""
 
 from .external_validators import verdicts
 from .random_inputs import sample

@@ -1,4 +1,6 @@
-"""Verdicts of other tools on a file: those of tosa-tools (extra ``verify``), as far as they are installed."""
+"""Verdicts of other tools on a file: those of tosa-tools (extra ``verify``), as far as
+they are installed.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,12 @@ from ..spec import TosaSpec, required_target
 SECONDS = 300
 """A tool that takes longer is ended."""
 WHOLE_UP_TO = 1 << 30
-"""Bytes of the largest file that the tools get as it is: the reference model takes four times as much memory, tosa-opt
-twice."""
+"""Bytes of the largest file that the tools get as it is: the reference model takes four
+times as much memory, tosa-opt twice.
+"""
 LARGE = 1 << 16
-"""Bytes of a constant that stands as an input in what tosa-opt gets of a larger file."""
+"""Bytes of a constant that stands as an input in what tosa-opt gets of a larger file.
+"""
 _SAID = 1 << 20
 """Bytes of a tool's errors that are looked at."""
 _RUN = """
@@ -41,8 +45,11 @@ sys.exit(0 if status == model.GraphStatus.TOSA_VALID else f"the reference model 
 """
 
 
-def verdicts(file: Path, graph: Graph, spec: TosaSpec, inputs: Sequence[Array]) -> list[Verdict]:
-    """The verdicts of tosa-opt on legality for ``spec``, and of the reference model, which runs it on ``inputs``.
+def verdicts(
+    file: Path, graph: Graph, spec: TosaSpec, inputs: Sequence[Array]
+) -> list[Verdict]:
+    """The verdicts of tosa-opt on legality for ``spec``, and of the reference model,
+    which runs it on ``inputs``.
 
     ``graph`` is what the file says, which tells who need not be asked.
     """
@@ -50,18 +57,25 @@ def verdicts(file: Path, graph: Graph, spec: TosaSpec, inputs: Sequence[Array]) 
         return _verdicts_on_1_0(graph, inputs)
     if file.stat().st_size <= WHOLE_UP_TO:
         return [legality(file, spec), _reference_model(file, graph, spec, inputs)]
-    return [_legality_of_large(graph, spec), _reference_model(file, graph, spec, inputs)]
+    return [
+        _legality_of_large(graph, spec),
+        _reference_model(file, graph, spec, inputs),
+    ]
 
 
 def _verdicts_on_1_0(graph: Graph, inputs: Sequence[Array]) -> list[Verdict]:
-    """The verdicts on the program of a file of TOSA 0.80, which these tools do not read, as a file of 1.0."""
+    """The verdicts on the program of a file of TOSA 0.80, which these tools do not
+    read, as a file of 1.0.
+    """
     version, needs = required_target(graph)
     spec = TosaSpec(version, *needs)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "m.tosa")
         write_whole(file, TosaFile(graph, spec))
         found = verdicts(file, graph, spec, inputs)
-    return [v._replace(detail=f"{v.detail}; of the same program as TOSA 1.0") for v in found]
+    return [
+        v._replace(detail=f"{v.detail}; of the same program as TOSA 1.0") for v in found
+    ]
 
 
 def legality(file: Path, spec: TosaSpec) -> Verdict:
@@ -69,19 +83,34 @@ def legality(file: Path, spec: TosaSpec) -> Verdict:
     program = _program("tosa-opt")
     if program is None:
         return Verdict("tosa-opt", None, "not installed: pip install tosa-tools")
-    with tempfile.TemporaryDirectory() as folder:  # the pipeline's syntax has no quoting: the name must be plain
+    # the pipeline's syntax has no quoting: the name must be plain
+    with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder, "m.tosa")
         os.symlink(file.resolve(), plain)
         command = [str(program), f"--pass-pipeline={_pipeline(plain, spec)}", "-"]
         done = _call([*command, "--mlir-elide-elementsattrs-if-larger=8"], "module {}")
-    errors = [line.partition("error: ")[2] for line in done.stderr.splitlines() if "error: " in line]
+    errors = [
+        line.partition("error: ")[2]
+        for line in done.stderr.splitlines()
+        if "error: " in line
+    ]
     accepted = done.returncode == 0
-    return Verdict("tosa-opt", accepted, f"legal for {spec}" if accepted else "; ".join(errors) or done.stderr[-300:])
+    return Verdict(
+        "tosa-opt",
+        accepted,
+        f"legal for {spec}" if accepted else "; ".join(errors) or done.stderr[-300:],
+    )
 
 
 def _legality_of_large(graph: Graph, spec: TosaSpec) -> Verdict:
-    """The verdict on a copy in which large constants are inputs: no rule depends on so many elements."""
-    large = (v for v in graph.constants() if v.dtype is not DType.SHAPE and size_in_file(v.type) >= LARGE)
+    """The verdict on a copy in which large constants are inputs: no rule depends on so
+    many elements.
+    """
+    large = (
+        v
+        for v in graph.constants()
+        if v.dtype is not DType.SHAPE and size_in_file(v.type) >= LARGE
+    )
     given = {v: Value(v.type, name=v.name) for v in large}
 
     def without_elements(operator: Operator) -> Operator:
@@ -89,27 +118,35 @@ def _legality_of_large(graph: Graph, spec: TosaSpec) -> Verdict:
         copied.inputs = tuple(given.get(v, v) for v in operator.inputs)
         return copied
 
-    inputs, outputs = [*graph.inputs, *given.values()], [given.get(v, v) for v in graph.outputs]
+    inputs = [*graph.inputs, *given.values()]
+    outputs = [given.get(v, v) for v in graph.outputs]
     small = Graph(inputs, outputs, map(without_elements, graph.operators), graph.name)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "small.tosa")
         file.write_bytes(TosaFile(small, spec).join())
         found = legality(file, spec)
-    return found._replace(detail=f"{found.detail}; of a copy with {len(given)} large constants as inputs")
+    return found._replace(
+        detail=f"{found.detail}; of a copy with {len(given)} large constants as inputs"
+    )
 
 
 def _pipeline(file: Path, spec: TosaSpec) -> str:
     profiles = ",".join(f"pro_{p.lower()}" for p in sorted(spec.profiles))
     extensions = ",".join(e.replace("-", "_") for e in sorted(spec.extensions))
     version = "1.0" if spec.version == (1, 0) else "1.1.draft"
-    target = f"specification_version={version} level={spec.level.lower()} profiles={profiles} extensions={extensions}"
+    target = (
+        f"specification_version={version} level={spec.level.lower()}"
+        f" profiles={profiles} extensions={extensions}"
+    )
     return (
         f"builtin.module(tosa-deserialize{{tosa-flatbuffer-filename={file}}},"
         f"tosa-attach-target{{{target}}},tosa-validate{{strict-op-spec-alignment}})"
     )
 
 
-def _reference_model(file: Path, graph: Graph, spec: TosaSpec, inputs: Sequence[Array]) -> Verdict:
+def _reference_model(
+    file: Path, graph: Graph, spec: TosaSpec, inputs: Sequence[Array]
+) -> Verdict:
     name = "reference model"
     try:
         metadata.distribution("tosa-tools")
@@ -121,16 +158,29 @@ def _reference_model(file: Path, graph: Graph, spec: TosaSpec, inputs: Sequence[
     with tempfile.TemporaryDirectory() as folder:
         arrays = Path(folder, "inputs.npz")
         np.savez(arrays, **{f"x{k}": x for k, x in enumerate(inputs)})
-        done = _call([sys.executable, "-c", _RUN, str(file.resolve()), str(arrays), level])
+        done = _call(
+            [sys.executable, "-c", _RUN, str(file.resolve()), str(arrays), level]
+        )
     accepted = done.returncode == 0
-    return Verdict(name, accepted, "runs on random inputs" if accepted else _reason(done.stderr))
+    return Verdict(
+        name, accepted, "runs on random inputs" if accepted else _reason(done.stderr)
+    )
 
 
 def _why_not_run(graph: Graph, size: int) -> str | None:
-    """Why the reference model cannot be asked about the graph of a file, which says nothing against the graph."""
+    """Why the reference model cannot be asked about the graph of a file, which says
+    nothing against the graph.
+    """
     if size > WHOLE_UP_TO:
-        return f"it would take about {4 * size / 1e9:.1f} GB of memory; it is asked about files up to 1 GiB"
-    if strange := [v.dtype for v in graph.inputs if v.dtype in (DType.INT4, DType.INT48, *BLOCK_SCALED)]:
+        return (
+            f"it would take about {4 * size / 1e9:.1f} GB of memory; it is asked about"
+            " files up to 1 GiB"
+        )
+    if strange := [
+        v.dtype
+        for v in graph.inputs
+        if v.dtype in (DType.INT4, DType.INT48, *BLOCK_SCALED)
+    ]:
         return f"its Python binding does not take inputs of {strange[0]}"
     if is_dynamic(graph):
         return "it wants every size at compile time"
@@ -140,9 +190,17 @@ def _why_not_run(graph: Graph, size: int) -> str | None:
 
 
 def _reason(errors: str) -> str:
-    """The last lines that it wrote on stderr, without warnings and the frames of a traceback, which are indented."""
-    lines = [line for line in errors.splitlines() if line.strip() and "WARNING" not in line and "gdb" not in line]
-    return "; ".join([line for line in lines if not line.startswith((" ", "Traceback"))][-3:])
+    """The last lines that it wrote on stderr, without warnings and the frames of a
+    traceback, which are indented.
+    """
+    lines = [
+        line
+        for line in errors.splitlines()
+        if line.strip() and "WARNING" not in line and "gdb" not in line
+    ]
+    return "; ".join(
+        [line for line in lines if not line.startswith((" ", "Traceback"))][-3:]
+    )
 
 
 def _program(name: str) -> Path | None:
@@ -157,9 +215,11 @@ def _program(name: str) -> Path | None:
 
 
 def _call(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a tool. It asks gdb for a backtrace of every refusal, so folders with gdb are not on its path.
+    """Run a tool. It asks gdb for a backtrace of every refusal, so folders with gdb are
+    not on its path.
 
-    What it prints of the program is not kept: a small file whose operators share a long text prints gigabytes.
+    What it prints of the program is not kept: a small file whose operators share a long
+    text prints gigabytes.
     """
     path = os.pathsep.join(p for p in os.get_exec_path() if not Path(p, "gdb").exists())
     environment = os.environ | {"PATH": path}
@@ -177,4 +237,6 @@ def _call(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess
             said = errors.read(_SAID).decode(errors="replace")
         return subprocess.CompletedProcess(command, done.returncode, "", said)
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"error: it took longer than {SECONDS} seconds")
+        return subprocess.CompletedProcess(
+            command, 1, "", f"error: it took longer than {SECONDS} seconds"
+        )

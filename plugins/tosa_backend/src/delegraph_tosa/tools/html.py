@@ -1,4 +1,6 @@
-"""A graph as one HTML page that needs no other file and no network. Every text of the file is escaped."""
+"""A graph as one HTML page that needs no other file and no network. Every text of the
+file is escaped.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,26 @@ _CHARACTERS = 200
 
 
 def page(graph: Graph, title: str, facts: Iterable[tuple[str, str]]) -> str:
-    """The page of a graph and the graphs of its control flow; ``facts`` become a table at its head."""
-    rows = "".join(f"<tr><th>{text(name)}</th><td>{text(value)}</td></tr>\n" for name, value in facts)
+    """The page of a graph and the graphs of its control flow; ``facts`` become a table
+    at its head.
+    """
+    rows = "".join(
+        f"<tr><th>{text(name)}</th><td>{text(value)}</td></tr>\n"
+        for name, value in facts
+    )
     parts = [head(title), f"<body>\n<h1>{text(title)}</h1>\n<table>\n{rows}</table>\n"]
     for body in graph.reachable():
-        parts.append(f"<h2>graph {text(body.name)}</h2>\n{figure(_picture(body), f'graph {body.name}')}")
+        parts.append(
+            "<h2>graph"
+            f" {text(body.name)}</h2>\n{figure(_picture(body), f'graph {body.name}')}"
+        )
     return "".join([*parts, "</body></html>\n"])
 
 
 def _picture(graph: Graph) -> Picture:
-    """Boxes of inputs, operators and outputs. Constants are in the tooltips of what uses them."""
+    """Boxes of inputs, operators and outputs. Constants are in the tooltips of what
+    uses them.
+    """
     boxes: list[Box] = []
     source: dict[Value, int] = {}
     uses: dict[Value, dict[int, None]] = {}
@@ -42,11 +54,15 @@ def _picture(graph: Graph) -> Picture:
         source.update(dict.fromkeys(operator.outputs, place(box, operator.inputs)))
     for value in graph.outputs:
         place(_border("output", value), (value,))
-    return Picture(boxes, [Wire(source[v], tuple(users), repr(v)) for v, users in uses.items()])
+    return Picture(
+        boxes, [Wire(source[v], tuple(users), repr(v)) for v, users in uses.items()]
+    )
 
 
 def _border(kind: str, value: Value) -> Box:
-    return Box((f"{kind} {value.name}", str(value.type)), (repr(value),), "border", owner=kind)
+    return Box(
+        (f"{kind} {value.name}", str(value.type)), (repr(value),), "border", owner=kind
+    )
 
 
 def _results(operator: Operator) -> str:
@@ -54,11 +70,22 @@ def _results(operator: Operator) -> str:
 
 
 def _tooltip(operator: Operator) -> tuple[str, ...]:
-    """Each text is cut here, not only where it is drawn: many operators may share a long one."""
-    operands = ", ".join([*map(repr, operator.inputs[:_OPERANDS]), *(["..."] if operator.inputs[_OPERANDS:] else [])])
+    """Each text is cut here, not only where it is drawn: many operators may share a
+    long one.
+    """
+    operands = ", ".join(
+        [
+            *map(repr, operator.inputs[:_OPERANDS]),
+            *(["..."] if operator.inputs[_OPERANDS:] else []),
+        ]
+    )
     parts = [f"{operator.name}({operands})"]
     for name, value in operator.attribute_values().items():
         held = value.name if isinstance(value, Graph) else value
         shown = held[:_CHARACTERS] if isinstance(held, str | bytes) else held
         parts.append(f"{name}={shown!s}")
-    return (*parts, f"at {str(operator.source)[:_CHARACTERS]}") if operator.source else tuple(parts)
+    return (
+        (*parts, f"at {str(operator.source)[:_CHARACTERS]}")
+        if operator.source
+        else tuple(parts)
+    )

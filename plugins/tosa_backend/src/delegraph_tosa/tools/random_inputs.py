@@ -1,4 +1,6 @@
-"""Random inputs for a graph: indices are inside of what they choose from, where that can be seen."""
+"""Random inputs for a graph: indices are inside of what they choose from, where that
+can be seen.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +15,53 @@ from ..evaluate.specialize import is_dynamic, specialized
 from ..ir import operators as ops
 from ..ir.blocks import paired
 from ..ir.graph import Array, Graph, Operator, Value
-from ..ir.types import ARRAY_DTYPES, BLOCK_SCALED, SMALL_FLOATS, UNKNOWN, DType, Type, stored_types
+from ..ir.types import (
+    ARRAY_DTYPES,
+    BLOCK_SCALED,
+    SMALL_FLOATS,
+    UNKNOWN,
+    DType,
+    Type,
+    stored_types,
+)
 
 _GATHERING = (ops.GATHER, ops.ROW_GATHER, ops.ROW_GATHER_BLOCK_SCALED)
-_MOVING = (ops.IDENTITY, ops.RESHAPE, ops.TRANSPOSE, ops.REVERSE, ops.TILE, ops.SLICE, ops.CONCAT)
+_MOVING = (
+    ops.IDENTITY,
+    ops.RESHAPE,
+    ops.TRANSPOSE,
+    ops.REVERSE,
+    ops.TILE,
+    ops.SLICE,
+    ops.CONCAT,
+)
 
 
-def sample(graph: Graph, seed: int, ranges: Mapping[int, tuple[int, int]] = MappingProxyType({})) -> list[Array]:
-    """One array an input: standard normal for floating point, small numbers for integers.
+def sample(
+    graph: Graph,
+    seed: int,
+    ranges: Mapping[int, tuple[int, int]] = MappingProxyType({}),
+) -> list[Array]:
+    """One array an input: standard normal for floating point, small numbers for
+    integers.
 
-    Inputs that choose rows, directly or after they were only moved, have indices of rows; those that SCATTER takes
-    itself name none twice. Sizes that are known at run time only are 2, or 1 if they cannot all be 2. ``ranges``:
-    position of an input with indices -> the range in which they must lie.
+    Inputs that choose rows, directly or after they were only moved, have indices of
+    rows; those that SCATTER takes itself name none twice. Sizes that are known at run
+    time only are 2, or 1 if they cannot all be 2. ``ranges``: position of an input with
+    indices -> the range in which they must lie.
     """
     graph = _static(graph)
-    rng, rows = np.random.default_rng(seed), _rows(graph)
+    rng = np.random.default_rng(seed)
+    rows = _rows(graph)
     distinct = {op.indices for op in graph.operators if isinstance(op, ops.SCATTER)}
-    arrays = [_indices(v, rows[v], v in distinct, rng) if v in rows else _elements(v.type, rng) for v in graph.inputs]
+    arrays = [
+        (
+            _indices(v, rows[v], v in distinct, rng)
+            if v in rows
+            else _elements(v.type, rng)
+        )
+        for v in graph.inputs
+    ]
     for position, (lowest, high) in ranges.items():
         array = arrays[position]
         if array.dtype.kind in "iu":
@@ -41,11 +73,16 @@ def sample(graph: Graph, seed: int, ranges: Mapping[int, tuple[int, int]] = Mapp
 
 
 def _static(graph: Graph) -> Graph:
-    """The graph with a number for each size; InputError if no number does for all of them."""
+    """The graph with a number for each size; InputError if no number does for all of
+    them.
+    """
     if not is_dynamic(graph):
         return graph
     given = [v.type.declared for v in graph.inputs]
-    twos, ones = ([tuple([n if size == UNKNOWN else size for size in shape]) for shape in given] for n in (2, 1))
+    twos, ones = (
+        [tuple([n if size == UNKNOWN else size for size in shape]) for shape in given]
+        for n in (2, 1)
+    )
     try:
         return specialized(graph, twos)
     except InputError:
@@ -65,19 +102,34 @@ def _chosen(operator: Operator, rows: dict[Value, int]) -> list[tuple[Value, int
     if isinstance(operator, ops.SCATTER):
         return [(operator.indices, operator.values_in.shape[1])]
     if isinstance(operator, _GATHERING):
-        return [(operator.indices, operator.inputs[0].shape[1] - _rows_at_once(operator) + 1)]
+        return [
+            (
+                operator.indices,
+                operator.inputs[0].shape[1] - _rows_at_once(operator) + 1,
+            )
+        ]
     if isinstance(operator, _MOVING) and operator.outputs[0] in rows:
-        return [(v, rows[operator.outputs[0]]) for v in operator.inputs if v.dtype is not DType.SHAPE]
+        return [
+            (v, rows[operator.outputs[0]])
+            for v in operator.inputs
+            if v.dtype is not DType.SHAPE
+        ]
     return []
 
 
 def _rows_at_once(operator: Operator) -> int:
     """What an index names the first of."""
     count = getattr(operator, "row_count", None)
-    return int(count.constant.materialize()[0]) if count is not None and count.constant is not None else 1
+    return (
+        int(count.constant.materialize()[0])
+        if count is not None and count.constant is not None
+        else 1
+    )
 
 
-def _indices(value: Value, rows: int, distinct: bool, rng: np.random.Generator) -> Array:
+def _indices(
+    value: Value, rows: int, distinct: bool, rng: np.random.Generator
+) -> Array:
     if distinct and value.shape[1] <= rows:
         each = [rng.permutation(rows)[: value.shape[1]] for _ in range(value.shape[0])]
         given: Array = np.stack(each)
@@ -87,7 +139,9 @@ def _indices(value: Value, rows: int, distinct: bool, rng: np.random.Generator) 
 
 
 def _elements(type: Type, rng: np.random.Generator) -> Array:
-    """Elements that are valid in any integer type; BF16 is the upper half of a float32, scales are from 1/2 to 2."""
+    """Elements that are valid in any integer type; BF16 is the upper half of a float32,
+    scales are from 1/2 to 2.
+    """
     array = ARRAY_DTYPES[type.dtype]
     if type.dtype in BLOCK_SCALED:
         values, scales = (_elements(t, rng) for t in stored_types(type))
@@ -97,10 +151,14 @@ def _elements(type: Type, rng: np.random.Generator) -> Array:
     if type.dtype in SMALL_FLOATS:
         return encoded(rng.standard_normal(type.shape), type.dtype)
     if type.dtype is DType.BF16:
-        return (rng.standard_normal(type.shape, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return (
+            rng.standard_normal(type.shape, np.float32).view(np.uint32) >> 16
+        ).astype(np.uint16)
     if array.kind == "f":
         return rng.standard_normal(type.shape).astype(array)
     if array.kind == "b":
         return rng.integers(0, 2, type.shape).astype(bool)
     smallest, largest = (-8, 8) if type.dtype is DType.INT4 else (-128, 128)
-    return rng.integers(smallest if array.kind == "i" else 0, largest, type.shape).astype(array)
+    return rng.integers(
+        smallest if array.kind == "i" else 0, largest, type.shape
+    ).astype(array)

@@ -1,4 +1,5 @@
-"""Figures of a graph: multiply-accumulates, bytes by element type, and what is alive at once.
+"""Figures of a graph: multiply-accumulates, bytes by element type, and what is alive at
+once.
 
 A size that is known at run time only counts as the least that it can be.
 """
@@ -20,7 +21,9 @@ from ..serialize.elements import size_in_file
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of a whole program; every graph of its control flow counts once, however often it would run."""
+    """Figures of a whole program; every graph of its control flow counts once, however
+    often it would run.
+    """
 
     operators: dict[str, int]
     """Operator -> how often it is there, the most frequent first."""
@@ -35,19 +38,31 @@ class Figures:
     computed_bytes: dict[str, int]
     """Element type -> bytes of inputs and results."""
     largest_live_bytes: int
-    """The most bytes of inputs and results that are needed at once, in the order of the file."""
+    """The most bytes of inputs and results that are needed at once, in the order of the
+    file.
+    """
 
 
 def figures(graph: Graph) -> Figures:
     """The figures of a graph and of all graphs inside of it."""
     graphs = graph.reachable()
     constants = dict.fromkeys(v for g in graphs for v in g.constants())
-    computed = [v for g in graphs for v in (*g.inputs, *(o for op in g.operators for o in op.outputs))]
+    computed = [
+        v
+        for g in graphs
+        for v in (*g.inputs, *(o for op in g.operators for o in op.outputs))
+    ]
     return Figures(
-        operators=dict(Counter(op.name for g in graphs for op in g.operators).most_common()),
+        operators=dict(
+            Counter(op.name for g in graphs for op in g.operators).most_common()
+        ),
         constants=len(constants),
-        parameters=sum(math.prod(v.shape) for v in constants if v.dtype is not DType.SHAPE),
-        multiply_accumulates=sum(multiply_accumulates(op) for g in graphs for op in g.operators),
+        parameters=sum(
+            math.prod(v.shape) for v in constants if v.dtype is not DType.SHAPE
+        ),
+        multiply_accumulates=sum(
+            multiply_accumulates(op) for g in graphs for op in g.operators
+        ),
         constant_bytes=_bytes_by_type(list(constants)),
         computed_bytes=_bytes_by_type(computed),
         largest_live_bytes=_largest(graphs),
@@ -66,11 +81,17 @@ def _bytes_by_type(values: list[Value]) -> dict[str, int]:
 
 
 def multiply_accumulates(operator: Operator) -> int:
-    """Products that are summed up, those with padding included; 0 for all but convolutions and matrix products."""
+    """Products that are summed up, those with padding included; 0 for all but
+    convolutions and matrix products.
+    """
     terms = _TERMS.get(type(operator))
     if terms is None:
         return 0
-    counted = operator.inputs[0] if isinstance(operator, ops.TRANSPOSE_CONV2D) else operator.outputs[0]
+    counted = (
+        operator.inputs[0]
+        if isinstance(operator, ops.TRANSPOSE_CONV2D)
+        else operator.outputs[0]
+    )
     return range_of(math.prod(counted.shape) * terms(operator))[0]
 
 
@@ -84,13 +105,19 @@ _TERMS: dict[type[Operator], Callable[[Operator], int]] = {
     ops.CONV2D_BLOCK_SCALED: lambda op: math.prod(op.inputs[2].shape[1:]),
     ops.DEPTHWISE_CONV2D: lambda op: math.prod(op.inputs[1].shape[:2]),
     ops.TRANSPOSE_CONV2D: lambda op: math.prod(op.inputs[1].shape[:3]),
-    **dict.fromkeys((ops.MATMUL, ops.MATMUL_T, ops.MATMUL_T_BLOCK_SCALED), lambda op: op.inputs[0].shape[2]),
+    **dict.fromkeys(
+        (ops.MATMUL, ops.MATMUL_T, ops.MATMUL_T_BLOCK_SCALED),
+        lambda op: op.inputs[0].shape[2],
+    ),
 }
-"""Operator -> products for each element of its result (TRANSPOSE_CONV2D: of its input)."""
+"""Operator -> products for each element of its result (TRANSPOSE_CONV2D: of its input).
+"""
 
 
 def _largest(graphs: list[Graph]) -> int:
-    """The largest live set of the first graph; what a body needs comes on top where it is called."""
+    """The largest live set of the first graph; what a body needs comes on top where it
+    is called.
+    """
     needed: dict[Graph, int] = {}
     for graph in reversed(graphs):
         needed[graph] = largest_live_bytes(graph, needed)
@@ -98,13 +125,17 @@ def _largest(graphs: list[Graph]) -> int:
 
 
 def largest_live_bytes(graph: Graph, of_bodies: dict[Graph, int]) -> int:
-    """The most bytes of inputs and results that some operator of the graph leaves alive or uses."""
+    """The most bytes of inputs and results that some operator of the graph leaves alive
+    or uses.
+    """
     dead = last_uses(graph)
     live = sum(_bytes(v) for v in dict.fromkeys(graph.inputs))
     largest = live
     for operator, ends in zip(graph.operators, dead, strict=True):
         live += sum(_bytes(v) for v in operator.outputs)
-        bodies = [v for v in operator.attribute_values().values() if isinstance(v, Graph)]
+        bodies = [
+            v for v in operator.attribute_values().values() if isinstance(v, Graph)
+        ]
         largest = max(largest, live + max((of_bodies[b] for b in bodies), default=0))
         live -= sum(_bytes(v) for v in ends)
     return largest

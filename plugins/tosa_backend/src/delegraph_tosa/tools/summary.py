@@ -1,4 +1,6 @@
-"""What a graph is, takes, returns and holds, as ``delegraph inspect --summary`` shows it."""
+"""What a graph is, takes, returns and holds, as ``delegraph inspect --summary`` shows
+it.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,17 @@ _TORCH_NAMES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloa
 """Element types whose name in torch is not TOSA's in small letters."""
 
 
-def summarize(graph: Graph, target: TosaSpec, size: int, quantized: Quantization) -> Summary:
+def summarize(
+    graph: Graph, target: TosaSpec, size: int, quantized: Quantization
+) -> Summary:
     """The summary of the graph of a file of ``size`` bytes, which ``target`` takes.
 
     Of constants only their types are looked at.
     """
     graphs = graph.reachable()
-    constants = [_constant(v) for v in dict.fromkeys(v for g in graphs for v in g.constants())]
+    constants = [
+        _constant(v) for v in dict.fromkeys(v for g in graphs for v in g.constants())
+    ]
     operators = Counter(op.name for g in graphs for op in g.operators)
     inputs = _border(graph.inputs, quantized.inputs)
     outputs = _border(graph.outputs, quantized.outputs)
@@ -37,8 +43,13 @@ def summarize(graph: Graph, target: TosaSpec, size: int, quantized: Quantization
         kind="TOSA program",
         version=f"{target.version[0]}.{target.version[1]}",
         bytes=size,
-        needs={"profiles": list(target.profile_names), "extensions": sorted(target.extensions)},
-        methods=(MethodSummary(graph.name, inputs, outputs, dict(operators.most_common())),),
+        needs={
+            "profiles": list(target.profile_names),
+            "extensions": sorted(target.extensions),
+        },
+        methods=(
+            MethodSummary(graph.name, inputs, outputs, dict(operators.most_common())),
+        ),
         constants=len(constants),
         constant_bytes=sum(c.bytes for c in constants),
         largest=Summary.largest_of(constants),
@@ -52,13 +63,21 @@ def _border(
 
 
 def _tensor(value: Value, quantized: QuantizationParameters | None) -> TensorSummary:
-    sizes = tuple(None if size == UNKNOWN else int(size) for size in value.type.declared)
-    scale, zero_point = (None, None) if quantized is None else (quantized.scale, quantized.zero_point)
-    return TensorSummary(value.name, _dtype(value), sizes, scale=scale, zero_point=zero_point)
+    sizes = tuple(
+        None if size == UNKNOWN else int(size) for size in value.type.declared
+    )
+    scale, zero_point = (
+        (None, None) if quantized is None else (quantized.scale, quantized.zero_point)
+    )
+    return TensorSummary(
+        value.name, _dtype(value), sizes, scale=scale, zero_point=zero_point
+    )
 
 
 def _constant(value: Value) -> ConstantSummary:
-    return ConstantSummary(value.name, _dtype(value), value.shape, int(size_in_file(value.type)))
+    return ConstantSummary(
+        value.name, _dtype(value), value.shape, int(size_in_file(value.type))
+    )
 
 
 def _dtype(value: Value) -> str:

@@ -12,7 +12,14 @@ FAMILY = Family()
 
 floats = torch.tensor([-2.7, -0.5, 0.0, 0.5, 2.5, 3.7])
 FAMILY.cases("to-int", lambda x: x.to(torch.int32), floats, floats.half(), floats > 0)
-FAMILY.cases("to-int-edges", lambda x: x.to(torch.int32), EDGES, EDGES.half(), EDGES * 1e9, EDGES * 1e38)
+FAMILY.cases(
+    "to-int-edges",
+    lambda x: x.to(torch.int32),
+    EDGES,
+    EDGES.half(),
+    EDGES * 1e9,
+    EDGES * 1e38,
+)
 FAMILY.cases("to-small-edges", lambda x: x.to(torch.int8), EDGES * 100, EDGES)
 FAMILY.cases("to-float", lambda x: x.float(), floats.half(), whole(3), truth(4))
 FAMILY.cases("to-half", lambda x: x.half(), floats, whole(3), truth(4))
@@ -23,8 +30,14 @@ FAMILY.cases("to-other-inner", lambda x, y: aten.to.other(x, y), (floats, whole(
 FAMILY.cases("to-copy", lambda x: aten._to_copy(x, dtype=torch.float16), floats)
 FAMILY.cases("to-device", lambda x: x.to("cpu", torch.float16), floats)
 FAMILY.cases("to-same", lambda x: x.to(torch.float32) + 1, floats)
-FAMILY.cases("channels-last", lambda x: x.to(memory_format=torch.channels_last) * 2, randn(1, 2, 3, 3))
+FAMILY.cases(
+    "channels-last",
+    lambda x: x.to(memory_format=torch.channels_last) * 2,
+    randn(1, 2, 3, 3),
+)
 
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)

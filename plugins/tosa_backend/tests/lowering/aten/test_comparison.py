@@ -12,26 +12,67 @@ ints = whole(2, 3), whole(3)
 for name in ("eq", "ne", "gt", "ge", "lt", "le"):
     compare = getattr(torch, name)
     FAMILY.cases(
-        name, compare, (randn(2, 3).round(), randn(3).round()), ints, (ints[0], randn(3)), (EDGES, EDGES.flip(0))
+        name,
+        compare,
+        (randn(2, 3).round(), randn(3).round()),
+        ints,
+        (ints[0], randn(3)),
+        (EDGES, EDGES.flip(0)),
     )
-    FAMILY.cases(f"{name}-number", lambda x, f=compare: f(x, 1), randn(2, 3).round(), ints[0])
+    FAMILY.cases(
+        f"{name}-number", lambda x, f=compare: f(x, 1), randn(2, 3).round(), ints[0]
+    )
 FAMILY.cases("eq-bools", torch.eq, (truth(2, 3), truth(3)))
 for name in ("logical_and", "logical_or", "logical_xor"):
-    FAMILY.cases(name, getattr(torch, name), (truth(2, 3), truth(3)), (randn(2, 3).round(), ints[1]))
+    FAMILY.cases(
+        name,
+        getattr(torch, name),
+        (truth(2, 3), truth(3)),
+        (randn(2, 3).round(), ints[1]),
+    )
 FAMILY.cases("logical_not", torch.logical_not, truth(2, 3), ints[0])
-FAMILY.cases("where", torch.where, (truth(2, 3), randn(2, 3), randn(3)), (truth(3), whole(2, 3), whole(1)))
+FAMILY.cases(
+    "where",
+    torch.where,
+    (truth(2, 3), randn(2, 3), randn(3)),
+    (truth(3), whole(2, 3), whole(1)),
+)
 FAMILY.cases("where-promoted", torch.where, (truth(2, 3), randn(2, 3), whole(3)))
-FAMILY.cases("where-number", lambda c, x: torch.where(c, x, 0.5), (truth(2, 3), randn(3)), (truth(3), whole(2, 3)))
-FAMILY.case("where-number-first", lambda c, x: torch.where(c, 0.5, x), truth(2, 3), randn(3))
+FAMILY.cases(
+    "where-number",
+    lambda c, x: torch.where(c, x, 0.5),
+    (truth(2, 3), randn(3)),
+    (truth(3), whole(2, 3)),
+)
+FAMILY.case(
+    "where-number-first", lambda c, x: torch.where(c, 0.5, x), truth(2, 3), randn(3)
+)
 FAMILY.case("where-numbers", lambda c: torch.where(c, 1, 2.5), truth(2, 3))
 FAMILY.case("where-whole-numbers", lambda c: torch.where(c, 1, 2).int(), truth(2, 3))
-FAMILY.cases("masked-fill", lambda x, m: x.masked_fill(m, -inf).softmax(-1), (randn(2, 3), torch.eye(2, 3) > 0))
-FAMILY.cases("masked-fill-tensor", lambda x, m, v: x.masked_fill(m, v), (randn(2, 3), truth(3), torch.tensor(2.0)))
+FAMILY.cases(
+    "masked-fill",
+    lambda x, m: x.masked_fill(m, -inf).softmax(-1),
+    (randn(2, 3), torch.eye(2, 3) > 0),
+)
+FAMILY.cases(
+    "masked-fill-tensor",
+    lambda x, m, v: x.masked_fill(m, v),
+    (randn(2, 3), truth(3), torch.tensor(2.0)),
+)
 for name in ("tril", "triu"):
     function = getattr(torch, name)
-    FAMILY.cases(name, lambda x, f=function: f(x, 1), randn(2, 3, 5), whole(4, 2), truth(3, 3))
-    FAMILY.cases(f"{name}-below", lambda x, f=function: f(x, -2), randn(4, 4), torch.full((3, 3), inf))
+    FAMILY.cases(
+        name, lambda x, f=function: f(x, 1), randn(2, 3, 5), whole(4, 2), truth(3, 3)
+    )
+    FAMILY.cases(
+        f"{name}-below",
+        lambda x, f=function: f(x, -2),
+        randn(4, 4),
+        torch.full((3, 3), inf),
+    )
 
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)

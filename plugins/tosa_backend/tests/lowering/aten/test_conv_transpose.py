@@ -11,12 +11,16 @@ from ...support.rule_cases import FP, Family, randn
 aten = torch.ops.aten
 
 FAMILY = Family()
-signal, image, volume = randn(2, 4, 11), randn(2, 4, 5, 6), randn(2, 4, 5, 6, 5)
+signal = randn(2, 4, 11)
+image = randn(2, 4, 5, 6)
+volume = randn(2, 4, 5, 6, 5)
 
 
 def transposed(axes, *args, **kwargs):
     torch.manual_seed(0)
-    return (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[axes - 1](*args, **kwargs)
+    return (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[axes - 1](
+        *args, **kwargs
+    )
 
 
 for axes, x in enumerate((signal, image, volume), start=1):
@@ -27,14 +31,28 @@ for axes, x in enumerate((signal, image, volume), start=1):
         "padded-away": {"padding": 3, "bias": False},
         "dilated": {"dilation": 2, "stride": 3, "padding": 1, "output_padding": 2},
         "grouped": {"groups": 2, "stride": 2},
-        "depthwise": {"groups": 4, "stride": 2, "padding": 2, "output_padding": 1, "dilation": 2},
+        "depthwise": {
+            "groups": 4,
+            "stride": 2,
+            "padding": 2,
+            "output_padding": 1,
+            "dilation": 2,
+        },
     }
     for name, given in settings.items():
         FAMILY.case(f"{axes}d-{name}", transposed(axes, 4, 8, 3, **given), x, spec=FP)
     FAMILY.case(f"{axes}d-unbatched", transposed(axes, 4, 6, 2, 2), x[0])
-FAMILY.cases("2d-mixed", transposed(2, 4, 6, (3, 2), (2, 3), (0, 1), (1, 2), dilation=(2, 1)), image)
+FAMILY.cases(
+    "2d-mixed",
+    transposed(2, 4, 6, (3, 2), (2, 3), (0, 1), (1, 2), dilation=(2, 1)),
+    image,
+)
 FAMILY.cases("2d-half", transposed(2, 4, 6, 3).half(), image.half())
-FAMILY.cases("depthwise-run-time-weights", lambda x, w: F.conv_transpose2d(x, w, groups=4), (image, randn(4, 2, 3, 3)))
+FAMILY.cases(
+    "depthwise-run-time-weights",
+    lambda x, w: F.conv_transpose2d(x, w, groups=4),
+    (image, randn(4, 2, 3, 3)),
+)
 FAMILY.cases(
     "run-time-weights",
     lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2, dilation=2, padding=1),
@@ -57,10 +75,14 @@ FAMILY.cases(
 )
 FAMILY.cases(
     "convolution-transposed3",
-    lambda x, w: aten.convolution(x, w, None, [2] * 3, [1] * 3, [1] * 3, True, [0] * 3, 1),
+    lambda x, w: aten.convolution(
+        x, w, None, [2] * 3, [1] * 3, [1] * 3, True, [0] * 3, 1
+    ),
     (volume, randn(4, 6, 2, 2, 2)),
 )
 
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)

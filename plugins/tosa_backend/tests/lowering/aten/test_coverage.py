@@ -9,7 +9,8 @@ import pytest
 from delegraph_tosa.ir.graph import Value
 from delegraph_tosa.lowering import FAMILIES, RULES
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # what torch says of a row of conv
+# what torch says of a row of conv
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -24,5 +25,7 @@ def test_every_rule_is_in_a_row_of_its_family(name):
 
 
 def test_a_rule_on_other_kinds_of_operands_stands_beside_one_on_values():
-    """Arguments are bound for the rule on ``Value``, without which the others are never reached."""
+    """Arguments are bound for the rule on ``Value``, without which the others are never
+    reached.
+    """
     assert [(str(op), kind) for op, kind in RULES if (op, Value) not in RULES] == []

@@ -4,16 +4,42 @@ from __future__ import annotations
 
 import torch
 
-from ...support.rule_cases import EDGES, FP, Family, WithConstant, half, inf, nan, positive, randn, truth, whole
+from ...support.rule_cases import (
+    EDGES,
+    FP,
+    Family,
+    WithConstant,
+    half,
+    inf,
+    nan,
+    positive,
+    randn,
+    truth,
+    whole,
+)
 
 aten = torch.ops.aten
 
 FAMILY = Family()
 
 for name in ("abs", "neg", "exp", "floor", "ceil", "erf", "square"):
-    FAMILY.cases(name, getattr(torch, name), randn(2, 3, 4), half(5), torch.tensor(0.7), EDGES, spec=FP)
+    FAMILY.cases(
+        name,
+        getattr(torch, name),
+        randn(2, 3, 4),
+        half(5),
+        torch.tensor(0.7),
+        EDGES,
+        spec=FP,
+    )
 for name in ("log", "sqrt", "rsqrt", "reciprocal"):
-    FAMILY.cases(name, getattr(torch, name), positive(2, 3), torch.tensor([0.0, 1e-3, inf, nan]), spec=FP)
+    FAMILY.cases(
+        name,
+        getattr(torch, name),
+        positive(2, 3),
+        torch.tensor([0.0, 1e-3, inf, nan]),
+        spec=FP,
+    )
 for name in ("sin", "cos"):
     FAMILY.cases(name, getattr(torch, name), randn(2, 3), half(7))
 FAMILY.cases("exp-of-int", torch.exp, whole(2, 3), truth(2, 3))
@@ -31,48 +57,108 @@ for name in ("add", "sub", "mul", "div", "maximum", "minimum", "rsub"):
 for name in ("add", "sub", "mul", "rsub"):
     FAMILY.cases(f"{name}-ints", getattr(torch, name), (whole(2, 3), whole(3)))
 for dtype in (torch.int8, torch.int16):
-    ends = torch.tensor([torch.iinfo(dtype).max, torch.iinfo(dtype).min, 100, -5, 0]).to(dtype)
+    ends = torch.tensor(
+        [torch.iinfo(dtype).max, torch.iinfo(dtype).min, 100, -5, 0]
+    ).to(dtype)
     others = torch.tensor([1, -1, 3, 7, 0]).to(dtype)
     FAMILY.cases(
-        f"wrapping-{dtype}", lambda x, y: (x + y) * y - (-x * 3 - y).abs().sub(x, alpha=3) + 100, (ends, others)
+        f"wrapping-{dtype}",
+        lambda x, y: (x + y) * y - (-x * 3 - y).abs().sub(x, alpha=3) + 100,
+        (ends, others),
     )
     FAMILY.cases(
-        f"compared-{dtype}", lambda x, y: (x > y) ^ (x <= 2) ^ (x.maximum(y) == x.clamp(-3, 5)), (ends, others)
+        f"compared-{dtype}",
+        lambda x, y: (x > y) ^ (x <= 2) ^ (x.maximum(y) == x.clamp(-3, 5)),
+        (ends, others),
     )
-FAMILY.cases("alpha", lambda x, y: torch.add(x, y, alpha=0.5) - torch.sub(y, x, alpha=-2), *pairs)
+FAMILY.cases(
+    "alpha", lambda x, y: torch.add(x, y, alpha=0.5) - torch.sub(y, x, alpha=-2), *pairs
+)
 large_ints = whole(3) + 2**31 - 20
-FAMILY.cases("alpha-of-large-ints", lambda x, y: x.add(y, alpha=2) + x.sub(y, alpha=3), (randn(3), large_ints))
+FAMILY.cases(
+    "alpha-of-large-ints",
+    lambda x, y: x.add(y, alpha=2) + x.sub(y, alpha=3),
+    (randn(3), large_ints),
+)
 FAMILY.cases("rsub-alpha", lambda x, y: torch.rsub(x, y, alpha=3), *pairs)
 scalars = [randn(2, 3), whole(2, 3), half(3), torch.tensor(1.5)]
 FAMILY.cases("number", lambda x: 1.5 - (x + 2) * 0.25 / 3 + 2 / (x.abs() + 1), *scalars)
 FAMILY.cases("whole-number", lambda x: (x * 3 - 7).add(2, alpha=2), *scalars)
-FAMILY.cases("promoted", lambda x, y: x * y + y / x.abs().add(1), (whole(2, 3), randn(3)), (half(3), whole(2, 3)))
-FAMILY.cases("promoted-bool", lambda x, y: (x + y) * y - 1, (randn(2, 3), truth(3)), (whole(3), truth(2, 3)))
-FAMILY.cases("rank-0-does-not-promote", lambda x, y: x * y, (half(2, 3), torch.tensor(0.3)))
-FAMILY.cases("or-without-alpha", lambda x, y: torch.add(x, y, alpha=False), (truth(3), truth(2, 3)))
+FAMILY.cases(
+    "promoted",
+    lambda x, y: x * y + y / x.abs().add(1),
+    (whole(2, 3), randn(3)),
+    (half(3), whole(2, 3)),
+)
+FAMILY.cases(
+    "promoted-bool",
+    lambda x, y: (x + y) * y - 1,
+    (randn(2, 3), truth(3)),
+    (whole(3), truth(2, 3)),
+)
+FAMILY.cases(
+    "rank-0-does-not-promote", lambda x, y: x * y, (half(2, 3), torch.tensor(0.3))
+)
+FAMILY.cases(
+    "or-without-alpha",
+    lambda x, y: torch.add(x, y, alpha=False),
+    (truth(3), truth(2, 3)),
+)
 FAMILY.cases("and", lambda x, y: x * y, (truth(2, 3), truth(3)))
 FAMILY.cases("half-of-ints", lambda x: x / 2, whole(2, 3))
 tiny = torch.tensor([1e-40, -1e-39, 3e-45, 1e-38, 5e-41, 0.0])
 large = torch.tensor([1e38, -3e38, 2.5e38, 7e37, inf, 1e20])
-FAMILY.cases("tiny-quotients", torch.div, (tiny, tiny.flip(0).abs() + 1e-42), (tiny, tiny), (tiny, large))
-FAMILY.cases("large-quotients", torch.div, (large, large.flip(0)), (large, large * -0.5), (large, tiny))
-FAMILY.cases("half-quotients", torch.div, (half(9) * 1e-4, half(9).abs() * 1e-5), (half(9) * 1e4, half(1) * 3e4))
+FAMILY.cases(
+    "tiny-quotients",
+    torch.div,
+    (tiny, tiny.flip(0).abs() + 1e-42),
+    (tiny, tiny),
+    (tiny, large),
+)
+FAMILY.cases(
+    "large-quotients",
+    torch.div,
+    (large, large.flip(0)),
+    (large, large * -0.5),
+    (large, tiny),
+)
+FAMILY.cases(
+    "half-quotients",
+    torch.div,
+    (half(9) * 1e-4, half(9).abs() * 1e-5),
+    (half(9) * 1e4, half(1) * 3e4),
+)
 FAMILY.cases("divided-by-zero", lambda x: x / 0.0 + x / -0.0, EDGES)
-FAMILY.cases("divided-by-a-parameter", WithConstant(lambda w, x: x / w, positive(3)), randn(2, 3))
+FAMILY.cases(
+    "divided-by-a-parameter", WithConstant(lambda w, x: x / w, positive(3)), randn(2, 3)
+)
 FAMILY.cases("divided-by-infinity", lambda x: x / inf, randn(3))
 FAMILY.cases(
     "scalar-overloads",
-    lambda x: aten.add.Scalar(aten.div.Scalar(aten.mul.Scalar(aten.sub.Scalar(x, 2), 3), 7), 1, 2),
+    lambda x: aten.add.Scalar(
+        aten.div.Scalar(aten.mul.Scalar(aten.sub.Scalar(x, 2), 3), 7), 1, 2
+    ),
     randn(2, 3),
 )
 FAMILY.cases(
     "second-names",
-    lambda x, y: torch.negative(torch.multiply(x, y)) + torch.absolute(torch.subtract(x, y, alpha=2)),
+    lambda x, y: (
+        torch.negative(torch.multiply(x, y))
+        + torch.absolute(torch.subtract(x, y, alpha=2))
+    ),
     (randn(2, 3), randn(3)),
 )
-FAMILY.cases("division-names", lambda x, y: torch.true_divide(x, y) + torch.divide(y, x), (positive(2, 3), positive(3)))
-FAMILY.cases("max-min", lambda x, y: torch.max(x, y) - torch.min(x, y), (randn(2, 3), randn(3)))
+FAMILY.cases(
+    "division-names",
+    lambda x, y: torch.true_divide(x, y) + torch.divide(y, x),
+    (positive(2, 3), positive(3)),
+)
+FAMILY.cases(
+    "max-min", lambda x, y: torch.max(x, y) - torch.min(x, y), (randn(2, 3), randn(3))
+)
 
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)

@@ -1,4 +1,6 @@
-"""Products with the matrix of a row's group, and histograms, each rule against eager torch."""
+"""Products with the matrix of a row's group, and histograms, each rule against eager
+torch.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,19 @@ FAMILY.cases(
 tokens = torch.tensor([3.0, 0, 3, 1, 7, 3, 0, 4, -1, 8])
 FAMILY.case("histogram-experts", lambda x: torch.histc(x, 8, 0, 7), tokens)
 FAMILY.case("histogram-one", lambda x: torch.histc(x, 1, 0, 0), tokens[:4] * 0)
-FAMILY.cases("histogram", lambda x: torch.histc(x, 7, -3, 0.3), randn(4, 50), EDGES[1:-1], randn(()))
+FAMILY.cases(
+    "histogram",
+    lambda x: torch.histc(x, 7, -3, 0.3),
+    randn(4, 50),
+    EDGES[1:-1],
+    randn(()),
+)
 """Ends of bins that no float32 has: eager rounds where they are."""
-FAMILY.case("histogram-tenths", lambda x: torch.histc(x, 30, 0, 3), torch.arange(61) / 20)
+FAMILY.case(
+    "histogram-tenths", lambda x: torch.histc(x, 30, 0, 3), torch.arange(61) / 20
+)
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)

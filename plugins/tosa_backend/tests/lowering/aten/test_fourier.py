@@ -1,4 +1,6 @@
-"""Fourier transforms and complex numbers inside of a delegate, each rule against eager torch."""
+"""Fourier transforms and complex numbers inside of a delegate, each rule against eager
+torch.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,15 @@ aten = torch.ops.aten
 fft = torch.fft
 
 FAMILY = Family()
-signal, image, window = randn(2, 12), randn(2, 5, 6), torch.hann_window(8)
+signal = randn(2, 12)
+image = randn(2, 5, 6)
+window = torch.hann_window(8)
 
 
 def real(x):
-    """Exported programs have ``view_as_real`` where the core decomposed ``real``; these rows are not decomposed."""
+    """Exported programs have ``view_as_real`` where the core decomposed ``real``; these
+    rows are not decomposed.
+    """
     return torch.view_as_real(x)[..., 0]
 
 
@@ -27,26 +33,52 @@ def half(x, dims=(-1,), normalization=0, onesided=True):
 
 for normalization in (0, 1, 2):
     FAMILY.cases(
-        f"real-{normalization}", lambda x, n=normalization: torch.view_as_real(half(x, (-1,), n)), signal, image
+        f"real-{normalization}",
+        lambda x, n=normalization: torch.view_as_real(half(x, (-1,), n)),
+        signal,
+        image,
     )
-FAMILY.cases("real-whole", lambda x: torch.view_as_real(half(x, onesided=False)), signal, signal[:, :1], image)
+FAMILY.cases(
+    "real-whole",
+    lambda x: torch.view_as_real(half(x, onesided=False)),
+    signal,
+    signal[:, :1],
+    image,
+)
 FAMILY.case("real-other-axis", lambda x: torch.view_as_real(half(x, (0,))), signal)
 FAMILY.case("real-two-axes", lambda x: torch.view_as_real(half(x, (1, 2))), image)
-for name, function, over_two in (("fft", fft.fft, fft.fft2), ("ifft", fft.ifft, fft.ifft2)):
+for name, function, over_two in (
+    ("fft", fft.fft, fft.fft2),
+    ("ifft", fft.ifft, fft.ifft2),
+):
     for norm in (None, "ortho", "forward"):
-        FAMILY.case(f"{name}-{norm}", lambda x, f=function, n=norm: real(f(f(x, norm=n), dim=0, norm=n)), signal)
+        FAMILY.case(
+            f"{name}-{norm}",
+            lambda x, f=function, n=norm: real(f(f(x, norm=n), dim=0, norm=n)),
+            signal,
+        )
     FAMILY.case(f"{name}2", lambda x, f=over_two: torch.view_as_real(f(x)), image)
     FAMILY.case(f"{name}2-of-complex", lambda x, f=over_two: real(f(half(x))), image)
 for norm in (None, "ortho", "forward"):
-    FAMILY.case(f"rfft-{norm}", lambda x, n=norm: fft.rfft(x, dim=1, norm=n).abs(), image)
+    FAMILY.case(
+        f"rfft-{norm}", lambda x, n=norm: fft.rfft(x, dim=1, norm=n).abs(), image
+    )
 for n in (None, 12, 13):
-    FAMILY.case(f"back-{n}", lambda x, n=n: fft.irfft(half(x), n=n, norm="ortho"), signal)
+    FAMILY.case(
+        f"back-{n}", lambda x, n=n: fft.irfft(half(x), n=n, norm="ortho"), signal
+    )
 FAMILY.case("back-inner", lambda x: aten._fft_c2r(half(x, (1, 2)), [1, 2], 2, 6), image)
 FAMILY.case("inner", lambda x: real(aten._fft_c2c(half(x), [0, 1], 1, False)), image)
 FAMILY.cases("abs", lambda x: half(x).abs(), signal, image, torch.zeros(1, 4))
 FAMILY.case("angle", lambda x: half(x).angle(), signal)
-FAMILY.case("moved", lambda x: half(x).permute(2, 0, 1).transpose(0, -1)[:, 1:].abs(), image)
-FAMILY.case("times", lambda x: real(half(x) * half(x) * 2 * x[..., :1]) - real(x[..., :1] * half(x)), image)
+FAMILY.case(
+    "moved", lambda x: half(x).permute(2, 0, 1).transpose(0, -1)[:, 1:].abs(), image
+)
+FAMILY.case(
+    "times",
+    lambda x: real(half(x) * half(x) * 2 * x[..., :1]) - real(x[..., :1] * half(x)),
+    image,
+)
 FAMILY.case("from-parts", lambda x: torch.view_as_complex(x).abs(), randn(3, 4, 2))
 
 REFUSED = {
@@ -55,7 +87,11 @@ REFUSED = {
         "aten._fft_r2c.default",
         "result leaves the delegate: TOSA has no torch.complex64",
     ),
-    "no rule": (lambda x: half(x).exp().abs(), "aten.exp.default", "its operand: TOSA has no torch.complex64"),
+    "no rule": (
+        lambda x: half(x).exp().abs(),
+        "aten.exp.default",
+        "its operand: TOSA has no torch.complex64",
+    ),
     "too large": (
         lambda x: half(x.repeat(1, 200)).abs(),
         "aten._fft_r2c.default",
@@ -83,9 +119,13 @@ def test_spectrogram_and_back_in_one_delegate():
         return spectrum.abs().pow(2), torch.istft(spectrum, **options)
 
     x = randn(2, 40)
-    lowered = delegraph.lower(Function(forward).eval(), (x,), backends=["tosa"], require_full=True)
+    lowered = delegraph.lower(
+        Function(forward).eval(), (x,), backends=["tosa"], require_full=True
+    )
     assert lowered.verify(x).relative_error < 1e-5
 
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)

@@ -13,8 +13,14 @@ from ...support.rule_cases import FP, Family, half, randn
 aten = torch.ops.aten
 
 FAMILY = Family()
-signal, image, volume = randn(2, 3, 7), randn(2, 3, 6, 5), randn(1, 2, 4, 5, 6)
-SIZES = {"signal": ((14,), (3,), (10,), (1,)), "volume": ((8, 3, 6), (2, 7, 1)), "image": ((12, 7), (3, 5), (1, 9))}
+signal = randn(2, 3, 7)
+image = randn(2, 3, 6, 5)
+volume = randn(1, 2, 4, 5, 6)
+SIZES = {
+    "signal": ((14,), (3,), (10,), (1,)),
+    "volume": ((8, 3, 6), (2, 7, 1)),
+    "image": ((12, 7), (3, 5), (1, 9)),
+}
 MODES = {
     "signal": (signal, ("nearest", "nearest-exact", "linear")),
     "image": (image, ("nearest-exact", "bicubic")),
@@ -23,17 +29,26 @@ MODES = {
 for what, (x, modes) in MODES.items():
     for mode in modes:
         for size in SIZES[what]:
-            FAMILY.case(f"{what}-{mode}-{size}", lambda x, m=mode, s=size: F.interpolate(x, s, mode=m), x, spec=FP)
+            FAMILY.case(
+                f"{what}-{mode}-{size}",
+                lambda x, m=mode, s=size: F.interpolate(x, s, mode=m),
+                x,
+                spec=FP,
+            )
         for scale in (2, 0.6, 1.7):
-            resized = lambda x, m=mode, s=scale: F.interpolate(x, scale_factor=s, mode=m)  # noqa: E731
+            resized = lambda x, m=mode, s=scale: F.interpolate(
+                x, scale_factor=s, mode=m
+            )
             FAMILY.case(f"{what}-{mode}-x{scale}", resized, x)
         if mode.endswith(("linear", "cubic")):
             for size in SIZES[what]:
-                aligned = lambda x, m=mode, s=size: F.interpolate(x, s, mode=m, align_corners=True)  # noqa: E731
+                aligned = lambda x, m=mode, s=size: F.interpolate(
+                    x, s, mode=m, align_corners=True
+                )
                 FAMILY.case(f"{what}-{mode}-{size}-aligned", aligned, x)
 for mode in ("bilinear", "bicubic"):
     for size in ((3, 2), (12, 3), (6, 5)):
-        smooth = lambda x, m=mode, s=size: F.interpolate(x, s, mode=m, antialias=True)  # noqa: E731
+        smooth = lambda x, m=mode, s=size: F.interpolate(x, s, mode=m, antialias=True)
         FAMILY.case(f"smooth-{mode}-{size}", smooth, image)
 FAMILY.cases("half", lambda x: F.interpolate(x, 9, mode="linear"), half(1, 2, 5))
 inner = {
@@ -49,17 +64,23 @@ inner = {
     "upsample_trilinear3d": (volume, ([3, 8, 5], False)),
 }
 for name, (x, given) in inner.items():
-    FAMILY.case(f"inner-{name}", lambda x, n=name, g=given: getattr(aten, n).default(x, *g), x)
+    FAMILY.case(
+        f"inner-{name}", lambda x, n=name, g=given: getattr(aten, n).default(x, *g), x
+    )
 
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)
 
 
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("size", [(3, 4), (9, 20), (4, 11)])
 def test_antialiasing_spreads_an_infinity_as_far_as_eager_does(mode, size):
-    """Also where an output covers fewer elements than others, and along an axis that keeps its size."""
+    """Also where an output covers fewer elements than others, and along an axis that
+    keeps its size.
+    """
 
     class Resized(nn.Module):
         def forward(self, x):

@@ -9,19 +9,45 @@ import torch.nn.functional as F
 from ...support.rule_cases import Family, Function, positive, randn
 
 FAMILY = Family()
-FEW, MANY = torch.tensor([2, 0, -100, 4]), torch.tensor([[[1, 0], [3, -100], [4, 4]], [[2, 2], [0, 1], [-100, 0]]])
-scores, images, weights = randn(4, 5), randn(2, 5, 3, 2), positive(5)
+FEW = torch.tensor([2, 0, -100, 4])
+MANY = torch.tensor([[[1, 0], [3, -100], [4, 4]], [[2, 2], [0, 1], [-100, 0]]])
+scores = randn(4, 5)
+images = randn(2, 5, 3, 2)
+weights = positive(5)
 
 for reduction in ("mean", "sum", "none"):
-    loss = lambda x, y, r=reduction: F.nll_loss(x, y, reduction=r)  # noqa: E731
-    FAMILY.cases(f"nll-{reduction}", loss, (scores, FEW), (images, MANY), (scores[0], FEW[0]))
-    smooth = lambda x, y, w, r=reduction: F.cross_entropy(x, y, w, reduction=r, label_smoothing=0.2)  # noqa: E731
-    FAMILY.cases(f"cross-entropy-smooth-{reduction}", smooth, (scores, FEW, weights), (images, MANY, weights))
-    loss = lambda x, y, r=reduction: F.cross_entropy(x, y, reduction=r)  # noqa: E731
-    FAMILY.cases(f"cross-entropy-{reduction}", loss, (scores, FEW), (scores, scores.softmax(1)), (scores[0], FEW[1]))
-    FAMILY.case(f"probabilities-{reduction}", smooth, images, images.softmax(1), weights)
-FAMILY.cases("nll-weighted", lambda x, y, w: F.nll_loss(x, y, w, ignore_index=2), (scores, FEW.clamp(0), weights))
-FAMILY.cases("all-ignored", lambda x, y: F.cross_entropy(x, y), (scores, torch.full((4,), -100)))
+    loss = lambda x, y, r=reduction: F.nll_loss(x, y, reduction=r)
+    FAMILY.cases(
+        f"nll-{reduction}", loss, (scores, FEW), (images, MANY), (scores[0], FEW[0])
+    )
+    smooth = lambda x, y, w, r=reduction: F.cross_entropy(
+        x, y, w, reduction=r, label_smoothing=0.2
+    )
+    FAMILY.cases(
+        f"cross-entropy-smooth-{reduction}",
+        smooth,
+        (scores, FEW, weights),
+        (images, MANY, weights),
+    )
+    loss = lambda x, y, r=reduction: F.cross_entropy(x, y, reduction=r)
+    FAMILY.cases(
+        f"cross-entropy-{reduction}",
+        loss,
+        (scores, FEW),
+        (scores, scores.softmax(1)),
+        (scores[0], FEW[1]),
+    )
+    FAMILY.case(
+        f"probabilities-{reduction}", smooth, images, images.softmax(1), weights
+    )
+FAMILY.cases(
+    "nll-weighted",
+    lambda x, y, w: F.nll_loss(x, y, w, ignore_index=2),
+    (scores, FEW.clamp(0), weights),
+)
+FAMILY.cases(
+    "all-ignored", lambda x, y: F.cross_entropy(x, y), (scores, torch.full((4,), -100))
+)
 
 
 def test_labels_prove_that_they_fit_into_32_bits():
@@ -32,4 +58,6 @@ def test_labels_prove_that_they_fit_into_32_bits():
 
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)

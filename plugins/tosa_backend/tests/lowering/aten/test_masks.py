@@ -1,4 +1,6 @@
-"""Masks that are made of numbers take no room in a file: the device compares positions where they are large."""
+"""Masks that are made of numbers take no room in a file: the device compares positions
+where they are large.
+"""
 
 import delegraph
 import pytest
@@ -12,12 +14,19 @@ N = 512
 class Attention(nn.Module):
     def __init__(self, mask, causal=False):
         super().__init__()
-        self.mask, self.causal = mask, causal
-        self.project, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+        self.mask = mask
+        self.causal = causal
+        self.project = nn.Linear(64, 192)
+        self.out = nn.Linear(64, 64)
 
     def forward(self, x):
-        q, k, v = (part.unflatten(-1, (4, 16)).transpose(1, 2) for part in self.project(x).chunk(3, -1))
-        y = F.scaled_dot_product_attention(q, k, v, self.mask(x.shape[1]), is_causal=self.causal)
+        q, k, v = (
+            part.unflatten(-1, (4, 16)).transpose(1, 2)
+            for part in self.project(x).chunk(3, -1)
+        )
+        y = F.scaled_dot_product_attention(
+            q, k, v, self.mask(x.shape[1]), is_causal=self.causal
+        )
         return self.out(y.transpose(1, 2).flatten(-2))
 
 
@@ -37,7 +46,8 @@ MASKS = {
 @pytest.mark.parametrize("name", MASKS)
 def test_a_file_is_hardly_larger_than_the_weights(name, tmp_path):
     torch.manual_seed(0)
-    module, x = Attention(*MASKS[name]).eval(), torch.randn(1, N, 64)
+    module = Attention(*MASKS[name]).eval()
+    x = torch.randn(1, N, 64)
     lowered = delegraph.lower(module, (x,), backends=["tosa"])
     lowered.save(tmp_path / "attention.tosa")
     weights = sum(p.nbytes for p in module.parameters())
@@ -50,11 +60,21 @@ def test_a_file_is_hardly_larger_than_the_weights(name, tmp_path):
 def test_triangles_of_any_diagonal(spec, diagonal):
     class Triangles(nn.Module):
         def forward(self, x):
-            ones = torch.full((2, N, 300), 7, dtype=torch.int32) if spec.endswith("INT") else torch.ones(2, N, 300)
-            return x.tril(diagonal), ones.triu(diagonal), (ones > 0).tril(diagonal) & (x > 0)
+            ones = (
+                torch.full((2, N, 300), 7, dtype=torch.int32)
+                if spec.endswith("INT")
+                else torch.ones(2, N, 300)
+            )
+            return (
+                x.tril(diagonal),
+                ones.triu(diagonal),
+                (ones > 0).tril(diagonal) & (x > 0),
+            )
 
     x = torch.randint(-9, 9, (2, N, 300), dtype=torch.int32)
     x = x if spec.endswith("INT") else x / 2
-    lowered = delegraph.lower(Triangles().eval(), (x,), backends=["tosa"], options={"tosa": {"spec": spec}})
+    lowered = delegraph.lower(
+        Triangles().eval(), (x,), backends=["tosa"], options={"tosa": {"spec": spec}}
+    )
     assert lowered.report.host_operators == 0 and lowered.verify(x).relative_error == 0
     assert len(lowered.delegates[0].blob) < 16_000

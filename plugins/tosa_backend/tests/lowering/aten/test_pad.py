@@ -20,17 +20,40 @@ pads = {
 }
 for name, pad in pads.items():
     FAMILY.cases(name, pad, x, half(2, 3, 4, 5), whole(2, 3, 4, 5), truth(2, 3, 4, 5))
-signal, volume = randn(2, 3, 7), randn(2, 3, 4, 5, 6)
+signal = randn(2, 3, 7)
+volume = randn(2, 3, 4, 5, 6)
 for mode in ("reflect", "replicate", "circular"):
-    FAMILY.cases(mode, lambda x, m=mode: F.pad(x, (2, 3), mode=m), signal, EDGES[None], half(2, 5))
-    FAMILY.cases(f"{mode}-2d", lambda x, m=mode: F.pad(x, (2, 0, 1, 3), mode=m), x, x[0])
-    FAMILY.cases(f"{mode}-3d", lambda x, m=mode: F.pad(x, (2, 1, 0, 1, 3, 2), mode=m), volume)
+    FAMILY.cases(
+        mode,
+        lambda x, m=mode: F.pad(x, (2, 3), mode=m),
+        signal,
+        EDGES[None],
+        half(2, 5),
+    )
+    FAMILY.cases(
+        f"{mode}-2d", lambda x, m=mode: F.pad(x, (2, 0, 1, 3), mode=m), x, x[0]
+    )
+    FAMILY.cases(
+        f"{mode}-3d", lambda x, m=mode: F.pad(x, (2, 1, 0, 1, 3, 2), mode=m), volume
+    )
     FAMILY.cases(f"{mode}-cut", lambda x, m=mode: F.pad(x, (-1, 2, 1, -2), mode=m), x)
 for name in ("reflection", "replication"):
-    FAMILY.cases(f"{name}-1d", lambda x, n=name: getattr(aten, f"{n}_pad1d")(x, [1, 2]), signal)
-    FAMILY.cases(f"{name}-inner", lambda x, n=name: getattr(aten, f"{n}_pad2d")(x, [1, 2, 3, 0]), x)
-    FAMILY.cases(f"{name}-volume", lambda x, n=name: getattr(aten, f"{n}_pad3d")(x, [1, 2, 3, 0, 1, 1]), volume)
+    FAMILY.cases(
+        f"{name}-1d", lambda x, n=name: getattr(aten, f"{n}_pad1d")(x, [1, 2]), signal
+    )
+    FAMILY.cases(
+        f"{name}-inner",
+        lambda x, n=name: getattr(aten, f"{n}_pad2d")(x, [1, 2, 3, 0]),
+        x,
+    )
+    FAMILY.cases(
+        f"{name}-volume",
+        lambda x, n=name: getattr(aten, f"{n}_pad3d")(x, [1, 2, 3, 0, 1, 1]),
+        volume,
+    )
 
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)

@@ -10,7 +10,9 @@ from ...support.rule_cases import FP, Family, half, inf, nan, randn
 aten = torch.ops.aten
 
 FAMILY = Family()
-signal, image, volume = randn(2, 3, 11), randn(2, 3, 7, 9), randn(2, 3, 5, 4, 6)
+signal = randn(2, 3, 11)
+image = randn(2, 3, 7, 9)
+volume = randn(2, 3, 5, 4, 6)
 TIES = torch.tensor([[[1.0, 1.0, nan, 0.0, -inf, -inf, 2.0, 2.0, 2.0]]])
 
 for axes, x in enumerate((signal, image, volume), start=1):
@@ -21,18 +23,47 @@ for axes, x in enumerate((signal, image, volume), start=1):
         "dilated": {"kernel_size": 2, "stride": 1, "dilation": 2},
     }
     for name, given in settings.items():
-        FAMILY.cases(f"{axes}d-{name}", lambda x, p=pool, g=given: p(x, return_indices=True, **g), x, x[0])
-    adaptive = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)[axes - 1]
+        FAMILY.cases(
+            f"{axes}d-{name}",
+            lambda x, p=pool, g=given: p(x, return_indices=True, **g),
+            x,
+            x[0],
+        )
+    adaptive = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)[
+        axes - 1
+    ]
     for size in (1, 2, 3):
-        FAMILY.cases(f"adaptive-{axes}d-{size}", lambda x, a=adaptive, s=size: a(x, s, return_indices=True), x, x[0])
-    back, given = (F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)[axes - 1], {"kernel_size": 3, "stride": 2}
+        FAMILY.cases(
+            f"adaptive-{axes}d-{size}",
+            lambda x, a=adaptive, s=size: a(x, s, return_indices=True),
+            x,
+            x[0],
+        )
+    back = (F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)[axes - 1]
+    given = {"kernel_size": 3, "stride": 2}
     given["output_size"] = x.shape[-axes:]
-    FAMILY.cases(f"{axes}d-back", lambda x, p=pool, b=back, g=given: b(*p(x, 3, 2, return_indices=True), **g), x, x[0])
+    FAMILY.cases(
+        f"{axes}d-back",
+        lambda x, p=pool, b=back, g=given: b(*p(x, 3, 2, return_indices=True), **g),
+        x,
+        x[0],
+    )
     largest, places = pool(x, 3, 2, return_indices=True)
-    FAMILY.case(f"{axes}d-back-alone", lambda x, i, b=back, g=given: b(x, i, **g), largest, places)
-FAMILY.cases("ties", lambda x: F.max_pool1d(x, 3, 2, return_indices=True), TIES, half(1, 2, 9))
-FAMILY.cases("values-only", lambda x: aten.max_pool2d_with_indices(x, [2, 2])[0], image, spec=FP)
+    FAMILY.case(
+        f"{axes}d-back-alone",
+        lambda x, i, b=back, g=given: b(x, i, **g),
+        largest,
+        places,
+    )
+FAMILY.cases(
+    "ties", lambda x: F.max_pool1d(x, 3, 2, return_indices=True), TIES, half(1, 2, 9)
+)
+FAMILY.cases(
+    "values-only", lambda x: aten.max_pool2d_with_indices(x, [2, 2])[0], image, spec=FP
+)
 
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)

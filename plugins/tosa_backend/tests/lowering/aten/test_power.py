@@ -5,28 +5,81 @@ from __future__ import annotations
 import delegraph
 import torch
 
-from ...support.rule_cases import EDGES, Family, Function, half, inf, nan, positive, randn, whole
+from ...support.rule_cases import (
+    EDGES,
+    Family,
+    Function,
+    half,
+    inf,
+    nan,
+    positive,
+    randn,
+    whole,
+)
 
 FAMILY = Family()
 BASES = torch.tensor([-inf, -2.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 2.0, inf, nan])
 EXPONENTS = torch.tensor([-inf, -3.0, -2.5, -2.0, -0.0, 0.3, 1.0, 2.0, 3.0, inf, nan])
 
-for exponent in (1, 2, 3, 4, 7, 0.5, -0.5, 1.5, -2.5, -1, 1.7, -2, 0, -1.3, 17, 20, -17, 100):
-    FAMILY.cases(f"pow{exponent}", lambda x, e=exponent: torch.pow(x, e), positive(2, 3), half(5).abs(), EDGES, BASES)
+for exponent in (
+    1,
+    2,
+    3,
+    4,
+    7,
+    0.5,
+    -0.5,
+    1.5,
+    -2.5,
+    -1,
+    1.7,
+    -2,
+    0,
+    -1.3,
+    17,
+    20,
+    -17,
+    100,
+):
+    FAMILY.cases(
+        f"pow{exponent}",
+        lambda x, e=exponent: torch.pow(x, e),
+        positive(2, 3),
+        half(5).abs(),
+        EDGES,
+        BASES,
+    )
 FAMILY.cases("pow-of-negative", lambda x: x**2 + x**3, randn(2, 3))
 FAMILY.cases("pow-of-int", lambda x: x**2, whole(2, 3))
 FAMILY.cases("pow-pairs", torch.pow, (positive(2, 3), randn(3)))
 FAMILY.cases("pow-base", lambda x: torch.pow(2.5, x), randn(2, 3))
-FAMILY.cases("pow-edges", torch.pow, (BASES, EXPONENTS[:, None]), (randn(2, 9), whole(9).float()), (half(5), half(5)))
-FAMILY.cases("pow-of-base", lambda x: torch.cat([torch.pow(b, x) for b in (0.0, -2, 0.5, 1, inf)]), EXPONENTS)
+FAMILY.cases(
+    "pow-edges",
+    torch.pow,
+    (BASES, EXPONENTS[:, None]),
+    (randn(2, 9), whole(9).float()),
+    (half(5), half(5)),
+)
+FAMILY.cases(
+    "pow-of-base",
+    lambda x: torch.cat([torch.pow(b, x) for b in (0.0, -2, 0.5, 1, inf)]),
+    EXPONENTS,
+)
 FAMILY.cases("pow-infinite", lambda x: torch.cat([x**inf, x**-inf, x**nan]), BASES)
-FAMILY.cases("pow-promoted", torch.pow, (whole(2, 3), randn(3)), (randn(2, 3), whole(3)))
+FAMILY.cases(
+    "pow-promoted", torch.pow, (whole(2, 3), randn(3)), (randn(2, 3), whole(3))
+)
 
 
 def test_what_torch_records_otherwise_than_it_computes():
-    """bool ** bool, of which torch records int64; a logarithm of a sum over no dimensions, where it adds some."""
+    """bool ** bool, of which torch records int64; a logarithm of a sum over no
+    dimensions, where it adds some.
+    """
     both = torch.tensor([True, False]), torch.randn(2, 3)
-    for function, x in ((lambda x: x**True, both[0]), (lambda x: torch.logsumexp(x, ()), both[1])):
+    for function, x in (
+        (lambda x: x**True, both[0]),
+        (lambda x: torch.logsumexp(x, ()), both[1]),
+    ):
         lowered = delegraph.lower(Function(function).eval(), (x,), backends=["tosa"])
         recorded = lowered.exported_program().graph.output_node().args[0][0].meta["val"]
         found = lowered(x)
@@ -34,4 +87,6 @@ def test_what_torch_records_otherwise_than_it_computes():
 
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)

@@ -25,7 +25,9 @@ moves = {
     "diagonal": lambda x: x.diagonal(),
     "diagonal-above": lambda x: x.diagonal(2, 1, 3),
     "diagonal-below": lambda x: x.diagonal(-1, -1, 0),
-    "diagonal-names": lambda x: torch.cat([torch.linalg.diagonal(x), aten.diagonal_copy(x, 0, 2, 3)]),
+    "diagonal-names": lambda x: torch.cat(
+        [torch.linalg.diagonal(x), aten.diagonal_copy(x, 0, 2, 3)]
+    ),
     "unfold": lambda x: x.unfold(1, 2, 1),
     "unfold-apart": lambda x: x.unfold(-1, 2, 2),
     "unfold-skipping": lambda x: aten.unfold_copy(x, 3, 2, 3),
@@ -33,22 +35,43 @@ moves = {
     "as-strided": lambda x: x.as_strided((3, 2, 2), (1, 5, 20), 7),
     "as-strided-overlapping": lambda x: aten.as_strided_copy(x, [4, 4], [1, 1]),
     "resize": lambda x: aten.resize(x, [3, 7]),
-    "slice-scatter": lambda x: aten.slice_scatter(x, x[:, :, :2] == x[:, :, 1:3], 2, 1, 3),
+    "slice-scatter": lambda x: aten.slice_scatter(
+        x, x[:, :, :2] == x[:, :, 1:3], 2, 1, 3
+    ),
     "slice-scatter-all": lambda x: aten.slice_scatter(x, x.flip(2), 2),
     "slice-scatter-first": lambda x: aten.slice_scatter(x, x[:, :, :2], 2, 0, 2),
-    "slice-scatter-steps": lambda x: aten.slice_scatter(x, x[:, :, :, :3], -1, 0, 100, 2),
+    "slice-scatter-steps": lambda x: aten.slice_scatter(
+        x, x[:, :, :, :3], -1, 0, 100, 2
+    ),
     "select-scatter": lambda x: torch.select_scatter(x, x[:, :, 0], 2, -2),
-    "diagonal-scatter": lambda x: torch.diagonal_scatter(x, x.diagonal(1, 1, 2).flip(0), 1, 1, 2),
-    "as-strided-scatter": lambda x: torch.as_strided_scatter(x, x[0, 0, :3, :2], (3, 2), (1, 30), 2),
+    "diagonal-scatter": lambda x: torch.diagonal_scatter(
+        x, x.diagonal(1, 1, 2).flip(0), 1, 1, 2
+    ),
+    "as-strided-scatter": lambda x: torch.as_strided_scatter(
+        x, x[0, 0, :3, :2], (3, 2), (1, 30), 2
+    ),
     "copy": lambda x: aten.copy(x, x[:, :, :1]),
 }
 for name, move in moves.items():
-    comparing = name == "slice-scatter"  # of integers and floats; truth values become numbers
-    FAMILY.cases(name, move, x, half(2, 3, 4, 5) if not comparing else x, truth(2, 3, 4, 5) if not comparing else x)
-FAMILY.cases("ints", lambda x: x.flip(0).roll(1, 1).diagonal().unfold(0, 2, 1), whole(3, 4))
+    # of integers and floats; truth values become numbers
+    comparing = name == "slice-scatter"
+    FAMILY.cases(
+        name,
+        move,
+        x,
+        half(2, 3, 4, 5) if not comparing else x,
+        truth(2, 3, 4, 5) if not comparing else x,
+    )
+FAMILY.cases(
+    "ints", lambda x: x.flip(0).roll(1, 1).diagonal().unfold(0, 2, 1), whole(3, 4)
+)
 for k in (0, 1, 2, 3, -1):
     FAMILY.cases(f"rot90-{k}", lambda x, k=k: torch.rot90(x, k, (1, 3)), x)
-FAMILY.cases("rank-0", lambda x: x.flip(()) + x.roll(1, ()) + x.unfold(0, 1, 1)[0], torch.tensor(3.0))
+FAMILY.cases(
+    "rank-0",
+    lambda x: x.flip(()) + x.roll(1, ()) + x.unfold(0, 1, 1)[0],
+    torch.tensor(3.0),
+)
 for name, settings in {
     "plain": (2, 1, 0, 1),
     "dilated": ((3, 2), (1, 2), (1, 2), (2, 1)),
@@ -56,7 +79,12 @@ for name, settings in {
 }.items():
     FAMILY.cases(f"im2col-{name}", lambda x, s=settings: F.unfold(x, *s), x, x[0])
     columns = F.unfold(x, *settings)
-    FAMILY.cases(f"col2im-{name}", lambda x, s=settings: F.fold(x, (4, 5), *s), columns, columns[0])
+    FAMILY.cases(
+        f"col2im-{name}",
+        lambda x, s=settings: F.fold(x, (4, 5), *s),
+        columns,
+        columns[0],
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +92,10 @@ for name, settings in {
     [
         (lambda x: x.t().as_strided((2,), (1,)), "lies there with strides"),
         (lambda x: x[1:].as_strided((2,), (1,)), "and offset 3; TOSA has no strides"),
-        (lambda x: aten.resize(x, [3, 3]), "resizing [2, 3] to [3, 3] leaves elements undefined"),
+        (
+            lambda x: aten.resize(x, [3, 3]),
+            "resizing [2, 3] to [3, 3] leaves elements undefined",
+        ),
     ],
 )
 def test_what_depends_on_memory_is_refused(function, text):
@@ -74,4 +105,6 @@ def test_what_depends_on_memory_is_refused(function, text):
 
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)

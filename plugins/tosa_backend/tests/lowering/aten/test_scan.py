@@ -13,12 +13,28 @@ broken = torch.tensor([1.0, 2.0, inf, 3.0, -inf, 1.0, nan, 0.0])
 for name in ("cumsum", "cumprod", "logcumsumexp"):
     function = getattr(torch, name)
     FAMILY.cases(name, lambda x, f=function: f(x, 1), x, half(2, 9))
-    FAMILY.cases(f"{name}-last", lambda x, f=function: f(x, -1), x, broken, randn(3, 1), torch.tensor(0.5))
+    FAMILY.cases(
+        f"{name}-last",
+        lambda x, f=function: f(x, -1),
+        x,
+        broken,
+        randn(3, 1),
+        torch.tensor(0.5),
+    )
 for name in ("cumsum", "cumprod"):
     function = getattr(torch, name)
-    FAMILY.cases(f"{name}-of-ints", lambda x, f=function: f(x, 0, dtype=torch.int32), whole(9))
-    FAMILY.cases(f"{name}-as-float", lambda x, f=function: f(x, 0, dtype=torch.float32), whole(9), half(5))
-FAMILY.cases("cumsum-int64", lambda x: torch.cumsum(x, -1), truth(2, 9), whole(9).to(torch.int8))
+    FAMILY.cases(
+        f"{name}-of-ints", lambda x, f=function: f(x, 0, dtype=torch.int32), whole(9)
+    )
+    FAMILY.cases(
+        f"{name}-as-float",
+        lambda x, f=function: f(x, 0, dtype=torch.float32),
+        whole(9),
+        half(5),
+    )
+FAMILY.cases(
+    "cumsum-int64", lambda x: torch.cumsum(x, -1), truth(2, 9), whole(9).to(torch.int8)
+)
 FAMILY.cases(
     "masked-scatter",
     lambda x, m, s: x.masked_scatter(m, s),
@@ -29,4 +45,6 @@ FAMILY.cases(
 
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)

@@ -7,7 +7,18 @@ import torch
 from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.lowering import Tosa, lower_program
 
-from ...support.rule_cases import EDGES, SPEC, Family, Function, half, inf, nan, randn, truth, whole
+from ...support.rule_cases import (
+    EDGES,
+    SPEC,
+    Family,
+    Function,
+    half,
+    inf,
+    nan,
+    randn,
+    truth,
+    whole,
+)
 
 FAMILY = Family()
 
@@ -15,25 +26,57 @@ for name in ("sign", "sgn"):
     FAMILY.cases(name, getattr(torch, name), EDGES, whole(2, 3), truth(3), half(5))
 for name in ("signbit", "isnan", "isinf", "isfinite", "isposinf", "isneginf"):
     FAMILY.cases(name, getattr(torch, name), EDGES, whole(2, 3), truth(3), EDGES.half())
-FAMILY.cases("copysign", torch.copysign, (randn(2, 12), EDGES[:-1].repeat(2)[:12]), (whole(3), randn(3)))
+FAMILY.cases(
+    "copysign",
+    torch.copysign,
+    (randn(2, 12), EDGES[:-1].repeat(2)[:12]),
+    (whole(3), randn(3)),
+)
 FAMILY.cases("copysign-of-nan", torch.copysign, (EDGES, -EDGES.nan_to_num()))
-FAMILY.cases("copysign-number", lambda x: torch.copysign(x, -0.0) + torch.copysign(x, 2) / 3, randn(9), whole(4))
-FAMILY.cases("heaviside", torch.heaviside, (EDGES, torch.tensor(0.5)), (whole(2, 3), whole(3)))
+FAMILY.cases(
+    "copysign-number",
+    lambda x: torch.copysign(x, -0.0) + torch.copysign(x, 2) / 3,
+    randn(9),
+    whole(4),
+)
+FAMILY.cases(
+    "heaviside", torch.heaviside, (EDGES, torch.tensor(0.5)), (whole(2, 3), whole(3))
+)
 FAMILY.cases("nan-to-num", torch.nan_to_num, EDGES, EDGES.half(), whole(3))
 FAMILY.cases("nan-to-num-given", lambda x: torch.nan_to_num(x, 7.0, 8.0, -9.0), EDGES)
-FAMILY.cases("nan-to-num-infinite", lambda x: torch.nan_to_num(x, inf, posinf=-inf), EDGES)
+FAMILY.cases(
+    "nan-to-num-infinite", lambda x: torch.nan_to_num(x, inf, posinf=-inf), EDGES
+)
 for name in ("fmax", "fmin"):
-    pairs = torch.tensor([nan, 1.0, nan, inf, -0.5]), torch.tensor([2.0, nan, nan, 3.0, -1.0])
-    FAMILY.cases(name, getattr(torch, name), pairs, (whole(2, 3), whole(3)), (randn(2, 3), whole(3)))
+    pairs = (
+        torch.tensor([nan, 1.0, nan, inf, -0.5]),
+        torch.tensor([2.0, nan, nan, 3.0, -1.0]),
+    )
+    FAMILY.cases(
+        name,
+        getattr(torch, name),
+        pairs,
+        (whole(2, 3), whole(3)),
+        (randn(2, 3), whole(3)),
+    )
 
 
-@pytest.mark.parametrize("function", [torch.sign, lambda x: torch.copysign(torch.ones(2), x)], ids=["sign", "copysign"])
+@pytest.mark.parametrize(
+    "function",
+    [torch.sign, lambda x: torch.copysign(torch.ones(2), x)],
+    ids=["sign", "copysign"],
+)
 def test_zeros_have_signs(function):
     """Rows compare zeros as equal."""
     x = torch.tensor([-0.0, 0.0])
-    (found,) = evaluate(lower_program(torch.export.export(Function(function), (x,)), Tosa(SPEC)), [x.numpy()])
+    (found,) = evaluate(
+        lower_program(torch.export.export(Function(function), (x,)), Tosa(SPEC)),
+        [x.numpy()],
+    )
     assert (1 / torch.from_numpy(found)).tolist() == (1 / function(x)).tolist()
 
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)

@@ -8,24 +8,63 @@ from ...support.rule_cases import EDGES, FP, Family, half, inf, randn, whole
 
 FAMILY = Family()
 UNIT = torch.linspace(-1, 1, 41)
-WIDE = torch.tensor([-1e30, -3e5, -40.0, -2.5, -1e-4, -1e-20, 1e-20, 1e-4, 2.5, 40.0, 3e5, 1e30])
+WIDE = torch.tensor(
+    [-1e30, -3e5, -40.0, -2.5, -1e-4, -1e-20, 1e-20, 1e-4, 2.5, 40.0, 3e5, 1e30]
+)
 
 for name in ("tan", "sinh", "cosh"):
-    FAMILY.cases(name, getattr(torch, name), randn(2, 3, 4), half(5), UNIT, whole(4), spec=FP)
+    FAMILY.cases(
+        name, getattr(torch, name), randn(2, 3, 4), half(5), UNIT, whole(4), spec=FP
+    )
 for name in ("sinh", "cosh", "asinh", "atan"):
     FAMILY.cases(f"{name}-edges", getattr(torch, name), EDGES)
 for name in ("asinh", "atan"):
-    FAMILY.cases(name, getattr(torch, name), randn(2, 3, 4), half(5), UNIT, WIDE, whole(4), spec=FP)
+    FAMILY.cases(
+        name,
+        getattr(torch, name),
+        randn(2, 3, 4),
+        half(5),
+        UNIT,
+        WIDE,
+        whole(4),
+        spec=FP,
+    )
 for name in ("asin", "acos", "atanh"):
-    FAMILY.cases(name, getattr(torch, name), UNIT, UNIT.half(), torch.tensor([1e-6, -1e-6, 2.0, -2.0]), EDGES)
-FAMILY.cases("acosh", torch.acosh, randn(2, 3).abs() + 1, torch.tensor([1.0, 1.0 + 1e-6, 0.5, 1e6, 1e30, inf]))
-FAMILY.cases("atan2", torch.atan2, (randn(2, 3), randn(3)), (half(4), half(1)), (whole(5), whole(1)))
-FAMILY.case("atan2-edges", torch.atan2, *[a.flatten() for a in torch.meshgrid(EDGES, EDGES, indexing="ij")])
+    FAMILY.cases(
+        name,
+        getattr(torch, name),
+        UNIT,
+        UNIT.half(),
+        torch.tensor([1e-6, -1e-6, 2.0, -2.0]),
+        EDGES,
+    )
+FAMILY.cases(
+    "acosh",
+    torch.acosh,
+    randn(2, 3).abs() + 1,
+    torch.tensor([1.0, 1.0 + 1e-6, 0.5, 1e6, 1e30, inf]),
+)
+FAMILY.cases(
+    "atan2",
+    torch.atan2,
+    (randn(2, 3), randn(3)),
+    (half(4), half(1)),
+    (whole(5), whole(1)),
+)
+FAMILY.case(
+    "atan2-edges",
+    torch.atan2,
+    *[a.flatten() for a in torch.meshgrid(EDGES, EDGES, indexing="ij")],
+)
 FAMILY.case("acosh-beyond", torch.acosh, torch.tensor([-1e38, -inf, -5.0]))
 for name in ("arctan", "arcsin", "arccos", "arcsinh", "arctanh"):
     FAMILY.cases(name, getattr(torch, name), UNIT * 0.9)
-FAMILY.cases("second-names", lambda x: torch.arccosh(x) + torch.arctan2(x, x + 1), UNIT + 2.5)
+FAMILY.cases(
+    "second-names", lambda x: torch.arccosh(x) + torch.arctan2(x, x + 1), UNIT + 2.5
+)
 
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)

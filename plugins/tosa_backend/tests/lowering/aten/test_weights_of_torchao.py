@@ -1,4 +1,6 @@
-"""Weights of torchao: integers that are taken apart and dequantized at run time, each row against eager torch."""
+"""Weights of torchao: integers that are taken apart and dequantized at run time, each
+row against eager torch.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,24 @@ FAMILY = Family()
 
 
 class Weight(nn.Module):
-    """x times a weight of ``q``, in blocks that each have a scale, and a zero point if there are ``zeros``."""
+    """x times a weight of ``q``, in blocks that each have a scale, and a zero point if
+    there are ``zeros``.
+    """
 
     def __init__(self, q, block, zeros, limits):
         super().__init__()
-        self.block, self.limits = block, limits
+        self.block = block
+        self.limits = limits
         counts = [size // part for size, part in zip(q.shape, block, strict=True)]
         self.register_buffer("q", q)
         self.register_buffer("scale", randn(*counts).abs() + 0.1)
         self.register_buffer(
-            "zero", (torch.arange(self.scale.numel()) % 5 - 2).view(counts).to(zeros) if zeros else None
+            "zero",
+            (
+                (torch.arange(self.scale.numel()) % 5 - 2).view(counts).to(zeros)
+                if zeros
+                else None
+            ),
         )
 
     def forward(self, x):
@@ -57,11 +67,15 @@ ROWS = {
     "without PRO-INT": ((16, 128), [1, 32], torch.int8, NIBBLES, FP),
 }
 for name, (shape, block, zeros, limits, spec) in ROWS.items():
-    module = Weight(integers(*shape, low=limits[0], high=limits[1]), block, zeros, limits)
+    module = Weight(
+        integers(*shape, low=limits[0], high=limits[1]), block, zeros, limits
+    )
     FAMILY.case(name, module, randn(*shape), spec=spec)
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)
 
 
 BYTES = {
@@ -73,10 +87,14 @@ BYTES = {
 @pytest.mark.parametrize(("name", "bytes_each"), BYTES.items())
 def test_the_file_has_two_of_four_bits_in_a_byte(name, bytes_each):
     graph = lower_program(FAMILY.exported(name), Tosa(ROWS[name][-1]))
-    sizes = [torch.Size(v.shape).numel() for v in graph.constants() if v.dtype is DType.INT8]
+    sizes = [
+        torch.Size(v.shape).numel() for v in graph.constants() if v.dtype is DType.INT8
+    ]
     count = torch.Size(ROWS[name][0]).numel()
     assert max(sizes) == bytes_each * count
-    floats = [torch.Size(v.shape).numel() for v in graph.constants() if v.dtype is DType.FP32]
+    floats = [
+        torch.Size(v.shape).numel() for v in graph.constants() if v.dtype is DType.FP32
+    ]
     assert max(floats) <= count // torch.Size(ROWS[name][1]).numel(), "scales alone"
 
 
@@ -85,11 +103,9 @@ class Tokens(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embedding, self.layer, self.head = (
-            nn.Embedding(64, 128),
-            nn.Linear(128, 128, bias=False),
-            nn.Linear(128, 8),
-        )
+        self.embedding = nn.Embedding(64, 128)
+        self.layer = nn.Linear(128, 128, bias=False)
+        self.head = nn.Linear(128, 8)
 
     def forward(self, tokens):
         return self.head(torch.relu(self.layer(self.embedding(tokens))))
@@ -99,7 +115,8 @@ def configured():
     """Name -> what ``quantize_`` is called with, beside the model."""
     from torchao import quantization as q
 
-    groups, rows = q.PerGroup(32), q.PerAxis(0)
+    groups = q.PerGroup(32)
+    rows = q.PerAxis(0)
     dynamic = q.Int8DynamicActivationIntxWeightConfig
 
     def is_embedding(module, name):
@@ -108,11 +125,26 @@ def configured():
     return {
         "8da8w": [(q.Int8DynamicActivationInt8WeightConfig(),)],
         "8da8w by rows": [(dynamic(weight_dtype=torch.int8, weight_granularity=rows),)],
-        "8da8w in groups": [(dynamic(weight_dtype=torch.int8, weight_granularity=groups),)],
-        "embedding of int4": [(q.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=groups), is_embedding)],
-        "embedding of int8": [(q.IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=rows), is_embedding)],
+        "8da8w in groups": [
+            (dynamic(weight_dtype=torch.int8, weight_granularity=groups),)
+        ],
+        "embedding of int4": [
+            (
+                q.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=groups),
+                is_embedding,
+            )
+        ],
+        "embedding of int8": [
+            (
+                q.IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=rows),
+                is_embedding,
+            )
+        ],
         "embedding of int4, 8da4w": [
-            (q.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=groups), is_embedding),
+            (
+                q.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=groups),
+                is_embedding,
+            ),
             (dynamic(weight_dtype=torch.int4, weight_granularity=groups),),
         ],
     }
@@ -124,7 +156,8 @@ def test_what_quantize_makes_is_one_delegate(name, monkeypatch):
     from torchao.kernel import intmm
     from torchao.quantization import quantize_
 
-    monkeypatch.setattr(intmm, "_cpu_is_vnni_supported", lambda: False)  # else it computes in uint8 on such CPUs
+    # else it computes in uint8 on such CPUs
+    monkeypatch.setattr(intmm, "_cpu_is_vnni_supported", lambda: False)
 
     torch.manual_seed(0)
     model = Tokens().eval()

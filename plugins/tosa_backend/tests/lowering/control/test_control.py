@@ -1,4 +1,6 @@
-"""cond, while_loop, map and scan whole: each against eager torch, and as a file through the reference model."""
+"""cond, while_loop, map and scan whole: each against eager torch, and as a file through
+the reference model.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from ...support.rule_cases import Family, Function, WithConstant, randn, whole
 
 pytestmark = [  # torch's own, about its own code, when it traces map and scan
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
-    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"
+    ),
 ]
 TARGET = "TOSA-1.0+FP+INT+controlflow"
 SPEC = TosaSpec.parse(TARGET)
@@ -36,19 +40,39 @@ def zero(dtype=torch.int64):
 
 
 def branches_with_weights(weight, shift, x):
-    return torch.cond(x.sum() > 0, lambda x: x @ weight + shift, lambda x: (x @ weight.t()).sin(), (x + 1,)) + 2
+    return (
+        torch.cond(
+            x.sum() > 0,
+            lambda x: x @ weight + shift,
+            lambda x: (x @ weight.t()).sin(),
+            (x + 1,),
+        )
+        + 2
+    )
 
 
 def nested(weight, x, y):
     def deep(x, y):
-        return torch.cond(x.sum() > 1, lambda x, y: (x @ weight, y + 1), lambda x, y: (x.cos(), y * 2), (x, y))
+        return torch.cond(
+            x.sum() > 1,
+            lambda x, y: (x @ weight, y + 1),
+            lambda x, y: (x.cos(), y * 2),
+            (x, y),
+        )
 
     return torch.cond((y > 0).all(), deep, lambda x, y: (x - 1, y.clone()), (x, y))
 
 
 def returns_what_it_has(weight, x, y):
-    """A branch that returns an operand, one that returns a constant, one operand that nobody uses."""
-    return torch.cond(x.sum() > 0, lambda x, y: (x.clone(), weight.clone()), lambda x, y: (x + 1, weight * 2), (x, y))
+    """A branch that returns an operand, one that returns a constant, one operand that
+    nobody uses.
+    """
+    return torch.cond(
+        x.sum() > 0,
+        lambda x, y: (x.clone(), weight.clone()),
+        lambda x, y: (x + 1, weight * 2),
+        (x, y),
+    )
 
 
 def counted(weight, x):
@@ -60,23 +84,33 @@ def counted(weight, x):
 
 def counted_to(n, x):
     """How often is known at run time only, and x is used but not carried."""
-    return while_loop(lambda i, a: i < n, lambda i, a: (i + 1, a * 0.5 + x), (torch.ones((), dtype=torch.int64), x))
+    return while_loop(
+        lambda i, a: i < n,
+        lambda i, a: (i + 1, a * 0.5 + x),
+        (torch.ones((), dtype=torch.int64), x),
+    )
 
 
 def until(x):
     """The condition is about a float, the values that are carried change places."""
-    return while_loop(lambda a, b: a.sum() < 50.0, lambda a, b: (b.clone(), a + b), (x, x + 1))
+    return while_loop(
+        lambda a, b: a.sum() < 50.0, lambda a, b: (b.clone(), a + b), (x, x + 1)
+    )
 
 
 def modular(k):
     """An int64 that grows for ever, but modulo 16."""
-    step = lambda i, k: (i + 1, (k * 7 + i) & 15)  # noqa: E731
-    return while_loop(lambda i, k: torch.logical_and(i < 9, k >= 0), step, (zero(), k.clamp(0, 9)))[1]
+    step = lambda i, k: (i + 1, (k * 7 + i) & 15)
+    return while_loop(
+        lambda i, k: torch.logical_and(i < 9, k >= 0), step, (zero(), k.clamp(0, 9))
+    )[1]
 
 
 def inner_loop(x):
     def row(i, a):
-        _, b = while_loop(lambda j, b: j < 3, lambda j, b: (j + 1, b * 1.5 + i.float()), (zero(), a))
+        _, b = while_loop(
+            lambda j, b: j < 3, lambda j, b: (j + 1, b * 1.5 + i.float()), (zero(), a)
+        )
         return i + 1, b
 
     return while_loop(lambda i, a: i <= 2, row, (zero(), x))
@@ -91,25 +125,48 @@ def recurrent(weight, xs):
 
 
 def mapped(weight, xs, y):
-    choose = lambda x, y: torch.cond(x.sum() > 0, lambda x: x @ weight, lambda x: x.cos(), (x + y,))  # noqa: E731
+    choose = lambda x, y: torch.cond(
+        x.sum() > 0, lambda x: x @ weight, lambda x: x.cos(), (x + y,)
+    )
     return torch_map(choose, xs, y)
 
 
 weight = randn(4, 4)
-FAMILY.cases("cond", WithConstant(branches_with_weights, weight, randn(4)), x.abs(), -x.abs(), spec=SPEC)
+FAMILY.cases(
+    "cond",
+    WithConstant(branches_with_weights, weight, randn(4)),
+    x.abs(),
+    -x.abs(),
+    spec=SPEC,
+)
 pairs = [(x, whole(3)), (x.abs(), whole(3).abs() + 1), (-x.abs(), whole(3).abs() + 1)]
 FAMILY.cases("cond-nested", WithConstant(nested, weight), *pairs, spec=SPEC)
-FAMILY.cases("cond-returns", WithConstant(returns_what_it_has, weight), (x.abs(), x), (-x.abs(), x), spec=SPEC)
+FAMILY.cases(
+    "cond-returns",
+    WithConstant(returns_what_it_has, weight),
+    (x.abs(), x),
+    (-x.abs(), x),
+    spec=SPEC,
+)
 FAMILY.case("while", WithConstant(counted, weight), x, spec=SPEC)
-FAMILY.cases("while-runtime", counted_to, *((torch.tensor(n, dtype=torch.int64), x) for n in (0, 7)), spec=SPEC)
+FAMILY.cases(
+    "while-runtime",
+    counted_to,
+    *((torch.tensor(n, dtype=torch.int64), x) for n in (0, 7)),
+    spec=SPEC,
+)
 FAMILY.case("while-float", until, x.abs(), spec=SPEC)
 FAMILY.case("while-modular", modular, torch.tensor(3, dtype=torch.int64), spec=SPEC)
 FAMILY.case("while-in-while", inner_loop, x, spec=SPEC)
 FAMILY.case("scan", WithConstant(recurrent, weight), randn(3, 2, 4), spec=SPEC)
-FAMILY.case("map-of-cond", WithConstant(mapped, weight), randn(3, 2, 4), randn(4), spec=SPEC)
+FAMILY.case(
+    "map-of-cond", WithConstant(mapped, weight), randn(3, 2, 4), randn(4), spec=SPEC
+)
 
 test_equals_eager = FAMILY.equals_eager()
-judged, test_equals_eager_through_the_reference_model = FAMILY.equals_eager_through_the_reference_model()
+judged, test_equals_eager_through_the_reference_model = (
+    FAMILY.equals_eager_through_the_reference_model()
+)
 
 
 @pytest.mark.parametrize("name", ["cond-nested-0", "while-in-while", "map-of-cond"])
@@ -123,9 +180,12 @@ def test_files_are_legal_and_read_back(name):
 
 def test_a_weight_that_both_branches_use_is_stored_once():
     def either(weight, x):
-        return torch.cond(x.sum() > 0, lambda x: x @ weight, lambda x: (x @ weight).sin(), (x,))
+        return torch.cond(
+            x.sum() > 0, lambda x: x @ weight, lambda x: (x @ weight).sin(), (x,)
+        )
 
-    module, given = WithConstant(either, randn(64, 64)).eval(), randn(2, 64)
+    module = WithConstant(either, randn(64, 64)).eval()
+    given = randn(2, 64)
     (delegate,) = lowered(module, given).delegates
     assert 64 * 64 * 4 < len(delegate.processed_bytes) < 2 * 64 * 64 * 4
     (found,) = reference_tools.run(delegate.processed_bytes, [given.numpy()])
@@ -148,12 +208,22 @@ def lowered(function, *inputs, target=TARGET):
 
 
 def test_a_call_is_taken_whole_at_any_depth_and_its_branches_alone_without_the_extension():
-    module, (given, *_) = WithConstant(branches_with_weights, weight, randn(4)).eval(), FAMILY.rows["cond-0"][1]
-    whole, alone = lowered(module, given), lowered(module, given, target="TOSA-1.0+FP")
+    module, (given, *_) = (
+        WithConstant(branches_with_weights, weight, randn(4)).eval(),
+        FAMILY.rows["cond-0"][1],
+    )
+    whole = lowered(module, given)
+    alone = lowered(module, given, target="TOSA-1.0+FP")
     assert (len(whole.delegates), whole.report.refusals) == (1, [])
-    assert [d.name for d in alone.delegates][2:] == ["true_graph_0.lowered_module_2", "false_graph_0.lowered_module_3"]
+    assert [d.name for d in alone.delegates][2:] == [
+        "true_graph_0.lowered_module_2",
+        "false_graph_0.lowered_module_3",
+    ]
     (refusal,) = alone.report.refusals
-    assert refusal.reason == "TOSA COND_IF on bool needs EXT-CONTROLFLOW; the target is TOSA-1.0+FP"
+    assert (
+        refusal.reason
+        == "TOSA COND_IF on bool needs EXT-CONTROLFLOW; the target is TOSA-1.0+FP"
+    )
     for each in (given, -given):
         torch.testing.assert_close(whole(each), module(each))
         torch.testing.assert_close(alone(each), module(each))
@@ -161,7 +231,9 @@ def test_a_call_is_taken_whole_at_any_depth_and_its_branches_alone_without_the_e
 
 def test_what_a_branch_is_made_of_may_have_to_be_decomposed():
     def either(w, x):
-        return torch.cond(x.sum() > 0, lambda x: torch.addcmul(x, x, w), lambda x: x.sin(), (x,))
+        return torch.cond(
+            x.sum() > 0, lambda x: torch.addcmul(x, x, w), lambda x: x.sin(), (x,)
+        )
 
     function = WithConstant(either, randn(4))
     made = lowered(function.eval(), x)
@@ -175,8 +247,13 @@ REFUSED = {
         "true_graph_0: aten.rand_like.default: it draws random numbers",
     ),
     "counter": (
-        lambda x: while_loop(lambda i, a: a.sum() < 50, lambda i, a: (i + 1, a + 1), (zero(), x)),
-        "while_loop_body_graph_0: aten.add.Tensor: TOSA ADD: its int64 result may be from 1 to 2147483648",
+        lambda x: while_loop(
+            lambda i, a: a.sum() < 50, lambda i, a: (i + 1, a + 1), (zero(), x)
+        ),
+        (
+            "while_loop_body_graph_0: aten.add.Tensor: TOSA ADD: its int64 result may"
+            " be from 1 to 2147483648"
+        ),
     ),
     "python-number": (
         lambda x: while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a + 1), (0, x)),
@@ -203,11 +280,17 @@ def test_what_is_left_has_its_reason(name):
 
 
 def long_map(x, n, y):
-    """Rows of floats and truth values; what is mapped is floats and truth values of two ranks."""
+    """Rows of floats and truth values; what is mapped is floats and truth values of two
+    ranks.
+    """
 
     def step(row, n, y):
         number, truth, (a, b) = row
-        return torch.where(truth, number + y, number * 2), truth.logical_not(), torch.stack([a, b * n])
+        return (
+            torch.where(truth, number + y, number * 2),
+            truth.logical_not(),
+            torch.stack([a, b * n]),
+        )
 
     return torch_map(step, (x[:, 0] + 1, x[:, 0] > 0, (x * 3, x * 2)), n, y)
 
@@ -229,7 +312,10 @@ MANY = {
 }
 
 
-@pytest.mark.parametrize(("name", "target"), [("map", TARGET), ("map", "TOSA-1.0+FP+controlflow"), ("scan", TARGET)])
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [("map", TARGET), ("map", "TOSA-1.0+FP+controlflow"), ("scan", TARGET)],
+)
 def test_many_steps_are_a_loop(name, target):
     function, *given = MANY[name]
     function = function if isinstance(function, nn.Module) else Function(function)
@@ -237,16 +323,27 @@ def test_many_steps_are_a_loop(name, target):
     assert (len(made.delegates), made.report.host_operators) == (1, 0), made.report
     blob = made.delegates[0].processed_bytes
     assert [op.name for op in read(blob).operators].count("WHILE_LOOP") == 1
-    reference_tools.check_strictly(blob, "pro_fp,pro_int" if "INT" in target else "pro_fp", "controlflow")
-    for mine, theirs in zip(tree_leaves(made(*given)), tree_leaves(function(*given)), strict=True):
+    reference_tools.check_strictly(
+        blob, "pro_fp,pro_int" if "INT" in target else "pro_fp", "controlflow"
+    )
+    for mine, theirs in zip(
+        tree_leaves(made(*given)), tree_leaves(function(*given)), strict=True
+    ):
         torch.testing.assert_close(mine, theirs)
 
 
 def test_many_steps_need_the_extension():
-    many = lambda x: torch_map(lambda row: row.sin(), x.reshape(8, 1).expand(8, 200).reshape(1600))  # noqa: E731
+    many = lambda x: torch_map(
+        lambda row: row.sin(), x.reshape(8, 1).expand(8, 200).reshape(1600)
+    )
     made = lowered(many, x.abs(), target="TOSA-1.0+FP")
-    ((reason, hint),) = [(c.reason, c.hint) for c in made.report.causes if "steps" in c.reason]
-    assert reason == "its 1600 steps are more than the 1024 that are written out without a loop"
+    ((reason, hint),) = [
+        (c.reason, c.hint) for c in made.report.causes if "steps" in c.reason
+    ]
+    assert (
+        reason
+        == "its 1600 steps are more than the 1024 that are written out without a loop"
+    )
     assert hint == "if your device has it, lower for spec=TOSA-1.0+FP+controlflow"
     torch.testing.assert_close(made(x.abs()), many(x.abs()))
 
@@ -261,27 +358,47 @@ def test_nesting_is_counted_as_the_validator_does():
     most = SPEC.max_nesting - 1
     assert lowered(deep(most), x).report.refusals == []
     beyond = lowered(deep(most + 1), x)
-    reason = f"{most + 2} deep, the program's own among them, and MAX_NESTING of the target is {SPEC.max_nesting}"
+    reason = (
+        f"{most + 2} deep, the program's own among them, and MAX_NESTING of the target"
+        f" is {SPEC.max_nesting}"
+    )
     assert beyond.report.refusals[0].reason.endswith(f"graphs are nested {reason}")
     torch.testing.assert_close(beyond(x + 9), deep(most + 1)(x + 9))
 
 
 def test_a_loop_without_end_can_be_bounded():
-    made = lowered(lambda x: while_loop(lambda a: (a * 0 == 0).all(), lambda a: (a * 0.5,), (x,)), x)
+    made = lowered(
+        lambda x: while_loop(lambda a: (a * 0 == 0).all(), lambda a: (a * 0.5,), (x,)),
+        x,
+    )
     graph = read(made.delegates[0].processed_bytes)
     with (
         bounded_iterations(100),
-        pytest.raises(delegraph.errors.Unsupported, match="WHILE_LOOP: the program runs more"),
+        pytest.raises(
+            delegraph.errors.Unsupported, match="WHILE_LOOP: the program runs more"
+        ),
     ):
         evaluate(graph, [x.numpy()])
 
 
 def test_passes_reach_into_graphs():
-    """Two equal computations in a body are one, and what it returns twice is two values of a file."""
+    """Two equal computations in a body are one, and what it returns twice is two values
+    of a file.
+    """
     made = lowered(
-        lambda x: torch.cond(x.sum() > 0, lambda x: (x * 2 + x * 2, x * 2), lambda x: (x.clone(), x.clone()), (x,)), x
+        lambda x: torch.cond(
+            x.sum() > 0,
+            lambda x: (x * 2 + x * 2, x * 2),
+            lambda x: (x.clone(), x.clone()),
+            (x,),
+        ),
+        x,
     )
-    (call,) = (op for op in read(made.delegates[0].processed_bytes).operators if isinstance(op, COND_IF))
+    (call,) = (
+        op
+        for op in read(made.delegates[0].processed_bytes).operators
+        if isinstance(op, COND_IF)
+    )
     assert [op.name for op in call.then_graph.operators] == ["MUL", "ADD"]
     assert [op.name for op in call.else_graph.operators] == ["IDENTITY", "IDENTITY"]
 
@@ -290,25 +407,36 @@ def rounded(x):
     """As if stored in int8."""
     quantized = torch.ops.quantized_decomposed
     limits = (0.05, 3, -128, 127, torch.int8)
-    return quantized.dequantize_per_tensor.default(quantized.quantize_per_tensor.default(x, *limits), *limits)
+    return quantized.dequantize_per_tensor.default(
+        quantized.quantize_per_tensor.default(x, *limits), *limits
+    )
 
 
 QUANTIZED = {
-    "cond": lambda p, x: torch.cond(p, lambda x: rounded(torch.relu(x)), lambda x: rounded(x * 0.5), (x,)),
+    "cond": lambda p, x: torch.cond(
+        p, lambda x: rounded(torch.relu(x)), lambda x: rounded(x * 0.5), (x,)
+    ),
     "while": lambda p, x: while_loop(
-        lambda i, x: i < 3, lambda i, x: (i + 1, rounded(torch.relu(x) * 0.5)), (zero(torch.int32), x)
+        lambda i, x: i < 3,
+        lambda i, x: (i + 1, rounded(torch.relu(x) * 0.5)),
+        (zero(torch.int32), x),
     )[1],
 }
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_what_is_quantized_crosses_as_integers(name):
-    function = lambda p, x: rounded(QUANTIZED[name](p, rounded(x)).reshape(8))  # noqa: E731
+    function = lambda p, x: rounded(QUANTIZED[name](p, rounded(x)).reshape(8))
     inputs = (torch.tensor(True), x)
     made = lowered(function, *inputs, target="TOSA-1.0+INT+controlflow")
     (delegate,) = made.delegates
-    assert {r.operator.split(".")[1] for r in made.report.refusals} == {"quantize_per_tensor", "dequantize_per_tensor"}
+    assert {r.operator.split(".")[1] for r in made.report.refusals} == {
+        "quantize_per_tensor",
+        "dequantize_per_tensor",
+    }
     reference_tools.check_strictly(delegate.processed_bytes, "pro_int", "controlflow")
     for each in (inputs, (torch.tensor(False), -x)):
         torch.testing.assert_close(made(*each), function(*each), rtol=0, atol=0)
-    assert "true_graph_0" not in dict(made.exported_program().graph_module.named_modules())
+    assert "true_graph_0" not in dict(
+        made.exported_program().graph_module.named_modules()
+    )

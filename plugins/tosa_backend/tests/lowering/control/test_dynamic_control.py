@@ -1,4 +1,6 @@
-"""Control flow on sizes that are known at run time only: one delegate, equal to eager at each size."""
+"""Control flow on sizes that are known at run time only: one delegate, equal to eager
+at each size.
+"""
 
 from __future__ import annotations
 
@@ -24,57 +26,83 @@ from ...support.rule_cases import Function
 
 pytestmark = [  # torch's own, about its own code, when it traces map and scan
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
-    pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"
+    ),
 ]
 SPEC = "TOSA-1.1+FP+INT+shape+controlflow"
 SIZES = [(1, 1), (2, 3), (7, 4)]
-N, M = Dim("n", max=64), Dim("m", max=64)
+N = Dim("n", max=64)
+M = Dim("m", max=64)
 BOTH = {0: N, 1: M}
 randn = torch.randn
 
 
 class Net(nn.Module):
-    """A branch with weights, one that computes with the size, both with shapes that depend on it."""
+    """A branch with weights, one that computes with the size, both with shapes that
+    depend on it.
+    """
 
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(4, 4)
 
     def forward(self, x):
-        wide = lambda x: F.relu(self.layer(x)).flatten(1)  # noqa: E731
-        return torch.cond(x.sum() > 0, wide, lambda x: (x + x.shape[0]).flatten(1), (x,))
+        wide = lambda x: F.relu(self.layer(x)).flatten(1)
+        return torch.cond(
+            x.sum() > 0, wide, lambda x: (x + x.shape[0]).flatten(1), (x,)
+        )
 
 
 def nested(x, y):
     """The size of y is used two graphs below, where y is not."""
 
     def inner(x, s):
-        return torch.cond(s > 0, lambda x: x.reshape(1, -1) * y.shape[0], lambda x: x.flatten()[None] + 1, (x,))
+        return torch.cond(
+            s > 0,
+            lambda x: x.reshape(1, -1) * y.shape[0],
+            lambda x: x.flatten()[None] + 1,
+            (x,),
+        )
 
-    return torch.cond(x.sum() > 0, inner, lambda x, s: x.flatten().unsqueeze(0) - s, (x, y.sum()))
+    return torch.cond(
+        x.sum() > 0, inner, lambda x, s: x.flatten().unsqueeze(0) - s, (x, y.sum())
+    )
 
 
 def told_by_none(x):
     """The graph has no tensor of n rows; its size arrives with a tensor that has."""
     n = x.shape[0]
-    return torch.cond(x.sum() > 0, lambda y: y * n, lambda y: y.expand(n, 4).sum(0) - n, (x.sum(0),))
+    return torch.cond(
+        x.sum() > 0, lambda y: y * n, lambda y: y.expand(n, 4).sum(0) - n, (x.sum(0),)
+    )
 
 
 def one_turn_a_row(x):
     """An int64 counts to the size."""
-    step = lambda i, a: (i + 1, (a * 0.5 + x).flatten().view(x.shape[0], 4))  # noqa: E731
-    return while_loop(lambda i, a: i < x.shape[0], step, (torch.zeros((), dtype=torch.int64), x))
+    step = lambda i, a: (
+        i + 1,
+        (a * 0.5 + x).flatten().view(x.shape[0], 4),
+    )
+    return while_loop(
+        lambda i, a: i < x.shape[0], step, (torch.zeros((), dtype=torch.int64), x)
+    )
 
 
 def branch_in_loop(x):
-    half = lambda a: (a.flatten() * 0.5).view(x.shape[0], 4)  # noqa: E731
-    step = lambda i, a: (i + 1, torch.cond(a.sum() > 0, half, lambda a: a + x, (a,)))  # noqa: E731
+    half = lambda a: (a.flatten() * 0.5).view(x.shape[0], 4)
+    step = lambda i, a: (
+        i + 1,
+        torch.cond(a.sum() > 0, half, lambda a: a + x, (a,)),
+    )
     return while_loop(lambda i, a: i < 4, step, (torch.zeros((), dtype=torch.int32), x))
 
 
 def scanned(x):
     """Three steps, which are written out."""
-    return scan(lambda c, x: (c + x, (c * x).flatten()), torch.zeros_like(x[0]), x, dim=0)
+    return scan(
+        lambda c, x: (c + x, (c * x).flatten()), torch.zeros_like(x[0]), x, dim=0
+    )
 
 
 def mapped(x, y):
@@ -85,12 +113,28 @@ def mapped(x, y):
 
 CASES = {
     "cond": (Net, lambda n, m: (randn(n, m, 4),), [BOTH]),
-    "nested": (lambda: Function(nested), lambda n, m: (randn(n, 4), randn(m, 3)), [{0: N}, {0: M}]),
-    "told by none": (lambda: Function(told_by_none), lambda n, m: (randn(n, 4),), [{0: N}]),
+    "nested": (
+        lambda: Function(nested),
+        lambda n, m: (randn(n, 4), randn(m, 3)),
+        [{0: N}, {0: M}],
+    ),
+    "told by none": (
+        lambda: Function(told_by_none),
+        lambda n, m: (randn(n, 4),),
+        [{0: N}],
+    ),
     "while": (lambda: Function(one_turn_a_row), lambda n, m: (randn(n, 4),), [{0: N}]),
-    "cond in while": (lambda: Function(branch_in_loop), lambda n, m: (randn(n, 4),), [{0: N}]),
+    "cond in while": (
+        lambda: Function(branch_in_loop),
+        lambda n, m: (randn(n, 4),),
+        [{0: N}],
+    ),
     "scan": (lambda: Function(scanned), lambda n, m: (randn(3, n, 4),), [{1: N}]),
-    "map": (lambda: Function(mapped), lambda n, m: (randn(n, m, 4), randn(m, 4)), [BOTH, {0: M}]),
+    "map": (
+        lambda: Function(mapped),
+        lambda n, m: (randn(n, m, 4), randn(m, 4)),
+        [BOTH, {0: M}],
+    ),
     "map of products": (
         lambda: Function(lambda x: torch_map(lambda r: r * 2, x.reshape(-1, 4))),
         lambda n, m: (randn(n, m, 4),),
@@ -103,8 +147,12 @@ def lower(name, spec=SPEC):
     make, inputs, dynamic = CASES[name]
     torch.manual_seed(0)
     module = make().eval()
-    program = torch.export.export(module, inputs(3, 5), dynamic_shapes=wrapped(module, dynamic), strict=False)
-    return module, delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}})
+    program = torch.export.export(
+        module, inputs(3, 5), dynamic_shapes=wrapped(module, dynamic), strict=False
+    )
+    return module, delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": spec}}
+    )
 
 
 def wrapped(module, dynamic):
@@ -125,10 +173,15 @@ RARE = {"cond in while", "scan", "map of products"}
 """Cases whose mechanisms the others have as well."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in RARE else n for n in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in RARE else n for n in CASES]
+)
 def test_one_delegate_for_all_sizes(name):
     module, result = case(name)
-    assert (len(result.delegates), result.report.host_operators) == (1, 0), result.report
+    assert (len(result.delegates), result.report.host_operators) == (
+        1,
+        0,
+    ), result.report
     for size in SIZES:
         for sign in (1, -1):
             args = [sign * a.abs() for a in CASES[name][1](*size)]
@@ -138,9 +191,14 @@ def test_one_delegate_for_all_sizes(name):
 JUDGED = {"nested", "told by none"}
 
 
-@pytest.mark.parametrize("name", [n if n in JUDGED else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+@pytest.mark.parametrize(
+    "name",
+    [n if n in JUDGED else pytest.param(n, marks=pytest.mark.slow) for n in CASES],
+)
 def test_the_reference_tools_agree(name):
-    """As for programs without control flow: tosa-opt takes the file, infer_shapes says all shapes."""
+    """As for programs without control flow: tosa-opt takes the file, infer_shapes says
+    all shapes.
+    """
     module, result = case(name)
     blob = result.delegates[0].processed_bytes
     reference_tools.judge(blob, TosaSpec.parse(SPEC))
@@ -149,31 +207,67 @@ def test_the_reference_tools_agree(name):
     assert render(parse(text)) == text
     args = CASES[name][1](2, 3)
     shapes = {v.name: list(a.shape) for v, a in zip(graph.inputs, args, strict=True)}
-    found = reference_tools.run(reference_tools.resolved(blob, shapes), [np.ascontiguousarray(a) for a in args])
+    found = reference_tools.run(
+        reference_tools.resolved(blob, shapes), [np.ascontiguousarray(a) for a in args]
+    )
     wanted = tree_leaves(module(*args))
-    expect_equal([torch.from_numpy(a).to(w.dtype) for a, w in zip(found, wanted, strict=True)], wanted, (2, 3))
+    expect_equal(
+        [torch.from_numpy(a).to(w.dtype) for a, w in zip(found, wanted, strict=True)],
+        wanted,
+        (2, 3),
+    )
 
 
-@pytest.mark.parametrize("name", [n if n == "while" else pytest.param(n, marks=pytest.mark.slow) for n in CASES])
+@pytest.mark.parametrize(
+    "name",
+    [n if n == "while" else pytest.param(n, marks=pytest.mark.slow) for n in CASES],
+)
 def test_floats_alone_do(name):
     """Without integer arithmetic a loop counts in floats, and sizes are read off casts."""
     module, result = lower(name, "TOSA-1.1+FP+shape+controlflow")
-    assert (len(result.delegates), result.report.host_operators) == (1, 0), result.report
+    assert (len(result.delegates), result.report.host_operators) == (
+        1,
+        0,
+    ), result.report
     args = CASES[name][1](5, 2)
     expect_equal(tree_leaves(result(*args)), module(*args), (5, 2))
 
 
 def causes(function, *inputs, dynamic, spec=SPEC):
-    program = torch.export.export(Function(function), inputs, dynamic_shapes=(tuple(dynamic),), strict=False)
-    return delegraph.lower(program, backends=["tosa"], options={"tosa": {"spec": spec}}).report.causes
+    program = torch.export.export(
+        Function(function), inputs, dynamic_shapes=(tuple(dynamic),), strict=False
+    )
+    return delegraph.lower(
+        program, backends=["tosa"], options={"tosa": {"spec": spec}}
+    ).report.causes
 
 
 def test_what_is_left_has_its_reason_and_a_way_out():
-    carried = lambda x: while_loop(lambda i, a: i > 1, lambda i, a: (i - 1, a * 2), (x.shape[0], x))  # noqa: E731
+    carried = lambda x: while_loop(
+        lambda i, a: i > 1, lambda i, a: (i - 1, a * 2), (x.shape[0], x)
+    )
     (cause,) = causes(carried, randn(3, 4), dynamic=[{0: N}])
-    assert cause.reason.startswith("the loop carries the size ") and "torch.full((), number)" in cause.hint
-    (cause,) = causes(lambda x: torch_map(torch.sin, x), randn(3, 4), dynamic=[{0: N}], spec="TOSA-1.1+FP+shape")
-    assert "steps, which are not written out" in cause.reason and "FP+controlflow+shape" in cause.hint
-    either = lambda x: torch.cond(x.sum() > 0, lambda x: x.flatten().sin(), lambda x: x.reshape(-1) * 2, (x,))  # noqa: E731
-    first = causes(either, randn(3, 4), dynamic=[BOTH], spec="TOSA-1.1+FP+INT+controlflow")[0]
-    assert first.reason.startswith("true_graph_0: aten.flatten") and "FP+INT+controlflow+shape" in first.hint
+    assert (
+        cause.reason.startswith("the loop carries the size ")
+        and "torch.full((), number)" in cause.hint
+    )
+    (cause,) = causes(
+        lambda x: torch_map(torch.sin, x),
+        randn(3, 4),
+        dynamic=[{0: N}],
+        spec="TOSA-1.1+FP+shape",
+    )
+    assert (
+        "steps, which are not written out" in cause.reason
+        and "FP+controlflow+shape" in cause.hint
+    )
+    either = lambda x: torch.cond(
+        x.sum() > 0, lambda x: x.flatten().sin(), lambda x: x.reshape(-1) * 2, (x,)
+    )
+    first = causes(
+        either, randn(3, 4), dynamic=[BOTH], spec="TOSA-1.1+FP+INT+controlflow"
+    )[0]
+    assert (
+        first.reason.startswith("true_graph_0: aten.flatten")
+        and "FP+INT+controlflow+shape" in first.hint
+    )

@@ -1,4 +1,6 @@
-"""Sums, products, comparisons and tables of integers, each rule against the Q/DQ graph in eager."""
+"""Sums, products, comparisons and tables of integers, each rule against the Q/DQ graph
+in eager.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,18 @@ FAMILY.case("minimum", torch.minimum, *TWO)
 FAMILY.case("gt", torch.gt, *TWO)
 FAMILY.case("le", torch.le, *TWO)
 FAMILY.case("masked", lambda x, y: x * (y > 0.01), *TWO)
-FAMILY.case("masked-by-floats", lambda x, y: x * (y > x).float() + y.sign() * (y > 0).to(torch.float32), *TWO)
+FAMILY.case(
+    "masked-by-floats",
+    lambda x, y: x * (y > x).float() + y.sign() * (y > 0).to(torch.float32),
+    *TWO,
+)
 FAMILY.case("sum", lambda x: x.sum(1), (2, 16, 9))
 
 FAMILY.case("cumsum", lambda x: x.cumsum(1), (2, 16, 9))
 FAMILY.case("prod", lambda x: x.prod(1), (9, 4, 9))
-FAMILY.case("clamp-tensors", lambda x, y: torch.clamp(x, y, y + 0.1), *TWO, dtypes=[torch.int8])
+FAMILY.case(
+    "clamp-tensors", lambda x, y: torch.clamp(x, y, y + 0.1), *TWO, dtypes=[torch.int8]
+)
 FAMILY.case("sum-whole", lambda x: x.sum(), (2, 16, 9))
 FAMILY.case("sum-of-functions", lambda x, y: F.silu(x) * y - 2 * torch.sigmoid(y), *TWO)
 FAMILY.case("divide", lambda x, y: (x / y).clamp(-2, 2), *TWO)
@@ -61,9 +69,20 @@ for name, function in {
     FAMILY.case(name, function, (3, 50, 7))
 
 SLOPES = torch.tensor([0.25, 0.0, -1.5, 0.7])
-FAMILY.case("prelu", WithConstant(lambda w, x: F.prelu(x, w), torch.full((4,), 0.25)), (3, 4, 50))
-FAMILY.case("prelu-channels", WithConstant(lambda w, x: F.prelu(x, w), SLOPES), (3, 4, 5, 9))
-FAMILY.case("prelu-of-sum", WithConstant(lambda w, x, y: F.prelu(x + y, w), SLOPES), (9, 4, 5), (9, 4, 1))
+FAMILY.case(
+    "prelu",
+    WithConstant(lambda w, x: F.prelu(x, w), torch.full((4,), 0.25)),
+    (3, 4, 50),
+)
+FAMILY.case(
+    "prelu-channels", WithConstant(lambda w, x: F.prelu(x, w), SLOPES), (3, 4, 5, 9)
+)
+FAMILY.case(
+    "prelu-of-sum",
+    WithConstant(lambda w, x, y: F.prelu(x + y, w), SLOPES),
+    (9, 4, 5),
+    (9, 4, 1),
+)
 
 judged, test_equals_eager = FAMILY.equals_eager()
 test_equals_eager_for_any_scales = FAMILY.sweep()
@@ -71,10 +90,15 @@ test_equals_eager_for_any_scales = FAMILY.sweep()
 
 @pytest.mark.parametrize("dtype, up", [(DType.INT8, 19), (DType.INT16, 14)])
 def test_operands_are_rescaled_as_npus_add_them(dtype, up):
-    """Vela fuses an addition with the RESCALE of its operands for these ratios alone, and for none if scales agree."""
+    """Vela fuses an addition with the RESCALE of its operands for these ratios alone,
+    and for none if scales agree.
+    """
 
     def step(*scales: float) -> float:
-        return aligned(trial(), [Scaled(Value(Type((2, 3), dtype)), Scale(scale), 0) for scale in scales])[1]
+        return aligned(
+            trial(),
+            [Scaled(Value(Type((2, 3), dtype)), Scale(scale), 0) for scale in scales],
+        )[1]
 
     assert step(0.25, 0.5) == 0.5 / 2**up
     assert step(0.3, 0.3) == 0.3

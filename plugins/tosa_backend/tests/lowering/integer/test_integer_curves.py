@@ -1,4 +1,6 @@
-"""Functions of sums and products that nothing quantizes in between, against the Q/DQ graph in eager."""
+"""Functions of sums and products that nothing quantizes in between, against the Q/DQ
+graph in eager.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +18,40 @@ BYTES = [torch.int8]
 
 FAMILY.case("tanh-of-sum", lambda x, y: torch.tanh(x + y), *TWO)
 FAMILY.case("sigmoid-of-product", lambda x, y: torch.sigmoid(x * y), *TWO)
-FAMILY.case("gate", lambda x, y: torch.sigmoid(x + y) * torch.tanh(x - y) + torch.sigmoid(y) * x, *TWO)
+FAMILY.case(
+    "gate",
+    lambda x, y: torch.sigmoid(x + y) * torch.tanh(x - y) + torch.sigmoid(y) * x,
+    *TWO,
+)
 FAMILY.case("chain", lambda x, y: F.gelu(torch.tanh(y - x) * 2 + 1), *TWO)
 FAMILY.case("of-matrices", lambda x, y: torch.sigmoid(x @ y.mT), *TWO)
 FAMILY.case("of-limited", lambda x, y: torch.tanh(F.hardtanh(x + y, -0.1, 0.2)), *TWO)
-FAMILY.case("of-wide", lambda x, y: F.gelu(100 * (x @ y.mT)), *TWO, dtypes=[torch.int16])
+FAMILY.case(
+    "of-wide", lambda x, y: F.gelu(100 * (x @ y.mT)), *TWO, dtypes=[torch.int16]
+)
 FAMILY.case("moved", lambda x, y: torch.sigmoid(x + y).flatten(1).relu(), *TWO)
 FAMILY.case("absolute", lambda x, y: (x - y).abs() + x, *TWO)
 FAMILY.case("steps-of-product", lambda x, y: torch.floor(x * y * 8), *TWO, dtypes=BYTES)
-FAMILY.case("truth-of-product", lambda x, y: torch.tanh(x * y) > 0.001, *TWO, dtypes=BYTES)
+FAMILY.case(
+    "truth-of-product", lambda x, y: torch.tanh(x * y) > 0.001, *TWO, dtypes=BYTES
+)
 FAMILY.case("above-number", lambda x, y: x + y > 0.0123, *TWO)
 FAMILY.case("at-most-number", lambda x, y: x * y <= -0.0123, *TWO)
 
 judged, test_equals_eager = FAMILY.equals_eager()
-test_equals_eager_for_any_scales = FAMILY.sweep(most=-1.5)  # larger sums than there are pieces for
+# larger sums than there are pieces for
+test_equals_eager_for_any_scales = FAMILY.sweep(most=-1.5)
 
 
-@pytest.mark.parametrize("function", [torch.floor, lambda v: torch.sqrt(v.abs())], ids=["jumps", "bends"])
+@pytest.mark.parametrize(
+    "function", [torch.floor, lambda v: torch.sqrt(v.abs())], ids=["jumps", "bends"]
+)
 def test_what_no_table_comes_near_is_refused(function):
     module, inputs = row(lambda x, y: function(x + y), TWO, torch.int16, 0)
-    with pytest.raises(Unsupported, match="a sum or product that nothing quantizes before, and of that it is no curve"):
+    with pytest.raises(
+        Unsupported,
+        match=(
+            "a sum or product that nothing quantizes before, and of that it is no curve"
+        ),
+    ):
         compile_program(torch.export.export(module, tuple(inputs)), SPECS[torch.int16])

@@ -1,4 +1,6 @@
-"""Alike calls are lowered once and copied: what is made is what the rules themselves would have made."""
+"""Alike calls are lowered once and copied: what is made is what the rules themselves
+would have made.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,14 @@ SPEC = TosaSpec.parse("TOSA-1.0+FP")
 
 
 class Block(nn.Module):
-    """Convolution and batch norm (folded constants), activation, attention with a head of linears, a shortcut."""
+    """Convolution and batch norm (folded constants), activation, attention with a head
+    of linears, a shortcut.
+    """
 
     def __init__(self):
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.conv = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
         self.linears = nn.ModuleList([nn.Linear(5, 5) for _ in range(3)])
 
     def forward(self, x):
@@ -49,12 +54,18 @@ def blocks():
 
 
 class Constants(nn.Module):
-    """Rules that make constants, of more elements than what is merged by its elements afterwards."""
+    """Rules that make constants, of more elements than what is merged by its elements
+    afterwards.
+    """
 
     def forward(self, x):
         attended = nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
         pooled, places = nn.functional.max_pool2d(attended, 2, 1, return_indices=True)
-        y = nn.functional.interpolate(pooled, (8, 8), mode="bicubic") + places.float().sum() + torch.arange(8.0)
+        y = (
+            nn.functional.interpolate(pooled, (8, 8), mode="bicubic")
+            + places.float().sum()
+            + torch.arange(8.0)
+        )
         y = (
             torch.view_as_real(torch.fft.rfft(y))[..., [0, 2, 1, 3, 2, 4, 3, 1], 1]
             + torch.eye(8)
@@ -64,10 +75,15 @@ class Constants(nn.Module):
 
 
 def test_a_file_is_the_same_as_without_copies(blocks, monkeypatch):
-    programs = blocks, program(nn.Sequential(Constants(), Constants()), torch.randn(1, 2, 8, 8))
+    programs = (
+        blocks,
+        program(nn.Sequential(Constants(), Constants()), torch.randn(1, 2, 8, 8)),
+    )
     copied = [data(exported) for exported in programs]
     monkeypatch.setattr(templates.Template, "copy", None)
-    monkeypatch.setattr(templates.Templates, "apply", lambda self, *call: registry.apply(*call))
+    monkeypatch.setattr(
+        templates.Templates, "apply", lambda self, *call: registry.apply(*call)
+    )
     assert [data(exported) for exported in programs] == copied
 
 
@@ -82,10 +98,15 @@ def test_a_rule_runs_once_for_equal_calls(blocks, monkeypatch):
     templates.templates_for.cache_clear()
     data(blocks)
     calls = [node.target for node in blocks.graph.nodes if node.op == "call_function"]
-    for target, count in ((torch.ops.aten.linear.default, 9), (torch.ops.aten.conv2d.default, 3)):
+    for target, count in (
+        (torch.ops.aten.linear.default, 9),
+        (torch.ops.aten.conv2d.default, 3),
+    ):
         assert calls.count(target) == count and seen.count(target) == 1
     data(program(nn.Sequential(Block()), torch.randn(1, 4, 5, 5)))
-    assert len([target for target in seen if target is torch.ops.aten.linear.default]) == 1
+    assert (
+        len([target for target in seen if target is torch.ops.aten.linear.default]) == 1
+    )
 
 
 def test_templates_keep_no_weights():
@@ -100,11 +121,15 @@ def test_templates_keep_no_weights():
 
 
 class Turned(nn.Module):
-    """``t()`` of a weight is a folded TRANSPOSE, which the rule of ``linear`` transposes back: it finds the weight."""
+    """``t()`` of a weight is a folded TRANSPOSE, which the rule of ``linear``
+    transposes back: it finds the weight.
+    """
 
     def __init__(self):
         super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(torch.randn(3, 3)) for _ in range(2)])
+        self.weights = nn.ParameterList(
+            [nn.Parameter(torch.randn(3, 3)) for _ in range(2)]
+        )
 
     def forward(self, x):
         for weight in self.weights:
@@ -116,7 +141,9 @@ class Zeros(nn.Module):
     """0.0 and -0.0 are equal in Python and make different numbers, as 1 and True do."""
 
     def forward(self, x):
-        return torch.cat([1 / (x * -0.0), 1 / (x * 0.0), x.clamp(min=-0.0), x.clamp(min=0.0)])
+        return torch.cat(
+            [1 / (x * -0.0), 1 / (x * 0.0), x.clamp(min=-0.0), x.clamp(min=0.0)]
+        )
 
 
 class Same(nn.Module):
@@ -128,7 +155,11 @@ class Same(nn.Module):
 
 @pytest.mark.parametrize(
     ("module", "inputs"),
-    [(Turned(), (torch.randn(2, 3),)), (Zeros(), (torch.ones(2),)), (Same(), (torch.ones(2), torch.randn(2)))],
+    [
+        (Turned(), (torch.randn(2, 3),)),
+        (Zeros(), (torch.ones(2),)),
+        (Same(), (torch.ones(2), torch.randn(2))),
+    ],
     ids=["weights behind constants", "zeros", "one value twice"],
 )
 def test_alike_is_not_the_same(module, inputs):
@@ -138,7 +169,9 @@ def test_alike_is_not_the_same(module, inputs):
 
 
 class Rows(nn.Module):
-    """Asks for more rows of a table than there are, so that a use proves that the numbers are smaller than they are."""
+    """Asks for more rows of a table than there are, so that a use proves that the
+    numbers are smaller than they are.
+    """
 
     def __init__(self):
         super().__init__()
@@ -157,5 +190,7 @@ def test_what_one_program_proves_of_shared_numbers_is_not_believed_in_another():
     """128 million times 19 is more than int32 holds, 128 million times 9 is not."""
     spec = TosaSpec.parse("TOSA-1.0+FP+INT")
     compile_program(program(Rows(), torch.zeros(4)), spec)
-    with pytest.raises(Unsupported, match="its int64 result may be from -2432000000 to 2413000000"):
+    with pytest.raises(
+        Unsupported, match="its int64 result may be from -2432000000 to 2413000000"
+    ):
         compile_program(program(Scaled(), torch.ones(20, dtype=torch.int8)), spec)

@@ -1,4 +1,6 @@
-"""int64 inputs that nothing bounds: they cross as what their uses read, or because the user says that they fit."""
+"""int64 inputs that nothing bounds: they cross as what their uses read, or because the
+user says that they fit.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,45 @@ class Of(nn.Module):
 
 
 def lower(function, *inputs, **options):
-    return delegraph.lower(Of(function).eval(), inputs, backends=["tosa"], options={"tosa": options})
+    return delegraph.lower(
+        Of(function).eval(), inputs, backends=["tosa"], options={"tosa": options}
+    )
 
 
 CARRIED = {
-    "truth of a view": ("bool", lambda x, m: torch.where(m[None].to(torch.bool), x, -1.0)),
-    "compared with 0": ("bool", lambda x, m: torch.where(m == 0, x, -1.0) + (m[None] != 0).float()),
+    "truth of a view": (
+        "bool",
+        lambda x, m: torch.where(m[None].to(torch.bool), x, -1.0),
+    ),
+    "compared with 0": (
+        "bool",
+        lambda x, m: torch.where(m == 0, x, -1.0) + (m[None] != 0).float(),
+    ),
     "logic": (
         "bool",
-        lambda x, m: torch.where(torch.logical_not(m.view(1, 4)), x, torch.logical_and(m, x > 0).float()),
+        lambda x, m: torch.where(
+            torch.logical_not(m.view(1, 4)), x, torch.logical_and(m, x > 0).float()
+        ),
     ),
     "a float": ("float32", lambda x, m: x * m[None].expand(3, 4).to(torch.float32)),
-    "a float by promotion": ("float32", lambda x, m: x * m[None] + (1.0 - m.unsqueeze(0)) * x),
-    "a float and its truth": ("float32", lambda x, m: torch.where(m.bool(), x, m.float())),
-    "no-ops": ("bool", lambda x, m: torch.where(m.long().contiguous().to(m.device)[1:].bool(), x[:, 1:], 0.0)),
-    "low bits": ("int32", lambda x, m: x + (m[None].int() * 3).float() + m.to(torch.int8).float()),
+    "a float by promotion": (
+        "float32",
+        lambda x, m: x * m[None] + (1.0 - m.unsqueeze(0)) * x,
+    ),
+    "a float and its truth": (
+        "float32",
+        lambda x, m: torch.where(m.bool(), x, m.float()),
+    ),
+    "no-ops": (
+        "bool",
+        lambda x, m: torch.where(
+            m.long().contiguous().to(m.device)[1:].bool(), x[:, 1:], 0.0
+        ),
+    ),
+    "low bits": (
+        "int32",
+        lambda x, m: x + (m[None].int() * 3).float() + m.to(torch.int8).float(),
+    ),
 }
 
 
@@ -49,7 +75,9 @@ def test_it_crosses_as_its_uses_read_it(name):
     lowered = lower(function, X, INPUTS)
     (delegate,) = lowered.delegates
     assert lowered.report.host_operators == 0
-    assert next(str(i) for i in delegate.inputs if i.name == "mask") == f"mask: {kind}[4]"
+    assert (
+        next(str(i) for i in delegate.inputs if i.name == "mask") == f"mask: {kind}[4]"
+    )
     torch.testing.assert_close(lowered(X, INPUTS), function(X, INPUTS))
     assert lowered.verify(X, INPUTS).agrees()
 
@@ -57,10 +85,16 @@ def test_it_crosses_as_its_uses_read_it(name):
 NEEDED_WHOLE = {
     "arithmetic": lambda x, m: torch.where((m * m).bool(), x, 0.0),
     "returned": lambda x, m: (torch.where(m.bool(), x, 0.0), m[None] * 1),
-    "a view is returned": lambda x, m: (x.exp(), torch.where(m[None].bool(), x, 0.0), m[None].clone()),
+    "a view is returned": lambda x, m: (
+        x.exp(),
+        torch.where(m[None].bool(), x, 0.0),
+        m[None].clone(),
+    ),
     "compared with 1": lambda x, m: torch.where(m == 1, x, 0.0),
     "truth and low bits": lambda x, m: torch.where(m.bool(), x, m.int().float()),
-    "a list": lambda x, m: torch.where(torch.cat([m[:2], m[2:]]).bool(), x, m.sum().float()),
+    "a list": lambda x, m: torch.where(
+        torch.cat([m[:2], m[2:]]).bool(), x, m.sum().float()
+    ),
 }
 
 
@@ -73,18 +107,29 @@ def test_what_needs_the_integer_gets_it(name):
 
 
 def test_a_view_that_the_host_computes_crosses_so_as_well():
-    """The first conversion is the host's, since random numbers stand between; both partitions read the mask's truth."""
+    """The first conversion is the host's, since random numbers stand between; both
+    partitions read the mask's truth.
+    """
 
     def function(x, m):
-        return torch.where(m[None].bool(), x.exp(), 0.0), torch.rand_like(x).floor() + m[None].bool().float()
+        return (
+            torch.where(m[None].bool(), x.exp(), 0.0),
+            torch.rand_like(x).floor() + m[None].bool().float(),
+        )
 
     lowered = lower(function, X, INPUTS)
     for ours, eager in zip(lowered(X, INPUTS), function(X, INPUTS), strict=True):
         torch.testing.assert_close(ours, eager)
-    assert all("int64" not in str(i) and "int32" not in str(i) for d in lowered.delegates for i in d.inputs)
+    assert all(
+        "int64" not in str(i) and "int32" not in str(i)
+        for d in lowered.delegates
+        for i in d.inputs
+    )
 
 
-@pytest.mark.parametrize("spec", ["TOSA-1.0+INT", "TOSA-1.0+FP", "TOSA-1.1+FP+INT+int64"])
+@pytest.mark.parametrize(
+    "spec", ["TOSA-1.0+INT", "TOSA-1.0+FP", "TOSA-1.1+FP+INT+int64"]
+)
 def test_other_targets(spec):
     function = CARRIED["truth of a view"][1]
     lowered = lower(function, X, INPUTS, spec=spec)
@@ -109,27 +154,44 @@ def test_the_user_says_that_an_input_fits(tmp_path):
     lowered = lower(masked, X, BITS, int32_inputs=["mask=0..1"])
     assert len(lowered.delegates) == 1 and lowered.report.host_operators == 0
     assert torch.equal(lowered(X, BITS), masked(X, BITS))
-    with pytest.raises(InputError, match="input mask has an element 2; it was lowered for 0 to 1"):
+    with pytest.raises(
+        InputError, match="input mask has an element 2; it was lowered for 0 to 1"
+    ):
         lowered(X, BITS * 2)
     lowered.save(tmp_path / "m.tosa")
     loaded = delegraph.load(tmp_path / "m.tosa")
     inputs = {i.name: i.dtype for i in loaded.summary.methods[0].inputs}
-    assert inputs == {"x": "float32", "mask": "int32"}, "a .tosa file takes int32, so that nothing is cast"
+    assert inputs == {
+        "x": "float32",
+        "mask": "int32",
+    }, "a .tosa file takes int32, so that nothing is cast"
 
 
 def test_an_input_that_fits_without_a_range_is_checked_for_that_of_int32():
     lowered = lower(lambda x, m: x + (m + 0) % 7, X, INPUTS % 9, int32_inputs=["mask"])
     (delegate,) = lowered.delegates
     assert "mask: int32[4]" in map(str, delegate.inputs)
-    assert torch.equal(lowered(X, torch.tensor([2**31 - 1, -(2**31), 8, 0])), X + torch.tensor([1, 5, 1, 0]))
+    assert torch.equal(
+        lowered(X, torch.tensor([2**31 - 1, -(2**31), 8, 0])),
+        X + torch.tensor([1, 5, 1, 0]),
+    )
     for wrong in (2**31, -(2**31) - 1):
-        with pytest.raises(InputError, match=f"has an element {wrong}; it was lowered for -2147483648 to 2147483647"):
+        with pytest.raises(
+            InputError,
+            match=(
+                f"has an element {wrong}; it was lowered for -2147483648 to 2147483647"
+            ),
+        ):
             lowered(X, torch.tensor([0, 1, wrong, 2]))
 
 
 @pytest.mark.parametrize(
     ("entry", "said"),
-    [("mask=1", "neither the name"), ("mask=2..1", "no range of int32"), ("mask=0..9999999999", "no range of int32")],
+    [
+        ("mask=1", "neither the name"),
+        ("mask=2..1", "no range of int32"),
+        ("mask=0..9999999999", "no range of int32"),
+    ],
 )
 def test_entries_of_another_form(entry, said):
     with pytest.raises(OptionError, match=said):
@@ -138,7 +200,10 @@ def test_entries_of_another_form(entry, said):
 
 @pytest.mark.parametrize(
     ("entry", "said"),
-    [("maks", "'maks', which is no int64 input of the program"), ("x=0..1", "'x', .* program, but float32")],
+    [
+        ("maks", "'maks', which is no int64 input of the program"),
+        ("x=0..1", "'x', .* program, but float32"),
+    ],
 )
 def test_a_name_that_no_method_has(entry, said):
     with pytest.raises(OptionError, match=said) as error:
@@ -151,7 +216,12 @@ def test_a_name_that_one_of_two_methods_has():
     inputs = {"forward": (X, BITS), "other": (X,)}
 
     def both(*names):
-        return delegraph.lower(sources, inputs, backends=["tosa"], options={"tosa": {"int32_inputs": names}})
+        return delegraph.lower(
+            sources,
+            inputs,
+            backends=["tosa"],
+            options={"tosa": {"int32_inputs": names}},
+        )
 
     assert len(both("mask=0..1").delegates) == 2
     with pytest.raises(OptionError, match="names 'mask_', which"):

@@ -32,19 +32,33 @@ OPERATORS = {
     "ADD": lambda t, x, y: t.add(x, y),
     "SUB": lambda t, x, y: t.sub(x, y),
     "MUL": lambda t, x, y: t.mul(x, y),
-    "INTDIV": lambda t, x, y: t.emit(tosa.INTDIV, (x, t.select(t.equal(y, 0), t.like(3, y), y))),
+    "INTDIV": lambda t, x, y: t.emit(
+        tosa.INTDIV, (x, t.select(t.equal(y, 0), t.like(3, y), y))
+    ),
     "ABS": lambda t, x, y: t.abs(x),
     "NEGATE": lambda t, x, y: t.negate(x),
     "ARGMAX": lambda t, x, y: t.emit(tosa.ARGMAX, (x,), axis=1),
     "CAST": lambda t, x, y: t.cast(x, DType.INT8),
-    "GATHER": lambda t, x, y: t.emit(tosa.GATHER, (t.reshape(x, (1, 6, 1)), t.constant(2, DType.INT32, (1, 4)))),
+    "GATHER": lambda t, x, y: t.emit(
+        tosa.GATHER, (t.reshape(x, (1, 6, 1)), t.constant(2, DType.INT32, (1, 4)))
+    ),
     "SCATTER": lambda t, x, y: t.emit(
         tosa.SCATTER,
-        (t.reshape(x, (1, 6, 1)), t.constant(2, DType.INT32, (1, 1)), t.reshape(t.slice(y, (0, 0), (1, 1)), (1, 1, 1))),
+        (
+            t.reshape(x, (1, 6, 1)),
+            t.constant(2, DType.INT32, (1, 1)),
+            t.reshape(t.slice(y, (0, 0), (1, 1)), (1, 1, 1)),
+        ),
     ),
-    "LOGICAL_LEFT_SHIFT": lambda t, x, y: t.left_shift(x, t.minimum(t.maximum(y, 0), 9)),
-    "ARITHMETIC_RIGHT_SHIFT": lambda t, x, y: t.right_shift(x, t.minimum(t.maximum(y, 0), 9)),
-    "LOGICAL_RIGHT_SHIFT": lambda t, x, y: t.right_shift_of_bits(x, t.minimum(t.maximum(y, 0), 9)),
+    "LOGICAL_LEFT_SHIFT": lambda t, x, y: t.left_shift(
+        x, t.minimum(t.maximum(y, 0), 9)
+    ),
+    "ARITHMETIC_RIGHT_SHIFT": lambda t, x, y: t.right_shift(
+        x, t.minimum(t.maximum(y, 0), 9)
+    ),
+    "LOGICAL_RIGHT_SHIFT": lambda t, x, y: t.right_shift_of_bits(
+        x, t.minimum(t.maximum(y, 0), 9)
+    ),
     "CLZ": lambda t, x, y: t.clz(x),
     "BITWISE_NOT": lambda t, x, y: t.bitwise_not(x),
     "BITWISE_AND": lambda t, x, y: t.emit(tosa.BITWISE_AND, (x, y)),
@@ -57,8 +71,11 @@ def test_every_row_is_tried():
     assert set(OPERATORS) == {operator.__name__ for operator in RANGES}
 
 
-SMALL, LARGE = st.integers(-9, 9), st.integers(-(2**62), 2**62)
-NUMBERS = st.lists(SMALL, min_size=6, max_size=6) | st.lists(LARGE, min_size=6, max_size=6)
+SMALL = st.integers(-9, 9)
+LARGE = st.integers(-(2**62), 2**62)
+NUMBERS = st.lists(SMALL, min_size=6, max_size=6) | st.lists(
+    LARGE, min_size=6, max_size=6
+)
 
 
 @settings(max_examples=30, deadline=None)
@@ -67,7 +84,10 @@ def test_the_range_of_a_product_that_is_shifted(left, right, slack, shift):
     t = Tosa(TosaSpec.parse("TOSA-1.0+FP+INT"))
     x, y = (_constant(numbers, slack, DType.INT32) for numbers in (left, right))
     result = t.mul(x, y, shift=shift)
-    exact = (materialize(x).astype(object) * materialize(y).astype(object) + (1 << (shift - 1))) >> shift
+    exact = (
+        materialize(x).astype(object) * materialize(y).astype(object)
+        + (1 << (shift - 1))
+    ) >> shift
     low, high = range_of(result)
     assert (low <= exact.min() and exact.max() <= high) or (low, high) == INT32
 
@@ -84,18 +104,33 @@ def test_the_range_of_a_shift_that_rounds(numbers, slack, shift):
 
 @pytest.mark.parametrize("name", OPERATORS)
 @settings(max_examples=30, deadline=None)
-@given(left=NUMBERS, right=NUMBERS, slack=st.integers(0, 5), dtype=st.sampled_from([DType.INT32, DType.INT64]))
+@given(
+    left=NUMBERS,
+    right=NUMBERS,
+    slack=st.integers(0, 5),
+    dtype=st.sampled_from([DType.INT32, DType.INT64]),
+)
 def test_a_range_holds_every_element(name, left, right, slack, dtype):
     t = Tosa(TosaSpec.parse("TOSA-1.0+FP+INT"))
-    result = OPERATORS[name](t, _constant(left, slack, dtype), _constant(right, slack, dtype))
+    result = OPERATORS[name](
+        t, _constant(left, slack, dtype), _constant(right, slack, dtype)
+    )
     elements, (low, high) = materialize(result), range_of(result)
     assert low <= elements.min() and elements.max() <= high
-    assert range_of_type(result.dtype)[0] <= low and high <= range_of_type(result.dtype)[1]
+    assert (
+        range_of_type(result.dtype)[0] <= low and high <= range_of_type(result.dtype)[1]
+    )
 
 
 def _constant(numbers, slack, dtype):
     """A constant of which only a range is told, that its elements do not fill."""
     array = np.array(numbers, np.int64).astype(ARRAY_DTYPES[dtype]).reshape(2, 3)
-    value, (least, most) = Value(Type((2, 3), dtype), Literal(array)), range_of_type(dtype)
-    value.range = max(int(array.min()) - slack, least), min(int(array.max()) + slack, most)
+    value, (least, most) = (
+        Value(Type((2, 3), dtype), Literal(array)),
+        range_of_type(dtype),
+    )
+    value.range = (
+        max(int(array.min()) - slack, least),
+        min(int(array.max()) + slack, most),
+    )
     return value

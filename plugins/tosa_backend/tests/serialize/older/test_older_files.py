@@ -1,4 +1,6 @@
-"""Files of TOSA 0.80: what flatc sees, round trips, conversion, and what is read of others."""
+"""Files of TOSA 0.80: what flatc sees, round trips, conversion, and what is read of
+others.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from delegraph.errors import FormatError, OptionError, Unsupported
 from delegraph_tosa import TosaFile, TosaSpec, read, render
 from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.ir.graph import Graph, Literal, Value, literal
-from delegraph_tosa.ir.operators import CLAMP, COND_IF, CUSTOM, IDENTITY, MAX_POOL2D, RESCALE, SIN, WHILE_LOOP
+from delegraph_tosa.ir.operators import (
+    CLAMP,
+    COND_IF,
+    CUSTOM,
+    IDENTITY,
+    MAX_POOL2D,
+    RESCALE,
+    SIN,
+    WHILE_LOOP,
+)
 from delegraph_tosa.ir.types import BLOCK_SCALED, DType, NanMode, RoundingMode, Type
 from delegraph_tosa.serialize import target_of
 from delegraph_tosa.validate import InvalidGraph, validate
@@ -61,7 +72,9 @@ def test_every_operator_in_every_type_survives(label):
 
 def test_flatc_verifies_a_file_of_every_operator():
     graph = merged(SAMPLES.values())
-    operators = [op["op"] for op in block(write(graph))["operators"] if op["op"] != "CONST"]
+    operators = [
+        op["op"] for op in block(write(graph))["operators"] if op["op"] != "CONST"
+    ]
     assert operators == [op.name for op in graph.operators]
 
 
@@ -76,13 +89,19 @@ def test_both_languages_compute_the_same(label):
     if any(isinstance(op, CUSTOM) for op in graph.operators):
         pytest.skip("nothing computes a CUSTOM")
     inputs = arrays(graph)
-    for ours, theirs in zip(evaluate(read(write(graph)), inputs), evaluate(graph, inputs), strict=True):
+    for ours, theirs in zip(
+        evaluate(read(write(graph)), inputs), evaluate(graph, inputs), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
 
 
 def test_what_is_an_operand_since_1_0_is_an_attribute():
     (convolution,) = [
-        op for op in block(write(SAMPLES["CONV2D(int8, int8, int32, int32, int8, int8)"]))["operators"] if op["inputs"]
+        op
+        for op in block(write(SAMPLES["CONV2D(int8, int8, int32, int32, int8, int8)"]))[
+            "operators"
+        ]
+        if op["inputs"]
     ]
     assert len(convolution["inputs"]) == 3
     assert convolution["attribute"]["dilation"] == [1, 1]
@@ -94,7 +113,11 @@ def test_what_is_an_operand_since_1_0_is_an_attribute():
             literal([-128], DType.INT8, np.int8),
             literal([5], DType.INT8, np.int8),
         ),
-        **{"scale32": True, "rounding_mode": RoundingMode.DOUBLE_ROUND, "per_channel": False},
+        **{
+            "scale32": True,
+            "rounding_mode": RoundingMode.DOUBLE_ROUND,
+            "per_channel": False,
+        },
         **{"input_unsigned": True, "output_unsigned": False, "dtype": DType.INT8},
     )
     rescale.outputs = (Value(Type((2, 3), DType.INT8), producer=rescale),)
@@ -114,15 +137,25 @@ def test_what_is_an_operand_since_1_0_is_an_attribute():
     [
         (DType.INT8, -5, 7, (-5, 7, 0.0, 0.0)),
         (DType.FP32, 0.0, float("inf"), (None, None, 0.0, float("inf"))),
-        (DType.FP16, -0.1, 0.1, (None, None, float(np.float16(-0.1)), float(np.float16(0.1)))),
+        (
+            DType.FP16,
+            -0.1,
+            0.1,
+            (None, None, float(np.float16(-0.1)), float(np.float16(0.1))),
+        ),
     ],
 )
 def test_clamp_has_integers_and_floats(dtype, low, high, found):
     """Floats are fp32 there, whatever the operand is."""
     x = Value(Type((2,), dtype), name="x")
     clamp = apply(CLAMP, x, min_val=low, max_val=high, nan_mode=NanMode.PROPAGATE)
-    (held,) = [op["attribute"] for op in block(write(Graph([x], [clamp.outputs[0]], [clamp])))["operators"]]
-    floats = [np.frombuffer(bytes(held[name]), "<f4")[0] for name in ("min_fp", "max_fp")]
+    (held,) = [
+        op["attribute"]
+        for op in block(write(Graph([x], [clamp.outputs[0]], [clamp])))["operators"]
+    ]
+    floats = [
+        np.frombuffer(bytes(held[name]), "<f4")[0] for name in ("min_fp", "max_fp")
+    ]
     assert (held.get("min_int"), held.get("max_int"), *floats) == found
 
 
@@ -138,7 +171,12 @@ def test_constants_of_bfloat16_are_floats_of_32_bits():
 
 def test_version_and_names():
     data = write(SAMPLES["ADD(fp32)"])
-    assert dump(data)["version"] == {"_major": 0, "_minor": 80, "_patch": 1, "_draft": False}
+    assert dump(data)["version"] == {
+        "_major": 0,
+        "_minor": 80,
+        "_patch": 1,
+        "_draft": False,
+    }
     assert dump(data)["regions"][0]["name"] == "main"
     older = dump(data)
     older["version"]["_patch"] = 0
@@ -147,18 +185,32 @@ def test_version_and_names():
 
 def body(dtype: DType, result: DType) -> Graph:
     x = Value(Type((1,), dtype), name="x")
-    kept = apply(IDENTITY, x) if result is dtype else apply(delegraph_tosa.operators.CAST, x, dtype=result)
+    kept = (
+        apply(IDENTITY, x)
+        if result is dtype
+        else apply(delegraph_tosa.operators.CAST, x, dtype=result)
+    )
     return Graph([x], [kept.outputs[0]], [kept], f"body_{result}")
 
 
 def test_control_flow_survives():
-    condition, x = Value(Type((1,), DType.BOOL), name="c"), Value(Type((1,), DType.INT32), name="x")
+    condition = Value(Type((1,), DType.BOOL), name="c")
+    x = Value(Type((1,), DType.INT32), name="x")
     same = body(DType.INT32, DType.INT32)
     chosen = apply(COND_IF, condition, x, then_graph=same, else_graph=same)
-    looped = apply(WHILE_LOOP, chosen.outputs[0], cond_graph=body(DType.INT32, DType.BOOL), body_graph=same)
+    looped = apply(
+        WHILE_LOOP,
+        chosen.outputs[0],
+        cond_graph=body(DType.INT32, DType.BOOL),
+        body_graph=same,
+    )
     graph = Graph([condition, x], [looped.outputs[0]], [chosen, looped])
     data = write(graph, TosaSpec.parse("TOSA-0.80+BI"))
-    assert [region["name"] for region in dump(data)["regions"]] == ["main", "body_int32", "body_bool"]
+    assert [region["name"] for region in dump(data)["regions"]] == [
+        "main",
+        "body_int32",
+        "body_bool",
+    ]
     assert render(read(data)) == render(named(graph))
     found = evaluate(read(data), [np.array([True]), np.array([0], np.int32)])
     assert found[0].tolist() == [0]
@@ -178,29 +230,52 @@ def test_fully_connected_is_read_as_a_convolution():
     ]
     constants = [{"op": "CONST", "inputs": [], "outputs": [name]} for name in numbers]
     product = {
-        **{"op": "FULLY_CONNECTED", "attribute_type": "FullyConnectedAttribute", "attribute": {}},
+        **{
+            "op": "FULLY_CONNECTED",
+            "attribute_type": "FullyConnectedAttribute",
+            "attribute": {},
+        },
         **{"inputs": ["x", "w", "b"], "outputs": ["y"]},
     }
     found |= {"operators": [*constants, product], "inputs": ["x"], "outputs": ["y"]}
     graph = read(assembled(dumped))
-    assert [op.name for op in graph.operators] == ["RESHAPE", "RESHAPE", "CONV2D", "RESHAPE"]
+    assert [op.name for op in graph.operators] == [
+        "RESHAPE",
+        "RESHAPE",
+        "CONV2D",
+        "RESHAPE",
+    ]
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    np.testing.assert_array_equal(evaluate(graph, [x])[0], x @ numbers["w"].reshape(4, 3).T + 1)
+    np.testing.assert_array_equal(
+        evaluate(graph, [x])[0], x @ numbers["w"].reshape(4, 3).T + 1
+    )
 
 
 def test_unsigned_tensors_of_other_writers_are_what_rescale_says():
     x = Value(Type((2, 3), DType.INT8), name="x")
-    (data,) = [write(g) for label, g in SAMPLES.items() if label == "RESCALE(int8, int8)"]
+    (data,) = [
+        write(g) for label, g in SAMPLES.items() if label == "RESCALE(int8, int8)"
+    ]
     dumped = dump(data)
-    given = next(t for t in dumped["regions"][0]["blocks"][0]["tensors"] if t["name"] == "input_0")
+    given = next(
+        t
+        for t in dumped["regions"][0]["blocks"][0]["tensors"]
+        if t["name"] == "input_0"
+    )
     given["type"] = "UINT8"
-    (rescale,) = [op for op in read(assembled(dumped)).operators if isinstance(op, RESCALE)]
+    (rescale,) = [
+        op for op in read(assembled(dumped)).operators if isinstance(op, RESCALE)
+    ]
     assert rescale.input_unsigned and not rescale.output_unsigned
     assert x.dtype is rescale.input.dtype
 
 
 def test_a_file_of_0_80_becomes_one_of_1_0_and_back():
-    for label in ("CONV2D(int8, int8, int32, int32, int8, int8)", "PAD(bool)", "TABLE(int16, int16, int32)"):
+    for label in (
+        "CONV2D(int8, int8, int32, int32, int8, int8)",
+        "PAD(bool)",
+        "TABLE(int16, int16, int32)",
+    ):
         old = write(SAMPLES[label])
         new = delegraph_tosa.convert(old, "TOSA-1.0+FP+INT+int16").join()
         assert reference_tools.dump(new)["version"]["_major"] == 1
@@ -210,13 +285,20 @@ def test_a_file_of_0_80_becomes_one_of_1_0_and_back():
 
 def test_what_0_80_lacks_is_refused_with_its_name():
     x = Value(Type((2,), DType.FP32), name="x")
-    wave, clamp = apply(SIN, x), apply(CLAMP, x, min_val=0.0, max_val=1.0, nan_mode=NanMode.IGNORE)
-    new = TosaFile(Graph([x], [wave.outputs[0], clamp.outputs[0]], [wave, clamp]), TosaSpec()).join()
+    wave = apply(SIN, x)
+    clamp = apply(CLAMP, x, min_val=0.0, max_val=1.0, nan_mode=NanMode.IGNORE)
+    new = TosaFile(
+        Graph([x], [wave.outputs[0], clamp.outputs[0]], [wave, clamp]), TosaSpec()
+    ).join()
     with pytest.raises(InvalidGraph, match="SIN is not in TOSA 0.80") as caught:
         delegraph_tosa.convert(new, "TOSA-0.80+MI")
     assert "nan_mode IGNORE is of 1.0" in str(caught.value)
-    assert [violation.rule for violation in caught.value.violations] == ["operator-version"] * 2
-    with pytest.raises(InvalidGraph, match="TOSA ADD on fp32 needs MI; the target is TOSA-0.80.BI"):
+    assert [violation.rule for violation in caught.value.violations] == [
+        "operator-version"
+    ] * 2
+    with pytest.raises(
+        InvalidGraph, match="TOSA ADD on fp32 needs MI; the target is TOSA-0.80.BI"
+    ):
         delegraph_tosa.convert(write(SAMPLES["ADD(fp32)"]), "TOSA-0.80+BI")
     with pytest.raises(OptionError, match="wrong TOSA specification"):
         delegraph_tosa.convert(new, "TOSA-0.80")
@@ -240,12 +322,27 @@ def test_block_scaled_types_are_refused():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda b: b["operators"][-1].update(op="DIM"), "operator number 72 is not read of TOSA 0.80"),
-        (lambda b: b["operators"][-1].update(inputs=["input_0"]), "MAX_POOL2D|operands"),
-        (lambda b: b["tensors"][0].update(type="SHAPE"), "has element type 12, which no tensor of TOSA 0.80 has"),
-        (lambda b: b["operators"][-1].pop("attribute_type"), "MAX_POOL2D has attributes of kind 0, not 1"),
+        (
+            lambda b: b["operators"][-1].update(op="DIM"),
+            "operator number 72 is not read of TOSA 0.80",
+        ),
+        (
+            lambda b: b["operators"][-1].update(inputs=["input_0"]),
+            "MAX_POOL2D|operands",
+        ),
+        (
+            lambda b: b["tensors"][0].update(type="SHAPE"),
+            "has element type 12, which no tensor of TOSA 0.80 has",
+        ),
+        (
+            lambda b: b["operators"][-1].pop("attribute_type"),
+            "MAX_POOL2D has attributes of kind 0, not 1",
+        ),
         (lambda b: b["operators"][-1].update(outputs=[]), "the file says nothing"),
-        (lambda b: b["operators"][-1].update(inputs=[]), "MAX_POOL2D has 0 operands, needs 1"),
+        (
+            lambda b: b["operators"][-1].update(inputs=[]),
+            "MAX_POOL2D has 0 operands, needs 1",
+        ),
     ],
 )
 def test_damaged_files_say_what_is_wrong(change, text):
@@ -274,17 +371,27 @@ FILES = [write(graph) for graph in list(SAMPLES.values())[::5]]
 def outcomes(count: int, seed: int) -> Counter[bool]:
     """How many of so many damaged files are read, and how many refused."""
     generator = random.Random(seed)
-    return Counter(is_graph(mutated(FILES[number % len(FILES)], generator)) for number in range(count))
+    return Counter(
+        is_graph(mutated(FILES[number % len(FILES)], generator))
+        for number in range(count)
+    )
 
 
 def test_numbers_that_attributes_share_do_not_multiply_memory():
     """One vector of many numbers as multipliers and as shifts of many operators."""
-    (data,) = [write(graph) for label, graph in SAMPLES.items() if label == "RESCALE(int32, int8)"]
+    (data,) = [
+        write(graph)
+        for label, graph in SAMPLES.items()
+        if label == "RESCALE(int32, int8)"
+    ]
     dumped = dump(data)
     rescale = dumped["regions"][0]["blocks"][0]["operators"][-1]
     rescale["attribute"].update(multiplier=[77] * 20_000, shift=[33] * 20_000)
     file = bytearray(assembled(dumped))
-    vectors = [match.start() for match in re.finditer(re.escape(struct.pack("<I", 20_000)), bytes(file))]
+    vectors = [
+        match.start()
+        for match in re.finditer(re.escape(struct.pack("<I", 20_000)), bytes(file))
+    ]
     assert len(vectors) == 2
     read(data)
     assert not is_graph(bytes(file))

@@ -1,4 +1,6 @@
-"""Saving, inspecting, loading and running a file of TOSA 0.80, whose version is taken from the file."""
+"""Saving, inspecting, loading and running a file of TOSA 0.80, whose version is taken
+from the file.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,18 @@ from torch import nn
 def quantized(tmp_path_factory):
     torch.manual_seed(0)
     x = torch.randn(1, 3, 8, 8)
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).eval()
+    module = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)
+    ).eval()
     program = delegraph.quantize(module, [(x,)], backend="tosa")
     path = tmp_path_factory.mktemp("files") / "old.tosa"
     from delegraph_tosa.borders import integer_borders
 
     lowered = delegraph.lower(
-        program, backends=["tosa"], options={"tosa": {"spec": "TOSA-0.80+BI"}}, transforms=[integer_borders]
+        program,
+        backends=["tosa"],
+        options={"tosa": {"spec": "TOSA-0.80+BI"}},
+        transforms=[integer_borders],
     )
     assert lowered.host_operators == 0, lowered.report
     lowered.save(path)

@@ -1,8 +1,10 @@
-"""Illegal graphs, one for each rule of ``ir.rulebook`` and each operator that can break it: legal ones, changed.
+"""Illegal graphs, one for each rule of ``ir.rulebook`` and each operator that can break
+it: legal ones, changed.
 
-``BREAKS`` says for each rule how an operator is changed so that it breaks that rule and no other one. The changes are
-made of every legal one-operator graph of TOSA 1.0 and, for operators that it lacks, of 1.1; of each operator and rule
-the first sample is kept. ``graphs`` has the rules of whole graphs, of control flow and of variables.
+``BREAKS`` says for each rule how an operator is changed so that it breaks that rule and
+no other one. The changes are made of every legal one-operator graph of TOSA 1.0 and,
+for operators that it lacks, of 1.1; of each operator and rule the first sample is kept.
+``graphs`` has the rules of whole graphs, of control flow and of variables.
 """
 
 from __future__ import annotations
@@ -24,14 +26,20 @@ from .graphs import graphs
 from .table import BREAKS, NEVER_WRITTEN, UNWRITABLE
 
 EVERYTHING = {
-    version: TosaSpec(version, frozenset({"FP", "INT"}), frozenset(extensions(version)) - {"dynamic"})
+    version: TosaSpec(
+        version, frozenset({"FP", "INT"}), frozenset(extensions(version)) - {"dynamic"}
+    )
     for version in ((1, 0), (1, 1))
 }
-"""All profiles and extensions, but ``dynamic``, which drops the rules of compile-time constants."""
+"""All profiles and extensions, but ``dynamic``, which drops the rules of compile-time
+constants.
+"""
 
 
 class Broken(NamedTuple):
-    """A graph that breaks ``rule`` for ``spec``. ``writable`` is False where no file can say what is wrong."""
+    """A graph that breaks ``rule`` for ``spec``. ``writable`` is False where no file
+    can say what is wrong.
+    """
 
     rule: str
     operator: str
@@ -56,7 +64,9 @@ def broken() -> tuple[Broken, ...]:
 
 
 def _of_blocks() -> Iterator[Broken]:
-    """Operators of 1.0 on block-scaled tensors, which 1.1 has: one sample of each operator."""
+    """Operators of 1.0 on block-scaled tensors, which 1.1 has: one sample of each
+    operator.
+    """
     done: set[str] = set()
     for sample in samples(version=(1, 1)):
         operator = sample.graph.operators[0]
@@ -64,35 +74,53 @@ def _of_blocks() -> Iterator[Broken]:
             for rule, change in OF_TENSORS.items():
                 for number, graph in enumerate(change(operator)):
                     done.add(operator.name)
-                    yield Broken(rule, operator.name, f"{sample.label}: {rule} {number}", graph, EVERYTHING[(1, 1)])
+                    yield Broken(
+                        rule,
+                        operator.name,
+                        f"{sample.label}: {rule} {number}",
+                        graph,
+                        EVERYTHING[(1, 1)],
+                    )
 
 
 def _first(cases: list[Broken]) -> list[Broken]:
     """What was made of the first sample."""
-    return [case for case in cases if case.label.partition(":")[0] == cases[0].label.partition(":")[0]]
+    return [
+        case
+        for case in cases
+        if case.label.partition(":")[0] == cases[0].label.partition(":")[0]
+    ]
 
 
 def _of_sample(sample: Sample, operator: Operator, spec: TosaSpec) -> Iterator[Broken]:
     for rule, change in BREAKS.items():
         for number, graph in enumerate(change(operator)):
             label = f"{sample.label}: {rule} {number}"
-            yield Broken(rule, operator.name, label, graph, spec, _writable(rule, operator.name))
+            yield Broken(
+                rule, operator.name, label, graph, spec, _writable(rule, operator.name)
+            )
     yield from _for_less(sample, operator, spec.version)
 
 
 def _of_graphs() -> Iterator[Broken]:
     for number, (rule, operator, graph) in enumerate(graphs()):
         label = f"{operator or 'graph'}: {rule} {number}"
-        yield Broken(rule, operator, label, graph, EVERYTHING[(1, 0)], _writable(rule, operator))
+        yield Broken(
+            rule, operator, label, graph, EVERYTHING[(1, 0)], _writable(rule, operator)
+        )
 
 
 def _of_structures() -> Iterator[Broken]:
     """Control flow and variables for a target without the extension."""
     for sample in structured():
-        spec = TosaSpec(extensions=EVERYTHING[(1, 0)].extensions - {"controlflow", "variable"})
+        spec = TosaSpec(
+            extensions=EVERYTHING[(1, 0)].extensions - {"controlflow", "variable"}
+        )
         name = sample.label.partition("(")[0]
         if name != "CUSTOM":
-            yield Broken("profile", name, f"{sample.label}: for {spec}", sample.graph, spec)
+            yield Broken(
+                "profile", name, f"{sample.label}: for {spec}", sample.graph, spec
+            )
 
 
 def _writable(rule: str, operator: str) -> bool:
@@ -102,18 +130,35 @@ def _writable(rule: str, operator: str) -> bool:
 def _too_early() -> Iterator[Broken]:
     """Operators of 1.1 for a target of 1.0, where it has their element types."""
     for sample in samples(version=(1, 1)):
-        name, graph = sample.graph.operators[0].name, sample.graph
+        name = sample.graph.operators[0].name
+        graph = sample.graph
         values = (*graph.inputs, *graph.outputs, *graph.constants())
-        if name not in rows() and all(v.dtype in MOVED for v in values if v.dtype is not DType.SHAPE):
-            yield Broken("operator-version", name, f"{sample.label}: operator-version", graph, EVERYTHING[(1, 0)])
+        if name not in rows() and all(
+            v.dtype in MOVED for v in values if v.dtype is not DType.SHAPE
+        ):
+            yield Broken(
+                "operator-version",
+                name,
+                f"{sample.label}: operator-version",
+                graph,
+                EVERYTHING[(1, 0)],
+            )
 
 
-def _for_less(sample: Sample, operator: Operator, version: tuple[int, int]) -> Iterator[Broken]:
+def _for_less(
+    sample: Sample, operator: Operator, version: tuple[int, int]
+) -> Iterator[Broken]:
     """The same graph for a target without what it needs."""
     for profile in ("FP", "INT"):
         spec = TosaSpec(version, frozenset({profile}))
         if not any(names <= spec.names for names in allowed_by(version)[sample.label]):
-            yield Broken("profile", operator.name, f"{sample.label}: for {spec}", sample.graph, spec)
+            yield Broken(
+                "profile",
+                operator.name,
+                f"{sample.label}: for {spec}",
+                sample.graph,
+                spec,
+            )
 
 
 @lru_cache(maxsize=2)

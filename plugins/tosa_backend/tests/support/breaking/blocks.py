@@ -9,19 +9,40 @@ from delegraph_tosa.ir import operators as ops
 from delegraph_tosa.ir.graph import Graph, Operator, Value, literal
 from delegraph_tosa.ir.types import BLOCK_SCALED, BlockSize, ResizeMode
 
-from .changing import I32, Change, again, entries, of_shape, positions, rebuilt, with_entries
+from .changing import (
+    I32,
+    Change,
+    again,
+    entries,
+    of_shape,
+    positions,
+    rebuilt,
+    with_entries,
+)
 
 DATA = {"A_data", "B_data", "input_data", "weight_data"}
 
 
 def no_whole_blocks(op: Operator) -> Iterator[Graph]:
     """The last size of the data is 33."""
-    data = {i: v for name, i in positions(op).items() if name in DATA for v in (op.inputs[i],)}
+    data = {
+        i: v
+        for name, i in positions(op).items()
+        if name in DATA
+        for v in (op.inputs[i],)
+    }
     if "block_size" in op.attributes and data:
         yield again(op, {i: of_shape(v, (*v.shape[:-1], 33)) for i, v in data.items()})
     if op.variadic and getattr(op, "block_size", None) is BlockSize.BLOCK_SIZE_32:
-        yield rebuilt(op, [of_shape(op.inputs[0], (*op.inputs[0].shape[:-1], 33)), *op.inputs[1:]], {})
-    if isinstance(op, ops.RESHAPE_BLOCK_SCALED) and op.block_size is BlockSize.BLOCK_SIZE_32:
+        yield rebuilt(
+            op,
+            [of_shape(op.inputs[0], (*op.inputs[0].shape[:-1], 33)), *op.inputs[1:]],
+            {},
+        )
+    if (
+        isinstance(op, ops.RESHAPE_BLOCK_SCALED)
+        and op.block_size is BlockSize.BLOCK_SIZE_32
+    ):
         yield rebuilt(op, [*op.inputs[:-1], entries(64, 2)], {})
 
 
@@ -32,26 +53,39 @@ def other_scales(op: Operator) -> Iterator[Graph]:
             shape = op.inputs[i].shape
             yield again(op, {i: of_shape(op.inputs[i], (*shape[:-1], 2 * shape[-1]))})
     if op.variadic and getattr(op, "block_size", None) is BlockSize.BLOCK_SIZE_32:
-        yield rebuilt(op, [op.inputs[0], of_shape(op.inputs[1], (2, 7)), *op.inputs[2:]], {})
+        yield rebuilt(
+            op, [op.inputs[0], of_shape(op.inputs[1], (2, 7)), *op.inputs[2:]], {}
+        )
 
 
 def other_blocks(op: Operator) -> Iterator[Graph]:
     """A tensor without its scale, or with one that blocks of one element do not have."""
     if op.variadic and "block_size" in op.attributes:
-        sizes = {BlockSize.BLOCK_SIZE_1: BlockSize.BLOCK_SIZE_32, BlockSize.BLOCK_SIZE_32: BlockSize.BLOCK_SIZE_1}
+        sizes = {
+            BlockSize.BLOCK_SIZE_1: BlockSize.BLOCK_SIZE_32,
+            BlockSize.BLOCK_SIZE_32: BlockSize.BLOCK_SIZE_1,
+        }
         yield again(op, block_size=sizes[op.block_size])
 
 
 def other_batches(op: Operator) -> Iterator[Graph]:
     """B has three matrices, and A two."""
     if isinstance(op, ops.MATMUL_T_BLOCK_SCALED):
-        yield again(op, {2: of_shape(op.B_data, (3, 5, 64)), 3: of_shape(op.B_scale, (3, 5, 2))})
+        yield again(
+            op, {2: of_shape(op.B_data, (3, 5, 64)), 3: of_shape(op.B_scale, (3, 5, 2))}
+        )
 
 
 def other_channels(op: Operator) -> Iterator[Graph]:
     """The weight has 64 channels, the input 32."""
     if isinstance(op, ops.CONV2D_BLOCK_SCALED):
-        yield again(op, {2: of_shape(op.weight_data, (5, 3, 3, 64)), 3: of_shape(op.weight_scale, (5, 3, 3, 2))})
+        yield again(
+            op,
+            {
+                2: of_shape(op.weight_data, (5, 3, 3, 64)),
+                3: of_shape(op.weight_scale, (5, 3, 3, 2)),
+            },
+        )
 
 
 def reshaped(*shape: int) -> Change:
@@ -64,8 +98,12 @@ def reshaped(*shape: int) -> Change:
     return change
 
 
-def gathered(indices: tuple[int, ...] | None = None, count: Value | None = None) -> Change:
-    """ROW_GATHER_BLOCK_SCALED with indices of another shape, or with another ``row_count``."""
+def gathered(
+    indices: tuple[int, ...] | None = None, count: Value | None = None
+) -> Change:
+    """ROW_GATHER_BLOCK_SCALED with indices of another shape, or with another
+    ``row_count``.
+    """
 
     def change(op: Operator) -> Iterator[Graph]:
         if isinstance(op, ops.ROW_GATHER_BLOCK_SCALED):
@@ -82,7 +120,9 @@ TWO_COUNTS = literal([1, 1], I32, np.int32)
 def seven_axes(op: Operator) -> Iterator[Graph]:
     """Five more axes, of data and scale."""
     if isinstance(op, ops.CAST_TO_BLOCK_SCALED | ops.CAST_FROM_BLOCK_SCALED):
-        yield again(op, {i: of_shape(v, (*[1] * 5, *v.shape)) for i, v in enumerate(op.inputs)})
+        yield again(
+            op, {i: of_shape(v, (*[1] * 5, *v.shape)) for i, v in enumerate(op.inputs)}
+        )
     yield from reshaped(*[1] * 5, 2, 64)(op)
 
 
@@ -90,7 +130,11 @@ def blocks_of_one(op: Operator) -> Iterator[Graph]:
     """Each element has a scale of its own."""
     if "block_size" in op.attributes and not op.variadic:
         places = positions(op)
-        data = {i: op.inputs[places[name.replace("_scale", "_data")]] for name, i in places.items() if "_scale" in name}
+        data = {
+            i: op.inputs[places[name.replace("_scale", "_data")]]
+            for name, i in places.items()
+            if "_scale" in name
+        }
         scales = {i: of_shape(op.inputs[i], v.shape) for i, v in data.items()}
         yield again(op, scales, block_size=BlockSize.BLOCK_SIZE_1)
 

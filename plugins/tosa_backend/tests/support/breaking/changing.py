@@ -6,22 +6,47 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from delegraph_tosa.ir.graph import Graph, Illegal, Literal, Operator, Value, infer_all, literal, shape_of
+from delegraph_tosa.ir.graph import (
+    Graph,
+    Illegal,
+    Literal,
+    Operator,
+    Value,
+    infer_all,
+    literal,
+    shape_of,
+)
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, Type
 from delegraph_tosa.spec.table import rows
 
-F32, I32, BOOL, SHAPE = DType.FP32, DType.INT32, DType.BOOL, DType.SHAPE
+F32 = DType.FP32
+I32 = DType.INT32
+BOOL = DType.BOOL
+SHAPE = DType.SHAPE
 Change = Callable[[Operator], Iterator[Graph]]
 """The graphs that break a rule; none if it does not concern this operator."""
 
 
-def again(operator: Operator, operands: dict[int, Value | None] | None = None, **attributes: Any) -> Graph:
-    """The operator with other operands and attributes; its results follow if they can, else they stay as they were."""
+def again(
+    operator: Operator,
+    operands: dict[int, Value | None] | None = None,
+    **attributes: Any,
+) -> Graph:
+    """The operator with other operands and attributes; its results follow if they can,
+    else they stay as they were.
+    """
     chosen = dict(enumerate(operator.inputs)) | (operands or {})
-    return rebuilt(operator, [v for _, v in sorted(chosen.items()) if v is not None], attributes)
+    return rebuilt(
+        operator, [v for _, v in sorted(chosen.items()) if v is not None], attributes
+    )
 
 
-def rebuilt(operator: Operator, operands: list[Value], attributes: dict[str, Any], infer: bool = True) -> Graph:
+def rebuilt(
+    operator: Operator,
+    operands: list[Value],
+    attributes: dict[str, Any],
+    infer: bool = True,
+) -> Graph:
     altered = type(operator)(operands, **operator.attribute_values() | attributes)
     types, wrong = _inferred(altered) if infer else ((), [])
     if wrong or not infer:
@@ -34,13 +59,17 @@ def _inferred(operator: Operator) -> tuple[tuple[Type, ...], list[Illegal]]:
     try:
         return infer_all(operator)
     except Exception as problem:
-        raise AssertionError(f"infer fails otherwise than by Illegal: {operator!r}") from problem
+        raise AssertionError(
+            f"infer fails otherwise than by Illegal: {operator!r}"
+        ) from problem
 
 
 def around(operator: Operator) -> Graph:
     """A graph of the operator."""
     inputs = [v for v in dict.fromkeys(operator.inputs) if v.constant is None]
-    return Graph(inputs, [v for v in operator.outputs if v.dtype is not SHAPE], [operator])
+    return Graph(
+        inputs, [v for v in operator.outputs if v.dtype is not SHAPE], [operator]
+    )
 
 
 def of_shape(value: Value, shape: tuple[int, ...], dtype: DType | None = None) -> Value:
@@ -48,7 +77,12 @@ def of_shape(value: Value, shape: tuple[int, ...], dtype: DType | None = None) -
     type = Type(shape, dtype or value.dtype)
     if not isinstance(value.constant, Literal):
         return Value(type)
-    return Value(type, Literal(np.resize(value.constant.array, shape).astype(ARRAY_DTYPES[type.dtype])))
+    return Value(
+        type,
+        Literal(
+            np.resize(value.constant.array, shape).astype(ARRAY_DTYPES[type.dtype])
+        ),
+    )
 
 
 def entries(*numbers: int) -> Value:
@@ -57,7 +91,11 @@ def entries(*numbers: int) -> Value:
 
 def positions(operator: Operator) -> dict[str, int]:
     """Operand -> its position; operands behind a list are left out."""
-    return {} if operator.variadic else {name: i for i, name in enumerate(operator.operands)}
+    return (
+        {}
+        if operator.variadic
+        else {name: i for i, name in enumerate(operator.operands)}
+    )
 
 
 def argument(operator: Operator, name: str) -> dict[str, Any]:
@@ -67,7 +105,9 @@ def argument(operator: Operator, name: str) -> dict[str, Any]:
 
 
 def tensors(operator: Operator) -> Iterator[tuple[int, Value, str]]:
-    """Position, operand and shape in the specification's table of the operands that are tensors."""
+    """Position, operand and shape in the specification's table of the operands that are
+    tensors.
+    """
     for name, i in positions(operator).items():
         if operator.inputs[i].dtype is not SHAPE:
             yield i, operator.inputs[i], argument(operator, name).get("shape") or ""
@@ -94,8 +134,16 @@ def image(operator: Operator, shape: tuple[int, ...]) -> dict[int, Value | None]
 def with_entries(operator: Operator, **lists: tuple[int, ...]) -> Graph:
     """The operator with other entries of attributes or SHAPE operands."""
     places = positions(operator)
-    operands = {places[name]: entries(*numbers) for name, numbers in lists.items() if name in places}
-    return again(operator, operands, **{name: numbers for name, numbers in lists.items() if name not in places})
+    operands = {
+        places[name]: entries(*numbers)
+        for name, numbers in lists.items()
+        if name in places
+    }
+    return again(
+        operator,
+        operands,
+        **{name: numbers for name, numbers in lists.items() if name not in places},
+    )
 
 
 def replaced(numbers: tuple[int, ...], position: int, number: int) -> tuple[int, ...]:
@@ -108,7 +156,9 @@ def only(kind: type[Operator], change: Callable[[Any], Iterator[Graph]]) -> Chan
 
 def of_shapes(*kinds: type[Operator], **operands: tuple[int, ...]) -> Change:
     """Changes entries of the SHAPE operands of these operators."""
-    return lambda op: iter([with_entries(op, **operands)] if isinstance(op, kinds) else [])
+    return lambda op: iter(
+        [with_entries(op, **operands)] if isinstance(op, kinds) else []
+    )
 
 
 def both(*changes: Change) -> Change:

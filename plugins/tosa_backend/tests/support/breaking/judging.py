@@ -1,7 +1,8 @@
 """What the outside judges say of the illegal graphs.
 
-``python -m breaking RESULTS.json`` (in plugins/tosa_backend/tests, about two minutes) asks about all of them and writes
-for each rule how many graphs there are, how many a file can say, and who refuses those.
+``python -m breaking RESULTS.json`` (in plugins/tosa_backend/tests, about two minutes)
+asks about all of them and writes for each rule how many graphs there are, how many a
+file can say, and who refuses those.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from ..samples import arrays
 from . import Broken
 
 NOT_RUN = {"level-tensor-size", "level-kernel", "level-stride", "size-known"}
-"""Rules whose graphs take gigabytes or minutes to run, or inputs of no shape; tosa-opt judges them."""
+"""Rules whose graphs take gigabytes or minutes to run, or inputs of no shape; tosa-opt
+judges them.
+"""
 
 
 class Opinion(NamedTuple):
@@ -34,17 +37,27 @@ def opinions(cases: Sequence[Broken]) -> list[Opinion]:
     with ThreadPool(2) as pool:
         legality = pool.starmap(_refused, zip(cases, files, strict=True))
     run = [i for i, case in enumerate(cases) if _runs(case)]
-    outputs = reference_tools.run_each([(files[i], arrays(cases[i].graph)) for i in run], timeout=900)
+    outputs = reference_tools.run_each(
+        [(files[i], arrays(cases[i].graph)) for i in run], timeout=900
+    )
     model = {i: isinstance(found, str) for i, found in zip(run, outputs, strict=True)}
     return [Opinion(refused, model.get(i, False)) for i, refused in enumerate(legality)]
 
 
 def _runs(case: Broken) -> bool:
-    """Whether the reference model could run the graph if it were legal: it has no custom operators."""
+    """Whether the reference model could run the graph if it were legal: it has no
+    custom operators.
+    """
     values = (*case.graph.inputs, *case.graph.outputs)
-    handed_over = not any(v.dtype in (DType.INT4, DType.INT48) for v in values)  # by its Python binding
+    # by its Python binding
+    handed_over = not any(v.dtype in (DType.INT4, DType.INT48) for v in values)
     computed = all(op.name != "CUSTOM" for op in case.graph.operators)
-    return case.spec.version == (1, 0) and case.rule not in NOT_RUN and handed_over and computed
+    return (
+        case.spec.version == (1, 0)
+        and case.rule not in NOT_RUN
+        and handed_over
+        and computed
+    )
 
 
 def _refused(case: Broken, file: bytes) -> bool:
@@ -60,7 +73,14 @@ def record(cases: Sequence[Broken]) -> dict[str, dict[str, Any]]:
     written = [case for case in cases if case.writable]
     found: dict[str, dict[str, Any]] = {}
     for case in cases:
-        empty = {"graphs": 0, "operators": 0, "files": 0, "tosa-opt": 0, "reference model": 0, "neither": []}
+        empty = {
+            "graphs": 0,
+            "operators": 0,
+            "files": 0,
+            "tosa-opt": 0,
+            "reference model": 0,
+            "neither": [],
+        }
         found.setdefault(case.rule, empty)["graphs"] += 1
     for rule, entry in found.items():
         entry["operators"] = len({case.operator for case in cases if case.rule == rule})

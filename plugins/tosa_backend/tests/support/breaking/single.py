@@ -26,12 +26,17 @@ def shift(op: Operator, number: int) -> Graph:
 
 
 def resized(**lists: tuple[int, ...]) -> Change:
-    """RESIZE of one pixel a row, so that sizes stay exact: ``scale``, ``offset`` and ``border`` decide."""
+    """RESIZE of one pixel a row, so that sizes stay exact: ``scale``, ``offset`` and
+    ``border`` decide.
+    """
 
     def change(op: Operator) -> Iterator[Graph]:
         if isinstance(op, ops.RESIZE):
             given = {"scale": (4, 2, 4, 2), "offset": (0, 0), "border": (0, 0)} | lists
-            operands = {positions(op)[name]: entries(*numbers) for name, numbers in given.items()}
+            operands = {
+                positions(op)[name]: entries(*numbers)
+                for name, numbers in given.items()
+            }
             yield again(op, operands | {0: of_shape(op.inputs[0], (1, 1, 1, 4))})
 
     return change
@@ -60,7 +65,9 @@ def rescaled(dtypes: tuple[DType, DType], **attributes: Any) -> Change:
     return change
 
 
-I8, I16, I48 = DType.INT8, DType.INT16, DType.INT48
+I8 = DType.INT8
+I16 = DType.INT16
+I48 = DType.INT48
 
 
 def rank_0_per_channel(op: ops.RESCALE) -> Iterator[Graph]:
@@ -79,7 +86,10 @@ def narrow_double_round(op: ops.RESCALE) -> Iterator[Graph]:
 
 
 def wrong_scale_type(op: ops.RESCALE) -> Iterator[Graph]:
-    yield again(op, {1: of_shape(op.multiplier, op.multiplier.shape, I16 if op.scale32 else I32)})
+    yield again(
+        op,
+        {1: of_shape(op.multiplier, op.multiplier.shape, I16 if op.scale32 else I32)},
+    )
 
 
 def other_channel_counts(op: ops.RESCALE) -> Iterator[Graph]:
@@ -103,7 +113,8 @@ def shift_of_64(op: ops.MUL) -> Iterator[Graph]:
 
 def other_columns(op: Operator) -> Iterator[Graph]:
     if isinstance(op, ops.MATMUL | ops.MATMUL_T):
-        yield again(op, {1: of_shape(op.inputs[1], (3, *op.inputs[1].shape[1:]))})  # the batch
+        # the batch
+        yield again(op, {1: of_shape(op.inputs[1], (3, *op.inputs[1].shape[1:]))})
         yield again(op, {1: of_shape(op.inputs[1], (*op.inputs[1].shape[:1], 7, 7))})
 
 

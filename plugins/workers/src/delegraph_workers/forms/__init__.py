@@ -1,4 +1,6 @@
-"""Programs as bytes: a canonical form of all that backends may depend on, and beside it names and source lines."""
+"""Programs as bytes: a canonical form of all that backends may depend on, and beside it
+names and source lines.
+"""
 
 from .arguments import DTYPES
 from .constants import Memory
@@ -6,4 +8,14 @@ from .form import VERSION, Fetch, Form
 from .read import canonical, read
 from .write import NOT_IN_FORM, write
 
-__all__ = ["DTYPES", "NOT_IN_FORM", "VERSION", "Fetch", "Form", "Memory", "canonical", "read", "write"]
+__all__ = [
+    "DTYPES",
+    "NOT_IN_FORM",
+    "VERSION",
+    "Fetch",
+    "Form",
+    "Memory",
+    "canonical",
+    "read",
+    "write",
+]

@@ -1,7 +1,9 @@
-"""The operators of TOSA 1.0 and of the 1.1 draft (specification: Operators), one family in each file.
+"""The operators of TOSA 1.0 and of the 1.1 draft (specification: Operators), one family
+in each file.
 
-CONST and CONST_SHAPE are missing: constants are values here. ``infer`` raises ``Illegal`` for what the specification's
-pseudocode calls ERROR_IF. ``delegraph_tosa.spec`` checks which element types an operator takes.
+CONST and CONST_SHAPE are missing: constants are values here. ``infer`` raises
+``Illegal`` for what the specification's pseudocode calls ERROR_IF.
+``delegraph_tosa.spec`` checks which element types an operator takes.
 """
 
 from __future__ import annotations
@@ -53,8 +55,25 @@ from .elementwise import (
     SUB,
     TABLE,
 )
-from .image import AVG_POOL2D, AVG_POOL2D_ADAPTIVE, MAX_POOL2D, MAX_POOL2D_ADAPTIVE, RESIZE
-from .layout import CONCAT, GATHER, PAD, RESHAPE, REVERSE, ROW_GATHER, SCATTER, SLICE, TILE, TRANSPOSE
+from .image import (
+    AVG_POOL2D,
+    AVG_POOL2D_ADAPTIVE,
+    MAX_POOL2D,
+    MAX_POOL2D_ADAPTIVE,
+    RESIZE,
+)
+from .layout import (
+    CONCAT,
+    GATHER,
+    PAD,
+    RESHAPE,
+    REVERSE,
+    ROW_GATHER,
+    SCATTER,
+    SLICE,
+    TILE,
+    TRANSPOSE,
+)
 from .reduction import (
     ARGMAX,
     FFT2D,

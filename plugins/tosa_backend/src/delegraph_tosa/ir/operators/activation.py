@@ -8,7 +8,9 @@ from .rules import same_type
 
 
 class CLAMP(Operator):
-    """input [*S] -> [*S], clamped to ``min_val`` .. ``max_val``, Python numbers in the input's element type."""
+    """input [*S] -> [*S], clamped to ``min_val`` .. ``max_val``, Python numbers in the
+    input's element type.
+    """
 
     input: Value
     min_val: Number
@@ -17,7 +19,11 @@ class CLAMP(Operator):
 
     def infer(self) -> tuple[Type, ...]:
         ordered = self.min_val <= self.max_val
-        note(ordered, f"min_val {self.min_val} and max_val {self.max_val} are not in order", "clamp-order")
+        note(
+            ordered,
+            f"min_val {self.min_val} and max_val {self.max_val} are not in order",
+            "clamp-order",
+        )
         return (self.input.type,)
 
 

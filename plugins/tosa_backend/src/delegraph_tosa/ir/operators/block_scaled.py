@@ -1,4 +1,5 @@
-"""Block-scaled operators of the 1.1 draft (EXT-MX-...): blocks of the last axis share scales, in a tensor of their own.
+"""Block-scaled operators of the 1.1 draft (EXT-MX-...): blocks of the last axis share
+scales, in a tensor of their own.
 
 A scale tensor has the shape of its data, with the last size divided by ``block_size``.
 """
@@ -15,9 +16,15 @@ from .rules import Shape, expect_rank, shape_operand, without_zero_sizes
 
 
 def scale_shape(shape: Shape, block_size: int, name: str) -> Shape:
-    """The shape of the scales of data of this ``shape``, which must consist of whole blocks."""
+    """The shape of the scales of data of this ``shape``, which must consist of whole
+    blocks.
+    """
     whole = len(shape) > 0 and shape[-1] % block_size == 0
-    check(whole, f"{name} {list(shape)} is not made of blocks of {int(block_size)}", "blocks")
+    check(
+        whole,
+        f"{name} {list(shape)} is not made of blocks of {int(block_size)}",
+        "blocks",
+    )
     return (*shape[:-1], shape[-1] // block_size)
 
 
@@ -29,11 +36,17 @@ def _expect_blocks(block_size: int) -> None:
 def _expect_scale(scale: Value, data: Value, block_size: int, name: str) -> None:
     """``scale`` must have the shape of the scales of ``data``."""
     shape = scale_shape(data.shape, block_size, name)
-    note(scale.shape == shape, f"the scale of {name} must have shape {list(shape)}, is {scale.type}", "scale-shape")
+    note(
+        scale.shape == shape,
+        f"the scale of {name} must have shape {list(shape)}, is {scale.type}",
+        "scale-shape",
+    )
 
 
 class MATMUL_T_BLOCK_SCALED(Operator):
-    """A_data [N,H,C], A_scale [N,H,C/block], B_data [N or 1,W,C], B_scale [N or 1,W,C/block] -> FP32 [N,H,W]."""
+    """A_data [N,H,C], A_scale [N,H,C/block], B_data [N or 1,W,C], B_scale [N or
+    1,W,C/block] -> FP32 [N,H,W].
+    """
 
     A_data: Value
     A_scale: Value
@@ -46,14 +59,20 @@ class MATMUL_T_BLOCK_SCALED(Operator):
         n, h, c = expect_rank(self.A_data, 3, "A_data")
         batch, w, depth = expect_rank(self.B_data, 3, "B_data")
         fits = depth == c and batch in (1, n)
-        note(fits, f"{self.A_data.type} and {self.B_data.type} (transposed) do not multiply", "matmul-shapes")
+        note(
+            fits,
+            f"{self.A_data.type} and {self.B_data.type} (transposed) do not multiply",
+            "matmul-shapes",
+        )
         _expect_scale(self.A_scale, self.A_data, self.block_size, "A_data")
         _expect_scale(self.B_scale, self.B_data, self.block_size, "B_data")
         return (Type((n, h, w), DType.FP32),)
 
 
 class CONV2D_BLOCK_SCALED(Operator):
-    """input [N,IH,IW,IC], weight [OC,KH,KW,IC], each with its scale, bias [OC or 1] -> FP32 [N,OH,OW,OC]."""
+    """input [N,IH,IW,IC], weight [OC,KH,KW,IC], each with its scale, bias [OC or 1] ->
+    FP32 [N,OH,OW,OC].
+    """
 
     input_data: Value
     input_scale: Value
@@ -69,15 +88,34 @@ class CONV2D_BLOCK_SCALED(Operator):
         _expect_blocks(self.block_size)
         n, *size, ic = expect_rank(self.input_data, 4, "input_data")
         oc, *kernel, wic = expect_rank(self.weight_data, 4, "weight_data")
-        fits = f"weight {self.weight_data.type} does not have the {ic} channels of {self.input_data.type}"
+        fits = (
+            f"weight {self.weight_data.type} does not have the {ic} channels of"
+            f" {self.input_data.type}"
+        )
         note(wic == ic, fits, "channels")
         _expect_scale(self.input_scale, self.input_data, self.block_size, "input_data")
-        _expect_scale(self.weight_scale, self.weight_data, self.block_size, "weight_data")
+        _expect_scale(
+            self.weight_scale, self.weight_data, self.block_size, "weight_data"
+        )
         (bias,) = expect_rank(self.bias, 1, "bias")
-        note(bias in (1, oc), f"bias must have 1 or {oc} elements, is {self.bias.type}", "bias")
-        pad, stride = shape_operand(self.pad, 4, "pad"), shape_operand(self.stride, 2, "stride")
+        note(
+            bias in (1, oc),
+            f"bias must have 1 or {oc} elements, is {self.bias.type}",
+            "bias",
+        )
+        pad = shape_operand(self.pad, 4, "pad")
+        stride = shape_operand(self.stride, 2, "stride")
         dilation = shape_operand(self.dilation, 2, "dilation")
-        return (Type((n, *spatial_sizes(tuple(size), tuple(kernel), pad, stride, dilation), oc), DType.FP32),)
+        return (
+            Type(
+                (
+                    n,
+                    *spatial_sizes(tuple(size), tuple(kernel), pad, stride, dilation),
+                    oc,
+                ),
+                DType.FP32,
+            ),
+        )
 
 
 class CAST_FROM_BLOCK_SCALED(Operator):
@@ -109,17 +147,29 @@ class CAST_TO_BLOCK_SCALED(Operator):
 
 
 def _expect_list(values: Values, block_size: int) -> None:
-    """``values`` must be one tensor for a block size of 1, or a tensor and its scale for a larger block size."""
-    check(0 < len(values) < 3, f"a tensor and perhaps its scale are wanted, not {len(values)} operands", "list-length")
+    """``values`` must be one tensor for a block size of 1, or a tensor and its scale
+    for a larger block size.
+    """
+    check(
+        0 < len(values) < 3,
+        f"a tensor and perhaps its scale are wanted, not {len(values)} operands",
+        "list-length",
+    )
     scaled = len(values) == 2
     fits = scaled == (block_size != 1)
-    check(fits, f"{len(values)} tensors do not go with a block size of {int(block_size)}", "list-length")
+    check(
+        fits,
+        f"{len(values)} tensors do not go with a block size of {int(block_size)}",
+        "list-length",
+    )
     if scaled:
         _expect_scale(values[1], values[0], block_size, "the value")
 
 
 class RESHAPE_BLOCK_SCALED(Operator):
-    """A tensor, or a tensor and its scale, new_value_shape SHAPE -> the tensor (and its scale) reshaped."""
+    """A tensor, or a tensor and its scale, new_value_shape SHAPE -> the tensor (and its
+    scale) reshaped.
+    """
 
     input: Values
     new_value_shape: Value
@@ -130,15 +180,23 @@ class RESHAPE_BLOCK_SCALED(Operator):
         shape = without_zero_sizes(shape_of(self.new_value_shape), "new_value_shape")
         data = self.inputs[0]
         fits = math.prod(shape) == math.prod(data.shape) or min(shape, default=1) < 1
-        note(fits, f"{data.type} does not have the elements of {list(shape)}", "element-count")
+        note(
+            fits,
+            f"{data.type} does not have the elements of {list(shape)}",
+            "element-count",
+        )
         if len(self.input) == 1:
             return (Type(shape, data.dtype),)
-        scale = Type(scale_shape(shape, self.block_size, "new_value_shape"), self.inputs[1].dtype)
+        scale = Type(
+            scale_shape(shape, self.block_size, "new_value_shape"), self.inputs[1].dtype
+        )
         return (Type(shape, data.dtype), scale)
 
 
 class ROW_GATHER_BLOCK_SCALED(Operator):
-    """values [N,K,C] (and their scale), indices [N,W], row_count INT32 [1] -> [N,W*row_count,C] (and its scale)."""
+    """values [N,K,C] (and their scale), indices [N,W], row_count INT32 [1] ->
+    [N,W*row_count,C] (and its scale).
+    """
 
     values: Values
     indices: Value

@@ -1,4 +1,6 @@
-"""Comparisons (specification: Comparison Operators): two operands that broadcast, a BOOL result."""
+"""Comparisons (specification: Comparison Operators): two operands that broadcast, a
+BOOL result.
+"""
 
 from __future__ import annotations
 

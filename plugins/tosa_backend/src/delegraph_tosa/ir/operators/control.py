@@ -1,4 +1,5 @@
-"""Control flow and custom operators (specification: Control Flow Operators, Custom Operators).
+"""Control flow and custom operators (specification: Control Flow Operators, Custom
+Operators).
 
 Branches, conditions and bodies are graphs of their own, attributes of the operators.
 """
@@ -19,19 +20,29 @@ def _types(values: list[Value] | tuple[Value, ...]) -> list[Type]:
 
 
 def _returned(body: Graph, operands: list[Type]) -> list[Type]:
-    """The result types of ``body`` for operands of these types, with the operands' symbols for unknown sizes."""
+    """The result types of ``body`` for operands of these types, with the operands'
+    symbols for unknown sizes.
+    """
     sizes = bound(_types(body.inputs), operands)
     return [substituted(type, sizes) for type in _types(body.outputs)]
 
 
 def _fit(some: list[Type], others: list[Type]) -> bool:
-    """Whether the types may be equal: element types are equal, and no sizes are known to differ."""
-    alike = len(some) == len(others) and [t.dtype for t in some] == [t.dtype for t in others]
-    return alike and all(agree(a.shape, b.shape) for a, b in zip(some, others, strict=True))
+    """Whether the types may be equal: element types are equal, and no sizes are known
+    to differ.
+    """
+    alike = len(some) == len(others) and [t.dtype for t in some] == [
+        t.dtype for t in others
+    ]
+    return alike and all(
+        agree(a.shape, b.shape) for a, b in zip(some, others, strict=True)
+    )
 
 
 class COND_IF(Operator):
-    """condition BOOL of one element, input_list -> results of ``then_graph`` if it is true, else of ``else_graph``."""
+    """condition BOOL of one element, input_list -> results of ``then_graph`` if it is
+    true, else of ``else_graph``.
+    """
 
     condition: Value
     input_list: Values
@@ -39,30 +50,51 @@ class COND_IF(Operator):
     else_graph: Graph
 
     def infer(self) -> tuple[Type, ...]:
-        then, other = self.then_graph, self.else_graph
+        then = self.then_graph
+        other = self.else_graph
         single = math.prod(self.condition.shape) == 1
-        note(single, f"condition must have one element, is {self.condition.type}", "condition")
+        note(
+            single,
+            f"condition must have one element, is {self.condition.type}",
+            "condition",
+        )
         operands = _types(self.inputs[1:])
-        fits = _fit(operands, _types(then.inputs)) and _fit(operands, _types(other.inputs))
+        fits = _fit(operands, _types(then.inputs)) and _fit(
+            operands, _types(other.inputs)
+        )
         note(fits, "inputs differ from those of the two graphs", "body-inputs")
         returned = _returned(then, operands)
-        note(_fit(returned, _returned(other, operands)), "the two graphs return different types", "body-outputs")
+        note(
+            _fit(returned, _returned(other, operands)),
+            "the two graphs return different types",
+            "body-outputs",
+        )
         return tuple(returned)
 
 
 class WHILE_LOOP(Operator):
-    """input_list -> values of the same types; ``body_graph`` is applied to them while ``cond_graph`` returns true."""
+    """input_list -> values of the same types; ``body_graph`` is applied to them while
+    ``cond_graph`` returns true.
+    """
 
     input_list: Values
     cond_graph: Graph
     body_graph: Graph
 
     def infer(self) -> tuple[Type, ...]:
-        operands, cond, body = _types(self.inputs), self.cond_graph, self.body_graph
-        fits = _fit(operands, _types(cond.inputs)) and _fit(operands, _types(body.inputs))
+        operands = _types(self.inputs)
+        cond = self.cond_graph
+        body = self.body_graph
+        fits = _fit(operands, _types(cond.inputs)) and _fit(
+            operands, _types(body.inputs)
+        )
         note(fits, "inputs differ from those of the two graphs", "body-inputs")
         returned = _returned(body, operands)
-        note(_fit(operands, returned), "body_graph must return the types that it takes", "body-outputs")
+        note(
+            _fit(operands, returned),
+            "body_graph must return the types that it takes",
+            "body-outputs",
+        )
         single = len(cond.outputs) == 1 and math.prod(cond.outputs[0].shape) == 1
         single = single and cond.outputs[0].dtype is DType.BOOL
         note(single, "cond_graph must return one BOOL element", "condition")

@@ -18,10 +18,12 @@ class CAST(Operator):
 
 
 class RESCALE(Operator):
-    """input [*S], multiplier [C or 1], shift INT8 [C or 1], zero points [1] -> [*S] of ``dtype``.
+    """input [*S], multiplier [C or 1], shift INT8 [C or 1], zero points [1] -> [*S] of
+    ``dtype``.
 
-    (input - input_zp) * multiplier / 2**shift + output_zp. With ``per_channel``, multiplier and shift have one number
-    for each index of the last axis; with ``scale32``, multipliers are int32 instead of int16.
+    (input - input_zp) * multiplier / 2**shift + output_zp. With ``per_channel``,
+    multiplier and shift have one number for each index of the last axis; with
+    ``scale32``, multipliers are int32 instead of int16.
     """
 
     input: Value
@@ -39,7 +41,9 @@ class RESCALE(Operator):
     def infer(self) -> tuple[Type, ...]:
         self._check_scales()
         self._check_signs()
-        _check_zero_point(self.input_zp, self.input.dtype, self.input_unsigned, "input_zp")
+        _check_zero_point(
+            self.input_zp, self.input.dtype, self.input_unsigned, "input_zp"
+        )
         _check_zero_point(self.output_zp, self.dtype, self.output_unsigned, "output_zp")
         return (Type(self.input.shape, self.dtype),)
 
@@ -50,10 +54,18 @@ class RESCALE(Operator):
         count = self.input.shape[-1] if self.per_channel else 1
         for operand, name in ((self.multiplier, "multiplier"), (self.shift, "shift")):
             if operand.shape != (count,):
-                note(False, f"{name} must have shape [{count}], is {operand.type}", "channel-count")
+                note(
+                    False,
+                    f"{name} must have shape [{count}], is {operand.type}",
+                    "channel-count",
+                )
         expected = DType.INT32 if self.scale32 else DType.INT16
         if self.multiplier.dtype is not expected:
-            note(False, f"multiplier must be {expected}, is {self.multiplier.type}", "scale-type")
+            note(
+                False,
+                f"multiplier must be {expected}, is {self.multiplier.type}",
+                "scale-type",
+            )
         wide = self.scale32 and self.input.dtype is DType.INT48
         note(not wide, "scale32 does not take int48", "scale32")
         double = self.rounding_mode is RoundingMode.DOUBLE_ROUND
@@ -61,19 +73,36 @@ class RESCALE(Operator):
 
     def _check_signs(self) -> None:
         """Check that the element types allow an unsigned input or output."""
-        before, after = self.input.dtype, self.dtype
+        before = self.input.dtype
+        after = self.dtype
         both = self.input_unsigned and self.output_unsigned
         note(not both, "input and output cannot both be unsigned", "unsigned-once")
-        unsigned_input = self.input_unsigned and (before in (DType.INT32, DType.INT48) or after is DType.INT32)
-        unsigned_output = self.output_unsigned and (before in (DType.INT32, DType.INT48) or after is DType.INT32)
+        unsigned_input = self.input_unsigned and (
+            before in (DType.INT32, DType.INT48) or after is DType.INT32
+        )
+        unsigned_output = self.output_unsigned and (
+            before in (DType.INT32, DType.INT48) or after is DType.INT32
+        )
         if unsigned_input:
-            note(False, f"an unsigned input cannot be rescaled from {before} to {after}", "unsigned-input")
+            note(
+                False,
+                f"an unsigned input cannot be rescaled from {before} to {after}",
+                "unsigned-input",
+            )
         if unsigned_output:
-            note(False, f"an unsigned output cannot be rescaled from {before} to {after}", "unsigned-output")
+            note(
+                False,
+                f"an unsigned output cannot be rescaled from {before} to {after}",
+                "unsigned-output",
+            )
 
 
-def _check_zero_point(zero_point: Value, dtype: DType, unsigned: bool, name: str) -> None:
-    """Check that a known zero point is 0, unless ``dtype`` is int8; for unsigned int16 it may be 32768."""
+def _check_zero_point(
+    zero_point: Value, dtype: DType, unsigned: bool, name: str
+) -> None:
+    """Check that a known zero point is 0, unless ``dtype`` is int8; for unsigned int16
+    it may be 32768.
+    """
     expect_single(zero_point, name)
     value = element(zero_point)
     if not value or dtype is DType.INT8:

@@ -19,7 +19,8 @@ AXES = {2: ("height", "width"), 3: ("depth", "height", "width")}
 class Convolution(Operator):
     """Operands and rules that all convolutions share.
 
-    The bias has one element, or one for each output channel; its element type is that of the result.
+    The bias has one element, or one for each output channel; its element type is that
+    of the result.
     """
 
     input: Value
@@ -31,14 +32,23 @@ class Convolution(Operator):
     def expect_channels(self, weight: int, input: int) -> None:
         """The weight must have as many channels as the input."""
         if differ(weight, input):
-            text = f"weight {self.weight.type} does not have the {input} channels of input {self.input.type}"
+            text = (
+                f"weight {self.weight.type} does not have the {input} channels of input"
+                f" {self.input.type}"
+            )
             note(False, text, "channels")
 
-    def result(self, batch: int, spatial: Sequence[int], channels: int) -> tuple[Type, ...]:
+    def result(
+        self, batch: int, spatial: Sequence[int], channels: int
+    ) -> tuple[Type, ...]:
         """The result type [batch, *spatial, channels]; checks bias and zero points."""
         bias = expect_rank(self.bias, 1, "bias")
         if bias[0] != 1 and differ(bias[0], channels):
-            note(False, f"bias must have 1 or {channels} elements, is {self.bias.type}", "bias")
+            note(
+                False,
+                f"bias must have 1 or {channels} elements, is {self.bias.type}",
+                "bias",
+            )
         dtype = self.input.type.dtype
         expect_zero_point(self.input_zp, dtype, "input_zp")
         expect_zero_point(self.weight_zp, self.weight.type.dtype, "weight_zp")
@@ -46,9 +56,11 @@ class Convolution(Operator):
 
 
 class Windowed(Convolution):
-    """A convolution with ``pad``, ``stride`` and ``dilation``, which have entries for each spatial axis in order.
+    """A convolution with ``pad``, ``stride`` and ``dilation``, which have entries for
+    each spatial axis in order.
 
-    ``pad`` is a flat list of (before, after): (top, bottom, left, right) in two dimensions.
+    ``pad`` is a flat list of (before, after): (top, bottom, left, right) in two
+    dimensions.
     """
 
     pad: Ints
@@ -58,36 +70,55 @@ class Windowed(Convolution):
     acc_type: DType
 
     def spatial(self, sizes: Shape, kernel: Shape) -> list[int]:
-        """Output sizes: ``OH = idiv_check(IH - 1 + pads - (KH - 1) * dilation, stride) + 1``, which must be exact."""
+        """Output sizes: ``OH = idiv_check(IH - 1 + pads - (KH - 1) * dilation, stride)
+        + 1``, which must be exact.
+        """
         return spatial_sizes(sizes, kernel, self.pad, self.stride, self.dilation)
 
 
-def spatial_sizes(sizes: Shape, kernel: Shape, pad: Ints, stride: Ints, dilation: Ints) -> list[int]:
+def spatial_sizes(
+    sizes: Shape, kernel: Shape, pad: Ints, stride: Ints, dilation: Ints
+) -> list[int]:
     """Output sizes of a convolution with dilation (see ``Windowed.spatial``)."""
     axes = len(sizes)
     expect_length(pad, 2 * axes, "pad")
     expect_length(dilation, axes, "dilation")
-    check(min(dilation) >= 1, f"dilation {list(dilation)} has an entry below 1", "dilation")
+    check(
+        min(dilation) >= 1,
+        f"dilation {list(dilation)} has an entry below 1",
+        "dilation",
+    )
     reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     return windows(sizes, pad, reach, stride)
 
 
 def windows(sizes: Shape, pad: Ints, reach: Sequence[int], stride: Ints) -> list[int]:
-    """The number of windows of size ``reach`` along each axis, ``stride`` apart; the last one must end at the edge."""
+    """The number of windows of size ``reach`` along each axis, ``stride`` apart; the
+    last one must end at the edge.
+    """
     expect_length(stride, len(sizes), "stride")
     if min(pad) < 0:
         note(False, f"pad {list(pad)} must not be negative", "pad")
     if min(stride) < 1:
         raise Illegal(f"stride {list(stride)} must be positive", "stride")
-    return [_window(len(sizes), axis, sizes[axis], pad, reach[axis], stride[axis]) for axis in range(len(sizes))]
+    return [
+        _window(len(sizes), axis, sizes[axis], pad, reach[axis], stride[axis])
+        for axis in range(len(sizes))
+    ]
 
 
 def _window(axes: int, axis: int, size: int, pad: Ints, reach: int, stride: int) -> int:
     """The number of windows along one of ``axes`` axes."""
-    before, after = pad[2 * axis], pad[2 * axis + 1]
+    before = pad[2 * axis]
+    after = pad[2 * axis + 1]
     span = size + before + after - reach
     if exceeds(0, span) or differ(span % stride, 0):
-        idiv(span, stride, f"{AXES[axes][axis]} {size} + padding {before} + {after} - kernel reach {reach}")
+        idiv(
+            span,
+            stride,
+            f"{AXES[axes][axis]} {size} + padding {before} + {after} - kernel reach"
+            f" {reach}",
+        )
     return span // stride + 1
 
 
@@ -110,13 +141,17 @@ class CONV2D(_Dense):
 
 
 class CONV3D(_Dense):
-    """input [N,ID,IH,IW,IC], weight [OC,KD,KH,KW,IC], bias [OC or 1] -> [N,OD,OH,OW,OC]."""
+    """input [N,ID,IH,IW,IC], weight [OC,KD,KH,KW,IC], bias [OC or 1] ->
+    [N,OD,OH,OW,OC].
+    """
 
     axes = 3
 
 
 class DEPTHWISE_CONV2D(Windowed):
-    """input [N,IH,IW,C], weight [KH,KW,C,M], bias [C*M or 1] -> [N,OH,OW,C*M]; output channel c*M + m."""
+    """input [N,IH,IW,C], weight [KH,KW,C,M], bias [C*M or 1] -> [N,OH,OW,C*M]; output
+    channel c*M + m.
+    """
 
     def infer(self) -> tuple[Type, ...]:
         n, *size, c = expect_rank(self.input, 4, "input")
@@ -128,7 +163,8 @@ class DEPTHWISE_CONV2D(Windowed):
 class TRANSPOSE_CONV2D(Convolution):
     """input [N,IH,IW,IC], weight [OC,KH,KW,IC], bias [OC or 1] -> [N,OH,OW,OC].
 
-    ``out_pad`` is (top, bottom, left, right): rows and columns added to the output; negative numbers cut them off.
+    ``out_pad`` is (top, bottom, left, right): rows and columns added to the output;
+    negative numbers cut them off.
     """
 
     out_pad: Ints
@@ -142,14 +178,30 @@ class TRANSPOSE_CONV2D(Convolution):
         self.expect_channels(wic, ic)
         expect_length(self.out_pad, 4, "out_pad")
         expect_length(self.stride, 2, "stride")
-        check(min(self.stride) >= 1, f"stride {list(self.stride)} must be positive", "stride")
-        return self.result(n, [self._spatial(axis, size[axis], kernel[axis]) for axis in (0, 1)], oc)
+        check(
+            min(self.stride) >= 1,
+            f"stride {list(self.stride)} must be positive",
+            "stride",
+        )
+        return self.result(
+            n, [self._spatial(axis, size[axis], kernel[axis]) for axis in (0, 1)], oc
+        )
 
     def _spatial(self, axis: int, size: int, kernel: int) -> int:
-        """The output size along one axis: ``(size - 1) * stride + before + after + kernel``."""
+        """The output size along one axis: ``(size - 1) * stride + before + after +
+        kernel``.
+        """
         before, after = self.out_pad[2 * axis : 2 * axis + 2]
         out_pad = list(self.out_pad)
-        note(min(before, after) > -kernel, f"out_pad {out_pad} takes away a whole kernel of {kernel}", "out-pad")
+        note(
+            min(before, after) > -kernel,
+            f"out_pad {out_pad} takes away a whole kernel of {kernel}",
+            "out-pad",
+        )
         out = (size - 1) * self.stride[axis] + before + after + kernel
-        note(not exceeds(1, out), f"out_pad {out_pad} leaves no output {AXES[2][axis]}", "size-positive")
+        note(
+            not exceeds(1, out),
+            f"out_pad {out_pad} leaves no output {AXES[2][axis]}",
+            "size-positive",
+        )
         return out

@@ -1,6 +1,7 @@
 """Elementwise operators of one, two and three operands, which broadcast at equal rank.
 
-Specification: Elementwise Unary Operators, Elementwise Binary Operators, Elementwise Ternary Operators.
+Specification: Elementwise Unary Operators, Elementwise Binary Operators, Elementwise
+Ternary Operators.
 """
 
 from __future__ import annotations
@@ -155,7 +156,9 @@ class SUB(Binary):
 
 
 class MUL(Operator):
-    """input1 [*S], input2 [*S], shift INT8 [1] -> [*S]: product, int32 for int8 and int16; int32 is shifted right."""
+    """input1 [*S], input2 [*S], shift INT8 [1] -> [*S]: product, int32 for int8 and
+    int16; int32 is shifted right.
+    """
 
     input1: Value
     input2: Value
@@ -172,12 +175,18 @@ class MUL(Operator):
         expect_single(self.shift, "shift")
         shift = element(self.shift)
         if shift:
-            note(dtype is DType.INT32, f"shift must be 0 for {dtype}, is {shift}", "shift-type")
+            note(
+                dtype is DType.INT32,
+                f"shift must be 0 for {dtype}, is {shift}",
+                "shift-type",
+            )
             note(0 <= shift <= 63, f"shift must be 0 to 63, is {shift}", "shift-range")
 
 
 class TABLE(Operator):
-    """input1 [*S], table int8 [256] or int16 [513] -> [*S]: int8 is looked up, int16 is interpolated to int32."""
+    """input1 [*S], table int8 [256] or int16 [513] -> [*S]: int8 is looked up, int16 is
+    interpolated to int32.
+    """
 
     input1: Value
     table: Value
@@ -186,12 +195,18 @@ class TABLE(Operator):
         wide = self.input1.dtype is DType.INT16
         length = 513 if wide else 256
         fits = self.table.shape == (length,)
-        note(fits, f"table for {self.input1.dtype} must be [{length}], is {self.table.type}", "table-size")
+        note(
+            fits,
+            f"table for {self.input1.dtype} must be [{length}], is {self.table.type}",
+            "table-size",
+        )
         return (Type(self.input1.shape, DType.INT32 if wide else self.input1.dtype),)
 
 
 class SELECT(Operator):
-    """input1 BOOL [*S], input2 [*S], input3 [*S] -> [*S]: input2 where input1 is true, else input3."""
+    """input1 BOOL [*S], input2 [*S], input3 [*S] -> [*S]: input2 where input1 is true,
+    else input3.
+    """
 
     input1: Value
     input2: Value

@@ -1,4 +1,6 @@
-"""Pooling and resizing of images in NHWC (specification: Tensor Operators, Image Operators)."""
+"""Pooling and resizing of images in NHWC (specification: Tensor Operators, Image
+Operators).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ from ..graph import Ints, Operator, Value, check, note
 from ..sizes import exceeds
 from ..types import BLOCK_SCALED, DType, NanMode, ResizeMode, Type
 from .convolution import AXES, windows
-from .rules import Shape, expect_length, expect_rank, expect_zero_point, idiv, shape_operand
+from .rules import (
+    Shape,
+    expect_length,
+    expect_rank,
+    expect_zero_point,
+    idiv,
+    shape_operand,
+)
 
 
 def _pooled(input: Value, kernel: Ints, stride: Ints, pad: Ints) -> tuple[Type, ...]:
@@ -16,12 +25,18 @@ def _pooled(input: Value, kernel: Ints, stride: Ints, pad: Ints) -> tuple[Type, 
     expect_length(pad, 4, "pad")
     check(min(kernel) >= 1, f"kernel {list(kernel)} has an entry below 1", "kernel")
     if max(pad[:2]) >= kernel[0] or max(pad[2:]) >= kernel[1]:
-        note(False, f"pad {list(pad)} must be smaller than the kernel {list(kernel)}", "pad-below-kernel")
+        note(
+            False,
+            f"pad {list(pad)} must be smaller than the kernel {list(kernel)}",
+            "pad-below-kernel",
+        )
     return (Type((n, *windows((height, width), pad, kernel, stride), c), input.dtype),)
 
 
 class AVG_POOL2D(Operator):
-    """input [N,IH,IW,C] -> [N,OH,OW,C]: mean of each window, without padding; ``pad`` is (top, bottom, left, right)."""
+    """input [N,IH,IW,C] -> [N,OH,OW,C]: mean of each window, without padding; ``pad``
+    is (top, bottom, left, right).
+    """
 
     input: Value
     input_zp: Value
@@ -38,7 +53,9 @@ class AVG_POOL2D(Operator):
 
 
 class MAX_POOL2D(Operator):
-    """input [N,IH,IW,C] -> [N,OH,OW,C]: maximum of each window; ``pad`` is (top, bottom, left, right)."""
+    """input [N,IH,IW,C] -> [N,OH,OW,C]: maximum of each window; ``pad`` is (top,
+    bottom, left, right).
+    """
 
     input: Value
     kernel: Ints
@@ -51,7 +68,9 @@ class MAX_POOL2D(Operator):
 
 
 class AVG_POOL2D_ADAPTIVE(Operator):
-    """AVG_POOL2D whose kernel [2], stride [2] and pad [4] are SHAPE operands (1.1 draft)."""
+    """AVG_POOL2D whose kernel [2], stride [2] and pad [4] are SHAPE operands (1.1
+    draft).
+    """
 
     input: Value
     input_zp: Value
@@ -68,7 +87,9 @@ class AVG_POOL2D_ADAPTIVE(Operator):
 
 
 class MAX_POOL2D_ADAPTIVE(Operator):
-    """MAX_POOL2D whose kernel [2], stride [2] and pad [4] are SHAPE operands (1.1 draft)."""
+    """MAX_POOL2D whose kernel [2], stride [2] and pad [4] are SHAPE operands (1.1
+    draft).
+    """
 
     input: Value
     kernel: Value
@@ -80,9 +101,12 @@ class MAX_POOL2D_ADAPTIVE(Operator):
         return _pooled(self.input, *window_operands(self))
 
 
-def window_operands(pool: AVG_POOL2D_ADAPTIVE | MAX_POOL2D_ADAPTIVE) -> tuple[Shape, Shape, Shape]:
+def window_operands(
+    pool: AVG_POOL2D_ADAPTIVE | MAX_POOL2D_ADAPTIVE,
+) -> tuple[Shape, Shape, Shape]:
     """The entries of the operands kernel, stride and pad."""
-    kernel, stride = shape_operand(pool.kernel, 2, "kernel"), shape_operand(pool.stride, 2, "stride")
+    kernel = shape_operand(pool.kernel, 2, "kernel")
+    stride = shape_operand(pool.stride, 2, "stride")
     return kernel, stride, shape_operand(pool.pad, 4, "pad")
 
 
@@ -92,8 +116,9 @@ _WIDENED = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
 class RESIZE(Operator):
     """input [N,IH,IW,C] -> [N,OH,OW,C].
 
-    ``scale`` is (y_n, y_d, x_n, x_d), ``offset`` and ``border`` are (y, x) in units of 1/n input pixels:
-    ``OH = ((IH - 1) * y_n - offset_y + border_y) / y_d + 1``, exactly.
+    ``scale`` is (y_n, y_d, x_n, x_d), ``offset`` and ``border`` are (y, x) in units of
+    1/n input pixels: ``OH = ((IH - 1) * y_n - offset_y + border_y) / y_d + 1``,
+    exactly.
     """
 
     input: Value
@@ -105,9 +130,13 @@ class RESIZE(Operator):
     def infer(self) -> tuple[Type, ...]:
         n, *size, c = expect_rank(self.input, 4, "input")
         scale = shape_operand(self.scale, 4, "scale")
-        offset, border = shape_operand(self.offset, 2, "offset"), shape_operand(self.border, 2, "border")
+        offset = shape_operand(self.offset, 2, "offset")
+        border = shape_operand(self.border, 2, "border")
         check(min(scale) > 0, f"scale {list(scale)} has an entry below 1", "scale")
-        out = [_resized(i, size[i], scale[2 * i : 2 * i + 2], offset[i], border[i]) for i in (0, 1)]
+        out = [
+            _resized(i, size[i], scale[2 * i : 2 * i + 2], offset[i], border[i])
+            for i in (0, 1)
+        ]
         note(
             not any(exceeds(n, 16383) for n in (*size, *out)),
             f"image sizes must be below 16384: {size} -> {out}",
@@ -115,8 +144,14 @@ class RESIZE(Operator):
         )
         dtype = self.input.dtype
         nearest = self.mode is ResizeMode.NEAREST
-        note(nearest or dtype not in BLOCK_SCALED, f"{dtype} is resized to the NEAREST element only", "block-mode")
-        widened = _WIDENED.get(dtype, dtype) if self.mode is ResizeMode.BILINEAR else dtype
+        note(
+            nearest or dtype not in BLOCK_SCALED,
+            f"{dtype} is resized to the NEAREST element only",
+            "block-mode",
+        )
+        widened = (
+            _WIDENED.get(dtype, dtype) if self.mode is ResizeMode.BILINEAR else dtype
+        )
         return (Type((n, *out, c), widened),)
 
 
@@ -125,7 +160,11 @@ def _resized(axis: int, size: int, scale: Shape, offset: int, border: int) -> in
     n, d = scale
     note(n <= 2048, f"scale numerator {n} is above 2048", "scale-numerator")
     note(d < 16 * n, f"scale {n}/{d} is not above 1/16", "downscale")
-    note(-n <= offset < 16 * n, f"offset {offset} is outside [-{n}, {16 * n})", "offset")
-    note(-16 * n <= border < n, f"border {border} is outside [-{16 * n}, {n})", "border")
+    note(
+        -n <= offset < 16 * n, f"offset {offset} is outside [-{n}, {16 * n})", "offset"
+    )
+    note(
+        -16 * n <= border < n, f"border {border} is outside [-{16 * n}, {n})", "border"
+    )
     what = f"({AXES[2][axis]} {size} - 1) * {n} - offset {offset} + border {border}"
     return idiv((size - 1) * n - offset + border, d, what) + 1

@@ -1,4 +1,5 @@
-"""Data layout, gather and scatter (specification: Data Layout, Scatter/Gather Operators).
+"""Data layout, gather and scatter (specification: Data Layout, Scatter/Gather
+Operators).
 
 SHAPE operands are constants.
 """
@@ -23,7 +24,9 @@ from .rules import (
 
 
 class CONCAT(Operator):
-    """input1: one or more tensors, whose shapes differ along ``axis`` only -> joined along ``axis``."""
+    """input1: one or more tensors, whose shapes differ along ``axis`` only -> joined
+    along ``axis``.
+    """
 
     input1: Values
     axis: int
@@ -33,11 +36,20 @@ class CONCAT(Operator):
         first = self.inputs[0].type
         expect_axis(self.axis, len(first.shape))
         rest = _without(first.shape, self.axis)
-        if not all(agree(_without(v.type.shape, self.axis), rest) for v in self.inputs[1:]):
+        if not all(
+            agree(_without(v.type.shape, self.axis), rest) for v in self.inputs[1:]
+        ):
             types = ", ".join(str(v.type) for v in self.inputs)
-            raise Illegal(f"tensors differ outside of axis {self.axis}: {types}", "concat-shapes")
+            raise Illegal(
+                f"tensors differ outside of axis {self.axis}: {types}", "concat-shapes"
+            )
         joined = sum(v.type.shape[self.axis] for v in self.inputs)
-        return (Type((*first.shape[: self.axis], joined, *first.shape[self.axis + 1 :]), first.dtype),)
+        return (
+            Type(
+                (*first.shape[: self.axis], joined, *first.shape[self.axis + 1 :]),
+                first.dtype,
+            ),
+        )
 
 
 def _without(shape: Shape, axis: int) -> Shape:
@@ -46,7 +58,9 @@ def _without(shape: Shape, axis: int) -> Shape:
 
 
 class PAD(Operator):
-    """input1 [*S], padding SHAPE [2*rank] (before, after for each axis), pad_const [1] -> [*S']."""
+    """input1 [*S], padding SHAPE [2*rank] (before, after for each axis), pad_const [1]
+    -> [*S'].
+    """
 
     input1: Value
     padding: Value
@@ -55,9 +69,15 @@ class PAD(Operator):
     def infer(self) -> tuple[Type, ...]:
         shape = self.input1.shape
         padding = shape_operand(self.padding, 2 * len(shape), "padding")
-        note(not any(exceeds(0, entry) for entry in padding), f"padding {list(padding)} has a negative entry", "pad")
+        note(
+            not any(exceeds(0, entry) for entry in padding),
+            f"padding {list(padding)} has a negative entry",
+            "pad",
+        )
         expect_single(self.pad_const, "pad_const")
-        padded = tuple(size + padding[2 * i] + padding[2 * i + 1] for i, size in enumerate(shape))
+        padded = tuple(
+            size + padding[2 * i] + padding[2 * i + 1] for i, size in enumerate(shape)
+        )
         return (Type(padded, self.input1.dtype),)
 
 
@@ -69,7 +89,9 @@ class RESHAPE(Operator):
 
     def infer(self) -> tuple[Type, ...]:
         shape = without_zero_sizes(shape_of(self.shape), "shape")
-        if differ(math.prod(shape), math.prod(self.input1.type.shape)) and not any(exceeds(1, n) for n in shape):
+        if differ(math.prod(shape), math.prod(self.input1.type.shape)) and not any(
+            exceeds(1, n) for n in shape
+        ):
             elements = f"the {math.prod(shape)} elements of shape {list(shape)}"
             note(False, f"{self.input1.type} does not have {elements}", "element-count")
         return (whole_blocks(Type(shape, self.input1.type.dtype)),)
@@ -78,8 +100,8 @@ class RESHAPE(Operator):
 class REVERSE(Operator):
     """input1 [*S] -> [*S], elements along ``axis`` in reverse order.
 
-    Along the last axis of a block-scaled tensor, scales are reversed with their elements; the specification has no rule
-    against it.
+    Along the last axis of a block-scaled tensor, scales are reversed with their
+    elements; the specification has no rule against it.
     """
 
     input1: Value
@@ -101,8 +123,16 @@ class SLICE(Operator):
         shape = self.input1.type.shape
         start = shape_operand(self.start, len(shape), "start")
         size = without_zero_sizes(shape_operand(self.size, len(shape), "size"), "size")
-        if any(exceeds(0, s) or exceeds(s + n, whole) for s, n, whole in zip(start, size, shape, strict=True)):
-            note(False, f"start {list(start)} and size {list(size)} are not inside {self.input1.type}", "slice-inside")
+        if any(
+            exceeds(0, s) or exceeds(s + n, whole)
+            for s, n, whole in zip(start, size, shape, strict=True)
+        ):
+            note(
+                False,
+                f"start {list(start)} and size {list(size)} are not inside"
+                f" {self.input1.type}",
+                "slice-inside",
+            )
         result = whole_blocks(Type(size, self.input1.type.dtype))
         expect_block(start, result.dtype)
         return (result,)
@@ -112,19 +142,32 @@ def expect_block(start: Shape, dtype: DType) -> None:
     """A slice of a block-scaled type must start at the beginning of a block."""
     if dtype in BLOCK_SCALED:
         size = BLOCK_SCALED[dtype].size
-        note(start[-1] % size == 0, f"start {list(start)} is inside a block of {size} elements", "block-start")
+        note(
+            start[-1] % size == 0,
+            f"start {list(start)} is inside a block of {size} elements",
+            "block-start",
+        )
 
 
 class TILE(Operator):
-    """input1 [*S], multiples SHAPE [rank] -> [*S'], repeated ``multiples`` times along each axis."""
+    """input1 [*S], multiples SHAPE [rank] -> [*S'], repeated ``multiples`` times along
+    each axis.
+    """
 
     input1: Value
     multiples: Value
 
     def infer(self) -> tuple[Type, ...]:
         shape = self.input1.shape
-        multiples = without_zero_sizes(shape_operand(self.multiples, len(shape), "multiples"), "multiples")
-        return (Type(tuple(n * m for n, m in zip(shape, multiples, strict=True)), self.input1.dtype),)
+        multiples = without_zero_sizes(
+            shape_operand(self.multiples, len(shape), "multiples"), "multiples"
+        )
+        return (
+            Type(
+                tuple(n * m for n, m in zip(shape, multiples, strict=True)),
+                self.input1.dtype,
+            ),
+        )
 
 
 class TRANSPOSE(Operator):
@@ -136,9 +179,18 @@ class TRANSPOSE(Operator):
     def infer(self) -> tuple[Type, ...]:
         shape, dtype = self.input1.type
         if sorted(self.perms) != list(range(len(shape))):
-            raise Illegal(f"perms {list(self.perms)} is no permutation of the axes of {self.input1.type}", "perms")
+            raise Illegal(
+                f"perms {list(self.perms)} is no permutation of the axes of"
+                f" {self.input1.type}",
+                "perms",
+            )
         if dtype in BLOCK_SCALED and self.perms[-1:] != (len(shape) - 1,):
-            note(False, f"perms {list(self.perms)} must leave the last axis of {self.input1.type} there", "block-axis")
+            note(
+                False,
+                f"perms {list(self.perms)} must leave the last axis of"
+                f" {self.input1.type} there",
+                "block-axis",
+            )
         return (Type(tuple([shape[p] for p in self.perms]), dtype),)
 
 
@@ -154,7 +206,8 @@ class GATHER(Operator):
 
 
 class ROW_GATHER(Operator):
-    """values [N,K,C], indices [N,W], row_count INT32 [1], constant -> [N,W*row_count,C] (1.1 draft).
+    """values [N,K,C], indices [N,W], row_count INT32 [1], constant -> [N,W*row_count,C]
+    (1.1 draft).
 
     For each index it returns ``row_count`` rows, the first of which is at the index.
     """
@@ -165,14 +218,23 @@ class ROW_GATHER(Operator):
 
     def infer(self) -> tuple[Type, ...]:
         n, w = expect_gather_indices(self.indices, self.values)
-        return (Type((n, w * expect_row_count(self.row_count), self.values.shape[2]), self.values.dtype),)
+        return (
+            Type(
+                (n, w * expect_row_count(self.row_count), self.values.shape[2]),
+                self.values.dtype,
+            ),
+        )
 
 
 def expect_gather_indices(indices: Value, values: Value) -> Shape:
     """Shape [N,W] of the indices into values [N,K,C]."""
     n, _, _ = expect_rank(values, 3, "values")
     shape = expect_rank(indices, 2, "indices")
-    note(not differ(shape[0], n), f"indices {indices.type} and values {values.type} differ in the batch", "batch")
+    note(
+        not differ(shape[0], n),
+        f"indices {indices.type} and values {values.type} differ in the batch",
+        "batch",
+    )
     return shape
 
 
@@ -195,8 +257,13 @@ class SCATTER(Operator):
         rows, w = expect_rank(self.indices, 2, "indices")
         note(
             not differ(rows, n),
-            f"indices {self.indices.type} and values_in {self.values_in.type} differ in the batch",
+            f"indices {self.indices.type} and values_in {self.values_in.type} differ in"
+            " the batch",
             "batch",
         )
-        note(agree(self.input.shape, (n, w, c)), f"input must be [{n}x{w}x{c}], is {self.input.type}", "scatter-input")
+        note(
+            agree(self.input.shape, (n, w, c)),
+            f"input must be [{n}x{w}x{c}], is {self.input.type}",
+            "scatter-input",
+        )
         return (self.values_in.type,)

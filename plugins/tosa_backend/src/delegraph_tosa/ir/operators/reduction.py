@@ -1,4 +1,6 @@
-"""Reductions, matrix products and Fourier transforms (specification: Tensor Operators, Reduction Operators)."""
+"""Reductions, matrix products and Fourier transforms (specification: Tensor Operators,
+Reduction Operators).
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class REDUCE_SUM(Reduction):
 
 
 class ARGMAX(Operator):
-    """input [*S] -> [*S'] without ``axis``, INT32 or (1.1 draft) INT64: the index of the first maximum."""
+    """input [*S] -> [*S'] without ``axis``, INT32 or (1.1 draft) INT64: the index of
+    the first maximum.
+    """
 
     input: Value
     axis: int
@@ -91,18 +95,28 @@ class MATMUL(_Product):
     def shape(self) -> tuple[int, ...]:
         n, h, c = expect_rank(self.A, 3, "A")
         batch, depth, w = expect_rank(self.B, 3, "B")
-        note(agree((batch, depth), (n, c)), f"{self.A.type} and {self.B.type} do not multiply", "matmul-shapes")
+        note(
+            agree((batch, depth), (n, c)),
+            f"{self.A.type} and {self.B.type} do not multiply",
+            "matmul-shapes",
+        )
         return n, h, w
 
 
 class MATMUL_T(_Product):
-    """A [N,H,C], B [N or 1,W,C], zero points [1] -> [N,H,W] (1.1 draft): B is transposed."""
+    """A [N,H,C], B [N or 1,W,C], zero points [1] -> [N,H,W] (1.1 draft): B is
+    transposed.
+    """
 
     def shape(self) -> tuple[int, ...]:
         n, h, c = expect_rank(self.A, 3, "A")
         batch, w, depth = expect_rank(self.B, 3, "B")
         fits = not differ(depth, c) and (batch == 1 or not differ(batch, n))
-        note(fits, f"{self.A.type} and {self.B.type} (transposed) do not multiply", "matmul-shapes")
+        note(
+            fits,
+            f"{self.A.type} and {self.B.type} (transposed) do not multiply",
+            "matmul-shapes",
+        )
         return n, h, w
 
 
@@ -113,7 +127,9 @@ def _expect_power_of_two(*sizes: int) -> None:
 
 
 class FFT2D(Operator):
-    """input_real [N,H,W], input_imag [N,H,W] -> output_real [N,H,W], output_imag [N,H,W]; H and W powers of two."""
+    """input_real [N,H,W], input_imag [N,H,W] -> output_real [N,H,W], output_imag
+    [N,H,W]; H and W powers of two.
+    """
 
     input_real: Value
     input_imag: Value
@@ -123,13 +139,19 @@ class FFT2D(Operator):
     def infer(self) -> tuple[Type, ...]:
         _, h, w = expect_rank(self.input_real, 3, "input_real")
         equal = agree(self.input_imag.shape, self.input_real.shape)
-        note(equal, f"{self.input_real.type} and {self.input_imag.type} differ", "same-shape")
+        note(
+            equal,
+            f"{self.input_real.type} and {self.input_imag.type} differ",
+            "same-shape",
+        )
         _expect_power_of_two(h, w)
         return (self.input_real.type, self.input_real.type)
 
 
 class RFFT2D(Operator):
-    """input_real [N,H,W] -> output_real, output_imag [N,H,W/2+1]; H and W powers of two."""
+    """input_real [N,H,W] -> output_real, output_imag [N,H,W/2+1]; H and W powers of
+    two.
+    """
 
     input_real: Value
     local_bound: bool = False

@@ -10,7 +10,9 @@ Shape = tuple[int, ...]
 
 
 def broadcast(*operands: Value) -> Shape:
-    """The shape to which operands of one rank broadcast (specification: Broadcasting); Illegal if they do not."""
+    """The shape to which operands of one rank broadcast (specification: Broadcasting);
+    Illegal if they do not.
+    """
     shape = operands[0].type.shape
     for operand in operands[1:]:
         if operand.type.shape != shape:
@@ -20,8 +22,13 @@ def broadcast(*operands: Value) -> Shape:
 
 def _pair(left: Shape, right: Shape, operands: tuple[Value, ...]) -> Shape:
     """The shape to which two shapes broadcast; ``operands`` are for the message."""
-    if len(left) == len(right) and all(1 in (a, b) or not differ(a, b) for a, b in zip(left, right, strict=True)):
-        return tuple(b if a == 1 or (is_dynamic(a) and b != 1) else a for a, b in zip(left, right, strict=True))
+    if len(left) == len(right) and all(
+        1 in (a, b) or not differ(a, b) for a, b in zip(left, right, strict=True)
+    ):
+        return tuple(
+            b if a == 1 or (is_dynamic(a) and b != 1) else a
+            for a, b in zip(left, right, strict=True)
+        )
     types = ", ".join(str(v.type) for v in operands)
     if len(left) != len(right):
         raise Illegal(f"ranks differ: {types}", "same-rank")
@@ -44,7 +51,9 @@ def expect_axis(axis: int, rank: int) -> None:
 def expect_length(elements: Shape, length: int, name: str) -> None:
     """An attribute or shape operand must have ``length`` entries."""
     if len(elements) != length:
-        raise Illegal(f"{name} must have {length} entries, has {list(elements)}", "entry-count")
+        raise Illegal(
+            f"{name} must have {length} entries, has {list(elements)}", "entry-count"
+        )
 
 
 def shape_operand(value: Value, length: int, name: str) -> Shape:
@@ -63,7 +72,11 @@ def expect_single(value: Value, name: str) -> None:
 def element(value: Value) -> float | int | None:
     """The element of a constant of one element in memory; None for any other value."""
     constant = value.constant
-    return constant.array.item() if isinstance(constant, Literal) and constant.array.size == 1 else None
+    return (
+        constant.array.item()
+        if isinstance(constant, Literal) and constant.array.size == 1
+        else None
+    )
 
 
 def constant_element(value: Value, name: str) -> int:
@@ -80,15 +93,25 @@ def expect_zero_point(zero_point: Value, dtype: DType, name: str) -> None:
     """A zero point has one element, which is 0 unless the data is int8."""
     expect_single(zero_point, name)
     if dtype is not DType.INT8 and element(zero_point):
-        note(False, f"{name} must be 0 for {dtype}, is {element(zero_point)}", "zero-point")
+        note(
+            False,
+            f"{name} must be 0 for {dtype}, is {element(zero_point)}",
+            "zero-point",
+        )
 
 
 def idiv(dividend: int, divisor: int, what: str) -> int:
-    """The quotient, which must be exact (``idiv_check`` of the specification): windows have to end at the edge."""
+    """The quotient, which must be exact (``idiv_check`` of the specification): windows
+    have to end at the edge.
+    """
     if exceeds(0, dividend):
         note(False, f"{what} = {dividend} is negative", "size-positive")
     elif differ(dividend % divisor, 0):
-        note(False, f"{what} = {dividend} is not a multiple of {divisor}", "exact-division")
+        note(
+            False,
+            f"{what} = {dividend} is not a multiple of {divisor}",
+            "exact-division",
+        )
     return dividend // divisor
 
 
@@ -98,13 +121,21 @@ def same_type(operator: Operator) -> tuple[Type, ...]:
 
 
 def without_zero_sizes(shape: Shape, name: str) -> Shape:
-    """``shape`` as it is; its sizes must be positive, because TOSA has no empty tensors."""
-    note(not any(exceeds(1, size) for size in shape), f"{name} {list(shape)} has a size below 1", "size-positive")
+    """``shape`` as it is; its sizes must be positive, because TOSA has no empty
+    tensors.
+    """
+    note(
+        not any(exceeds(1, size) for size in shape),
+        f"{name} {list(shape)} has a size below 1",
+        "size-positive",
+    )
     return shape
 
 
 def whole_blocks(type: Type) -> Type:
-    """``type`` as it is; if it is block-scaled, its last axis must consist of whole blocks."""
+    """``type`` as it is; if it is block-scaled, its last axis must consist of whole
+    blocks.
+    """
     if type.dtype in BLOCK_SCALED:
         why = why_not_blocks(type)
         check(why is None, why or "", "blocks")

@@ -1,6 +1,8 @@
-"""Shape operators of the 1.1 draft (EXT-SHAPE), which compute SHAPE values from shapes of inputs.
+"""Shape operators of the 1.1 draft (EXT-SHAPE), which compute SHAPE values from shapes
+of inputs.
 
-``infer`` computes the entries of the result, so operands that are shapes must have been inferred before.
+``infer`` computes the entries of the result, so operands that are shapes must have been
+inferred before.
 """
 
 from __future__ import annotations
@@ -21,13 +23,22 @@ class ShapeOperator(Operator):
     """An operator whose result is a SHAPE; ``infer`` sets ``entries`` to its entries."""
 
     def compute(self) -> Shape:
-        """The entries of the result; raises ``Illegal`` for what the pseudocode calls ERROR_IF or REQUIRE."""
+        """The entries of the result; raises ``Illegal`` for what the pseudocode calls
+        ERROR_IF or REQUIRE.
+        """
         raise NotImplementedError
 
     def infer(self) -> tuple[Type, ...]:
         self.entries = self.compute()
-        fits = not any(exceeds(-LARGEST, entry) or exceeds(entry, LARGEST) for entry in self.entries)
-        note(fits, f"{self.name} gives {list(self.entries)}, which 64 bits do not hold", "shape-overflow")
+        fits = not any(
+            exceeds(-LARGEST, entry) or exceeds(entry, LARGEST)
+            for entry in self.entries
+        )
+        note(
+            fits,
+            f"{self.name} gives {list(self.entries)}, which 64 bits do not hold",
+            "shape-overflow",
+        )
         return (Type((len(self.entries),), DType.SHAPE),)
 
 
@@ -47,14 +58,24 @@ class ShapeBinary(ShapeOperator):
         if self.smallest is not None:
             low, high = self.smallest
             within = not any(exceeds(low, a) or exceeds(high, b) for a, b in pairs)
-            check(within, f"entries {pairs} must be at least {low} on the left and {high} on the right", "shape-range")
+            check(
+                within,
+                f"entries {pairs} must be at least {low} on the left and {high} on the"
+                " right",
+                "shape-range",
+            )
         return tuple(self.combine(a, b) for a, b in pairs)
 
 
 def _pairs(binary: ShapeBinary | ASSERT_EQUAL_SHAPE) -> list[tuple[int, int]]:
     """The entries of both operands, which must have the same number of entries."""
-    left, right = shape_of(binary.input1), shape_of(binary.input2)
-    check(len(left) == len(right), f"input1 has {len(left)} entries, input2 {len(right)}", "entry-count")
+    left = shape_of(binary.input1)
+    right = shape_of(binary.input2)
+    check(
+        len(left) == len(right),
+        f"input1 has {len(left)} entries, input2 {len(right)}",
+        "entry-count",
+    )
     return list(zip(left, right, strict=True))
 
 
@@ -118,14 +139,29 @@ class ShapeUnary(ShapeOperator):
     input: Value
 
     def each(self, lowest: int, highest: int, function: Callable[[int], int]) -> Shape:
-        """``function`` of every entry; all entries must be from ``lowest`` to ``highest``."""
+        """``function`` of every entry; all entries must be from ``lowest`` to
+        ``highest``.
+        """
         entries = shape_of(self.input)
-        within = not any(exceeds(lowest, entry) or exceeds(entry, highest) for entry in entries)
-        check(within, f"entries {list(entries)} are outside {lowest} .. {highest}", "shape-range")
-        return tuple([self._named(entry) if is_dynamic(entry) else function(entry) for entry in entries])
+        within = not any(
+            exceeds(lowest, entry) or exceeds(entry, highest) for entry in entries
+        )
+        check(
+            within,
+            f"entries {list(entries)} are outside {lowest} .. {highest}",
+            "shape-range",
+        )
+        return tuple(
+            [
+                self._named(entry) if is_dynamic(entry) else function(entry)
+                for entry in entries
+            ]
+        )
 
     def _named(self, entry: int) -> int:
-        """The result for an entry known at run time only: a new symbol, named after the operator and the entry."""
+        """The result for an entry known at run time only: a new symbol, named after the
+        operator and the entry.
+        """
         return symbol(f"{self.name}({entry})", 0, LARGEST)
 
 
@@ -156,7 +192,9 @@ class CONCAT_SHAPE(ShapeOperator):
     input: Values
 
     def compute(self) -> Shape:
-        check(bool(self.inputs), "CONCAT_SHAPE needs at least one shape", "list-not-empty")
+        check(
+            bool(self.inputs), "CONCAT_SHAPE needs at least one shape", "list-not-empty"
+        )
         return tuple(entry for value in self.inputs for entry in shape_of(value))
 
 
@@ -169,9 +207,14 @@ class SLICE_SHAPE(ShapeOperator):
 
     def compute(self) -> Shape:
         entries = shape_of(self.input)
-        start, size = constant_element(self.start, "start"), constant_element(self.size, "size")
+        start = constant_element(self.start, "start")
+        size = constant_element(self.size, "size")
         inside = size > 0 and start >= 0 and start + size <= len(entries)
-        note(inside, f"start {start} and size {size} are not inside {list(entries)}", "slice-inside")
+        note(
+            inside,
+            f"start {start} and size {size} are not inside {list(entries)}",
+            "slice-inside",
+        )
         return entries[start : start + size]
 
 
@@ -187,13 +230,23 @@ class DIM(ShapeOperator):
 
 
 class ASSERT_EQUAL_SHAPE(Operator):
-    """input1 SHAPE [n], input2 SHAPE [n] -> no result: entries must be equal; with ``allow_broadcast`` one may be 1."""
+    """input1 SHAPE [n], input2 SHAPE [n] -> no result: entries must be equal; with
+    ``allow_broadcast`` one may be 1.
+    """
 
     input1: Value
     input2: Value
     allow_broadcast: bool
 
     def infer(self) -> tuple[Type, ...]:
-        equal = all(not differ(a, b) or (self.allow_broadcast and 1 in (a, b)) for a, b in _pairs(self))
-        note(equal, f"{list(shape_of(self.input1))} and {list(shape_of(self.input2))} are not equal", "shapes-equal")
+        equal = all(
+            not differ(a, b) or (self.allow_broadcast and 1 in (a, b))
+            for a, b in _pairs(self)
+        )
+        note(
+            equal,
+            f"{list(shape_of(self.input1))} and {list(shape_of(self.input2))} are not"
+            " equal",
+            "shapes-equal",
+        )
         return ()

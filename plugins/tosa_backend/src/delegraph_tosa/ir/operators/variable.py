@@ -1,4 +1,6 @@
-"""Variables: tensors that keep their value between calls (specification: Variable Operators)."""
+"""Variables: tensors that keep their value between calls (specification: Variable
+Operators).
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,20 @@ from ..types import Type
 
 
 class VARIABLE(Operator):
-    """initial_value, a constant -> no result: declares ``variable``, which holds this value before the first call."""
+    """initial_value, a constant -> no result: declares ``variable``, which holds this
+    value before the first call.
+    """
 
     initial_value: Value
     variable: str
 
     def infer(self) -> tuple[Type, ...]:
         constant = self.initial_value.constant is not None
-        note(constant, f"the initial value of {self.variable!r} is not a constant", "constant-operand")
+        note(
+            constant,
+            f"the initial value of {self.variable!r} is not a constant",
+            "constant-operand",
+        )
         return ()
 
 
@@ -35,5 +43,9 @@ class VARIABLE_READ(Operator):
     types: ResultTypes
 
     def infer(self) -> tuple[Type, ...]:
-        note(len(self.types) == 1, f"a variable is one tensor, {len(self.types)} are read", "result-count")
+        note(
+            len(self.types) == 1,
+            f"a variable is one tensor, {len(self.types)} are read",
+            "result-count",
+        )
         return self.types

@@ -1,7 +1,9 @@
-"""Rules for ATen operators, one file for each family. Importing a family registers its rules (``@lowers``).
+"""Rules for ATen operators, one file for each family. Importing a family registers its
+rules (``@lowers``).
 
-A rule has the name of its operator. Its docstring begins with the shapes of its tensors: N is the batch, C and O are
-channels, D, H, W are depth, height, width, K is a kernel or the rows of a table, ``*S`` is any number of axes.
+A rule has the name of its operator. Its docstring begins with the shapes of its
+tensors: N is the batch, C and O are channels, D, H, W are depth, height, width, K is a
+kernel or the rows of a table, ``*S`` is any number of axes.
 """
 
 from __future__ import annotations
@@ -58,14 +60,17 @@ _REGISTERED_BY = {
 }
 """Family -> the module that defines its operators.
 
-Importing it takes nearly as long as all other families together, or it need not be installed.
+Importing it takes nearly as long as all other families together, or it need not be
+installed.
 """
 
 
 def import_late() -> None:
-    """Import the rules for operators of other namespaces if these operators are defined by now.
+    """Import the rules for operators of other namespaces if these operators are defined
+    by now.
 
-    A program can only call them after the module in ``_REGISTERED_BY`` was imported. Until then it is not.
+    A program can only call them after the module in ``_REGISTERED_BY`` was imported.
+    Until then it is not.
     """
     for family, registers in _REGISTERED_BY.items():
         if registers in sys.modules:

@@ -21,15 +21,18 @@ inf = math.inf
 def limited(t: Tosa, x: Value, low: float | None, high: float | None) -> Value:
     """x clamped to ``low`` .. ``high``; None means no limit.
 
-    If ``low`` is above ``high``, every element becomes ``high``, as in torch. Raises Unsupported if x has integers and
-    a limit is a float.
+    If ``low`` is above ``high``, every element becomes ``high``, as in torch. Raises
+    Unsupported if x has integers and a limit is a float.
     """
     if low is not None and high is not None and low > high:
         low = high
     if x.dtype in FLOATS:
         return t.clamp(x, -inf if low is None else low, inf if high is None else high)
     are_whole = all(limit is None or isinstance(limit, int) for limit in (low, high))
-    t.require(are_whole, f"limits {low} and {high} of {x.dtype} are not lowered, only whole numbers")
+    t.require(
+        are_whole,
+        f"limits {low} and {high} of {x.dtype} are not lowered, only whole numbers",
+    )
     if low is not None:
         x = t.maximum(x, low)
     if high is not None:
@@ -39,7 +42,9 @@ def limited(t: Tosa, x: Value, low: float | None, high: float | None) -> Value:
 
 @lowers(aten.relu.default)
 def relu(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; relu(inf) is inf: the upper limit of the CLAMP is infinity, not the largest finite number"""
+    """[*S] -> [*S]; relu(inf) is inf: the upper limit of the CLAMP is infinity, not the
+    largest finite number
+    """
     return limited(t, self, 0, None)
 
 
@@ -55,8 +60,15 @@ def hardtanh(t: Tosa, self: Value, min_val: float, max_val: float) -> Value:
     return limited(t, self, min_val, max_val)
 
 
-@lowers(aten.clamp.default, aten.clip.default, aten.clamp_min.default, aten.clamp_max.default)
-def clamp(t: Tosa, self: Value, min: float | None = None, max: float | None = None) -> Value:
+@lowers(
+    aten.clamp.default,
+    aten.clip.default,
+    aten.clamp_min.default,
+    aten.clamp_max.default,
+)
+def clamp(
+    t: Tosa, self: Value, min: float | None = None, max: float | None = None
+) -> Value:
     """[*S] -> [*S]"""
     return limited(t, self, min, max)
 
@@ -81,7 +93,9 @@ def sigmoid(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.tanh.default)
 def tanh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; the absolute error is up to 6e-8: TOSA does not bound the relative error of TANH near 0"""
+    """[*S] -> [*S]; the absolute error is up to 6e-8: TOSA does not bound the relative
+    error of TANH near 0
+    """
     return t.tanh(floating_value(t, self))
 
 
@@ -93,7 +107,9 @@ def silu(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.mish.default)
 def mish(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; x * tanh(log(1 + exp(x))), which is x * n / (n + 2) with n = exp(x) * (exp(x) + 2)"""
+    """[*S] -> [*S]; x * tanh(log(1 + exp(x))), which is x * n / (n + 2) with n = exp(x)
+    * (exp(x) + 2)
+    """
     # n / (n + 2) rounds to 1 above this limit, and exp(x)^2 would overflow further up
     e = t.exp(t.minimum(self, 5.0 if self.dtype is DType.FP16 else 20.0))
     n = t.mul(e, t.add(e, 2))
@@ -116,7 +132,8 @@ def hardswish(t: Tosa, self: Value) -> Value:
 def leaky_relu(t: Tosa, self: Value, negative_slope: float) -> Value:
     """[*S] -> [*S]; slope * x below 0"""
     sloped = t.mul(self, negative_slope)
-    # for a slope up to 1, the larger of x and slope * x is the result on both sides of 0
+    # for a slope up to 1, the larger of x and slope * x is the result on both sides of
+    # 0
     if 0 < negative_slope <= 1:
         return t.maximum(self, sloped)
     return t.select(t.greater(self, 0), self, sloped)
@@ -124,7 +141,9 @@ def leaky_relu(t: Tosa, self: Value, negative_slope: float) -> Value:
 
 @lowers(aten.rrelu.default)
 def rrelu(t: Tosa, self: Value, lower: float, upper: float, training: bool) -> Value:
-    """[*S] -> [*S]; a leaky ReLU whose slope is the mean of ``lower`` and ``upper``; refused for training"""
+    """[*S] -> [*S]; a leaky ReLU whose slope is the mean of ``lower`` and ``upper``;
+    refused for training
+    """
     t.require(not training, "it draws random numbers, which TOSA cannot")
     return leaky_relu(t, self, (lower + upper) / 2)
 
@@ -137,18 +156,28 @@ def prelu(t: Tosa, self: Value, weight: Value) -> Value:
 
 
 def slopes_shape(x: Value, weight: Value) -> Shape:
-    """The shape [1,C,1,..] in which the slopes ``weight`` of a PReLU broadcast with its input x [N,C,*S].
+    """The shape [1,C,1,..] in which the slopes ``weight`` of a PReLU broadcast with its
+    input x [N,C,*S].
 
-    ``weight`` is [C], or [1] for one slope of all channels; then the shape is [1,1,1,..].
+    ``weight`` is [C], or [1] for one slope of all channels; then the shape is
+    [1,1,1,..].
     """
-    return tuple([math.prod(weight.shape) if axis == 1 else 1 for axis in range(x.rank)])
+    return tuple(
+        [math.prod(weight.shape) if axis == 1 else 1 for axis in range(x.rank)]
+    )
 
 
 @lowers(aten.elu.default)
 def elu(t: Tosa, self: Value, alpha: float, scale: float, input_scale: float) -> Value:
-    """[*S] -> [*S]; scale * x above 0, scale * alpha * (exp(input_scale * x) - 1) below; a zero keeps its sign"""
+    """[*S] -> [*S]; scale * x above 0, scale * alpha * (exp(input_scale * x) - 1)
+    below; a zero keeps its sign
+    """
     negative = expm1_of(t, _times_factor(t, self, input_scale))
-    return t.select(t.greater(0.0, self), _times_factor(t, negative, alpha * scale), _times_factor(t, self, scale))
+    return t.select(
+        t.greater(0.0, self),
+        _times_factor(t, negative, alpha * scale),
+        _times_factor(t, self, scale),
+    )
 
 
 @lowers(aten.celu.default)
@@ -172,7 +201,9 @@ def _times_factor(t: Tosa, x: Value, factor: float) -> Value:
 
 @lowers(aten.gelu.default)
 def gelu(t: Tosa, self: Value, approximate: str) -> Value:
-    """[*S] -> [*S]; x / 2 * (1 + erf(x / sqrt(2))), or torch's formula with tanh; the error is up to 1e-7 of x"""
+    """[*S] -> [*S]; x / 2 * (1 + erf(x / sqrt(2))), or torch's formula with tanh; the
+    error is up to 1e-7 of x
+    """
     if approximate == "tanh":
         cube = t.mul(t.mul(t.mul(self, self), self), 0.044715)
         sigmoidal = t.tanh(t.mul(t.add(self, cube), math.sqrt(2 / math.pi)))
@@ -183,7 +214,13 @@ def gelu(t: Tosa, self: Value, approximate: str) -> Value:
 
 @lowers(aten.softplus.default)
 def softplus(t: Tosa, self: Value, beta: float, threshold: float) -> Value:
-    """[*S] -> [*S]; log(1 + exp(beta x)) / beta, and x where beta x is above the threshold"""
+    """[*S] -> [*S]; log(1 + exp(beta x)) / beta, and x where beta x is above the
+    threshold
+    """
     exponent = _times_factor(t, self, beta)
     logarithm = log1p_of(t, t.exp(t.minimum(exponent, threshold)))
-    return t.select(t.greater(exponent, threshold), self, _times_factor(t, logarithm, inverse(t, beta, self.dtype)))
+    return t.select(
+        t.greater(exponent, threshold),
+        self,
+        _times_factor(t, logarithm, inverse(t, beta, self.dtype)),
+    )

@@ -32,22 +32,35 @@ def scaled_dot_product_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Value:
-    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; the softmax is computed in fp32
+    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; the
+    softmax is computed in fp32
 
     As in torch, the result is 0 for a query whose mask hides every key.
     """
-    t.require(dropout_p == 0, f"attention with dropout of {dropout_p} draws random numbers, which TOSA cannot")
+    t.require(
+        dropout_p == 0,
+        f"attention with dropout of {dropout_p} draws random numbers, which TOSA"
+        " cannot",
+    )
     if enable_gqa:
-        key, value = repeated(t, key, query), repeated(t, value, query)
+        key = repeated(t, key, query)
+        value = repeated(t, value, query)
     if scale is None:
         width = query.shape[-1]
-        # a width known at run time only gives a formula, which ``math.sqrt`` does not take
+        # a width known at run time only gives a formula, which ``math.sqrt`` does not
+        # take
         scale = 1 / (width**0.5 if is_dynamic(width) else math.sqrt(width))
     scores = batched_product(t, t.mul(query, scale), transposed(t, key))
     scores = converted(t, scores, DType.FP32)
     if is_causal:
-        scores = t.add(scores, t.ranked(_causal_mask(t, *scores.shape[-2:]), scores.rank))
-    weights = softmax_of(t, scores, -1) if attn_mask is None else _masked_softmax(t, scores, attn_mask)
+        scores = t.add(
+            scores, t.ranked(_causal_mask(t, *scores.shape[-2:]), scores.rank)
+        )
+    weights = (
+        softmax_of(t, scores, -1)
+        if attn_mask is None
+        else _masked_softmax(t, scores, attn_mask)
+    )
     return batched_product(t, converted(t, weights, query.dtype), value)
 
 
@@ -57,31 +70,42 @@ def transposed(t: Tosa, x: Value) -> Value:
 
 
 def repeated(t: Tosa, x: Value, query: Value) -> Value:
-    """x [*B,H',S,E], query [*B,H,L,E] -> [*B,H,S,E]: each head of x is repeated H / H' times.
+    """x [*B,H',S,E], query [*B,H,L,E] -> [*B,H,S,E]: each head of x is repeated H / H'
+    times.
 
-    In grouped-query attention, H / H' neighbouring heads of the query share one head of the key and value.
+    In grouped-query attention, H / H' neighbouring heads of the query share one head of
+    the key and value.
     """
     *batch, heads, length, width = x.shape
     times = query.shape[-3] // heads
-    copies = t.tile(t.reshape(x, (*batch, heads, 1, length, width)), (*(1,) * len(batch), 1, times, 1, 1))
+    copies = t.tile(
+        t.reshape(x, (*batch, heads, 1, length, width)),
+        (*(1,) * len(batch), 1, times, 1, 1),
+    )
     return t.reshape(copies, (*batch, heads * times, length, width))
 
 
 def _causal_mask(t: Tosa, rows: int, columns: int) -> Value:
-    """A mask fp32 [L,S] to add to scores: -inf where the key comes after the query, else 0.
+    """A mask fp32 [L,S] to add to scores: -inf where the key comes after the query,
+    else 0.
 
     The first key is never hidden, so no row is all -inf, whose softmax would be NaN.
     """
-    return t.select(lower_triangle(t, (rows, columns)), 0.0, t.constant(-inf, DType.FP32, (1, 1)))
+    return t.select(
+        lower_triangle(t, (rows, columns)), 0.0, t.constant(-inf, DType.FP32, (1, 1))
+    )
 
 
 def _masked_softmax(t: Tosa, scores: Value, mask: Value) -> Value:
-    """The softmax of scores fp32 [*B,L,S] over keys. The mask is bool (False hides a key) or float (added to scores).
+    """The softmax of scores fp32 [*B,L,S] over keys. The mask is bool (False hides a
+    key) or float (added to scores).
 
     A row in which every score is -inf gives 0.
     """
     if mask.dtype is DType.BOOL:
-        scores = t.add(scores, t.select(mask, 0.0, t.constant(-inf, DType.FP32, (1,) * mask.rank)))
+        scores = t.add(
+            scores, t.select(mask, 0.0, t.constant(-inf, DType.FP32, (1,) * mask.rank))
+        )
     else:
         scores = t.add(scores, converted(t, mask, DType.FP32))
     largest = t.reduce_max(scores, scores.rank - 1)

@@ -1,4 +1,6 @@
-"""Embedding bags: the sum, mean or maximum of selected rows of a table. Also ``embedding_renorm``."""
+"""Embedding bags: the sum, mean or maximum of selected rows of a table. Also
+``embedding_renorm``.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,13 @@ inf = math.inf
 
 SUM, MEAN, MAX = range(3)
 INDEXES = {"indices": rows("weight"), "offsets": beginnings("indices")}
-"""The indices that eager accepts: ``indices`` are rows of the table, ``offsets`` are positions in ``indices``."""
+"""The indices that eager accepts: ``indices`` are rows of the table, ``offsets`` are
+positions in ``indices``.
+"""
 MEMBERS = 1 << 22
-"""The largest intermediate tensor, bags * indices * width elements: each bag is computed from all indices."""
+"""The largest intermediate tensor, bags * indices * width elements: each bag is
+computed from all indices.
+"""
 
 
 def bagged(
@@ -37,39 +43,59 @@ def bagged(
     include_last_offset: bool,
     padding_idx: int | None,
 ) -> Value:
-    """weight [K,C], indices [W], offsets [B] ([B+1] with ``include_last_offset``), per-sample weights [W] -> [B,C].
+    """weight [K,C], indices [W], offsets [B] ([B+1] with ``include_last_offset``),
+    per-sample weights [W] -> [B,C].
 
-    Bag b combines the table's rows ``indices[offsets[b] : offsets[b + 1]]``; ``mode`` is SUM, MEAN or MAX. Indices
-    equal to ``padding_idx`` are left out; None is no padding. Raises Unsupported for more elements than MEMBERS.
+    Bag b combines the table's rows ``indices[offsets[b] : offsets[b + 1]]``; ``mode``
+    is SUM, MEAN or MAX. Indices equal to ``padding_idx`` are left out; None is no
+    padding. Raises Unsupported for more elements than MEMBERS.
     """
     (count,), (rows, width) = indices.shape, weight.shape
     member = _members(t, offsets, count, include_last_offset)
     bags = member.shape[0]
     t.require(
-        not exceeds(bags * count * width, MEMBERS), f"{bags} bags of {count} rows of {width} take too many comparisons"
+        not exceeds(bags * count * width, MEMBERS),
+        f"{bags} bags of {count} rows of {width} take too many comparisons",
     )
     if padding_idx is not None:
         not_padding = t.logical_not(t.equal(indices, padding_idx))
         member = t.logical_and(member, t.reshape(not_padding, (1, count, 1)))
-    selected = converted(t, taken(t, t.reshape(weight, (1, rows, width)), t.reshape(indices, (1, count))), DType.FP32)
+    selected = converted(
+        t,
+        taken(t, t.reshape(weight, (1, rows, width)), t.reshape(indices, (1, count))),
+        DType.FP32,
+    )
     if per_sample_weights is not None:
-        selected = t.mul(selected, t.reshape(converted(t, per_sample_weights, DType.FP32), (1, count, 1)))
-    return converted(t, t.reshape(_combined_bags(t, member, selected, mode), (bags, width)), weight.dtype)
+        selected = t.mul(
+            selected,
+            t.reshape(converted(t, per_sample_weights, DType.FP32), (1, count, 1)),
+        )
+    return converted(
+        t,
+        t.reshape(_combined_bags(t, member, selected, mode), (bags, width)),
+        weight.dtype,
+    )
 
 
 def _members(t: Tosa, offsets: Value, count: int, include_last_offset: bool) -> Value:
-    """bool [B,W,1]: whether index w belongs to bag b, which ends where the next one begins. W is ``count``."""
+    """bool [B,W,1]: whether index w belongs to bag b, which ends where the next one
+    begins. W is ``count``.
+    """
     bags = offsets.shape[0] - include_last_offset
     begin = t.slice(offsets, (0,), (bags,))
     # the last bag ends after all indices, unless the offsets have its end too
-    end = t.slice(t.concat([offsets, t.constant(count, offsets.dtype, (1,))], 0), (1,), (bags,))
+    end = t.slice(
+        t.concat([offsets, t.constant(count, offsets.dtype, (1,))], 0), (1,), (bags,)
+    )
     position = converted(t, counted(t, count, (1, count, 1)), offsets.dtype)
     begin, end = (t.reshape(v, (bags, 1, 1)) for v in (begin, end))
     return t.logical_and(t.greater_equal(position, begin), t.greater(end, position))
 
 
 def _combined_bags(t: Tosa, member: Value, rows: Value, mode: int) -> Value:
-    """member bool [B,W,1], rows [1,W,C] -> [B,1,C], the sum, mean or maximum of each bag's rows; 0 for an empty bag"""
+    """member bool [B,W,1], rows [1,W,C] -> [B,1,C], the sum, mean or maximum of each
+    bag's rows; 0 for an empty bag
+    """
     if mode == MAX:
         largest = t.reduce_max(t.select(member, rows, -inf), 1)
         return t.select(t.reduce_any(member, 1), largest, 0.0)
@@ -81,19 +107,27 @@ def _combined_bags(t: Tosa, member: Value, rows: Value, mode: int) -> Value:
 
 
 @lowers(aten.embedding_renorm.default, indexes={"indices": rows("self")})
-def embedding_renorm(t: Tosa, self: Value, indices: Value, max_norm: float, norm_type: float) -> Value:
-    """self [K,C], indices [*S] -> [K,C]; scales the indexed rows with a norm above ``max_norm`` to this norm"""
+def embedding_renorm(
+    t: Tosa, self: Value, indices: Value, max_norm: float, norm_type: float
+) -> Value:
+    """self [K,C], indices [*S] -> [K,C]; scales the indexed rows with a norm above
+    ``max_norm`` to this norm
+    """
     count = math.prod(indices.shape)
     norm = norm_along(t, self, 1, norm_type)
     # torch adds the same 1e-7
     scale = t.mul(t.reciprocal(t.add(norm, 1e-7)), max_norm)
     hit = hits(t, self, 0, t.reshape(indices, (count, 1)))
-    too_long = t.logical_and(t.reshape(t.reduce_any(hit, 1), (self.shape[0], 1)), t.greater(norm, max_norm))
+    too_long = t.logical_and(
+        t.reshape(t.reduce_any(hit, 1), (self.shape[0], 1)), t.greater(norm, max_norm)
+    )
     return t.select(too_long, t.mul(self, scale), self)
 
 
 Results = tuple[Value, None, None, None]
-"""The bags, then None three times: the tensors that torch returns for its backward pass are not lowered."""
+"""The bags, then None three times: the tensors that torch returns for its backward pass
+are not lowered.
+"""
 
 
 @lowers(aten.embedding_bag.padding_idx, aten.embedding_bag.default, indexes=INDEXES)
@@ -109,10 +143,28 @@ def embedding_bag(
 ) -> Results:
     """weight [K,C], indices [W], offsets [B], weights [W] -> [B,C]"""
     padding = None if padding_idx is None else padding_idx % weight.shape[0]
-    return bagged(t, weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding), None, None, None
+    return (
+        bagged(
+            t,
+            weight,
+            indices,
+            offsets,
+            mode,
+            per_sample_weights,
+            include_last_offset,
+            padding,
+        ),
+        None,
+        None,
+        None,
+    )
 
 
-@lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default, indexes=INDEXES)
+@lowers(
+    aten._embedding_bag.default,
+    aten._embedding_bag_forward_only.default,
+    indexes=INDEXES,
+)
 def _embedding_bag(
     t: Tosa,
     weight: Value,
@@ -123,6 +175,22 @@ def _embedding_bag(
     include_last_offset: bool,
     padding_idx: int,
 ) -> Results:
-    """weight [K,C], indices [W], offsets [B], weights [W] -> [B,C]; a negative ``padding_idx`` is no padding"""
+    """weight [K,C], indices [W], offsets [B], weights [W] -> [B,C]; a negative
+    ``padding_idx`` is no padding
+    """
     padding = None if padding_idx < 0 else padding_idx
-    return bagged(t, weight, indices, offsets, mode, per_sample_weights, include_last_offset, padding), None, None, None
+    return (
+        bagged(
+            t,
+            weight,
+            indices,
+            offsets,
+            mode,
+            per_sample_weights,
+            include_last_offset,
+            padding,
+        ),
+        None,
+        None,
+        None,
+    )

@@ -1,4 +1,6 @@
-"""Bitwise operators and shifts. On bools they are the logical operators of the same name."""
+"""Bitwise operators and shifts. On bools they are the logical operators of the same
+name.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,24 @@ def bitwise_not(t: Tosa, self: Value) -> Value:
 
 
 def _are_bool(left: Operand, right: Operand) -> bool:
-    """Whether two operands are bools, after ``promoted``: they have one type, and at least one is a tensor."""
+    """Whether two operands are bools, after ``promoted``: they have one type, and at
+    least one is a tensor.
+    """
     return DType.BOOL in [v.dtype for v in (left, right) if isinstance(v, Value)]
 
 
-@lowers(aten.bitwise_and.Tensor, aten.bitwise_and.Scalar, aten.bitwise_and.Scalar_Tensor)
+@lowers(
+    aten.bitwise_and.Tensor, aten.bitwise_and.Scalar, aten.bitwise_and.Scalar_Tensor
+)
 @lowers(aten.__and__.Tensor, aten.__and__.Scalar)
 def bitwise_and(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]"""
     left, right = promoted(t, self, other)
-    return t.logical_and(left, right) if _are_bool(left, right) else t.bitwise_and(left, right)
+    return (
+        t.logical_and(left, right)
+        if _are_bool(left, right)
+        else t.bitwise_and(left, right)
+    )
 
 
 @lowers(aten.bitwise_or.Tensor, aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor)
@@ -41,21 +51,33 @@ def bitwise_and(t: Tosa, self: Operand, other: Operand) -> Value:
 def bitwise_or(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]"""
     left, right = promoted(t, self, other)
-    return t.logical_or(left, right) if _are_bool(left, right) else t.bitwise_or(left, right)
+    return (
+        t.logical_or(left, right)
+        if _are_bool(left, right)
+        else t.bitwise_or(left, right)
+    )
 
 
-@lowers(aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar, aten.bitwise_xor.Scalar_Tensor)
+@lowers(
+    aten.bitwise_xor.Tensor, aten.bitwise_xor.Scalar, aten.bitwise_xor.Scalar_Tensor
+)
 @lowers(aten.__xor__.Tensor, aten.__xor__.Scalar)
 def bitwise_xor(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]"""
     left, right = promoted(t, self, other)
-    return t.logical_xor(left, right) if _are_bool(left, right) else t.bitwise_xor(left, right)
+    return (
+        t.logical_xor(left, right)
+        if _are_bool(left, right)
+        else t.bitwise_xor(left, right)
+    )
 
 
 class _Shift(NamedTuple):
-    """``x``, the ``amount`` to shift it by, brought to what TOSA takes, and ``within``, where this did not change it.
+    """``x``, the ``amount`` to shift it by, brought to what TOSA takes, and ``within``,
+    where this did not change it.
 
-    ``within`` is a bool tensor, or one of int32 0 and 1 on a target that cannot select; None is everywhere.
+    ``within`` is a bool tensor, or one of int32 0 and 1 on a target that cannot select;
+    None is everywhere.
     """
 
     x: Value
@@ -64,7 +86,9 @@ class _Shift(NamedTuple):
 
 
 def _limited_shift(t: Tosa, left: Operand, right: Operand) -> _Shift:
-    """A shift of ``left``, in the common type of both, by ``right``, clamped to TOSA's 0 .. bits - 1."""
+    """A shift of ``left``, in the common type of both, by ``right``, clamped to TOSA's
+    0 .. bits - 1.
+    """
     x, requested = _operands(t, left, right)
     most = 8 * BYTES[x.dtype] - 1
     if inside(range_of(requested), (0, most)):
@@ -82,7 +106,11 @@ def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value]:
     return x, converted(t, b if isinstance(b, Value) else t.like(b, x), DType.INT32)
 
 
-@lowers(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar, aten.bitwise_left_shift.Scalar_Tensor)
+@lowers(
+    aten.bitwise_left_shift.Tensor,
+    aten.bitwise_left_shift.Tensor_Scalar,
+    aten.bitwise_left_shift.Scalar_Tensor,
+)
 @lowers(aten.__lshift__.Tensor, aten.__lshift__.Scalar)
 def bitwise_left_shift(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; 0 where the amount is negative or at least the number of bits"""
@@ -90,13 +118,23 @@ def bitwise_left_shift(t: Tosa, self: Operand, other: Operand) -> Value:
     shifted = t.left_shift(x, converted(t, amount, x.dtype))
     if within is None:
         return shifted
-    return t.mul(shifted, within) if within.dtype is DType.INT32 else t.select(within, shifted, 0)
+    return (
+        t.mul(shifted, within)
+        if within.dtype is DType.INT32
+        else t.select(within, shifted, 0)
+    )
 
 
-@lowers(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar, aten.bitwise_right_shift.Scalar_Tensor)
+@lowers(
+    aten.bitwise_right_shift.Tensor,
+    aten.bitwise_right_shift.Tensor_Scalar,
+    aten.bitwise_right_shift.Scalar_Tensor,
+)
 @lowers(aten.__rshift__.Tensor, aten.__rshift__.Scalar)
 def bitwise_right_shift(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; 0 or -1, the sign, where the amount is negative or at least the number of bits"""
+    """[*S], [*S] -> [*S]; 0 or -1, the sign, where the amount is negative or at least
+    the number of bits
+    """
     x, requested = _operands(t, self, other)
     if not has_comparisons(t) and x.dtype is DType.INT32:
         return _right_shift_of_bits(t, x, requested)
@@ -106,17 +144,21 @@ def bitwise_right_shift(t: Tosa, self: Operand, other: Operand) -> Value:
     if within is not None:
         amount = t.select(within, amount, 8 * BYTES[x.dtype] - 1)
     if x.dtype is DType.INT64 and x.constant is None and not t.has_int64:
-        # computed as int32: for a number of 32 bits, a shift by more than 31 gives the same as one by 31
+        # computed as int32: for a number of 32 bits, a shift by more than 31 gives the
+        # same as one by 31
         amount = t.minimum(amount, 31)
     return t.right_shift(x, converted(t, amount, x.dtype))
 
 
 def _right_shift_of_bits(t: Tosa, x: Value, requested: Value) -> Value:
-    """x int32 shifted right, for targets whose only right shift takes the sign for a bit.
+    """x int32 shifted right, for targets whose only right shift takes the sign for a
+    bit.
 
     The bits of a negative x are inverted before and after.
     """
     amount, within = in_five_bits(t, requested)
     is_negative = negative(t, x)
     shifted = t.right_shift_of_bits(inverted_where(t, is_negative, x), amount)
-    return inverted_where(t, is_negative, shifted if within is None else t.mul(shifted, within))
+    return inverted_where(
+        t, is_negative, shifted if within is None else t.mul(shifted, within)
+    )

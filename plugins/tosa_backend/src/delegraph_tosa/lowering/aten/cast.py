@@ -29,15 +29,27 @@ def to_torch(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
 def to_dtype(t: Tosa, self: Value, dtype: torch.dtype | None) -> Value:
     """[*S] -> [*S]
 
-    On a target without floats, the cast of integers to float32 is a lazy value with a scale of 1, which no operator
-    computes: quantized operators can read it. A weight of int8 stays one in the file, a quarter of the floats.
+    On a target without floats, the cast of integers to float32 is a lazy value with a
+    scale of 1, which no operator computes: quantized operators can read it. A weight of
+    int8 stays one in the file, a quarter of the floats.
     """
-    is_weight = self.constant is not None and self.dtype is DType.INT8 and math.prod(self.shape) >= LEAST_KEPT
+    is_weight = (
+        self.constant is not None
+        and self.dtype is DType.INT8
+        and math.prod(self.shape) >= LEAST_KEPT
+    )
     if is_weight and dtype is torch.float32 and "FP" in t.spec.profiles:
         return t.emit(CAST, (self,), fold=False, dtype=DType.FP32)
-    if dtype is not torch.float32 or self.dtype in FLOATS or self.constant is not None or "FP" in t.spec.profiles:
+    if (
+        dtype is not torch.float32
+        or self.dtype in FLOATS
+        or self.constant is not None
+        or "FP" in t.spec.profiles
+    ):
         return to_torch(t, self, dtype)
-    narrow = {DType.BOOL: DType.INT8, DType.INT64: DType.INT32}.get(self.dtype, self.dtype)
+    narrow = {DType.BOOL: DType.INT8, DType.INT64: DType.INT32}.get(
+        self.dtype, self.dtype
+    )
     return Scaled(t.cast(self, narrow), Scale(1.0))
 
 

@@ -63,7 +63,9 @@ def le(t: Tosa, self: Value, other: Operand) -> Value:
 @lowers(aten.logical_and.default)
 def logical_and(t: Tosa, self: Value, other: Value) -> Value:
     """[*S], [*S] -> [*S]; bool; a number is true unless it is 0"""
-    return t.logical_and(converted(t, self, DType.BOOL), converted(t, other, DType.BOOL))
+    return t.logical_and(
+        converted(t, self, DType.BOOL), converted(t, other, DType.BOOL)
+    )
 
 
 @lowers(aten.logical_or.default)
@@ -75,7 +77,9 @@ def logical_or(t: Tosa, self: Value, other: Value) -> Value:
 @lowers(aten.logical_xor.default)
 def logical_xor(t: Tosa, self: Value, other: Value) -> Value:
     """[*S], [*S] -> [*S]; bool; a number is true unless it is 0"""
-    return t.logical_xor(converted(t, self, DType.BOOL), converted(t, other, DType.BOOL))
+    return t.logical_xor(
+        converted(t, self, DType.BOOL), converted(t, other, DType.BOOL)
+    )
 
 
 @lowers(aten.logical_not.default)
@@ -95,17 +99,22 @@ def where(t: Tosa, condition: Value, self: Operand, other: Operand) -> Value:
 def where_of_numbers(t: Tosa, condition: Value, self: float, other: float) -> Value:
     """condition [*S] -> [*S] of the type to which torch promotes the two numbers"""
     dtype = dtype_of(torch.promote_types(dtype_of_number(self), dtype_of_number(other)))
-    on_true, on_false = (t.constant(number, dtype, (1,) * condition.rank) for number in (self, other))
+    on_true, on_false = (
+        t.constant(number, dtype, (1,) * condition.rank) for number in (self, other)
+    )
     return chosen(t, converted(t, condition, DType.BOOL), on_true, on_false)
 
 
 def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Value:
     """SELECT between two operands.
 
-    On a target without floats, a choice between two constants, such as a mask of 0 and -inf, is a lazy value: it is
-    quantized when it is added to quantized values.
+    On a target without floats, a choice between two constants, such as a mask of 0 and
+    -inf, is a lazy value: it is quantized when it is added to quantized values.
     """
-    parts = [v if isinstance(v, Value) else t.constant(v, DType.FP32, ()) for v in (on_true, on_false)]
+    parts = [
+        v if isinstance(v, Value) else t.constant(v, DType.FP32, ())
+        for v in (on_true, on_false)
+    ]
     are_constant = all(v.constant is not None and v.dtype is DType.FP32 for v in parts)
     # with a constant condition, SELECT folds to a constant by itself
     if "FP" in t.spec.profiles or not are_constant or condition.constant is not None:
@@ -123,7 +132,12 @@ def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Va
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(t: Tosa, self: Value, mask: Value, value: Operand) -> Value:
     """self [*S], mask bool [*S], value [] -> [*S]"""
-    return chosen(t, mask, converted(t, value, self.dtype) if isinstance(value, Value) else value, self)
+    return chosen(
+        t,
+        mask,
+        converted(t, value, self.dtype) if isinstance(value, Value) else value,
+        self,
+    )
 
 
 # ---- triangles: a mask of the last two axes, constant if their sizes are known
@@ -132,17 +146,23 @@ def masked_fill(t: Tosa, self: Value, mask: Value, value: Operand) -> Value:
 def triangle(t: Tosa, x: Value, kept: Value) -> Value:
     """x [*S,H,W] where the bool mask ``kept`` [H,W] is true, 0 elsewhere"""
     # with a constant mask the result folds to a constant, which needs all elements of x
-    mask, x = t.ranked(kept, x.rank), _as_one_number(t, x) if kept.constant is None else x
+    mask = t.ranked(kept, x.rank)
+    x = _as_one_number(t, x) if kept.constant is None else x
     return t.logical_and(mask, x) if x.dtype is DType.BOOL else t.select(mask, x, 0)
 
 
 def _as_one_number(t: Tosa, x: Value) -> Value:
-    """A constant x whose elements are all equal as one element [1,..,1], to keep the file small; any other x as is."""
+    """A constant x whose elements are all equal as one element [1,..,1], to keep the
+    file small; any other x as is.
+    """
     if not isinstance(x.constant, Literal) or not x.constant.materialize().size:
         return x
     elements = x.constant.materialize()
     number = elements.flat[0]
-    if x.dtype not in (DType.BOOL, DType.FP32, DType.INT32) or not (elements == number).all():
+    if (
+        x.dtype not in (DType.BOOL, DType.FP32, DType.INT32)
+        or not (elements == number).all()
+    ):
         return x
     return t.constant(number.item(), x.dtype, (1,) * x.rank)
 
@@ -150,8 +170,8 @@ def _as_one_number(t: Tosa, x: Value) -> Value:
 def lower_triangle(t: Tosa, shape: Sequence[int], diagonal: int = 0) -> Value:
     """bool [H,W] for a tensor of ``shape`` (*S,H,W): whether row + diagonal >= column.
 
-    GREATER_EQUAL compares the numbers of rows and columns. If H and W are known, it folds to a constant, unless the
-    constant would be too large for the file.
+    GREATER_EQUAL compares the numbers of rows and columns. If H and W are known, it
+    folds to a constant, unless the constant would be too large for the file.
     """
     rows, columns = shape[-2:]
     if is_dynamic(rows) or is_dynamic(columns):
@@ -159,7 +179,9 @@ def lower_triangle(t: Tosa, shape: Sequence[int], diagonal: int = 0) -> Value:
         return t.greater_equal(t.add(row, diagonal), t.numbers(columns, DType.FP32))
     dtype = DType.FP32 if "FP" in t.spec.profiles else DType.INT32
     numbers = np.arange(rows)[:, None] + diagonal, np.arange(columns)[None]
-    row, column = (t.literal(of_axis.astype(ARRAY_DTYPES[dtype]), dtype) for of_axis in numbers)
+    row, column = (
+        t.literal(of_axis.astype(ARRAY_DTYPES[dtype]), dtype) for of_axis in numbers
+    )
     return t.greater_equal(row, column)
 
 

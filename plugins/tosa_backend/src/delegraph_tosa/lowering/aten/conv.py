@@ -8,7 +8,14 @@ import torch
 
 from ...ir.graph import Value
 from ..builder import Tosa
-from ..geometry.layout import HWOI, batched, channels_first, channels_last, numbers, unbatched
+from ..geometry.layout import (
+    HWOI,
+    batched,
+    channels_first,
+    channels_last,
+    numbers,
+    unbatched,
+)
 from ..geometry.window import Window, exact, windows
 from ..registry import lowers
 
@@ -16,11 +23,20 @@ aten = torch.ops.aten
 Numbers = Sequence[int]
 
 
-def convolve(t: Tosa, input: Value, weight: Value, bias: Value | None, axes: Sequence[Window], groups: int) -> Value:
-    """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S'], over two or three axes.
+def convolve(
+    t: Tosa,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    axes: Sequence[Window],
+    groups: int,
+) -> Value:
+    """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S'], over two or three
+    axes.
 
-    TOSA's convolutions have no groups. If each channel of a 2-D convolution is a group, it is DEPTHWISE_CONV2D; any
-    other grouped convolution is one operator for each group.
+    TOSA's convolutions have no groups. If each channel of a 2-D convolution is a group,
+    it is DEPTHWISE_CONV2D; any other grouped convolution is one operator for each
+    group.
     """
     t.expect_one_type("a convolution", input, weight, bias)
     bias = t.no_bias(input) if bias is None else bias
@@ -39,21 +55,31 @@ def convolve(t: Tosa, input: Value, weight: Value, bias: Value | None, axes: Seq
 
 
 def depthwise_weight(t: Tosa, weight: Value, channels: int) -> Value:
-    """weight [C*M,1,KH,KW] -> [KH,KW,C,M]; torch and TOSA both number the output channels c * M + m"""
+    """weight [C*M,1,KH,KW] -> [KH,KW,C,M]; torch and TOSA both number the output
+    channels c * M + m
+    """
     outputs, _, height, width = weight.shape
-    return t.reshape(t.transpose(weight, HWOI), (height, width, channels, outputs // channels))
+    return t.reshape(
+        t.transpose(weight, HWOI), (height, width, channels, outputs // channels)
+    )
 
 
 def in_groups(
-    t: Tosa, input: tuple[Value, int], weight: tuple[Value, int], bias: Value, groups: int
+    t: Tosa,
+    input: tuple[Value, int],
+    weight: tuple[Value, int],
+    bias: Value,
+    groups: int,
 ) -> list[tuple[Value, Value, Value]]:
     """(input, weight, bias) for each group of a grouped convolution.
 
-    ``input`` and ``weight`` are pairs: a value, and the axis along which it is split into groups. ``bias`` is [O], or
-    [1] for one bias of all groups.
+    ``input`` and ``weight`` are pairs: a value, and the axis along which it is split
+    into groups. ``bias`` is [O], or [1] for one bias of all groups.
     """
     biases = _split(t, bias, 0, groups) if bias.shape != (1,) else [bias] * groups
-    return list(zip(_split(t, *input, groups), _split(t, *weight, groups), biases, strict=True))
+    return list(
+        zip(_split(t, *input, groups), _split(t, *weight, groups), biases, strict=True)
+    )
 
 
 def _split(t: Tosa, x: Value, axis: int, count: int) -> list[Value]:
@@ -62,27 +88,35 @@ def _split(t: Tosa, x: Value, axis: int, count: int) -> list[Value]:
     # the size of a piece, and where each piece starts
     size = list(x.shape)
     size[axis] //= count
-    starts = [[0] * axis + [k * size[axis]] + [0] * (x.rank - axis - 1) for k in range(count)]
+    starts = [
+        [0] * axis + [k * size[axis]] + [0] * (x.rank - axis - 1) for k in range(count)
+    ]
     return [t.slice(x, start, size) for start in starts]
 
 
 def joined(t: Tosa, values: Sequence[Value], axis: int) -> Value:
     """CONCAT of any number of values.
 
-    Level 8K takes 64 tensors at once (MAX_TENSOR_LIST_SIZE), so more than 64 are concatenated in several steps.
+    Level 8K takes 64 tensors at once (MAX_TENSOR_LIST_SIZE), so more than 64 are
+    concatenated in several steps.
     """
     while len(values) > 64:
         values = [t.concat(values[k : k + 64], axis) for k in range(0, len(values), 64)]
     return t.concat(values, axis)
 
 
-def named_padding(name: str, kernel: Numbers, stride: Numbers, dilation: Numbers) -> list[Window]:
+def named_padding(
+    name: str, kernel: Numbers, stride: Numbers, dilation: Numbers
+) -> list[Window]:
     """One window for each axis, with the padding that torch calls ``name``.
 
-    "valid" is no padding. "same" is as much as gives as many outputs as inputs; if that is an odd number of elements,
-    the end gets one more than the beginning.
+    "valid" is no padding. "same" is as much as gives as many outputs as inputs; if that
+    is an odd number of elements, the end gets one more than the beginning.
     """
-    total = [d * (k - 1) if name == "same" else 0 for k, d in zip(kernel, dilation, strict=True)]
+    total = [
+        d * (k - 1) if name == "same" else 0
+        for k, d in zip(kernel, dilation, strict=True)
+    ]
     rows = zip(kernel, stride, total, dilation, strict=True)
     return [Window(k, s, p // 2, p - p // 2, d) for k, s, p, d in rows]
 
@@ -112,7 +146,17 @@ def conv(
     x = batched(t, input, rank + 2)
     if rank == 1:
         # over one axis: an image of height 1
-        y = low(t, convolve(t, high(t, x), high(t, weight), bias, [Window(1, 1, 0, 0), *axes], groups))
+        y = low(
+            t,
+            convolve(
+                t,
+                high(t, x),
+                high(t, weight),
+                bias,
+                [Window(1, 1, 0, 0), *axes],
+                groups,
+            ),
+        )
     else:
         y = convolve(t, x, weight, bias, axes, groups)
     return unbatched(t, y, input)

@@ -1,4 +1,6 @@
-"""Tensors that follow from arguments alone: constants. A tensor of equal elements is one element and a TILE."""
+"""Tensors that follow from arguments alone: constants. A tensor of equal elements is
+one element and a TILE.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from ...ir.types import Type
 from ..builder import Shape, Tosa
 from ..registry import lowers
 from ..torch_values.hints import by_size, too_large
-from ..torch_values.types import TORCH_DTYPES, array_of, dtype_of, dtype_of_number, refused
+from ..torch_values.types import (
+    TORCH_DTYPES,
+    array_of,
+    dtype_of,
+    dtype_of_number,
+    refused,
+)
 
 aten = torch.ops.aten
 
@@ -22,8 +30,12 @@ LARGEST = 1 << 20
 """The most elements of a constant that a rule makes, unless they are all equal."""
 
 
-def filled(t: Tosa, shape: Sequence[int], number: float, dtype: torch.dtype | None) -> Value:
-    """A tensor of ``shape`` filled with ``number``; a ``dtype`` of None is torch's default type for ``number``."""
+def filled(
+    t: Tosa, shape: Sequence[int], number: float, dtype: torch.dtype | None
+) -> Value:
+    """A tensor of ``shape`` filled with ``number``; a ``dtype`` of None is torch's
+    default type for ``number``.
+    """
     dtype = dtype_of_number(number) if dtype is None else dtype
     return t.tile(t.constant(number, dtype_of(dtype), (1,) * len(shape)), shape)
 
@@ -49,25 +61,48 @@ def zeros(t: Tosa, size: Shape, dtype: torch.dtype | None) -> Value:
 @lowers(aten.scalar_tensor.default)
 def scalar_tensor(t: Tosa, s: float, dtype: torch.dtype | None) -> Value:
     """-> []; fp32 unless a dtype is given"""
-    return filled(t, (), s if dtype is not None or waits(s) else float(s), dtype or torch.float32)
+    return filled(
+        t, (), s if dtype is not None or waits(s) else float(s), dtype or torch.float32
+    )
 
 
 @lowers(aten.full_like.default, aten.new_full.default)
-def full_like(t: Tosa, self: Type, fill_value: float, dtype: torch.dtype | None, size: Shape | None = None) -> Value:
-    """[*S] -> [*size]; S where the operator has no ``size``; a ``dtype`` of None is the type of ``self``"""
+def full_like(
+    t: Tosa,
+    self: Type,
+    fill_value: float,
+    dtype: torch.dtype | None,
+    size: Shape | None = None,
+) -> Value:
+    """[*S] -> [*size]; S where the operator has no ``size``; a ``dtype`` of None is the
+    type of ``self``
+    """
     shape = self.shape if size is None else size
-    return filled(t, shape, fill_value, TORCH_DTYPES[self.dtype] if dtype is None else dtype)
+    return filled(
+        t, shape, fill_value, TORCH_DTYPES[self.dtype] if dtype is None else dtype
+    )
 
 
 @lowers(aten.ones_like.default, aten.new_ones.default)
-def ones_like(t: Tosa, self: Type, dtype: torch.dtype | None, size: Shape | None = None) -> Value:
+def ones_like(
+    t: Tosa, self: Type, dtype: torch.dtype | None, size: Shape | None = None
+) -> Value:
     """[*S] -> [*size]; S where the operator has no ``size``"""
     return full_like(t, self, 1, dtype, size)
 
 
-@lowers(aten.zeros_like.default, aten.new_zeros.default, aten.empty_like.default, aten.new_empty.default)
-def zeros_like(t: Tosa, self: Type, dtype: torch.dtype | None, size: Shape | None = None) -> Value:
-    """[*S] -> [*size]; S where the operator has no ``size``; torch leaves the elements of empty tensors undefined"""
+@lowers(
+    aten.zeros_like.default,
+    aten.new_zeros.default,
+    aten.empty_like.default,
+    aten.new_empty.default,
+)
+def zeros_like(
+    t: Tosa, self: Type, dtype: torch.dtype | None, size: Shape | None = None
+) -> Value:
+    """[*S] -> [*size]; S where the operator has no ``size``; torch leaves the elements
+    of empty tensors undefined
+    """
     return full_like(t, self, 0, dtype, size)
 
 
@@ -77,53 +112,79 @@ def zeros_like(t: Tosa, self: Type, dtype: torch.dtype | None, size: Shape | Non
 @lowers(aten.eye.default, aten.eye.m)
 def eye(t: Tosa, n: int, dtype: torch.dtype | None, m: int | None = None) -> Value:
     """-> [n,m]; n x n where the operator has no ``m``"""
-    return _literal(t, torch.eye(int(n), int(n if m is None else m), dtype=dtype), "eye")
+    return _literal(
+        t, torch.eye(int(n), int(n if m is None else m), dtype=dtype), "eye"
+    )
 
 
 @lowers(aten.linspace.default)
-def linspace(t: Tosa, start: float, end: float, steps: int, dtype: torch.dtype | None) -> Value:
+def linspace(
+    t: Tosa, start: float, end: float, steps: int, dtype: torch.dtype | None
+) -> Value:
     """-> [steps]"""
-    return _literal(t, torch.linspace(float(start), float(end), int(steps), dtype=dtype), "linspace")
+    return _literal(
+        t, torch.linspace(float(start), float(end), int(steps), dtype=dtype), "linspace"
+    )
 
 
 def _literal(t: Tosa, tensor: torch.Tensor, name: str) -> Value:
-    """``tensor`` as a constant. Raises Unsupported, with the operator's ``name``, for more elements than LARGEST."""
+    """``tensor`` as a constant. Raises Unsupported, with the operator's ``name``, for
+    more elements than LARGEST.
+    """
     count = tensor.numel()
     if count > LARGEST:
-        raise refused(too_large(f"{name} of {count} elements is too large for a constant that is made here"))
+        raise refused(
+            too_large(
+                f"{name} of {count} elements is too large for a constant that is made"
+                " here"
+            )
+        )
     return t.literal(array_of(tensor), dtype_of(tensor.dtype))
 
 
 @lowers(aten.arange.default, aten.arange.start, aten.arange.start_step)
-def arange(t: Tosa, end: float, dtype: torch.dtype | None, start: float = 0, step: float = 1) -> Value:
+def arange(
+    t: Tosa, end: float, dtype: torch.dtype | None, start: float = 0, step: float = 1
+) -> Value:
     """-> [N]; start, start + step, .., without ``end``"""
     if waits(start) or waits(end) or waits(step):
         return _arange_at_run_time(t, start, end, step, dtype)
     return _literal(t, torch.arange(start, end, step, dtype=dtype), "arange")
 
 
-def _arange_at_run_time(t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None) -> Value:
-    """As ``arange``, where ``start`` or ``end`` is known at run time only: (0, 1, ..) * step + start.
+def _arange_at_run_time(
+    t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None
+) -> Value:
+    """As ``arange``, where ``start`` or ``end`` is known at run time only: (0, 1, ..) *
+    step + start.
 
-    Raises Unsupported unless ``start`` and ``end`` are sizes or ints and ``step`` is an int.
+    Raises Unsupported unless ``start`` and ``end`` are sizes or ints and ``step`` is an
+    int.
     """
-    are_whole = all(is_dynamic(number) or type(number) is int for number in (start, end, step))
+    are_whole = all(
+        is_dynamic(number) or type(number) is int for number in (start, end, step)
+    )
     why = "the steps of an arange that ends at run time have to be whole numbers"
-    t.require(are_whole and not is_dynamic(step), by_size(why, "torch.arange(count) * step"))
+    t.require(
+        are_whole and not is_dynamic(step), by_size(why, "torch.arange(count) * step")
+    )
     count = -((start - end) // step)  # ceil((end - start) / step)
     row = t.numbers(cast(int, count), dtype_of(torch.int64 if dtype is None else dtype))
     if step != 1:
         row = t.mul(row, step)
     if start == 0:
         return row
-    # The result lies between start and end. Range analysis would add the ranges of row and start, which is more, and
-    # int64 is computed as int32 only if its range fits.
-    with t.proven(_between(size_range(cast(int, start)), size_range(cast(int, end)), step)):
+    # The result lies between start and end. Range analysis would add the ranges of row
+    # and start, which is more, and int64 is computed as int32 only if its range fits.
+    with t.proven(
+        _between(size_range(cast(int, start)), size_range(cast(int, end)), step)
+    ):
         return t.add(row, start)
 
 
 def _between(start: Range, end: Range, step: float) -> Range:
-    """The range of the numbers of an arange with the int ``step``, from the ranges of its ``start`` and its ``end``.
+    """The range of the numbers of an arange with the int ``step``, from the ranges of
+    its ``start`` and its ``end``.
 
     An arange never contains its end.
     """

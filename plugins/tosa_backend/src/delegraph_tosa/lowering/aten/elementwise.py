@@ -27,7 +27,9 @@ def abs(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.neg.default, aten.negative.default)
 def neg(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; integers are computed as 0 - x, which wraps around as in torch: NEGATE saturates"""
+    """[*S] -> [*S]; integers are computed as 0 - x, which wraps around as in torch:
+    NEGATE saturates
+    """
     return t.negate(self) if self.dtype in FLOATS else difference(t, 0, self, 1)
 
 
@@ -45,7 +47,9 @@ def log(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.sqrt.default)
 def sqrt(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; 1 / RSQRT(x), also right for 0 and infinity: TOSA has no square root"""
+    """[*S] -> [*S]; 1 / RSQRT(x), also right for 0 and infinity: TOSA has no square
+    root
+    """
     return t.reciprocal(t.rsqrt(floating_value(t, self)))
 
 
@@ -109,7 +113,10 @@ def product(t: Tosa, left: Operand, right: Operand) -> Value:
     dtype = left.dtype if isinstance(left, Value) else right.dtype  # type: ignore[union-attr]
     if dtype not in (DType.INT8, DType.INT16):
         return t.mul(left, right)
-    x, y = (converted(t, v, DType.INT32) if isinstance(v, Value) else v for v in (left, right))
+    x, y = (
+        converted(t, v, DType.INT32) if isinstance(v, Value) else v
+        for v in (left, right)
+    )
     return converted(t, t.mul(x, y), dtype)
 
 
@@ -137,7 +144,10 @@ def difference(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
 
 def _both_bool(left: Operand, right: Operand) -> bool:
     """Whether both operands are bools: tensors or Python numbers."""
-    return all(v.dtype is DType.BOOL if isinstance(v, Value) else isinstance(v, bool) for v in (left, right))
+    return all(
+        v.dtype is DType.BOOL if isinstance(v, Value) else isinstance(v, bool)
+        for v in (left, right)
+    )
 
 
 @lowers(aten.add.Tensor, aten.add.Scalar)
@@ -168,19 +178,26 @@ def mul(t: Tosa, self: Operand, other: Operand) -> Value:
 
 @lowers(aten.div.Tensor, aten.div.Scalar, aten.divide.Tensor, aten.true_divide.Tensor)
 def div(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; x * (1 / y), within 1.5 ulp of the quotient: TOSA has no division of floats"""
+    """[*S], [*S] -> [*S]; x * (1 / y), within 1.5 ulp of the quotient: TOSA has no
+    division of floats
+    """
     left, right = (floating(t, operand) for operand in promoted(t, self, other))
     if isinstance(right, Value):
-        return t.mul(left, t.reciprocal(right)) if right.constant is not None else quotient_of(t, left, right)
+        return (
+            t.mul(left, t.reciprocal(right))
+            if right.constant is not None
+            else quotient_of(t, left, right)
+        )
     assert isinstance(left, Value)
     return t.mul(left, inverse(t, right, left.dtype))
 
 
 def quotient_of(t: Tosa, x: Operand, y: Value) -> Value:
-    """x / y as (x * s) * (1 / (y * s)), whose reciprocal neither overflows nor is subnormal.
+    """x / y as (x * s) * (1 / (y * s)), whose reciprocal neither overflows nor is
+    subnormal.
 
-    ``s`` is a power of two, so that the products are exact: ``power`` where abs(y) < 1 / power, 1 / power where
-    abs(y) > power, else 1.
+    ``s`` is a power of two, so that the products are exact: ``power`` where abs(y) < 1
+    / power, 1 / power where abs(y) > power, else 1.
     """
     power = 2.0 ** (64 if y.dtype is DType.FP32 else 10)
     magnitude = t.abs(y)
@@ -193,9 +210,11 @@ def quotient_of(t: Tosa, x: Operand, y: Value) -> Value:
 
 
 def inverse(t: Tosa, number: float, dtype: DType) -> float:
-    """1 / number, the factor that replaces a division by ``number``; 0 gives an infinity of its sign.
+    """1 / number, the factor that replaces a division by ``number``; 0 gives an
+    infinity of its sign.
 
-    Raises Unsupported if the factor is finite but no normal number of ``dtype``: a subnormal one loses digits.
+    Raises Unsupported if the factor is finite but no normal number of ``dtype``: a
+    subnormal one loses digits.
     """
     if waits(number):
         return 1 / number
@@ -203,8 +222,15 @@ def inverse(t: Tosa, number: float, dtype: DType) -> float:
         return math.copysign(math.inf, number)
     result = 1 / number
     limits = finfo(dtype)
-    exact = math.isinf(number) or math.isnan(number) or limits.tiny <= math.fabs(result) <= limits.max
-    t.require(exact, f"1 / {number}, by which a division multiplies, is no normal number of {dtype}")
+    exact = (
+        math.isinf(number)
+        or math.isnan(number)
+        or limits.tiny <= math.fabs(result) <= limits.max
+    )
+    t.require(
+        exact,
+        f"1 / {number}, by which a division multiplies, is no normal number of {dtype}",
+    )
     return result
 
 

@@ -1,7 +1,9 @@
-"""Mixtures of experts: products of rows with the matrix of their group, and the histogram that counts the groups.
+"""Mixtures of experts: products of rows with the matrix of their group, and the
+histogram that counts the groups.
 
-How many rows a group has is known at run time only, and TOSA wants every shape beforehand. So a product is dense: for
-few rows, each row's matrix is read for it; for many, each row is multiplied by all matrices and one result is taken.
+How many rows a group has is known at run time only, and TOSA wants every shape
+beforehand. So a product is dense: for few rows, each row's matrix is read for it; for
+many, each row is multiplied by all matrices and one result is taken.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ aten = torch.ops.aten
 
 
 def grouped_product(t: Tosa, x: Value, matrices: Value, ends: Value) -> Value:
-    """x [S,K], matrices [E,K,N], ends [E] -> [S,N]: each row times the matrix of its group.
+    """x [S,K], matrices [E,K,N], ends [E] -> [S,N]: each row times the matrix of its
+    group.
 
-    Group e has the rows from ``ends[e - 1]`` (0 for the first) to ``ends[e]``, and may be empty. Rows behind the last
-    group give 0.
+    Group e has the rows from ``ends[e - 1]`` (0 for the first) to ``ends[e]``, and may
+    be empty. Rows behind the last group give 0.
     """
     t.expect_one_type("a matrix product", x, matrices)
     (rows, depth), (groups, _, width) = x.shape, matrices.shape
@@ -41,28 +44,42 @@ def grouped_product(t: Tosa, x: Value, matrices: Value, ends: Value) -> Value:
     if not is_dynamic(rows) and rows <= groups:
         # no more is read than all matrices together are
         table = t.reshape(matrices, (1, groups, depth * width))
-        own = t.reshape(taken(t, table, t.reshape(chosen, (1, rows))), (rows, depth, width))
+        own = t.reshape(
+            taken(t, table, t.reshape(chosen, (1, rows))), (rows, depth, width)
+        )
         y = t.reshape(t.matmul(t.reshape(x, (rows, 1, depth)), own), (rows, width))
     else:
         flat = t.reshape(t.transpose(matrices, (0, 2, 1)), (groups * width, depth))
         every = t.reshape(affine(t, x, flat, None), (rows, groups, width))
-        # taken, not masked and summed: NaN and infinity of another group's matrix do not come in
+        # taken, not masked and summed: NaN and infinity of another group's matrix do
+        # not come in
         y = t.reshape(taken(t, every, chosen), (rows, width))
     return t.select(t.greater(groups, group), y, t.like(0.0, y))
 
 
 @lowers(aten._grouped_mm.default)
 def _grouped_mm(
-    t: Tosa, self: Value, mat2: Value, offs: Value | None, bias: Value | None, out_dtype: torch.dtype | None
+    t: Tosa,
+    self: Value,
+    mat2: Value,
+    offs: Value | None,
+    bias: Value | None,
+    out_dtype: torch.dtype | None,
 ) -> Value:
-    """[S,K], mat2 [E,K,N], offs [E] -> [S,N]; without ``offs`` [E,S,K], mat2 [E,K,N] -> [E,S,N]"""
-    t.require(bias is None and out_dtype is None, "a grouped product with a bias or another dtype is not lowered")
+    """[S,K], mat2 [E,K,N], offs [E] -> [S,N]; without ``offs`` [E,S,K], mat2 [E,K,N] ->
+    [E,S,N]
+    """
+    t.require(
+        bias is None and out_dtype is None,
+        "a grouped product with a bias or another dtype is not lowered",
+    )
     if offs is None and self.rank == mat2.rank == 3:
         t.expect_one_type("a matrix product", self, mat2)
         return t.matmul(self, mat2)
     t.require(
         offs is not None and self.rank == 2 and mat2.rank == 3,
-        "a grouped product is lowered if its rows are in groups, not if its columns or what it sums over are",
+        "a grouped product is lowered if its rows are in groups, not if its columns or"
+        " what it sums over are",
     )
     assert offs is not None
     return grouped_product(t, self, mat2, offs)
@@ -70,36 +87,57 @@ def _grouped_mm(
 
 @lowers(aten.histc.default)
 def histc(t: Tosa, self: Value, bins: int, min: float, max: float) -> Value:
-    """[*S] -> [bins]; how many elements each bin from ``min`` to ``max`` has; NaN and others outside are left out"""
+    """[*S] -> [bins]; how many elements each bin from ``min`` to ``max`` has; NaN and
+    others outside are left out
+    """
     size = math.prod(self.shape)
     t.require(self.dtype is DType.FP32, f"a histogram of {self.dtype} is not lowered")
-    t.require(min < max or bins == 1, "a histogram whose ends the data chooses is not lowered: give it min and max")
-    t.require(not exceeds(size * bins, COMPARISONS), too_many_comparisons(f"{size} elements in {bins} bins"))
+    t.require(
+        min < max or bins == 1,
+        "a histogram whose ends the data chooses is not lowered: give it min and max",
+    )
+    t.require(
+        not exceeds(size * bins, COMPARISONS),
+        too_many_comparisons(f"{size} elements in {bins} bins"),
+    )
     if not min < max:
-        # one bin between the least and the largest element has all of them, and others than finite ones raise in eager
+        # one bin between the least and the largest element has all of them, and others
+        # than finite ones raise in eager
         return t.constant(size, DType.FP32, (1,))
     flat = t.reshape(self, (1, size))
-    begins = t.literal(_beginnings(bins, min, max).reshape(bins, 1).astype(np.float32), DType.FP32)
+    begins = t.literal(
+        _beginnings(bins, min, max).reshape(bins, 1).astype(np.float32), DType.FP32
+    )
     inside = t.greater_equal(t.constant(max, DType.FP32, (1, 1)), flat)
     reached = t.logical_and(t.greater_equal(flat, begins), inside)
     # how many reach a bin's beginning, less how many reach the next one's
     count = t.reshape(t.reduce_sum(t.cast(reached, DType.INT32), 1), (bins,))
-    following = t.concat([t.slice(count, (1,), (bins - 1,)), t.constant(0, DType.INT32, (1,))], 0) if bins > 1 else 0
+    following = (
+        t.concat(
+            [t.slice(count, (1,), (bins - 1,)), t.constant(0, DType.INT32, (1,))], 0
+        )
+        if bins > 1
+        else 0
+    )
     return t.cast(t.sub(count, following), DType.FP32)
 
 
 def _beginnings(bins: int, least: float, most: float) -> np.ndarray[Any, Any]:
-    """The smallest float32 of each bin, floor((x - least) * bins / (most - least)) as eager rounds it.
+    """The smallest float32 of each bin, floor((x - least) * bins / (most - least)) as
+    eager rounds it.
 
-    The last bin has ``most`` as well. Found by halving: the bin does not fall where x grows.
+    The last bin has ``most`` as well. Found by halving: the bin does not fall where x
+    grows.
     """
-    low, high = np.float32(least), np.float32(most)
+    low = np.float32(least)
+    high = np.float32(most)
     begin, end = (np.full(bins, _order(v), np.int64) for v in (low, high))
     wanted = np.arange(bins)
     while (begin < end).any():
         middle = (begin + end) // 2
         reaches = (_float(middle) - low) * np.float32(bins) / (high - low) >= wanted
-        begin, end = np.where(reaches, begin, middle + 1), np.where(reaches, middle, end)
+        begin = np.where(reaches, begin, middle + 1)
+        end = np.where(reaches, middle, end)
     return _float(begin)
 
 

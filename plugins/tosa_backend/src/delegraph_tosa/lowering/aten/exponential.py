@@ -1,4 +1,6 @@
-"""Exponentials and logarithms that keep their digits where the argument or the result is near 0."""
+"""Exponentials and logarithms that keep their digits where the argument or the result
+is near 0.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,12 @@ from ..registry import lowers
 aten = torch.ops.aten
 inf = math.inf
 
-LN2, LN10 = math.log(2), math.log(10)
+LN2 = math.log(2)
+LN10 = math.log(10)
 LN2_HIGH = 0xB17 / (1 << 12)
-"""The first 12 bits of log(2). Their product with a whole number below 2^12 is exact in fp32."""
+"""The first 12 bits of log(2). Their product with a whole number below 2^12 is exact in
+fp32.
+"""
 
 
 TAYLOR = [1 / math.factorial(k) for k in range(8, 0, -1)]
@@ -25,9 +30,11 @@ TAYLOR = [1 / math.factorial(k) for k in range(8, 0, -1)]
 
 
 def expm1_of(t: Tosa, x: Value) -> Value:
-    """exp(x) - 1: the difference for |x| > 1/2, a Taylor series below, where the difference would lose digits.
+    """exp(x) - 1: the difference for |x| > 1/2, a Taylor series below, where the
+    difference would lose digits.
 
-    A formula with TANH would not do: TOSA does not bound the relative error of TANH near 0.
+    A formula with TANH would not do: TOSA does not bound the relative error of TANH
+    near 0.
     """
     small = t.clamp(x, -0.5, 0.5)
     series = t.mul(small, polynomial(t, small, TAYLOR))
@@ -35,9 +42,11 @@ def expm1_of(t: Tosa, x: Value) -> Value:
 
 
 def log1p_of(t: Tosa, x: Value) -> Value:
-    """log(1 + x) as log(u) * x / (u - 1), where u is 1 + x rounded: the rounding error of u cancels (Kahan).
+    """log(1 + x) as log(u) * x / (u - 1), where u is 1 + x rounded: the rounding error
+    of u cancels (Kahan).
 
-    The result is x where u is 1, and log(u) where u is 0 or inf, where the formula would give NaN.
+    The result is x where u is 1, and log(u) where u is 0 or inf, where the formula
+    would give NaN.
     """
     u = t.add(x, 1)
     difference = t.sub(u, 1)
@@ -48,10 +57,11 @@ def log1p_of(t: Tosa, x: Value) -> Value:
 
 @lowers(aten.exp2.default, aten.special_exp2.default)
 def exp2(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; 2^x = exp(w * LN2_HIGH) * exp(w * (LN2 - LN2_HIGH) + (x - w) * LN2), where w = floor(x)
+    """[*S] -> [*S]; 2^x = exp(w * LN2_HIGH) * exp(w * (LN2 - LN2_HIGH) + (x - w) *
+    LN2), where w = floor(x)
 
-    The product w * LN2_HIGH is exact, so the large exponent has no rounding error. POW would be off by 2e-6 at 2^80
-    (``power``).
+    The product w * LN2_HIGH is exact, so the large exponent has no rounding error. POW
+    would be off by 2e-6 at 2^80 (``power``).
     """
     # 2^-256 is 0 in fp32, and 2^256 is inf: beyond these limits nothing changes
     x = t.clamp(floating_value(t, self), -256, 256)
@@ -86,7 +96,9 @@ def log1p(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.logit.default, aten.special_logit.default)
 def logit(t: Tosa, self: Value, eps: float | None) -> Value:
-    """[*S] -> [*S]; log(x / (1 - x)); unless ``eps`` is None, x is clamped to eps .. 1 - eps first"""
+    """[*S] -> [*S]; log(x / (1 - x)); unless ``eps`` is None, x is clamped to eps .. 1
+    - eps first
+    """
     x = floating_value(t, self)
     x = x if eps is None else t.clamp(x, eps, 1 - eps)
     return t.log(t.mul(x, t.reciprocal(t.sub(1, x))))
@@ -107,13 +119,16 @@ def logaddexp(t: Tosa, self: Value, other: Value) -> Value:
 def xlogy(t: Tosa, self: Operand, other: Operand) -> Value:
     """[*S], [*S] -> [*S]; x log(y), and 0 where x is 0 and y is not NaN"""
     left, right = promoted(t, self, other)
-    x, y = _value(t, left, right), _value(t, right, left)
+    x = _value(t, left, right)
+    y = _value(t, right, left)
     product = t.mul(x, t.log(y))
     return t.select(t.logical_and(t.equal(x, 0), t.equal(y, y)), 0, product)
 
 
 def _value(t: Tosa, operand: Operand, other: Operand) -> Value:
-    """``operand`` as floats; a Python number becomes a constant of the float type of ``other``, which is a value."""
+    """``operand`` as floats; a Python number becomes a constant of the float type of
+    ``other``, which is a value.
+    """
     if isinstance(operand, Value):
         return floating_value(t, operand)
     assert isinstance(other, Value)

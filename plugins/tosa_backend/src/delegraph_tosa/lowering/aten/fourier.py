@@ -1,6 +1,8 @@
-"""Fourier transforms of small sizes, as products with the matrix of the transform; and operators on complex tensors.
+"""Fourier transforms of small sizes, as products with the matrix of the transform; and
+operators on complex tensors.
 
-FFT2D and RFFT2D are not used: they need the extension EXT-FFT and take powers of two only.
+FFT2D and RFFT2D are not used: they need the extension EXT-FFT and take powers of two
+only.
 """
 
 from __future__ import annotations
@@ -26,21 +28,34 @@ from .trigonometry import atan2
 aten = torch.ops.aten
 
 LARGEST = 1 << 21
-"""The most elements of a transform's matrix: 1024 real or 724 complex numbers can be transformed."""
+"""The most elements of a transform's matrix: 1024 real or 724 complex numbers can be
+transformed.
+"""
 
 
 def _waves(size: int, count: int) -> tuple[Any, Any]:
-    """cos and sin of 2 pi j k / size, for j < size and k < count: two arrays [size,count]"""
+    """cos and sin of 2 pi j k / size, for j < size and k < count: two arrays
+    [size,count]
+    """
     turns = np.outer(np.arange(size), np.arange(count)) % size / size
     # rounding makes cos(pi / 2) 0 instead of 6e-17
-    cosine, sine = (np.round(wave(2 * math.pi * turns), 15) for wave in (np.cos, np.sin))
+    cosine, sine = (
+        np.round(wave(2 * math.pi * turns), 15) for wave in (np.cos, np.sin)
+    )
     return cosine, sine
 
 
 def _times_matrix(t: Tosa, x: Value, matrix: Any, scale: float) -> Value:
-    """x [*S,K], numpy ``matrix`` [K,M] -> x @ (matrix * scale) [*S,M]; Unsupported above LARGEST elements"""
-    t.require(matrix.size <= LARGEST, f"a Fourier transform of {len(matrix)} numbers is too large for a matrix")
-    return affine(t, x, t.literal((matrix.T * scale).astype(np.float32), DType.FP32), None)
+    """x [*S,K], numpy ``matrix`` [K,M] -> x @ (matrix * scale) [*S,M]; Unsupported
+    above LARGEST elements
+    """
+    t.require(
+        matrix.size <= LARGEST,
+        f"a Fourier transform of {len(matrix)} numbers is too large for a matrix",
+    )
+    return affine(
+        t, x, t.literal((matrix.T * scale).astype(np.float32), DType.FP32), None
+    )
 
 
 def _axis_last(rank: int, axis: int) -> list[int]:
@@ -49,41 +64,68 @@ def _axis_last(rank: int, axis: int) -> list[int]:
 
 
 def _transform_of_real(t: Tosa, x: Value, axis: int, count: int, scale: float) -> Value:
-    """x [*A,N,*B] -> the first ``count`` terms of its transform along ``axis``, as (real, imaginary) [*A,count,*B,2]"""
+    """x [*A,N,*B] -> the first ``count`` terms of its transform along ``axis``, as
+    (real, imaginary) [*A,count,*B,2]
+    """
     order = _axis_last(x.rank, axis)
     cosine, sine = _waves(x.shape[axis], count)
-    # the transform sums x * (cos - i sin): the matrix has columns for real and imaginary parts by turns, [N, count *
-    # 2]. 0 - sine, unlike -sine, has no -0.0
-    rows = _times_matrix(t, t.transpose(x, order), np.stack((cosine, 0 - sine), -1).reshape(len(cosine), -1), scale)
+    # the transform sums x * (cos - i sin): the matrix has columns for real and
+    # imaginary parts by turns, [N, count * 2]. 0 - sine, unlike -sine, has no -0.0
+    rows = _times_matrix(
+        t,
+        t.transpose(x, order),
+        np.stack((cosine, 0 - sine), -1).reshape(len(cosine), -1),
+        scale,
+    )
     parts = t.reshape(rows, (*rows.shape[:-1], count, 2))
     return t.transpose(parts, [*(order.index(a) for a in range(x.rank)), x.rank])
 
 
-def _transform_of_complex(t: Tosa, parts: Value, axis: int, forward: bool, scale: float) -> Value:
-    """(real, imaginary) [*A,N,*B,2] -> the transform along ``axis`` [*A,N,*B,2], its inverse unless ``forward``"""
-    rank, size = parts.rank - 1, parts.shape[axis]
+def _transform_of_complex(
+    t: Tosa, parts: Value, axis: int, forward: bool, scale: float
+) -> Value:
+    """(real, imaginary) [*A,N,*B,2] -> the transform along ``axis`` [*A,N,*B,2], its
+    inverse unless ``forward``
+    """
+    rank = parts.rank - 1
+    size = parts.shape[axis]
     order = _axis_last(rank, axis)
     cosine, sine = _waves(size, size)
     sine = sine if forward else -sine
-    # rows and columns are real and imaginary parts by turns. So for input j and output k there is a 2x2 block, which
-    # multiplies a row (real, imaginary) by cos - i sin: [[cos, -sin], [sin, cos]]
-    matrix = np.stack((np.stack((cosine, -sine), -1), np.stack((sine, cosine), -1)), 1).reshape(2 * size, 2 * size)
+    # rows and columns are real and imaginary parts by turns. So for input j and output
+    # k there is a 2x2 block, which multiplies a row (real, imaginary) by cos - i sin:
+    # [[cos, -sin], [sin, cos]]
+    matrix = np.stack(
+        (np.stack((cosine, -sine), -1), np.stack((sine, cosine), -1)), 1
+    ).reshape(2 * size, 2 * size)
     moved = t.transpose(parts, [*order, rank])
-    rows = _times_matrix(t, t.reshape(moved, (*moved.shape[:-2], 2 * size)), matrix, scale)
-    return t.transpose(t.reshape(rows, moved.shape), [*(order.index(a) for a in range(rank)), rank])
+    rows = _times_matrix(
+        t, t.reshape(moved, (*moved.shape[:-2], 2 * size)), matrix, scale
+    )
+    return t.transpose(
+        t.reshape(rows, moved.shape), [*(order.index(a) for a in range(rank)), rank]
+    )
 
 
-def _inverse_to_real(t: Tosa, parts: Value, axis: int, size: int, scale: float) -> Value:
-    """(real, imaginary) [*A,size/2+1,*B,2] of the transform of real numbers -> these numbers [*A,size,*B]"""
-    rank, count = parts.rank - 1, parts.shape[axis]
+def _inverse_to_real(
+    t: Tosa, parts: Value, axis: int, size: int, scale: float
+) -> Value:
+    """(real, imaginary) [*A,size/2+1,*B,2] of the transform of real numbers -> these
+    numbers [*A,size,*B]
+    """
+    rank = parts.rank - 1
+    count = parts.shape[axis]
     cosine, sine = _waves(size, count)
-    # the missing second half of the transform is the conjugate of the first half, so each term counts twice, except
-    # the first one and the one in the middle
+    # the missing second half of the transform is the conjugate of the first half, so
+    # each term counts twice, except the first one and the one in the middle
     term = np.arange(count)
     multiplicity = np.where((term == 0) | (2 * term == size), 1, 2)
     # [2 * count, size], for rows of real and imaginary parts in turn
-    matrix = np.stack(((cosine * multiplicity).T, (-sine * multiplicity).T), 1).reshape(2 * count, size)
-    # [*A,count,*B,2] -> [*A,*B,count,2] -> [*A,*B,2 * count] -> [*A,*B,size] -> [*A,size,*B]
+    matrix = np.stack(((cosine * multiplicity).T, (-sine * multiplicity).T), 1).reshape(
+        2 * count, size
+    )
+    # [*A,count,*B,2] -> [*A,*B,count,2] -> [*A,*B,2 * count] -> [*A,*B,size] ->
+    # [*A,size,*B]
     order = _axis_last(rank, axis)
     moved = t.transpose(parts, [*order, rank])
     rows = t.reshape(moved, (*moved.shape[:-2], 2 * count))
@@ -103,13 +145,19 @@ def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
 
 
 @lowers(aten._fft_r2c.default, lazy=True)
-def _fft_r2c(t: Tosa, self: Value, dim: Sequence[int], normalization: int, onesided: bool) -> Complex:
-    """real [*S] -> complex [*S']; if ``onesided``, the last of ``dim`` has only N / 2 + 1 elements"""
+def _fft_r2c(
+    t: Tosa, self: Value, dim: Sequence[int], normalization: int, onesided: bool
+) -> Complex:
+    """real [*S] -> complex [*S']; if ``onesided``, the last of ``dim`` has only N / 2 +
+    1 elements
+    """
     axes = [axis_of(d, self.rank) for d in dim]
     size = self.shape[axes[-1]]
     scale = _normalization_factor([self.shape[a] for a in axes], normalization)
     # the last axis has real numbers; the result, and so all other axes, complex ones
-    parts = _transform_of_real(t, self, axes[-1], size // 2 + 1 if onesided else size, scale)
+    parts = _transform_of_real(
+        t, self, axes[-1], size // 2 + 1 if onesided else size, scale
+    )
     for axis in axes[:-1]:
         parts = _transform_of_complex(t, parts, axis, True, 1)
     return Complex(parts)
@@ -117,10 +165,13 @@ def _fft_r2c(t: Tosa, self: Value, dim: Sequence[int], normalization: int, onesi
 
 @lowers(aten._fft_c2c.default, on=Complex)
 @lowers(aten._fft_c2c.default, lazy=True)
-def _fft_c2c(t: Tosa, self: Value, dim: Sequence[int], normalization: int, forward: bool) -> Complex:
+def _fft_c2c(
+    t: Tosa, self: Value, dim: Sequence[int], normalization: int, forward: bool
+) -> Complex:
     """complex [*S] -> complex [*S]"""
     assert isinstance(self, Complex)
-    axes, parts = [axis_of(d, self.rank) for d in dim], self.parts
+    axes = [axis_of(d, self.rank) for d in dim]
+    parts = self.parts
     scale = _normalization_factor([self.shape[a] for a in axes], normalization)
     for axis in axes:
         parts = _transform_of_complex(t, parts, axis, forward, scale)
@@ -130,22 +181,32 @@ def _fft_c2c(t: Tosa, self: Value, dim: Sequence[int], normalization: int, forwa
 
 @lowers(aten._fft_c2r.default, on=Complex)
 @lowers(aten._fft_c2r.default)
-def _fft_c2r(t: Tosa, self: Value, dim: Sequence[int], normalization: int, last_dim_size: int) -> Value:
-    """complex [*S] -> real [*S'], the inverse of a transform of ``last_dim_size`` real numbers"""
+def _fft_c2r(
+    t: Tosa, self: Value, dim: Sequence[int], normalization: int, last_dim_size: int
+) -> Value:
+    """complex [*S] -> real [*S'], the inverse of a transform of ``last_dim_size`` real
+    numbers
+    """
     assert isinstance(self, Complex)
-    axes, parts = [axis_of(d, self.rank) for d in dim], self.parts
+    axes = [axis_of(d, self.rank) for d in dim]
+    parts = self.parts
     for axis in axes[:-1]:
         parts = _transform_of_complex(t, parts, axis, False, 1)
-    scale = _normalization_factor([*(self.shape[a] for a in axes[:-1]), last_dim_size], normalization)
+    scale = _normalization_factor(
+        [*(self.shape[a] for a in axes[:-1]), last_dim_size], normalization
+    )
     return _inverse_to_real(t, parts, axes[-1], last_dim_size, scale)
 
 
 def _normalization(norm: str | None, forward: bool) -> int:
-    """torch.fft's ``norm`` (None is "backward") as the number that ``_normalization_factor`` takes.
+    """torch.fft's ``norm`` (None is "backward") as the number that
+    ``_normalization_factor`` takes.
 
-    "forward" and "backward" name the direction that is divided by N; the other one gets 0.
+    "forward" and "backward" name the direction that is divided by N; the other one gets
+    0.
     """
-    # the transform is divided by N (2) if ``norm`` names its own direction, else not (0)
+    # the transform is divided by N (2) if ``norm`` names its own direction, else not
+    # (0)
     return 1 if norm == "ortho" else 2 * ((norm == "forward") == forward)
 
 
@@ -153,23 +214,35 @@ def _complex(t: Tosa, x: Value) -> Complex:
     """x as a complex value; a real x has imaginary parts 0."""
     if isinstance(x, Complex):
         return x
-    return Complex(t.concat([t.reshape(x, (*x.shape, 1)), t.constant(0, x.dtype, (*x.shape, 1))], x.rank))
+    return Complex(
+        t.concat(
+            [t.reshape(x, (*x.shape, 1)), t.constant(0, x.dtype, (*x.shape, 1))], x.rank
+        )
+    )
 
 
 def _expect_size(t: Tosa, sizes: Any) -> None:
-    """Raise Unsupported unless ``sizes``, to which torch would pad or cut the input, is None."""
-    t.require(sizes is None, "only a Fourier transform of the size of its input is lowered")
+    """Raise Unsupported unless ``sizes``, to which torch would pad or cut the input, is
+    None.
+    """
+    t.require(
+        sizes is None, "only a Fourier transform of the size of its input is lowered"
+    )
 
 
 @lowers(aten.fft_rfft.default, lazy=True)
-def fft_rfft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -> Complex:
+def fft_rfft(
+    t: Tosa, self: Value, n: int | None, dim: int, norm: str | None
+) -> Complex:
     """real [*S] -> complex [*S'], N / 2 + 1 elements along ``dim``"""
     _expect_size(t, n)
     return _fft_r2c(t, self, [dim], _normalization(norm, True), True)
 
 
 def _register_transforms() -> None:
-    """Register the rules of the transforms of complex numbers over one and two axes, and of their inverses."""
+    """Register the rules of the transforms of complex numbers over one and two axes,
+    and of their inverses.
+    """
     transforms = (
         (aten.fft_fft.default, True),
         (aten.fft_fft2.default, True),
@@ -193,7 +266,9 @@ def _register_transforms() -> None:
             _expect_size(t, n)
             _expect_size(t, s)
             dims = [dim] if isinstance(dim, int) else dim
-            return _fft_c2c(t, _complex(t, self), dims, _normalization(norm, forward), forward)
+            return _fft_c2c(
+                t, _complex(t, self), dims, _normalization(norm, forward), forward
+            )
 
 
 _register_transforms()
@@ -205,8 +280,17 @@ def fft_irfft(t: Tosa, self: Value, n: int | None, dim: int, norm: str | None) -
     """complex [*S] -> real [*S']; an axis of N / 2 + 1 elements becomes one of N"""
     even = 2 * (self.shape[dim] - 1)
     # the transforms of ``even`` and of ``even + 1`` real numbers have the same size
-    t.require(n in (None, even, even + 1), f"an inverse of {self.shape[dim]} to {n} elements is not lowered")
-    return _fft_c2r(t, _complex(t, self), [dim], _normalization(norm, False), even if n is None else n)
+    t.require(
+        n in (None, even, even + 1),
+        f"an inverse of {self.shape[dim]} to {n} elements is not lowered",
+    )
+    return _fft_c2r(
+        t,
+        _complex(t, self),
+        [dim],
+        _normalization(norm, False),
+        even if n is None else n,
+    )
 
 
 # ---- complex numbers and their parts
@@ -228,7 +312,9 @@ def view_as_real(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.abs.default, on=Complex)
 def abs(t: Tosa, self: Complex) -> Value:
-    """[*S] -> [*S]; overflows where the real or imaginary part is above 1e19, because both are squared"""
+    """[*S] -> [*S]; overflows where the real or imaginary part is above 1e19, because
+    both are squared
+    """
     square = t.reduce_sum(t.mul(self.parts, self.parts), self.rank)
     return sqrt(t, t.reshape(square, self.shape))
 
@@ -247,19 +333,29 @@ def _part(t: Tosa, x: Complex, which: int) -> Value:
 @lowers(aten.permute.default, on=Complex)
 def permute(t: Tosa, self: Complex, dims: Sequence[int]) -> Complex:
     """[*S] -> [*S']"""
-    return Complex(t.transpose(self.parts, [*(axis_of(d, self.rank) for d in dims), self.rank]))
+    return Complex(
+        t.transpose(self.parts, [*(axis_of(d, self.rank) for d in dims), self.rank])
+    )
 
 
 @lowers(aten.transpose.int, on=Complex)
 def transpose(t: Tosa, self: Complex, dim0: int, dim1: int) -> Complex:
     """[..,A,..,B,..] -> [..,B,..,A,..]"""
-    return Complex(shape.transpose(t, self.parts, axis_of(dim0, self.rank), axis_of(dim1, self.rank)))
+    return Complex(
+        shape.transpose(
+            t, self.parts, axis_of(dim0, self.rank), axis_of(dim1, self.rank)
+        )
+    )
 
 
 @lowers(aten.slice.Tensor, on=Complex)
-def slice(t: Tosa, self: Complex, dim: int, start: int | None, end: int | None, step: int) -> Complex:
+def slice(
+    t: Tosa, self: Complex, dim: int, start: int | None, end: int | None, step: int
+) -> Complex:
     """[*A,N,*B] -> [*A,N',*B]"""
-    return Complex(shape.slice(t, self.parts, axis_of(dim, self.rank), start, end, step))
+    return Complex(
+        shape.slice(t, self.parts, axis_of(dim, self.rank), start, end, step)
+    )
 
 
 @lowers(aten.mul.Tensor, on=Complex)
@@ -268,9 +364,15 @@ def mul(t: Tosa, self: Operand, other: Operand) -> Complex:
     x, y = (self, other) if isinstance(self, Complex) else (other, self)
     assert isinstance(x, Complex)
     if not isinstance(y, Complex):
-        t.require(not isinstance(y, complex), "a complex number as a factor is not lowered")
-        return Complex(t.mul(x.parts, t.reshape(y, (*y.shape, 1)) if isinstance(y, Value) else y))
+        t.require(
+            not isinstance(y, complex), "a complex number as a factor is not lowered"
+        )
+        return Complex(
+            t.mul(x.parts, t.reshape(y, (*y.shape, 1)) if isinstance(y, Value) else y)
+        )
     (a, b), (c, d) = ((_part(t, v, 0), _part(t, v, 1)) for v in (x, y))
     # (a + ib) (c + id) = (ac - bd) + i (ad + bc)
     parts = t.sub(t.mul(a, c), t.mul(b, d)), t.add(t.mul(a, d), t.mul(b, c))
-    return Complex(t.concat([t.reshape(v, (*v.shape, 1)) for v in parts], parts[0].rank))
+    return Complex(
+        t.concat([t.reshape(v, (*v.shape, 1)) for v in parts], parts[0].rank)
+    )

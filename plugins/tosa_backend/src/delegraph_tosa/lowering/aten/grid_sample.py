@@ -1,7 +1,9 @@
-"""Sampling of images and volumes at places computed at run time: one GATHER for each neighbour of a place.
+"""Sampling of images and volumes at places computed at run time: one GATHER for each
+neighbour of a place.
 
-A place is a position along one axis in elements, a float. Places are clamped to -2 .. size + 1 before they become
-integers; everywhere outside of the tensor the padding gives the same.
+A place is a position along one axis in elements, a float. Places are clamped to -2 ..
+size + 1 before they become integers; everywhere outside of the tensor the padding gives
+the same.
 """
 
 from __future__ import annotations
@@ -22,23 +24,37 @@ from .rounding import nearest
 
 aten = torch.ops.aten
 
-BILINEAR, NEAREST, BICUBIC = 0, 1, 2
-ZEROS, BORDER, REFLECTION = 0, 1, 2
+BILINEAR = 0
+NEAREST = 1
+BICUBIC = 2
+ZEROS = 0
+BORDER = 1
+REFLECTION = 2
 
 
 class Grid:
-    """How one call samples: ``sizes`` of the input's axes, the last axis first as in the grid, padding and alignment.
+    """How one call samples: ``sizes`` of the input's axes, the last axis first as in
+    the grid, padding and alignment.
 
-    ``corners`` is torch's align_corners: whether -1 and 1 are the centres of the outermost elements, or their outer
-    edges.
+    ``corners`` is torch's align_corners: whether -1 and 1 are the centres of the
+    outermost elements, or their outer edges.
     """
 
-    def __init__(self, t: Tosa, sizes: Sequence[int], padding: int, corners: bool) -> None:
-        """``sizes``: of the input's axes in torch's order, reversed here. ``padding``: ZEROS, BORDER or REFLECTION."""
-        self.t, self.sizes, self.padding, self.corners = t, sizes[::-1], padding, corners
+    def __init__(
+        self, t: Tosa, sizes: Sequence[int], padding: int, corners: bool
+    ) -> None:
+        """``sizes``: of the input's axes in torch's order, reversed here. ``padding``:
+        ZEROS, BORDER or REFLECTION.
+        """
+        self.t = t
+        self.sizes = sizes[::-1]
+        self.padding = padding
+        self.corners = corners
 
     def place(self, coordinate: Value, size: int) -> Value:
-        """A coordinate from -1 to 1 as a position in elements, along an axis of ``size``; NaN counts as -1."""
+        """A coordinate from -1 to 1 as a position in elements, along an axis of
+        ``size``; NaN counts as -1.
+        """
         t = self.t
         coordinate = t.select(t.equal(coordinate, coordinate), coordinate, -1.0)
         raised = t.add(coordinate, 1)
@@ -47,7 +63,9 @@ class Grid:
         return t.mul(t.sub(t.mul(raised, size), 1), 0.5)
 
     def padded(self, place: Value, size: int) -> Value:
-        """``place`` moved into the tensor, as border or reflection padding says; for zero padding, as it is."""
+        """``place`` moved into the tensor, as border or reflection padding says; for
+        zero padding, as it is.
+        """
         if self.padding == ZEROS:
             return place
         if self.padding == REFLECTION:
@@ -58,7 +76,8 @@ class Grid:
 
     def _reflected(self, place: Value, low: float, high: float) -> Value:
         """``place``, mirrored at ``low`` and ``high`` until it lies between them."""
-        t, span = self.t, high - low
+        t = self.t
+        span = high - low
         if span == 0:
             return t.mul(place, 0)
         # ``reflections`` whole spans from ``low``, and the rest beyond them
@@ -71,18 +90,28 @@ class Grid:
         return t.add(t.select(odd, t.sub(span, rest), rest), low)
 
 
-def sampled(t: Tosa, input: Value, grid: Value, mode: int, padding: int, corners: bool) -> Value:
+def sampled(
+    t: Tosa, input: Value, grid: Value, mode: int, padding: int, corners: bool
+) -> Value:
     """input [N,C,*S], grid [N,*S',axes] -> [N,C,*S']; computed in fp32"""
     (_, channels, *sizes), (n, *out_sizes, axes) = input.shape, grid.shape
     g = Grid(t, sizes, padding, corners)
-    # grid [N,*S',axes] -> a place [N,P] along each axis, where P is the number of outputs
+    # grid [N,*S',axes] -> a place [N,P] along each axis, where P is the number of
+    # outputs
     rows = t.reshape(converted(t, grid, DType.FP32), (n, math.prod(out_sizes), axes))
-    places = [g.place(_column(t, rows, axis), size) for axis, size in enumerate(g.sizes)]
-    # input [N,C,*S] -> [N,K,C], as GATHER takes it: all K elements of an image, channels last
+    places = [
+        g.place(_column(t, rows, axis), size) for axis, size in enumerate(g.sizes)
+    ]
+    # input [N,C,*S] -> [N,K,C], as GATHER takes it: all K elements of an image,
+    # channels last
     values = t.transpose(converted(t, input, DType.FP32), channels_last(input.rank))
     values = t.reshape(values, (n, math.prod(sizes), channels))
     # y [N,P,C] -> [N,C,*S']
-    y = _cubic(g, values, places) if mode == BICUBIC else _nearest_or_linear(g, values, places, mode)
+    y = (
+        _cubic(g, values, places)
+        if mode == BICUBIC
+        else _nearest_or_linear(g, values, places, mode)
+    )
     y = t.reshape(y, (n, *out_sizes, channels))
     return converted(t, t.transpose(y, channels_first(y.rank)), input.dtype)
 
@@ -94,29 +123,47 @@ def _column(t: Tosa, grid: Value, axis: int) -> Value:
 
 
 Tap = tuple[Value, Value | None]
-"""A neighbour along one axis: its place [N,P], whole numbers as floats, and its weight [N,P]; None is a weight of 1."""
+"""A neighbour along one axis: its place [N,P], whole numbers as floats, and its weight
+[N,P]; None is a weight of 1.
+"""
 
 
-def _nearest_or_linear(g: Grid, values: Value, places: Sequence[Value], mode: int) -> Value:
-    """values [N,K,C], places [N,P] for each axis -> [N,P,C]: the nearest element, or linear interpolation."""
+def _nearest_or_linear(
+    g: Grid, values: Value, places: Sequence[Value], mode: int
+) -> Value:
+    """values [N,K,C], places [N,P] for each axis -> [N,P,C]: the nearest element, or
+    linear interpolation.
+    """
     t = g.t
-    # -2 and size + 1 are so far outside that every neighbour of a place beyond them is padding, and int32 holds them
-    moved = [t.clamp(g.padded(p, size), -2, size + 1) for p, size in zip(places, g.sizes, strict=True)]
+    # -2 and size + 1 are so far outside that every neighbour of a place beyond them is
+    # padding, and int32 holds them
+    moved = [
+        t.clamp(g.padded(p, size), -2, size + 1)
+        for p, size in zip(places, g.sizes, strict=True)
+    ]
     if mode == NEAREST:
         return _weighted_sum(g, values, [[(nearest(t, p), None)] for p in moved])
     return _weighted_sum(g, values, [_neighbours(t, p) for p in moved])
 
 
 def _neighbours(t: Tosa, place: Value) -> list[Tap]:
-    """The elements before and after ``place`` along one axis, with their weights in linear interpolation."""
+    """The elements before and after ``place`` along one axis, with their weights in
+    linear interpolation.
+    """
     first = t.floor(place)
     share = t.sub(place, first)
     return [(first, t.sub(1, share)), (t.add(first, 1), share)]
 
 
 def _cubic(g: Grid, values: Value, places: Sequence[Value]) -> Value:
-    """values [N,K,C], places [N,P] for each axis -> [N,P,C]: cubic interpolation of four elements along each axis."""
-    return _weighted_sum(g, values, [_four_neighbours(g, p, size) for p, size in zip(places, g.sizes, strict=True)])
+    """values [N,K,C], places [N,P] for each axis -> [N,P,C]: cubic interpolation of
+    four elements along each axis.
+    """
+    return _weighted_sum(
+        g,
+        values,
+        [_four_neighbours(g, p, size) for p, size in zip(places, g.sizes, strict=True)],
+    )
 
 
 def _four_neighbours(g: Grid, place: Value, size: int) -> list[Tap]:
@@ -129,24 +176,30 @@ def _four_neighbours(g: Grid, place: Value, size: int) -> list[Tap]:
     share = t.sub(place, first)
     taps: list[Tap] = []
     for k, weight in zip((-1, 0, 1, 2), _spline(t, share), strict=True):
-        # the clamp only keeps places within int32: from -2 down and from size + 1 up, all are outside of the tensor
+        # the clamp only keeps places within int32: from -2 down and from size + 1 up,
+        # all are outside of the tensor
         taps.append((t.clamp(g.padded(t.add(first, k), size), -2, size + 1), weight))
     return taps
 
 
 def _spline(t: Tosa, share: Value) -> list[Value]:
-    """The weights of four neighbours by Keys' cubic convolution with torch's parameter a = -0.75.
+    """The weights of four neighbours by Keys' cubic convolution with torch's parameter
+    a = -0.75.
 
-    ``share`` s is the position between the second and the third neighbour, from 0 to 1. The distances of the four are
-    1 + s, s, 1 - s and 2 - s.
+    ``share`` s is the position between the second and the third neighbour, from 0 to 1.
+    The distances of the four are 1 + s, s, 1 - s and 2 - s.
     """
 
     def inner(x: Value) -> Value:
-        """The weight at a distance x up to 1: (a + 2) x^3 - (a + 3) x^2 + 1 = 1.25 x^3 - 2.25 x^2 + 1"""
+        """The weight at a distance x up to 1: (a + 2) x^3 - (a + 3) x^2 + 1 = 1.25 x^3
+        - 2.25 x^2 + 1
+        """
         return t.add(t.mul(t.mul(t.sub(t.mul(x, 1.25), 2.25), x), x), 1)
 
     def outer(x: Value) -> Value:
-        """At x from 1 to 2: a x^3 - 5 a x^2 + 8 a x - 4 a = -0.75 x^3 + 3.75 x^2 - 6 x + 3, where a = -0.75"""
+        """At x from 1 to 2: a x^3 - 5 a x^2 + 8 a x - 4 a = -0.75 x^3 + 3.75 x^2 - 6 x
+        + 3, where a = -0.75
+        """
         return t.add(t.mul(t.sub(t.mul(t.add(t.mul(x, -0.75), 3.75), x), 6), x), 3)
 
     rest = t.sub(1, share)
@@ -154,7 +207,8 @@ def _spline(t: Tosa, share: Value) -> list[Value]:
 
 
 def _weighted_sum(g: Grid, values: Value, taps: Sequence[list[Tap]]) -> Value:
-    """values [N,K,C], the taps of each axis -> [N,P,C]: the weighted sum over all combinations of one tap an axis.
+    """values [N,K,C], the taps of each axis -> [N,P,C]: the weighted sum over all
+    combinations of one tap an axis.
 
     With two taps for each of two axes, these are the four corners of a square.
     """
@@ -171,13 +225,15 @@ def _weighted_sum(g: Grid, values: Value, taps: Sequence[list[Tap]]) -> Value:
 
 
 def _index_of_place(g: Grid, places: Sequence[Value]) -> Value:
-    """places [N,P] for each axis -> int32 [N,P], the index of the element there among all elements of an image.
+    """places [N,P] for each axis -> int32 [N,P], the index of the element there among
+    all elements of an image.
 
     Places outside of the tensor are moved to its edge; ``_weight`` is 0 for them.
     """
     t = g.t
     flat: Value | None = None
-    # the grid has the last axis first: reversed, the axes come in the order in which flat indices count
+    # the grid has the last axis first: reversed, the axes come in the order in which
+    # flat indices count
     for place, size in reversed(list(zip(places, g.sizes, strict=True))):
         index = t.cast(t.clamp(place, 0, size - 1), DType.INT32)
         flat = index if flat is None else t.add(t.mul(flat, size), index)
@@ -186,7 +242,8 @@ def _index_of_place(g: Grid, places: Sequence[Value]) -> Value:
 
 
 def _weight(g: Grid, corner: Sequence[Tap]) -> Value | None:
-    """The weight [N,P] of one combination of taps: the product of their weights; None is a weight of 1.
+    """The weight [N,P] of one combination of taps: the product of their weights; None
+    is a weight of 1.
 
     With zero padding, the weight is 0 outside of the tensor.
     """
@@ -198,14 +255,27 @@ def _weight(g: Grid, corner: Sequence[Tap]) -> Value | None:
     if g.padding != ZEROS:
         return weight
     for (place, _), size in zip(corner, g.sizes, strict=True):
-        inside = t.logical_and(t.greater_equal(place, 0), t.greater_equal(size - 1, place))
+        inside = t.logical_and(
+            t.greater_equal(place, 0), t.greater_equal(size - 1, place)
+        )
         weight = t.select(inside, t.like(1, place) if weight is None else weight, 0)
     return weight
 
 
-@lowers(aten.grid_sampler.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+@lowers(
+    aten.grid_sampler.default,
+    aten.grid_sampler_2d.default,
+    aten.grid_sampler_3d.default,
+)
 def grid_sampler(
-    t: Tosa, input: Value, grid: Value, interpolation_mode: int, padding_mode: int, align_corners: bool
+    t: Tosa,
+    input: Value,
+    grid: Value,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
 ) -> Value:
-    """input [N,C,*S], grid [N,*S',axes] of coordinates from -1 to 1, the last axis first -> [N,C,*S']"""
+    """input [N,C,*S], grid [N,*S',axes] of coordinates from -1 to 1, the last axis
+    first -> [N,C,*S']
+    """
     return sampled(t, input, grid, interpolation_mode, padding_mode, align_corners)

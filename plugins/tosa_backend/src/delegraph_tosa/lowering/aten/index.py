@@ -30,7 +30,9 @@ aten = torch.ops.aten
 
 
 def movable(t: Tosa, dtype: DType) -> DType:
-    """The type in which GATHER and SCATTER move elements of ``dtype``: a number for BOOL, which they do not take."""
+    """The type in which GATHER and SCATTER move elements of ``dtype``: a number for
+    BOOL, which they do not take.
+    """
     if dtype is not DType.BOOL:
         return dtype
     return DType.INT8 if "INT" in t.spec.profiles else DType.FP32
@@ -58,7 +60,9 @@ def without_axis(t: Tosa, y: Value, axis: int) -> Value:
 
 
 def from_start(t: Tosa, index: Value, size: int) -> Value:
-    """``index`` into an axis of ``size`` as int64, with negative numbers, which count from the end, made positive."""
+    """``index`` into an axis of ``size`` as int64, with negative numbers, which count
+    from the end, made positive.
+    """
     index = converted(t, index, DType.INT64)
     if range_of(index)[0] >= 0:
         return index
@@ -70,17 +74,20 @@ def from_start(t: Tosa, index: Value, size: int) -> Value:
 def addresses(shape: Shape) -> Range:
     """The range of addresses, flat indices into all elements of a tensor of ``shape``.
 
-    GATHER reads from an axis that has all elements, and TOSA has no axis longer than LARGEST_SIZE. So sizes known at
-    run time only, whose product could be larger, are small enough whenever the file runs.
+    GATHER reads from an axis that has all elements, and TOSA has no axis longer than
+    LARGEST_SIZE. So sizes known at run time only, whose product could be larger, are
+    small enough whenever the file runs.
     """
     return 0, min(size_range(math.prod(shape))[1], LARGEST_SIZE) - 1
 
 
 def addressed(t: Tosa, x: Value, dim: int, index: Value) -> tuple[Value, Value]:
-    """Values [N,K',1] and indices [N,W] with which GATHER reads x [*A,K,*B] at ``index`` [*A',W',*B'] along ``dim``.
+    """Values [N,K',1] and indices [N,W] with which GATHER reads x [*A,K,*B] at
+    ``index`` [*A',W',*B'] along ``dim``.
 
-    Indices are addresses, flat indices into the elements of one batch. If x and ``index`` have the same axes before
-    ``dim``, N is their product; else N is 1, and the addresses count through all of x.
+    Indices are addresses, flat indices into the elements of one batch. If x and
+    ``index`` have the same axes before ``dim``, N is their product; else N is 1, and
+    the addresses count through all of x.
     """
     axis = axis_of(dim, x.rank)
     batched = index.shape[:axis] == x.shape[:axis]
@@ -106,8 +113,9 @@ def ranked_pair(t: Tosa, x: Value, index: Value) -> tuple[Value, Value]:
 class Rows(NamedTuple):
     """The operands of a GATHER or SCATTER for ``x[indices]``.
 
-    ``values`` [N,K,C] is x transposed by ``order`` and reshaped; ``places`` [N,W] are the indices of the selected rows.
-    ``result`` is the shape of ``x[indices]``: batch axes, the shape of the indices, the other axes.
+    ``values`` [N,K,C] is x transposed by ``order`` and reshaped; ``places`` [N,W] are
+    the indices of the selected rows. ``result`` is the shape of ``x[indices]``: batch
+    axes, the shape of the indices, the other axes.
     """
 
     values: Value
@@ -119,32 +127,42 @@ class Rows(NamedTuple):
 def rows_of(t: Tosa, x: Value, indices: Sequence[Value | None]) -> Rows:
     """The rows that ``x[indices]`` selects; an index of None selects a whole axis.
 
-    If the indexed axes are adjacent, the axes before them are the batch. Otherwise there is no batch: torch puts the
-    axes of the indices first in the result.
+    If the indexed axes are adjacent, the axes before them are the batch. Otherwise
+    there is no batch: torch puts the axes of the indices first in the result.
     """
     axes = [a for a, index in enumerate(indices) if index is not None]
     are_adjacent = axes == list(range(axes[0], axes[-1] + 1))
     lead = list(range(axes[0])) if are_adjacent else []
     order = [*lead, *axes, *(a for a in range(x.rank) if a not in {*lead, *axes})]
     x = t.transpose(x, order)
-    first, end = len(lead), len(lead) + len(axes)  # of the indexed axes
-    batch, sizes, after = x.shape[:first], x.shape[first:end], x.shape[end:]
-    # the indexed axes become one, of which ``place`` selects rows; every batch n uses the same places
+    # of the indexed axes
+    first = len(lead)
+    end = len(lead) + len(axes)
+    batch = x.shape[:first]
+    sizes = x.shape[first:end]
+    after = x.shape[end:]
+    # the indexed axes become one, of which ``place`` selects rows; every batch n uses
+    # the same places
     place = _joint_index(t, [index for index in indices if index is not None], sizes)
-    n, count = math.prod(batch), math.prod(place.shape)
+    n = math.prod(batch)
+    count = math.prod(place.shape)
     places = t.tile(t.reshape(place, (1, count)), (n, 1))
     rows = t.reshape(x, (n, math.prod(sizes), math.prod(after)))
     return Rows(rows, places, order, (*batch, *place.shape, *after))
 
 
 def _joint_index(t: Tosa, indices: Sequence[Value], sizes: Shape) -> Value:
-    """One index into flattened axes of ``sizes``, from one index for each axis; the indices broadcast.
+    """One index into flattened axes of ``sizes``, from one index for each axis; the
+    indices broadcast.
 
     Raises Unsupported for a mask (an index of type bool).
     """
     joint: Value | None = None
     for index, size in zip(indices, sizes, strict=True):
-        t.require(index.dtype is not DType.BOOL, "the shape of what a mask selects depends on the data")
+        t.require(
+            index.dtype is not DType.BOOL,
+            "the shape of what a mask selects depends on the data",
+        )
         position = from_start(t, index, size)
         with t.proven(addresses(sizes)):
             joint = position if joint is None else t.add(t.mul(joint, size), position)
@@ -159,7 +177,11 @@ def _joint_index(t: Tosa, indices: Sequence[Value], sizes: Shape) -> Value:
 def embedding(t: Tosa, weight: Value, indices: Value, padding_idx: int) -> Value:
     """weight [K,C], indices [*S] -> [*S,C]"""
     rows, width = weight.shape
-    picked = taken(t, t.reshape(weight, (1, rows, width)), t.reshape(indices, (1, math.prod(indices.shape))))
+    picked = taken(
+        t,
+        t.reshape(weight, (1, rows, width)),
+        t.reshape(indices, (1, math.prod(indices.shape))),
+    )
     return t.reshape(picked, (*indices.shape, width))
 
 
@@ -172,9 +194,13 @@ def index_select(t: Tosa, self: Value, dim: int, index: Value) -> Value:
     return t.reshape(taken(t, rows.values, rows.places), rows.result)
 
 
-@lowers(aten.index.Tensor, aten._unsafe_index.Tensor, indexes={"indices": each_axis("self")})
+@lowers(
+    aten.index.Tensor, aten._unsafe_index.Tensor, indexes={"indices": each_axis("self")}
+)
 def index_tensor(t: Tosa, self: Value, indices: Sequence[Value | None]) -> Value:
-    """self [*S], several indices [*I] that broadcast -> [*A,*I,*B]; A and B are the axes without an index"""
+    """self [*S], several indices [*I] that broadcast -> [*A,*I,*B]; A and B are the
+    axes without an index
+    """
     rows = rows_of(t, self, indices)
     return t.reshape(taken(t, rows.values, rows.places), rows.result)
 
@@ -193,17 +219,28 @@ def take(t: Tosa, self: Value, index: Value) -> Value:
     return index_tensor(t, flat, [index])
 
 
-@lowers(aten.take_along_dim.default, indexes={"indices": positions("self", "dim", from_end=True)})
+@lowers(
+    aten.take_along_dim.default,
+    indexes={"indices": positions("self", "dim", from_end=True)},
+)
 def take_along_dim(t: Tosa, self: Value, indices: Value, dim: int | None) -> Value:
-    """self [*A,K,*B], indices [*A,W,*B], which broadcast -> [*A,W,*B]; without a ``dim`` both are flattened"""
+    """self [*A,K,*B], indices [*A,W,*B], which broadcast -> [*A,W,*B]; without a
+    ``dim`` both are flattened
+    """
     if dim is None:
         axis = 0
         x, place = (t.reshape(v, (math.prod(v.shape),)) for v in (self, indices))
     else:
         axis = axis_of(dim, self.rank)
-        # all axes but ``axis`` broadcast: [2,1,5] and [1,3,4] along 2 become [2,3,5] and [2,3,4]
-        others = np.broadcast_shapes(*[(*v.shape[:axis], 1, *v.shape[axis + 1 :]) for v in (self, indices)])
-        x, place = (expanded(t, v, (*others[:axis], v.shape[axis], *others[axis + 1 :])) for v in (self, indices))
+        # all axes but ``axis`` broadcast: [2,1,5] and [1,3,4] along 2 become [2,3,5]
+        # and [2,3,4]
+        others = np.broadcast_shapes(
+            *[(*v.shape[:axis], 1, *v.shape[axis + 1 :]) for v in (self, indices)]
+        )
+        x, place = (
+            expanded(t, v, (*others[:axis], v.shape[axis], *others[axis + 1 :]))
+            for v in (self, indices)
+        )
     place = from_start(t, place, x.shape[axis])
     return t.reshape(taken(t, *addressed(t, x, axis, place)), place.shape)
 
@@ -211,8 +248,11 @@ def take_along_dim(t: Tosa, self: Value, indices: Value, dim: int | None) -> Val
 @lowers(aten.one_hot.default, indexes={"self": classes("num_classes")})
 def one_hot(t: Tosa, self: Value, num_classes: int) -> Value:
     """[*S] -> [*S,num_classes]; int64: 1 at the position that an element names, else 0"""
-    t.require(num_classes > 0, "the shape of one_hot without num_classes depends on the data")
+    t.require(
+        num_classes > 0, "the shape of one_hot without num_classes depends on the data"
+    )
     hit = t.equal(
-        t.reshape(self, (*self.shape, 1)), counted(t, num_classes, along(self.rank + 1, self.rank, num_classes))
+        t.reshape(self, (*self.shape, 1)),
+        counted(t, num_classes, along(self.rank + 1, self.rank, num_classes)),
     )
     return converted(t, hit, DType.INT64)

@@ -1,7 +1,9 @@
-"""Interpolation along any axes: each output element is a weighted sum of input elements at known positions.
+"""Interpolation along any axes: each output element is a weighted sum of input elements
+at known positions.
 
-Positions and weights are computed in fp32, as torch does. ``resize`` has interpolation that RESIZE can express,
-``interpolate_dynamic`` has positions that depend on sizes known at run time only.
+Positions and weights are computed in fp32, as torch does. ``resize`` has interpolation
+that RESIZE can express, ``interpolate_dynamic`` has positions that depend on sizes
+known at run time only.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ f32 = np.float32
 
 
 class Tap(NamedTuple):
-    """One term of the weighted sums: positions [out] of an input element for each output, and its weights [out].
+    """One term of the weighted sums: positions [out] of an input element for each
+    output, and its weights [out].
 
     Both are numpy arrays; ``weights`` of None is a weight of 1.
     """
@@ -39,7 +42,9 @@ class Tap(NamedTuple):
 
 
 Kind = Callable[[Axis, bool], list[Tap]]
-"""A kind of interpolation: returns the taps for an axis and ``corners`` (torch's align_corners)."""
+"""A kind of interpolation: returns the taps for an axis and ``corners`` (torch's
+align_corners).
+"""
 
 
 def _limited_to_axis(positions: Any, axis: Axis) -> Any:
@@ -48,17 +53,36 @@ def _limited_to_axis(positions: Any, axis: Axis) -> Any:
 
 
 def nearest(axis: Axis, corners: bool) -> list[Tap]:
-    """The input element in which the start of an output lies, as in torch's "nearest"; ``corners`` is unused."""
-    return [Tap(_limited_to_axis(np.floor(np.arange(axis.out, dtype=f32) * axis.step()), axis))]
+    """The input element in which the start of an output lies, as in torch's "nearest";
+    ``corners`` is unused.
+    """
+    return [
+        Tap(
+            _limited_to_axis(
+                np.floor(np.arange(axis.out, dtype=f32) * axis.step()), axis
+            )
+        )
+    ]
 
 
 def nearest_exact(axis: Axis, corners: bool) -> list[Tap]:
-    """The input element in which the centre of an output lies, as in torch's "nearest-exact"; ``corners`` is unused."""
-    return [Tap(_limited_to_axis(np.floor((np.arange(axis.out, dtype=f32) + f32(0.5)) * axis.step()), axis))]
+    """The input element in which the centre of an output lies, as in torch's
+    "nearest-exact"; ``corners`` is unused.
+    """
+    return [
+        Tap(
+            _limited_to_axis(
+                np.floor((np.arange(axis.out, dtype=f32) + f32(0.5)) * axis.step()),
+                axis,
+            )
+        )
+    ]
 
 
 def linear(axis: Axis, corners: bool) -> list[Tap]:
-    """The input elements on both sides of an output's centre, with the weights of linear interpolation."""
+    """The input elements on both sides of an output's centre, with the weights of
+    linear interpolation.
+    """
     places = np.maximum(axis.places(corners), f32(0))
     first = _limited_to_axis(np.floor(places), axis)
     share = np.clip(places - first.astype(f32), f32(0), f32(1))
@@ -66,17 +90,26 @@ def linear(axis: Axis, corners: bool) -> list[Tap]:
 
 
 def cubic(axis: Axis, corners: bool) -> list[Tap]:
-    """The four input elements around an output's centre, weighted by the cubic kernel with torch's a = -0.75."""
+    """The four input elements around an output's centre, weighted by the cubic kernel
+    with torch's a = -0.75.
+    """
     places = axis.places(corners)
     first = np.floor(places)
     share = places - first
-    return [Tap(_limited_to_axis(first + k, axis), _spline(np.abs(share - f32(k)), f32(-0.75))) for k in (-1, 0, 1, 2)]
+    return [
+        Tap(
+            _limited_to_axis(first + k, axis),
+            _spline(np.abs(share - f32(k)), f32(-0.75)),
+        )
+        for k in (-1, 0, 1, 2)
+    ]
 
 
 def _spline(x: Any, a: np.float32) -> Any:
     """Keys' cubic convolution kernel at distance x >= 0, with the parameter ``a``.
 
-    (a + 2) x^3 - (a + 3) x^2 + 1 up to 1, a x^3 - 5 a x^2 + 8 a x - 4 a up to 2, and 0 beyond.
+    (a + 2) x^3 - (a + 3) x^2 + 1 up to 1, a x^3 - 5 a x^2 + 8 a x - 4 a up to 2, and 0
+    beyond.
     """
     inner = ((a + 2) * x - (a + 3)) * x * x + 1
     outer = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
@@ -89,26 +122,34 @@ def _linear_kernel(x: Any) -> Any:
 
 
 def _filtered(width: float, weight: Callable[[Any], Any]) -> Kind:
-    """A kind of interpolation with antialias: each output is an average of all input elements under ``weight``.
+    """A kind of interpolation with antialias: each output is an average of all input
+    elements under ``weight``.
 
-    ``weight`` is a filter as a function of the distance from the output's centre; it is 0 from ``width`` / 2 on.
+    ``weight`` is a filter as a function of the distance from the output's centre; it is
+    0 from ``width`` / 2 on.
     """
     return lambda axis, corners: _taps_under(weight, f32(width / 2), axis, corners)
 
 
-def _taps_under(weight: Callable[[Any], Any], radius: np.float32, axis: Axis, corners: bool) -> list[Tap]:
-    """The taps of the filter ``weight``, which is 0 from the distance ``radius`` on, along ``axis``.
+def _taps_under(
+    weight: Callable[[Any], Any], radius: np.float32, axis: Axis, corners: bool
+) -> list[Tap]:
+    """The taps of the filter ``weight``, which is 0 from the distance ``radius`` on,
+    along ``axis``.
 
-    If there are fewer outputs than inputs, the filter is widened by the step, the number of input elements per output.
+    If there are fewer outputs than inputs, the filter is widened by the step, the
+    number of input elements per output.
     """
     step = axis.step(corners)
     widening = max(step, f32(1))
     reach = radius * widening
     centres = step * (np.arange(axis.out, dtype=f32) + f32(0.5))
-    # output i reads the elements first[i] .. end[i] - 1; the centre of element j is at j + 0.5
+    # output i reads the elements first[i] .. end[i] - 1; the centre of element j is at
+    # j + 0.5
     first = np.maximum((centres - reach + f32(0.5)).astype(np.int64), 0)
     end = np.minimum((centres + reach + f32(0.5)).astype(np.int64), axis.size)
-    # [outputs, taps]: the elements that an output reads, and some beyond its end where other outputs read more
+    # [outputs, taps]: the elements that an output reads, and some beyond its end where
+    # other outputs read more
     positions = first[:, None] + np.arange(int((end - first).max()))
     distances = (positions + f32(0.5) - centres[:, None]) / widening
     weights = weight(distances) * (positions < end[:, None])
@@ -118,43 +159,65 @@ def _taps_under(weight: Callable[[Any], Any], radius: np.float32, axis: Axis, co
     return [Tap(_limited_to_axis(p, axis), w) for p, w in columns]
 
 
-def _without_reading_beyond(counts: Any, positions: Any, weights: Any) -> tuple[Any, Any]:
-    """Positions and weights [outputs, taps] with taps that do no harm after the first ``counts[i]`` of output i.
+def _without_reading_beyond(
+    counts: Any, positions: Any, weights: Any
+) -> tuple[Any, Any]:
+    """Positions and weights [outputs, taps] with taps that do no harm after the first
+    ``counts[i]`` of output i.
 
-    These surplus taps have weight 0, but would still read their elements, and 0 * inf is NaN. So they repeat the last
-    element that the output needs, and share its weight: 1/2, 1/4, .., all exact.
+    These surplus taps have weight 0, but would still read their elements, and 0 * inf
+    is NaN. So they repeat the last element that the output needs, and share its weight:
+    1/2, 1/4, .., all exact.
     """
     taps = np.arange(positions.shape[1])
     last = (counts - 1)[:, None]  # [outputs, 1]: the last tap that an output needs
     surplus = len(taps) - 1 - last
     weight_of_last = np.take_along_axis(weights, last, 1)
-    # 1/2 for the last needed tap, then 1/4, 1/8, ..; the final two are equal, so that the sum is 1
+    # 1/2 for the last needed tap, then 1/4, 1/8, ..; the final two are equal, so that
+    # the sum is 1
     shares = weight_of_last * f32(2) ** -np.minimum(taps - last + 1, surplus)
-    return np.minimum(positions, positions[:, :1] + last), np.where(taps < last, weights, shares).astype(f32)
+    return np.minimum(positions, positions[:, :1] + last), np.where(
+        taps < last, weights, shares
+    ).astype(f32)
 
 
 linear_filter = _filtered(2, _linear_kernel)
 cubic_filter = _filtered(4, lambda x: _spline(np.abs(x).astype(f32), f32(-0.5)))
 
 
-def interpolated(t: Tosa, x: Value, axes: Sequence[Axis], kind: Kind, corners: bool = False) -> Value:
-    """x [N,C,*S] -> [N,C,*S'], interpolated along one axis after the other; weighted sums are in fp32.
+def interpolated(
+    t: Tosa, x: Value, axes: Sequence[Axis], kind: Kind, corners: bool = False
+) -> Value:
+    """x [N,C,*S] -> [N,C,*S'], interpolated along one axis after the other; weighted
+    sums are in fp32.
 
-    Raises Unsupported for weighted sums of integers, and for antialias if a size is known at run time only.
+    Raises Unsupported for weighted sums of integers, and for antialias if a size is
+    known at run time only.
     """
     y = x
     for number, axis in enumerate(axes, start=2):
-        if kind in (linear_filter, cubic_filter) and axis.size == axis.out:  # eager does not filter such an axis
+        # eager does not filter such an axis
+        if kind in (linear_filter, cubic_filter) and axis.size == axis.out:
             continue
         is_weighted = kind not in (nearest, nearest_exact)
         if is_weighted and not t.weighs_integers:
-            t.require(x.dtype in FLOATS, f"interpolation of {x.dtype} between elements is not lowered")
+            t.require(
+                x.dtype in FLOATS,
+                f"interpolation of {x.dtype} between elements is not lowered",
+            )
             y = converted(t, y, DType.FP32)
         if is_dynamic(axis.size) or is_dynamic(axis.out):
-            text = f"how many elements an output covers depends on {axis.size}, which is known at run time only"
+            text = (
+                f"how many elements an output covers depends on {axis.size}, which is"
+                " known at run time only"
+            )
             why = by_size(text, "resize with antialias=False")
-            t.require(kind in AT_RUN_TIME and not (is_weighted and t.weighs_integers), why)
-            y = interpolate_dynamic.weighted(t, y, number, AT_RUN_TIME[kind](t, axis, corners))
+            t.require(
+                kind in AT_RUN_TIME and not (is_weighted and t.weighs_integers), why
+            )
+            y = interpolate_dynamic.weighted(
+                t, y, number, AT_RUN_TIME[kind](t, axis, corners)
+            )
         else:
             y = _weighted(t, y, number, kind(axis, corners))
     return converted(t, y, x.dtype)
@@ -178,21 +241,32 @@ def _weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
     identity = np.arange(x.shape[axis])
     total: Value | None = None
     for positions, weights in taps:
-        part = x if np.array_equal(positions, identity) else picked(t, x, axis, positions)
+        part = (
+            x if np.array_equal(positions, identity) else picked(t, x, axis, positions)
+        )
         if weights is not None:
             shape = (len(weights), *(1,) * (x.rank - axis - 1))
-            part = t.mul(part, t.literal(weights.reshape(shape).astype(f32), DType.FP32))
+            part = t.mul(
+                part, t.literal(weights.reshape(shape).astype(f32), DType.FP32)
+            )
         total = part if total is None else t.add(total, part)
     assert total is not None
     return total
 
 
-def axes_of(x: Value, output_size: Sequence[int] | None, scales: Sequence[float | None] | None) -> list[Axis]:
-    """The spatial axes of x [N,C,*S] with output sizes and scales; without ``output_size`` it follows from scales."""
+def axes_of(
+    x: Value, output_size: Sequence[int] | None, scales: Sequence[float | None] | None
+) -> list[Axis]:
+    """The spatial axes of x [N,C,*S] with output sizes and scales; without
+    ``output_size`` it follows from scales.
+    """
     sizes = x.shape[2:]
     factors = [None] * len(sizes) if scales is None else list(scales)
     if output_size is None:
-        output_size = [scaled(n, scale) for n, scale in zip(sizes, factors, strict=True)]  # type: ignore[arg-type]
+        output_size = [
+            scaled(n, scale)  # type: ignore[arg-type]
+            for n, scale in zip(sizes, factors, strict=True)
+        ]
     return [Axis(*row) for row in zip(sizes, output_size, factors, strict=True)]
 
 
@@ -201,7 +275,9 @@ Scales = Sequence[float] | None
 
 
 def _register(kind: Kind, *packets: Any) -> None:
-    """Register ``interpolated`` by ``kind`` as the rule of both overloads of each of ``packets``."""
+    """Register ``interpolated`` by ``kind`` as the rule of both overloads of each of
+    ``packets``.
+    """
     for packet in packets:
 
         @lowers(packet.vec)
@@ -213,7 +289,13 @@ def _register(kind: Kind, *packets: Any) -> None:
             align_corners: bool = False,
         ) -> Value:
             """[N,C,*S] -> [N,C,*S']"""
-            return interpolated(t, input, axes_of(input, output_size, scale_factors), kind, align_corners)
+            return interpolated(
+                t,
+                input,
+                axes_of(input, output_size, scale_factors),
+                kind,
+                align_corners,
+            )
 
         @lowers(packet.default)
         def with_scales(
@@ -227,13 +309,24 @@ def _register(kind: Kind, *packets: Any) -> None:
             scales_w: float | None = None,
         ) -> Value:
             """[N,C,*S] -> [N,C,*S']"""
-            factors = [scales] if self.rank == 3 else [scales_d, scales_h, scales_w][5 - self.rank :]
-            return interpolated(t, self, axes_of(self, output_size, factors), kind, align_corners)
+            factors = (
+                [scales]
+                if self.rank == 3
+                else [scales_d, scales_h, scales_w][5 - self.rank :]
+            )
+            return interpolated(
+                t, self, axes_of(self, output_size, factors), kind, align_corners
+            )
 
 
 # ``resize`` has the rules of upsample_nearest2d and upsample_bilinear2d
 _register(nearest, aten.upsample_nearest1d, aten.upsample_nearest3d)
-_register(nearest_exact, aten._upsample_nearest_exact1d, aten._upsample_nearest_exact2d, aten._upsample_nearest_exact3d)
+_register(
+    nearest_exact,
+    aten._upsample_nearest_exact1d,
+    aten._upsample_nearest_exact2d,
+    aten._upsample_nearest_exact3d,
+)
 _register(linear, aten.upsample_linear1d, aten.upsample_trilinear3d)
 _register(cubic, aten.upsample_bicubic2d)
 _register(linear_filter, aten._upsample_bilinear2d_aa)

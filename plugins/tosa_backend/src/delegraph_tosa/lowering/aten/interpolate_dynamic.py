@@ -1,6 +1,8 @@
-"""Interpolation along an axis whose size is known at run time only: TOSA operators compute positions and weights.
+"""Interpolation along an axis whose size is known at run time only: TOSA operators
+compute positions and weights.
 
-The formulas are those of ``interpolate``, in fp32, as in torch. GATHER reads the elements.
+The formulas are those of ``interpolate``, in fp32, as in torch. GATHER reads the
+elements.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ SHARPNESS = -0.75
 
 
 class Tap(NamedTuple):
-    """One term of the weighted sums: positions [out], whole numbers as fp32, and weights fp32 [out].
+    """One term of the weighted sums: positions [out], whole numbers as fp32, and
+    weights fp32 [out].
 
     ``weights`` of None is a weight of 1.
     """
@@ -37,7 +40,9 @@ def weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
     for positions, weights in taps:
         part = _elements_at(t, x, axis, positions)
         if weights is not None:
-            part = t.mul(part, t.reshape(weights, (*weights.shape, *(1,) * (x.rank - axis - 1))))
+            part = t.mul(
+                part, t.reshape(weights, (*weights.shape, *(1,) * (x.rank - axis - 1)))
+            )
         total = part if total is None else t.add(total, part)
     assert total is not None
     return total
@@ -46,36 +51,48 @@ def weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
 def _elements_at(t: Tosa, x: Value, axis: int, positions: Value) -> Value:
     """x [*A,N,*B], positions fp32 [P] -> [*A,P,*B]"""
     (count,) = positions.shape
-    before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    before = math.prod(x.shape[:axis])
+    after = math.prod(x.shape[axis + 1 :])
     index = t.tile(t.reshape(t.cast(positions, DType.INT32), (1, count)), (before, 1))
     rows = taken(t, t.reshape(x, (before, x.shape[axis], after)), index)
     return t.reshape(rows, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
 
 
 def nearest(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """The input element in which the start of an output lies, as in torch's "nearest"; ``corners`` is unused."""
+    """The input element in which the start of an output lies, as in torch's "nearest";
+    ``corners`` is unused.
+    """
     return [_nearest(t, axis, t.numbers(axis.out, DType.FP32))]
 
 
 def nearest_exact(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """The input element in which the centre of an output lies, as in torch's "nearest-exact"; ``corners`` is unused."""
+    """The input element in which the centre of an output lies, as in torch's
+    "nearest-exact"; ``corners`` is unused.
+    """
     return [_nearest(t, axis, t.add(t.numbers(axis.out, DType.FP32), 0.5))]
 
 
 def _nearest(t: Tosa, axis: Axis, outputs: Value) -> Tap:
-    """The tap at ``outputs`` fp32 [out], positions in units of output elements, rounded down as torch does.
+    """The tap at ``outputs`` fp32 [out], positions in units of output elements, rounded
+    down as torch does.
 
-    From sizes of 2**18 on, the ratio of the sizes may be rounded otherwise than in torch: then a neighbour is taken.
+    From sizes of 2**18 on, the ratio of the sizes may be rounded otherwise than in
+    torch: then a neighbour is taken.
     """
     return Tap(t.clamp(t.floor(t.mul(outputs, _step(axis, False))), 0, axis.size - 1))
 
 
 def linear(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """The input elements on both sides of an output's centre, with the weights of linear interpolation."""
+    """The input elements on both sides of an output's centre, with the weights of
+    linear interpolation.
+    """
     places = t.maximum(_places(t, axis, corners), 0)
     first = t.minimum(t.floor(places), axis.size - 1)
     share = t.clamp(t.sub(places, first), 0, 1)
-    return [Tap(first, t.sub(1, share)), Tap(t.minimum(t.add(first, 1), axis.size - 1), share)]
+    return [
+        Tap(first, t.sub(1, share)),
+        Tap(t.minimum(t.add(first, 1), axis.size - 1), share),
+    ]
 
 
 def cubic(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
@@ -85,24 +102,38 @@ def cubic(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
     share = t.sub(places, first)
     rest = t.sub(1, share)
     # the distances of the four are 1 + share, share, 1 - share and 2 - share
-    weights = _outer(t, t.add(share, 1)), _inner(t, share), _inner(t, rest), _outer(t, t.add(rest, 1))
-    return [Tap(t.clamp(t.add(first, k), 0, axis.size - 1), w) for k, w in zip((-1, 0, 1, 2), weights, strict=True)]
+    weights = (
+        _outer(t, t.add(share, 1)),
+        _inner(t, share),
+        _inner(t, rest),
+        _outer(t, t.add(rest, 1)),
+    )
+    return [
+        Tap(t.clamp(t.add(first, k), 0, axis.size - 1), w)
+        for k, w in zip((-1, 0, 1, 2), weights, strict=True)
+    ]
 
 
 def _inner(t: Tosa, x: Value) -> Value:
-    """Keys' cubic convolution kernel at a distance x from 0 to 1: (a + 2) x^3 - (a + 3) x^2 + 1."""
+    """Keys' cubic convolution kernel at a distance x from 0 to 1: (a + 2) x^3 - (a + 3)
+    x^2 + 1.
+    """
     a = SHARPNESS
     return t.add(t.mul(t.mul(t.sub(t.mul(x, a + 2), a + 3), x), x), 1)
 
 
 def _outer(t: Tosa, x: Value) -> Value:
-    """Keys' cubic convolution kernel at a distance x from 1 to 2: a x^3 - 5 a x^2 + 8 a x - 4 a."""
+    """Keys' cubic convolution kernel at a distance x from 1 to 2: a x^3 - 5 a x^2 + 8 a
+    x - 4 a.
+    """
     a = SHARPNESS
     return t.sub(t.mul(t.add(t.mul(t.sub(t.mul(x, a), 5 * a), x), 8 * a), x), 4 * a)
 
 
 def _step(axis: Axis, corners: bool) -> float:
-    """Input elements per output element, as ``Axis.step``, where the sizes may be known at run time only."""
+    """Input elements per output element, as ``Axis.step``, where the sizes may be known
+    at run time only.
+    """
     if corners:
         return (axis.size - 1) / largest(axis.out - 1, 1)
     if axis.scale is not None and axis.scale > 0:
@@ -112,5 +143,10 @@ def _step(axis: Axis, corners: bool) -> float:
 
 def _places(t: Tosa, axis: Axis, corners: bool) -> Value:
     """The positions [out] of the outputs' centres in the input, in elements."""
-    outputs, step = t.numbers(axis.out, DType.FP32), _step(axis, corners)
-    return t.mul(outputs, step) if corners else t.sub(t.mul(t.add(outputs, 0.5), step), 0.5)
+    outputs = t.numbers(axis.out, DType.FP32)
+    step = _step(axis, corners)
+    return (
+        t.mul(outputs, step)
+        if corners
+        else t.sub(t.mul(t.add(outputs, 0.5), step), 0.5)
+    )

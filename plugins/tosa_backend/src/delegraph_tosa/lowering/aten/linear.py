@@ -1,7 +1,8 @@
 """Matrix products.
 
-A product with a constant matrix is a CONV2D with a 1x1 kernel, which takes torch's weight [O,I] as it lies in memory,
-and adds the bias. Two matrices that are computed at run time go into a MATMUL.
+A product with a constant matrix is a CONV2D with a 1x1 kernel, which takes torch's
+weight [O,I] as it lies in memory, and adds the bias. Two matrices that are computed at
+run time go into a MATMUL.
 """
 
 from __future__ import annotations
@@ -41,13 +42,19 @@ def affine(t: Tosa, x: Value, weight: Value, bias: Value | None) -> Value:
 
 
 def _image(shape: Shape) -> Shape:
-    """The shape [N,1,W,I] to which ``affine`` reshapes x [*S,I], given as ``shape``, to be an image for CONV2D.
+    """The shape [N,1,W,I] to which ``affine`` reshapes x [*S,I], given as ``shape``, to
+    be an image for CONV2D.
 
-    Rows lie along the width: along the height, Vela's code takes twice the cycles. If ``S`` has one or two axes, the
-    reshape only adds axes of size 1, which costs nothing.
+    Rows lie along the width: along the height, Vela's code takes twice the cycles. If
+    ``S`` has one or two axes, the reshape only adds axes of size 1, which costs
+    nothing.
     """
     *leading, inputs = shape
-    batch, width = (leading[0], math.prod(leading[1:])) if len(leading) == 2 else (1, math.prod(leading))
+    batch, width = (
+        (leading[0], math.prod(leading[1:]))
+        if len(leading) == 2
+        else (1, math.prod(leading))
+    )
     return (batch, 1, width, inputs)
 
 
@@ -73,7 +80,11 @@ def batched_product(t: Tosa, left: Value, right: Value) -> Value:
 def broadcast(left: Shape, right: Shape) -> Shape:
     """The shape to which both shapes broadcast."""
     rank = max(len(left), len(right))
-    pairs = zip((1,) * (rank - len(left)) + left, (1,) * (rank - len(right)) + right, strict=True)
+    pairs = zip(
+        (1,) * (rank - len(left)) + left,
+        (1,) * (rank - len(right)) + right,
+        strict=True,
+    )
     return tuple([max(a, b) for a, b in pairs])
 
 
@@ -90,17 +101,25 @@ def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Value:
     t.expect_one_type("a matrix product", input, weight, bias)
     if weight.rank == 2:
         return affine(t, input, weight, bias)
-    y = affine(t, input, t.ranked(weight, 2), None if bias is None else t.reshape(bias, (1,)))
+    y = affine(
+        t, input, t.ranked(weight, 2), None if bias is None else t.reshape(bias, (1,))
+    )
     return t.reshape(y, input.shape[:-1])
 
 
 @lowers(aten.matmul.default)
 def matmul(t: Tosa, self: Value, other: Value) -> Value:
-    """[*B,L,K], [*B,K,M] -> [*B,L,M]; a vector is a row on the left and a column on the right"""
+    """[*B,L,K], [*B,K,M] -> [*B,L,M]; a vector is a row on the left and a column on the
+    right
+    """
     t.expect_one_type("a matrix product", self, other)
     left = self if self.rank > 1 else t.reshape(self, (1, *self.shape))
     right = other if other.rank > 1 else t.reshape(other, (*other.shape, 1))
-    y = times_matrix(t, left, right) if right.rank == 2 else batched_product(t, left, right)
+    y = (
+        times_matrix(t, left, right)
+        if right.rank == 2
+        else batched_product(t, left, right)
+    )
     rows = () if self.rank == 1 else left.shape[-2:-1]
     columns = () if other.rank == 1 else right.shape[-1:]
     return t.reshape(y, (*y.shape[:-2], *rows, *columns))
@@ -121,7 +140,9 @@ def bmm(t: Tosa, self: Value, mat2: Value) -> Value:
 
 
 @lowers(aten.addmm.default)
-def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: float) -> Value:
+def addmm(
+    t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: float
+) -> Value:
     """self [L,M], mat1 [L,K], mat2 [K,M] -> [L,M]; beta * self + alpha * mat1 @ mat2"""
     t.expect_one_type("a matrix product", self, mat1, mat2)
     if alpha == beta == 1 and self.shape == mat2.shape[1:]:
@@ -130,28 +151,47 @@ def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: fl
 
 
 @lowers(aten.baddbmm.default)
-def baddbmm(t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float) -> Value:
-    """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M]; beta * self + alpha * batch1 @ batch2"""
+def baddbmm(
+    t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float
+) -> Value:
+    """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M]; beta * self + alpha *
+    batch1 @ batch2
+    """
     t.expect_one_type("a matrix product", self, batch1, batch2)
     return _added(t, self, t.matmul(batch1, batch2), beta, alpha)
 
 
 @lowers(aten.addbmm.default)
-def addbmm(t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float) -> Value:
-    """self [L,M], batch1 [B,L,K], batch2 [B,K,M] -> [L,M]; beta * self + alpha * the sum of batch1 @ batch2"""
+def addbmm(
+    t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float
+) -> Value:
+    """self [L,M], batch1 [B,L,K], batch2 [B,K,M] -> [L,M]; beta * self + alpha * the
+    sum of batch1 @ batch2
+    """
     t.expect_one_type("a matrix product", self, batch1, batch2)
     batch, rows, depth = batch1.shape
     left = t.reshape(t.transpose(batch1, (1, 0, 2)), (rows, batch * depth))
-    return _added(t, self, _product(t, left, t.reshape(batch2, (batch * depth, batch2.shape[2]))), beta, alpha)
+    return _added(
+        t,
+        self,
+        _product(t, left, t.reshape(batch2, (batch * depth, batch2.shape[2]))),
+        beta,
+        alpha,
+    )
 
 
 @lowers(aten.bilinear.default)
-def bilinear(t: Tosa, input1: Value, input2: Value, weight: Value, bias: Value | None) -> Value:
-    """input1 [*S,A], input2 [*S,B], weight [O,A,B], bias [O] -> [*S,O]; input1 @ weight[o] @ input2 for each o"""
+def bilinear(
+    t: Tosa, input1: Value, input2: Value, weight: Value, bias: Value | None
+) -> Value:
+    """input1 [*S,A], input2 [*S,B], weight [O,A,B], bias [O] -> [*S,O]; input1 @
+    weight[o] @ input2 for each o
+    """
     t.expect_one_type("a matrix product", input1, input2, weight, bias)
     outputs, first, second = weight.shape
     lead = input1.shape[:-1]
-    # input1 @ weight[o] for all o at once, [rows,O,B]; then each row is multiplied by its input2 [rows,B,1]
+    # input1 @ weight[o] for all o at once, [rows,O,B]; then each row is multiplied by
+    # its input2 [rows,B,1]
     matrix = t.reshape(t.transpose(weight, (1, 0, 2)), (first, outputs * second))
     left = t.reshape(_product(t, input1, matrix), (math.prod(lead), outputs, second))
     right = t.reshape(input2, (math.prod(lead), second, 1))
@@ -163,15 +203,25 @@ def bilinear(t: Tosa, input1: Value, input2: Value, weight: Value, bias: Value |
 def _int_mm(t: Tosa, self: Value, mat2: Value) -> Value:
     """int8 [L,K], mat2 int8 [K,M] -> int32 [L,M]"""
     rows, depth = self.shape
-    t.require(depth < MOST_TERMS, f"a sum of {depth} products of int8 may not fit into int32")
+    t.require(
+        depth < MOST_TERMS, f"a sum of {depth} products of int8 may not fit into int32"
+    )
     if mat2.constant is None:
-        left, right = t.ranked(self, 3), t.ranked(mat2, 3)
+        left = t.ranked(self, 3)
+        right = t.ranked(mat2, 3)
         y = t.emit(MATMUL, (left, right, *t.zeros(left, right)), dtype=DType.INT32)
     else:
         image = t.reshape(self, _image(self.shape))
         kernel = t.reshape(t.transpose(mat2, (1, 0)), (mat2.shape[1], 1, 1, depth))
         operands = (image, kernel, t.constant(0, DType.INT32), *t.zeros(image, kernel))
-        y = t.emit(CONV2D, operands, pad=(0, 0, 0, 0), stride=(1, 1), dilation=(1, 1), acc_type=DType.INT32)
+        y = t.emit(
+            CONV2D,
+            operands,
+            pad=(0, 0, 0, 0),
+            stride=(1, 1),
+            dilation=(1, 1),
+            acc_type=DType.INT32,
+        )
     return t.reshape(y, (rows, mat2.shape[1]))
 
 
@@ -188,24 +238,45 @@ def _scaled_mm(
     out_dtype: torch.dtype | None,
     use_fast_accum: bool,
 ) -> Value:
-    """fp8 self [L,K], mat2 [K,M], fp32 scales of tensors or of rows [L,1] and columns [1,M], bias [M] -> [L,M]"""
+    """fp8 self [L,K], mat2 [K,M], fp32 scales of tensors or of rows [L,1] and columns
+    [1,M], bias [M] -> [L,M]
+    """
     dtype = self.dtype if out_dtype is None else dtype_of(out_dtype)
     known = scale_result is None or dtype not in FLOAT8
-    t.require(known and scale_a.dtype is scale_b.dtype is DType.FP32, "scales of results or of blocks are not lowered")
+    t.require(
+        known and scale_a.dtype is scale_b.dtype is DType.FP32,
+        "scales of results or of blocks are not lowered",
+    )
     one = _is_one(scale_a) and _is_one(scale_b)
-    if use_fast_accum and one and bias is None and dtype is DType.FP16 and self.dtype is mat2.dtype:
-        left, right = t.ranked(self, 3), t.ranked(mat2, 3)
+    if (
+        use_fast_accum
+        and one
+        and bias is None
+        and dtype is DType.FP16
+        and self.dtype is mat2.dtype
+    ):
+        left = t.ranked(self, 3)
+        right = t.ranked(mat2, 3)
         return t.reshape(
-            t.emit(MATMUL, (left, right, *t.zeros(left, right)), dtype=DType.FP16), (*self.shape[:1], *mat2.shape[1:])
+            t.emit(MATMUL, (left, right, *t.zeros(left, right)), dtype=DType.FP16),
+            (*self.shape[:1], *mat2.shape[1:]),
         )
     y = times_matrix(t, widened(t, self), widened(t, mat2))
     for scale in (scale_a, scale_b):
-        y = y if _is_one(scale) else t.mul(y, scale if scale.rank == 2 else t.reshape(scale, (1, 1)))
-    return converted(t, y if bias is None else t.add(y, converted(t, bias, DType.FP32)), dtype)
+        y = (
+            y
+            if _is_one(scale)
+            else t.mul(y, scale if scale.rank == 2 else t.reshape(scale, (1, 1)))
+        )
+    return converted(
+        t, y if bias is None else t.add(y, converted(t, bias, DType.FP32)), dtype
+    )
 
 
 def _is_one(scale: Value) -> bool:
-    """Whether a scale is known to be 1. The elements of a program without weights are not known."""
+    """Whether a scale is known to be 1. The elements of a program without weights are
+    not known.
+    """
     if scale.constant is None or math.prod(scale.shape) != 1:
         return False
     try:
@@ -215,6 +286,8 @@ def _is_one(scale: Value) -> bool:
 
 
 def _added(t: Tosa, self: Value, y: Value, beta: float, alpha: float) -> Value:
-    """beta * self + alpha * y. If beta is 0, ``self`` is not read, as in torch: a NaN there has no effect."""
+    """beta * self + alpha * y. If beta is 0, ``self`` is not read, as in torch: a NaN
+    there has no effect.
+    """
     y = y if alpha == 1 else product(t, y, alpha)
     return y if beta == 0 else sum_of(t, y, scaled(t, self, beta), 1)

@@ -1,4 +1,6 @@
-"""Losses over class labels. A label equal to ``ignore_index`` is ignored and need not be a class."""
+"""Losses over class labels. A label equal to ``ignore_index`` is ignored and need not
+be a class.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,16 @@ from .index import taken
 from .reduce import log_softmax_of
 
 aten = torch.ops.aten
-NONE, MEAN, SUM = 0, 1, 2
+NONE = 0
+MEAN = 1
+SUM = 2
 INDEXES = {"target": labels("self", "ignore_index")}
 """The labels that eager accepts: classes, or ``ignore_index``."""
 
 
 class Labels(NamedTuple):
-    """Flattened labels: their classes (integers), whether they count (bool) and their weights, all [M].
+    """Flattened labels: their classes (integers), whether they count (bool) and their
+    weights, all [M].
 
     An ignored label has class 0 and weight 0.
     """
@@ -34,8 +39,11 @@ class Labels(NamedTuple):
     weights: Value
 
 
-def _labels(t: Tosa, target: Value, weight: Value | None, count: int, ignored: int, dtype: DType) -> Labels:
-    """The labels ``target``, of any shape. ``weight`` [C] has one weight for each of ``count`` classes; None is all 1.
+def _labels(
+    t: Tosa, target: Value, weight: Value | None, count: int, ignored: int, dtype: DType
+) -> Labels:
+    """The labels ``target``, of any shape. ``weight`` [C] has one weight for each of
+    ``count`` classes; None is all 1.
 
     ``ignored`` is the ignore_index, ``dtype`` the type of the weights.
     """
@@ -43,19 +51,31 @@ def _labels(t: Tosa, target: Value, weight: Value | None, count: int, ignored: i
     counted = t.logical_not(t.equal(flat, ignored))
     classes = t.select(counted, flat, 0)
     if weight is None:
-        return Labels(classes, counted, t.select(counted, t.constant(1, dtype, (1,)), 0))
-    weights = taken(t, t.reshape(weight, (1, count, 1)), t.reshape(classes, (1, *flat.shape)))
-    return Labels(classes, counted, t.select(counted, t.reshape(weights, flat.shape), 0))
+        return Labels(
+            classes, counted, t.select(counted, t.constant(1, dtype, (1,)), 0)
+        )
+    weights = taken(
+        t, t.reshape(weight, (1, count, 1)), t.reshape(classes, (1, *flat.shape))
+    )
+    return Labels(
+        classes, counted, t.select(counted, t.reshape(weights, flat.shape), 0)
+    )
 
 
 def _rows(t: Tosa, x: Value) -> Value:
     """x [N,C,*S] or [C] -> [M,C], one row of scores for each label"""
     x = t.ranked(x, max(x.rank, 2))
-    return t.reshape(t.transpose(x, channels_last(x.rank)), (math.prod(x.shape) // x.shape[1], x.shape[1]))
+    return t.reshape(
+        t.transpose(x, channels_last(x.rank)),
+        (math.prod(x.shape) // x.shape[1], x.shape[1]),
+    )
 
 
-def _reduced(t: Tosa, losses: Value, weights: Value | None, shape: Shape, reduction: int) -> Value:
-    """losses [M] -> losses in ``shape`` (NONE), their sum [] (SUM), or sum / sum of ``weights`` [] (MEAN).
+def _reduced(
+    t: Tosa, losses: Value, weights: Value | None, shape: Shape, reduction: int
+) -> Value:
+    """losses [M] -> losses in ``shape`` (NONE), their sum [] (SUM), or sum / sum of
+    ``weights`` [] (MEAN).
 
     ``weights`` [M] are None if all of them are 1.
     """
@@ -63,24 +83,47 @@ def _reduced(t: Tosa, losses: Value, weights: Value | None, shape: Shape, reduct
         return t.reshape(losses, shape)
     total = t.reduce_sum(losses, 0)
     if reduction == MEAN:
-        share = 1 / losses.shape[0] if weights is None else t.reciprocal(t.reduce_sum(weights, 0))
+        share = (
+            1 / losses.shape[0]
+            if weights is None
+            else t.reciprocal(t.reduce_sum(weights, 0))
+        )
         total = t.mul(total, share)
     return t.reshape(total, ())
 
 
 def _likelihoods(t: Tosa, rows: Value, labels: Labels) -> Value:
-    """rows [M,C] of log-probabilities -> losses [M]: -rows[m, class of m] * weight of m, 0 for ignored labels"""
+    """rows [M,C] of log-probabilities -> losses [M]: -rows[m, class of m] * weight of
+    m, 0 for ignored labels
+    """
     count, classes = rows.shape
-    selected = taken(t, t.reshape(rows, (count, classes, 1)), t.reshape(labels.classes, (count, 1)))
-    return t.select(labels.counted, t.mul(t.negate(t.reshape(selected, (count,))), labels.weights), 0)
+    selected = taken(
+        t, t.reshape(rows, (count, classes, 1)), t.reshape(labels.classes, (count, 1))
+    )
+    return t.select(
+        labels.counted,
+        t.mul(t.negate(t.reshape(selected, (count,))), labels.weights),
+        0,
+    )
 
 
 @lowers(aten.nll_loss_nd.default, indexes=INDEXES)
-def nll_loss_nd(t: Tosa, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int) -> Value:
-    """self [N,C,*S] or [C], target [N,*S] or [], weight [C] -> [N,*S] without reduction, else []"""
+def nll_loss_nd(
+    t: Tosa,
+    self: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: int,
+) -> Value:
+    """self [N,C,*S] or [C], target [N,*S] or [], weight [C] -> [N,*S] without
+    reduction, else []
+    """
     rows = _rows(t, self)
     labels = _labels(t, target, weight, rows.shape[1], ignore_index, self.dtype)
-    return _reduced(t, _likelihoods(t, rows, labels), labels.weights, target.shape, reduction)
+    return _reduced(
+        t, _likelihoods(t, rows, labels), labels.weights, target.shape, reduction
+    )
 
 
 @lowers(aten.cross_entropy_loss.default, indexes=INDEXES)
@@ -98,10 +141,14 @@ def cross_entropy_loss(
     A float target has probabilities of classes in the shape of self.
     """
     rows = _rows(t, log_softmax_of(t, self, 1 if self.rank > 1 else 0))
-    weighted_rows = rows if weight is None else t.mul(rows, t.reshape(weight, (1, rows.shape[1])))
+    weighted_rows = (
+        rows if weight is None else t.mul(rows, t.reshape(weight, (1, rows.shape[1])))
+    )
     if target.dtype in FLOATS:
         probabilities = _rows(t, converted(t, target, self.dtype))
-        losses = _losses_of_probabilities(t, weighted_rows, probabilities, label_smoothing)
+        losses = _losses_of_probabilities(
+            t, weighted_rows, probabilities, label_smoothing
+        )
         shape = (*self.shape[:1], *self.shape[2:]) if self.rank > 1 else ()
         return _reduced(t, losses, None, shape, reduction)
     labels = _labels(t, target, weight, rows.shape[1], ignore_index, self.dtype)
@@ -109,19 +156,26 @@ def cross_entropy_loss(
     if label_smoothing:
         # smoothing spreads this share of the probability evenly over all classes
         sums = t.reshape(t.negate(t.reduce_sum(weighted_rows, 1)), losses.shape)
-        evenly = t.mul(t.select(labels.counted, sums, 0), label_smoothing / rows.shape[1])
+        evenly = t.mul(
+            t.select(labels.counted, sums, 0), label_smoothing / rows.shape[1]
+        )
         losses = t.add(t.mul(losses, 1 - label_smoothing), evenly)
     return _reduced(t, losses, labels.weights, target.shape, reduction)
 
 
-def _losses_of_probabilities(t: Tosa, rows: Value, probabilities: Value, label_smoothing: float) -> Value:
-    """rows [M,C], log-probabilities times the weights of their classes; probabilities [M,C] -> losses [M].
+def _losses_of_probabilities(
+    t: Tosa, rows: Value, probabilities: Value, label_smoothing: float
+) -> Value:
+    """rows [M,C], log-probabilities times the weights of their classes; probabilities
+    [M,C] -> losses [M].
 
     The loss is -sum(row * smoothed probabilities).
     """
     count, classes = rows.shape
     if label_smoothing:
         # smoothing spreads this share of the probability evenly over all classes
-        probabilities = t.add(t.mul(probabilities, 1 - label_smoothing), label_smoothing / classes)
+        probabilities = t.add(
+            t.mul(probabilities, 1 - label_smoothing), label_smoothing / classes
+        )
     products = t.mul(rows, probabilities)
     return t.reshape(t.negate(t.reduce_sum(products, 1)), (count,))

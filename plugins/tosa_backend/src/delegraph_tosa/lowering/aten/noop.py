@@ -1,4 +1,6 @@
-"""Operators that compute nothing: copies, detach, memory formats, dropout outside of training, metadata checks."""
+"""Operators that compute nothing: copies, detach, memory formats, dropout outside of
+training, metadata checks.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,15 @@ def same(t: Tosa, self: Value) -> Value:
 @lowers(aten.dropout.default, aten.feature_dropout.default)
 def dropout(t: Tosa, input: Value, p: float, train: bool) -> Value:
     """[*S] -> [*S]"""
-    t.require(not train or p == 0, f"dropout of {p} in training draws random numbers, which TOSA cannot")
+    t.require(
+        not train or p == 0,
+        f"dropout of {p} in training draws random numbers, which TOSA cannot",
+    )
     return input
 
 
 @lowers(aten._assert_tensor_metadata.default)
-def _assert_tensor_metadata(t: Tosa, a: Value, size: Any, stride: Any, dtype: Any) -> None:
+def _assert_tensor_metadata(
+    t: Tosa, a: Value, size: Any, stride: Any, dtype: Any
+) -> None:
     """No result: torch.export has already checked the metadata."""

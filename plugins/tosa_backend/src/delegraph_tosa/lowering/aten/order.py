@@ -1,7 +1,7 @@
 """Positions of the largest and the smallest elements, and elements in order.
 
-NaN is the greatest element, as in torch. Equal elements keep their order; torch promises this only for ``argmax`` and
-stable sorting.
+NaN is the greatest element, as in torch. Equal elements keep their order; torch
+promises this only for ``argmax`` and stable sorting.
 """
 
 from __future__ import annotations
@@ -28,41 +28,60 @@ inf = math.inf
 Pair = tuple[Value, Value]
 
 COMPARISONS = 1 << 22
-"""The most pairs of elements that a rule compares: TOSA has no sort, so each element is compared with every other one.
+"""The most pairs of elements that a rule compares: TOSA has no sort, so each element is
+compared with every other one.
 
 A size that is known at run time only is counted as small as it can be.
 """
 ONE_BY_ONE = 64
-"""If rows are too long for COMPARISONS, up to this many first elements of their order are found one after the other."""
+"""If rows are too long for COMPARISONS, up to this many first elements of their order
+are found one after the other.
+"""
 
 
 def comparable(t: Tosa, x: Value) -> Value:
-    """x in a type that TOSA compares: floats, int32 and int64 as they are, smaller integers and bool as int32."""
-    return x if x.dtype in FLOATS or x.dtype is DType.INT64 else converted(t, x, DType.INT32)
+    """x in a type that TOSA compares: floats, int32 and int64 as they are, smaller
+    integers and bool as int32.
+    """
+    return (
+        x
+        if x.dtype in FLOATS or x.dtype is DType.INT64
+        else converted(t, x, DType.INT32)
+    )
 
 
 # ---- the largest and the smallest
 
 
 def first_extreme(t: Tosa, x: Value, axis: int, largest: bool) -> Value:
-    """x [*A,N,*B] -> int64 [*A,*B], the index of the first of the largest (or smallest) elements along ``axis``"""
+    """x [*A,N,*B] -> int64 [*A,*B], the index of the first of the largest (or smallest)
+    elements along ``axis``
+    """
     if x.dtype in FLOATS:
         return converted(t, t.argmax(x if largest else t.negate(x), axis), DType.INT64)
-    # ARGMAX takes no int32: find the smallest index of an element that equals the maximum (or minimum)
-    wide, size = comparable(t, x), x.shape[axis]
+    # ARGMAX takes no int32: find the smallest index of an element that equals the
+    # maximum (or minimum)
+    wide = comparable(t, x)
+    size = x.shape[axis]
     hit = t.equal(wide, (t.reduce_max if largest else t.reduce_min)(wide, axis))
     positions = counted(t, size, along(x.rank, axis, size))
     return without_axis(t, t.reduce_min(t.select(hit, positions, size - 1), axis), axis)
 
 
 def position(t: Tosa, x: Value, dim: int | None, keepdim: bool, largest: bool) -> Value:
-    """x [*A,N,*B] -> int64 [*A,*B], the index of the extreme along ``dim``; among all elements if ``dim`` is None"""
+    """x [*A,N,*B] -> int64 [*A,*B], the index of the extreme along ``dim``; among all
+    elements if ``dim`` is None
+    """
     flat = t.reshape(x, (math.prod(x.shape),)) if dim is None or x.rank == 0 else x
     axis = 0 if dim is None else axis_of(dim, x.rank)
     index = first_extreme(t, flat, axis, largest)
     if dim is None or x.rank == 0:
         return t.reshape(index, (1,) * x.rank if keepdim else ())
-    return t.reshape(index, (*x.shape[:axis], 1, *x.shape[axis + 1 :])) if keepdim else index
+    return (
+        t.reshape(index, (*x.shape[:axis], 1, *x.shape[axis + 1 :]))
+        if keepdim
+        else index
+    )
 
 
 @lowers(aten.argmax.default)
@@ -78,12 +97,19 @@ def argmin(t: Tosa, self: Value, dim: int | None, keepdim: bool) -> Value:
 
 
 def extreme(t: Tosa, x: Value, dim: int, keepdim: bool, largest: bool) -> Pair:
-    """x [*A,N,*B] -> the largest (or smallest) elements along ``dim``, and their indices; both [*A,*B] or [*A,1,*B]"""
+    """x [*A,N,*B] -> the largest (or smallest) elements along ``dim``, and their
+    indices; both [*A,*B] or [*A,1,*B]
+    """
     if x.rank == 0:
         return x, t.constant(0, DType.INT64, ())
-    axis, wide = axis_of(dim, x.rank), comparable(t, x)
-    value = converted(t, (t.reduce_max if largest else t.reduce_min)(wide, axis), x.dtype)
-    return value if keepdim else without_axis(t, value, axis), position(t, x, dim, keepdim, largest)
+    axis = axis_of(dim, x.rank)
+    wide = comparable(t, x)
+    value = converted(
+        t, (t.reduce_max if largest else t.reduce_min)(wide, axis), x.dtype
+    )
+    return value if keepdim else without_axis(t, value, axis), position(
+        t, x, dim, keepdim, largest
+    )
 
 
 @lowers(aten.max.dim)
@@ -102,15 +128,22 @@ def min_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Pair:
 
 
 def running(t: Tosa, x: Value, dim: int, largest: bool) -> Pair:
-    """x [*A,N,*B] -> for each n, the largest (or smallest) of the elements 0 .. n along ``dim``, and its index.
+    """x [*A,N,*B] -> for each n, the largest (or smallest) of the elements 0 .. n along
+    ``dim``, and its index.
 
     Of several equal elements it is the index of the last one; NaN equals NaN here.
     """
     if x.rank == 0:
         return x, t.constant(0, DType.INT64, ())
-    axis, size, wide = axis_of(dim, x.rank), x.shape[axis_of(dim, x.rank)], comparable(t, x)
+    axis = axis_of(dim, x.rank)
+    size = x.shape[axis_of(dim, x.rank)]
+    wide = comparable(t, x)
     least, most = (-inf, inf) if x.dtype in FLOATS else range_of(wide)
-    best = scanned(t, wide, axis, t.maximum, least) if largest else scanned(t, wide, axis, t.minimum, most)
+    best = (
+        scanned(t, wide, axis, t.maximum, least)
+        if largest
+        else scanned(t, wide, axis, t.minimum, most)
+    )
     is_best = _equal_or_nan(t, wide, best)
     index = t.select(is_best, counted(t, size, along(x.rank, axis, size)), 0)
     return converted(t, best, x.dtype), scanned(t, index, axis, t.maximum, 0)
@@ -145,10 +178,12 @@ def cummin(t: Tosa, self: Value, dim: int) -> Pair:
 
 
 def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
-    """x [N,K] -> int64 [N,count]: the positions of the first ``count`` elements in sorted order; the order is stable.
+    """x [N,K] -> int64 [N,count]: the positions of the first ``count`` elements in
+    sorted order; the order is stable.
 
-    An element's place in the order is the number of elements that precede it. If K is too large for that and ``count``
-    is small, the elements are found one by one. Raises Unsupported if both are too large.
+    An element's place in the order is the number of elements that precede it. If K is
+    too large for that and ``count`` is small, the elements are found one by one. Raises
+    Unsupported if both are too large.
     """
     rows, size = x.shape
     (fewest, _), (_, longest) = size_range(rows), size_range(size)
@@ -156,32 +191,51 @@ def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
     if few and fewest * longest * longest > COMPARISONS:
         return _one_by_one(t, x, descending, count)
     compared = rows * size * size
-    why = too_many_comparisons(f"sorting {rows} times {size} elements takes too many comparisons")
+    why = too_many_comparisons(
+        f"sorting {rows} times {size} elements takes too many comparisons"
+    )
     t.require(not exceeds(compared, COMPARISONS), why)
     place = t.reduce_sum(t.cast(_precedes(t, x, descending), DType.INT32), 2)
-    # invert the permutation: for each place 0, 1, .., the sum over positions has one term that is not 0
-    is_at_place = t.equal(place, converted(t, counted(t, count, (1, 1, count)), DType.INT32))
-    positions = t.reduce_sum(t.select(is_at_place, converted(t, counted(t, size, (1, size, 1)), DType.INT32), 0), 1)
+    # invert the permutation: for each place 0, 1, .., the sum over positions has one
+    # term that is not 0
+    is_at_place = t.equal(
+        place, converted(t, counted(t, count, (1, 1, count)), DType.INT32)
+    )
+    positions = t.reduce_sum(
+        t.select(
+            is_at_place, converted(t, counted(t, size, (1, size, 1)), DType.INT32), 0
+        ),
+        1,
+    )
     index = converted(t, t.reshape(positions, (rows, count)), DType.INT64)
-    # MINIMUM changes no index: it only tells the range analysis that indices are below the size
+    # MINIMUM changes no index: it only tells the range analysis that indices are below
+    # the size
     return t.minimum(index, size - 1)
 
 
 def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
-    """As ``places``: each step finds the first extreme among the elements that no earlier step found.
+    """As ``places``: each step finds the first extreme among the elements that no
+    earlier step found.
 
     NaN is the greatest element: it is found first if ``descending``, else last.
     """
-    wide, size = comparable(t, x), x.shape[1]
+    wide = comparable(t, x)
+    size = x.shape[1]
     position = counted(t, size, (1, size))
     nan = is_nan(t, wide) if x.dtype in FLOATS else t.constant(0, DType.BOOL, (1, 1))
     least, most = (-inf, inf) if x.dtype in FLOATS else range_of(wide)
-    done, indices = t.constant(0, DType.BOOL, (1, 1)), []
+    done = t.constant(0, DType.BOOL, (1, 1))
+    indices = []
     for _ in range(count):
-        remaining = t.select(t.logical_or(done, nan), t.like(least if descending else most, wide), wide)
-        is_extreme = t.equal(wide, (t.reduce_max if descending else t.reduce_min)(remaining, 1))
-        # The element with the smallest key comes next: those in ``first``, else those in ``second``, by position.
-        # Keys: position - size in ``first``, position in ``second``, size for all others
+        remaining = t.select(
+            t.logical_or(done, nan), t.like(least if descending else most, wide), wide
+        )
+        is_extreme = t.equal(
+            wide, (t.reduce_max if descending else t.reduce_min)(remaining, 1)
+        )
+        # The element with the smallest key comes next: those in ``first``, else those
+        # in ``second``, by position. Keys: position - size in ``first``, position in
+        # ``second``, size for all others
         first, second = (nan, is_extreme) if descending else (is_extreme, nan)
         key = t.select(first, t.sub(position, size), t.select(second, position, size))
         index = from_start(t, t.reduce_min(t.select(done, size, key), 1), size)
@@ -191,15 +245,20 @@ def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
 
 
 def _precedes(t: Tosa, x: Value, descending: bool) -> Value:
-    """x [N,K] -> bool [N,K,K]: whether element j (last axis) comes before element i (middle axis) in sorted order"""
+    """x [N,K] -> bool [N,K,K]: whether element j (last axis) comes before element i
+    (middle axis) in sorted order
+    """
     rows, size = x.shape
     wide = comparable(t, x)
-    x_i, x_j = t.reshape(wide, (rows, size, 1)), t.reshape(wide, (rows, 1, size))
+    x_i = t.reshape(wide, (rows, size, 1))
+    x_j = t.reshape(wide, (rows, 1, size))
     before = t.greater(x_j, x_i) if descending else t.greater(x_i, x_j)
     tie = t.equal(x_i, x_j)
     if x.dtype in FLOATS:
-        # GREATER and EQUAL are false if an operand is NaN, but NaN is the greatest element here and equals itself
-        nan_i, nan_j = is_nan(t, x_i), is_nan(t, x_j)
+        # GREATER and EQUAL are false if an operand is NaN, but NaN is the greatest
+        # element here and equals itself
+        nan_i = is_nan(t, x_i)
+        nan_j = is_nan(t, x_j)
         greater, smaller = (nan_j, nan_i) if descending else (nan_i, nan_j)
         before = t.logical_or(before, t.logical_and(greater, t.logical_not(smaller)))
         tie = t.logical_or(tie, t.logical_and(nan_i, nan_j))
@@ -208,8 +267,11 @@ def _precedes(t: Tosa, x: Value, descending: bool) -> Value:
     return t.logical_or(before, t.logical_and(tie, earlier))
 
 
-def ordered(t: Tosa, x: Value, dim: int, descending: bool, first: int, count: int) -> Pair:
-    """x [*A,N,*B] -> ``count`` elements of the sorted order along ``dim`` from place ``first`` on, and their indices.
+def ordered(
+    t: Tosa, x: Value, dim: int, descending: bool, first: int, count: int
+) -> Pair:
+    """x [*A,N,*B] -> ``count`` elements of the sorted order along ``dim`` from place
+    ``first`` on, and their indices.
 
     Both are [*A,count,*B]; a tensor [] gives itself and 0.
     """
@@ -221,18 +283,29 @@ def ordered(t: Tosa, x: Value, dim: int, descending: bool, first: int, count: in
     # x [*A,N,*B] -> [*A,*B,N] -> rows [R,N]
     moved = t.transpose(x, axis_last)
     rows = t.reshape(moved, (math.prod(x.shape) // size, size))
-    index = t.slice(places(t, rows, descending, first + count), (0, first), (rows.shape[0], count))
+    index = t.slice(
+        places(t, rows, descending, first + count), (0, first), (rows.shape[0], count)
+    )
     values = taken(t, t.reshape(rows, (*rows.shape, 1)), index)
     # [R,count] -> [*A,*B,count] -> [*A,count,*B]
     shape = (*moved.shape[:-1], count)
     back = sorted(range(x.rank), key=axis_last.__getitem__)
-    return t.transpose(t.reshape(values, shape), back), t.transpose(t.reshape(index, shape), back)
+    return t.transpose(t.reshape(values, shape), back), t.transpose(
+        t.reshape(index, shape), back
+    )
 
 
 @lowers(aten.sort.default, aten.sort.stable)
 def sort(t: Tosa, self: Value, dim: int, descending: bool) -> Pair:
     """[*A,N,*B] -> [*A,N,*B], [*A,N,*B]; values and indices"""
-    return ordered(t, self, dim, descending, 0, self.shape[axis_of(dim, self.rank)] if self.rank else 1)
+    return ordered(
+        t,
+        self,
+        dim,
+        descending,
+        0,
+        self.shape[axis_of(dim, self.rank)] if self.rank else 1,
+    )
 
 
 @lowers(aten.argsort.default)
@@ -249,18 +322,24 @@ def msort(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.topk.default)
 def topk(t: Tosa, self: Value, k: int, dim: int, largest: bool) -> Pair:
-    """[*A,N,*B] -> [*A,k,*B], [*A,k,*B]; values and indices, sorted even if ``sorted`` is False"""
+    """[*A,N,*B] -> [*A,k,*B], [*A,k,*B]; values and indices, sorted even if ``sorted``
+    is False
+    """
     return ordered(t, self, dim, largest, 0, k)
 
 
 @lowers(aten.kthvalue.default)
 def kthvalue(t: Tosa, self: Value, k: int, dim: int, keepdim: bool) -> Pair:
-    """[*A,N,*B] -> [*A,*B], [*A,*B]; the k-th smallest element, where k = 1 is the smallest, and its index"""
+    """[*A,N,*B] -> [*A,*B], [*A,*B]; the k-th smallest element, where k = 1 is the
+    smallest, and its index
+    """
     return _element_at_place(t, self, k - 1, dim, keepdim)
 
 
 def _element_at_place(t: Tosa, x: Value, place: int, dim: int, keepdim: bool) -> Pair:
-    """The element that comes at ``place`` in ascending order along ``dim``, and its index."""
+    """The element that comes at ``place`` in ascending order along ``dim``, and its
+    index.
+    """
     value, index = ordered(t, x, dim, False, place, 1)
     if keepdim or x.rank == 0:
         return value, index
@@ -270,7 +349,9 @@ def _element_at_place(t: Tosa, x: Value, place: int, dim: int, keepdim: bool) ->
 
 @lowers(aten.median.dim)
 def median_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Pair:
-    """[*A,N,*B] -> [*A,*B], [*A,*B]; the median (the lower of two) and its index; NaN if any element is NaN"""
+    """[*A,N,*B] -> [*A,*B], [*A,*B]; the median (the lower of two) and its index; NaN
+    if any element is NaN
+    """
     size = self.shape[axis_of(dim, self.rank)] if self.rank else 1
     value, index = _element_at_place(t, self, (size - 1) // 2, dim, keepdim)
     if self.dtype not in FLOATS:
@@ -291,23 +372,37 @@ def median(t: Tosa, self: Value) -> Value:
 
 
 def count_before(t: Tosa, row: Value, x: Value, right: bool, out_int32: bool) -> Value:
-    """row [*A,K] in ascending order, x [*A,N] -> [*A,N]: how many elements of the row are less than each x.
+    """row [*A,K] in ascending order, x [*A,N] -> [*A,N]: how many elements of the row
+    are less than each x.
 
-    With ``right``, elements equal to x are counted too. NaN is the greatest element. Raises Unsupported for more than
-    COMPARISONS pairs.
+    With ``right``, elements equal to x are counted too. NaN is the greatest element.
+    Raises Unsupported for more than COMPARISONS pairs.
     """
-    elements, values = promoted(t, t.reshape(row, (*row.shape[:-1], 1, row.shape[-1])), t.reshape(x, (*x.shape, 1)))
+    elements, values = promoted(
+        t,
+        t.reshape(row, (*row.shape[:-1], 1, row.shape[-1])),
+        t.reshape(x, (*x.shape, 1)),
+    )
     compared = math.prod(x.shape) * row.shape[-1]
-    why = too_many_comparisons(f"a search takes {compared} comparisons, which are too many")
+    why = too_many_comparisons(
+        f"a search takes {compared} comparisons, which are too many"
+    )
     t.require(not exceeds(compared, COMPARISONS), why)
-    # not greater, instead of less: for x = NaN every comparison is false, and all elements count
-    before = t.logical_not(t.greater(elements, values) if right else t.greater_equal(elements, values))
+    # not greater, instead of less: for x = NaN every comparison is false, and all
+    # elements count
+    before = t.logical_not(
+        t.greater(elements, values) if right else t.greater_equal(elements, values)
+    )
     count = t.reduce_sum(t.cast(before, DType.INT32), before.rank - 1)
-    return converted(t, t.reshape(count, x.shape), DType.INT32 if out_int32 else DType.INT64)
+    return converted(
+        t, t.reshape(count, x.shape), DType.INT32 if out_int32 else DType.INT64
+    )
 
 
 @lowers(aten.bucketize.Tensor)
-def bucketize(t: Tosa, self: Value, boundaries: Value, out_int32: bool, right: bool) -> Value:
+def bucketize(
+    t: Tosa, self: Value, boundaries: Value, out_int32: bool, right: bool
+) -> Value:
     """[*S], boundaries [K] -> [*S]; int64 or int32"""
     flat = t.reshape(self, (math.prod(self.shape),))
     return t.reshape(count_before(t, boundaries, flat, right, out_int32), self.shape)
@@ -315,11 +410,18 @@ def bucketize(t: Tosa, self: Value, boundaries: Value, out_int32: bool, right: b
 
 @lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def searchsorted(
-    t: Tosa, sorted_sequence: Value, self: Operand, out_int32: bool, right: bool, side: str | None, sorter: Value | None
+    t: Tosa,
+    sorted_sequence: Value,
+    self: Operand,
+    out_int32: bool,
+    right: bool,
+    side: str | None,
+    sorter: Value | None,
 ) -> Value:
     """sorted_sequence [*A,K] or [K], self [*A,N] or a number -> [*A,N]; int64 or int32
 
-    ``sorter`` [*A,K] holds the indices that sort the sequence; None says that it is sorted.
+    ``sorter`` [*A,K] holds the indices that sort the sequence; None says that it is
+    sorted.
     """
     row = sorted_sequence
     on_right = right if side is None else side == "right"

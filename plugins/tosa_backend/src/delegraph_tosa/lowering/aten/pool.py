@@ -1,4 +1,6 @@
-"""Pooling. TOSA pools images [N,H,W,C]. Volumes are pooled in two steps: over height and width, then over depth."""
+"""Pooling. TOSA pools images [N,H,W,C]. Volumes are pooled in two steps: over height
+and width, then over depth.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ Pool = Callable[[Value, list[Window]], Value]
 
 
 def pooled(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
-    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], by ``pool`` over the last two or three axes."""
+    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], by ``pool`` over the last two or
+    three axes.
+    """
     rank = len(axes) + 2
     image = batched(t, x, rank)
     y = _pooled_channels_last(t, t.transpose(image, channels_last(rank)), axes, pool)
@@ -34,20 +38,31 @@ def pooled(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
 
 
 def _pooled_channels_last(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
-    """x [N,*S,C] -> [N,*S',C]. TOSA pools two axes, so a volume takes two pools: its depth is pooled by the second."""
+    """x [N,*S,C] -> [N,*S',C]. TOSA pools two axes, so a volume takes two pools: its
+    depth is pooled by the second.
+    """
     n, *size, c = x.shape
     if len(axes) == 2:
         return pool(x, axes)
     y = pool(t.reshape(x, (n * size[0], *size[1:], c)), axes[1:])
     _, height, width, _ = y.shape
-    z = pool(t.reshape(y, (n, size[0], height * width, c)), [axes[0], Window(1, 1, 0, 0)])
+    z = pool(
+        t.reshape(y, (n, size[0], height * width, c)), [axes[0], Window(1, 1, 0, 0)]
+    )
     return t.reshape(z, (n, z.shape[1], height, width, c))
 
 
 def windows_of(
-    count: int, kernel: Numbers, stride: Numbers, padding: Numbers, dilation: Numbers, ceil: bool
+    count: int,
+    kernel: Numbers,
+    stride: Numbers,
+    padding: Numbers,
+    dilation: Numbers,
+    ceil: bool,
 ) -> list[Window]:
-    """The windows of a pool over ``count`` axes. An empty ``stride`` means the kernel's size, as in torch."""
+    """The windows of a pool over ``count`` axes. An empty ``stride`` means the kernel's
+    size, as in torch.
+    """
     size = numbers(kernel, count)
     step = numbers(stride, count) if stride else size
     return windows(size, step, numbers(padding, count), numbers(dilation, count), ceil)
@@ -62,16 +77,22 @@ def _kernel_and_stride(axes: list[Window]) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def max_pooled(t: Tosa, x: Value, axes: list[Window]) -> Value:
-    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], the largest element of each window, NaN if one is NaN"""
+    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], the largest element of each window,
+    NaN if one is NaN
+    """
     if len(axes) == 1:
         image = t.reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
         y = max_pooled(t, image, [Window(1, 1, 0, 0), *axes])
         return t.reshape(y, (*y.shape[:-2], y.shape[-1]))
 
     def pool(image: Value, windows: list[Window]) -> Value:
-        """Max-pool ``image`` [N,H,W,C] by the windows of H and W; axis by axis if one is dilated."""
+        """Max-pool ``image`` [N,H,W,C] by the windows of H and W; axis by axis if one
+        is dilated.
+        """
         if any(w.dilation > 1 for w in windows):
-            return _max_pooled_dilated(t, _max_pooled_dilated(t, image, 1, windows[0]), 2, windows[1])
+            return _max_pooled_dilated(
+                t, _max_pooled_dilated(t, image, 1, windows[0]), 2, windows[1]
+            )
         image, pad = exact(t, image, windows, fill=-math.inf)
         return t.max_pool2d(image, *_kernel_and_stride(windows), pad)
 
@@ -79,31 +100,43 @@ def max_pooled(t: Tosa, x: Value, axes: list[Window]) -> Value:
 
 
 def _max_pooled_dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
-    """x [N,H,W,C] max-pooled along ``axis`` (1 or 2) by a dilated window, which MAX_POOL2D does not have.
+    """x [N,H,W,C] max-pooled along ``axis`` (1 or 2) by a dilated window, which
+    MAX_POOL2D does not have.
 
-    The axis is reshaped to rows of ``dilation`` elements. The elements of a window then follow one another in a column,
-    which a window without dilation covers.
+    The axis is reshaped to rows of ``dilation`` elements. The elements of a window then
+    follow one another in a column, which a window without dilation covers.
     """
     n, *size, c = x.shape
-    length, d = x.shape[axis], window.dilation
+    length = x.shape[axis]
+    d = window.dilation
     reach = (window.count(length) - 1) * window.stride + window.reach
     rows = -(-reach // d)
     frame = [(0, 0)] * 4
     frame[axis] = (window.before, rows * d - window.before - length)
     in_rows = (n, rows, d * size[1], c) if axis == 1 else (n * size[0], rows, d, c)
-    lowest = -math.inf if x.dtype in FLOATS else float(np.iinfo(ARRAY_DTYPES[x.dtype]).min)
+    lowest = (
+        -math.inf if x.dtype in FLOATS else float(np.iinfo(ARRAY_DTYPES[x.dtype]).min)
+    )
     y = t.reshape(framed(t, x, frame, lowest), in_rows)
     y = t.max_pool2d(y, (window.kernel, 1), (1, 1), (0, 0, 0, 0))
     in_line = list(x.shape)
     in_line[axis] = y.shape[1] * d
     # y has a window at each position: keep those at multiples of torch's stride
-    starts = cut(t, t.reshape(y, in_line), axis, 0, (window.count(length) - 1) * window.stride + 1)
+    starts = cut(
+        t,
+        t.reshape(y, in_line),
+        axis,
+        0,
+        (window.count(length) - 1) * window.stride + 1,
+    )
     return starts if window.stride == 1 else every(t, starts, axis, window.stride)
 
 
 def _register_max_pools() -> None:
     """Register the rules of the max pools over one, two and three axes."""
-    for axes, overload in enumerate((aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default), 1):
+    for axes, overload in enumerate(
+        (aten.max_pool1d.default, aten.max_pool2d.default, aten.max_pool3d.default), 1
+    ):
 
         @lowers(overload)
         def max_pool(
@@ -117,7 +150,11 @@ def _register_max_pools() -> None:
             axes: int = axes,
         ) -> Value:
             """[N,C,*S] -> [N,C,*S']; NaN if one element is NaN"""
-            return max_pooled(t, self, windows_of(axes, kernel_size, stride, padding, dilation, ceil_mode))
+            return max_pooled(
+                t,
+                self,
+                windows_of(axes, kernel_size, stride, padding, dilation, ceil_mode),
+            )
 
 
 _register_max_pools()
@@ -126,31 +163,51 @@ _register_max_pools()
 # ---- averages
 
 
-def avg_pooled(t: Tosa, x: Value, axes: list[Window], counts_padding: bool, divisor: int | None) -> Value:
+def avg_pooled(
+    t: Tosa, x: Value, axes: list[Window], counts_padding: bool, divisor: int | None
+) -> Value:
     """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], the average of each window.
 
-    AVG_POOL2D does not count its own padding. If torch does (``counts_padding``), PAD adds zeros to the input instead.
-    With a ``divisor``, each average is multiplied by the window's size / ``divisor``, so all padding has to count.
+    AVG_POOL2D does not count its own padding. If torch does (``counts_padding``), PAD
+    adds zeros to the input instead. With a ``divisor``, each average is multiplied by
+    the window's size / ``divisor``, so all padding has to count.
     """
 
     def pool(image: Value, windows: list[Window]) -> Value:
-        """Average ``image`` [N,H,W,C] over the windows of H and W; zeros are added where padding has to count."""
+        """Average ``image`` [N,H,W,C] over the windows of H and W; zeros are added
+        where padding has to count.
+        """
         image, pad = exact(t, image, windows)
         if divisor is not None:
-            image, pad = _zero_padded(t, image, pad), (0, 0, 0, 0)
+            image = _zero_padded(t, image, pad)
+            pad = (0, 0, 0, 0)
         elif counts_padding:
             ceil_pad = _ceil_padding(pad, windows)
-            image = _zero_padded(t, image, [p - c for p, c in zip(pad, ceil_pad, strict=True)])
+            image = _zero_padded(
+                t, image, [p - c for p, c in zip(pad, ceil_pad, strict=True)]
+            )
             pad = ceil_pad
         return t.avg_pool2d(image, *_kernel_and_stride(windows), pad)
 
     y = pooled(t, x, axes, pool)
-    return y if divisor is None else t.mul(y, math.prod([a.kernel for a in axes]) / divisor)
+    return (
+        y
+        if divisor is None
+        else t.mul(y, math.prod([a.kernel for a in axes]) / divisor)
+    )
 
 
 def _ceil_padding(pad: Pad, windows: list[Window]) -> Pad:
-    """``pad`` without the user's padding: the elements that ceil_mode adds after it. torch never counts them."""
-    return tuple([n for k, w in enumerate(windows) for n in (0, max(pad[2 * k + 1] - w.after, 0))])
+    """``pad`` without the user's padding: the elements that ceil_mode adds after it.
+    torch never counts them.
+    """
+    return tuple(
+        [
+            n
+            for k, w in enumerate(windows)
+            for n in (0, max(pad[2 * k + 1] - w.after, 0))
+        ]
+    )
 
 
 def _zero_padded(t: Tosa, x: Value, pad: Sequence[int]) -> Value:
@@ -160,7 +217,9 @@ def _zero_padded(t: Tosa, x: Value, pad: Sequence[int]) -> Value:
 
 def _register_average_pools() -> None:
     """Register the rules of the average pools over two and three axes."""
-    for axes, overload in enumerate((aten.avg_pool2d.default, aten.avg_pool3d.default), 2):
+    for axes, overload in enumerate(
+        (aten.avg_pool2d.default, aten.avg_pool3d.default), 2
+    ):
 
         @lowers(overload)
         def avg_pool(
@@ -185,13 +244,18 @@ _register_average_pools()
 def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:
     """x [N,C,*S] or [C,*S] -> [N,C,*output_size] or [C,*output_size]
 
-    If each size is a multiple of its output size, windows are equal, and this is one pool. Otherwise windows differ in
-    length, and each is averaged by itself.
+    If each size is a multiple of its output size, windows are equal, and this is one
+    pool. Otherwise windows differ in length, and each is averaged by itself.
     """
     sizes = list(zip(x.shape[-len(output_size) :], output_size, strict=True))
-    if all(out == 1 or (not is_dynamic(n) and not is_dynamic(out) and n % out == 0) for n, out in sizes):
+    if all(
+        out == 1 or (not is_dynamic(n) and not is_dynamic(out) and n % out == 0)
+        for n, out in sizes
+    ):
         # axis of n -> windows of n // out, one after the other
-        return avg_pooled(t, x, [Window(n // out, n // out, 0, 0) for n, out in sizes], False, None)
+        return avg_pooled(
+            t, x, [Window(n // out, n // out, 0, 0) for n, out in sizes], False, None
+        )
     for axis, out in enumerate(output_size, start=x.rank - len(output_size)):
         if x.shape[axis] != out:
             x = by_parts(t, x, axis, out, _mean)
@@ -199,21 +263,33 @@ def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:
 
 
 def adaptive_bounds(size: int, count: int) -> list[tuple[int, int]]:
-    """Start and end of torch's ``count`` adaptive windows over ``size`` elements; windows may overlap."""
+    """Start and end of torch's ``count`` adaptive windows over ``size`` elements;
+    windows may overlap.
+    """
     return [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
 
 
-def by_parts(t: Tosa, x: Value, axis: int, count: int, each: Callable[[Tosa, Value], Value]) -> Value:
-    """x [*A,L,*B] -> [*A,count,*B]: reduces each of ``count`` adaptive windows along ``axis`` by ``each``.
+def by_parts(
+    t: Tosa, x: Value, axis: int, count: int, each: Callable[[Tosa, Value], Value]
+) -> Value:
+    """x [*A,L,*B] -> [*A,count,*B]: reduces each of ``count`` adaptive windows along
+    ``axis`` by ``each``.
 
-    ``each`` gets a window [N,n,W,1] and returns [N,1,W,1]. Raises Unsupported if ``count`` is known at run time only.
+    ``each`` gets a window [N,n,W,1] and returns [N,1,W,1]. Raises Unsupported if
+    ``count`` is known at run time only.
     """
-    t.require(not is_dynamic(count), f"how many windows there are, {count}, is known at run time only")
-    before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    t.require(
+        not is_dynamic(count),
+        f"how many windows there are, {count}, is known at run time only",
+    )
+    before = math.prod(x.shape[:axis])
+    after = math.prod(x.shape[axis + 1 :])
     image = t.reshape(x, (before, x.shape[axis], after, 1))
     bounds = adaptive_bounds(x.shape[axis], count)
     parts = [each(t, cut(t, image, 1, start, stop - start)) for start, stop in bounds]
-    return t.reshape(joined(t, parts, 1), (*x.shape[:axis], count, *x.shape[axis + 1 :]))
+    return t.reshape(
+        joined(t, parts, 1), (*x.shape[:axis], count, *x.shape[axis + 1 :])
+    )
 
 
 def _mean(t: Tosa, x: Value) -> Value:
@@ -222,7 +298,9 @@ def _mean(t: Tosa, x: Value) -> Value:
     count = x.shape[1]
     if not is_dynamic(count):
         return t.avg_pool2d(x, (count, 1), (1, 1), (0, 0, 0, 0))
-    return converted(t, t.mul(t.reduce_sum(converted(t, x, DType.FP32), 1), 1 / count), x.dtype)
+    return converted(
+        t, t.mul(t.reduce_sum(converted(t, x, DType.FP32), 1), 1 / count), x.dtype
+    )
 
 
 @lowers(aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default)

@@ -1,7 +1,7 @@
 """Max pooling that also returns positions, adaptive max pooling, and max unpooling.
 
-The elements of all windows are gathered, ARGMAX finds the largest of each, and a constant table says where in the
-tensor it lies.
+The elements of all windows are gathered, ARGMAX finds the largest of each, and a
+constant table says where in the tensor it lies.
 """
 
 from __future__ import annotations
@@ -35,62 +35,91 @@ aten = torch.ops.aten
 
 
 def _taps(size: int, window: Window) -> list[list[int]]:
-    """For each window along one axis, the positions of its elements; those in the padding are left out."""
+    """For each window along one axis, the positions of its elements; those in the
+    padding are left out.
+    """
     starts = [k * window.stride - window.before for k in range(window.count(size))]
-    return [[p for p in range(s, s + window.reach, window.dilation) if 0 <= p < size] for s in starts]
+    return [
+        [p for p in range(s, s + window.reach, window.dilation) if 0 <= p < size]
+        for s in starts
+    ]
 
 
 def _table(sizes: Sequence[int], taps: list[list[list[int]]]) -> Any:
-    """numpy [windows, taps]: the flat positions of each window's elements in a plane of ``sizes``.
+    """numpy [windows, taps]: the flat positions of each window's elements in a plane of
+    ``sizes``.
 
-    ``taps`` has the windows' positions for each axis. A window with fewer elements repeats its last position.
+    ``taps`` has the windows' positions for each axis. A window with fewer elements
+    repeats its last position.
     """
     strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
     rows = []
-    for window in product(*taps):  # its positions along each axis, such as ([0, 1], [2, 3])
+    # its positions along each axis, such as ([0, 1], [2, 3])
+    for window in product(*taps):
         places = product(*window)  # of its elements: (0, 2), (0, 3), (1, 2), (1, 3)
         rows.append([sum(map(int.__mul__, place, strides)) for place in places])
     longest = max(map(len, rows))
     return np.array([row + row[-1:] * (longest - len(row)) for row in rows])
 
 
-def _largest_of_windows(t: Tosa, x: Value, taps: list[list[list[int]]]) -> tuple[Value, Value]:
-    """x [*N,*S] -> the largest element of each window and its flat position in *S, both [*N,*S'].
+def _largest_of_windows(
+    t: Tosa, x: Value, taps: list[list[list[int]]]
+) -> tuple[Value, Value]:
+    """x [*N,*S] -> the largest element of each window and its flat position in *S, both
+    [*N,*S'].
 
-    ``taps`` has the windows' positions for each axis. Of several equal elements, the first one is found.
+    ``taps`` has the windows' positions for each axis. Of several equal elements, the
+    first one is found.
     """
-    lead, sizes = x.shape[: x.rank - len(taps)], x.shape[x.rank - len(taps) :]
+    lead = x.shape[: x.rank - len(taps)]
+    sizes = x.shape[x.rank - len(taps) :]
     table = _table(sizes, taps)
     planes, (count, longest) = math.prod(lead), table.shape
     window = picked(t, t.reshape(x, (planes, math.prod(sizes))), 1, table)
-    # index of the largest element in the flattened table: start of the window's row, plus ARGMAX
+    # index of the largest element in the flattened table: start of the window's row,
+    # plus ARGMAX
     row_start = t.literal(np.arange(count, dtype=np.int32)[None] * longest, DType.INT32)
     entry = t.reshape(t.add(t.argmax(window, 2), row_start), (1, planes * count))
-    positions = t.gather(t.literal(table.reshape(1, -1, 1).astype(np.int32), DType.INT32), entry)
+    positions = t.gather(
+        t.literal(table.reshape(1, -1, 1).astype(np.int32), DType.INT32), entry
+    )
     result = (*lead, *map(len, taps))
-    return t.reshape(t.reduce_max(window, 2), result), converted(t, t.reshape(positions, result), DType.INT64)
+    return t.reshape(t.reduce_max(window, 2), result), converted(
+        t, t.reshape(positions, result), DType.INT64
+    )
 
 
 def _with_indices(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, Value | None]:
     """x [N,C,*S] or [C,*S] -> the largest elements, and their positions.
 
-    Positions are None if the table would be too large, or if the target lacks an operator for them.
+    Positions are None if the table would be too large, or if the target lacks an
+    operator for them.
     """
     sizes = x.shape[x.rank - len(axes) :]
     values = max_pooled(t, x, axes)
     # the elements of the table: windows * kernel
-    elements = math.prod([w.count(n) * w.kernel for n, w in zip(sizes, axes, strict=True)])
+    elements = math.prod(
+        [w.count(n) * w.kernel for n, w in zip(sizes, axes, strict=True)]
+    )
     if elements > LARGEST:
         return values, None
     try:
-        return values, _largest_of_windows(t, x, [_taps(n, w) for n, w in zip(sizes, axes, strict=True)])[1]
-    # most programs use only the values: those are lowered for a target without integers too
+        return (
+            values,
+            _largest_of_windows(
+                t, x, [_taps(n, w) for n, w in zip(sizes, axes, strict=True)]
+            )[1],
+        )
+    # most programs use only the values: those are lowered for a target without integers
+    # too
     except Unsupported:
         return values, None
 
 
 def _register_max_pools() -> None:
-    """Register the rules of the max pools with indices, and of the adaptive ones, over one, two and three axes."""
+    """Register the rules of the max pools with indices, and of the adaptive ones, over
+    one, two and three axes.
+    """
     with_indices = (
         aten.max_pool1d_with_indices.default,
         aten.max_pool2d_with_indices.default,
@@ -109,10 +138,20 @@ def _register_max_pools() -> None:
             ceil_mode: bool,
             axes: int = axes,
         ) -> tuple[Value, Value | None]:
-            """[N,C,*S] -> [N,C,*S'], and flat positions in S; of several NaN that of the first (in torch: the last)"""
-            return _with_indices(t, self, windows_of(axes, kernel_size, stride, padding, dilation, ceil_mode))
+            """[N,C,*S] -> [N,C,*S'], and flat positions in S; of several NaN that of
+            the first (in torch: the last)
+            """
+            return _with_indices(
+                t,
+                self,
+                windows_of(axes, kernel_size, stride, padding, dilation, ceil_mode),
+            )
 
-    adaptive = aten.adaptive_max_pool1d.default, aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default
+    adaptive = (
+        aten.adaptive_max_pool1d.default,
+        aten.adaptive_max_pool2d.default,
+        aten.adaptive_max_pool3d.default,
+    )
     for axes, overload in enumerate(adaptive, 1):
 
         @lowers(overload)
@@ -123,15 +162,20 @@ def _register_max_pools() -> None:
             return _adaptive(t, self, numbers(output_size, axes))
 
 
-def _adaptive(t: Tosa, x: Value, output_size: Sequence[int]) -> tuple[Value, Value | None]:
-    """x [*N,*S] -> the largest elements [*N,*output_size], and their flat positions in *S.
+def _adaptive(
+    t: Tosa, x: Value, output_size: Sequence[int]
+) -> tuple[Value, Value | None]:
+    """x [*N,*S] -> the largest elements [*N,*output_size], and their flat positions in
+    *S.
 
-    Positions are None if S is known at run time only and the target lacks an operator for them.
+    Positions are None if S is known at run time only and the target lacks an operator
+    for them.
     """
     first = x.rank - len(output_size)
     sizes = x.shape[first:]
     if not any(map(is_dynamic, sizes)):
-        # for each axis, the positions in each window: size 5 -> 2 outputs [[0, 1, 2], [2, 3, 4]]
+        # for each axis, the positions in each window: size 5 -> 2 outputs [[0, 1, 2],
+        # [2, 3, 4]]
         windows = [
             [list(range(start, end)) for start, end in adaptive_bounds(size, out)]
             for size, out in zip(sizes, output_size, strict=True)
@@ -145,55 +189,81 @@ def _adaptive(t: Tosa, x: Value, output_size: Sequence[int]) -> tuple[Value, Val
         return x, None
 
 
-def _adaptive_at_run_time(t: Tosa, x: Value, counts: Sequence[int]) -> tuple[Value, Value]:
-    """As ``_adaptive``, for sizes S that are known at run time only: reduces one axis after the other.
+def _adaptive_at_run_time(
+    t: Tosa, x: Value, counts: Sequence[int]
+) -> tuple[Value, Value]:
+    """As ``_adaptive``, for sizes S that are known at run time only: reduces one axis
+    after the other.
 
-    It begins with the last axis, so that of several equal elements the first one in memory is found.
+    It begins with the last axis, so that of several equal elements the first one in
+    memory is found.
     """
-    positions, stride = None, 1
+    positions = None
+    stride = 1
     for axis, count in reversed(list(enumerate(counts, start=x.rank - len(counts)))):
         size = x.shape[axis]
         x, index = _largest_of_parts(t, x, axis, count)
-        # of the windows' largest along this axis, take the positions that were found along the axes after it
+        # of the windows' largest along this axis, take the positions that were found
+        # along the axes after it
         offset = t.mul(index, stride)
-        positions = offset if positions is None else t.add(offset, gather(t, positions, axis, index))
+        positions = (
+            offset
+            if positions is None
+            else t.add(offset, gather(t, positions, axis, index))
+        )
         stride = stride * size
     assert positions is not None
     return x, converted(t, positions, DType.INT64)
 
 
 def _largest_of_parts(t: Tosa, x: Value, axis: int, count: int) -> tuple[Value, Value]:
-    """x [*A,L,*B] -> the largest element of each of ``count`` adaptive windows along ``axis``, and its position in L.
+    """x [*A,L,*B] -> the largest element of each of ``count`` adaptive windows along
+    ``axis``, and its position in L.
 
     Both are [*A,count,*B].
     """
-    before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    before = math.prod(x.shape[:axis])
+    after = math.prod(x.shape[axis + 1 :])
     image = t.reshape(x, (before, x.shape[axis], after))
-    values, indices = [], []  # of each window, [before,1,after]
+    # of each window, [before,1,after]
+    values = []
+    indices = []
     for start, stop in adaptive_bounds(x.shape[axis], count):
         part = cut(t, image, 1, start, stop - start)
         indices.append(t.add(t.reshape(t.argmax(part, 1), (before, 1, after)), start))
         values.append(t.reduce_max(part, 1))
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
-    return t.reshape(joined(t, values, 1), shape), t.reshape(joined(t, indices, 1), shape)
+    return t.reshape(joined(t, values, 1), shape), t.reshape(
+        joined(t, indices, 1), shape
+    )
 
 
 def _unpooled(t: Tosa, x: Value, indices: Value, sizes: Sequence[int]) -> Value:
-    """x [*B,*S] -> planes [*B,*sizes] with the elements of x at the flat positions ``indices`` [*B,*S], 0 elsewhere.
+    """x [*B,*S] -> planes [*B,*sizes] with the elements of x at the flat positions
+    ``indices`` [*B,*S], 0 elsewhere.
 
-    Overlapping windows may name a position twice, with the same element: "amax" keeps it, where a sum would double it.
+    Overlapping windows may name a position twice, with the same element: "amax" keeps
+    it, where a sum would double it.
     """
     lead = x.shape[: -len(sizes)]
-    rows, places = math.prod(lead), math.prod(sizes)
+    rows = math.prod(lead)
+    places = math.prod(sizes)
     flat = [t.reshape(v, (rows, math.prod(x.shape) // rows)) for v in (indices, x)]
     empty = t.tile(t.constant(0, x.dtype, (1, 1)), (rows, places))
-    return t.reshape(combined(t, empty, 1, flat[0], flat[1], "amax", include_self=False), (*lead, *sizes))
+    return t.reshape(
+        combined(t, empty, 1, flat[0], flat[1], "amax", include_self=False),
+        (*lead, *sizes),
+    )
 
 
 _register_max_pools()
 
 
-@lowers(aten.max_unpool2d.default, aten.max_unpool3d.default, indexes={"indices": places("output_size")})
+@lowers(
+    aten.max_unpool2d.default,
+    aten.max_unpool3d.default,
+    indexes={"indices": places("output_size")},
+)
 def max_unpool(
     t: Tosa,
     self: Value,

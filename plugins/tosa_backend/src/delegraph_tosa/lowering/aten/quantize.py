@@ -1,11 +1,15 @@
-"""Quantize and dequantize operators, per tensor and per channel, as PT2E writes them (``quantized_decomposed``)."""
+"""Quantize and dequantize operators, per tensor and per channel, as PT2E writes them
+(``quantized_decomposed``).
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.ao.quantization.fx._decomposed  # registers the operators; whoever exported them has imported it, too
+
+# registers the operators; whoever exported them has imported it, too
+import torch.ao.quantization.fx._decomposed
 
 from ...evaluate import materialize
 from ...ir.graph import Value
@@ -40,7 +44,9 @@ def quantize_per_tensor(
 ) -> Value:
     """fp32 [*S] -> integers [*S]"""
     target = _quantization(t, scale, zero_point, quant_min, quant_max, dtype)
-    return _as_bytes_if_unsigned(quantized(t, converted(t, input, DType.FP32), target), dtype)
+    return _as_bytes_if_unsigned(
+        quantized(t, converted(t, input, DType.FP32), target), dtype
+    )
 
 
 @lowers(*QUANTIZE, on=Lazy)
@@ -59,24 +65,39 @@ def requantize_per_tensor(
 
 
 def _as_bytes_if_unsigned(q: Value, dtype: torch.dtype) -> Value:
-    """The int8 integers ``q`` as ``Bytes`` if ``dtype`` is uint8; any other ``q`` as it is."""
+    """The int8 integers ``q`` as ``Bytes`` if ``dtype`` is uint8; any other ``q`` as it
+    is.
+    """
     return Bytes(q) if dtype is torch.uint8 else q
 
 
 def _quantization(
-    t: Tosa, scale: Operand, zero_point: Operand, quant_min: Operand, quant_max: Operand, dtype: torch.dtype
+    t: Tosa,
+    scale: Operand,
+    zero_point: Operand,
+    quant_min: Operand,
+    quant_max: Operand,
+    dtype: torch.dtype,
 ) -> Quantization:
-    """The arguments of a quantize operator as a Quantization. uint8 becomes int8 with all integers 128 less.
+    """The arguments of a quantize operator as a Quantization. uint8 becomes int8 with
+    all integers 128 less.
 
-    Raises Unsupported if the scale is no positive number of fp32, or the limits exceed the type.
+    Raises Unsupported if the scale is no positive number of fp32, or the limits exceed
+    the type.
     """
-    scale, zero_point, quant_min, quant_max = _read_parameters(t, scale, zero_point, quant_min, quant_max)
+    scale, zero_point, quant_min, quant_max = _read_parameters(
+        t, scale, zero_point, quant_min, quant_max
+    )
     expect_scale(scale)
     if dtype is torch.uint8:
-        zero_point, quant_min, quant_max, dtype = zero_point - HALF, quant_min - HALF, quant_max - HALF, torch.int8
+        zero_point = zero_point - HALF
+        quant_min = quant_min - HALF
+        quant_max = quant_max - HALF
+        dtype = torch.int8
     element = dtype_of(dtype)
     t.require(
-        inside((quant_min, quant_max), range_of_type(element)), f"{quant_min}..{quant_max} is more than {element}"
+        inside((quant_min, quant_max), range_of_type(element)),
+        f"{quant_min}..{quant_max} is more than {element}",
     )
     return Quantization(scale, zero_point, quant_min, quant_max, element)
 
@@ -94,15 +115,23 @@ def dequantize_per_tensor(
     out_dtype: torch.dtype | None,
 ) -> Value:
     """integers or uint8 [*S] -> lazy [*S]; emits no operators"""
-    number, zero, least, most = _read_parameters(t, scale, zero_point, quant_min, quant_max)
+    number, zero, least, most = _read_parameters(
+        t, scale, zero_point, quant_min, quant_max
+    )
     expect_scale(number)
     _expect_fp32(t, out_dtype)
     q, offset = _as_signed(input)
-    return Scaled(_with_declared_range(q, least - offset, most - offset), Scale(number), zero - offset)
+    return Scaled(
+        _with_declared_range(q, least - offset, most - offset),
+        Scale(number),
+        zero - offset,
+    )
 
 
 def _as_signed(x: Value) -> tuple[Value, int]:
-    """The integers of x, and by how much they are less than what they stand for: uint8 is held as int8."""
+    """The integers of x, and by how much they are less than what they stand for: uint8
+    is held as int8.
+    """
     return (x.q, HALF) if isinstance(x, Bytes) else (x, 0)
 
 
@@ -119,24 +148,35 @@ def dequantize_per_channel(
     dtype: torch.dtype,
     out_dtype: torch.dtype | None,
 ) -> Scaled:
-    """integers or uint8 [*A,C,*B], scales [C], equal zero points int64 [C] -> lazy [*A,C,*B]; emits no operators"""
+    """integers or uint8 [*A,C,*B], scales [C], equal zero points int64 [C] -> lazy
+    [*A,C,*B]; emits no operators
+    """
     _expect_fp32(t, out_dtype)
     t.require(scales.constant is not None, "its scales are computed at run time")
     low, high = (0, 0) if zero_points is None else range_of(zero_points)
-    t.require(low == high, "its channels have different zero points, or none that are known; TOSA has one for all")
+    t.require(
+        low == high,
+        "its channels have different zero points, or none that are known; TOSA has one"
+        " for all",
+    )
     q, offset = _as_signed(input)
     integers = _with_declared_range(q, quant_min - offset, quant_max - offset)
     return Scaled(integers, Scale(1.0, (scales,)), low - offset, axis % input.rank)
 
 
 @lowers(torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default, on=Bytes)
-def bytes_to_floats(t: Tosa, input: Bytes, dtype: torch.dtype | None, *settings: Any) -> Value:
-    """uint8 [*S] -> the same numbers as fp32 [*S]; on a target without floats, a lazy value with a scale of 1.
+def bytes_to_floats(
+    t: Tosa, input: Bytes, dtype: torch.dtype | None, *settings: Any
+) -> Value:
+    """uint8 [*S] -> the same numbers as fp32 [*S]; on a target without floats, a lazy
+    value with a scale of 1.
 
     Raises Unsupported for a cast to any other type.
     """
     if dtype is not torch.float32:
-        raise refused(cast_of_bytes(dtype, None if input.held is None else input.held.name))
+        raise refused(
+            cast_of_bytes(dtype, None if input.held is None else input.held.name)
+        )
     y = Scaled(input.q, Scale(1.0), -HALF)
     return y.real(t) if "FP" in t.spec.profiles else y
 
@@ -144,7 +184,8 @@ def bytes_to_floats(t: Tosa, input: Bytes, dtype: torch.dtype | None, *settings:
 def _with_declared_range(input: Value, quant_min: int, quant_max: int) -> Value:
     """``input``; if it is a constant, its range is narrowed to quant_min .. quant_max.
 
-    A tensor that is computed at run time may hold integers outside of these limits, so its range stays.
+    A tensor that is computed at run time may hold integers outside of these limits, so
+    its range stays.
     """
     if input.constant is not None:
         input.range = meet(range_of(input), (quant_min, quant_max))
@@ -153,13 +194,17 @@ def _with_declared_range(input: Value, quant_min: int, quant_max: int) -> Value:
 
 def _expect_fp32(t: Tosa, out_dtype: torch.dtype | None) -> None:
     """Raise Unsupported unless ``out_dtype`` is float32; None means float32."""
-    t.require(out_dtype in (None, torch.float32), f"dequantizing to {out_dtype} is not lowered, only to float32")
+    t.require(
+        out_dtype in (None, torch.float32),
+        f"dequantizing to {out_dtype} is not lowered, only to float32",
+    )
 
 
 def _read_parameters(
     t: Tosa, scale: Operand, zero_point: Operand, quant_min: Operand, quant_max: Operand
 ) -> tuple[float, int, int, int]:
-    """(scale, zero point, quant_min, quant_max) as Python numbers; those that are tensors of the model are read.
+    """(scale, zero point, quant_min, quant_max) as Python numbers; those that are
+    tensors of the model are read.
 
     Raises Unsupported if one of them is computed at run time.
     """
@@ -168,17 +213,23 @@ def _read_parameters(
         number: float = materialize(scale).item()
     else:
         number = scale
-    least, most, zero = [_read_integer(t, number) for number in (quant_min, quant_max, zero_point)]
+    least, most, zero = [
+        _read_integer(t, number) for number in (quant_min, quant_max, zero_point)
+    ]
     return number, zero, least, most
 
 
 def _read_integer(t: Tosa, value: Operand) -> int:
-    """The number that all elements of ``value``, a constant of integers, equal; a Python number as it is.
+    """The number that all elements of ``value``, a constant of integers, equal; a
+    Python number as it is.
 
     Raises Unsupported if the elements differ, or if ``value`` is computed at run time.
     """
     if not isinstance(value, Value):
         return value  # type: ignore[return-value]
     low, high = range_of(value)
-    t.require(value.constant is not None and low == high, "its zero point or limits are not known")
+    t.require(
+        value.constant is not None and low == high,
+        "its zero point or limits are not known",
+    )
     return low

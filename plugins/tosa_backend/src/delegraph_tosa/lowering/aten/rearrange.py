@@ -1,6 +1,8 @@
-"""Elements in another order: reversed, rotated, in windows, on diagonals, at places in memory; and replaced slices.
+"""Elements in another order: reversed, rotated, in windows, on diagonals, at places in
+memory; and replaced slices.
 
-Rules use SLICE, CONCAT and REVERSE where a few of them are enough, else one GATHER with constant positions.
+Rules use SLICE, CONCAT and REVERSE where a few of them are enough, else one GATHER with
+constant positions.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def flipud(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.rot90.default)
 def rot90(t: Tosa, self: Value, k: int, dims: Sequence[int]) -> Value:
-    """[..,A,..,B,..] -> [..,A,..,B,..] or [..,B,..,A,..]; turned k times by 90 degrees from dims[0] to dims[1]"""
+    """[..,A,..,B,..] -> [..,A,..,B,..] or [..,B,..,A,..]; turned k times by 90 degrees
+    from dims[0] to dims[1]
+    """
     first, second = (axis_of(d, self.rank) for d in dims)
     if k % 2 == 0:
         return _reversed(t, self, [first, second]) if k % 4 else self
@@ -68,7 +72,9 @@ def rot90(t: Tosa, self: Value, k: int, dims: Sequence[int]) -> Value:
 
 @lowers(aten.roll.default)
 def roll(t: Tosa, self: Value, shifts: Sequence[int], dims: Sequence[int]) -> Value:
-    """[*S] -> [*S]; rotated along ``dims``. If ``dims`` is empty, the flattened tensor is rotated"""
+    """[*S] -> [*S]; rotated along ``dims``. If ``dims`` is empty, the flattened tensor
+    is rotated
+    """
     if not dims:
         flat = t.reshape(self, (math.prod(self.shape),))
         return t.reshape(_rolled(t, flat, shifts[0], 0), self.shape)
@@ -86,7 +92,10 @@ def _rolled(t: Tosa, x: Value, shift: int, axis: int) -> Value:
     if is_dynamic(size):
         # one of the two pieces may be empty at run time, and TOSA has no empty tensors
         return cut(t, t.concat([x, x], axis), axis, size - offset, size)
-    return t.concat([cut(t, x, axis, size - offset, offset), cut(t, x, axis, 0, size - offset)], axis)
+    return t.concat(
+        [cut(t, x, axis, size - offset, offset), cut(t, x, axis, 0, size - offset)],
+        axis,
+    )
 
 
 # ---- diagonals
@@ -94,20 +103,31 @@ def _rolled(t: Tosa, x: Value, shift: int, axis: int) -> Value:
 
 @lowers(aten.diagonal.default, aten.diagonal_copy.default)
 def diagonal(t: Tosa, self: Value, offset: int, dim1: int, dim2: int) -> Value:
-    """[..,N,..,M,..] -> [..,K], the elements (k, k + offset) of the axes ``dim1`` and ``dim2``.
+    """[..,N,..,M,..] -> [..,K], the elements (k, k + offset) of the axes ``dim1`` and
+    ``dim2``.
 
     With both axes flattened, these are every (M + 1)-th element.
     """
-    first, second = axis_of(dim1, self.rank), axis_of(dim2, self.rank)
+    first = axis_of(dim1, self.rank)
+    second = axis_of(dim2, self.rank)
     rest = [axis for axis in range(self.rank) if axis not in (first, second)]
     x = t.transpose(self, [*rest, first, second])
     *lead, rows, columns = x.shape
     start = offset if offset >= 0 else -offset * columns
-    count = smallest(rows, columns - offset) if offset >= 0 else smallest(rows + offset, columns)
+    count = (
+        smallest(rows, columns - offset)
+        if offset >= 0
+        else smallest(rows + offset, columns)
+    )
     flat = t.reshape(x, (*lead, rows * columns))
     # from the first to the last element of the diagonal
     length = (largest(count, 1) - 1) * (columns + 1) + 1
-    return every(t, cut(t, flat, len(lead), start, length if count > 0 else 0), len(lead), columns + 1)
+    return every(
+        t,
+        cut(t, flat, len(lead), start, length if count > 0 else 0),
+        len(lead),
+        columns + 1,
+    )
 
 
 @lowers(aten.linalg_diagonal.default)
@@ -119,21 +139,33 @@ def linalg_diagonal(t: Tosa, A: Value, offset: int, dim1: int, dim2: int) -> Val
 # ---- windows that overlap
 
 
-def windows_along(t: Tosa, x: Value, axis: int, kernel: int, step: int, dilation: int = 1) -> Value:
-    """x [*A,N,*B] -> [*A,count,kernel,*B], the windows of ``kernel`` elements that begin every ``step`` elements"""
+def windows_along(
+    t: Tosa, x: Value, axis: int, kernel: int, step: int, dilation: int = 1
+) -> Value:
+    """x [*A,N,*B] -> [*A,count,kernel,*B], the windows of ``kernel`` elements that
+    begin every ``step`` elements
+    """
     reach = dilation * (kernel - 1) + 1
     count = (x.shape[axis] - reach) // step + 1
     if step == kernel and dilation == 1:
-        # windows that follow one another without overlap are the rows of a reshaped axis
+        # windows that follow one another without overlap are the rows of a reshaped
+        # axis
         covered = cut(t, x, axis, 0, count * kernel)
-        return t.reshape(covered, (*x.shape[:axis], count, kernel, *x.shape[axis + 1 :]))
+        return t.reshape(
+            covered, (*x.shape[:axis], count, kernel, *x.shape[axis + 1 :])
+        )
     if is_dynamic(count):
-        # no constant positions for a GATHER: join the k-th elements of all windows for each k
-        spans = [cut(t, x, axis, k * dilation, (count - 1) * step + 1) for k in range(kernel)]
+        # no constant positions for a GATHER: join the k-th elements of all windows for
+        # each k
+        spans = [
+            cut(t, x, axis, k * dilation, (count - 1) * step + 1) for k in range(kernel)
+        ]
         columns = [span if step == 1 else every(t, span, axis, step) for span in spans]
         shape = (*x.shape[:axis], count, 1, *x.shape[axis + 1 :])
         return joined(t, [t.reshape(column, shape) for column in columns], axis + 1)
-    return picked(t, x, axis, np.arange(count)[:, None] * step + np.arange(kernel) * dilation)
+    return picked(
+        t, x, axis, np.arange(count)[:, None] * step + np.arange(kernel) * dilation
+    )
 
 
 @lowers(aten.unfold.default, aten.unfold_copy.default)
@@ -148,9 +180,20 @@ def unfold(t: Tosa, self: Value, dimension: int, size: int, step: int) -> Value:
 
 
 @lowers(aten.im2col.default)
-def im2col(t: Tosa, self: Value, kernel_size: Pairs, dilation: Pairs, padding: Pairs, stride: Pairs) -> Value:
-    """[N,C,H,W] or [C,H,W] -> [N,C*KH*KW,L] or [C*KH*KW,L]: the elements of each of L windows as a column"""
-    (kh, kw), (dh, dw), (ph, pw), (sh, sw) = map(pair, (kernel_size, dilation, padding, stride))
+def im2col(
+    t: Tosa,
+    self: Value,
+    kernel_size: Pairs,
+    dilation: Pairs,
+    padding: Pairs,
+    stride: Pairs,
+) -> Value:
+    """[N,C,H,W] or [C,H,W] -> [N,C*KH*KW,L] or [C*KH*KW,L]: the elements of each of L
+    windows as a column
+    """
+    (kh, kw), (dh, dw), (ph, pw), (sh, sw) = map(
+        pair, (kernel_size, dilation, padding, stride)
+    )
     x = framed(t, t.ranked(self, 4), [(0, 0), (0, 0), (ph, ph), (pw, pw)])
     # [N,C,H,W] -> [N,C,rows,KH,W] -> [N,C,rows,KH,columns,KW]
     x = windows_along(t, windows_along(t, x, 2, kh, sh, dh), 4, kw, sw, dw)
@@ -161,27 +204,53 @@ def im2col(t: Tosa, self: Value, kernel_size: Pairs, dilation: Pairs, padding: P
 
 @lowers(aten.col2im.default)
 def col2im(
-    t: Tosa, self: Value, output_size: Pairs, kernel_size: Pairs, dilation: Pairs, padding: Pairs, stride: Pairs
+    t: Tosa,
+    self: Value,
+    output_size: Pairs,
+    kernel_size: Pairs,
+    dilation: Pairs,
+    padding: Pairs,
+    stride: Pairs,
 ) -> Value:
-    """[N,C*KH*KW,L] or [C*KH*KW,L] -> [N,C,H,W] or [C,H,W]: the inverse of im2col, summing where windows overlap"""
-    (kh, kw), (dh, dw), (ph, pw), (sh, sw) = map(pair, (kernel_size, dilation, padding, stride))
+    """[N,C*KH*KW,L] or [C*KH*KW,L] -> [N,C,H,W] or [C,H,W]: the inverse of im2col,
+    summing where windows overlap
+    """
+    (kh, kw), (dh, dw), (ph, pw), (sh, sw) = map(
+        pair, (kernel_size, dilation, padding, stride)
+    )
     height, width = pair(output_size)
     x = t.ranked(self, 3)
-    n, c = x.shape[0], x.shape[1] // (kh * kw)
+    n = x.shape[0]
+    c = x.shape[1] // (kh * kw)
     # the number of windows along the height and along the width; their product is L
-    rows, columns = (height + 2 * ph - dh * (kh - 1) - 1) // sh + 1, (width + 2 * pw - dw * (kw - 1) - 1) // sw + 1
-    # sum the overlaps along the width first, then along the height; the padding is cut off at the end
-    lines = _overlapping_sum(t, t.reshape(x, (n * c * kh, kw, rows, columns)), 3, sw, dw, width + 2 * pw)
-    image = _overlapping_sum(t, t.reshape(lines, (n * c, kh, rows, width + 2 * pw)), 2, sh, dh, height + 2 * ph)
+    rows = (height + 2 * ph - dh * (kh - 1) - 1) // sh + 1
+    columns = (width + 2 * pw - dw * (kw - 1) - 1) // sw + 1
+    # sum the overlaps along the width first, then along the height; the padding is cut
+    # off at the end
+    lines = _overlapping_sum(
+        t, t.reshape(x, (n * c * kh, kw, rows, columns)), 3, sw, dw, width + 2 * pw
+    )
+    image = _overlapping_sum(
+        t,
+        t.reshape(lines, (n * c, kh, rows, width + 2 * pw)),
+        2,
+        sh,
+        dh,
+        height + 2 * ph,
+    )
     with_padding = t.reshape(image, (n, c, height + 2 * ph, width + 2 * pw))
     y = framed(t, with_padding, [(0, 0), (0, 0), (-ph, -ph), (-pw, -pw)])
     return y if self.rank == 3 else t.reshape(y, y.shape[1:])
 
 
-def _overlapping_sum(t: Tosa, x: Value, axis: int, stride: int, dilation: int, size: int) -> Value:
-    """x [N,K,A,B] -> [N,A',B']: the K elements of each window added into a result with ``size`` along ``axis``.
+def _overlapping_sum(
+    t: Tosa, x: Value, axis: int, stride: int, dilation: int, size: int
+) -> Value:
+    """x [N,K,A,B] -> [N,A',B']: the K elements of each window added into a result with
+    ``size`` along ``axis``.
 
-    Element k of window w is added at position w * stride + k * dilation. ``axis`` (2 or 3) counts the windows in x.
+    Element k of window w is added at position w * stride + k * dilation. ``axis`` (2 or
+    3) counts the windows in x.
     """
     total: Value | None = None
     for tap in range(x.shape[1]):
@@ -196,38 +265,77 @@ def _overlapping_sum(t: Tosa, x: Value, axis: int, stride: int, dilation: int, s
 
 @lowers(aten.pixel_unshuffle.default)
 def pixel_unshuffle(t: Tosa, self: Value, downscale_factor: int) -> Value:
-    """[*A,C,H,W] -> [*A,C*r*r,H/r,W/r]; the pixels of each square of r * r become channels"""
+    """[*A,C,H,W] -> [*A,C*r*r,H/r,W/r]; the pixels of each square of r * r become
+    channels
+    """
     *lead, channels, height, width = self.shape
-    r, rows, columns = downscale_factor, height // downscale_factor, width // downscale_factor
+    r = downscale_factor
+    rows = height // downscale_factor
+    columns = width // downscale_factor
     squares = t.reshape(self, (math.prod(lead) * channels, rows, r, columns, r))
-    return t.reshape(t.transpose(squares, (0, 2, 4, 1, 3)), (*lead, channels * r * r, rows, columns))
+    return t.reshape(
+        t.transpose(squares, (0, 2, 4, 1, 3)), (*lead, channels * r * r, rows, columns)
+    )
 
 
 # ---- places in memory
 
 
-def _strided(shape: tuple[int, ...], size: Sequence[int], stride: Sequence[int], offset: int | None) -> Any:
-    """numpy [*size]: the positions in memory of the elements of a view; an ``offset`` of None is 0."""
+def _strided(
+    shape: tuple[int, ...],
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None,
+) -> Any:
+    """numpy [*size]: the positions in memory of the elements of a view; an ``offset``
+    of None is 0.
+    """
     axes = [np.arange(n) * s for n, s in zip(size, stride, strict=True)]
     return (offset or 0) + (sum(np.ix_(*axes)) if axes else np.array(0))
 
 
 @lowers(aten.as_strided.default, aten.as_strided_copy.default, by_memory=True)
-def as_strided(t: Tosa, self: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Value:
-    """[*S] -> [*size]; element i, j, .. is at position storage_offset + i * stride[0] + j * stride[1] + .. of self"""
-    return rearranged(t, self, _expect_inside(t, self, _strided(self.shape, size, stride, storage_offset)))
+def as_strided(
+    t: Tosa,
+    self: Value,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None,
+) -> Value:
+    """[*S] -> [*size]; element i, j, .. is at position storage_offset + i * stride[0] +
+    j * stride[1] + .. of self
+    """
+    return rearranged(
+        t,
+        self,
+        _expect_inside(t, self, _strided(self.shape, size, stride, storage_offset)),
+    )
 
 
 @lowers(aten.as_strided_scatter.default, by_memory=True)
 def as_strided_scatter(
-    t: Tosa, self: Value, src: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None
+    t: Tosa,
+    self: Value,
+    src: Value,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None,
 ) -> Value:
-    """self [*S], src [*size] -> [*S] with the elements of ``src`` at the positions that ``as_strided`` reads"""
-    return replaced(t, self, src, _expect_inside(t, self, _strided(self.shape, size, stride, storage_offset)))
+    """self [*S], src [*size] -> [*S] with the elements of ``src`` at the positions that
+    ``as_strided`` reads
+    """
+    return replaced(
+        t,
+        self,
+        src,
+        _expect_inside(t, self, _strided(self.shape, size, stride, storage_offset)),
+    )
 
 
 def _expect_inside(t: Tosa, x: Value, places: Any) -> Any:
-    """``places`` as they are; raises Unsupported if one is beyond the last element of x."""
+    """``places`` as they are; raises Unsupported if one is beyond the last element of
+    x.
+    """
     inside = places.size == 0 or int(places.max()) < math.prod(x.shape)
     t.require(inside, "it reads memory beyond its input, of which TOSA knows nothing")
     return places
@@ -237,44 +345,84 @@ def _expect_inside(t: Tosa, x: Value, places: Any) -> Any:
 def resize(t: Tosa, self: Value, size: Sequence[int], memory_format: Any) -> Value:
     """[*S] -> [*size], the first elements in memory"""
     count = math.prod(size)
-    t.require(memory_format in (None, torch.contiguous_format), "resizing to another memory format is not lowered")
-    t.require(count <= math.prod(self.shape), f"resizing {list(self.shape)} to {list(size)} leaves elements undefined")
-    return t.reshape(cut(t, t.reshape(self, (math.prod(self.shape),)), 0, 0, count), size)
+    t.require(
+        memory_format in (None, torch.contiguous_format),
+        "resizing to another memory format is not lowered",
+    )
+    t.require(
+        count <= math.prod(self.shape),
+        f"resizing {list(self.shape)} to {list(size)} leaves elements undefined",
+    )
+    return t.reshape(
+        cut(t, t.reshape(self, (math.prod(self.shape),)), 0, 0, count), size
+    )
 
 
 # ---- slices that are replaced
 
 
 def replaced(t: Tosa, x: Value, src: Value, places: Any) -> Value:
-    """x [*S] with the elements of ``src`` at ``places``, constant flat positions (numpy) in the shape of ``src``"""
+    """x [*S] with the elements of ``src`` at ``places``, constant flat positions
+    (numpy) in the shape of ``src``
+    """
     sources = numbered(x.shape).ravel()
-    # GATHER reads x and ``src`` joined: positions from the size of x on are elements of ``src``
+    # GATHER reads x and ``src`` joined: positions from the size of x on are elements of
+    # ``src``
     sources[places.ravel()] = sources.size + np.arange(places.size)
-    both = [t.reshape(v, (math.prod(v.shape),)) for v in (x, converted(t, src, x.dtype))]
+    both = [
+        t.reshape(v, (math.prod(v.shape),)) for v in (x, converted(t, src, x.dtype))
+    ]
     return t.reshape(picked(t, t.concat(both, 0), 0, sources), x.shape)
 
 
 @lowers(aten.slice_scatter.default)
-def slice_scatter(t: Tosa, self: Value, src: Value, dim: int, start: int | None, end: int | None, step: int) -> Value:
-    """self [*A,N,*B], src [*A,M,*B] -> [*A,N,*B] with ``src`` in place of self[start:end:step]"""
+def slice_scatter(
+    t: Tosa,
+    self: Value,
+    src: Value,
+    dim: int,
+    start: int | None,
+    end: int | None,
+    step: int,
+) -> Value:
+    """self [*A,N,*B], src [*A,M,*B] -> [*A,N,*B] with ``src`` in place of
+    self[start:end:step]
+    """
     axis = axis_of(dim, self.rank)
     size = self.shape[axis]
     first, last = bounds(start, end, size)
     if step > 1:
-        return replaced(t, self, src, np.moveaxis(np.moveaxis(numbered(self.shape), axis, 0)[first:last:step], 0, axis))
+        return replaced(
+            t,
+            self,
+            src,
+            np.moveaxis(
+                np.moveaxis(numbered(self.shape), axis, 0)[first:last:step], 0, axis
+            ),
+        )
     src = converted(t, src, self.dtype)
-    if is_dynamic(size):  # the parts before and after may be empty, and TOSA has no empty tensors
+    # the parts before and after may be empty, and TOSA has no empty tensors
+    if is_dynamic(size):
         return _put_at_run_time(t, self, src, axis, first, size - last)
     before = [cut(t, self, axis, 0, first)] if first else []
     after = [cut(t, self, axis, last, size - last)] if last < size else []
     return joined(t, [*before, src, *after], axis)
 
 
-def _put_at_run_time(t: Tosa, x: Value, src: Value, axis: int, before: int, after: int) -> Value:
-    """x [*A,N,*B] with src [*A,M,*B] in place of the elements ``before`` .. N - ``after`` of ``axis``, by a SELECT"""
-    padding, ones = [0] * (2 * x.rank), [1] * x.rank
+def _put_at_run_time(
+    t: Tosa, x: Value, src: Value, axis: int, before: int, after: int
+) -> Value:
+    """x [*A,N,*B] with src [*A,M,*B] in place of the elements ``before`` .. N -
+    ``after`` of ``axis``, by a SELECT
+    """
+    padding = [0] * (2 * x.rank)
+    ones = [1] * x.rank
     padding[2 * axis : 2 * axis + 2], ones[axis] = (before, after), src.shape[axis]
-    mask = t.pad(t.tile(t.constant(True, DType.BOOL, (1,) * x.rank), ones), padding, t.constant(False, DType.BOOL))
+    mask = t.pad(
+        t.tile(t.constant(True, DType.BOOL, (1,) * x.rank), ones),
+        padding,
+        t.constant(False, DType.BOOL),
+    )
     return t.select(mask, t.pad(src, padding), x)
 
 
@@ -288,13 +436,19 @@ def select_scatter(t: Tosa, self: Value, src: Value, dim: int, index: int) -> Va
 
 
 @lowers(aten.diagonal_scatter.default)
-def diagonal_scatter(t: Tosa, self: Value, src: Value, offset: int, dim1: int, dim2: int) -> Value:
+def diagonal_scatter(
+    t: Tosa, self: Value, src: Value, offset: int, dim1: int, dim2: int
+) -> Value:
     """self [..,N,..,M,..], src [..,K] -> [..,N,..,M,..] with ``src`` on the diagonal"""
-    places = np.diagonal(numbered(self.shape), offset, axis_of(dim1, self.rank), axis_of(dim2, self.rank))
+    places = np.diagonal(
+        numbered(self.shape), offset, axis_of(dim1, self.rank), axis_of(dim2, self.rank)
+    )
     return replaced(t, self, src, places)
 
 
 @lowers(aten.copy.default)
 def copy(t: Tosa, self: Type, src: Value) -> Value:
-    """self [*S], src [*S'] -> [*S]; ``src``, cast and broadcast to the type and shape of self"""
+    """self [*S], src [*S'] -> [*S]; ``src``, cast and broadcast to the type and shape
+    of self
+    """
     return expanded(t, converted(t, src, self.dtype), self.shape)

@@ -22,55 +22,89 @@ Dims = Sequence[int] | int | None
 """Axes to reduce; None is all."""
 
 
-def reduced(t: Tosa, x: Value, step: Callable[[Value, int], Value], dims: Dims, keepdim: bool) -> Value:
-    """x [*S] -> [*S']: ``step(y, axis)`` for each of ``dims``, or for every axis if ``dims`` is empty or None.
+def reduced(
+    t: Tosa, x: Value, step: Callable[[Value, int], Value], dims: Dims, keepdim: bool
+) -> Value:
+    """x [*S] -> [*S']: ``step(y, axis)`` for each of ``dims``, or for every axis if
+    ``dims`` is empty or None.
 
-    ``step`` keeps its axis with size 1; without ``keepdim`` these axes are removed at the end.
+    ``step`` keeps its axis with size 1; without ``keepdim`` these axes are removed at
+    the end.
     """
     axes = axes_of(dims, x.rank)
     y = x
     for axis in axes:
         y = step(y, axis)
-    return y if keepdim else t.reshape(y, [size for axis, size in enumerate(x.shape) if axis not in axes])
+    return (
+        y
+        if keepdim
+        else t.reshape(
+            y, [size for axis, size in enumerate(x.shape) if axis not in axes]
+        )
+    )
 
 
 def axes_of(dims: Dims, rank: int) -> list[int]:
     """``dims`` as axes counted from 0, in order; every axis if it is empty or None."""
     if isinstance(dims, int):
         dims = [dims]
-    return sorted({axis_of(d, rank) for d in dims}) if dims and rank else list(range(rank))
+    return (
+        sorted({axis_of(d, rank) for d in dims}) if dims and rank else list(range(rank))
+    )
 
 
-def total(t: Tosa, x: Value, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> Value:
-    """The sum over ``dims``, in the type ``dtype``. fp16 and bf16 are summed in fp32, and integers in int64."""
+def total(
+    t: Tosa, x: Value, dims: Dims, keepdim: bool, dtype: torch.dtype | None
+) -> Value:
+    """The sum over ``dims``, in the type ``dtype``. fp16 and bf16 are summed in fp32,
+    and integers in int64.
+    """
     x = summand(t, x, dtype)
     wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
     return converted(t, reduced(t, wide, t.reduce_sum, dims, keepdim), x.dtype)
 
 
 def summand(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
-    """x in the type of its sum in torch: ``dtype``; if that is None, int64 for integers and bools, else x as it is."""
+    """x in the type of its sum in torch: ``dtype``; if that is None, int64 for integers
+    and bools, else x as it is.
+    """
     if dtype is None:
         return x if x.dtype in FLOATS else converted(t, x, DType.INT64)
     return to_torch(t, x, dtype)
 
 
 def average(t: Tosa, x: Value, dims: Dims, keepdim: bool) -> Value:
-    """The mean of x over ``dims``, computed in fp32; raises Unsupported unless x has floats."""
+    """The mean of x over ``dims``, computed in fp32; raises Unsupported unless x has
+    floats.
+    """
     t.require(x.dtype in FLOATS, f"a mean of {x.dtype} is not defined")
     count = math.prod([x.shape[axis] for axis in axes_of(dims, x.rank)])
     wide = converted(t, x, DType.FP32)
-    return converted(t, t.mul(reduced(t, wide, t.reduce_sum, dims, keepdim), 1 / count), x.dtype)
+    return converted(
+        t, t.mul(reduced(t, wide, t.reduce_sum, dims, keepdim), 1 / count), x.dtype
+    )
 
 
 @lowers(aten.mean.default, aten.mean.dim)
-def mean(t: Tosa, self: Value, dtype: torch.dtype | None, dim: Dims = None, keepdim: bool = False) -> Value:
+def mean(
+    t: Tosa,
+    self: Value,
+    dtype: torch.dtype | None,
+    dim: Dims = None,
+    keepdim: bool = False,
+) -> Value:
     """[*S] -> [*S']"""
     return average(t, to_torch(t, self, dtype), dim, keepdim)
 
 
 @lowers(aten.sum.default, aten.sum.dim_IntList)
-def sum(t: Tosa, self: Value, dtype: torch.dtype | None, dim: Dims = None, keepdim: bool = False) -> Value:
+def sum(
+    t: Tosa,
+    self: Value,
+    dtype: torch.dtype | None,
+    dim: Dims = None,
+    keepdim: bool = False,
+) -> Value:
     """[*S] -> [*S']"""
     return total(t, self, dim, keepdim, dtype)
 
@@ -90,27 +124,43 @@ def amin(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value
 def _integer_product(t: Tosa, x: Value, axis: int) -> Value:
     """x [*A,N,*B] -> [*A,1,*B], the product along ``axis``.
 
-    REDUCE_PRODUCT takes floats only. So the first half is multiplied by the second half until one element is left.
+    REDUCE_PRODUCT takes floats only. So the first half is multiplied by the second half
+    until one element is left.
     """
     while (size := x.shape[axis]) > 1:
         half = size // 2
         # an odd number of elements leaves the last one for the next round
         rest = [cut(t, x, axis, 2 * half, 1)] if size % 2 else []
-        x = t.concat([product(t, cut(t, x, axis, 0, half), cut(t, x, axis, half, half)), *rest], axis)
+        x = t.concat(
+            [product(t, cut(t, x, axis, 0, half), cut(t, x, axis, half, half)), *rest],
+            axis,
+        )
     return x
 
 
-def multiplied(t: Tosa, x: Value, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> Value:
-    """The product over ``dims``, in the type ``dtype``. fp16 and bf16 are multiplied in fp32, and integers in int64."""
+def multiplied(
+    t: Tosa, x: Value, dims: Dims, keepdim: bool, dtype: torch.dtype | None
+) -> Value:
+    """The product over ``dims``, in the type ``dtype``. fp16 and bf16 are multiplied in
+    fp32, and integers in int64.
+    """
     x = summand(t, x, dtype)
     if x.dtype not in FLOATS:
-        return reduced(t, x, lambda v, axis: _integer_product(t, v, axis), dims, keepdim)
+        return reduced(
+            t, x, lambda v, axis: _integer_product(t, v, axis), dims, keepdim
+        )
     wide = converted(t, x, DType.FP32)
     return converted(t, reduced(t, wide, t.reduce_product, dims, keepdim), x.dtype)
 
 
 @lowers(aten.prod.default, aten.prod.dim_int)
-def prod(t: Tosa, self: Value, dtype: torch.dtype | None, dim: Dims = None, keepdim: bool = False) -> Value:
+def prod(
+    t: Tosa,
+    self: Value,
+    dtype: torch.dtype | None,
+    dim: Dims = None,
+    keepdim: bool = False,
+) -> Value:
     """[*S] -> [*S']"""
     return multiplied(t, self, dim, keepdim, dtype)
 
@@ -120,14 +170,18 @@ def prod(t: Tosa, self: Value, dtype: torch.dtype | None, dim: Dims = None, keep
 
 @lowers(aten.any.default, aten.any.dim, aten.any.dims)
 def any(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    """[*S] -> [*S']; bool; unlike in other reductions, an empty ``dim`` means no axis, not all"""
+    """[*S] -> [*S']; bool; unlike in other reductions, an empty ``dim`` means no axis,
+    not all
+    """
     x = converted(t, self, DType.BOOL)
     return x if dim == [] else reduced(t, x, t.reduce_any, dim, keepdim)
 
 
 @lowers(aten.all.default, aten.all.dim, aten.all.dims)
 def all(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    """[*S] -> [*S']; bool; unlike in other reductions, an empty ``dim`` means no axis, not all"""
+    """[*S] -> [*S']; bool; unlike in other reductions, an empty ``dim`` means no axis,
+    not all
+    """
     x = converted(t, self, DType.BOOL)
     return x if dim == [] else reduced(t, x, t.reduce_all, dim, keepdim)
 
@@ -136,7 +190,9 @@ def all(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
 
 
 def shifted(t: Tosa, x: Value, axis: int) -> Value:
-    """x minus its largest element along ``axis``, so that its exponentials do not overflow."""
+    """x minus its largest element along ``axis``, so that its exponentials do not
+    overflow.
+    """
     return t.sub(x, t.reduce_max(x, axis))
 
 
@@ -164,26 +220,52 @@ def log_softmax_of(t: Tosa, x: Value, dim: int) -> Value:
 @lowers(aten.logsumexp.default)
 def logsumexp(t: Tosa, self: Value, dim: Sequence[int], keepdim: bool) -> Value:
     """[*S] -> [*S']; log(sum(exp(x))), computed in fp32"""
-    t.require(bool(dim) or self.rank == 0, "torch cannot compute it over no dimensions: name them")
+    t.require(
+        bool(dim) or self.rank == 0,
+        "torch cannot compute it over no dimensions: name them",
+    )
     dtype = self.dtype if self.dtype in FLOATS else DType.FP32
     x = converted(t, self, DType.FP32)
     largest = reduced(t, x, t.reduce_max, dim, True)
-    # subtracting the largest element keeps exp from overflowing; an infinite one would give inf - inf, NaN
+    # subtracting the largest element keeps exp from overflowing; an infinite one would
+    # give inf - inf, NaN
     offset = t.select(t.equal(t.abs(largest), math.inf), t.like(0.0, x), largest)
     sums = reduced(t, t.exp(t.sub(x, offset)), t.reduce_sum, dim, True)
     y = t.add(t.log(sums), offset)
     axes = axes_of(dim, x.rank)
-    y = y if keepdim else t.reshape(y, [size for axis, size in enumerate(x.shape) if axis not in axes])
+    y = (
+        y
+        if keepdim
+        else t.reshape(
+            y, [size for axis, size in enumerate(x.shape) if axis not in axes]
+        )
+    )
     return converted(t, y, dtype)
 
 
 @lowers(aten.softmax.int, aten._softmax.default)
-def softmax(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None = None, half_to_float: bool = False) -> Value:
+def softmax(
+    t: Tosa,
+    self: Value,
+    dim: int,
+    dtype: torch.dtype | None = None,
+    half_to_float: bool = False,
+) -> Value:
     """[*S] -> [*S]"""
-    return softmax_of(t, to_torch(t, self, torch.float32 if half_to_float else dtype), dim)
+    return softmax_of(
+        t, to_torch(t, self, torch.float32 if half_to_float else dtype), dim
+    )
 
 
 @lowers(aten.log_softmax.int, aten._log_softmax.default)
-def log_softmax(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None = None, half_to_float: bool = False) -> Value:
+def log_softmax(
+    t: Tosa,
+    self: Value,
+    dim: int,
+    dtype: torch.dtype | None = None,
+    half_to_float: bool = False,
+) -> Value:
     """[*S] -> [*S]"""
-    return log_softmax_of(t, to_torch(t, self, torch.float32 if half_to_float else dtype), dim)
+    return log_softmax_of(
+        t, to_torch(t, self, torch.float32 if half_to_float else dtype), dim
+    )

@@ -1,7 +1,8 @@
 """Interpolation of images by RESIZE.
 
-RESIZE reads output pixel o at input position ``(o * d + offset) / n`` (specification: RESIZE). The ratio d / n is input
-pixels per output pixel; RESIZE calls n and d scale_n and scale_d. Its ``border`` follows from the sizes.
+RESIZE reads output pixel o at input position ``(o * d + offset) / n`` (specification:
+RESIZE). The ratio d / n is input pixels per output pixel; RESIZE calls n and d scale_n
+and scale_d. Its ``border`` follows from the sizes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ aten = torch.ops.aten
 
 
 class Axis(NamedTuple):
-    """The arguments of RESIZE along one axis: the ratio d / n, and ``offset`` and ``border`` in 1 / n input pixels."""
+    """The arguments of RESIZE along one axis: the ratio d / n, and ``offset`` and
+    ``border`` in 1 / n input pixels.
+    """
 
     n: int
     d: int
@@ -36,50 +39,80 @@ class Axis(NamedTuple):
 
 
 def ratio(t: Tosa, size: int, out: int, scale: float | None) -> Fraction:
-    """Input pixels per output pixel, exactly: size / out, or 1 / scale if the user gave a scale."""
+    """Input pixels per output pixel, exactly: size / out, or 1 / scale if the user gave
+    a scale.
+    """
     if scale is None or scale <= 0:
         return _ratio_of_sizes(t, size, out)
     # the nearest fraction of small numbers: RESIZE takes a scale_n of up to 2048
     exact = Fraction(scale).limit_denominator(2048)
-    t.require(float(exact) == scale, f"the scale factor {scale} is no fraction that RESIZE can express")
+    t.require(
+        float(exact) == scale,
+        f"the scale factor {scale} is no fraction that RESIZE can express",
+    )
     return 1 / exact
 
 
 def _ratio_of_sizes(t: Tosa, size: int, out: int) -> Fraction:
-    """size / out. Raises Unsupported for sizes known at run time only, unless one is a known multiple of the other."""
+    """size / out. Raises Unsupported for sizes known at run time only, unless one is a
+    known multiple of the other.
+    """
     if not is_dynamic(size) and not is_dynamic(out):
         return Fraction(size, out)
-    upscale, downscale = out // size, size // out
+    upscale = out // size
+    downscale = size // out
     if not is_dynamic(upscale) and upscale * size == out:
         return Fraction(1, upscale)
     t.require(
-        not is_dynamic(downscale) and downscale * out == size, f"how {size} relates to {out} is known at run time only"
+        not is_dynamic(downscale) and downscale * out == size,
+        f"how {size} relates to {out} is known at run time only",
     )
     return Fraction(downscale)
 
 
 def nearest(t: Tosa, size: int, out: int, scale: float | None) -> Axis:
-    """The arguments with which output pixel o is input pixel floor(o * ratio), as in torch.
+    """The arguments with which output pixel o is input pixel floor(o * ratio), as in
+    torch.
 
-    RESIZE rounds to the nearest pixel instead of down, so the offset is minus half a pixel. Where pixels are repeated,
-    any offset up to d more takes the same ones; that of half-pixel centres is the one that Ethos-U55 has. Raises
-    Unsupported if torch takes other pixels, because it rounds in fp32.
+    RESIZE rounds to the nearest pixel instead of down, so the offset is minus half a
+    pixel. Where pixels are repeated, any offset up to d more takes the same ones; that
+    of half-pixel centres is the one that Ethos-U55 has. Raises Unsupported if torch
+    takes other pixels, because it rounds in fp32.
     """
     step = ratio(t, size, out, scale)
-    n, d = 2 * step.denominator, 2 * step.numerator
-    t.require(_same_pixels(size, out, scale, step), f"torch rounds differently when it resizes {size} to {out}")
-    return _axis(t, size, out, n, d, (d - n) // 2 if step.numerator == 1 else -step.denominator)
+    n = 2 * step.denominator
+    d = 2 * step.numerator
+    t.require(
+        _same_pixels(size, out, scale, step),
+        f"torch rounds differently when it resizes {size} to {out}",
+    )
+    return _axis(
+        t, size, out, n, d, (d - n) // 2 if step.numerator == 1 else -step.denominator
+    )
 
 
 def _same_pixels(size: int, out: int, scale: float | None, step: Fraction) -> bool:
-    """Whether floor(o * step), with the exact ratio ``step``, are the pixels that torch computes in fp32."""
+    """Whether floor(o * step), with the exact ratio ``step``, are the pixels that torch
+    computes in fp32.
+    """
     if is_dynamic(size) or is_dynamic(out):
         # a product with a power of two is exact in fp32
         return (step.numerator * step.denominator).bit_count() == 1
-    factor = np.float32(size) / np.float32(out) if scale is None or scale <= 0 else np.float32(1 / scale)
+    factor = (
+        np.float32(size) / np.float32(out)
+        if scale is None or scale <= 0
+        else np.float32(1 / scale)
+    )
     positions = np.arange(out)
-    rounded = np.minimum((positions.astype(np.float32) * factor).astype(np.int64), size - 1)
-    return bool((rounded == np.minimum(positions * step.numerator // step.denominator, size - 1)).all())
+    rounded = np.minimum(
+        (positions.astype(np.float32) * factor).astype(np.int64), size - 1
+    )
+    return bool(
+        (
+            rounded
+            == np.minimum(positions * step.numerator // step.denominator, size - 1)
+        ).all()
+    )
 
 
 def bilinear(t: Tosa, size: int, out: int, scale: float | None, corners: bool) -> Axis:
@@ -91,17 +124,24 @@ def bilinear(t: Tosa, size: int, out: int, scale: float | None, corners: bool) -
         step = _ratio_of_sizes(t, size - 1, out - 1)
         return _axis(t, size, out, step.denominator, step.numerator, 0)
     step = ratio(t, size, out, scale)
-    n, d = 2 * step.denominator, 2 * step.numerator
+    n = 2 * step.denominator
+    d = 2 * step.numerator
     return _axis(t, size, out, n, d, (d - n) // 2)
 
 
 def _axis(t: Tosa, size: int, out: int, n: int, d: int, offset: int) -> Axis:
-    """The arguments along one axis, with the border for which RESIZE makes ``out`` pixels.
+    """The arguments along one axis, with the border for which RESIZE makes ``out``
+    pixels.
 
-    Raises Unsupported if the border is known at run time only: RESIZE has it as a constant.
+    Raises Unsupported if the border is known at run time only: RESIZE has it as a
+    constant.
     """
     border = (out - 1) * d - (size - 1) * n + offset
-    t.require(not is_dynamic(border), f"RESIZE has its border at compile time, and {border} is known at run time only")
+    t.require(
+        not is_dynamic(border),
+        f"RESIZE has its border at compile time, and {border} is known at run time"
+        " only",
+    )
     return Axis(n, d, offset, border)
 
 
@@ -110,19 +150,31 @@ _UNCHANGED = Axis(1, 1, 0, 0)
 
 
 def resized(t: Tosa, x: Value, axes: Sequence[Axis], mode: ResizeMode) -> Value:
-    """x [N,C,H,W] -> [N,C,H',W'] by RESIZE with ``axes`` for H and W; x itself if both are unchanged"""
+    """x [N,C,H,W] -> [N,C,H',W'] by RESIZE with ``axes`` for H and W; x itself if both
+    are unchanged
+    """
     y, w = axes
     if y == w == _UNCHANGED:
         return x
     scale = (y.n, y.d, w.n, w.d)
-    image = t.resize(t.transpose(x, NHWC), scale, (y.offset, w.offset), (y.border, w.border), mode)
+    image = t.resize(
+        t.transpose(x, NHWC), scale, (y.offset, w.offset), (y.border, w.border), mode
+    )
     return t.transpose(image, NCHW)
 
 
-def upsampled(t: Tosa, x: Value, out: Pair, scales: Sequence[float | None], align_corners: bool | None) -> Value:
-    """x [N,C,H,W] -> [N,C,*out], by RESIZE if it can express the call, else by weighted sums (``interpolate``).
+def upsampled(
+    t: Tosa,
+    x: Value,
+    out: Pair,
+    scales: Sequence[float | None],
+    align_corners: bool | None,
+) -> Value:
+    """x [N,C,H,W] -> [N,C,*out], by RESIZE if it can express the call, else by weighted
+    sums (``interpolate``).
 
-    An ``align_corners`` of None takes the nearest elements, else the interpolation is bilinear.
+    An ``align_corners`` of None takes the nearest elements, else the interpolation is
+    bilinear.
     """
     mode = ResizeMode.NEAREST if align_corners is None else ResizeMode.BILINEAR
     corners = bool(align_corners)
@@ -130,14 +182,27 @@ def upsampled(t: Tosa, x: Value, out: Pair, scales: Sequence[float | None], alig
         return _by_resize(t, x, out, scales, mode, corners)
     except Unsupported:
         kind = interpolate.nearest if mode is ResizeMode.NEAREST else interpolate.linear
-        return interpolate.interpolated(t, x, interpolate.axes_of(x, out, scales), kind, corners)
+        return interpolate.interpolated(
+            t, x, interpolate.axes_of(x, out, scales), kind, corners
+        )
 
 
-def _by_resize(t: Tosa, x: Value, out: Pair, scales: Sequence[float | None], mode: ResizeMode, corners: bool) -> Value:
-    """x [N,C,H,W] -> [N,C,*out] by RESIZE; raises Unsupported if RESIZE cannot express the call."""
+def _by_resize(
+    t: Tosa,
+    x: Value,
+    out: Pair,
+    scales: Sequence[float | None],
+    mode: ResizeMode,
+    corners: bool,
+) -> Value:
+    """x [N,C,H,W] -> [N,C,*out] by RESIZE; raises Unsupported if RESIZE cannot express
+    the call.
+    """
     repeats = [1, 1, 1, 1]
     axes = []
-    for k, (size, out_size, scale) in enumerate(zip(x.shape[2:], out, scales, strict=True)):
+    for k, (size, out_size, scale) in enumerate(
+        zip(x.shape[2:], out, scales, strict=True)
+    ):
         if size == 1 or (size == out_size and scale in (None, 1.0)):
             # TILE repeats a single pixel
             axes.append(_UNCHANGED)
@@ -163,7 +228,9 @@ def upsample2d(
     scales_w: float | None,
     align_corners: bool | None = None,
 ) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']; the nearest element, or bilinear where the operator has ``align_corners``"""
+    """[N,C,H,W] -> [N,C,H',W']; the nearest element, or bilinear where the operator has
+    ``align_corners``
+    """
     return upsampled(t, self, pair(output_size), (scales_h, scales_w), align_corners)
 
 
@@ -175,9 +242,14 @@ def upsample2d_by_factors(
     scale_factors: Sequence[float] | None,
     align_corners: bool | None = None,
 ) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']; the nearest element, or bilinear where the operator has ``align_corners``"""
+    """[N,C,H,W] -> [N,C,H',W']; the nearest element, or bilinear where the operator has
+    ``align_corners``
+    """
     if output_size is not None:
         return upsampled(t, input, pair(output_size), (None, None), align_corners)
     assert scale_factors is not None
-    height, width = (scaled(size, scale) for size, scale in zip(input.shape[2:], scale_factors, strict=True))
+    height, width = (
+        scaled(size, scale)
+        for size, scale in zip(input.shape[2:], scale_factors, strict=True)
+    )
     return upsampled(t, input, (height, width), scale_factors, align_corners)

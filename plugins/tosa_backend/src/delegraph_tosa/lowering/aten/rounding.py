@@ -1,12 +1,15 @@
 """Rounding to whole numbers, and the quotients and remainders that need it.
 
-A division of floats is RECIPROCAL and MUL, whose result can lie on the wrong side of a whole number. So a quotient is
-first rounded to the nearest whole number; the error of the division matters only in ties. Then the quotient is
-corrected by its remainder, x - quotient * y.
+A division of floats is RECIPROCAL and MUL, whose result can lie on the wrong side of a
+whole number. So a quotient is first rounded to the nearest whole number; the error of
+the division matters only in ties. Then the quotient is corrected by its remainder, x -
+quotient * y.
 
-The remainder has to be exact. So the divisor is split into two halves of 12 bits (``division``), and the quotient into
-a high and a low digit of 12 bits: products of 12 bits by 12 bits are exact in fp32. Two digits are enough for quotients
-below 2^24. Quotients of fp32 numbers go up to 2^277, which would take 24 digits of eight operators each.
+The remainder has to be exact. So the divisor is split into two halves of 12 bits
+(``division``), and the quotient into a high and a low digit of 12 bits: products of 12
+bits by 12 bits are exact in fp32. Two digits are enough for quotients below 2^24.
+Quotients of fp32 numbers go up to 2^277, which would take 24 digits of eight operators
+each.
 """
 
 from __future__ import annotations
@@ -31,12 +34,16 @@ DIGIT = 1 << 12
 
 
 def nearest(t: Tosa, x: Value) -> Value:
-    """x [*S] -> [*S], rounded to the nearest whole number, ties to even; a zero keeps the sign of x."""
+    """x [*S] -> [*S], rounded to the nearest whole number, ties to even; a zero keeps
+    the sign of x.
+    """
     low = t.floor(x)
     rest = t.sub(x, low)
     half = t.mul(low, 0.5)
     odd = t.greater(half, t.floor(half))
-    rounds_up = t.logical_or(t.greater(rest, 0.5), t.logical_and(t.equal(rest, 0.5), odd))
+    rounds_up = t.logical_or(
+        t.greater(rest, 0.5), t.logical_and(t.equal(rest, 0.5), odd)
+    )
     rounded = t.select(rounds_up, t.add(low, 1), low)
     return t.select(t.equal(rounded, 0), t.mul(x, 0), rounded)
 
@@ -61,9 +68,14 @@ def round(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.round.decimals)
 def round_decimals(t: Tosa, self: Value, decimals: int) -> Value:
-    """[*S] -> [*S]; multiplied by 10^decimals, rounded, and divided again, as torch does"""
+    """[*S] -> [*S]; multiplied by 10^decimals, rounded, and divided again, as torch
+    does
+    """
     if self.dtype not in FLOATS or decimals == 0:
-        t.require(decimals >= 0, f"rounding {self.dtype} to {decimals} decimals is not lowered")
+        t.require(
+            decimals >= 0,
+            f"rounding {self.dtype} to {decimals} decimals is not lowered",
+        )
         return round(t, self)
     scale = 10.0 ** abs(decimals)
     up, down = (scale, 1 / scale) if decimals > 0 else (1 / scale, scale)
@@ -71,67 +83,101 @@ def round_decimals(t: Tosa, self: Value, decimals: int) -> Value:
 
 
 def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DType]:
-    """Both operands as values in the type to compute in (fp32, int32 or int64), and their common type."""
+    """Both operands as values in the type to compute in (fp32, int32 or int64), and
+    their common type.
+    """
     a, b = promoted(t, left, right)
     x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
     y = b if isinstance(b, Value) else t.like(b, x)
-    t.require(x.dtype is not DType.BOOL, "a remainder or a quotient of truth values is not lowered")
-    wide = DType.FP32 if x.dtype in FLOATS else x.dtype if x.dtype is DType.INT64 else DType.INT32
+    t.require(
+        x.dtype is not DType.BOOL,
+        "a remainder or a quotient of truth values is not lowered",
+    )
+    wide = (
+        DType.FP32
+        if x.dtype in FLOATS
+        else x.dtype
+        if x.dtype is DType.INT64
+        else DType.INT32
+    )
     return converted(t, x, wide), converted(t, y, wide), x.dtype
 
 
-def _operands_of_one_type(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DType]:
-    """As ``_operands``, for operators that convert a Python number to the tensor's type before they compute.
+def _operands_of_one_type(
+    t: Tosa, left: Operand, right: Operand
+) -> tuple[Value, Value, DType]:
+    """As ``_operands``, for operators that convert a Python number to the tensor's type
+    before they compute.
 
     For a bf16 tensor, ``x % 0.3`` is computed in torch with 0.3 rounded to bf16.
     """
     operands = _operands(t, left, right)
-    # making the constant set this flag, with which the rule would be run again in fp32 and with the exact number
+    # making the constant set this flag, with which the rule would be run again in fp32
+    # and with the exact number
     t.rounded_number = False
     return operands
 
 
-def _integer_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Value, Value]:
+def _integer_quotient(
+    t: Tosa, x: Value, y: Value, towards_zero: bool
+) -> tuple[Value, Value]:
     """(quotient, remainder) of integers, the quotient rounded towards zero or down."""
     quotient = t.intdiv(x, y)
     if x.dtype is DType.INT64 and not t.has_int64:
-        # what is computed of a quotient of 32 bits has as many, though no range says so: |quotient * y| <= |x|
+        # what is computed of a quotient of 32 bits has as many, though no range says
+        # so: |quotient * y| <= |x|
         x, y, quotient = (t.narrowed(v) for v in (x, y, quotient))
         whole, rest = _corrected(t, x, y, quotient, towards_zero)
         return t.widened(whole), t.widened(rest)
     return _corrected(t, x, y, quotient, towards_zero)
 
 
-def _corrected(t: Tosa, x: Value, y: Value, quotient: Value, towards_zero: bool) -> tuple[Value, Value]:
-    """(quotient, remainder) of integers, of the ``quotient`` that is rounded towards zero."""
+def _corrected(
+    t: Tosa, x: Value, y: Value, quotient: Value, towards_zero: bool
+) -> tuple[Value, Value]:
+    """(quotient, remainder) of integers, of the ``quotient`` that is rounded towards
+    zero.
+    """
     rest = t.sub(x, t.mul(quotient, y))
     if towards_zero:
         return quotient, rest
-    # INTDIV rounds towards zero: the quotient rounded down is one less if it is negative and not exact
+    # INTDIV rounds towards zero: the quotient rounded down is one less if it is
+    # negative and not exact
     if x.dtype is DType.INT32 and not has_comparisons(t):
         below = negative(t, y)
-        one = t.add(t.mul(negative(t, rest), t.sub(1, below)), t.mul(positive(t, rest), below))
+        one = t.add(
+            t.mul(negative(t, rest), t.sub(1, below)), t.mul(positive(t, rest), below)
+        )
         return t.sub(quotient, one), t.add(rest, t.mul(y, one))
     signs_differ = t.logical_xor(t.greater(0, rest), t.greater(0, y))
     one_less = t.logical_and(t.logical_not(t.equal(rest, 0)), signs_differ)
-    # what is added is selected, and not the sum: where it is not meant, the sum may be more than 32 bits
-    one, added = (t.select(one_less, number, t.like(0, y)) for number in (t.like(1, y), y))
+    # what is added is selected, and not the sum: where it is not meant, the sum may be
+    # more than 32 bits
+    one, added = (
+        t.select(one_less, number, t.like(0, y)) for number in (t.like(1, y), y)
+    )
     return t.sub(quotient, one), t.add(rest, added)
 
 
-def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Value, Value]:
-    """(quotient, remainder) of x / y, rounded down (remainder with the sign of y) or towards zero (with the sign of x).
+def _whole_quotient(
+    t: Tosa, x: Value, y: Value, towards_zero: bool
+) -> tuple[Value, Value]:
+    """(quotient, remainder) of x / y, rounded down (remainder with the sign of y) or
+    towards zero (with the sign of x).
 
-    A remainder of 0 has the sign of x in both cases. The quotient is rounded to the nearest whole number first. Where
-    its remainder has the wrong sign, the quotient is changed by 1, and the remainder by y. See the module for the
-    digits ``high`` and ``low``.
+    A remainder of 0 has the sign of x in both cases. The quotient is rounded to the
+    nearest whole number first. Where its remainder has the wrong sign, the quotient is
+    changed by 1, and the remainder by y. See the module for the digits ``high`` and
+    ``low``.
     """
     if x.dtype not in FLOATS:
         return _integer_quotient(t, x, y, towards_zero)
-    # y = upper + lower; x / y is about high + low, where ``high`` is a multiple of 2**12
+    # y = upper + lower; x / y is about high + low, where ``high`` is a multiple of
+    # 2**12
     (upper, lower), inverse = halves(t, y), t.reciprocal(y)
     high = _high_digit(t, x, y, inverse)
-    # where the high digit is 0, nothing is subtracted from x or added to the low digit: -0.0 keeps its sign
+    # where the high digit is 0, nothing is subtracted from x or added to the low digit:
+    # -0.0 keeps its sign
     no_high = t.equal(high, 0)
     rest = t.select(no_high, x, t.sub(t.sub(x, t.mul(high, upper)), t.mul(high, lower)))
     low = nearest(t, t.mul(rest, inverse))
@@ -141,10 +187,19 @@ def _whole_quotient(t: Tosa, x: Value, y: Value, towards_zero: bool) -> tuple[Va
     sign_source = x if towards_zero else y
     wrong = t.logical_xor(t.greater(0.0, rest), t.greater(0.0, sign_source))
     wrong = t.logical_and(wrong, t.logical_not(t.equal(rest, 0)))
-    # a wrong quotient is one too far from zero (its sign is that of x * y), or, when rounding down, one too large
-    step = t.select(t.logical_xor(t.greater(0.0, x), t.greater(0.0, y)), t.like(-1, x), 1.0) if towards_zero else 1.0
+    # a wrong quotient is one too far from zero (its sign is that of x * y), or, when
+    # rounding down, one too large
+    step = (
+        t.select(
+            t.logical_xor(t.greater(0.0, x), t.greater(0.0, y)), t.like(-1, x), 1.0
+        )
+        if towards_zero
+        else 1.0
+    )
     corrected = t.add(rest, t.mul(y, step))
-    remainder = t.select(t.equal(rest, 0), t.mul(x, 0.0), t.select(wrong, corrected, rest))
+    remainder = t.select(
+        t.equal(rest, 0), t.mul(x, 0.0), t.select(wrong, corrected, rest)
+    )
     return t.select(wrong, t.sub(quotient, step), quotient), remainder
 
 
@@ -153,21 +208,25 @@ def _high_digit(t: Tosa, x: Value, y: Value, inverse: Value) -> Value:
 
     It is 0 for |y| above 2^110, where its product with y could overflow.
     """
-    step = t.select(t.greater(t.abs(y), 2.0**110), t.like(0.0, y), t.mul(inverse, 1 / DIGIT))
+    step = t.select(
+        t.greater(t.abs(y), 2.0**110), t.like(0.0, y), t.mul(inverse, 1 / DIGIT)
+    )
     return t.mul(t.floor(t.add(t.mul(x, step), 0.5)), DIGIT)
 
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend; exact for quotients below 2^24, else wrong"""
+    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend; exact for
+    quotients below 2^24, else wrong
+    """
     x, y, dtype = _operands_of_one_type(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=True)[1], dtype)
 
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the remainder with the sign of the divisor (0 has the dividend's); exact for quotients below
-    2^24, else wrong
+    """[*S], [*S] -> [*S]; the remainder with the sign of the divisor (0 has the
+    dividend's); exact for quotients below 2^24, else wrong
     """
     x, y, dtype = _operands_of_one_type(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=False)[1], dtype)
@@ -175,8 +234,8 @@ def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the quotient, rounded down; exact for floats while it is below 2^24, where torch's may be
-    one off
+    """[*S], [*S] -> [*S]; the quotient, rounded down; exact for floats while it is
+    below 2^24, where torch's may be one off
     """
     return _rounded_division(t, self, other, "floor")
 
@@ -184,26 +243,35 @@ def floor_divide(t: Tosa, self: Value, other: Operand) -> Value:
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.divide.Tensor_mode)
 def div_mode(t: Tosa, self: Value, other: Operand, rounding_mode: str | None) -> Value:
     """[*S], [*S] -> [*S]; rounded down ("floor"), towards zero ("trunc") or not at all"""
-    return div(t, self, other) if rounding_mode is None else _rounded_division(t, self, other, rounding_mode)
+    return (
+        div(t, self, other)
+        if rounding_mode is None
+        else _rounded_division(t, self, other, rounding_mode)
+    )
 
 
 def _rounded_division(t: Tosa, left: Operand, right: Operand, mode: str) -> Value:
     """left / right, rounded down (``mode`` "floor") or towards zero ("trunc").
 
-    Special cases are those of torch: where y is 0, the quotient is infinite or NaN; where x is infinite, "trunc" gives
-    the infinite quotient, and "floor" gives NaN.
+    Special cases are those of torch: where y is 0, the quotient is infinite or NaN;
+    where x is infinite, "trunc" gives the infinite quotient, and "floor" gives NaN.
     """
     x, y, dtype = _operands(t, left, right)
     if x.dtype not in FLOATS:
         return converted(t, _integer_quotient(t, x, y, mode == "trunc")[0], dtype)
     x_is_infinite = t.equal(t.abs(x), inf)
     x, y = _scaled_alike(t, x, y)
-    # the quotient before it is rounded; it is the result where y is 0 and where it overflows
+    # the quotient before it is rounded; it is the result where y is 0 and where it
+    # overflows
     plain = t.mul(x, t.reciprocal(y))
     if mode == "trunc":
-        quotient = t.select(x_is_infinite, plain, truncated(t, rounded_quotient(t, x, y, plain)))
+        quotient = t.select(
+            x_is_infinite, plain, truncated(t, rounded_quotient(t, x, y, plain))
+        )
     else:
-        quotient = t.select(x_is_infinite, math.nan, _whole_quotient(t, x, y, towards_zero=False)[0])
+        quotient = t.select(
+            x_is_infinite, math.nan, _whole_quotient(t, x, y, towards_zero=False)[0]
+        )
     overflows = t.logical_and(t.equal(t.abs(plain), inf), t.logical_not(x_is_infinite))
     result = t.select(t.logical_or(t.equal(y, 0), overflows), plain, quotient)
     return converted(t, result, dtype)
@@ -212,7 +280,8 @@ def _rounded_division(t: Tosa, left: Operand, right: Operand, mode: str) -> Valu
 def _scaled_alike(t: Tosa, x: Value, y: Value) -> tuple[Value, Value]:
     """x and y, both multiplied by the same power of two, which keeps their quotient.
 
-    Without it, 1 / y would overflow for a tiny y (below 2**-100), and products near a huge x (above 2**100) would too.
+    Without it, 1 / y would overflow for a tiny y (below 2**-100), and products near a
+    huge x (above 2**100) would too.
     """
     scale = t.select(t.greater(2.0**-100, t.abs(y)), t.like(2.0**64, y), 1.0)
     large = t.logical_and(t.greater(t.abs(x), 2.0**100), t.greater(t.abs(y), 1.0))

@@ -1,7 +1,9 @@
-"""Running sums, products and extremes, and ``masked_scatter``, which needs a running sum.
+"""Running sums, products and extremes, and ``masked_scatter``, which needs a running
+sum.
 
-TOSA has no scan. In step k, each element is combined with the element 2^k before it, so log2(N) steps are enough.
-Partial results are combined in pairs, which rounds less than adding one element after the other.
+TOSA has no scan. In step k, each element is combined with the element 2^k before it, so
+log2(N) steps are enough. Partial results are combined in pairs, which rounds less than
+adding one element after the other.
 """
 
 from __future__ import annotations
@@ -31,12 +33,16 @@ aten = torch.ops.aten
 inf = math.inf
 
 
-def scanned(t: Tosa, x: Value, dim: int, step: Callable[[Value, Value], Value], neutral: float) -> Value:
-    """x [*A,N,*B] -> [*A,N,*B]: element n combines the elements 0 .. n along ``dim`` by the associative ``step``.
+def scanned(
+    t: Tosa, x: Value, dim: int, step: Callable[[Value, Value], Value], neutral: float
+) -> Value:
+    """x [*A,N,*B] -> [*A,N,*B]: element n combines the elements 0 .. n along ``dim`` by
+    the associative ``step``.
 
-    ``neutral`` is the neutral number of ``step``: 0 for sums, 1 for products. Each round combines every element with
-    the one ``distance`` before it, and doubles the distance. If N is known at run time only, there are as many rounds
-    as the largest N needs: 31 if the size has no maximum.
+    ``neutral`` is the neutral number of ``step``: 0 for sums, 1 for products. Each
+    round combines every element with the one ``distance`` before it, and doubles the
+    distance. If N is known at run time only, there are as many rounds as the largest N
+    needs: 31 if the size has no maximum.
     """
     if x.rank == 0:
         return x
@@ -55,7 +61,9 @@ def _longest(x: Value, axis: int) -> int:
 
 
 def _moved_back(t: Tosa, x: Value, axis: int, distance: int, neutral: float) -> Value:
-    """x [*A,N,*B] -> [*A,N,*B] with element i at i + ``distance`` along ``axis``; ``neutral`` fills the beginning"""
+    """x [*A,N,*B] -> [*A,N,*B] with element i at i + ``distance`` along ``axis``;
+    ``neutral`` fills the beginning
+    """
     size = list(x.shape)
     padding = [0] * (2 * x.rank)
     padding[2 * axis] = smallest(distance, size[axis])
@@ -76,7 +84,8 @@ def cumsum(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
 def _running_sums(t: Tosa, x: Value, dim: int) -> Value:
     """x [*A,N,*B] -> [*A,N,*B], the running sums along ``dim``.
 
-    Every partial sum of integers has at most N terms, which bounds its range: int64 is computed as int32 if it fits.
+    Every partial sum of integers has at most N terms, which bounds its range: int64 is
+    computed as int32 if it fits.
     """
     if x.dtype in FLOATS or x.rank == 0:
         return scanned(t, x, dim, t.add, 0)
@@ -87,22 +96,32 @@ def _running_sums(t: Tosa, x: Value, dim: int) -> Value:
 
 @lowers(aten.cumprod.default)
 def cumprod(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
-    """[*A,N,*B] -> [*A,N,*B]; fp16 and bf16 are multiplied in fp32; an overflow followed by a 0 is NaN: inf * 0"""
+    """[*A,N,*B] -> [*A,N,*B]; fp16 and bf16 are multiplied in fp32; an overflow
+    followed by a 0 is NaN: inf * 0
+    """
     x = summand(t, self, dtype)
     wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
-    return converted(t, scanned(t, wide, dim, lambda a, b: product(t, a, b), 1), x.dtype)
+    return converted(
+        t, scanned(t, wide, dim, lambda a, b: product(t, a, b), 1), x.dtype
+    )
 
 
 @lowers(aten.masked_scatter.default)
 def masked_scatter(t: Tosa, self: Value, mask: Value, source: Value) -> Value:
-    """self [*S], mask bool [*S] -> [*S]; true elements of the mask take the elements of ``source``, in order"""
+    """self [*S], mask bool [*S] -> [*S]; true elements of the mask take the elements of
+    ``source``, in order
+    """
     shape = broadcast(self.shape, mask.shape)
     mask = expanded(t, mask, shape)
     # the number of true elements so far, less one, is the position in ``source``
-    count = scanned(t, t.reshape(t.cast(mask, DType.INT32), (math.prod(shape),)), 0, t.add, 0)
+    count = scanned(
+        t, t.reshape(t.cast(mask, DType.INT32), (math.prod(shape),)), 0, t.add, 0
+    )
     size = math.prod(source.shape)
     position = t.minimum(t.maximum(t.sub(count, 1), 0), size - 1)
-    selected = taken(t, t.reshape(source, (1, size, 1)), t.reshape(position, (1, math.prod(shape))))
+    selected = taken(
+        t, t.reshape(source, (1, size, 1)), t.reshape(position, (1, math.prod(shape)))
+    )
     return t.select(mask, t.reshape(selected, shape), expanded(t, self, shape))
 
 

@@ -1,8 +1,9 @@
 """Writing at indices.
 
-SCATTER writes rows; no two indices may name the same row. It is used where torch does not define which of several
-values for one place remains. Where torch defines the result, because values are combined or all equal, each place is
-compared with every index that may name it: places * values comparisons.
+SCATTER writes rows; no two indices may name the same row. It is used where torch does
+not define which of several values for one place remains. Where torch defines the
+result, because values are combined or all equal, each place is compared with every
+index that may name it: places * values comparisons.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from ..ranges.indexes import each_axis, elements, positions
 from ..ranges.ranges import range_of_type
 from ..registry import lowers
 from .elementwise import scaled
-from .index import addressed, along, counted, from_start, movable, ranked_pair, rows_of, without_axis
+from .index import (
+    addressed,
+    along,
+    counted,
+    from_start,
+    movable,
+    ranked_pair,
+    rows_of,
+    without_axis,
+)
 from .shape import expanded
 
 aten = torch.ops.aten
@@ -34,12 +44,16 @@ ALONG = {"index": positions("self", "dim")}
 ALONG_FROM_END = {"index": positions("self", "dim", from_end=True)}
 """As ALONG; negative positions count from the end."""
 COMPARISONS = 1 << 22
-"""The most comparisons of places with indices; a size known at run time only is counted as small as it can be."""
+"""The most comparisons of places with indices; a size known at run time only is counted
+as small as it can be.
+"""
 
 
 def written(t: Tosa, values: Value, places: Value, source: Value) -> Value:
     """values [N,K,C] with ``source`` [N,W,C] written to the rows ``places`` [N,W]"""
-    before, after = (converted(t, v, movable(t, values.dtype)) for v in (values, source))
+    before, after = (
+        converted(t, v, movable(t, values.dtype)) for v in (values, source)
+    )
     return converted(t, t.scatter(before, places, after), values.dtype)
 
 
@@ -47,7 +61,8 @@ def written(t: Tosa, values: Value, places: Value, source: Value) -> Value:
 
 
 class Combination(NamedTuple):
-    """A reduction of the values for one place: ``along`` an axis, and of a ``pair`` of tensors.
+    """A reduction of the values for one place: ``along`` an axis, and of a ``pair`` of
+    tensors.
 
     ``neutral`` is a number that does not change the result.
     """
@@ -74,37 +89,63 @@ NAMES = {
 
 
 def hits(t: Tosa, x: Value, axis: int, index: Value) -> Value:
-    """x [*A,K,*B], index [*A',W,*B'] -> bool [*A',K,W,*B']: whether index w names place k"""
-    before, count, after = index.shape[:axis], index.shape[axis], index.shape[axis + 1 :]
+    """x [*A,K,*B], index [*A',W,*B'] -> bool [*A',K,W,*B']: whether index w names place
+    k
+    """
+    before = index.shape[:axis]
+    count = index.shape[axis]
+    after = index.shape[axis + 1 :]
     size = x.shape[axis]
     compared = size * math.prod(index.shape)
     t.require(
-        not exceeds(compared, COMPARISONS), f"{compared} comparisons of {count} indices with {size} places are too many"
+        not exceeds(compared, COMPARISONS),
+        f"{compared} comparisons of {count} indices with {size} places are too many",
     )
-    return t.equal(t.reshape(index, (*before, 1, count, *after)), counted(t, size, along(x.rank + 1, axis, size)))
+    return t.equal(
+        t.reshape(index, (*before, 1, count, *after)),
+        counted(t, size, along(x.rank + 1, axis, size)),
+    )
 
 
-def combined(t: Tosa, x: Value, axis: int, index: Value, source: Value, name: str, include_self: bool = True) -> Value:
-    """x [*A,K,*B], index and source [*A',W,*B'] -> x with the values ``source`` combined into the places of ``index``.
+def combined(
+    t: Tosa,
+    x: Value,
+    axis: int,
+    index: Value,
+    source: Value,
+    name: str,
+    include_self: bool = True,
+) -> Value:
+    """x [*A,K,*B], index and source [*A',W,*B'] -> x with the values ``source``
+    combined into the places of ``index``.
 
-    ``name`` is a key of NAMES. Places that no index names stay as they are; ``include_self``: whether the element of x
-    at a named place is combined too. Axes of ``index`` may have size 1 and broadcast. Short floats and small integers
-    are combined in 32 bits. Raises Unsupported for a mean of integers, and above COMPARISONS.
+    ``name`` is a key of NAMES. Places that no index names stay as they are;
+    ``include_self``: whether the element of x at a named place is combined too. Axes of
+    ``index`` may have size 1 and broadcast. Short floats and small integers are
+    combined in 32 bits. Raises Unsupported for a mean of integers, and above
+    COMPARISONS.
     """
-    combination, dtype = NAMES[name], x.dtype
+    combination = NAMES[name]
+    dtype = x.dtype
     t.require(name != "mean" or dtype in FLOATS, f"a mean of {dtype} is not lowered")
     wide = _wide(dtype)
-    x, source = converted(t, x, wide), converted(t, source, wide)
+    x = converted(t, x, wide)
+    source = converted(t, source, wide)
     hit = hits(t, x, axis, index)
     values = t.reshape(source, (*source.shape[:axis], 1, *source.shape[axis:]))
-    # for each place, combine the values whose index names it; all other values count as the neutral number
-    result = combination.along(t, t.select(hit, values, _neutral(t, combination, x)), axis + 1)
+    # for each place, combine the values whose index names it; all other values count as
+    # the neutral number
+    result = combination.along(
+        t, t.select(hit, values, _neutral(t, combination, x)), axis + 1
+    )
     named = without_axis(t, t.reduce_any(hit, axis + 1), axis + 1)
     result = without_axis(t, result, axis + 1)
     # the index may be smaller than x along other axes: only the corner of x is written
     region = t.slice(x, [0] * x.rank, result.shape)
     if name == "mean":
-        count = t.reduce_sum(t.select(hit, t.constant(1, wide, (1,) * hit.rank), 0), axis + 1)
+        count = t.reduce_sum(
+            t.select(hit, t.constant(1, wide, (1,) * hit.rank), 0), axis + 1
+        )
         count = t.add(without_axis(t, count, axis + 1), float(include_self))
         result = t.add(result, region) if include_self else result
         result = t.mul(result, t.reciprocal(t.maximum(count, 1.0)))
@@ -122,7 +163,8 @@ def _wide(dtype: DType) -> DType:
 
 
 def _neutral(t: Tosa, combination: Combination, x: Value) -> Value:
-    """The neutral number of ``combination`` as a constant of the type of x, [1, ..., 1] with one axis more than x.
+    """The neutral number of ``combination`` as a constant of the type of x, [1, ..., 1]
+    with one axis more than x.
 
     For integers, the smallest and the largest int32 stand for -inf and inf.
     """
@@ -134,11 +176,17 @@ def _neutral(t: Tosa, combination: Combination, x: Value) -> Value:
 
 def _filled_up(t: Tosa, part: Value, x: Value, number: float) -> Value:
     """``part`` padded with ``number`` at the end of each axis to the shape of x."""
-    return t.pad(part, [n for a in range(x.rank) for n in (0, x.shape[a] - part.shape[a])], number)
+    return t.pad(
+        part,
+        [n for a in range(x.rank) for n in (0, x.shape[a] - part.shape[a])],
+        number,
+    )
 
 
 def _corner(t: Tosa, source: Value, index: Value) -> Value:
-    """The first elements of ``source`` along each axis, as many as ``index`` has: torch ignores the rest."""
+    """The first elements of ``source`` along each axis, as many as ``index`` has: torch
+    ignores the rest.
+    """
     return t.slice(t.ranked(source, index.rank), [0] * index.rank, index.shape)
 
 
@@ -156,32 +204,64 @@ def scatter_src(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Val
 
 @lowers(aten.scatter.value, indexes=ALONG)
 def scatter_value(t: Tosa, self: Value, dim: int, index: Value, value: float) -> Value:
-    """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; writes ``value`` at each index; indices may be equal"""
+    """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; writes ``value`` at each index;
+    indices may be equal
+    """
     x, places = ranked_pair(t, self, index)
     axis = axis_of(dim, x.rank)
     named = without_axis(t, t.reduce_any(hits(t, x, axis, places), axis + 1), axis + 1)
-    return t.reshape(t.select(_filled_up(t, named, x, False), t.like(value, x), x), self.shape)
+    return t.reshape(
+        t.select(_filled_up(t, named, x, False), t.like(value, x), x), self.shape
+    )
 
 
 def _combined_elements(
-    t: Tosa, x: Value, dim: int, index: Value, source: Value, name: str, include_self: bool = True
+    t: Tosa,
+    x: Value,
+    dim: int,
+    index: Value,
+    source: Value,
+    name: str,
+    include_self: bool = True,
 ) -> Value:
-    """As ``combined``, with the arguments as torch has them: tensors may have no axes, and the source may be larger."""
+    """As ``combined``, with the arguments as torch has them: tensors may have no axes,
+    and the source may be larger.
+    """
     ranked, places = ranked_pair(t, x, index)
     axis = axis_of(dim, ranked.rank)
-    return t.reshape(combined(t, ranked, axis, places, _corner(t, source, places), name, include_self), x.shape)
+    return t.reshape(
+        combined(
+            t, ranked, axis, places, _corner(t, source, places), name, include_self
+        ),
+        x.shape,
+    )
 
 
-@lowers(aten.scatter_add.default, aten.scatter.reduce, aten.scatter_reduce.two, indexes=ALONG)
+@lowers(
+    aten.scatter_add.default,
+    aten.scatter.reduce,
+    aten.scatter_reduce.two,
+    indexes=ALONG,
+)
 def scatter_reduce(
-    t: Tosa, self: Value, dim: int, index: Value, src: Value, reduce: str = "add", include_self: bool = True
+    t: Tosa,
+    self: Value,
+    dim: int,
+    index: Value,
+    src: Value,
+    reduce: str = "add",
+    include_self: bool = True,
 ) -> Value:
-    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]; ``reduce``, or added without it"""
+    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]; ``reduce``, or
+    added without it
+    """
     return _combined_elements(t, self, dim, index, src, reduce, include_self)
 
 
 @lowers(aten.scatter.value_reduce, indexes=ALONG)
-def scatter_value_reduce(t: Tosa, self: Value, dim: int, index: Value, value: float, reduce: str) -> Value:
+def scatter_value_reduce(
+    t: Tosa, self: Value, dim: int, index: Value, value: float, reduce: str
+) -> Value:
     """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; added or multiplied"""
     places = t.ranked(index, max(index.rank, 1))
     source = t.tile(t.constant(value, self.dtype, (1,) * places.rank), places.shape)
@@ -191,19 +271,30 @@ def scatter_value_reduce(t: Tosa, self: Value, dim: int, index: Value, value: fl
 # ---- one index a slice
 
 
-def _slices(t: Tosa, x: Value, dim: int, index: Value, source: Value) -> tuple[Value, int, Value, Value]:
-    """(x, axis, index, source) for ``combined``, where ``index`` [W] names slices of x along ``dim``.
+def _slices(
+    t: Tosa, x: Value, dim: int, index: Value, source: Value
+) -> tuple[Value, int, Value, Value]:
+    """(x, axis, index, source) for ``combined``, where ``index`` [W] names slices of x
+    along ``dim``.
 
-    x and ``source`` get at least one axis; the index [1,..,W,..,1] broadcasts over all others.
+    x and ``source`` get at least one axis; the index [1,..,W,..,1] broadcasts over all
+    others.
     """
     x = t.ranked(x, max(x.rank, 1))
     axis = axis_of(dim, x.rank)
     count = math.prod(index.shape)
-    return x, axis, t.reshape(index, along(x.rank, axis, count)), t.ranked(source, x.rank)
+    return (
+        x,
+        axis,
+        t.reshape(index, along(x.rank, axis, count)),
+        t.ranked(source, x.rank),
+    )
 
 
 @lowers(aten.index_add.default, indexes=ALONG)
-def index_add(t: Tosa, self: Value, dim: int, index: Value, source: Value, alpha: float) -> Value:
+def index_add(
+    t: Tosa, self: Value, dim: int, index: Value, source: Value, alpha: float
+) -> Value:
     """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]"""
     x, axis, places, values = _slices(t, self, dim, index, source)
     values = scaled(t, values, alpha)  # type: ignore[assignment]
@@ -211,10 +302,22 @@ def index_add(t: Tosa, self: Value, dim: int, index: Value, source: Value, alpha
 
 
 @lowers(aten.index_reduce.default, indexes=ALONG)
-def index_reduce(t: Tosa, self: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool) -> Value:
-    """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]; prod, mean, amax or amin"""
+def index_reduce(
+    t: Tosa,
+    self: Value,
+    dim: int,
+    index: Value,
+    source: Value,
+    reduce: str,
+    include_self: bool,
+) -> Value:
+    """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]; prod, mean, amax or
+    amin
+    """
     x, axis, places, values = _slices(t, self, dim, index, source)
-    return t.reshape(combined(t, x, axis, places, values, reduce, include_self), self.shape)
+    return t.reshape(
+        combined(t, x, axis, places, values, reduce, include_self), self.shape
+    )
 
 
 @lowers(aten.index_copy.default, indexes=ALONG)
@@ -223,27 +326,46 @@ def index_copy(t: Tosa, self: Value, dim: int, index: Value, source: Value) -> V
     x = t.ranked(self, max(self.rank, 1))
     rows = rows_of(t, x, [None] * axis_of(dim, x.rank) + [t.ranked(index, 1)])
     shape = (*rows.places.shape, rows.values.shape[2])
-    return t.reshape(written(t, rows.values, rows.places, t.reshape(source, shape)), self.shape)
+    return t.reshape(
+        written(t, rows.values, rows.places, t.reshape(source, shape)), self.shape
+    )
 
 
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, indexes=ALONG_FROM_END)
 def index_fill(t: Tosa, self: Value, dim: int, index: Value, value: Operand) -> Value:
-    """self [*A,K,*B], index [W], value [] -> [*A,K,*B]; writes ``value`` at each index; indices may be equal"""
+    """self [*A,K,*B], index [W], value [] -> [*A,K,*B]; writes ``value`` at each index;
+    indices may be equal
+    """
     number = value if isinstance(value, Value) else t.constant(value, self.dtype, ())
     x = t.ranked(self, max(self.rank, 1))
     axis = axis_of(dim, x.rank)
     places = from_start(t, index, x.shape[axis])
     places = t.reshape(places, along(x.rank, axis, math.prod(index.shape)))
     named = without_axis(t, t.reduce_any(hits(t, x, axis, places), axis + 1), axis + 1)
-    return t.reshape(t.select(named, t.ranked(converted(t, number, self.dtype), x.rank), x), self.shape)
+    return t.reshape(
+        t.select(named, t.ranked(converted(t, number, self.dtype), x.rank), x),
+        self.shape,
+    )
 
 
 # ---- one index an axis
 
 
-@lowers(aten.index_put.default, aten._unsafe_index_put.default, indexes={"indices": each_axis("self")})
-def index_put(t: Tosa, self: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
-    """self [*S], several indices [*I] that broadcast, values [*A,*I,*B] -> [*S]; or one mask instead of the indices"""
+@lowers(
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
+    indexes={"indices": each_axis("self")},
+)
+def index_put(
+    t: Tosa,
+    self: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool,
+) -> Value:
+    """self [*S], several indices [*I] that broadcast, values [*A,*I,*B] -> [*S]; or one
+    mask instead of the indices
+    """
     mask = next((index for index in indices if index is not None), None)
     if mask is not None and mask.dtype is DType.BOOL:
         return _put_masked(t, self, indices, values, accumulate)
@@ -262,27 +384,43 @@ def index_put(t: Tosa, self: Value, indices: Sequence[Value | None], values: Val
 
 @lowers(aten.put.default, indexes={"index": elements("self")})
 def put(t: Tosa, self: Value, index: Value, source: Value, accumulate: bool) -> Value:
-    """self [*S], index [*I], source [*I] -> [*S]; an index into self as if it had one axis"""
+    """self [*S], index [*I], source [*I] -> [*S]; an index into self as if it had one
+    axis
+    """
     flat = t.reshape(self, (math.prod(self.shape),))
     values = t.reshape(source, index.shape)
     return t.reshape(index_put(t, flat, [index], values, accumulate), self.shape)
 
 
-def _put_masked(t: Tosa, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
-    """x, with ``values`` where the mask, the only index that is not None, is true; added to x if ``accumulate``.
+def _put_masked(
+    t: Tosa, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
+) -> Value:
+    """x, with ``values`` where the mask, the only index that is not None, is true;
+    added to x if ``accumulate``.
 
-    ``values`` has to be the same for each true element: one number, or one slice of the axes after the mask's. Raises
-    Unsupported otherwise.
+    ``values`` has to be the same for each true element: one number, or one slice of the
+    axes after the mask's. Raises Unsupported otherwise.
     """
     (mask,) = [index for index in indices if index is not None]
-    # x has ``before`` axes, then those of the mask, then ``after`` axes, which are those of one slice
+    # x has ``before`` axes, then those of the mask, then ``after`` axes, which are
+    # those of one slice
     before = indices.index(mask)
     after = x.rank - before - mask.rank
-    lead, slice_shape = values.shape[: max(values.rank - after, 0)], values.shape[max(values.rank - after, 0) :]
+    lead = values.shape[: max(values.rank - after, 0)]
+    slice_shape = values.shape[max(values.rank - after, 0) :]
     is_one_slice = before == 0 and lead in ((), (1,))
     is_one_number = math.prod(values.shape) == 1
-    t.require(is_one_slice or is_one_number, "what a mask takes of several values depends on the data")
-    new = converted(t, t.ranked(t.reshape(values, slice_shape if before == 0 else ()), x.rank), x.dtype)
+    t.require(
+        is_one_slice or is_one_number,
+        "what a mask takes of several values depends on the data",
+    )
+    new = converted(
+        t,
+        t.ranked(t.reshape(values, slice_shape if before == 0 else ()), x.rank),
+        x.dtype,
+    )
     if accumulate:
         new = t.add(x, new)
-    return t.select(t.reshape(mask, (*(1,) * before, *mask.shape, *(1,) * after)), new, x)
+    return t.select(
+        t.reshape(mask, (*(1,) * before, *mask.shape, *(1,) * after)), new, x
+    )

@@ -1,4 +1,6 @@
-"""Shapes: reshaping, joining, cutting, repeating, reordering; for any element type that the target can move."""
+"""Shapes: reshaping, joining, cutting, repeating, reordering; for any element type that
+the target can move.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ def view_as(t: Tosa, self: Value, other: Type) -> Value:
 @lowers(aten.flatten.using_ints)
 def flatten(t: Tosa, self: Value, start_dim: int, end_dim: int) -> Value:
     """[*A,*S,*B] -> [*A,product of S,*B]"""
-    start, end = axis_of(start_dim, self.rank), axis_of(end_dim, self.rank)
+    start = axis_of(start_dim, self.rank)
+    end = axis_of(end_dim, self.rank)
     flat = math.prod(self.shape[start : end + 1])
     return t.reshape(self, (*self.shape[:start], flat, *self.shape[end + 1 :]))
 
@@ -58,7 +61,14 @@ def flatten(t: Tosa, self: Value, start_dim: int, end_dim: int) -> Value:
 def unflatten(t: Tosa, self: Value, dim: int, sizes: Sequence[int]) -> Value:
     """[*A,N,*B] -> [*A,*S,*B]"""
     axis = axis_of(dim, self.rank)
-    return t.reshape(self, (*self.shape[:axis], *resolved(sizes, self.shape[axis]), *self.shape[axis + 1 :]))
+    return t.reshape(
+        self,
+        (
+            *self.shape[:axis],
+            *resolved(sizes, self.shape[axis]),
+            *self.shape[axis + 1 :],
+        ),
+    )
 
 
 @lowers(aten.unsqueeze.default, aten.unsqueeze_copy.default)
@@ -75,8 +85,13 @@ def without(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
     """
     for size in [x.shape[axis] for axis in axes if axis < x.rank]:
         why = f"whether an axis of the size {size} is dropped is known at run time only"
-        t.require(not is_dynamic(size), by_size(why, "name the axes that are 1 at every size: x.squeeze(dim)"))
-    return t.reshape(x, [n for axis, n in enumerate(x.shape) if axis not in axes or n != 1])
+        t.require(
+            not is_dynamic(size),
+            by_size(why, "name the axes that are 1 at every size: x.squeeze(dim)"),
+        )
+    return t.reshape(
+        x, [n for axis, n in enumerate(x.shape) if axis not in axes or n != 1]
+    )
 
 
 @lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
@@ -85,7 +100,11 @@ def squeeze(t: Tosa, self: Value, dim: Sequence[int] | int | None = None) -> Val
     """[*S] -> [*S'] without those axes of ``dim`` that have size 1; None is every axis"""
     if dim is None:
         return without(t, self, range(self.rank))
-    return without(t, self, [axis_of(d, self.rank) for d in ([dim] if isinstance(dim, int) else dim)])
+    return without(
+        t,
+        self,
+        [axis_of(d, self.rank) for d in ([dim] if isinstance(dim, int) else dim)],
+    )
 
 
 # ---- another order of the axes
@@ -123,7 +142,9 @@ def t_(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.mT.default, aten.mH.default, aten.matrix_H.default, aten.adjoint.default)
 def mT(t: Tosa, self: Value) -> Value:
-    """[*S,A,B] -> [*S,B,A]; mH and adjoint too, since real numbers are their own conjugates"""
+    """[*S,A,B] -> [*S,B,A]; mH and adjoint too, since real numbers are their own
+    conjugates
+    """
     return _swapped(t, self, -2, -1)
 
 
@@ -131,28 +152,46 @@ def _swapped(t: Tosa, x: Value, first: int, second: int) -> Value:
     """x with the axes ``first`` and ``second`` exchanged; x [] as it is."""
     perms = list(range(x.rank))
     if perms:
-        a, b = axis_of(first, x.rank), axis_of(second, x.rank)
+        a = axis_of(first, x.rank)
+        b = axis_of(second, x.rank)
         perms[a], perms[b] = perms[b], perms[a]
     return t.transpose(x, perms)
 
 
-@lowers(aten.movedim.int, aten.moveaxis.int, aten.movedim.intlist, aten.moveaxis.intlist)
-def movedim(t: Tosa, self: Value, source: Sequence[int] | int, destination: Sequence[int] | int) -> Value:
-    """[*S] -> [*S'], the axes ``source`` moved to the positions ``destination``; the others keep their order"""
-    sources, destinations = ([dims] if isinstance(dims, int) else dims for dims in (source, destination))
+@lowers(
+    aten.movedim.int, aten.moveaxis.int, aten.movedim.intlist, aten.moveaxis.intlist
+)
+def movedim(
+    t: Tosa, self: Value, source: Sequence[int] | int, destination: Sequence[int] | int
+) -> Value:
+    """[*S] -> [*S'], the axes ``source`` moved to the positions ``destination``; the
+    others keep their order
+    """
+    sources, destinations = (
+        [dims] if isinstance(dims, int) else dims for dims in (source, destination)
+    )
     # position in the result -> axis of ``self``
-    axis_at = {axis_of(d, self.rank): axis_of(s, self.rank) for s, d in zip(sources, destinations, strict=True)}
+    axis_at = {
+        axis_of(d, self.rank): axis_of(s, self.rank)
+        for s, d in zip(sources, destinations, strict=True)
+    }
     # all other axes, in order, for the positions that are left
     rest = iter([axis for axis in range(self.rank) if axis not in axis_at.values()])
-    return t.transpose(self, [axis_at[k] if k in axis_at else next(rest) for k in range(self.rank)])
+    return t.transpose(
+        self, [axis_at[k] if k in axis_at else next(rest) for k in range(self.rank)]
+    )
 
 
 # ---- joining
 
 
-@lowers(aten.cat.default, aten.concat.default, aten.concatenate.default, skips_empty=True)
+@lowers(
+    aten.cat.default, aten.concat.default, aten.concatenate.default, skips_empty=True
+)
 def cat(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
-    """[*A,N,*B], [*A,M,*B], ... -> [*A,N+M+..,*B]; tensors without elements are left out"""
+    """[*A,N,*B], [*A,M,*B], ... -> [*A,N+M+..,*B]; tensors without elements are left
+    out
+    """
     values = _one_type(t, tensors)
     return joined(t, values, axis_of(dim, values[0].rank))
 
@@ -175,19 +214,22 @@ def _one_type(t: Tosa, values: Sequence[Value]) -> list[Value]:
 
 def cut(t: Tosa, x: Value, axis: int, start: int, length: int) -> Value:
     """x [*A,N,*B] -> [*A,length,*B], the elements from ``start`` on along ``axis``"""
-    begin, size = [0] * x.rank, list(x.shape)
+    begin = [0] * x.rank
+    size = list(x.shape)
     begin[axis], size[axis] = start, length
     return t.slice(x, begin, size)
 
 
 def every(t: Tosa, x: Value, axis: int, step: int) -> Value:
-    """x [*A,N,*B] -> [*A,ceil(N/step),*B]: the elements 0, step, 2*step, .. along ``axis``, as x[::step] takes them.
+    """x [*A,N,*B] -> [*A,ceil(N/step),*B]: the elements 0, step, 2*step, .. along
+    ``axis``, as x[::step] takes them.
 
-    SLICE has no step. So the axis is padded to a multiple of ``step``, reshaped to rows of ``step`` elements, and the
-    first element of each row is kept.
+    SLICE has no step. So the axis is padded to a multiple of ``step``, reshaped to rows
+    of ``step`` elements, and the first element of each row is kept.
     """
     count = -(-x.shape[axis] // step)
-    before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
+    before = math.prod(x.shape[:axis])
+    after = math.prod(x.shape[axis + 1 :])
     flat = t.reshape(x, (before, x.shape[axis], after))
     filled = t.pad(flat, (0, 0, 0, count * step - x.shape[axis], 0, 0))
     first = cut(t, t.reshape(filled, (before, count, step, after)), 2, 0, 1)
@@ -195,8 +237,12 @@ def every(t: Tosa, x: Value, axis: int, step: int) -> Value:
 
 
 @lowers(aten.slice.Tensor, aten.slice_copy.Tensor)
-def slice(t: Tosa, self: Value, dim: int, start: int | None, end: int | None, step: int) -> Value:
-    """[*A,N,*B] -> [*A,N',*B]; negative bounds count from the end, and bounds beyond the axis stop at its end"""
+def slice(
+    t: Tosa, self: Value, dim: int, start: int | None, end: int | None, step: int
+) -> Value:
+    """[*A,N,*B] -> [*A,N',*B]; negative bounds count from the end, and bounds beyond
+    the axis stop at its end
+    """
     axis = axis_of(dim, self.rank)
     first, last = bounds(start, end, self.shape[axis])
     part = cut(t, self, axis, first, last - first)
@@ -204,10 +250,11 @@ def slice(t: Tosa, self: Value, dim: int, start: int | None, end: int | None, st
 
 
 def bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
-    """First and last position (exclusive) of ``[start:end]`` on an axis of ``size``: 0 <= first <= last <= size.
+    """First and last position (exclusive) of ``[start:end]`` on an axis of ``size``: 0
+    <= first <= last <= size.
 
-    None is the start or the end of the axis. If only run time tells whether a bound lies beyond the axis, it is taken
-    as it is, as torch did when it recorded the sizes.
+    None is the start or the end of the axis. If only run time tells whether a bound
+    lies beyond the axis, it is taken as it is, as torch did when it recorded the sizes.
     """
     first = 0 if start is None else _bound_inside(start, size)
     last = size if end is None else _bound_inside(end, size)
@@ -215,7 +262,9 @@ def bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
 
 
 def _bound_inside(position: int, size: int) -> int:
-    """One bound of a slice: a negative ``position`` counts from the end; clamped to 0 .. size."""
+    """One bound of a slice: a negative ``position`` counts from the end; clamped to 0
+    .. size.
+    """
     from_start = max(position + size if position < 0 else position, 0)
     return size if exceeds(from_start, size) else from_start
 
@@ -239,13 +288,20 @@ def pieces(t: Tosa, x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ..
     """x cut along ``dim`` into parts of these sizes, one after the other"""
     axis = axis_of(dim, x.rank)
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
-    return tuple([cut(t, x, axis, start, size) for start, size in zip(starts, sizes, strict=True)])
+    return tuple(
+        [
+            cut(t, x, axis, start, size)
+            for start, size in zip(starts, sizes, strict=True)
+        ]
+    )
 
 
 def _equal_sizes(size: int, step: int) -> list[int]:
-    """Sizes of the pieces when ``size`` is cut into pieces of ``step``; the last one may be smaller.
+    """Sizes of the pieces when ``size`` is cut into pieces of ``step``; the last one
+    may be smaller.
 
-    If both are known at run time only, ``size // step`` has to be a known number of pieces, and all are equal.
+    If both are known at run time only, ``size // step`` has to be a known number of
+    pieces, and all are equal.
     """
     if is_dynamic(step) and not is_dynamic(size // step):
         return [step] * (size // step)
@@ -253,22 +309,32 @@ def _equal_sizes(size: int, step: int) -> list[int]:
 
 
 @lowers(aten.split.Tensor, aten.split_copy.Tensor, aten.split.sizes)
-def split(t: Tosa, self: Value, split_size: int | Sequence[int], dim: int) -> tuple[Value, ...]:
-    """[*A,N,*B] -> [*A,split_size,*B], ..; the last one may be smaller, and each may have a size of its own"""
+def split(
+    t: Tosa, self: Value, split_size: int | Sequence[int], dim: int
+) -> tuple[Value, ...]:
+    """[*A,N,*B] -> [*A,split_size,*B], ..; the last one may be smaller, and each may
+    have a size of its own
+    """
     if isinstance(split_size, Sequence):
         return pieces(t, self, dim, split_size)
-    return pieces(t, self, dim, _equal_sizes(self.shape[axis_of(dim, self.rank)], split_size))
+    return pieces(
+        t, self, dim, _equal_sizes(self.shape[axis_of(dim, self.rank)], split_size)
+    )
 
 
 @lowers(aten.split_with_sizes.default, aten.split_with_sizes_copy.default)
-def split_with_sizes(t: Tosa, self: Value, split_sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
+def split_with_sizes(
+    t: Tosa, self: Value, split_sizes: Sequence[int], dim: int
+) -> tuple[Value, ...]:
     """[*A,N,*B] -> [*A,n,*B], ..; n of split_sizes"""
     return pieces(t, self, dim, split_sizes)
 
 
 @lowers(aten.chunk.default)
 def chunk(t: Tosa, self: Value, chunks: int, dim: int) -> tuple[Value, ...]:
-    """[*A,N,*B] -> [*A,ceil(N/chunks),*B], ..; at most ``chunks`` pieces, the last of which may be smaller"""
+    """[*A,N,*B] -> [*A,ceil(N/chunks),*B], ..; at most ``chunks`` pieces, the last of
+    which may be smaller
+    """
     size = self.shape[axis_of(dim, self.rank)]
     return pieces(t, self, dim, _equal_sizes(size, -(-size // chunks)))
 
@@ -276,7 +342,12 @@ def chunk(t: Tosa, self: Value, chunks: int, dim: int) -> tuple[Value, ...]:
 @lowers(aten.unbind.int, aten.unbind_copy.int)
 def unbind(t: Tosa, self: Value, dim: int) -> tuple[Value, ...]:
     """[*A,N,*B] -> [*A,*B], ..; N of them"""
-    return tuple([select(t, self, dim, index) for index in range(self.shape[axis_of(dim, self.rank)])])
+    return tuple(
+        [
+            select(t, self, dim, index)
+            for index in range(self.shape[axis_of(dim, self.rank)])
+        ]
+    )
 
 
 # ---- repeating
@@ -292,7 +363,11 @@ def expanded(t: Tosa, x: Value, shape: Shape) -> Value:
 def expand(t: Tosa, self: Value, size: Sequence[int]) -> Value:
     """[*S] -> [*size]; -1 keeps a size"""
     present = (1,) * (len(size) - self.rank) + self.shape
-    return expanded(t, self, tuple([m if n == -1 else n for n, m in zip(size, present, strict=True)]))
+    return expanded(
+        t,
+        self,
+        tuple([m if n == -1 else n for n, m in zip(size, present, strict=True)]),
+    )
 
 
 @lowers(aten.expand_as.default)
@@ -309,6 +384,8 @@ def repeat(t: Tosa, self: Value, repeats: Sequence[int]) -> Value:
 
 @lowers(aten.tile.default)
 def tile(t: Tosa, self: Value, dims: Sequence[int]) -> Value:
-    """[*S] -> [*S']; the whole tensor repeated along each axis; missing leading numbers count as 1"""
+    """[*S] -> [*S']; the whole tensor repeated along each axis; missing leading numbers
+    count as 1
+    """
     rank = max(len(dims), self.rank)
     return t.tile(t.ranked(self, rank), [1] * (rank - len(dims)) + list(dims))

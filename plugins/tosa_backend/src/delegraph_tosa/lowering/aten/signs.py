@@ -1,7 +1,7 @@
 """Conditions on int32 as integers 0 and 1, for targets without PRO-INT.
 
-These add, multiply, divide and shift int32, but neither compare nor select. A sign is a bit, which a shift brings to
-the end; a product with 0 or 1 selects.
+These add, multiply, divide and shift int32, but neither compare nor select. A sign is a
+bit, which a shift brings to the end; a product with 0 or 1 selects.
 """
 
 from __future__ import annotations
@@ -22,20 +22,25 @@ def negative(t: Tosa, x: Value) -> Value:
 
 
 def positive(t: Tosa, x: Value) -> Value:
-    """int32 [*S] -> [*S]; 1 where x is above 0, else 0; x is not -2**31, whose negative is no int32"""
+    """int32 [*S] -> [*S]; 1 where x is above 0, else 0; x is not -2**31, whose negative
+    is no int32
+    """
     return negative(t, t.sub(0, x))
 
 
 def inverted_where(t: Tosa, condition: Value, x: Value) -> Value:
     """int32 [*S] -> [*S]; -1 - x where ``condition`` is 1, x where it is 0
 
-    All bits of x are inverted there. One of the two products is 0, so that their sum is an int32 for any x.
+    All bits of x are inverted there. One of the two products is 0, so that their sum is
+    an int32 for any x.
     """
     return t.add(t.mul(x, t.sub(1, condition)), t.mul(t.sub(-1, x), condition))
 
 
 def in_five_bits(t: Tosa, x: Value) -> tuple[Value, Value | None]:
-    """int32 [*S] -> the last five bits of x, [*S], and 1 where x has no others, else 0, [*S]; None is 1 everywhere"""
+    """int32 [*S] -> the last five bits of x, [*S], and 1 where x has no others, else 0,
+    [*S]; None is 1 everywhere
+    """
     if inside(range_of(x), (0, 31)):
         return x, None
     above = t.right_shift_of_bits(x, 5)

@@ -1,4 +1,5 @@
-"""Functions that TOSA has no operator for: erfinv, erfc and erfcx, i0 and i0e, hypot, angle, logaddexp2.
+"""Functions that TOSA has no operator for: erfinv, erfc and erfcx, i0 and i0e, hypot,
+angle, logaddexp2.
 
 ``exponential`` has exponentials and logarithms, also those of torch.special.
 """
@@ -28,14 +29,18 @@ ERFINV_TAIL = (
     *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773),
     *(-0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
 )
-"""erfinv(x) = x P(w - 2.5) where w = -log(1 - x^2) is below 5, else x P(sqrt(w) - 3) (M. Giles, 2010), to 4e-7."""
+"""erfinv(x) = x P(w - 2.5) where w = -log(1 - x^2) is below 5, else x P(sqrt(w) - 3)
+(M. Giles, 2010), to 4e-7.
+"""
 
 ERFC_BORDER = 0.5
 ERFC_TAIL = (
     *(0.106993519, -0.593489733, 1.14853707, -0.863645835, 0.153026687),
     *(-0.152220297, 0.0916377577, 0.37447827, 1.00001263, -1.26551217),
 )
-"""erfcx(x) = u exp(P(u)) where u = 1 / (1 + x / 2), fitted in float64 to 5e-8 of the value for x from 1/2 on."""
+"""erfcx(x) = u exp(P(u)) where u = 1 / (1 + x / 2), fitted in float64 to 5e-8 of the
+value for x from 1/2 on.
+"""
 
 I0_BORDER = 3.75
 I0_NEAR = (0.0045813, 0.0360768, 0.2659732, 1.2067492, 3.0899424, 3.5156229, 1.0)
@@ -43,7 +48,9 @@ I0_FAR = (
     *(0.00392377, -0.01647633, 0.02635537, -0.02057706, 0.00916281),
     *(-0.00157565, 0.00225319, 0.01328592, 0.39894228),
 )
-"""i0(x) = P((x / 3.75)^2) up to 3.75, exp(x) / sqrt(x) P(3.75 / x) beyond (Abramowitz and Stegun, 9.8.1), to 2e-7."""
+"""i0(x) = P((x / 3.75)^2) up to 3.75, exp(x) / sqrt(x) P(3.75 / x) beyond (Abramowitz
+and Stegun, 9.8.1), to 2e-7.
+"""
 
 
 @lowers(aten.erfinv.default, aten.special_erfinv.default)
@@ -52,7 +59,9 @@ def erfinv(t: Tosa, self: Value) -> Value:
     x = floating_value(t, self)
     w = t.negate(t.log(t.mul(t.sub(1, x), t.add(x, 1))))
     tail = polynomial(t, t.sub(sqrt(t, t.clamp(w, 5, 32)), 3), ERFINV_TAIL)
-    factor = t.select(t.greater(5, w), polynomial(t, t.sub(w, 2.5), ERFINV_CENTRE), tail)
+    factor = t.select(
+        t.greater(5, w), polynomial(t, t.sub(w, 2.5), ERFINV_CENTRE), tail
+    )
     y = t.mul(x, factor)
     # w is NaN for |x| > 1 and for NaN, where ``factor`` is a number: return NaN there
     return t.select(t.equal(t.abs(x), 1), t.mul(x, inf), t.select(t.equal(w, w), y, w))
@@ -60,7 +69,9 @@ def erfinv(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.erfc.default, aten.special_erfc.default)
 def erfc(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; 1 - erf(x), with an error up to 4e-7 of the value: above 1/2 it is exp(-x^2) erfcx(x)"""
+    """[*S] -> [*S]; 1 - erf(x), with an error up to 4e-7 of the value: above 1/2 it is
+    exp(-x^2) erfcx(x)
+    """
     x = floating_value(t, self)
     clamped = t.clamp(x, ERFC_BORDER, 16)
     tail = t.mul(_exp_of_square(t, clamped, -1), _scaled_tail(t, clamped))
@@ -71,8 +82,12 @@ def erfc(t: Tosa, self: Value) -> Value:
 def special_erfcx(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; exp(x^2) erfc(x), with an error up to 6e-7 of the value"""
     x = floating_value(t, self)
-    product = t.mul(_exp_of_square(t, t.clamp(x, -16, ERFC_BORDER), 1), t.sub(1, t.erf(x)))
-    return t.select(t.greater(x, ERFC_BORDER), _scaled_tail(t, t.maximum(x, ERFC_BORDER)), product)
+    product = t.mul(
+        _exp_of_square(t, t.clamp(x, -16, ERFC_BORDER), 1), t.sub(1, t.erf(x))
+    )
+    return t.select(
+        t.greater(x, ERFC_BORDER), _scaled_tail(t, t.maximum(x, ERFC_BORDER)), product
+    )
 
 
 def _scaled_tail(t: Tosa, x: Value) -> Value:
@@ -82,9 +97,11 @@ def _scaled_tail(t: Tosa, x: Value) -> Value:
 
 
 def _exp_of_square(t: Tosa, x: Value, sign: int) -> Value:
-    """exp(sign * x^2) = exp(sign * c^2) * exp(sign * (x - c) (x + c)) for |x| <= 16, where c is x cut to 12 bits.
+    """exp(sign * x^2) = exp(sign * c^2) * exp(sign * (x - c) (x + c)) for |x| <= 16,
+    where c is x cut to 12 bits.
 
-    c^2 is exact in fp32. A rounded x^2 of up to 256 would be off by too much for an exponent.
+    c^2 is exact in fp32. A rounded x^2 of up to 256 would be off by too much for an
+    exponent.
     """
     # |x| <= 16 has 4 bits before the point, and c keeps 8 behind it
     c = t.mul(t.floor(t.mul(x, 256)), 1 / 256)
@@ -94,10 +111,13 @@ def _exp_of_square(t: Tosa, x: Value, sign: int) -> Value:
 
 @lowers(aten.hypot.default)
 def hypot(t: Tosa, self: Value, other: Value) -> Value:
-    """[*S], [*S] -> [*S]; sqrt(x^2 + y^2) as larger * sqrt(1 + (smaller / larger)^2), whose squares do not overflow"""
+    """[*S], [*S] -> [*S]; sqrt(x^2 + y^2) as larger * sqrt(1 + (smaller / larger)^2),
+    whose squares do not overflow
+    """
     left, right = promoted(t, self, other)
     x, y = t.abs(left), t.abs(right)  # type: ignore[arg-type]
-    larger, smaller = t.maximum(x, y), t.minimum(x, y)
+    larger = t.maximum(x, y)
+    smaller = t.minimum(x, y)
     ratio = quotient_of(t, smaller, larger)
     length = t.mul(larger, sqrt(t, t.add(t.mul(ratio, ratio), 1)))
     length = t.select(t.equal(larger, 0), larger, length)
@@ -108,7 +128,8 @@ def hypot(t: Tosa, self: Value, other: Value) -> Value:
 def logaddexp2(t: Tosa, self: Value, other: Value) -> Value:
     """[*S], [*S] -> [*S]; log2(2^x + 2^y) = max(x, y) + log1p(2^-|x - y|) / log(2)"""
     left, right = promoted(t, self, other)
-    larger, distance = t.maximum(left, right), t.abs(t.sub(left, right))
+    larger = t.maximum(left, right)
+    distance = t.abs(t.sub(left, right))
     summand = t.mul(log1p_of(t, t.exp(t.mul(distance, -LN2))), 1 / LN2)
     # equal infinities would have a distance of NaN
     return t.select(t.equal(left, right), t.add(larger, 1), t.add(larger, summand))
@@ -116,18 +137,25 @@ def logaddexp2(t: Tosa, self: Value, other: Value) -> Value:
 
 @lowers(aten.angle.default)
 def angle(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; the angle of real numbers in the complex plane: pi below 0, else 0; NaN for NaN"""
+    """[*S] -> [*S]; the angle of real numbers in the complex plane: pi below 0, else 0;
+    NaN for NaN
+    """
     x = floating_value(t, self)
     radians = t.select(t.greater(0, x), t.like(math.pi, x), 0)
     return t.select(t.equal(x, x), radians, x)
 
 
 def _bessel_0(t: Tosa, x: Value) -> Value:
-    """exp(-x) i0(x) for x [*S] >= 0, where i0 is the modified Bessel function of order 0"""
-    near, far = t.minimum(x, I0_BORDER), t.maximum(x, I0_BORDER)
+    """exp(-x) i0(x) for x [*S] >= 0, where i0 is the modified Bessel function of order
+    0
+    """
+    near = t.minimum(x, I0_BORDER)
+    far = t.maximum(x, I0_BORDER)
     ratio = t.mul(near, 1 / I0_BORDER)
     small = t.mul(polynomial(t, t.mul(ratio, ratio), I0_NEAR), t.exp(t.negate(near)))
-    large = t.mul(polynomial(t, t.mul(t.reciprocal(far), I0_BORDER), I0_FAR), t.rsqrt(far))
+    large = t.mul(
+        polynomial(t, t.mul(t.reciprocal(far), I0_BORDER), I0_FAR), t.rsqrt(far)
+    )
     return t.select(t.greater(I0_BORDER, x), small, large)
 
 

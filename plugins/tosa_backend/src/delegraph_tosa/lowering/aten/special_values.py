@@ -26,7 +26,9 @@ def is_negative(t: Tosa, x: Value) -> Value:
     if x.dtype not in FLOATS:
         return below_zero
     # the reciprocal of -0.0 is -inf
-    return t.logical_or(below_zero, t.logical_and(t.equal(x, 0), t.greater(0.0, t.reciprocal(x))))
+    return t.logical_or(
+        below_zero, t.logical_and(t.equal(x, 0), t.greater(0.0, t.reciprocal(x)))
+    )
 
 
 @lowers(aten.sign.default, aten.sgn.default)
@@ -46,7 +48,9 @@ def signbit(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.copysign.Tensor, aten.copysign.Scalar)
 def copysign(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the magnitude of self with the sign of ``other`` (see ``signbit``)"""
+    """[*S], [*S] -> [*S]; the magnitude of self with the sign of ``other`` (see
+    ``signbit``)
+    """
     if isinstance(other, Value):
         left, right = promoted(t, self, other)
         negative = is_negative(t, right)  # type: ignore[arg-type]
@@ -91,22 +95,35 @@ def isfinite(t: Tosa, self: Value) -> Value:
 @lowers(aten.isposinf.default)
 def isposinf(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; bool"""
-    return t.equal(self, inf) if self.dtype in FLOATS else filled(t, self.shape, False, torch.bool)
+    return (
+        t.equal(self, inf)
+        if self.dtype in FLOATS
+        else filled(t, self.shape, False, torch.bool)
+    )
 
 
 @lowers(aten.isneginf.default)
 def isneginf(t: Tosa, self: Value) -> Value:
     """[*S] -> [*S]; bool"""
-    return t.equal(self, -inf) if self.dtype in FLOATS else filled(t, self.shape, False, torch.bool)
+    return (
+        t.equal(self, -inf)
+        if self.dtype in FLOATS
+        else filled(t, self.shape, False, torch.bool)
+    )
 
 
 @lowers(aten.nan_to_num.default)
-def nan_to_num(t: Tosa, self: Value, nan: float | None, posinf: float | None, neginf: float | None) -> Value:
-    """[*S] -> [*S]; NaN becomes ``nan``, inf ``posinf``, -inf ``neginf``; for None 0 and the largest finite numbers"""
+def nan_to_num(
+    t: Tosa, self: Value, nan: float | None, posinf: float | None, neginf: float | None
+) -> Value:
+    """[*S] -> [*S]; NaN becomes ``nan``, inf ``posinf``, -inf ``neginf``; for None 0
+    and the largest finite numbers
+    """
     if self.dtype not in FLOATS:
         return self
     largest = finfo(self.dtype).max
-    high, low = largest if posinf is None else posinf, -largest if neginf is None else neginf
+    high = largest if posinf is None else posinf
+    low = -largest if neginf is None else neginf
     no_nan = t.select(t.equal(self, self), self, 0.0 if nan is None else nan)
     if (high, low) == (largest, -largest):
         return t.clamp(no_nan, low, high)

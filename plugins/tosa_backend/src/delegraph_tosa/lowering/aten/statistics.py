@@ -21,18 +21,26 @@ aten = torch.ops.aten
 inf = math.inf
 Dims = Sequence[int] | None
 SMALLEST = 2.0**-100
-"""The smallest number by which deviations are divided: the reciprocal of a subnormal number may be infinite."""
+"""The smallest number by which deviations are divided: the reciprocal of a subnormal
+number may be infinite.
+"""
 
 
-def moments(t: Tosa, x: Value, dims: Dims, correction: float, root: bool) -> tuple[Value, Value]:
-    """(variance, mean) of x [*S] over ``dims``, or with ``root`` (standard deviation, mean), in fp32.
+def moments(
+    t: Tosa, x: Value, dims: Dims, correction: float, root: bool
+) -> tuple[Value, Value]:
+    """(variance, mean) of x [*S] over ``dims``, or with ``root`` (standard deviation,
+    mean), in fp32.
 
-    The axes stay, with size 1. The mean is the sum of x / N. The variance is the sum of (deviation / sqrt(divisor))^2.
-    So a sum overflows only if the result does. For the standard deviation, elements are divided by 4 first, because the
-    difference from the mean could overflow. Deviations are then divided by the largest one, as their squares could.
+    The axes stay, with size 1. The mean is the sum of x / N. The variance is the sum of
+    (deviation / sqrt(divisor))^2. So a sum overflows only if the result does. For the
+    standard deviation, elements are divided by 4 first, because the difference from the
+    mean could overflow. Deviations are then divided by the largest one, as their
+    squares could.
     """
     t.require(x.dtype in FLOATS, f"a variance of {x.dtype} is not defined")
-    wide, axes = converted(t, x, DType.FP32), axes_of(dims, x.rank)
+    wide = converted(t, x, DType.FP32)
+    axes = axes_of(dims, x.rank)
     count = math.prod([x.shape[axis] for axis in axes])
     divisor = max(count - correction, 0)
     # sum(d^2) / divisor is computed as sum((d * weight)^2)
@@ -53,7 +61,8 @@ def moments(t: Tosa, x: Value, dims: Dims, correction: float, root: bool) -> tup
 def _reciprocal_root(t: Tosa, divisor: float, x: Value) -> Operand:
     """1 / sqrt(divisor), infinite for 0.
 
-    A Python number, or a value of the type of x if ``divisor`` is known at run time only.
+    A Python number, or a value of the type of x if ``divisor`` is known at run time
+    only.
     """
     if waits(divisor):
         return t.rsqrt(t.like(divisor, x))
@@ -66,21 +75,38 @@ def _squares(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
 
 
 def _as_torch_returns(t: Tosa, x: Value, y: Value, dims: Dims, keepdim: bool) -> Value:
-    """Cast y, a statistic of x over ``dims``, to the dtype of x; without ``keepdim``, remove the axes of size 1."""
+    """Cast y, a statistic of x over ``dims``, to the dtype of x; without ``keepdim``,
+    remove the axes of size 1.
+    """
     axes = axes_of(dims, x.rank)
     y = converted(t, y, x.dtype)
-    return y if keepdim else t.reshape(y, [n for axis, n in enumerate(x.shape) if axis not in axes])
+    return (
+        y
+        if keepdim
+        else t.reshape(y, [n for axis, n in enumerate(x.shape) if axis not in axes])
+    )
 
 
 def _spread_and_mean(
-    t: Tosa, x: Value, dims: Dims, correction: float | None, unbiased: bool, keepdim: bool, root: bool
+    t: Tosa,
+    x: Value,
+    dims: Dims,
+    correction: float | None,
+    unbiased: bool,
+    keepdim: bool,
+    root: bool,
 ) -> tuple[Value, Value]:
-    """(variance, mean) of x, or with ``root`` (standard deviation, mean), in the type and shape that torch returns.
+    """(variance, mean) of x, or with ``root`` (standard deviation, mean), in the type
+    and shape that torch returns.
 
     A ``correction`` of None is 1 if ``unbiased``, else 0.
     """
-    spread, mean = moments(t, x, dims, int(unbiased) if correction is None else correction, root)
-    return _as_torch_returns(t, x, spread, dims, keepdim), _as_torch_returns(t, x, mean, dims, keepdim)
+    spread, mean = moments(
+        t, x, dims, int(unbiased) if correction is None else correction, root
+    )
+    return _as_torch_returns(t, x, spread, dims, keepdim), _as_torch_returns(
+        t, x, mean, dims, keepdim
+    )
 
 
 @lowers(aten.var.correction, aten.var.default, aten.var.dim)
@@ -136,13 +162,23 @@ def std_mean(
 
 
 @lowers(aten.linalg_vector_norm.default)
-def linalg_vector_norm(t: Tosa, self: Value, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Value:
+def linalg_vector_norm(
+    t: Tosa,
+    self: Value,
+    ord: float,
+    dim: Dims,
+    keepdim: bool,
+    dtype: torch.dtype | None,
+) -> Value:
     """[*S] -> [*S']; of order 1, 2 or infinity, computed in fp32"""
     t.require(ord in (1, 2, inf), f"a norm of order {ord} has no rule of its own")
     x = to_torch(t, self, dtype)
     t.require(x.dtype in FLOATS, f"a norm of {x.dtype} is not defined")
-    wide, axes = converted(t, x, DType.FP32), axes_of(dim, x.rank)
+    wide = converted(t, x, DType.FP32)
+    axes = axes_of(dim, x.rank)
     if ord == 2:
         return _as_torch_returns(t, x, sqrt(t, _squares(t, wide, axes)), axes, keepdim)
     step = t.reduce_sum if ord == 1 else t.reduce_max
-    return _as_torch_returns(t, x, reduced(t, t.abs(wide), step, axes, True), axes, keepdim)
+    return _as_torch_returns(
+        t, x, reduced(t, t.abs(wide), step, axes, True), axes, keepdim
+    )

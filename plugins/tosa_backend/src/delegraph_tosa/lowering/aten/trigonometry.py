@@ -1,8 +1,9 @@
 """Trigonometric and hyperbolic functions and their inverses.
 
-TOSA has SIN, COS, TANH and EXP. An inverse function is a polynomial on a small interval; identities map every argument
-to this interval. Degrees and coefficients are those of the single-precision functions of the Cephes library
-(S. Moshier), whose errors are below 2e-7 of the value.
+TOSA has SIN, COS, TANH and EXP. An inverse function is a polynomial on a small
+interval; identities map every argument to this interval. Degrees and coefficients are
+those of the single-precision functions of the Cephes library (S. Moshier), whose errors
+are below 2e-7 of the value.
 """
 
 from __future__ import annotations
@@ -22,11 +23,18 @@ from .exponential import log1p_of
 from .special_values import is_negative
 
 aten = torch.ops.aten
-inf, pi = math.inf, math.pi
+inf = math.inf
+pi = math.pi
 
 ATAN = (8.05374449538e-2, -1.38776856032e-1, 1.99777106478e-1, -3.33329491539e-1)
 """atan(x) = x + x z P(z), z = x * x, for |x| <= tan(pi / 8)"""
-ASIN = (4.2163199048e-2, 2.4181311049e-2, 4.5470025998e-2, 7.4953002686e-2, 1.6666752422e-1)
+ASIN = (
+    4.2163199048e-2,
+    2.4181311049e-2,
+    4.5470025998e-2,
+    7.4953002686e-2,
+    1.6666752422e-1,
+)
 """asin(x) = x + x z P(z), z = x * x, for |x| <= 1/2"""
 SINH = (2.03721912945e-4, 8.33028376239e-3, 1.66667160211e-1)
 """sinh(x) = x + x z P(z), z = x * x, for |x| <= 1"""
@@ -55,11 +63,12 @@ def tan(t: Tosa, self: Value) -> Value:
 def atan_of(t: Tosa, x: Value) -> Value:
     """x [*S] -> [*S], the arc tangent.
 
-    With m = |x|: atan(m) = pi / 2 + atan(-1 / m) above tan(3 pi / 8), pi / 4 + atan((m - 1) / (m + 1)) above
-    tan(pi / 8), and the polynomial ATAN below.
+    With m = |x|: atan(m) = pi / 2 + atan(-1 / m) above tan(3 pi / 8), pi / 4 + atan((m
+    - 1) / (m + 1)) above tan(pi / 8), and the polynomial ATAN below.
     """
     m = t.abs(x)
-    high, middle = t.greater(m, math.tan(3 * pi / 8)), t.greater(m, math.tan(pi / 8))
+    high = t.greater(m, math.tan(3 * pi / 8))
+    middle = t.greater(m, math.tan(pi / 8))
     shifted = t.mul(t.sub(m, 1), t.reciprocal(t.add(m, 1)))
     small = t.select(high, t.negate(t.reciprocal(m)), t.select(middle, shifted, m))
     offset = t.select(high, t.like(pi / 2, x), t.select(middle, t.like(pi / 4, x), 0.0))
@@ -74,10 +83,13 @@ def atan(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.atan2.default, aten.arctan2.default)
 def atan2(t: Tosa, self: Value, other: Value) -> Value:
-    """y [*S], x [*S] -> [*S]; the angle of (x, y) in radians; 0.0 and -0.0 differ, as in torch"""
+    """y [*S], x [*S] -> [*S]; the angle of (x, y) in radians; 0.0 and -0.0 differ, as
+    in torch
+    """
     left, right = promoted(t, self, other)
     assert isinstance(left, Value) and isinstance(right, Value)
-    y, x = floating_value(t, left), floating_value(t, right)
+    y = floating_value(t, left)
+    x = floating_value(t, right)
     both_infinite = t.logical_and(t.equal(t.abs(x), inf), t.equal(t.abs(y), inf))
     both_zero = t.logical_and(t.equal(x, 0), t.equal(y, 0))
     ratio = quotient_of(t, t.abs(y), t.abs(x))
@@ -111,7 +123,8 @@ def acos(t: Tosa, self: Value) -> Value:
     m = t.abs(x)
     large = t.greater(m, 0.5)
     arc = odd_polynomial(t, t.select(large, _half_angle(t, m), x), ASIN)
-    # above 1/2: acos(m) = 2 arc, and acos(-m) = pi - acos(m); else acos(x) = pi / 2 - asin(x)
+    # above 1/2: acos(m) = 2 arc, and acos(-m) = pi - acos(m); else acos(x) = pi / 2 -
+    # asin(x)
     twice = t.mul(arc, 2)
     of_large = t.select(t.greater(x, 0), twice, t.sub(pi, twice))
     return t.select(large, of_large, t.sub(pi / 2, arc))
@@ -139,24 +152,32 @@ def cosh(t: Tosa, self: Value) -> Value:
 
 
 LARGE = 1e4
-"""For larger x, 1 + x * x rounds to x * x in fp32; up to here, x * x is far from overflowing."""
+"""For larger x, 1 + x * x rounds to x * x in fp32; up to here, x * x is far from
+overflowing.
+"""
 
 
 @lowers(aten.asinh.default, aten.arcsinh.default)
 def asinh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; with m = |x|: log1p(m + m^2 / (1 + sqrt(1 + m^2))), or log(m) + log(2) for large m; sign of x"""
+    """[*S] -> [*S]; with m = |x|: log1p(m + m^2 / (1 + sqrt(1 + m^2))), or log(m) +
+    log(2) for large m; sign of x
+    """
     x = floating_value(t, self)
     m = t.abs(x)
     capped = t.minimum(m, LARGE)
     squared = t.mul(capped, capped)
     quotient = t.mul(squared, t.reciprocal(t.add(sqrt(t, t.add(squared, 1)), 1)))
     large = t.add(t.log(m), math.log(2))
-    return with_sign(t, t.select(t.greater(m, LARGE), large, log1p_of(t, t.add(capped, quotient))), x)
+    return with_sign(
+        t, t.select(t.greater(m, LARGE), large, log1p_of(t, t.add(capped, quotient))), x
+    )
 
 
 @lowers(aten.acosh.default, aten.arccosh.default)
 def acosh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; log1p(y + sqrt(2 y + y^2)) where y = x - 1, or log(x) + log(2) for large x; NaN below 1"""
+    """[*S] -> [*S]; log1p(y + sqrt(2 y + y^2)) where y = x - 1, or log(x) + log(2) for
+    large x; NaN below 1
+    """
     x = floating_value(t, self)
     y = t.sub(t.minimum(x, LARGE), 1)
     small = log1p_of(t, t.add(y, sqrt(t, t.mul(y, t.add(y, 2)))))

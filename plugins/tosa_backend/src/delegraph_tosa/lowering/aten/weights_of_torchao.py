@@ -1,6 +1,7 @@
 """Weights that torchao quantized: integers in the file, floats where they are used.
 
-Imported once torchao has registered its operators. Folding would make floats of them, four or eight times as large.
+Imported once torchao has registered its operators. Folding would make floats of them,
+four or eight times as large.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ NIBBLE = (-8, 7)
 _FLOAT32 = 6
 """What the schema of torchao's operators has as default: the number of float32."""
 LEAST_PACKED = 512
-"""The fewest weights of which two are put into one byte: reading them out again takes four operators."""
+"""The fewest weights of which two are put into one byte: reading them out again takes
+four operators.
+"""
 
 
 @lowers(torch.ops.torchao.dequantize_affine.default)
@@ -35,24 +38,47 @@ def dequantize_affine(
     quant_max: Any,
     output_dtype: Any,
 ) -> Value:
-    """constant int8 [*S], of which each block of ``block_size`` has a scale and a zero point -> fp32 [*S]"""
-    t.require(input.constant is not None and input.dtype is DType.INT8, "it is no weight of int8")
-    t.require(scale.constant is not None and scale.dtype is DType.FP32, "its scales are computed at run time")
+    """constant int8 [*S], of which each block of ``block_size`` has a scale and a zero
+    point -> fp32 [*S]
+    """
+    t.require(
+        input.constant is not None and input.dtype is DType.INT8,
+        "it is no weight of int8",
+    )
+    t.require(
+        scale.constant is not None and scale.dtype is DType.FP32,
+        "its scales are computed at run time",
+    )
     is_float32 = output_dtype in (torch.float32, _FLOAT32)
-    t.require(is_float32, f"dequantizing to {output_dtype} is not lowered, only to float32")
-    t.require(zero_point is None or zero_point.constant is not None, "its zero points are computed at run time")
-    blocks, counts = [], []
+    t.require(
+        is_float32, f"dequantizing to {output_dtype} is not lowered, only to float32"
+    )
+    t.require(
+        zero_point is None or zero_point.constant is not None,
+        "its zero points are computed at run time",
+    )
+    blocks = []
+    counts = []
     for size, block in zip(input.shape, block_size, strict=True):
         blocks += [size // block, block]
         counts += [size // block, 1]
     axes = [k for k, size in enumerate(blocks) if size != 1] or [0]
     inside, outside = ([sizes[k] for k in axes] for sizes in (blocks, counts))
-    has_nibbles = quant_min is not None and NIBBLE[0] <= quant_min and quant_max <= NIBBLE[1]
+    has_nibbles = (
+        quant_min is not None and NIBBLE[0] <= quant_min and quant_max <= NIBBLE[1]
+    )
     integers = t.reshape(input, tuple(inside))
     numbers = _as_floats(t, _packed(t, integers) if has_nibbles else integers)
     if zero_point is not None:
         zeros = t.reshape(zero_point, tuple(outside))
-        numbers = t.sub(numbers, _as_floats(t, zeros) if zeros.dtype is DType.INT8 else t.cast(zeros, DType.FP32))
+        numbers = t.sub(
+            numbers,
+            (
+                _as_floats(t, zeros)
+                if zeros.dtype is DType.INT8
+                else t.cast(zeros, DType.FP32)
+            ),
+        )
     return t.reshape(t.mul(numbers, t.reshape(scale, tuple(outside))), input.shape)
 
 
@@ -62,10 +88,11 @@ def _as_floats(t: Tosa, integers: Value) -> Value:
 
 
 def _packed(t: Tosa, q: Value) -> Value:
-    """int8 [*S] from -8 to 7 -> the same integers, of a constant of half the size that is taken apart at run time.
+    """int8 [*S] from -8 to 7 -> the same integers, of a constant of half the size that
+    is taken apart at run time.
 
-    Its low four bits are the first half of the elements, the others the second. ``q`` itself where that is not worth
-    it, or the target lacks an operator.
+    Its low four bits are the first half of the elements, the others the second. ``q``
+    itself where that is not worth it, or the target lacks an operator.
     """
     size = math.prod(q.shape)
     if size % 2 or size < LEAST_PACKED or "INT" not in t.spec.profiles:
@@ -74,7 +101,12 @@ def _packed(t: Tosa, q: Value) -> Value:
     first, second = (t.slice(flat, (start,), (size // 2,)) for start in (0, size // 2))
     four = t.constant(4, DType.INT8, (1,))
     # folded: all of this is computed when the file is written
-    bytes_ = t.bitwise_or(t.bitwise_and(first, 15), t.emit(LOGICAL_LEFT_SHIFT, (second, four)))
+    bytes_ = t.bitwise_or(
+        t.bitwise_and(first, 15), t.emit(LOGICAL_LEFT_SHIFT, (second, four))
+    )
     low = t.emit(LOGICAL_LEFT_SHIFT, (bytes_, four), fold=False)
-    halves = [t.emit(ARITHMETIC_RIGHT_SHIFT, (x, four), fold=False, round=False) for x in (low, bytes_)]
+    halves = [
+        t.emit(ARITHMETIC_RIGHT_SHIFT, (x, four), fold=False, round=False)
+        for x in (low, bytes_)
+    ]
     return t.reshape(t.concat(halves, 0), q.shape)

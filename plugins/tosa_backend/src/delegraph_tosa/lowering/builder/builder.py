@@ -1,4 +1,6 @@
-"""``Tosa``, the ``t`` of every rule: all operators, and numbers that take several operators to compute."""
+"""``Tosa``, the ``t`` of every rule: all operators, and numbers that take several
+operators to compute.
+"""
 
 from __future__ import annotations
 
@@ -14,57 +16,73 @@ from .operators import Operators
 from .size_numbers import computed
 
 MOST_NUMBERS = 1 << 16
-"""The longest tensor 0, 1, 2, .. that a file stores for a count known at run time only; a longer one is computed."""
+"""The longest tensor 0, 1, 2, .. that a file stores for a count known at run time only;
+a longer one is computed.
+"""
 ROW = 1 << 15
-"""A longer tensor is computed from up to MOST_NUMBERS rows of ROW numbers: as many as one axis can have."""
+"""A longer tensor is computed from up to MOST_NUMBERS rows of ROW numbers: as many as
+one axis can have.
+"""
 
 
 class Tosa(Operators):
     """Builds operators for the target ``spec``.
 
-    ``operators`` are the operators emitted so far. ``source`` is the node of the program that is lowered now.
+    ``operators`` are the operators emitted so far. ``source`` is the node of the
+    program that is lowered now.
     """
 
     weighs_integers = False
-    """Whether ``mul`` takes integers and fp32 weights of an interpolation; the builder of ``integer.resize`` does."""
+    """Whether ``mul`` takes integers and fp32 weights of an interpolation; the builder
+    of ``integer.resize`` does.
+    """
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
-        """The result of an operator that the target refuses (``why``), computed by other operators or in other types.
+        """The result of an operator that the target refuses (``why``), computed by
+        other operators or in other types.
 
-        On a target of TOSA 0.80, ``older.instead`` may have a replacement, and ``narrowed.instead`` on one that names a
-        device. Otherwise the base class tries other types.
+        On a target of TOSA 0.80, ``older.instead`` may have a replacement, and
+        ``narrowed.instead`` on one that names a device. Otherwise the base class tries
+        other types.
         """
         if self.spec.version < (1, 0):
             from .older import instead
 
             if (computed_otherwise := instead(self, operator)) is not None:
                 return computed_otherwise
-        if self.spec.devices and (computed_otherwise := narrowed.instead(self, operator)) is not None:
+        if (
+            self.spec.devices
+            and (computed_otherwise := narrowed.instead(self, operator)) is not None
+        ):
             return computed_otherwise
         return super()._in_other_types(operator, why)
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
         """A tensor filled with ``number``.
 
-        It is a constant unless ``number`` is a size known at run time only, or computed from such sizes: then operators
-        compute it.
+        It is a constant unless ``number`` is a size known at run time only, or computed
+        from such sizes: then operators compute it.
         """
         # ``waits``: whether the number is known at run time only
         if not waits(number):
             return super().constant(number, dtype, shape)
         # one element [1], reshaped to [1,..,1] and repeated to ``shape``
         element = computed(self, number, DType.FP32 if dtype in FLOATS else DType.INT32)
-        return self.tile(self.reshape(self.cast(element, dtype), (1,) * len(shape)), shape)
+        return self.tile(
+            self.reshape(self.cast(element, dtype), (1,) * len(shape)), shape
+        )
 
     def numbers(self, count: int, dtype: DType) -> Value:
         """0, 1, .., count - 1 as a tensor [count].
 
-        If ``count`` is known at run time only, the result is a slice of a constant that is as long as ``count`` can be.
-        If this constant would have more than MOST_NUMBERS elements, the result is computed from rows of ROW numbers.
+        If ``count`` is known at run time only, the result is a slice of a constant that
+        is as long as ``count`` can be. If this constant would have more than
+        MOST_NUMBERS elements, the result is computed from rows of ROW numbers.
         """
         longest = min(size_range(count)[1], LARGEST_SIZE)
         if is_dynamic(count) and longest > MOST_NUMBERS:
-            # [rows,1] of 0, ROW, 2 * ROW, .. plus [ROW] of 0 .. ROW - 1 is [rows,ROW]; reshaped, then cut to ``count``
+            # [rows,1] of 0, ROW, 2 * ROW, .. plus [ROW] of 0 .. ROW - 1 is [rows,ROW];
+            # reshaped, then cut to ``count``
             rows = -(-count // ROW)
             starts = self.reshape(self.numbers(rows, dtype), (rows, 1))
             with self.proven((0, longest - 1)):
@@ -72,5 +90,7 @@ class Tosa(Operators):
                 return self.slice(self.reshape(numbers, (rows * ROW,)), (0,), (count,))
         key = ("numbers", longest, dtype)
         if key not in self._constants:
-            self._constants[key] = literal(np.arange(longest), dtype, ARRAY_DTYPES[dtype])
+            self._constants[key] = literal(
+                np.arange(longest), dtype, ARRAY_DTYPES[dtype]
+            )
         return self.slice(self._constants[key], (0,), (count,))

@@ -1,7 +1,8 @@
 """Division of floats, correctly rounded; TOSA has no operator for it.
 
-RECIPROCAL and MUL give an estimate of the quotient. The remainder, dividend - estimate * divisor, is then computed
-exactly: both factors are split into halves of 12 bits (Dekker's splitting), whose products are exact in fp32.
+RECIPROCAL and MUL give an estimate of the quotient. The remainder, dividend - estimate
+* divisor, is then computed exactly: both factors are split into halves of 12 bits
+(Dekker's splitting), whose products are exact in fp32.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def halves(t: Operators, y: Value) -> tuple[Value, Value]:
-    """(upper 12 bits of y, the rest), whose sum is y; (y, 0) for |y| above 2^110, whose splitting would overflow.
+    """(upper 12 bits of y, the rest), whose sum is y; (y, 0) for |y| above 2^110, whose
+    splitting would overflow.
 
-    An infinite y becomes the largest finite number, because products of it with 0 have to be 0.
+    An infinite y becomes the largest finite number, because products of it with 0 have
+    to be 0.
     """
     y = t.clamp(y, -LARGEST, LARGEST)
     # Dekker: with p = (2^12 + 1) y, p - (p - y) is y rounded to 12 bits
@@ -28,14 +31,19 @@ def halves(t: Operators, y: Value) -> tuple[Value, Value]:
 
 
 def rounded_quotient(t: Operators, x: Value, y: Value, estimate: Value) -> Value:
-    """x / y, rounded to the nearest float, from an ``estimate`` with an error of a few units in the last place.
+    """x / y, rounded to the nearest float, from an ``estimate`` with an error of a few
+    units in the last place.
 
-    The result is estimate + remainder / y. The correction is exact to 22 bits. So the result is the nearest float,
-    unless the quotient is nearer than 2**-44 (relative) to the middle between two floats. A quotient of integers with a
-    divisor d < 2**18 never is: its relative distance from such a middle is at least 2**-25 / d.
+    The result is estimate + remainder / y. The correction is exact to 22 bits. So the
+    result is the nearest float, unless the quotient is nearer than 2**-44 (relative) to
+    the middle between two floats. A quotient of integers with a divisor d < 2**18 never
+    is: its relative distance from such a middle is at least 2**-25 / d.
     """
-    # remainder = x - (high + low) * (upper + lower): each of the four products is exact, the largest comes first
+    # remainder = x - (high + low) * (upper + lower): each of the four products is
+    # exact, the largest comes first
     (high, low), (upper, lower) = halves(t, estimate), halves(t, y)
-    remainder = t.sub(t.sub(t.sub(x, t.mul(high, upper)), t.mul(high, lower)), t.mul(low, upper))
+    remainder = t.sub(
+        t.sub(t.sub(x, t.mul(high, upper)), t.mul(high, lower)), t.mul(low, upper)
+    )
     remainder = t.sub(remainder, t.mul(low, lower))
     return t.add(estimate, t.mul(remainder, t.reciprocal(y)))

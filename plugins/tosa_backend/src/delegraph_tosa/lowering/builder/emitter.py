@@ -1,7 +1,8 @@
-"""``Emitter``: makes operators. It infers their types, asks the target, folds constants and shares equal constants.
+"""``Emitter``: makes operators. It infers their types, asks the target, folds constants
+and shares equal constants.
 
-An operator whose operands are all constant is folded: its result is a constant that is computed when the file is
-written, and no operator is emitted.
+An operator whose operands are all constant is folded: its result is a constant that is
+computed when the file is written, and no operator is emitted.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ Shape = tuple[int, ...]
 class Emitter:
     """Makes operators for the target ``spec``.
 
-    ``operators`` are the operators emitted so far. ``source`` is the node of the program that is lowered now.
+    ``operators`` are the operators emitted so far. ``source`` is the node of the
+    program that is lowered now.
     """
 
     folded_bytes = 64 * 1024
-    """The largest folded constant that is larger than its operands: a larger one would make the file too large."""
+    """The largest folded constant that is larger than its operands: a larger one would
+    make the file too large.
+    """
 
     def __init__(self, spec: TosaSpec) -> None:
         """An emitter without operators for the target ``spec``."""
@@ -44,12 +48,20 @@ class Emitter:
         self._constants: dict[Any, Value] = {}
         """Key -> a constant or shape that was made before: equal ones are made once."""
         self._proven: Range | None = None
-        """The range that the caller guarantees for results inside of ``with proven(..)``; None outside."""
+        """The range that the caller guarantees for results inside of ``with
+        proven(..)``; None outside.
+        """
         self.rounded_number = False
-        """Whether a number was rounded to become a constant of short floats; ``short_floats`` clears and reads it."""
+        """Whether a number was rounded to become a constant of short floats;
+        ``short_floats`` clears and reads it.
+        """
 
-    def takes(self, cls: type[Operator], inputs: Sequence[Value], **attributes: Any) -> bool:
-        """Whether the target has the operator ``cls`` for these operands and attributes; nothing is emitted."""
+    def takes(
+        self, cls: type[Operator], inputs: Sequence[Value], **attributes: Any
+    ) -> bool:
+        """Whether the target has the operator ``cls`` for these operands and
+        attributes; nothing is emitted.
+        """
         operator, types = self._inferred(cls, inputs, attributes)
         operator.outputs = tuple(map(Value, types))
         return self.spec.why_not(operator) is None
@@ -60,14 +72,26 @@ class Emitter:
             raise refused(why)
 
     def expect_one_type(self, what: str, *values: Value | None) -> None:
-        """Raise Unsupported unless all ``values`` that are not None have one element type. ``what`` names the call."""
+        """Raise Unsupported unless all ``values`` that are not None have one element
+        type. ``what`` names the call.
+        """
         types = sorted({v.dtype for v in values if v is not None})
-        self.require(len(types) == 1, f"{what} of mixed types ({', '.join(map(str, types))}) is not lowered")
+        self.require(
+            len(types) == 1,
+            f"{what} of mixed types ({', '.join(map(str, types))}) is not lowered",
+        )
 
     # ---- operators
 
-    def emit(self, cls: type[Operator], inputs: Sequence[Value], fold: bool = True, **attributes: Any) -> Value:
-        """The (first) result of a new operator ``cls``; folded if all operands are constant and ``fold`` is true.
+    def emit(
+        self,
+        cls: type[Operator],
+        inputs: Sequence[Value],
+        fold: bool = True,
+        **attributes: Any,
+    ) -> Value:
+        """The (first) result of a new operator ``cls``; folded if all operands are
+        constant and ``fold`` is true.
 
         Raises Unsupported if TOSA or the target has no such operator.
         """
@@ -80,7 +104,8 @@ class Emitter:
     ) -> tuple[Operator, tuple[Type, ...]]:
         """The operator, not yet emitted, and the types of its results.
 
-        Raises Unsupported if TOSA (on any target) has no such operator for the types of ``inputs``.
+        Raises Unsupported if TOSA (on any target) has no such operator for the types of
+        ``inputs``.
         """
         operator = cls(inputs, self.source, **attributes)
         try:
@@ -88,29 +113,38 @@ class Emitter:
         except Illegal as illegal:
             raise refused(f"TOSA {operator.name}: {illegal}") from illegal
 
-    def _folded(self, cls: type[Operator], inputs: Sequence[Value], attributes: dict[str, Any]) -> Value:
-        """The folded result of an operator, a constant; an equal operator that was folded before gives the same one.
+    def _folded(
+        self, cls: type[Operator], inputs: Sequence[Value], attributes: dict[str, Any]
+    ) -> Value:
+        """The folded result of an operator, a constant; an equal operator that was
+        folded before gives the same one.
 
-        If the constant would be too large for the file, the operator is emitted instead.
+        If the constant would be too large for the file, the operator is emitted
+        instead.
         """
         key = (cls, *inputs, repr(attributes))
         if key not in self._constants:
             operator, types = self._inferred(cls, inputs, attributes)
             if _bytes(types) > max(self.folded_bytes, _bytes([v.type for v in inputs])):
                 return self._appended(operator, types)
-            operator.outputs = tuple([Value(type, Folded(operator, i)) for i, type in enumerate(types)])
+            operator.outputs = tuple(
+                [Value(type, Folded(operator, i)) for i, type in enumerate(types)]
+            )
             _bound_results(operator)
             self._constants[key] = operator.outputs[0]
         return self._constants[key]
 
     def _appended(self, operator: Operator, types: tuple[Type, ...]) -> Value:
-        """Emit ``operator`` and return its first result; ``types`` are those of its results.
+        """Emit ``operator`` and return its first result; ``types`` are those of its
+        results.
 
-        If the target refuses the operator, other operators are emitted in its place (``_in_other_types``).
+        If the target refuses the operator, other operators are emitted in its place
+        (``_in_other_types``).
         """
         operator.outputs = tuple([Value(type, producer=operator) for type in types])
         _bound_results(operator)
-        # inside of ``with proven(..)``, the caller guarantees a range for all integer results
+        # inside of ``with proven(..)``, the caller guarantees a range for all integer
+        # results
         if self._proven is not None:
             for value in operator.outputs:
                 value.range = value.range and meet(value.range, self._proven)
@@ -121,21 +155,28 @@ class Emitter:
         return operator.outputs[0]
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
-        """The result of an operator that the target refuses (``why``), computed in element types that the target has.
+        """The result of an operator that the target refuses (``why``), computed in
+        element types that the target has.
 
-        This class knows no other types: it raises Unsupported, with a hint to targets that take the operator.
-        ``IntegerWidths`` overrides this method.
+        This class knows no other types: it raises Unsupported, with a hint to targets
+        that take the operator. ``IntegerWidths`` overrides this method.
         """
-        # a text if no target takes the operator, else the sets of profiles and extensions with which a target takes it
+        # a text if no target takes the operator, else the sets of profiles and
+        # extensions with which a target takes it
         ways = alternatives(operator, self.spec.version)
-        raise refused(other_target(self.spec, why, [] if isinstance(ways, str) else ways))
+        raise refused(
+            other_target(self.spec, why, [] if isinstance(ways, str) else ways)
+        )
 
-    def copied(self, old: Operator, attributes: str, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-        """The results of a copy of ``old``, an operator of a template, on other operands ``inputs`` of the same types.
+    def copied(
+        self, old: Operator, attributes: str, inputs: tuple[Value, ...]
+    ) -> tuple[Value, ...]:
+        """The results of a copy of ``old``, an operator of a template, on other
+        operands ``inputs`` of the same types.
 
-        Nothing is checked or inferred again. The copy is emitted if ``old`` was, and folded to a constant if ``old``
-        was. ``attributes`` is the text of the attributes of ``old``, a part of the key under which a folded copy is
-        cached.
+        Nothing is checked or inferred again. The copy is emitted if ``old`` was, and
+        folded to a constant if ``old`` was. ``attributes`` is the text of the
+        attributes of ``old``, a part of the key under which a folded copy is cached.
         """
         cls = type(old)
         # not by __init__, which would check all attributes again
@@ -149,17 +190,21 @@ class Emitter:
         key = (cls, *inputs, attributes)
         first = self._constants.get(key)
         if first is None:
-            new.outputs = tuple([Value(v.type, Folded(new, i)) for i, v in enumerate(old.outputs)])
+            new.outputs = tuple(
+                [Value(v.type, Folded(new, i)) for i, v in enumerate(old.outputs)]
+            )
             first = self._constants[key] = new.outputs[0]
         # the first result knows the operator that computes it, and so all other results
         return first.constant.operator.outputs  # type: ignore[union-attr]
 
     @contextmanager
     def proven(self, range: Range) -> Iterator[None]:
-        """A block (``with t.proven(range):``) in which all integers that operators compute lie in ``range``.
+        """A block (``with t.proven(range):``) in which all integers that operators
+        compute lie in ``range``.
 
-        The caller guarantees this. Rules use it where they know more than the ranges of the operands prove. After the
-        block, the guarantee of an outer block holds again.
+        The caller guarantees this. Rules use it where they know more than the ranges of
+        the operands prove. After the block, the guarantee of an outer block holds
+        again.
         """
         self._proven, before = range, self._proven
         try:
@@ -170,7 +215,9 @@ class Emitter:
     # ---- constants
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """The result of ``make``, cached under ``key``, so that equal constants are made only once."""
+        """The result of ``make``, cached under ``key``, so that equal constants are
+        made only once.
+        """
         if key not in self._constants:
             self._constants[key] = make()
         return self._constants[key]
@@ -182,13 +229,16 @@ class Emitter:
                 yield key, value
 
     def intern(self, key: Any, literal: Value) -> Value:
-        """The literal that this builder caches under ``key``. If it has none, it caches and returns ``literal``."""
+        """The literal that this builder caches under ``key``. If it has none, it caches
+        and returns ``literal``.
+        """
         return self._constants.setdefault(key, literal)
 
     def shape(self, entries: Sequence[int]) -> Value:
         """A SHAPE with these entries.
 
-        Raises Unsupported if an entry is known at run time only and the target does not compute with sizes.
+        Raises Unsupported if an entry is known at run time only and the target does not
+        compute with sizes.
         """
         key = tuple(entries)
         if key not in self._constants:
@@ -200,32 +250,43 @@ class Emitter:
         return self._constants[key]
 
     def literal(self, elements: Array, dtype: DType) -> Value:
-        """A constant with these ``elements``, whose type ARRAY_DTYPES has for ``dtype``; equal ones are one value.
+        """A constant with these ``elements``, whose type ARRAY_DTYPES has for
+        ``dtype``; equal ones are one value.
 
-        So a rule that runs for each of many equal calls makes one constant, as the copies of a template share one.
+        So a rule that runs for each of many equal calls makes one constant, as the
+        copies of a template share one.
         """
         key = (dtype, elements.shape, elements.tobytes())
-        value: Value = self.once(key, lambda: Value(Type(elements.shape, dtype), Literal(elements)))
+        value: Value = self.once(
+            key, lambda: Value(Type(elements.shape, dtype), Literal(elements))
+        )
         return value
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
         """A constant filled with ``number``; equal calls return the same value.
 
-        Sets ``rounded_number`` if ``dtype`` is a short float that does not hold ``number`` exactly. Raises Unsupported
-        if ``dtype`` is an integer type into which ``number`` does not fit.
+        Sets ``rounded_number`` if ``dtype`` is a short float that does not hold
+        ``number`` exactly. Raises Unsupported if ``dtype`` is an integer type into
+        which ``number`` does not fit.
         """
         number = _to_kind(number, dtype)
         # by its text: 0.0 and -0.0 are equal numbers, and NaN differs from itself
         key = (repr(number), dtype, shape)
         if key not in self._constants:
-            self._constants[key] = Value(Type(shape, dtype), Literal(_filled(number, dtype, shape)))
+            self._constants[key] = Value(
+                Type(shape, dtype), Literal(_filled(number, dtype, shape))
+            )
         if dtype in SHORT_FLOATS and not math.isnan(number):
-            self.rounded_number |= number != float(torch.tensor(number, dtype=TORCH_DTYPES[dtype]))
+            self.rounded_number |= number != float(
+                torch.tensor(number, dtype=TORCH_DTYPES[dtype])
+            )
         return self._constants[key]
 
 
 def _bound_results(operator: Operator) -> None:
-    """Set ``Value.range`` of each integer result of ``operator`` to the range that the operator's rule proves."""
+    """Set ``Value.range`` of each integer result of ``operator`` to the range that the
+    operator's rule proves.
+    """
     for value in operator.outputs:
         if value.dtype in COUNTED and value.dtype is not DType.BOOL:
             value.range = result_range(operator, value.dtype)
@@ -245,12 +306,15 @@ def _bytes(types: Sequence[Type]) -> int:
 
 
 def _to_kind(number: float, dtype: DType) -> float:
-    """``number`` as a Python float, bool or int, whichever ``dtype`` has; as a bool, every number but 0 is True.
+    """``number`` as a Python float, bool or int, whichever ``dtype`` has; as a bool,
+    every number but 0 is True.
 
-    Raises Unsupported if ``dtype`` is an integer type and ``number`` is infinite or NaN.
+    Raises Unsupported if ``dtype`` is an integer type and ``number`` is infinite or
+    NaN.
     """
     if dtype is DType.FP8E4M3 and not math.isnan(number):
-        largest = torch.finfo(TORCH_DTYPES[dtype]).max  # what torch makes of all beyond it
+        # what torch makes of all beyond it
+        largest = torch.finfo(TORCH_DTYPES[dtype]).max
         return max(-largest, min(float(number), largest))
     if dtype in FLOATS or dtype in FLOAT8:
         return float(number)
@@ -263,12 +327,16 @@ def _to_kind(number: float, dtype: DType) -> float:
 
 
 def _filled(number: float, dtype: DType, shape: Shape) -> Any:
-    """A numpy array of ``shape`` filled with ``number``. A float that does not fit into ``dtype`` becomes infinite.
+    """A numpy array of ``shape`` filled with ``number``. A float that does not fit into
+    ``dtype`` becomes infinite.
 
     Raises Unsupported for an integer that does not fit.
     """
-    # for bf16 and fp8, ARRAY_DTYPES has the type of their bits, which ``stored_numbers`` makes of numbers
-    array_dtype = None if dtype is DType.BF16 or dtype in FLOAT8 else ARRAY_DTYPES[dtype]
+    # for bf16 and fp8, ARRAY_DTYPES has the type of their bits, which
+    # ``stored_numbers`` makes of numbers
+    array_dtype = (
+        None if dtype is DType.BF16 or dtype in FLOAT8 else ARRAY_DTYPES[dtype]
+    )
     try:
         with np.errstate(over="ignore"):
             return stored_numbers(np.full(shape, number, array_dtype), dtype)

@@ -1,8 +1,10 @@
-"""Integers that a target computes in another type than rules see: int64, int16 and int8 as int32, and int32 as fp32.
+"""Integers that a target computes in another type than rules see: int64, int16 and int8
+as int32, and int32 as fp32.
 
-TOSA 1.0 has no int64, but rules see values of type int64. Constants are folded in int64; values that are computed at
-run time are int32 in the graph. This class maps each int64 to its int32, and refuses a result that is not proven to
-fit. A target with EXT-INT64 computes in int64, and in int32 only where it has no int64 operator.
+TOSA 1.0 has no int64, but rules see values of type int64. Constants are folded in
+int64; values that are computed at run time are int32 in the graph. This class maps each
+int64 to its int32, and refuses a result that is not proven to fit. A target with
+EXT-INT64 computes in int64, and in int32 only where it has no int64 operator.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ IN_32_BITS = (
 class IntegerWidths(Emitter):
     """Makes operators on integers in a width that the target has for them.
 
-    A value has two forms. Rules *see* the value in torch's type, int64 for example. The graph *holds* a tensor of a
-    type that the target has: int32 for an int64, on a target without int64. For all other types both are the same
-    value.
+    A value has two forms. Rules *see* the value in torch's type, int64 for example. The
+    graph *holds* a tensor of a type that the target has: int32 for an int64, on a
+    target without int64. For all other types both are the same value.
     """
 
     def __init__(self, spec: TosaSpec) -> None:
@@ -42,7 +44,8 @@ class IntegerWidths(Emitter):
         """Int32 value -> the fp32 tensor with the same elements."""
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
-        """The result of an operator that the target refuses (``why``), computed in another integer type or in fp32.
+        """The result of an operator that the target refuses (``why``), computed in
+        another integer type or in fp32.
 
         Raises Unsupported if the target has the operator in no other type.
         """
@@ -59,32 +62,42 @@ class IntegerWidths(Emitter):
     def _appended_narrow(self, wide: Operator) -> Value:
         """The result of the operator ``wide`` on int64, computed on int32.
 
-        An int64 result is returned as an int64 value for rules, which stands for the int32 tensor of the graph.
+        An int64 result is returned as an int64 value for rules, which stands for the
+        int32 tensor of the graph.
         """
         (result,) = wide.outputs
         attributes = wide.attribute_values()
         if attributes.get("dtype") is DType.INT64:
             attributes["dtype"] = DType.INT32
-        narrow = type(wide)([self.narrowed(v) for v in wide.inputs], self.source, **attributes)
+        narrow = type(wide)(
+            [self.narrowed(v) for v in wide.inputs], self.source, **attributes
+        )
         if result.dtype is not DType.INT64:
             return self._appended(narrow, (result.type,))
         self._expect_32_bits(result, f"TOSA {wide.name}: its int64 result")
-        return self.widened(self._appended(narrow, (Type(result.shape, DType.INT32),)), result.range)
+        return self.widened(
+            self._appended(narrow, (Type(result.shape, DType.INT32),)), result.range
+        )
 
     def narrowed(self, value: Value) -> Value:
-        """The int32 tensor with the elements of an int64 ``value``; values of other types as they are.
+        """The int32 tensor with the elements of an int64 ``value``; values of other
+        types as they are.
 
-        A constant, or any int64 on a target with int64, is cast. Raises Unsupported if the range of the int64 does not
-        fit into int32.
+        A constant, or any int64 on a target with int64, is cast. Raises Unsupported if
+        the range of the int64 does not fit into int32.
         """
         if value.dtype is not DType.INT64:
             return value
         if value not in self._narrow:
-            self._expect_32_bits(value, f"the int64 {'constant' if value.constant else 'value'} {value.name}".rstrip())
+            self._expect_32_bits(
+                value,
+                f"the int64 {'constant' if value.constant else 'value'} {value.name}".rstrip(),
+            )
             if value.constant is not None or self.has_int64:
                 narrow = self.emit(tosa.CAST, (value,), dtype=DType.INT32)
             else:
-                # every computed int64 is in the map, so this one is an input of the graph, which is int32 there
+                # every computed int64 is in the map, so this one is an input of the
+                # graph, which is int32 there
                 narrow = Value(Type(value.shape, DType.INT32), name=value.name)
             narrow.range = value.range
             self._narrow[value] = narrow
@@ -97,9 +110,10 @@ class IntegerWidths(Emitter):
     def widened(self, narrow: Value, range: Range | None = None) -> Value:
         """The int64 that rules see for ``narrow``, an int32 of the graph.
 
-        On a target with int64, a CAST makes it. Without int64 no operator is emitted: the result only stands for
-        ``narrow``, by which ``narrowed`` replaces it where an operator uses it. ``range`` is the range of the result;
-        None is the range of ``narrow``.
+        On a target with int64, a CAST makes it. Without int64 no operator is emitted:
+        the result only stands for ``narrow``, by which ``narrowed`` replaces it where
+        an operator uses it. ``range`` is the range of the result; None is the range of
+        ``narrow``.
         """
         if self.has_int64:
             wide = self.emit(tosa.CAST, (narrow,), dtype=DType.INT64)
@@ -110,26 +124,42 @@ class IntegerWidths(Emitter):
         return wide
 
     def held(self, value: Value) -> Value:
-        """The tensor of the graph for a value that rules see: int32 for int64, unless the target has int64."""
+        """The tensor of the graph for a value that rules see: int32 for int64, unless
+        the target has int64.
+        """
         return value if self.has_int64 else self.narrowed(value)
 
     def held_type(self, type: Type) -> Type:
-        """The type that ``held`` returns for a value of ``type``: int32 for int64, unless the target has int64."""
-        return type._replace(dtype=DType.INT32) if type.dtype is DType.INT64 and not self.has_int64 else type
+        """The type that ``held`` returns for a value of ``type``: int32 for int64,
+        unless the target has int64.
+        """
+        return (
+            type._replace(dtype=DType.INT32)
+            if type.dtype is DType.INT64 and not self.has_int64
+            else type
+        )
 
     def seen(self, held: Value, type: Type, range: Range | None) -> Value:
-        """The value of ``type`` that rules see for ``held``, a tensor of the graph: the reverse of the method ``held``.
+        """The value of ``type`` that rules see for ``held``, a tensor of the graph: the
+        reverse of the method ``held``.
 
-        ``range`` becomes the range of its integers, and of ``held`` too; None is the range of the type of ``held``.
+        ``range`` becomes the range of its integers, and of ``held`` too; None is the
+        range of the type of ``held``.
         """
         held.range = range
         return held if held.type == type else self.widened(held, range)
 
     def _expect_32_bits(self, value: Value, what: str) -> None:
-        """Raise Unsupported unless the elements of ``value`` fit into int32; ``what`` names it."""
+        """Raise Unsupported unless the elements of ``value`` fit into int32; ``what``
+        names it.
+        """
         low, high = range_of(value)
         if not inside((low, high), INT32):
-            raise refused(int64_result(f"{what} may be from {low} to {high}, more than 32 bits hold"))
+            raise refused(
+                int64_result(
+                    f"{what} may be from {low} to {high}, more than 32 bits hold"
+                )
+            )
 
     # ---- int8 and int16 that are computed as int32
 
@@ -141,29 +171,41 @@ class IntegerWidths(Emitter):
         (result,) = small.outputs
         wide = [self.emit(tosa.CAST, (v,), dtype=DType.INT32) for v in small.inputs]
         y = self.emit(type(small), wide, **small.attribute_values())
-        return y if result.dtype is DType.BOOL else self.emit(tosa.CAST, (y,), dtype=result.dtype)
+        return (
+            y
+            if result.dtype is DType.BOOL
+            else self.emit(tosa.CAST, (y,), dtype=result.dtype)
+        )
 
-    # ---- int32 that is computed as fp32 on a target without PRO-INT (see ``as_floats``)
+    # ---- int32 that is computed as fp32 on a target without PRO-INT (see
+    # ``as_floats``)
 
     def _appended_as_floats(self, operator: Operator) -> Value:
         """The result of ``operator`` on int32, computed on fp32.
 
-        An int32 result is cast back. The fp32 tensor before this cast is remembered in ``_floats``, for an operator
-        that needs the result in fp32 again.
+        An int32 result is cast back. The fp32 tensor before this cast is remembered in
+        ``_floats``, for an operator that needs the result in fp32 again.
         """
         (result,) = operator.outputs
         # the indices of GATHER and SCATTER stay int32; for other operators this is None
         index = INDICES.get(type(operator))
-        inputs = [v if k == index else self._as_fp32(v) for k, v in enumerate(operator.inputs)]
-        # a CAST that comes here is between BOOL and int32. TOSA 1.0 has no CAST between BOOL and fp32, so EQUAL or
-        # SELECT replaces it
+        inputs = [
+            v if k == index else self._as_fp32(v) for k, v in enumerate(operator.inputs)
+        ]
+        # a CAST that comes here is between BOOL and int32. TOSA 1.0 has no CAST between
+        # BOOL and fp32, so EQUAL or SELECT replaces it
         if type(operator) is not tosa.CAST:
-            y = self.emit(type(operator), inputs, fold=False, **operator.attribute_values())
+            y = self.emit(
+                type(operator), inputs, fold=False, **operator.attribute_values()
+            )
         elif result.dtype is DType.BOOL:
             zero = self.constant(0, DType.FP32, (1,) * result.rank)
             y = self.emit(tosa.LOGICAL_NOT, (self.emit(tosa.EQUAL, (inputs[0], zero)),))
         else:
-            one, zero = (self.constant(number, DType.FP32, (1,) * result.rank) for number in (1, 0))
+            one, zero = (
+                self.constant(number, DType.FP32, (1,) * result.rank)
+                for number in (1, 0)
+            )
             y = self.emit(tosa.SELECT, (inputs[0], one, zero))
         if result.dtype is not DType.INT32:
             return y
@@ -173,7 +215,9 @@ class IntegerWidths(Emitter):
         return integers
 
     def _as_fp32(self, value: Value) -> Value:
-        """An int32 as fp32, which holds its elements exactly; each int32 is cast once. Other values as they are."""
+        """An int32 as fp32, which holds its elements exactly; each int32 is cast once.
+        Other values as they are.
+        """
         if value.dtype is not DType.INT32:
             return value
         if value.constant is not None:

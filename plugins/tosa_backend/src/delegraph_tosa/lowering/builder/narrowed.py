@@ -1,7 +1,8 @@
-"""Replaces integer operators that an NPU lacks (``narrow``) by others that it has, where both give the same integers.
+"""Replaces integer operators that an NPU lacks (``narrow``) by others that it has,
+where both give the same integers.
 
-The builder calls ``instead`` when a target that names a device refuses an operator. If that returns None, the call that
-needs the operator is refused.
+The builder calls ``instead`` when a target that names a device refuses an operator. If
+that returns None, the call that needs the operator is refused.
 """
 
 from __future__ import annotations
@@ -18,9 +19,15 @@ from .operators import Operators
 
 
 def instead(t: Operators, operator: Operator) -> Value | None:
-    """The result of ``operator`` on integers by other operators; None without a replacement."""
+    """The result of ``operator`` on integers by other operators; None without a
+    replacement.
+    """
     dtype = operator.outputs[0].dtype
-    if isinstance(operator, tosa.SELECT) and dtype in (DType.INT8, DType.INT16, DType.INT32):
+    if isinstance(operator, tosa.SELECT) and dtype in (
+        DType.INT8,
+        DType.INT16,
+        DType.INT32,
+    ):
         result = _selected(t, operator, *operator.inputs)
     elif dtype is not DType.INT32:
         return None
@@ -40,23 +47,33 @@ def instead(t: Operators, operator: Operator) -> Value | None:
 
 
 def _rounded_down(t: Operators, shift: tosa.ARITHMETIC_RIGHT_SHIFT) -> Value | None:
-    """A shift by a known number of bits that rounds down, on Ethos-U55, whose shifts round; None for other shifts.
+    """A shift by a known number of bits that rounds down, on Ethos-U55, whose shifts
+    round; None for other shifts.
 
-    A shift that rounds adds half of the last bit that stays. So that half is taken off before.
+    A shift that rounds adds half of the last bit that stays. So that half is taken off
+    before.
     """
     x, amount = shift.inputs
     bits = _number(amount)
-    if shift.round or bits is None or not 0 < bits < 32 or not t.takes(type(shift), (x, amount), round=True):
+    if (
+        shift.round
+        or bits is None
+        or not 0 < bits < 32
+        or not t.takes(type(shift), (x, amount), round=True)
+    ):
         return None
     half = 1 << bits >> 1
-    # what is below ``least`` would overflow; it is rounded down to the same number as ``least`` itself
+    # what is below ``least`` would overflow; it is rounded down to the same number as
+    # ``least`` itself
     least = INT32[0] + half
     raised = x if range_of(x)[0] >= least else t.maximum(x, least)
     return t.emit(type(shift), (t.sub(raised, half), amount), round=True)
 
 
 def _low_bits(t: Operators, masked: Operator) -> Value | None:
-    """x & (2**bits - 1) as what x loses when it is shifted right by ``bits`` and back; None for other masks."""
+    """x & (2**bits - 1) as what x loses when it is shifted right by ``bits`` and back;
+    None for other masks.
+    """
     x, mask = masked.inputs
     number = _number(mask)
     if number is None or number < 0 or number & (number + 1):
@@ -66,31 +83,46 @@ def _low_bits(t: Operators, masked: Operator) -> Value | None:
 
 
 def _by_halves(
-    t: Operators, reduction: tosa.REDUCE_MAX | tosa.REDUCE_MIN, larger: Callable[[Value, Value], Value]
+    t: Operators,
+    reduction: tosa.REDUCE_MAX | tosa.REDUCE_MIN,
+    larger: Callable[[Value, Value], Value],
 ) -> Value | None:
-    """The largest or smallest element along an axis: of two halves, which may overlap, until one element is left."""
-    x, axis = reduction.inputs[0], reduction.axis
+    """The largest or smallest element along an axis: of two halves, which may overlap,
+    until one element is left.
+    """
+    x = reduction.inputs[0]
+    axis = reduction.axis
     if is_dynamic(x.shape[axis]):
         return None
     while (count := x.shape[axis]) > 1:
         half = math.ceil(count / 2)
         size = [half if a == axis else n for a, n in enumerate(x.shape)]
-        starts = ([start if a == axis else 0 for a in range(x.rank)] for start in (0, count - half))
+        starts = (
+            [start if a == axis else 0 for a in range(x.rank)]
+            for start in (0, count - half)
+        )
         x = larger(*(t.slice(x, start, size) for start in starts))
     return x
 
 
-def _selected(t: Operators, selection: Operator, condition: Value, on_true: Value, on_false: Value) -> Value | None:
-    """A selection of which is known what is selected, as by a causal mask; None for others."""
+def _selected(
+    t: Operators, selection: Operator, condition: Value, on_true: Value, on_false: Value
+) -> Value | None:
+    """A selection of which is known what is selected, as by a causal mask; None for
+    others.
+    """
     if condition.constant is None:
         return None
     if on_true.dtype is not DType.INT32:
-        wide = t.select(condition, t.cast(on_true, DType.INT32), t.cast(on_false, DType.INT32))
+        wide = t.select(
+            condition, t.cast(on_true, DType.INT32), t.cast(on_false, DType.INT32)
+        )
         wide.range = selection.outputs[0].range
         return t.cast(wide, on_true.dtype)
     bound = _number(on_false)
     low, high = range_of(on_true)
-    # nothing of what is selected is beyond ``bound``: a MINIMUM or MAXIMUM with limits that hold where it is not
+    # nothing of what is selected is beyond ``bound``: a MINIMUM or MAXIMUM with limits
+    # that hold where it is not
     if bound is not None and bound <= low:
         return t.minimum(on_true, t.select(condition, INT32[1], on_false))
     if bound is not None and bound >= high:

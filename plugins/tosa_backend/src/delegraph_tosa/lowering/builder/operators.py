@@ -1,7 +1,9 @@
-"""``Operators``: one method for each operator of TOSA, with the name of the specification in lower case.
+"""``Operators``: one method for each operator of TOSA, with the name of the
+specification in lower case.
 
-A method adds the operands that are always the same (zero points, the shift of MUL, shapes) and emits the operator
-(``emitter``), with integers in a width that the target has (``integer_widths``).
+A method adds the operands that are always the same (zero points, the shift of MUL,
+shapes) and emits the operator (``emitter``), with integers in a width that the target
+has (``integer_widths``).
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ Operand = Value | float
 
 
 class Operators(IntegerWidths, Regions):
-    """Builds operators for the target ``spec``; ``Tosa`` adds methods that take several operators.
+    """Builds operators for the target ``spec``; ``Tosa`` adds methods that take several
+    operators.
 
-    ``operators`` are the operators emitted so far. ``source`` is the node of the program that is lowered now.
+    ``operators`` are the operators emitted so far. ``source`` is the node of the
+    program that is lowered now.
     """
 
     # ---- operands that are always the same; builders for integers override them
@@ -53,8 +57,8 @@ class Operators(IntegerWidths, Regions):
     def _pair(self, left: Operand, right: Operand) -> tuple[Value, Value]:
         """Both operands as values of one rank; at least one is a value.
 
-        A number becomes a constant [1,..,1] of the other operand's type. A value of lower rank gets leading axes of
-        size 1.
+        A number becomes a constant [1,..,1] of the other operand's type. A value of
+        lower rank gets leading axes of size 1.
         """
         if not isinstance(left, Value):
             assert isinstance(right, Value)
@@ -66,9 +70,13 @@ class Operators(IntegerWidths, Regions):
 
     def ranked(self, x: Value, rank: int) -> Value:
         """``x`` with leading axes of size 1, so that it has ``rank`` axes."""
-        return x if x.rank == rank else self.reshape(x, (1,) * (rank - x.rank) + x.shape)
+        return (
+            x if x.rank == rank else self.reshape(x, (1,) * (rank - x.rank) + x.shape)
+        )
 
-    def _binary(self, cls: type[Operator], left: Operand, right: Operand, **attributes: Any) -> Value:
+    def _binary(
+        self, cls: type[Operator], left: Operand, right: Operand, **attributes: Any
+    ) -> Value:
         """An operator on two operands that broadcast."""
         return self.emit(cls, self._pair(left, right), **attributes)
 
@@ -128,46 +136,92 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.TANH, (x,))
 
     def clamp(self, x: Value, low: float, high: float) -> Value:
-        """Each element clamped to ``low`` .. ``high``, which may be infinite; NaN stays NaN."""
+        """Each element clamped to ``low`` .. ``high``, which may be infinite; NaN stays
+        NaN.
+        """
         if waits(low) or waits(high):
             # a limit known at run time only cannot be an attribute of CLAMP
             return self.minimum(self.maximum(x, low), high)
-        return self.emit(tosa.CLAMP, (x,), min_val=low, max_val=high, nan_mode=NanMode.PROPAGATE)
+        return self.emit(
+            tosa.CLAMP, (x,), min_val=low, max_val=high, nan_mode=NanMode.PROPAGATE
+        )
 
     def cast(self, x: Value, dtype: DType) -> Value:
-        """TOSA's CAST, which rounds a float to the nearest integer; ``promotion.converted`` truncates as torch does."""
-        if x.constant is None and {x.dtype, dtype} == {DType.INT32, DType.INT64} and not self.has_int64:
-            # on this target both are the same int32 of the graph, so no operator is needed
+        """TOSA's CAST, which rounds a float to the nearest integer;
+        ``promotion.converted`` truncates as torch does.
+        """
+        if (
+            x.constant is None
+            and {x.dtype, dtype} == {DType.INT32, DType.INT64}
+            and not self.has_int64
+        ):
+            # on this target both are the same int32 of the graph, so no operator is
+            # needed
             return self.narrowed(x) if dtype is DType.INT32 else self.widened(x)
-        if x.dtype is DType.INT64 and self.has_int64 and dtype in (DType.INT8, DType.INT16):
+        if (
+            x.dtype is DType.INT64
+            and self.has_int64
+            and dtype in (DType.INT8, DType.INT16)
+        ):
             # TOSA has no CAST from int64 to these: two steps keep the same low bits
             x = self.emit(tosa.CAST, (x,), dtype=DType.INT32)
-        if x.dtype is DType.INT32 and dtype in (DType.INT8, DType.INT16) and self._rescales(x, dtype):
-            return self.rescale(x, self.constant(1 << 30, DType.INT32), self.constant(30, DType.INT8), 0, 0, dtype)
+        if (
+            x.dtype is DType.INT32
+            and dtype in (DType.INT8, DType.INT16)
+            and self._rescales(x, dtype)
+        ):
+            return self.rescale(
+                x,
+                self.constant(1 << 30, DType.INT32),
+                self.constant(30, DType.INT8),
+                0,
+                0,
+                dtype,
+            )
         return x if x.dtype is dtype else self.emit(tosa.CAST, (x,), dtype=dtype)
 
     def _rescales(self, x: Value, dtype: DType) -> bool:
-        """Whether a RESCALE by 1 stands for the CAST of x to ``dtype``: the target has no CAST, and x is in range.
+        """Whether a RESCALE by 1 stands for the CAST of x to ``dtype``: the target has
+        no CAST, and x is in range.
 
-        RESCALE saturates where CAST keeps the low bits. Ethos-U55 has no CAST from int32.
+        RESCALE saturates where CAST keeps the low bits. Ethos-U55 has no CAST from
+        int32.
         """
         in_range = x.constant is None and inside(range_of(x), range_of_type(dtype))
         return in_range and not self.takes(tosa.CAST, (x,), dtype=dtype)
 
     def table(self, x: Value, entries: Value) -> Value:
-        """x int8, entries int8 [256] -> int8; or x int16, entries int16 [513] -> int32 with 7 fraction bits.
+        """x int8, entries int8 [256] -> int8; or x int16, entries int16 [513] -> int32
+        with 7 fraction bits.
 
-        For int16 there is an entry for every 128th integer x; results between two entries are interpolated linearly.
+        For int16 there is an entry for every 128th integer x; results between two
+        entries are interpolated linearly.
         """
         return self.emit(tosa.TABLE, (x, entries))
 
-    def rescale(self, x: Value, multiplier: Value, shift: Value, before: int, after: int, dtype: DType) -> Value:
-        """(x - before) * multiplier / 2**shift + after, rounded and saturated to ``dtype``.
+    def rescale(
+        self,
+        x: Value,
+        multiplier: Value,
+        shift: Value,
+        before: int,
+        after: int,
+        dtype: DType,
+    ) -> Value:
+        """(x - before) * multiplier / 2**shift + after, rounded and saturated to
+        ``dtype``.
 
-        ``before`` is the zero point of x, ``after`` that of the result. ``multiplier`` (int32 or int16) and ``shift``
-        (int8) are [1], or [C] with a number for each of C elements of the last axis.
+        ``before`` is the zero point of x, ``after`` that of the result. ``multiplier``
+        (int32 or int16) and ``shift`` (int8) are [1], or [C] with a number for each of
+        C elements of the last axis.
         """
-        operands = (x, multiplier, shift, self.constant(before, x.dtype), self.constant(after, dtype))
+        operands = (
+            x,
+            multiplier,
+            shift,
+            self.constant(before, x.dtype),
+            self.constant(after, dtype),
+        )
         return self.emit(
             tosa.RESCALE,
             operands,
@@ -188,16 +242,24 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.SUB, left, right)
 
     def mul(self, left: Operand, right: Operand, shift: int = 0) -> Value:
-        """left * right; for int32, left * right / 2**shift, rounded to nearest. Other types take a shift of 0 only."""
-        return self.emit(tosa.MUL, (*self._pair(left, right), self.constant(shift, DType.INT8)))
+        """left * right; for int32, left * right / 2**shift, rounded to nearest. Other
+        types take a shift of 0 only.
+        """
+        return self.emit(
+            tosa.MUL, (*self._pair(left, right), self.constant(shift, DType.INT8))
+        )
 
     def pow(self, left: Operand, right: Operand) -> Value:
         return self._binary(tosa.POW, left, right)
 
-    def maximum(self, left: Operand, right: Operand, nan_mode: NanMode = NanMode.PROPAGATE) -> Value:
+    def maximum(
+        self, left: Operand, right: Operand, nan_mode: NanMode = NanMode.PROPAGATE
+    ) -> Value:
         return self._binary(tosa.MAXIMUM, left, right, nan_mode=nan_mode)
 
-    def minimum(self, left: Operand, right: Operand, nan_mode: NanMode = NanMode.PROPAGATE) -> Value:
+    def minimum(
+        self, left: Operand, right: Operand, nan_mode: NanMode = NanMode.PROPAGATE
+    ) -> Value:
         return self._binary(tosa.MINIMUM, left, right, nan_mode=nan_mode)
 
     def intdiv(self, left: Operand, right: Operand) -> Value:
@@ -218,11 +280,15 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.LOGICAL_LEFT_SHIFT, left, right)
 
     def right_shift_of_bits(self, left: Operand, right: Operand) -> Value:
-        """left shifted right by ``right`` bits, with zeros from the left: the sign is a bit as any other."""
+        """left shifted right by ``right`` bits, with zeros from the left: the sign is a
+        bit as any other.
+        """
         return self.emit(tosa.LOGICAL_RIGHT_SHIFT, self._pair(left, right))
 
     def right_shift(self, left: Operand, right: Operand) -> Value:
-        """left >> right with the sign kept, rounded down, for ``right`` from 0 to one less than the number of bits."""
+        """left >> right with the sign kept, rounded down, for ``right`` from 0 to one
+        less than the number of bits.
+        """
         return self._binary(tosa.ARITHMETIC_RIGHT_SHIFT, left, right, round=False)
 
     def equal(self, left: Operand, right: Operand) -> Value:
@@ -250,7 +316,9 @@ class Operators(IntegerWidths, Regions):
         """
         on_true, on_false = self._pair(on_true, on_false)
         rank = max(condition.rank, on_true.rank)
-        return self.emit(tosa.SELECT, [self.ranked(v, rank) for v in (condition, on_true, on_false)])
+        return self.emit(
+            tosa.SELECT, [self.ranked(v, rank) for v in (condition, on_true, on_false)]
+        )
 
     # ---- reductions: the axis keeps size 1
 
@@ -273,21 +341,34 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.REDUCE_SUM, (x,), axis=axis)
 
     def argmax(self, x: Value, axis: int) -> Value:
-        """The index of the first maximum along ``axis``, int32, without this axis; NaN is the largest element."""
+        """The index of the first maximum along ``axis``, int32, without this axis; NaN
+        is the largest element.
+        """
         return self.emit(tosa.ARGMAX, (x,), axis=axis, nan_mode=NanMode.PROPAGATE)
 
     # ---- data layout; what would change nothing emits nothing
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
-        return x if x.type.shape == tuple(shape) else self.emit(tosa.RESHAPE, (x, self.shape(shape)))
+        return (
+            x
+            if x.type.shape == tuple(shape)
+            else self.emit(tosa.RESHAPE, (x, self.shape(shape)))
+        )
 
     def transpose(self, x: Value, perms: Sequence[int]) -> Value:
         """Axis i of the result is axis ``perms[i]`` of ``x``."""
-        # if x is a constant that a TRANSPOSE was folded to, transpose that operator's operand by both permutations
+        # if x is a constant that a TRANSPOSE was folded to, transpose that operator's
+        # operand by both permutations
         folded = x.constant
         if isinstance(folded, Folded) and isinstance(folded.operator, tosa.TRANSPOSE):
-            return self.transpose(folded.operator.input1, [folded.operator.perms[p] for p in perms])
-        return x if list(perms) == list(range(x.rank)) else self.emit(tosa.TRANSPOSE, (x,), perms=tuple(perms))
+            return self.transpose(
+                folded.operator.input1, [folded.operator.perms[p] for p in perms]
+            )
+        return (
+            x
+            if list(perms) == list(range(x.rank))
+            else self.emit(tosa.TRANSPOSE, (x,), perms=tuple(perms))
+        )
 
     def slice(self, x: Value, start: Sequence[int], size: Sequence[int]) -> Value:
         """The elements of ``x`` from ``start`` on, ``size`` of them along each axis."""
@@ -298,20 +379,29 @@ class Operators(IntegerWidths, Regions):
 
     def tile(self, x: Value, multiples: Sequence[int]) -> Value:
         """``x`` repeated ``multiples[axis]`` times along each axis."""
-        return x if set(multiples) <= {1} else self.emit(tosa.TILE, (x, self.shape(multiples)))
+        return (
+            x
+            if set(multiples) <= {1}
+            else self.emit(tosa.TILE, (x, self.shape(multiples)))
+        )
 
     def pad(self, x: Value, padding: Sequence[int], number: Operand = 0) -> Value:
         """x padded with ``number``, a Python number or a constant [1].
 
-        ``padding`` is a flat list: before and after of the first axis, of the second axis, ..
+        ``padding`` is a flat list: before and after of the first axis, of the second
+        axis, ..
         """
         if set(padding) <= {0}:
             return x
-        filling = number if isinstance(number, Value) else self.constant(number, x.dtype)
+        filling = (
+            number if isinstance(number, Value) else self.constant(number, x.dtype)
+        )
         return self.emit(tosa.PAD, (x, self.shape(padding), filling))
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
-        return values[0] if len(values) == 1 else self.emit(tosa.CONCAT, values, axis=axis)
+        return (
+            values[0] if len(values) == 1 else self.emit(tosa.CONCAT, values, axis=axis)
+        )
 
     def reverse(self, x: Value, axis: int) -> Value:
         return self.emit(tosa.REVERSE, (x,), axis=axis)
@@ -321,7 +411,8 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.GATHER, (values, indices))
 
     def scatter(self, values: Value, indices: Value, source: Value) -> Value:
-        """values [N,K,C], indices [N,W], source [N,W,C] -> ``values`` with rows replaced by ``source`` at ``indices``.
+        """values [N,K,C], indices [N,W], source [N,W,C] -> ``values`` with rows
+        replaced by ``source`` at ``indices``.
 
         The indices of one n must differ: no row may be replaced twice.
         """
@@ -329,50 +420,118 @@ class Operators(IntegerWidths, Regions):
 
     # ---- convolution, pooling, matrices: images are NHWC
 
-    def conv2d(self, x: Value, weight: Value, bias: Value, pad: Shape, stride: Shape, dilation: Shape) -> Value:
-        """x [N,H,W,C], weight [O,KH,KW,C], bias [O or 1] -> [N,H',W',O]; accumulated in fp32."""
+    def conv2d(
+        self,
+        x: Value,
+        weight: Value,
+        bias: Value,
+        pad: Shape,
+        stride: Shape,
+        dilation: Shape,
+    ) -> Value:
+        """x [N,H,W,C], weight [O,KH,KW,C], bias [O or 1] -> [N,H',W',O]; accumulated in
+        fp32.
+        """
         return self._convolution(tosa.CONV2D, x, weight, bias, pad, stride, dilation)
 
     def depthwise_conv2d(
-        self, x: Value, weight: Value, bias: Value, pad: Shape, stride: Shape, dilation: Shape
+        self,
+        x: Value,
+        weight: Value,
+        bias: Value,
+        pad: Shape,
+        stride: Shape,
+        dilation: Shape,
     ) -> Value:
-        """x [N,H,W,C], weight [KH,KW,C,M], bias [C*M or 1] -> [N,H',W',C*M]; accumulated in fp32."""
-        return self._convolution(tosa.DEPTHWISE_CONV2D, x, weight, bias, pad, stride, dilation)
+        """x [N,H,W,C], weight [KH,KW,C,M], bias [C*M or 1] -> [N,H',W',C*M];
+        accumulated in fp32.
+        """
+        return self._convolution(
+            tosa.DEPTHWISE_CONV2D, x, weight, bias, pad, stride, dilation
+        )
 
-    def conv3d(self, x: Value, weight: Value, bias: Value, pad: Shape, stride: Shape, dilation: Shape) -> Value:
-        """x [N,D,H,W,C], weight [O,KD,KH,KW,C], bias [O or 1] -> [N,D',H',W',O]; accumulated in fp32."""
+    def conv3d(
+        self,
+        x: Value,
+        weight: Value,
+        bias: Value,
+        pad: Shape,
+        stride: Shape,
+        dilation: Shape,
+    ) -> Value:
+        """x [N,D,H,W,C], weight [O,KD,KH,KW,C], bias [O or 1] -> [N,D',H',W',O];
+        accumulated in fp32.
+        """
         return self._convolution(tosa.CONV3D, x, weight, bias, pad, stride, dilation)
 
-    def transpose_conv2d(self, x: Value, weight: Value, bias: Value, out_pad: Shape, stride: Shape) -> Value:
-        """x [N,H,W,C], weight [O,KH,KW,C], bias [O or 1] -> [N,H',W',O]; accumulated in fp32."""
+    def transpose_conv2d(
+        self, x: Value, weight: Value, bias: Value, out_pad: Shape, stride: Shape
+    ) -> Value:
+        """x [N,H,W,C], weight [O,KH,KW,C], bias [O or 1] -> [N,H',W',O]; accumulated in
+        fp32.
+        """
         operands = (x, weight, bias, *self.zeros(x, weight))
-        return self.emit(tosa.TRANSPOSE_CONV2D, operands, out_pad=out_pad, stride=stride, acc_type=self.accumulator(x))
+        return self.emit(
+            tosa.TRANSPOSE_CONV2D,
+            operands,
+            out_pad=out_pad,
+            stride=stride,
+            acc_type=self.accumulator(x),
+        )
 
     def _convolution(
-        self, cls: type[Operator], x: Value, weight: Value, bias: Value, pad: Shape, stride: Shape, dilation: Shape
+        self,
+        cls: type[Operator],
+        x: Value,
+        weight: Value,
+        bias: Value,
+        pad: Shape,
+        stride: Shape,
+        dilation: Shape,
     ) -> Value:
         """CONV2D, DEPTHWISE_CONV2D or CONV3D, with zero points and acc_type added."""
         operands = (x, weight, bias, *self.zeros(x, weight))
         acc_type = self.accumulator(x)
-        return self.emit(cls, operands, pad=pad, stride=stride, dilation=dilation, acc_type=acc_type)
+        return self.emit(
+            cls, operands, pad=pad, stride=stride, dilation=dilation, acc_type=acc_type
+        )
 
     def avg_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
         """x [N,H,W,C] -> [N,H',W',C]; padding does not count; accumulated in fp32."""
         operands = (x, self.zero(x), self.zero(x))
         acc_type = self.accumulator(x)
-        return self.emit(tosa.AVG_POOL2D, operands, kernel=kernel, stride=stride, pad=pad, acc_type=acc_type)
+        return self.emit(
+            tosa.AVG_POOL2D,
+            operands,
+            kernel=kernel,
+            stride=stride,
+            pad=pad,
+            acc_type=acc_type,
+        )
 
     def max_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
         """x [N,H,W,C] -> [N,H',W',C]; a window with NaN gives NaN."""
-        return self.emit(tosa.MAX_POOL2D, (x,), kernel=kernel, stride=stride, pad=pad, nan_mode=NanMode.PROPAGATE)
+        return self.emit(
+            tosa.MAX_POOL2D,
+            (x,),
+            kernel=kernel,
+            stride=stride,
+            pad=pad,
+            nan_mode=NanMode.PROPAGATE,
+        )
 
     def matmul(self, left: Value, right: Value) -> Value:
-        """left [B,L,K], right [B,K,M] -> [B,L,M] of the type of ``left``; accumulated in fp32."""
+        """left [B,L,K], right [B,K,M] -> [B,L,M] of the type of ``left``; accumulated
+        in fp32.
+        """
         operands = (left, right, *self.zeros(left, right))
         return self.cast(self.emit(tosa.MATMUL, operands, dtype=DType.FP32), left.dtype)
 
-    def resize(self, x: Value, scale: Shape, offset: Shape, border: Shape, mode: ResizeMode) -> Value:
-        """x [N,H,W,C] -> [N,H',W',C]; ``scale`` is (scale_y_n, scale_y_d, scale_x_n, scale_x_d) of the specification.
+    def resize(
+        self, x: Value, scale: Shape, offset: Shape, border: Shape, mode: ResizeMode
+    ) -> Value:
+        """x [N,H,W,C] -> [N,H',W',C]; ``scale`` is (scale_y_n, scale_y_d, scale_x_n,
+        scale_x_d) of the specification.
 
         ``offset`` and ``border`` are (y, x).
         """

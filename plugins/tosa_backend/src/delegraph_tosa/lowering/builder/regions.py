@@ -1,4 +1,6 @@
-"""Control flow operators and their graphs, and the variables that a program keeps from one call to the next."""
+"""Control flow operators and their graphs, and the variables that a program keeps from
+one call to the next.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from .emitter import Emitter
 
 
 class Regions(Emitter):
-    """Emits operators into graphs of control flow, the operators that have such graphs, and those on variables."""
+    """Emits operators into graphs of control flow, the operators that have such graphs,
+    and those on variables.
+    """
 
     def __init__(self, spec: TosaSpec) -> None:
         """A builder for the target ``spec``, which begins outside of all control flow."""
@@ -22,13 +26,20 @@ class Regions(Emitter):
 
     @contextmanager
     def inside(self, operators: list[Operator]) -> Iterator[None]:
-        """A block whose operators are appended to ``operators``, the list of a graph of control flow.
+        """A block whose operators are appended to ``operators``, the list of a graph of
+        control flow.
 
-        Raises Unsupported if graphs are then nested deeper than MAX_NESTING of the target's level.
+        Raises Unsupported if graphs are then nested deeper than MAX_NESTING of the
+        target's level.
         """
-        # as ``validate`` counts: the program's own graph is 1 deep, and a graph of control flow in it is 2 deep
-        deep, limit = self._depth + 2, self.spec.max_nesting
-        why = f"graphs are nested {deep} deep, the program's own among them, and MAX_NESTING of the target is {limit}"
+        # as ``validate`` counts: the program's own graph is 1 deep, and a graph of
+        # control flow in it is 2 deep
+        deep = self._depth + 2
+        limit = self.spec.max_nesting
+        why = (
+            f"graphs are nested {deep} deep, the program's own among them, and"
+            f" MAX_NESTING of the target is {limit}"
+        )
         self.require(deep <= limit, why)
         self._depth += 1
         try:
@@ -39,23 +50,29 @@ class Regions(Emitter):
 
     @contextmanager
     def appending_to(self, operators: list[Operator]) -> Iterator[None]:
-        """A block whose operators are appended to ``operators``, not to ``self.operators``.
+        """A block whose operators are appended to ``operators``, not to
+        ``self.operators``.
 
         After the block, the list and the ``source`` from before it are restored.
         """
-        outer, source = self.operators, self.source
+        outer = self.operators
+        source = self.source
         self.operators = operators
         try:
             yield
         finally:
-            self.operators, self.source = outer, source
+            self.operators = outer
+            self.source = source
 
-    def control(self, cls: type[Operator], inputs: Sequence[Value], **graphs: Graph) -> tuple[Value, ...]:
-        """The results of a new COND_IF or WHILE_LOOP, as tensors of the graph around it.
+    def control(
+        self, cls: type[Operator], inputs: Sequence[Value], **graphs: Graph
+    ) -> tuple[Value, ...]:
+        """The results of a new COND_IF or WHILE_LOOP, as tensors of the graph around
+        it.
 
-        ``inputs`` are tensors of this graph: int32 for an int64 of the rules, unless the target has int64 (see
-        ``held``). ``graphs`` are the operator's graphs by attribute name. Raises Unsupported if the target lacks the
-        operator.
+        ``inputs`` are tensors of this graph: int32 for an int64 of the rules, unless
+        the target has int64 (see ``held``). ``graphs`` are the operator's graphs by
+        attribute name. Raises Unsupported if the target lacks the operator.
         """
         operator, types = self._inferred(cls, inputs, graphs)
         operator.outputs = tuple([Value(type, producer=operator) for type in types])
@@ -65,12 +82,15 @@ class Regions(Emitter):
     # ---- state
 
     def variable(self, name: str, initial: Value) -> Value:
-        """Declare the variable ``name``, which holds the constant ``initial`` before the first call of the program.
+        """Declare the variable ``name``, which holds the constant ``initial`` before
+        the first call of the program.
 
         Returns the value that the variable holds when a call begins.
         """
         self._append_taken(tosa.VARIABLE((initial,), self.source, variable=name))
-        return self.emit(tosa.VARIABLE_READ, (), fold=False, variable=name, types=(initial.type,))
+        return self.emit(
+            tosa.VARIABLE_READ, (), fold=False, variable=name, types=(initial.type,)
+        )
 
     def variable_write(self, name: str, value: Value) -> None:
         """Write ``value`` to the variable ``name``; the next call reads this value."""
@@ -79,7 +99,8 @@ class Regions(Emitter):
     def _append_taken(self, operator: Operator) -> None:
         """Append an operator; raises Unsupported if the target lacks it.
 
-        Unlike ``emit``, this does not try other element types: a target without the operator has it for no type.
+        Unlike ``emit``, this does not try other element types: a target without the
+        operator has it for no type.
         """
         why = self.spec.why_not(operator)
         self.require(why is None, f"{why}")

@@ -1,7 +1,8 @@
-"""Sizes as numbers: tensors of one element, computed from sizes that are known at run time only.
+"""Sizes as numbers: tensors of one element, computed from sizes that are known at run
+time only.
 
-TOSA has no operator that returns an element of a shape as a tensor. But TILE can repeat a 1 as often as a size says,
-and the sum of these ones is the size.
+TOSA has no operator that returns an element of a shape as a tensor. But TILE can repeat
+a 1 as often as a size says, and the sum of these ones is the size.
 """
 
 from __future__ import annotations
@@ -31,13 +32,17 @@ def computed(t: Operators, number: Number, dtype: DType) -> Value:
     result: Value = _FUNCTIONS[number.function](t, number.left, number.right)
     if dtype is DType.FP32:
         return result
-    return t.cast(t.select(t.greater_equal(result, 0), t.floor(result), t.ceil(result)), dtype)
+    return t.cast(
+        t.select(t.greater_equal(result, 0), t.floor(result), t.ceil(result)), dtype
+    )
 
 
 def truth(t: Operators, relation: Relation) -> Value:
     """``relation``, a comparison of sizes, as a tensor [1] of BOOL."""
     compare = {">": t.greater, ">=": t.greater_equal, "==": t.equal}[relation.function]
-    left, right = (computed(t, size, DType.INT32) for size in (relation.left, relation.right))
+    left, right = (
+        computed(t, size, DType.INT32) for size in (relation.left, relation.right)
+    )
     result = compare(left, right)
     return t.logical_not(result) if relation.not_ else result
 
@@ -45,8 +50,8 @@ def truth(t: Operators, relation: Relation) -> Value:
 def _size_as_number(t: Operators, size: int, dtype: DType) -> Value:
     """The size as a tensor [1], exact up to 2**24 if ``dtype`` is fp32.
 
-    A size known at run time only is a sum of products count * factor, where ``count`` is a product of symbols and
-    ``factor`` an int.
+    A size known at run time only is a sum of products count * factor, where ``count``
+    is a product of symbols and ``factor`` an int.
     """
     total: Value | None = None
     for count, factor in products(size):
@@ -59,7 +64,8 @@ def _size_as_number(t: Operators, size: int, dtype: DType) -> Value:
 def _ones(t: Operators, count: int, dtype: DType) -> Value:
     """``count`` as a tensor [1]: the sum of ``count`` ones.
 
-    TOSA has no empty tensors. So if ``count`` may be 0, one more is summed, and 1 is subtracted.
+    TOSA has no empty tensors. So if ``count`` may be 0, one more is summed, and 1 is
+    subtracted.
     """
     extra = 1 if _may_be_zero(count) else 0
     total = t.reduce_sum(t.tile(t.constant(1, dtype), (count + extra,)), 0)
@@ -69,11 +75,14 @@ def _ones(t: Operators, count: int, dtype: DType) -> Value:
 def _may_be_zero(product: int) -> bool:
     """Whether a product of sizes may be 0 at run time.
 
-    A symbol is a size of an input, which is at least 1. Another factor, such as ``n // 2``, may be 0.
+    A symbol is a size of an input, which is at least 1. Another factor, such as ``n //
+    2``, may be 0.
     """
     if not isinstance(product, Size):
         return False
-    return not all(isinstance(factor, Symbol) for monomial in product.terms for factor in monomial)
+    return not all(
+        isinstance(factor, Symbol) for monomial in product.terms for factor in monomial
+    )
 
 
 def _as_fp32(t: Operators, number: Number) -> Value:
@@ -82,7 +91,9 @@ def _as_fp32(t: Operators, number: Number) -> Value:
 
 
 def _quotient(t: Operators, left: Number, right: Number) -> Value:
-    """left / right, rounded to the nearest float as in torch: the last bit may decide which pixel is the nearest."""
+    """left / right, rounded to the nearest float as in torch: the last bit may decide
+    which pixel is the nearest.
+    """
     divisor = _as_fp32(t, right)
     inverse = t.reciprocal(divisor)
     # 1 / right is what RECIPROCAL returns
@@ -93,7 +104,9 @@ def _quotient(t: Operators, left: Number, right: Number) -> Value:
 
 
 def _power(t: Operators, base: Number, exponent: Number) -> Value:
-    """base ** exponent. An exponent of 0.5 or -0.5 is computed by RSQRT, which is more exact than POW."""
+    """base ** exponent. An exponent of 0.5 or -0.5 is computed by RSQRT, which is more
+    exact than POW.
+    """
     if exponent in (0.5, -0.5):
         root = t.rsqrt(_as_fp32(t, base))
         return root if exponent < 0 else t.reciprocal(root)

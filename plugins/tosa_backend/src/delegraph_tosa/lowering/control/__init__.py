@@ -1,1 +1,3 @@
-"""Branches and loops: the operators of control flow, and the inputs and outputs of their graphs."""
+"""Branches and loops: the operators of control flow, and the inputs and outputs of
+their graphs.
+"""

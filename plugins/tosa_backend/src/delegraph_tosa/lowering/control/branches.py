@@ -1,8 +1,10 @@
-"""Branches and loops: a higher-order call is lowered together with its subgraphs, or not at all.
+"""Branches and loops: a higher-order call is lowered together with its subgraphs, or
+not at all.
 
-``cond`` and ``while_loop`` become COND_IF and WHILE_LOOP; ``map`` and ``scan`` are in ``repeated``. Calls in a subgraph
-are lowered by the same rules as elsewhere, in a dry run too. If one of them is refused, so is the whole call, and the
-core lowers the subgraph as a program of its own.
+``cond`` and ``while_loop`` become COND_IF and WHILE_LOOP; ``map`` and ``scan`` are in
+``repeated``. Calls in a subgraph are lowered by the same rules as elsewhere, in a dry
+run too. If one of them is refused, so is the whole call, and the core lowers the
+subgraph as a program of its own.
 """
 
 from __future__ import annotations
@@ -53,16 +55,24 @@ Ranges = list[Range | None]
 def _as_rules_see(
     t: Tosa, call: Node, outputs: Sequence[Value], like: Sequence[Value], ranges: Ranges
 ) -> tuple[Value, ...]:
-    """The ``outputs`` of a control flow operator as the values that rules see for the results of ``call``.
+    """The ``outputs`` of a control flow operator as the values that rules see for the
+    results of ``call``.
 
-    An output is a tensor of the graph: the integers of a quantized value, or int32 for an int64. Each one gets the
-    quantization or the type of the value at its position in ``like``, and the range in ``ranges``. Raises Unsupported
-    if torch recorded another type for a result of ``call``.
+    An output is a tensor of the graph: the integers of a quantized value, or int32 for
+    an int64. Each one gets the quantization or the type of the value at its position in
+    ``like``, and the range in ``ranges``. Raises Unsupported if torch recorded another
+    type for a result of ``call``.
     """
-    results = [seen(t, v, as_this, range) for v, as_this, range in zip(outputs, like, ranges, strict=True)]
+    results = [
+        seen(t, v, as_this, range)
+        for v, as_this, range in zip(outputs, like, ranges, strict=True)
+    ]
     for k, (value, val) in enumerate(zip(results, call.meta["val"], strict=True)):
         recorded = type_of(val, f"result {k}")
-        t.require(value.type == recorded, f"result {k} is {value.type}, and torch expects {recorded}")
+        t.require(
+            value.type == recorded,
+            f"result {k} is {value.type}, and torch expects {recorded}",
+        )
     return tuple(results)
 
 
@@ -76,21 +86,29 @@ def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     """COND_IF, which needs the extension `controlflow`; its predicate is one bool"""
     t = outer.t
     predicate, if_true, if_false, operands = call.args
-    condition, operand_of = _predicate(outer, predicate), operands_of(outer, operands)
+    condition = _predicate(outer, predicate)
+    operand_of = operands_of(outer, operands)
     expect_taken(t, tosa.COND_IF, condition)
     then = Subgraph(outer, if_true, operand_of)  # type: ignore[arg-type]
     other = Subgraph(outer, if_false, operand_of)  # type: ignore[arg-type]
     for k, (a, b) in enumerate(zip(then.results, other.results, strict=True)):
         if not is_alike(a, b):
-            # the branches return result k in different quantizations, or only one of them quantized: use floats
+            # the branches return result k in different quantizations, or only one of
+            # them quantized: use floats
             then.compute(k)
             other.compute(k)
     # both graphs take the same inputs: a key names an operand by position, or a size
     keys = keys_of((then, other))
     graphs = {"then_graph": then.graph(keys), "else_graph": other.graph(keys)}
-    outputs = t.control(tosa.COND_IF, [condition, *(crossing(t, operand_of(key)) for key in keys)], **graphs)
+    outputs = t.control(
+        tosa.COND_IF,
+        [condition, *(crossing(t, operand_of(key)) for key in keys)],
+        **graphs,
+    )
     # an integer that either branch may return is in the union of the ranges from both
-    ranges = _unions(map(_range_if_integer, then.results), map(_range_if_integer, other.results))
+    ranges = _unions(
+        map(_range_if_integer, then.results), map(_range_if_integer, other.results)
+    )
     return _as_rules_see(t, call, outputs, then.results, ranges)
 
 
@@ -100,50 +118,73 @@ def _unions(left: Iterable[Range | None], right: Iterable[Range | None]) -> Rang
 
 
 def _predicate(outer: Interpreter, argument: Any) -> Value:
-    """The predicate ``argument`` as a bool value; operators compute it if it is a comparison of sizes (``Relation``).
+    """The predicate ``argument`` as a bool value; operators compute it if it is a
+    comparison of sizes (``Relation``).
 
     Raises Unsupported for any other Python value, such as a size.
     """
     value = argument_in(outer, argument, "the predicate is")
-    return truth(outer.t, value) if isinstance(value, Relation) else value_in(outer, argument, "the predicate is")
+    return (
+        truth(outer.t, value)
+        if isinstance(value, Relation)
+        else value_in(outer, argument, "the predicate is")
+    )
 
 
 @lowers_control(torch.ops.higher_order.while_loop)
 def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """WHILE_LOOP, which needs the extension `controlflow`; an int64 that it carries gets its range from the condition.
+    """WHILE_LOOP, which needs the extension `controlflow`; an int64 that it carries
+    gets its range from the condition.
 
-    WHILE_LOOP carries everything that its two graphs use. So operands that are no constants, and sizes, are carried
-    too, and the body returns them unchanged.
+    WHILE_LOOP carries everything that its two graphs use. So operands that are no
+    constants, and sizes, are carried too, and the body returns them unchanged.
     """
     t = outer.t
     expect_taken(t, tosa.WHILE_LOOP)
     loop = _Loop(outer, call)
-    # decide which carried values are quantized, then find ranges of integers that hold after any number of steps
+    # decide which carried values are quantized, then find ranges of integers that hold
+    # after any number of steps
     loop.settle()
     ranges = loop.invariant()
     for k, limits in enumerate(ranges):
-        if loop.start[k].dtype is DType.INT64 and limits is not None and not t.has_int64:
-            what = f"the loop carries an int64, value {k}, that may be from {limits[0]} to {limits[1]}"
-            t.require(inside(limits, INT32), f"{what}, more than 32 bits hold; its condition should bound it")
+        if (
+            loop.start[k].dtype is DType.INT64
+            and limits is not None
+            and not t.has_int64
+        ):
+            what = (
+                f"the loop carries an int64, value {k}, that may be from {limits[0]} to"
+                f" {limits[1]}"
+            )
+            t.require(
+                inside(limits, INT32),
+                f"{what}, more than 32 bits hold; its condition should bound it",
+            )
     condition, body = loop.subgraphs(ranges)
-    # both graphs take the same inputs: the carried values, then the operands and sizes that the body passes on
-    # unchanged
+    # both graphs take the same inputs: the carried values, then the operands and sizes
+    # that the body passes on unchanged
     keys = keys_of((condition, body), range(len(ranges)))
     passed = keys[len(ranges) :]
-    graphs = {"cond_graph": condition.graph(keys), "body_graph": body.graph(keys, passed)}
+    graphs = {
+        "cond_graph": condition.graph(keys),
+        "body_graph": body.graph(keys, passed),
+    }
     inputs = [crossing(t, v) for v in (*loop.start, *map(loop.operand_of, passed))]
     results = t.control(tosa.WHILE_LOOP, inputs, **graphs)[: len(ranges)]
     return _as_rules_see(t, call, results, loop.start, ranges)
 
 
 class _Loop:
-    """A call of ``while_loop``; finds out which carried values are quantized, and the ranges of carried integers."""
+    """A call of ``while_loop``; finds out which carried values are quantized, and the
+    ranges of carried integers.
+    """
 
     def __init__(self, outer: Interpreter, call: Node) -> None:
         """``call`` is the node of ``while_loop(condition, body, carried, additional)``.
 
-        ``owners`` are the nodes that fetch the subgraphs of condition and body, ``start`` the carried values before the
-        first step. ``operand_of`` returns an operand of the call: first the carried values, then the additional ones.
+        ``owners`` are the nodes that fetch the subgraphs of condition and body,
+        ``start`` the carried values before the first step. ``operand_of`` returns an
+        operand of the call: first the carried values, then the additional ones.
         """
         self.outer = outer
         self.owners: Any = call.args[:2]
@@ -152,35 +193,43 @@ class _Loop:
         self.start = [value_in(outer, v, "the loop carries") for v in carried]
         self.operand_of = operands_of(outer, [*carried, *additional])
 
-    def subgraphs(self, ranges: Ranges, only: Wanted | None = None) -> tuple[Subgraph, Subgraph]:
+    def subgraphs(
+        self, ranges: Ranges, only: Wanted | None = None
+    ) -> tuple[Subgraph, Subgraph]:
         """Condition and body, lowered for carried values in ``ranges``.
 
-        The body runs only if the condition is true, so the condition narrows the ranges for the body. ``only`` selects
-        results of the body by their nodes; None selects all.
+        The body runs only if the condition is true, so the condition narrows the ranges
+        for the body. ``only`` selects results of the body by their nodes; None selects
+        all.
         """
         condition = Subgraph(self.outer, self.owners[0], self._at(ranges))
-        # placeholder of the condition -> the range in which it lies if the condition is true
+        # placeholder of the condition -> the range in which it lies if the condition is
+        # true
         bounds = assumed(condition.nodes, condition.inner.value_of)
         narrowed = list(ranges)
         for node, bound in bounds.items():
-            # the first placeholders are the carried values; the others are additional operands, which have no range
-            # here
+            # the first placeholders are the carried values; the others are additional
+            # operands, which have no range here
             k = condition.position[node]
             range = narrowed[k] if k < len(narrowed) else None
-            # an empty intersection means that the body never runs: any range is right then
+            # an empty intersection means that the body never runs: any range is right
+            # then
             if range is not None and max(range[0], bound[0]) <= min(range[1], bound[1]):
                 narrowed[k] = max(range[0], bound[0]), min(range[1], bound[1])
         return condition, Subgraph(self.outer, self.owners[1], self._at(narrowed), only)
 
     def _at(self, ranges: Ranges) -> OperandOf:
-        """A function that returns the operands of condition and body, with carried values in ``ranges``.
+        """A function that returns the operands of condition and body, with carried
+        values in ``ranges``.
 
-        A carried value is a new value of the type and quantization with which the loop starts. It is never constant,
-        even if the loop starts with a constant.
+        A carried value is a new value of the type and quantization with which the loop
+        starts. It is never constant, even if the loop starts with a constant.
         """
 
         def operand_of(key: Key) -> Value | int:
-            """The operand for a key: a carried value by position, else what no step changes."""
+            """The operand for a key: a carried value by position, else what no step
+            changes.
+            """
             # a key from len(ranges) on, or a size, is an operand that no step changes
             if isinstance(key, Symbol) or key >= len(ranges):
                 return self.operand_of(key)
@@ -190,16 +239,23 @@ class _Loop:
         return operand_of
 
     def settle(self) -> None:
-        """Decide which carried values are quantized, and compute the start of all others in floats.
+        """Decide which carried values are quantized, and compute the start of all
+        others in floats.
 
-        A carried value is quantized if the body returns it in the quantization in which it starts. A value that becomes
-        float may change the other results of the body, so this repeats until nothing changes.
+        A carried value is quantized if the body returns it in the quantization in which
+        it starts. A value that becomes float may change the other results of the body,
+        so this repeats until nothing changes.
         """
         quantized = {k for k, v in enumerate(self.start) if is_quantized(v)}
         while quantized:
-            ranges = [None if k in quantized else _range_if_integer(v) for k, v in enumerate(self.start)]
+            ranges = [
+                None if k in quantized else _range_if_integer(v)
+                for k, v in enumerate(self.start)
+            ]
             _, body = self.subgraphs(ranges)
-            changed = {k for k in quantized if not is_alike(self.start[k], body.results[k])}
+            changed = {
+                k for k in quantized if not is_alike(self.start[k], body.results[k])
+            }
             if not changed:
                 return
             for k in changed:
@@ -207,45 +263,63 @@ class _Loop:
             quantized -= changed
 
     def invariant(self) -> Ranges:
-        """A range for each carried integer that holds before the first step, and after each step (a loop invariant).
+        """A range for each carried integer that holds before the first step, and after
+        each step (a loop invariant).
 
-        The body is lowered for candidate ranges, first those before the first step. If its results leave them, they are
-        widened to the next of ``WIDTHS``. If its results stay inside, the ranges are proven; then the ranges of these
-        results are tried, which may be narrower. If no candidate is proven, the ranges are those of the types. None
-        stands for a carried value that is no integer.
+        The body is lowered for candidate ranges, first those before the first step. If
+        its results leave them, they are widened to the next of ``WIDTHS``. If its
+        results stay inside, the ranges are proven; then the ranges of these results are
+        tried, which may be narrower. If no candidate is proven, the ranges are those of
+        the types. None stands for a carried value that is no integer.
         """
         start = [_range_if_integer(v) for v in self.start]
         if not any(start):
             return start
-        ranges, proven = start, None
-        # each round lowers the body once; with two ends to widen, 2 * len(WIDTHS) rounds nearly always suffice
+        ranges = start
+        proven = None
+        # each round lowers the body once; with two ends to widen, 2 * len(WIDTHS)
+        # rounds nearly always suffice
         for _ in WIDTHS * 2:
             try:
                 after = self._ranges_after(ranges)
-            # a rule of the body may refuse a range as too wide; the ranges that are proven so far still hold
+            # a rule of the body may refuse a range as too wide; the ranges that are
+            # proven so far still hold
             except Unsupported:
                 if proven is None:
                     raise
                 return proven
-            # before the first step or after a step from ``ranges``, the values lie in ``grown``
+            # before the first step or after a step from ``ranges``, the values lie in
+            # ``grown``
             grown = _unions(start, after)
             if grown == ranges:
                 return ranges
-            if all(g is None or r is None or inside(g, r) for g, r in zip(grown, ranges, strict=True)):
-                proven, ranges = ranges, grown
+            if all(
+                g is None or r is None or inside(g, r)
+                for g, r in zip(grown, ranges, strict=True)
+            ):
+                proven = ranges
+                ranges = grown
             elif proven is not None:
                 return proven
             else:
                 wanted = _unions(grown, ranges)
-                ranges = [_wider(r, w) if r and w else None for r, w in zip(ranges, wanted, strict=True)]
-        return proven or [range_of_type(v.dtype) if r else None for r, v in zip(start, self.start, strict=True)]
+                ranges = [
+                    _wider(r, w) if r and w else None
+                    for r, w in zip(ranges, wanted, strict=True)
+                ]
+        return proven or [
+            range_of_type(v.dtype) if r else None
+            for r, v in zip(start, self.start, strict=True)
+        ]
 
     def _ranges_after(self, ranges: Ranges) -> Ranges:
-        """The ranges of carried values after a step that begins with values in ``ranges``; None where these have None.
+        """The ranges of carried values after a step that begins with values in
+        ``ranges``; None where these have None.
 
         Raises Unsupported if a rule of the body refuses them.
         """
-        # only integer results of the body are lowered, so the k-th of them belongs to the k-th range that is not None
+        # only integer results of the body are lowered, so the k-th of them belongs to
+        # the k-th range that is not None
         _, body = self.subgraphs(ranges, _is_integer)
         results = iter(body.results)
         return [None if r is None else range_of(next(results)) for r in ranges]
@@ -258,14 +332,25 @@ def _is_integer(node: Node) -> bool:
 
 
 WIDTHS = (0, 7, 15, 30, 31, 63)
-"""The numbers of bits to which the ranges of a loop's integers are widened, one after the other."""
+"""The numbers of bits to which the ranges of a loop's integers are widened, one after
+the other.
+"""
 
 
 def _wider(before: Range, after: Range) -> Range:
-    """``after``, with each end that differs from ``before`` widened to the next number of bits in ``WIDTHS``.
+    """``after``, with each end that differs from ``before`` widened to the next number
+    of bits in ``WIDTHS``.
 
     With w bits, the lower end is -2**w and the upper end 2**w - 1.
     """
-    low = after[0] if after[0] == before[0] else max(-(1 << w) for w in WIDTHS if -(1 << w) <= after[0])
-    high = after[1] if after[1] == before[1] else min((1 << w) - 1 for w in WIDTHS if after[1] < 1 << w)
+    low = (
+        after[0]
+        if after[0] == before[0]
+        else max(-(1 << w) for w in WIDTHS if -(1 << w) <= after[0])
+    )
+    high = (
+        after[1]
+        if after[1] == before[1]
+        else min((1 << w) - 1 for w in WIDTHS if after[1] < 1 << w)
+    )
     return low, high

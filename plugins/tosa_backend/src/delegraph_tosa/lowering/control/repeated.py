@@ -1,8 +1,10 @@
-"""``map`` and ``scan``: the operators of all steps written out (unrolled), or a loop if there are too many steps.
+"""``map`` and ``scan``: the operators of all steps written out (unrolled), or a loop if
+there are too many steps.
 
-TOSA has neither operator. Up to ``MOST_STEPS`` steps are written out, which needs no extension. More steps, or a number
-that is known at run time only, become a WHILE_LOOP that counts them: in each step GATHER reads a row of each tensor
-that is mapped over, and SCATTER writes the rows that the step computes into the results.
+TOSA has neither operator. Up to ``MOST_STEPS`` steps are written out, which needs no
+extension. More steps, or a number that is known at run time only, become a WHILE_LOOP
+that counts them: in each step GATHER reads a row of each tensor that is mapped over,
+and SCATTER writes the rows that the step computes into the results.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ MOST_STEPS = 1024
 
 @lowers_control(torch.ops.higher_order.map_impl)
 def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """``map``: the operators of all steps, or a WHILE_LOOP for more than 1024 steps or a number known at run time only.
+    """``map``: the operators of all steps, or a WHILE_LOOP for more than 1024 steps or
+    a number known at run time only.
 
     The loop needs the extension `controlflow`.
     """
@@ -63,14 +66,16 @@ def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
 
 @lowers_control(torch.ops.higher_order.scan)
 def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """As ``map``, but each step also gets the values that the step before it carries on.
+    """As ``map``, but each step also gets the values that the step before it carries
+    on.
 
-    In a loop, these cannot be int64 on a target without int64: they would have to fit into int32 after any number of
-    steps, and no condition bounds them as in `while_loop`. In steps that are written out, ranges are proven one after
-    the other.
+    In a loop, these cannot be int64 on a target without int64: they would have to fit
+    into int32 after any number of steps, and no condition bounds them as in
+    `while_loop`. In steps that are written out, ranges are proven one after the other.
     """
     body, start, xs, additional = call.args
-    steps, rows = _Steps(outer, body, xs), []
+    steps = _Steps(outer, body, xs)
+    rows = []
     carried: Sequence[Value] = [value_in(outer, v, "the scan carries") for v in start]  # type: ignore[union-attr]
     if steps.are_too_many:
         return _Loop(steps, carried, additional).results()
@@ -82,17 +87,24 @@ def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
 
 
 class _Steps:
-    """The steps of ``map`` and ``scan``, one for each index of the first axis of the tensors ``xs``."""
+    """The steps of ``map`` and ``scan``, one for each index of the first axis of the
+    tensors ``xs``.
+    """
 
     def __init__(self, outer: Interpreter, body: Any, xs: Any) -> None:
-        """``outer`` is the interpreter of the program around the call, ``xs`` are the nodes of the tensors.
+        """``outer`` is the interpreter of the program around the call, ``xs`` are the
+        nodes of the tensors.
 
-        ``body`` is the get_attr node of the subgraph of one step: ``nodes`` are the nodes of this subgraph,
-        ``position`` maps its placeholders to 0, 1, .. ``count`` is the number of steps, ``most`` the largest that it
-        can be.
+        ``body`` is the get_attr node of the subgraph of one step: ``nodes`` are the
+        nodes of this subgraph, ``position`` maps its placeholders to 0, 1, .. ``count``
+        is the number of steps, ``most`` the largest that it can be.
         """
-        self.outer, self.name, self.nodes = outer, str(body.target), list(module_of(body).graph.nodes)
-        self.position = {n: k for k, n in enumerate(n for n in self.nodes if n.op == "placeholder")}
+        self.outer = outer
+        self.name = str(body.target)
+        self.nodes = list(module_of(body).graph.nodes)
+        self.position = {
+            n: k for k, n in enumerate(n for n in self.nodes if n.op == "placeholder")
+        }
         self.xs = [value_in(outer, x, "a step takes a slice of") for x in xs]
         self.count = self.xs[0].shape[0]
         self.most = size_range(self.count)[1]
@@ -101,21 +113,33 @@ class _Steps:
     def run(self, step: int, carried: Sequence[Value], additional: Any) -> list[Value]:
         """The results of step number ``step``, whose operators are emitted here.
 
-        ``carried`` are the carried values after the step before; ``additional`` are operands that are the same for all
-        steps.
+        ``carried`` are the carried values after the step before; ``additional`` are
+        operands that are the same for all steps.
         """
-        t, source = self.outer.t, self.outer.t.source
-        rows = [t.slice(held(x), (step, *[0] * (x.rank - 1)), (1, *x.shape[1:])) for x in self.xs]
+        t = self.outer.t
+        source = self.outer.t.source
+        rows = [
+            t.slice(held(x), (step, *[0] * (x.rank - 1)), (1, *x.shape[1:]))
+            for x in self.xs
+        ]
         # a row of what is quantized has its quantization
-        slices = [_in_steps_of(x, t.reshape(row, row.shape[1:])) for x, row in zip(self.xs, rows, strict=True)]
-        # the body's placeholders are the carried values, the slices for this step, then the additional operands
+        slices = [
+            _in_steps_of(x, t.reshape(row, row.shape[1:]))
+            for x, row in zip(self.xs, rows, strict=True)
+        ]
+        # the body's placeholders are the carried values, the slices for this step, then
+        # the additional operands
         of_this_step = [*carried, *slices]
         of_all_steps = operands_of(self.outer, additional)
 
         def operand(node: Node) -> Value | int:
             """The value, or the size, for the placeholder ``node`` of the body."""
             k = self.position[node]
-            return of_this_step[k] if k < len(of_this_step) else of_all_steps(k - len(of_this_step))
+            return (
+                of_this_step[k]
+                if k < len(of_this_step)
+                else of_all_steps(k - len(of_this_step))
+            )
 
         inner = self.outer.enter(self.nodes, operand)
         lower_calls(inner, self.nodes, self.name)
@@ -123,12 +147,15 @@ class _Steps:
         return [value_in(inner, v, "a step returns") for v in results_of(self.nodes)]
 
     def stacked(self, rows: Sequence[Sequence[Value]]) -> tuple[Value, ...]:
-        """For each result of the body, one tensor with its values in all steps, joined along a new first axis.
+        """For each result of the body, one tensor with its values in all steps, joined
+        along a new first axis.
 
         ``rows[k]`` are the results of step k.
         """
-        t, stacks = self.outer.t, []
-        for values in zip(*rows, strict=True):  # those of one result, in the order of steps
+        t = self.outer.t
+        stacks = []
+        # those of one result, in the order of steps
+        for values in zip(*rows, strict=True):
             if not all(is_alike(v, values[0]) for v in values):
                 values = tuple([real(t, v) for v in values])
             joined = t.concat([t.reshape(held(v), (1, *v.shape)) for v in values], 0)
@@ -137,101 +164,158 @@ class _Steps:
 
 
 def _in_steps_of(like: Value, held: Value) -> Value:
-    """The tensor ``held`` as rules see it: in the quantization of ``like`` if that is quantized."""
+    """The tensor ``held`` as rules see it: in the quantization of ``like`` if that is
+    quantized.
+    """
     return Scaled(held, like.scale, like.zero_point) if is_quantized(like) else held
 
 
 class _Loop:
     """The steps as a WHILE_LOOP.
 
-    The loop carries, in this order: the number of the step; what the scan carries; the rows that the steps have
-    computed so far; the tensors that are mapped over; the count of steps, if it is known at run time only; and other
-    operands of the body. No step changes the last three.
+    The loop carries, in this order: the number of the step; what the scan carries; the
+    rows that the steps have computed so far; the tensors that are mapped over; the
+    count of steps, if it is known at run time only; and other operands of the body. No
+    step changes the last three.
     """
 
     def __init__(self, steps: _Steps, start: Sequence[Value], additional: Any) -> None:
         """Prepare the values that the loop carries.
 
-        ``start`` are the values that the scan carries before the first step (none for ``map``), ``additional`` the
-        operands that are the same for all steps; ``operand_of`` returns these by position.
+        ``start`` are the values that the scan carries before the first step (none for
+        ``map``), ``additional`` the operands that are the same for all steps;
+        ``operand_of`` returns these by position.
 
-        The inputs of the loop are ``carried``, the values that steps change; ``taken``, the tensors of which each step
-        reads a row, and the count of steps if it is known at run time only; and ``passed``, additional operands and
-        sizes, which ``_body`` adds. All are tensors of the graph: int32 for an int64 of the rules.
+        The inputs of the loop are ``carried``, the values that steps change; ``taken``,
+        the tensors of which each step reads a row, and the count of steps if it is
+        known at run time only; and ``passed``, additional operands and sizes, which
+        ``_body`` adds. All are tensors of the graph: int32 for an int64 of the rules.
         """
-        self.steps, self.outer, self.t = steps, steps.outer, steps.outer.t
+        self.steps = steps
+        self.outer = steps.outer
+        self.t = steps.outer.t
         self._expect_loops()
         self.start = [real(self.t, v) for v in start]
         if not self.t.has_int64 and any(v.dtype is DType.INT64 for v in self.start):
             raise refused(
-                int64_carried("a scan of more steps than are written out carries an int64, which nothing bounds")
+                int64_carried(
+                    "a scan of more steps than are written out carries an int64, which"
+                    " nothing bounds"
+                )
             )
         self.operand_of = operands_of(self.outer, additional)
         # the body returns the carried values first, and then its rows
         rows: list[Any] = list(results_of(steps.nodes)[len(start) :])
-        self.row_types = [type_of(node.meta["val"], "what a step returns") for node in rows]
+        self.row_types = [
+            type_of(node.meta["val"], "what a step returns") for node in rows
+        ]
         self.xs = [real(self.t, x) for x in steps.xs]
         self.taken = list(map(self._as_rows, self.xs))
-        first, self.count = self.t.constant(0, DType.INT32, ()), self.t.constant(steps.count, DType.INT32, ())
+        first = self.t.constant(0, DType.INT32, ())
+        self.count = self.t.constant(steps.count, DType.INT32, ())
         if self.count.constant is None:
             self.taken.append(self.count)
-        self.carried = [first, *map(self.t.held, self.start), *map(self._zero_rows, self.row_types)]
+        self.carried = [
+            first,
+            *map(self.t.held, self.start),
+            *map(self._zero_rows, self.row_types),
+        ]
         self.passed: dict[Key, Value] = {}
 
     def _expect_loops(self) -> None:
-        """Raise Unsupported if the target has no loops; the reason says why the steps need one."""
-        text = f"its {self.steps.count} steps are more than the {MOST_STEPS} that are written out without a loop"
+        """Raise Unsupported if the target has no loops; the reason says why the steps
+        need one.
+        """
+        text = (
+            f"its {self.steps.count} steps are more than the {MOST_STEPS} that are"
+            " written out without a loop"
+        )
         if is_dynamic(self.steps.count):
-            text = f"it has {self.steps.count} steps, which are not written out without a loop"
+            text = (
+                f"it has {self.steps.count} steps, which are not written out without a"
+                " loop"
+            )
         if "EXT-CONTROLFLOW" not in self.t.spec.names:
-            raise refused(other_target(self.t.spec, text, [frozenset({"EXT-CONTROLFLOW"})]))
+            raise refused(
+                other_target(self.t.spec, text, [frozenset({"EXT-CONTROLFLOW"})])
+            )
         expect_taken(self.t, tosa.WHILE_LOOP)
 
     def _as_rows(self, x: Value) -> Value:
-        """x [N,*S] -> [1,N,C], the form in which GATHER takes rows; C is the product of S. A bool becomes a number."""
+        """x [N,*S] -> [1,N,C], the form in which GATHER takes rows; C is the product of
+        S. A bool becomes a number.
+        """
         x = self.t.reshape(x, (1, x.shape[0], math.prod(x.shape[1:])))
         return self.t.held(converted(self.t, x, movable(self.t, x.dtype)))
 
     def _zero_rows(self, row: Any) -> Value:
-        """Zeros [1,N,C], into which SCATTER writes N rows: each has the type ``row`` and C elements."""
+        """Zeros [1,N,C], into which SCATTER writes N rows: each has the type ``row``
+        and C elements.
+        """
         dtype = self.t.held_type(row).dtype
-        shape, dtype = (1, self.steps.count, math.prod(row.shape)), movable(self.t, dtype)
+        shape = (1, self.steps.count, math.prod(row.shape))
+        dtype = movable(self.t, dtype)
         if any(map(is_dynamic, shape)):
             return self.t.tile(self.t.constant(0, dtype, (1, 1, 1)), shape)
         return self.t.constant(0, dtype, shape)
 
     def results(self) -> tuple[Value, ...]:
-        """The results of the whole call: the carried values after the last step, and the rows of all steps."""
-        t, n = self.t, len(self.start)
+        """The results of the whole call: the carried values after the last step, and
+        the rows of all steps.
+        """
+        t = self.t
+        n = len(self.start)
         body, rows = self._body()
         inputs = [*self.carried, *self.taken, *map(self._passed_value, self.passed)]
-        # the outputs: the number of steps done, n carried values, the rows, then inputs that no step changes
-        outputs = t.control(tosa.WHILE_LOOP, inputs, cond_graph=self._condition(inputs), body_graph=body)
-        last = [self._carried_as_rules_see(v, like) for v, like in zip(outputs[1:], self.start, strict=False)]
+        # the outputs: the number of steps done, n carried values, the rows, then inputs
+        # that no step changes
+        outputs = t.control(
+            tosa.WHILE_LOOP, inputs, cond_graph=self._condition(inputs), body_graph=body
+        )
+        last = [
+            self._carried_as_rules_see(v, like)
+            for v, like in zip(outputs[1:], self.start, strict=False)
+        ]
         stacked = []
-        for value, row, row_type in zip(outputs[1 + n :], rows, self.row_types, strict=False):
+        for value, row, row_type in zip(
+            outputs[1 + n :], rows, self.row_types, strict=False
+        ):
             value = t.reshape(value, (self.steps.count, *row_type.shape))
-            value = converted(t, value, DType.BOOL) if row_type.dtype is DType.BOOL else value
+            value = (
+                converted(t, value, DType.BOOL)
+                if row_type.dtype is DType.BOOL
+                else value
+            )
             range = range_of(row) if row_type.dtype in INTEGERS else None
             stacked.append(t.seen(value, row_type._replace(shape=value.shape), range))
         return (*last, *stacked)
 
     def _carried_as_rules_see(self, held: Value, like: Value) -> Value:
-        """The value that rules see for ``held``, the tensor of the graph for a value that the scan carries.
+        """The value that rules see for ``held``, the tensor of the graph for a value
+        that the scan carries.
 
-        It has the type of ``like``, the value before the first step, and the range of this type: nothing is known of
-        the integers after several steps.
+        It has the type of ``like``, the value before the first step, and the range of
+        this type: nothing is known of the integers after several steps.
         """
-        return self.t.seen(held, like.type, range_of_type(like.dtype) if like.dtype in INTEGERS else None)
+        return self.t.seen(
+            held,
+            like.type,
+            range_of_type(like.dtype) if like.dtype in INTEGERS else None,
+        )
 
     def _condition(self, carried: Sequence[Value]) -> Graph:
         """The graph of the loop's condition: number of the step < count of steps.
 
         It has an input for each of ``carried``, here all inputs of the loop.
         """
-        inputs, operators = [Value(v.type) for v in carried], list[Operator]()
+        inputs = [Value(v.type) for v in carried]
+        operators = list[Operator]()
         # a count known at run time only is the last of ``taken``, after the tensors
-        count = self.count if self.count.constant else inputs[len(self.carried) + len(self.xs)]
+        count = (
+            self.count
+            if self.count.constant
+            else inputs[len(self.carried) + len(self.xs)]
+        )
         count.range = self.count.range
         with self.t.inside(operators):
             goes_on = self.t.greater(count, _counter(inputs[0], self.steps.most))
@@ -240,37 +324,58 @@ class _Loop:
     def _body(self) -> tuple[Graph, list[Value]]:
         """The graph of one step, and the rows that it computes, as rules see them.
 
-        While the step is lowered, ``_operand`` adds additional operands to ``passed``; afterwards this method adds
-        sizes.
+        While the step is lowered, ``_operand`` adds additional operands to ``passed``;
+        afterwards this method adds sizes.
         """
-        t, n, nodes = self.t, len(self.start), self.steps.nodes
-        carried, taken = ([Value(v.type) for v in values] for values in (self.carried, self.taken))
+        t = self.t
+        n = len(self.start)
+        nodes = self.steps.nodes
+        carried, taken = (
+            [Value(v.type) for v in values] for values in (self.carried, self.taken)
+        )
         operators: list[Operator] = []
         with t.inside(operators):
             step = _counter(carried[0], self.steps.most - 1)
             index = t.reshape(step, (1, 1))
-            # not strict: after the n values that the scan carries come rows, and after the tensors comes the count
-            state = [self._carried_as_rules_see(v, like) for v, like in zip(carried[1:], self.start, strict=False)]
-            slices = [self._row_of(x, rows, index) for x, rows in zip(self.xs, taken, strict=False)]
-            inner = self.outer.enter(nodes, lambda node: self._operand(node, [*state, *slices]))
+            # not strict: after the n values that the scan carries come rows, and after
+            # the tensors comes the count
+            state = [
+                self._carried_as_rules_see(v, like)
+                for v, like in zip(carried[1:], self.start, strict=False)
+            ]
+            slices = [
+                self._row_of(x, rows, index)
+                for x, rows in zip(self.xs, taken, strict=False)
+            ]
+            inner = self.outer.enter(
+                nodes, lambda node: self._operand(node, [*state, *slices])
+            )
             lower_calls(inner, nodes, self.steps.name)
-            returned = [real(t, value_in(inner, v, "a step returns")) for v in results_of(nodes)]
+            returned = [
+                real(t, value_in(inner, v, "a step returns")) for v in results_of(nodes)
+            ]
             # the carried values after this step, in the order of ``carried``
             after = [t.add(step, 1), *map(t.held, returned[:n])]
             for rows, row in zip(carried[1 + n :], returned[n:], strict=True):
                 after.append(self._with_row(rows, index, row))
-            # the graph reads a size off the shape of an input: a size that no input has gets an input of its own
-            for size in sorted(untold([*carried, *taken, *self.passed.values()], sizes_of(operators))):
+            # the graph reads a size off the shape of an input: a size that no input has
+            # gets an input of its own
+            for size in sorted(
+                untold([*carried, *taken, *self.passed.values()], sizes_of(operators))
+            ):
                 self.passed[size] = Value(self._passed_value(size).type)
             inputs = [*carried, *taken, *self.passed.values()]
-            outputs = inner.kept_apart([(nodes[-1], v) for v in (*after, *inputs[len(carried) :])], inputs)
+            outputs = inner.kept_apart(
+                [(nodes[-1], v) for v in (*after, *inputs[len(carried) :])], inputs
+            )
         return Graph(inputs, outputs, operators, self.steps.name), returned[n:]
 
     def _operand(self, node: Node, of_this_step: Sequence[Value]) -> Value | int:
         """The value of the body's placeholder ``node``.
 
-        The first placeholders are ``of_this_step``: what the scan carries, and the slices for this step. The others are
-        additional operands, the same for all steps. One that is neither size nor constant becomes an input of the loop
+        The first placeholders are ``of_this_step``: what the scan carries, and the
+        slices for this step. The others are additional operands, the same for all
+        steps. One that is neither size nor constant becomes an input of the loop
         (``passed``), and the result is the value that rules see for this input.
         """
         k = self.steps.position[node]
@@ -288,21 +393,33 @@ class _Loop:
         return self.t.seen(input, value.type, value.range)
 
     def _passed_value(self, key: Key) -> Value:
-        """The tensor that the program around the loop passes for ``key``: an additional operand, or a size."""
+        """The tensor that the program around the loop passes for ``key``: an additional
+        operand, or a size.
+        """
         value = self.operand_of(key)
         assert isinstance(value, Value)
         return self.t.held(real(self.t, value))
 
     def _row_of(self, x: Value, rows: Value, index: Value) -> Value:
-        """x[index] [*S], as rules see it. ``rows`` [1,N,C] is x [N,*S] as ``_as_rows`` made it, ``index`` is [1,1]."""
+        """x[index] [*S], as rules see it. ``rows`` [1,N,C] is x [N,*S] as ``_as_rows``
+        made it, ``index`` is [1,1].
+        """
         row = self.t.reshape(self.t.gather(rows, index), x.shape[1:])
         row = converted(self.t, row, DType.BOOL) if x.dtype is DType.BOOL else row
-        return self.t.seen(row, x.type._replace(shape=row.shape), range_of(x) if x.dtype in INTEGERS else None)
+        return self.t.seen(
+            row,
+            x.type._replace(shape=row.shape),
+            range_of(x) if x.dtype in INTEGERS else None,
+        )
 
     def _with_row(self, rows: Value, index: Value, row: Value) -> Value:
-        """``rows`` [1,N,C] with ``row`` [*S], which has C elements, written at ``index`` [1,1]."""
+        """``rows`` [1,N,C] with ``row`` [*S], which has C elements, written at
+        ``index`` [1,1].
+        """
         row = converted(self.t, row, movable(self.t, row.dtype))
-        return self.t.scatter(rows, index, self.t.reshape(self.t.held(row), (1, 1, rows.shape[2])))
+        return self.t.scatter(
+            rows, index, self.t.reshape(self.t.held(row), (1, 1, rows.shape[2]))
+        )
 
 
 def _counter(value: Value, most: int) -> Value:

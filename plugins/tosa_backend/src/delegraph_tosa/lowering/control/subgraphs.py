@@ -1,11 +1,12 @@
-"""Subgraphs of higher-order calls, lowered to graphs of their own: what ``branches`` and ``repeated`` share.
+"""Subgraphs of higher-order calls, lowered to graphs of their own: what ``branches``
+and ``repeated`` share.
 
-A graph of TOSA cannot use values of the graph around it. So an operand of the call that is constant, such as a weight,
-becomes a constant of each graph that uses it, and every other operand becomes an input. A quantized operand is passed
-as its integers.
+A graph of TOSA cannot use values of the graph around it. So an operand of the call that
+is constant, such as a weight, becomes a constant of each graph that uses it, and every
+other operand becomes an input. A quantized operand is passed as its integers.
 
-A graph reads sizes that are known at run time only off the shapes of its inputs. For a size that no input has, it gets
-one more input: a tensor whose shape is this size.
+A graph reads sizes that are known at run time only off the shapes of its inputs. For a
+size that no input has, it gets one more input: a tensor whose shape is this size.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ if TYPE_CHECKING:
     from ..interpret.interpreter import Interpreter
 
 Key = int | Symbol
-"""An input of a graph: an operand of the call, by position, or a tensor [size] that carries a symbol in its shape."""
+"""An input of a graph: an operand of the call, by position, or a tensor [size] that
+carries a symbol in its shape.
+"""
 OperandOf = Callable[[Key], Value | int]
-"""Returns the operand of the call for a key: a value, or a size. Raises Unsupported for other Python values."""
+"""Returns the operand of the call for a key: a value, or a size. Raises Unsupported for
+other Python values.
+"""
 Wanted = Callable[[Node], bool]
 """Selects results of a subgraph."""
 
@@ -40,33 +45,57 @@ Wanted = Callable[[Node], bool]
 class Subgraph:
     """A subgraph, lowered to its own list of operators.
 
-    ``results`` are values as rules see them (int64 is int64). ``inputs`` maps a key to the input of the graph; there is
-    one for each operand that the subgraph uses and that is not constant.
+    ``results`` are values as rules see them (int64 is int64). ``inputs`` maps a key to
+    the input of the graph; there is one for each operand that the subgraph uses and
+    that is not constant.
     """
 
-    def __init__(self, outer: Interpreter, owner: Node, operand_of: OperandOf, only: Wanted | None = None) -> None:
-        """Lower the subgraph that the get_attr node ``owner`` fetches, inside of the program of ``outer``.
+    def __init__(
+        self,
+        outer: Interpreter,
+        owner: Node,
+        operand_of: OperandOf,
+        only: Wanted | None = None,
+    ) -> None:
+        """Lower the subgraph that the get_attr node ``owner`` fetches, inside of the
+        program of ``outer``.
 
-        ``operand_of`` returns operands of the higher-order call by key. ``only`` selects results by their nodes: other
-        results are not lowered, nor the calls on which only these depend; None selects all. Raises Unsupported if a
-        call of the subgraph is refused.
+        ``operand_of`` returns operands of the higher-order call by key. ``only``
+        selects results by their nodes: other results are not lowered, nor the calls on
+        which only these depend; None selects all. Raises Unsupported if a call of the
+        subgraph is refused.
         """
-        self.t, self.operand_of = outer.t, operand_of
+        self.t = outer.t
+        self.operand_of = operand_of
         self.operators: list[Operator] = []
         self.inputs: dict[Key, Value] = {}
-        self.name, self.nodes = str(owner.target), list(module_of(owner).graph.nodes)
-        self.position = {n: k for k, n in enumerate(n for n in self.nodes if n.op == "placeholder")}
+        self.name = str(owner.target)
+        self.nodes = list(module_of(owner).graph.nodes)
+        self.position = {
+            n: k for k, n in enumerate(n for n in self.nodes if n.op == "placeholder")
+        }
         self.inner = outer.enter(self.nodes, self._operand)
-        returned = [v for v in results_of(self.nodes) if only is None or not isinstance(v, Node) or only(v)]
+        returned = [
+            v
+            for v in results_of(self.nodes)
+            if only is None or not isinstance(v, Node) or only(v)
+        ]
         with self.t.inside(self.operators):
-            lower_calls(self.inner, self.nodes if only is None else _nodes_that_compute(returned), self.name)
-            self.results = [value_in(self.inner, v, "a subgraph returns") for v in returned]
+            lower_calls(
+                self.inner,
+                self.nodes if only is None else _nodes_that_compute(returned),
+                self.name,
+            )
+            self.results = [
+                value_in(self.inner, v, "a subgraph returns") for v in returned
+            ]
 
     def _operand(self, node: Node) -> Value | int:
-        """The value of the placeholder ``node``: a size, a constant, or an input of the graph, as rules see it.
+        """The value of the placeholder ``node``: a size, a constant, or an input of the
+        graph, as rules see it.
 
-        Called when a call of the subgraph first uses ``node``; an operand that is neither size nor constant gets an
-        input.
+        Called when a call of the subgraph first uses ``node``; an operand that is
+        neither size nor constant gets an input.
         """
         value = self.operand_of(self.position[node])
         # a size
@@ -92,22 +121,31 @@ class Subgraph:
         return self.inputs[key]
 
     def compute(self, position: int) -> None:
-        """Replace the quantized result at ``position`` by its real numbers, computed in floats."""
+        """Replace the quantized result at ``position`` by its real numbers, computed in
+        floats.
+        """
         with self.t.inside(self.operators):
             self.results[position] = real(self.t, self.results[position])
 
     def untold(self, keys: Iterable[Key]) -> set[Symbol]:
-        """The symbols that the subgraph computes with and that are in no shape of its inputs for ``keys``."""
+        """The symbols that the subgraph computes with and that are in no shape of its
+        inputs for ``keys``.
+        """
         return untold([self.input(key) for key in keys], sizes_of(self.operators))
 
     def graph(self, keys: Sequence[Key], passed: Sequence[Key] = ()) -> Graph:
-        """The graph, with inputs for ``keys``. It returns its results, and the inputs for ``passed`` unchanged."""
+        """The graph, with inputs for ``keys``. It returns its results, and the inputs
+        for ``passed`` unchanged.
+        """
         inputs = [self.input(key) for key in keys]
         # each result is attributed to the output node
         nodes = [n for n in self.nodes if n.op == "output"] * len(self.results)
         with self.t.inside(self.operators):
             # the integers of a quantized result, and int32 for int64
-            returned = [(n, self.t.held(held(v))) for n, v in zip(nodes, self.results, strict=True)]
+            returned = [
+                (n, self.t.held(held(v)))
+                for n, v in zip(nodes, self.results, strict=True)
+            ]
             outputs = self.inner.kept_apart(returned, inputs)
             outputs += [self.t.identity(self.inputs[key]) for key in passed]
         return Graph(inputs, outputs, self.operators, self.name)
@@ -116,9 +154,10 @@ class Subgraph:
 def keys_of(graphs: Sequence[Subgraph], carried: Iterable[Key] = ()) -> list[Key]:
     """The keys of the inputs that all ``graphs`` of one operator get, in order.
 
-    A key is an operand of the call, by position, or the symbol of a size, for which the input is a tensor of this
-    length. ``carried`` come first, then the operands that any of the graphs uses, then each size that a graph computes
-    with and that no shape of the inputs before it has.
+    A key is an operand of the call, by position, or the symbol of a size, for which the
+    input is a tensor of this length. ``carried`` come first, then the operands that any
+    of the graphs uses, then each size that a graph computes with and that no shape of
+    the inputs before it has.
     """
     keys = list(carried)
     keys += sorted({key for graph in graphs for key in graph.inputs}.difference(keys))
@@ -132,17 +171,26 @@ def module_of(owner: Node) -> GraphModule:
 
 
 def lower_calls(inner: Interpreter, nodes: Sequence[Node], name: str) -> None:
-    """Lower the calls of the subgraph ``name``. If one is refused, raises Unsupported that begins with ``name``."""
+    """Lower the calls of the subgraph ``name``. If one is refused, raises Unsupported
+    that begins with ``name``.
+    """
     for node in nodes:
         try:
             if node.op == "call_function":
                 inner.lower(node)
         except Unsupported as refusal:
-            raise Unsupported(refusal.code, within(name, refusal.message), refusal.node, refusal.source) from refusal
+            raise Unsupported(
+                refusal.code,
+                within(name, refusal.message),
+                refusal.node,
+                refusal.source,
+            ) from refusal
 
 
 def results_of(nodes: Sequence[Node]) -> Sequence[Any]:
-    """What a subgraph with these ``nodes`` returns, always as a sequence; the last node is its output."""
+    """What a subgraph with these ``nodes`` returns, always as a sequence; the last node
+    is its output.
+    """
     returned: Any = nodes[-1].args[0]
     return returned if isinstance(returned, (tuple, list)) else (returned,)
 
@@ -163,7 +211,8 @@ def _nodes_that_compute(values: Iterable[Any]) -> list[Node]:
 def value_in(interpreter: Interpreter, argument: Any, what: str) -> Value:
     """The value of ``argument``, an operand or result of a subgraph.
 
-    Raises Unsupported if it is no tensor; the reason begins with ``what``, as in "the loop carries".
+    Raises Unsupported if it is no tensor; the reason begins with ``what``, as in "the
+    loop carries".
     """
     value = argument_in(interpreter, argument, what)
     if not isinstance(value, Value):
@@ -188,32 +237,40 @@ def argument_in(interpreter: Interpreter, argument: Any, what: str) -> Value | i
 
 
 def is_quantized(value: Value) -> TypeGuard[Scaled]:
-    """Whether ``value`` is passed to a graph as its integers: a quantized activation is, but no constant."""
+    """Whether ``value`` is passed to a graph as its integers: a quantized activation
+    is, but no constant.
+    """
     return isinstance(value, Scaled) and value.is_small and value.constant is None
 
 
 def held(value: Value) -> Value:
-    """The tensor that stands for ``value`` in a graph: the integers of a quantized value, else ``value`` itself.
+    """The tensor that stands for ``value`` in a graph: the integers of a quantized
+    value, else ``value`` itself.
 
-    An int64 is not narrowed here: callers pass the result to ``Tosa.held``, which returns its int32.
+    An int64 is not narrowed here: callers pass the result to ``Tosa.held``, which
+    returns its int32.
     """
     return value.q if is_quantized(value) else value
 
 
 def crossing(t: Tosa, operand: Value | int) -> Value:
-    """The tensor that the graph around the call passes to the call's graphs for ``operand``.
+    """The tensor that the graph around the call passes to the call's graphs for
+    ``operand``.
 
-    For a quantized value these are its integers, for an int64 its int32, else the value itself.
+    For a quantized value these are its integers, for an int64 its int32, else the value
+    itself.
     """
     assert isinstance(operand, Value)
     return t.held(held(operand))
 
 
 def seen(t: Tosa, crossed: Value, like: Value, range: Range | None) -> Value:
-    """The value that rules see for the tensor ``crossed`` of a graph: the reverse of ``crossing``.
+    """The value that rules see for the tensor ``crossed`` of a graph: the reverse of
+    ``crossing``.
 
-    If ``like`` is quantized, the result is ``crossed`` in the same quantization, and ``range`` is not used. Otherwise
-    the result has the type of ``like`` and ``range``; a range of None is that of the type.
+    If ``like`` is quantized, the result is ``crossed`` in the same quantization, and
+    ``range`` is not used. Otherwise the result has the type of ``like`` and ``range``;
+    a range of None is that of the type.
     """
     if is_quantized(like):
         return Scaled(crossed, like.scale, like.zero_point)
@@ -221,55 +278,79 @@ def seen(t: Tosa, crossed: Value, like: Value, range: Range | None) -> Value:
 
 
 def is_alike(first: Value, second: Value) -> bool:
-    """Whether both values are quantized with the same scale, zero point and type, or neither is quantized."""
+    """Whether both values are quantized with the same scale, zero point and type, or
+    neither is quantized.
+    """
     if not (is_quantized(first) and is_quantized(second)):
         return is_quantized(first) == is_quantized(second)
-    return (first.scale, first.zero_point, first.q.dtype) == (second.scale, second.zero_point, second.q.dtype)
+    return (first.scale, first.zero_point, first.q.dtype) == (
+        second.scale,
+        second.zero_point,
+        second.q.dtype,
+    )
 
 
 def operands_of(outer: Interpreter, arguments: Any) -> OperandOf:
-    """A function that returns the operands of a call by key, from its ``arguments``; each is computed only once.
+    """A function that returns the operands of a call by key, from its ``arguments``;
+    each is computed only once.
 
-    Operators that compute an operand, such as those of a lazy value, are appended to the graph around the call, even
-    if the function is called while a subgraph is lowered.
+    Operators that compute an operand, such as those of a lazy value, are appended to
+    the graph around the call, even if the function is called while a subgraph is
+    lowered.
     """
-    # the list of the graph around the call: later, ``outer.t.operators`` may be the list of a subgraph
+    # the list of the graph around the call: later, ``outer.t.operators`` may be the
+    # list of a subgraph
     operators = outer.t.operators
     operands: dict[Key, Value | int] = {}
 
     def operand_of(key: Key) -> Value | int:
-        """The operand for ``key``: a size as a tensor of this length, else the argument at this position."""
+        """The operand for ``key``: a size as a tensor of this length, else the argument
+        at this position.
+        """
         if key not in operands:
             with outer.t.appending_to(operators):
                 if isinstance(key, Symbol):
                     operands[key] = as_long_as(outer.t, key)
                 else:
-                    operands[key] = argument_in(outer, arguments[key], "a subgraph is given")
+                    operands[key] = argument_in(
+                        outer, arguments[key], "a subgraph is given"
+                    )
         return operands[key]
 
     return operand_of
 
 
 def as_long_as(t: Tosa, size: Symbol) -> Value:
-    """A tensor [size], which passes ``size`` to a graph by its shape. It is BOOL, a type that every target has."""
+    """A tensor [size], which passes ``size`` to a graph by its shape. It is BOOL, a
+    type that every target has.
+    """
     return t.tile(t.constant(0, DType.BOOL), (atom(size),))
 
 
 def own(constant: Value) -> Value:
-    """A copy of an integer constant for use in one subgraph; constants of other types as they are.
+    """A copy of an integer constant for use in one subgraph; constants of other types
+    as they are.
 
-    Rules may narrow the range of the copy, which holds only if the subgraph runs: the original must not change.
+    Rules may narrow the range of the copy, which holds only if the subgraph runs: the
+    original must not change.
     """
-    return Value(constant.type, constant.constant, constant.name) if constant.dtype in INTEGERS else constant
+    return (
+        Value(constant.type, constant.constant, constant.name)
+        if constant.dtype in INTEGERS
+        else constant
+    )
 
 
 def expect_taken(t: Tosa, cls: type[Operator], *operands: Value) -> None:
     """Raise Unsupported if the target lacks the control flow operator ``cls``.
 
-    This is asked with empty graphs, before the subgraphs are lowered: they are not needed to refuse the call.
+    This is asked with empty graphs, before the subgraphs are lowered: they are not
+    needed to refuse the call.
     """
     empty = Graph((), (), ())
-    attributes = dict.fromkeys((name for name, kind in cls.attributes.items() if kind == "Graph"), empty)
+    attributes = dict.fromkeys(
+        (name for name, kind in cls.attributes.items() if kind == "Graph"), empty
+    )
     why = t.spec.why_not(cls(operands, **attributes))
     if why is not None:
         raise refused(other_target(t.spec, why, [frozenset({"EXT-CONTROLFLOW"})]))

@@ -12,7 +12,8 @@ f32 = np.float32
 class Axis(NamedTuple):
     """An axis of an interpolation: input ``size``, output size ``out``, and ``scale``.
 
-    ``scale`` is output elements per input element as the user gave it, or None if the user gave sizes.
+    ``scale`` is output elements per input element as the user gave it, or None if the
+    user gave sizes.
     """
 
     size: int
@@ -20,7 +21,9 @@ class Axis(NamedTuple):
     scale: float | None = None
 
     def step(self, corners: bool = False) -> np.float32:
-        """Input elements per output element. ``corners``: whether the centres of the outermost elements coincide."""
+        """Input elements per output element. ``corners``: whether the centres of the
+        outermost elements coincide.
+        """
         if corners:
             return f32(self.size - 1) / f32(self.out - 1) if self.out > 1 else f32(0)
         if self.scale is not None and self.scale > 0:
@@ -28,7 +31,9 @@ class Axis(NamedTuple):
         return f32(self.size) / f32(self.out)
 
     def places(self, corners: bool) -> Any:
-        """fp32 [out]: the positions of the output elements' centres in the input, in elements."""
+        """fp32 [out]: the positions of the output elements' centres in the input, in
+        elements.
+        """
         outputs = np.arange(self.out, dtype=f32)
         step = self.step(corners)
         return outputs * step if corners else (outputs + f32(0.5)) * step - f32(0.5)

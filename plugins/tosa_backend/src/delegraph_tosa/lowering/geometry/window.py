@@ -1,7 +1,7 @@
 """Sliding windows of convolutions and pools.
 
-torch ignores trailing elements that do not fill a last step. TOSA wants the last window to end exactly at the edge of
-the padded input.
+torch ignores trailing elements that do not fill a last step. TOSA wants the last window
+to end exactly at the edge of the padded input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Ints = Sequence[int]
 
 
 class Window(NamedTuple):
-    """A window along one axis, in elements: its size, step, padding ``before`` and ``after`` the input, and dilation.
+    """A window along one axis, in elements: its size, step, padding ``before`` and
+    ``after`` the input, and dilation.
 
     ``ceil``: whether a last window may reach beyond the padding (torch's ceil_mode).
     """
@@ -35,7 +36,9 @@ class Window(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """How many elements of the axis a window spans, from its first to its last one, with the gaps of dilation."""
+        """How many elements of the axis a window spans, from its first to its last one,
+        with the gaps of dilation.
+        """
         return self.dilation * (self.kernel - 1) + 1
 
     def count(self, size: int) -> int:
@@ -45,11 +48,13 @@ class Window(NamedTuple):
         if not self.ceil:
             return room // self.stride + 1
         count = -(-room // self.stride) + 1
-        # as in torch, a window of ceil_mode has to begin inside of the input or of the padding before it
+        # as in torch, a window of ceil_mode has to begin inside of the input or of the
+        # padding before it
         return count - 1 if (count - 1) * self.stride >= size + self.before else count
 
     def trailing(self, size: int) -> int:
-        """The padding after ``size`` elements with which the last window ends at the edge.
+        """The padding after ``size`` elements with which the last window ends at the
+        edge.
 
         A negative number counts trailing elements that are in no window.
         """
@@ -57,31 +62,51 @@ class Window(NamedTuple):
 
 
 def windows(
-    kernel: Ints, stride: Ints, padding: Ints, dilation: Ints | None = None, ceil: bool = False
+    kernel: Ints,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints | None = None,
+    ceil: bool = False,
 ) -> list[Window]:
-    """One window for each axis, from torch's arguments: padding is the same on both sides, ``ceil`` is ceil_mode.
+    """One window for each axis, from torch's arguments: padding is the same on both
+    sides, ``ceil`` is ceil_mode.
 
     A ``dilation`` of None is 1 for every axis.
     """
     dilation = (1,) * len(kernel) if dilation is None else dilation
-    return [Window(k, s, p, p, d, ceil) for k, s, p, d in zip(kernel, stride, padding, dilation, strict=True)]
+    return [
+        Window(k, s, p, p, d, ceil)
+        for k, s, p, d in zip(kernel, stride, padding, dilation, strict=True)
+    ]
 
 
-def exact(t: Tosa, x: Value, axes: Sequence[Window], fill: float | None = None) -> tuple[Value, Pad]:
-    """x [N,*S,C] -> an input and a padding, (before, after) for each axis, for which TOSA's windows are ``axes``.
+def exact(
+    t: Tosa, x: Value, axes: Sequence[Window], fill: float | None = None
+) -> tuple[Value, Pad]:
+    """x [N,*S,C] -> an input and a padding, (before, after) for each axis, for which
+    TOSA's windows are ``axes``.
 
-    Trailing elements that are in no window are removed, first from the padding and then from the input. If
-    their number is known at run time only, the trailing padding becomes part of the input, as elements ``fill``. Raises
-    Unsupported in that case if ``fill`` is None or x has integers, and for a window that has only padding.
+    Trailing elements that are in no window are removed, first from the padding and then
+    from the input. If their number is known at run time only, the trailing padding
+    becomes part of the input, as elements ``fill``. Raises Unsupported in that case if
+    ``fill`` is None or x has integers, and for a window that has only padding.
     """
     x, axes = _with_trailing_inside(t, x, axes, fill)
-    size, pad = list(x.shape), []
+    size = list(x.shape)
+    pad = []
     for axis, window in enumerate(axes, start=1):
-        # a window that begins behind the input has padding only; a start known at run time only is compared just for
-        # ceil_mode, which may make such a window
-        start_of_last = (window.count(x.shape[axis]) - 1) * window.stride - window.before
-        has_elements = (is_dynamic(start_of_last) and not window.ceil) or start_of_last < x.shape[axis]
-        t.require(has_elements, "ceil_mode makes a window of padding only, for which TOSA has no value")
+        # a window that begins behind the input has padding only; a start known at run
+        # time only is compared just for ceil_mode, which may make such a window
+        start_of_last = (
+            window.count(x.shape[axis]) - 1
+        ) * window.stride - window.before
+        has_elements = (
+            is_dynamic(start_of_last) and not window.ceil
+        ) or start_of_last < x.shape[axis]
+        t.require(
+            has_elements,
+            "ceil_mode makes a window of padding only, for which TOSA has no value",
+        )
         trailing = window.trailing(x.shape[axis])
         if window.ceil and is_dynamic(trailing):
             x = _with_ceil_inside(t, x, axis, trailing, fill)
@@ -96,46 +121,78 @@ def _with_trailing_inside(
 ) -> tuple[Value, Sequence[Window]]:
     """x padded with ``fill``, and ``axes`` with ``after`` 0 where x was padded.
 
-    Only axes are padded whose windows read a number of trailing padding elements that is known at run time only. For
-    such an axis, raises Unsupported if ``fill`` is None or x has integers.
+    Only axes are padded whose windows read a number of trailing padding elements that
+    is known at run time only. For such an axis, raises Unsupported if ``fill`` is None
+    or x has integers.
     """
-    padding, windows = [0] * (2 * x.rank), list(axes)
+    padding = [0] * (2 * x.rank)
+    windows = list(axes)
     for axis, window in enumerate(axes, start=1):
         if window.after and is_dynamic(window.trailing(x.shape[axis])):
-            why = f"where windows of stride {window.stride} end in {x.shape[axis]} elements is known at run time only"
+            why = (
+                f"where windows of stride {window.stride} end in {x.shape[axis]}"
+                " elements is known at run time only"
+            )
             t.require(fill is not None and x.dtype in FLOATS, why)
-            padding[2 * axis + 1], windows[axis - 1] = window.after, window._replace(after=0)
+            padding[2 * axis + 1], windows[axis - 1] = (
+                window.after,
+                window._replace(after=0),
+            )
     return t.pad(x, padding, fill or 0), windows
 
 
-def _with_ceil_inside(t: Tosa, x: Value, axis: int, trailing: int, fill: float | None) -> Value:
-    """x with max(trailing, 0) elements ``fill`` at the end of ``axis``, which the windows of ceil_mode read beyond x.
+def _with_ceil_inside(
+    t: Tosa, x: Value, axis: int, trailing: int, fill: float | None
+) -> Value:
+    """x with max(trailing, 0) elements ``fill`` at the end of ``axis``, which the
+    windows of ceil_mode read beyond x.
 
     Raises Unsupported if ``fill`` is None or x has integers.
     """
-    why = f"how far ceil_mode reaches behind {x.shape[axis]} elements is known at run time only"
+    why = (
+        f"how far ceil_mode reaches behind {x.shape[axis]} elements is known at run"
+        " time only"
+    )
     t.require(fill is not None and x.dtype in FLOATS, why)
     padding = [0] * (2 * x.rank)
     padding[2 * axis + 1] = largest(trailing, 0)
     return t.pad(x, padding, fill or 0)
 
 
-def framed(t: Tosa, x: Value, frame: Sequence[tuple[int, int]], number: Operand = 0) -> Value:
-    """x [*S] padded with ``number``: (before, after) elements for each axis; a negative number cuts elements off."""
-    # cut first: (-1, 2) on an axis of 5 leaves the elements from 1 on, 4 of them, and then adds 2
+def framed(
+    t: Tosa, x: Value, frame: Sequence[tuple[int, int]], number: Operand = 0
+) -> Value:
+    """x [*S] padded with ``number``: (before, after) elements for each axis; a negative
+    number cuts elements off.
+    """
+    # cut first: (-1, 2) on an axis of 5 leaves the elements from 1 on, 4 of them, and
+    # then adds 2
     start = [largest(-before, 0) for before, _ in frame]
-    size = [n + smallest(before, 0) + smallest(after, 0) for n, (before, after) in zip(x.shape, frame, strict=True)]
+    size = [
+        n + smallest(before, 0) + smallest(after, 0)
+        for n, (before, after) in zip(x.shape, frame, strict=True)
+    ]
     padding = [largest(n, 0) for before_and_after in frame for n in before_and_after]
     return t.pad(t.slice(x, start, size), padding, number)
 
 
 def spread(t: Tosa, x: Value, axis: int, step: int) -> Value:
-    """x [*A,N,*B] -> [*A,(N-1)*step+1,*B], with step - 1 zeros between two elements of ``axis``."""
+    """x [*A,N,*B] -> [*A,(N-1)*step+1,*B], with step - 1 zeros between two elements of
+    ``axis``.
+    """
     size = x.shape[axis]
     if step == 1 or size == 1:
         return x
-    before, after = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
-    # [.,N,1,.] is padded with zeros to [.,N,step,.], reshaped to [.,N*step,.], and cut after the last element
-    padded = t.pad(t.reshape(x, (before, size, 1, after)), (0, 0, 0, 0, 0, step - 1, 0, 0))
-    y = t.slice(t.reshape(padded, (before, size * step, after)), (0, 0, 0), (before, (size - 1) * step + 1, after))
+    before = math.prod(x.shape[:axis])
+    after = math.prod(x.shape[axis + 1 :])
+    # [.,N,1,.] is padded with zeros to [.,N,step,.], reshaped to [.,N*step,.], and cut
+    # after the last element
+    padded = t.pad(
+        t.reshape(x, (before, size, 1, after)), (0, 0, 0, 0, 0, step - 1, 0, 0)
+    )
+    y = t.slice(
+        t.reshape(padded, (before, size * step, after)),
+        (0, 0, 0),
+        (before, (size - 1) * step + 1, after),
+    )
     return t.reshape(y, (*x.shape[:axis], (size - 1) * step + 1, *x.shape[axis + 1 :]))

@@ -1,4 +1,6 @@
-"""Clamps of quantized values. They become clamps of the integers when a quantize operator gives the quantization."""
+"""Clamps of quantized values. They become clamps of the integers when a quantize
+operator gives the quantization.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ def between(x: Lazy, low: float | None, high: float | None) -> Lazy:
 
     If ``low`` is above ``high``, every element becomes ``high``, as in torch.
     """
-    lower, upper = -inf if low is None else float(low), inf if high is None else float(high)
+    lower = -inf if low is None else float(low)
+    upper = inf if high is None else float(high)
     return Clamped(x, min(lower, upper), upper)
 
 
@@ -35,8 +38,16 @@ def relu6(t: Tosa, self: Lazy) -> Lazy:
     return between(self, 0, 6)
 
 
-@lowers(aten.clamp.default, aten.clip.default, aten.clamp_min.default, aten.clamp_max.default, on=Lazy)
-def clamp(t: Tosa, self: Lazy, min: float | None = None, max: float | None = None) -> Lazy:
+@lowers(
+    aten.clamp.default,
+    aten.clip.default,
+    aten.clamp_min.default,
+    aten.clamp_max.default,
+    on=Lazy,
+)
+def clamp(
+    t: Tosa, self: Lazy, min: float | None = None, max: float | None = None
+) -> Lazy:
     """[*S] -> [*S]"""
     return between(self, min, max)
 

@@ -1,4 +1,6 @@
-"""Products and sums of a quantized value with constants that have one number for each channel."""
+"""Products and sums of a quantized value with constants that have one number for each
+channel.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ GAIN = 28
 
 
 def multiplied(t: Tosa, x: Scaled, by: Value, bias: Value | None = None) -> Scaled:
-    """x * by + bias, where ``by`` and ``bias`` are constants that broadcast with x and each other; None is no bias.
+    """x * by + bias, where ``by`` and ``bias`` are constants that broadcast with x and
+    each other; None is no bias.
 
     Raises Unsupported if ``by`` or ``bias`` is no constant.
     """
@@ -28,45 +31,67 @@ def multiplied(t: Tosa, x: Scaled, by: Value, bias: Value | None = None) -> Scal
 
 
 def sloped(t: Tosa, x: Scaled, shape: Shape, slopes: Value) -> Scaled:
-    """x above 0 and x * slopes below, for constant slopes that broadcast with x in ``shape``"""
+    """x above 0 and x * slopes below, for constant slopes that broadcast with x in
+    ``shape``
+    """
     y = _with_all_bits(t, x)
 
     def gain() -> float:
-        """The step of the integers for the factors 1 and slope, of which the largest gets GAIN bits.
+        """The step of the integers for the factors 1 and slope, of which the largest
+        gets GAIN bits.
 
         It is computed when the file is written and the slopes are read.
         """
         return float(max(np.abs(real_elements(slopes)).max(), 1.0)) / 2.0**GAIN
 
-    one, slope = (_constant_in_steps(s, v, gain) for s, v in (((1,) * len(shape), None), (shape, slopes)))
+    one, slope = (
+        _constant_in_steps(s, v, gain)
+        for s, v in (((1,) * len(shape), None), (shape, slopes))
+    )
     factors = t.select(t.greater(y.q, 0), one, slope)
-    step = Value(Type((1,), DType.FP32), Deferred(lambda: np.array([gain()], np.float32)))
-    return Scaled(t.mul(y.q, factors, shift=GAIN), Scale(y.scale.factor * 2.0**GAIN, (step,)))
+    step = Value(
+        Type((1,), DType.FP32), Deferred(lambda: np.array([gain()], np.float32))
+    )
+    return Scaled(
+        t.mul(y.q, factors, shift=GAIN), Scale(y.scale.factor * 2.0**GAIN, (step,))
+    )
 
 
 def _with_all_bits(t: Tosa, x: Scaled) -> Scaled:
-    """x as int32 without zero point, rescaled so that the largest one has BITS bits, the most for a RESCALE."""
+    """x as int32 without zero point, rescaled so that the largest one has BITS bits,
+    the most for a RESCALE.
+    """
     step = x.scale.factor / 2.0 ** (BITS - x.size.bit_length())
     return Scaled(centred(t, x, step), Scale(step))
 
 
-def affine(t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value | None) -> Scaled:
-    """y * weight + bias, for constants that broadcast with y in ``shape``; a weight of None is 1, a bias of None is 0.
+def affine(
+    t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value | None
+) -> Scaled:
+    """y * weight + bias, for constants that broadcast with y in ``shape``; a weight of
+    None is 1, a bias of None is 0.
 
-    The scale of the integer weight is large enough that neither the weight, nor the bias in the scale of the product,
-    overflows. It is computed when the file is written (``gain``), because the constants are read only then. Raises
-    Unsupported if ``weight`` or ``bias`` is no constant.
+    The scale of the integer weight is large enough that neither the weight, nor the
+    bias in the scale of the product, overflows. It is computed when the file is written
+    (``gain``), because the constants are read only then. Raises Unsupported if
+    ``weight`` or ``bias`` is no constant.
     """
     if weight is None and bias is None:
         return y
     for value in (weight, bias):
-        t.require(value is None or value.constant is not None, "its weight or bias is computed at run time")
+        t.require(
+            value is None or value.constant is not None,
+            "its weight or bias is computed at run time",
+        )
 
     def gain() -> Array:
-        """fp32 [1]: the step of the integer weight, computed from the constants when the file is written."""
+        """fp32 [1]: the step of the integer weight, computed from the constants when
+        the file is written.
+        """
         factors = np.ones(1) if weight is None else np.abs(real_elements(weight))
         offsets = np.zeros(1) if bias is None else np.abs(real_elements(bias))
-        # the bias has at most 29 bits in the scale of the product; 1e-30 avoids a scale of 0 if all constants are 0
+        # the bias has at most 29 bits in the scale of the product; 1e-30 avoids a scale
+        # of 0 if all constants are 0
         largest = max(factors.max(), offsets.max() / (y.scale.factor * 2.0**29), 1e-30)
         return np.array([largest / 2.0**GAIN], np.float32)
 
@@ -75,12 +100,19 @@ def affine(t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value |
     result = t.mul(y.q, factors, shift=GAIN)
     scale = y.scale.over(2.0**-GAIN)
     if bias is not None:
-        result = t.add(result, _constant_in_steps(shape, bias, lambda: gain().item() * scale.factor))
+        result = t.add(
+            result,
+            _constant_in_steps(shape, bias, lambda: gain().item() * scale.factor),
+        )
     return Scaled(result, Scale(scale.factor, (step,)))
 
 
-def _constant_in_steps(shape: Shape, value: Value | None, step: Callable[[], float]) -> Value:
-    """round(value / step()) as an int32 constant of ``shape``; None is 1. Computed when the file is written."""
+def _constant_in_steps(
+    shape: Shape, value: Value | None, step: Callable[[], float]
+) -> Value:
+    """round(value / step()) as an int32 constant of ``shape``; None is 1. Computed when
+    the file is written.
+    """
 
     def load() -> Array:
         """The elements in steps, read when the file is written."""
@@ -92,25 +124,33 @@ def _constant_in_steps(shape: Shape, value: Value | None, step: Callable[[], flo
 
 
 def convolved(t: Tosa, y: Scaled, weight: Value | None, bias: Value | None) -> Lazy:
-    """As ``affine``, for y int16 [*S,C] and constants [C]: a DEPTHWISE_CONV2D with kernels of one element.
+    """As ``affine``, for y int16 [*S,C] and constants [C]: a DEPTHWISE_CONV2D with
+    kernels of one element.
 
-    Each channel has a weight of 127 or -127, and a scale of its own. On an NPU (docs/decisions/0028) this takes less
-    time than a MUL and an ADD of int32.
+    Each channel has a weight of 127 or -127, and a scale of its own. On an NPU
+    (docs/decisions/0028) this takes less time than a MUL and an ADD of int32.
     """
-    count, step = y.shape[-1], y.scale.factor
+    count = y.shape[-1]
+    step = y.scale.factor
 
     def steps() -> Array:
-        """fp32 [C]: the steps of the integer weights, so large that no bias has more than 29 bits."""
+        """fp32 [C]: the steps of the integer weights, so large that no bias has more
+        than 29 bits.
+        """
         factors = np.ones(count) if weight is None else np.abs(real_elements(weight))
         offsets = np.zeros(count) if bias is None else np.abs(real_elements(bias))
         # a weight far below all others becomes 0: ratios of a RESCALE have a limit
         least = max(factors.max(), offsets.max(), 1e-30) / 2.0**30
-        return np.maximum(factors / 127, np.maximum(offsets / (step * 2.0**29), least)).astype(np.float32)
+        return np.maximum(
+            factors / 127, np.maximum(offsets / (step * 2.0**29), least)
+        ).astype(np.float32)
 
     def kernels() -> Array:
         """The integer weights [1,1,C,1]."""
         factors = np.ones(count) if weight is None else real_elements(weight)
-        integers: Array = np.rint(factors / steps()).astype(np.int8).reshape(1, 1, count, 1)
+        integers: Array = (
+            np.rint(factors / steps()).astype(np.int8).reshape(1, 1, count, 1)
+        )
         return integers
 
     scale = Scale(step, (Value(Type((count,), DType.FP32), Deferred(steps)),))
@@ -120,4 +160,8 @@ def convolved(t: Tosa, y: Scaled, weight: Value | None, bias: Value | None) -> L
     rows = t.reshape(y.q, (1, math.prod(y.shape[:-1]), 1, count))
     offset = builder.no_bias(rows) if in_sums is None else in_sums
     sums = builder.depthwise_conv2d(rows, kernel, offset, (0, 0, 0, 0), (1, 1), (1, 1))
-    return Moved(Scaled(sums, scale.times(builder.unit), axis=3), lambda t, x: t.reshape(x, y.shape), y.shape)
+    return Moved(
+        Scaled(sums, scale.times(builder.unit), axis=3),
+        lambda t, x: t.reshape(x, y.shape),
+        y.shape,
+    )

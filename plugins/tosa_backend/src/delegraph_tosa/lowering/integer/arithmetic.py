@@ -1,6 +1,7 @@
 """Sums, products and comparisons of quantized values.
 
-For a call that is a function of one quantized value, these rules return NotImplemented: the call becomes a TABLE.
+For a call that is a function of one quantized value, these rules return NotImplemented:
+the call becomes a TABLE.
 """
 
 from __future__ import annotations
@@ -32,21 +33,28 @@ aten = torch.ops.aten
 
 
 def _is_table(*operands: Any) -> bool:
-    """Whether a call with these operands is a function of single elements of one quantized value.
+    """Whether a call with these operands is a function of single elements of one
+    quantized value.
 
-    Lazy operands have to be functions of the same quantized value; all others have to be single numbers.
+    Lazy operands have to be functions of the same quantized value; all others have to
+    be single numbers.
     """
     tensors = [v for v in operands if isinstance(v, Value) and not isinstance(v, Lazy)]
     if not all(v.constant is not None and set(v.shape) <= {1} for v in tensors):
         return False
-    functions = [v.pointwise() for v in operands if isinstance(v, Lazy)]  # None: not of single elements
+    # None: not of single elements
+    functions = [v.pointwise() for v in operands if isinstance(v, Lazy)]
     first = functions[0]
-    return first is not None and all(f is not None and f.source.is_like(first.source) for f in functions)
+    return first is not None and all(
+        f is not None and f.source.is_like(first.source) for f in functions
+    )
 
 
 def _is_constant(value: Any) -> bool:
     """Whether an operand is a Python number or a constant that is not quantized."""
-    return not isinstance(value, Lazy) and (not isinstance(value, Value) or value.constant is not None)
+    return not isinstance(value, Lazy) and (
+        not isinstance(value, Value) or value.constant is not None
+    )
 
 
 @lowers(aten.add.Tensor, aten.add.Scalar, on=Lazy)
@@ -68,27 +76,33 @@ def rsub(t: Tosa, self: Any, other: Any, alpha: float) -> Any:
 
 
 def _sum(t: Tosa, left: Any, right: Any, alpha: float, sign: int) -> Any:
-    """left + sign * alpha * right, where at least one operand is lazy and ``sign`` is 1 or -1.
+    """left + sign * alpha * right, where at least one operand is lazy and ``sign`` is 1
+    or -1.
 
-    NotImplemented if the call is a function of one quantized value, which can be a TABLE.
+    NotImplemented if the call is a function of one quantized value, which can be a
+    TABLE.
     """
     if _is_table(left, right):
         return NotImplemented
     right = _operand_times(t, right, alpha)
-    # if one operand cannot be brought to a common scale (a mask, a float), it is added later, when the result's scale
-    # is known
+    # if one operand cannot be brought to a common scale (a mask, a float), it is added
+    # later, when the result's scale is known
     if isinstance(left, Lazy) and _has_no_common_scale(t, right):
         return _shifted_by(t, left, _operand_times(t, right, sign))
     if isinstance(right, Lazy) and _has_no_common_scale(t, left):
-        return _shifted_by(t, right if sign > 0 else times(t, right, -1), _operand_times(t, left, 1))
+        return _shifted_by(
+            t, right if sign > 0 else times(t, right, -1), _operand_times(t, left, 1)
+        )
     (x, y), step = aligned(t, [addend(t, left), addend(t, right)])
     return Scaled(t.add(x, y) if sign > 0 else t.sub(x, y), Scale(step))
 
 
 def _has_no_common_scale(t: Tosa, value: Any) -> bool:
-    """Whether an operand cannot be brought to one scale with others: a float, or a mask.
+    """Whether an operand cannot be brought to one scale with others: a float, or a
+    mask.
 
-    A mask has numbers below ``HIDES``, such as -inf, for which the common scale would be too coarse.
+    A mask has numbers below ``HIDES``, such as -inf, for which the common scale would
+    be too coarse.
     """
     # a mask has a larger absolute value with the numbers below HIDES than without them
     return not isinstance(value, Lazy) or (value.reach(t) > value.reach(t, HIDES))
@@ -98,11 +112,19 @@ def _shifted_by(t: Tosa, x: Lazy, by: Any) -> Lazy:
     """x + by, as a lazy value that is added when the scale of the result is known."""
     number = by if isinstance(by, Value) else t.constant(by, x.dtype, ())
     # a trial run of the float rule gives the shape of the result
-    return Shifted(x, number, lowering_of(aten.add.Tensor)(trial(), Value(x.type), Value(number.type), 1).shape)
+    return Shifted(
+        x,
+        number,
+        lowering_of(aten.add.Tensor)(
+            trial(), Value(x.type), Value(number.type), 1
+        ).shape,
+    )
 
 
 def _operand_times(t: Tosa, value: Any, factor: float) -> Any:
-    """``value`` * factor: a lazy value gets another scale, a computed tensor a MUL, a number is multiplied here."""
+    """``value`` * factor: a lazy value gets another scale, a computed tensor a MUL, a
+    number is multiplied here.
+    """
     if factor == 1:
         return value
     if isinstance(value, Lazy):
@@ -129,7 +151,9 @@ def abs(t: Tosa, self: Lazy) -> Any:
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor, on=Lazy)
 def mul(t: Tosa, self: Any, other: Any) -> Any:
-    """[*S], [*S] -> [*S]; one factor is quantized, the other may be too, or a number, a mask or a constant"""
+    """[*S], [*S] -> [*S]; one factor is quantized, the other may be too, or a number, a
+    mask or a constant
+    """
     if _is_table(self, other):
         return NotImplemented
     for x, factor in ((self, other), (other, self)):
@@ -144,9 +168,12 @@ def mul(t: Tosa, self: Any, other: Any) -> Any:
 
 @lowers(aten.prelu.default, on=Lazy)
 def prelu(t: Tosa, self: Lazy, weight: Value) -> Lazy:
-    """[N,C,*S], [C] or [1] -> [N,C,*S]; a TABLE if slopes are equal and self is a function of one quantized value"""
+    """[N,C,*S], [C] or [1] -> [N,C,*S]; a TABLE if slopes are equal and self is a
+    function of one quantized value
+    """
     t.require(weight.constant is not None, "its slopes are computed at run time")
-    function, slope = self.pointwise(), _single_number(weight)
+    function = self.pointwise()
+    slope = _single_number(weight)
     if function is not None and slope is not None:
         return function.then(lambda t, x: leaky_relu(t, x, slope))
     return sloped(t, addend(t, self), slopes_shape(self, weight), weight)
@@ -174,16 +201,24 @@ def hardsigmoid(t: Tosa, self: Lazy) -> Any:
 @lowers(aten.hardswish.default, on=Lazy)
 def hardswish(t: Tosa, self: Lazy) -> Any:
     """[*S] -> [*S]; a TABLE of int8, computed operators of int16"""
-    return _product(t, addend(t, self), _gate(t, self)) if _is_int16(self) else NotImplemented
+    return (
+        _product(t, addend(t, self), _gate(t, self))
+        if _is_int16(self)
+        else NotImplemented
+    )
 
 
 def _is_int16(x: Lazy) -> bool:
-    """Whether x is quantized to int16, whose TABLE interpolates linearly and would miss kinks between two entries."""
+    """Whether x is quantized to int16, whose TABLE interpolates linearly and would miss
+    kinks between two entries.
+    """
     return isinstance(x, Scaled) and x.q.dtype is DType.INT16
 
 
 def _gate(t: Tosa, self: Lazy) -> Scaled:
-    """The gate clamp(x + 3, 0, 6) / 6 of hardsigmoid and hardswish, as int32; x + 3 has 29 bits"""
+    """The gate clamp(x + 3, 0, 6) / 6 of hardsigmoid and hardswish, as int32; x + 3 has
+    29 bits
+    """
     x = addend(t, self)
     # both terms, x and 3, have at most BITS - 1 bits
     step = max(x.size * x.scale.factor, 3.0) / 2.0 ** (BITS - 1)
@@ -193,17 +228,29 @@ def _gate(t: Tosa, self: Lazy) -> Scaled:
 
 
 def _product(t: Tosa, left: Scaled, right: Scaled) -> Scaled:
-    """left * right as int32. If a product may have more than BITS bits, its ``lost`` low bits are rounded off."""
+    """left * right as int32. If a product may have more than BITS bits, its ``lost``
+    low bits are rounded off.
+    """
     scale = left.scale.times(right.scale)
     # MUL of int8 or int16 returns int32
-    if left.zero_point == right.zero_point == 0 and left.q.dtype is right.q.dtype and left.is_small:
+    if (
+        left.zero_point == right.zero_point == 0
+        and left.q.dtype is right.q.dtype
+        and left.is_small
+    ):
         return Scaled(t.mul(left.q, right.q), scale)
     x, y = [centred(t, p, p.scale.factor) for p in (left, right)]
     lost = max(0, (left.size * right.size).bit_length() - BITS)
     return Scaled(t.mul(x, y, shift=lost), scale.times(Scale(2.0**lost)))
 
 
-@lowers(aten.div.Tensor, aten.div.Scalar, aten.divide.Tensor, aten.true_divide.Tensor, on=Lazy)
+@lowers(
+    aten.div.Tensor,
+    aten.div.Scalar,
+    aten.divide.Tensor,
+    aten.true_divide.Tensor,
+    on=Lazy,
+)
 def div(t: Tosa, self: Any, other: Any) -> Any:
     """[*S], [*S] -> [*S]; ``other`` is a number, a constant or a quantized value"""
     if _is_table(self, other):
@@ -212,12 +259,16 @@ def div(t: Tosa, self: Any, other: Any) -> Any:
         return times(t, self, 1 / other)
     if _is_constant(other):
         return multiplied(t, addend(t, self), t.reciprocal(other))
-    shape = lowering_of(aten.div.Tensor)(trial(), Value(self.type), Value(other.type)).shape
+    shape = lowering_of(aten.div.Tensor)(
+        trial(), Value(self.type), Value(other.type)
+    ).shape
     return Quotient(addend(t, self), addend(t, other), shape)
 
 
 def _register_comparison(packet: Any) -> None:
-    """Register the rules for both overloads of a comparison, ``packet.Tensor`` and ``packet.Scalar``."""
+    """Register the rules for both overloads of a comparison, ``packet.Tensor`` and
+    ``packet.Scalar``.
+    """
 
     def compared(t: Tosa, self: Any, other: Any) -> Any:
         """[*S], [*S] -> bool [*S]"""
@@ -232,12 +283,16 @@ def _register_comparison(packet: Any) -> None:
 def _comparable(t: Tosa, value: Any) -> Scaled:
     """An operand of a comparison as integers with a scale.
 
-    A Python number x becomes the integer 1, 0 or -1 (its sign) with the scale |x|; 0 gets the scale 1.
+    A Python number x becomes the integer 1, 0 or -1 (its sign) with the scale |x|; 0
+    gets the scale 1.
     """
     if isinstance(value, Value):
         return addend(t, value)
     t.require(math.isfinite(value), f"comparing sums with {value} is not lowered")
-    return Scaled(t.constant((value > 0) - (value < 0), DType.INT32, ()), Scale(math.fabs(value) or 1.0))
+    return Scaled(
+        t.constant((value > 0) - (value < 0), DType.INT32, ()),
+        Scale(math.fabs(value) or 1.0),
+    )
 
 
 for compare in (aten.eq, aten.ne, aten.gt, aten.ge, aten.lt, aten.le):
@@ -245,19 +300,31 @@ for compare in (aten.eq, aten.ne, aten.gt, aten.ge, aten.lt, aten.le):
 
 
 def _register_choice(*overloads: Any, larger: bool) -> None:
-    """Register the rule of the element-wise maximum (if ``larger``) or minimum for the operators ``overloads``."""
+    """Register the rule of the element-wise maximum (if ``larger``) or minimum for the
+    operators ``overloads``.
+    """
 
     def choose(t: Tosa, pair: Sequence[Value]) -> Value:
-        """MAXIMUM or MINIMUM of two tensors of one type; smaller integers are compared as int32, and cast back."""
-        left, right = (v if v.dtype is DType.FP32 else t.cast(v, DType.INT32) for v in pair)
+        """MAXIMUM or MINIMUM of two tensors of one type; smaller integers are compared
+        as int32, and cast back.
+        """
+        left, right = (
+            v if v.dtype is DType.FP32 else t.cast(v, DType.INT32) for v in pair
+        )
         return t.cast((t.maximum if larger else t.minimum)(left, right), pair[0].dtype)
 
     def chosen(t: Tosa, self: Any, other: Any) -> Any:
-        """[*S], [*S] -> [*S]; a constant is quantized with the result; quantized values are brought to one scale"""
+        """[*S], [*S] -> [*S]; a constant is quantized with the result; quantized values
+        are brought to one scale
+        """
         if _is_table(self, other):
             return NotImplemented
         if _is_constant(self) or _is_constant(other):
-            return Joined([self, other], choose, choose(trial(), [Value(self.type), Value(other.type)]).shape)
+            return Joined(
+                [self, other],
+                choose,
+                choose(trial(), [Value(self.type), Value(other.type)]).shape,
+            )
         pair, step = aligned(t, [addend(t, self), addend(t, other)])
         return Scaled(choose(t, pair), Scale(step))
 
@@ -275,13 +342,20 @@ def clamp_tensor(t: Tosa, self: Value, min: Value | None, max: Value | None) -> 
     if _is_table(self, *limits):
         return NotImplemented
     x = self if min is None else lowering_of(aten.maximum.default, Lazy)(t, self, min)
-    t.require(x is not NotImplemented, "one of its limits is a function of what it limits, the other is not")
+    t.require(
+        x is not NotImplemented,
+        "one of its limits is a function of what it limits, the other is not",
+    )
     return x if max is None else lowering_of(aten.minimum.default, Lazy)(t, x, max)
 
 
 @lowers(aten.sum.default, aten.sum.dim_IntList, on=Lazy)
 def sum(
-    t: Tosa, self: Lazy, dtype: torch.dtype | None, dim: Sequence[int] | None = None, keepdim: bool = False
+    t: Tosa,
+    self: Lazy,
+    dtype: torch.dtype | None,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
 ) -> Lazy:
     """[*S] -> [*S']"""
     t.require(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
@@ -289,44 +363,68 @@ def sum(
 
 
 FACTORS = 8
-"""The most elements of a product. Its scale fits the largest possible product and leaves small ones few bits."""
+"""The most elements of a product. Its scale fits the largest possible product and
+leaves small ones few bits.
+"""
 
 
 @lowers(aten.prod.dim_int, on=Lazy)
-def prod_dim(t: Tosa, self: Lazy, dim: int, keepdim: bool, dtype: torch.dtype | None) -> Lazy:
+def prod_dim(
+    t: Tosa, self: Lazy, dim: int, keepdim: bool, dtype: torch.dtype | None
+) -> Lazy:
     """[*A,N,*B] -> [*A,*B]"""
     t.require(dtype in (None, torch.float32), f"a product in {dtype} is not lowered")
     x, (axis,) = addend(t, self), axes_of(dim, self.rank)
     count = x.shape[axis]
-    t.require(not is_dynamic(count) and count <= FACTORS, f"a product of more than {FACTORS} elements")
+    t.require(
+        not is_dynamic(count) and count <= FACTORS,
+        f"a product of more than {FACTORS} elements",
+    )
     # factor k is [*A,1,*B], the elements at position k of the axis
     size = [1 if a == axis else n for a, n in enumerate(x.shape)]
     starts = [[k if a == axis else 0 for a in range(x.rank)] for k in range(count)]
-    factors = [Scaled(t.slice(x.q, start, size), x.scale, x.zero_point) for start in starts]
+    factors = [
+        Scaled(t.slice(x.q, start, size), x.scale, x.zero_point) for start in starts
+    ]
     y = reduce(partial(_product, t), factors)
     shape = size if keepdim else [*size[:axis], *size[axis + 1 :]]
     return Scaled(t.reshape(y.q, shape), y.scale, y.zero_point)
 
 
 KEPT = 20
-"""The fewest bits of each element in a sum whose length is known at run time only: the sum may turn out to be short."""
+"""The fewest bits of each element in a sum whose length is known at run time only: the
+sum may turn out to be short.
+"""
 
 
 def lost_in_sum(t: Tosa, size: int, count: int, bits: int) -> int:
-    """How many low bits ``count`` integers of magnitude ``size`` have to lose for a sum of at most ``bits`` bits.
+    """How many low bits ``count`` integers of magnitude ``size`` have to lose for a sum
+    of at most ``bits`` bits.
 
-    Raises Unsupported if ``count`` is known at run time only and elements would keep fewer than KEPT bits.
+    Raises Unsupported if ``count`` is known at run time only and elements would keep
+    fewer than KEPT bits.
     """
     lost = max(0, (size * greatest(count)).bit_length() - bits)
     fine = lost == 0 or not is_dynamic(count) or size.bit_length() - lost >= KEPT
-    t.require(fine, f"it sums up to {greatest(count)} elements, too many for 32 bits; torch.export.Dim takes a max")
+    t.require(
+        fine,
+        f"it sums up to {greatest(count)} elements, too many for 32 bits;"
+        " torch.export.Dim takes a max",
+    )
     return lost
 
 
-def summed(t: Tosa, x: Lazy, dim: Sequence[int] | None, keepdim: bool) -> tuple[Scaled, int]:
+def summed(
+    t: Tosa, x: Lazy, dim: Sequence[int] | None, keepdim: bool
+) -> tuple[Scaled, int]:
     """x [*S] -> the sum over ``dim`` [*S'], and the number of elements in each sum."""
     terms = addend(t, x)
     count = math.prod([terms.shape[a] for a in axes_of(dim, terms.rank)])
     lost = lost_in_sum(t, terms.size, count, 31)
     step = terms.scale.factor * 2.0**lost
-    return Scaled(reduced(t, centred(t, terms, step), t.reduce_sum, dim, keepdim), Scale(step)), count
+    return (
+        Scaled(
+            reduced(t, centred(t, terms, step), t.reduce_sum, dim, keepdim), Scale(step)
+        ),
+        count,
+    )

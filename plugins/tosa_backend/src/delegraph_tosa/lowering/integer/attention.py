@@ -1,8 +1,10 @@
-"""Scaled dot-product attention in integers: MATMULs of int8 or int16, and between them exp in 32 bits.
+"""Scaled dot-product attention in integers: MATMULs of int8 or int16, and between them
+exp in 32 bits.
 
-The weights of the second product are exp(score - largest score of the row). Their division by the sum of the row comes
-after the product, because divided weights would use few of their bits. Weights have more bits than activations, so
-there are two products, one with their high bits and one with their low bits.
+The weights of the second product are exp(score - largest score of the row). Their
+division by the sum of the row comes after the product, because divided weights would
+use few of their bits. Weights have more bits than activations, so there are two
+products, one with their high bits and one with their low bits.
 """
 
 from __future__ import annotations
@@ -35,13 +37,19 @@ HIDDEN = -(2**30)
 LOWER = 8
 """How many low bits of a weight go into the second of the two products."""
 ONCE = frozenset({"u55"})
-"""Devices that take a MATMUL as long as ten other operators: the weights have 8 bits there, and one product."""
+"""Devices that take a MATMUL as long as ten other operators: the weights have 8 bits
+there, and one product.
+"""
 FEW = 64
-"""The most positions for which weights of 8 bits are enough: results are then within a step, as a rule."""
+"""The most positions for which weights of 8 bits are enough: results are then within a
+step, as a rule.
+"""
 
 
 class Widths(NamedTuple):
-    """Numbers of bits: of a ``value``, the most of a ``weight``, and ``total`` of the sum of a row of weights."""
+    """Numbers of bits: of a ``value``, the most of a ``weight``, and ``total`` of the
+    sum of a row of weights.
+    """
 
     value: int
     weight: int
@@ -50,14 +58,20 @@ class Widths(NamedTuple):
     def of_weights(self, t: Tosa, count: int) -> int:
         """How many bits weights may have if ``count`` of them are summed.
 
-        Raises Unsupported if that is over 7 bits fewer than ``weight``: the weights would be too coarse.
+        Raises Unsupported if that is over 7 bits fewer than ``weight``: the weights
+        would be too coarse.
         """
         bits = min(self.weight, self.total - math.ceil(math.log2(count)))
-        t.require(bits >= self.weight - 7, f"attention to up to {count} positions has too large a sum")
+        t.require(
+            bits >= self.weight - 7,
+            f"attention to up to {count} positions has too large a sum",
+        )
         return bits
 
     def lost(self, bits: int, count: int) -> int:
-        """How many low bits a sum of ``count`` products loses to fit into int32, for weights of ``bits`` bits."""
+        """How many low bits a sum of ``count`` products loses to fit into int32, for
+        weights of ``bits`` bits.
+        """
         return max(0, bits + math.ceil(math.log2(count)) + self.value - 30)
 
 
@@ -77,38 +91,57 @@ def scaled_dot_product_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Lazy:
-    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; 0 if a mask hides every key"""
+    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; 0 if a
+    mask hides every key
+    """
     t.require(dropout_p == 0, "it has dropout")
-    q, k, v = operand(t, query, "the query"), operand(t, key, "the key"), operand(t, value, "the value")
-    t.require(q.q.dtype is k.q.dtype is v.q.dtype, "its operands are quantized to different types")
+    q = operand(t, query, "the query")
+    k = operand(t, key, "the key")
+    v = operand(t, value, "the value")
+    t.require(
+        q.q.dtype is k.q.dtype is v.q.dtype,
+        "its operands are quantized to different types",
+    )
     keys, values = (repeated(t, x.q, q.q) if enable_gqa else x.q for x in (k, v))
     builder = Accumulating(t, WIDE[q.q.dtype], q.zero_point, k.zero_point)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     t.require(factor > 0, f"a scale of {factor} is not positive")
     # query @ key.T as integers; ``factor`` only changes their scale
     products = batched_product(builder, q.q, transposed(t, keys))
-    scores = Scaled(products, q.scale.times(k.scale).times(builder.unit).over(1 / factor))
-    widths, count = WIDTHS[q.q.dtype], greatest(scores.shape[-1])
+    scores = Scaled(
+        products, q.scale.times(k.scale).times(builder.unit).over(1 / factor)
+    )
+    widths = WIDTHS[q.q.dtype]
+    count = greatest(scores.shape[-1])
     bits = widths.of_weights(t, count)
     mask = lower_triangle(t, scores.shape) if is_causal else attn_mask
     if q.q.dtype is DType.INT8 and has_short_rows(t, scores, scores.rank - 1):
-        # these passes leave hidden keys out themselves, and rescale scores by shifts that -2**30 does not fit
+        # these passes leave hidden keys out themselves, and rescale scores by shifts
+        # that -2**30 does not fit
         lowest = max(range_of(scores.q)[0], HIDDEN)
-        return _short(t, *_masked(t, scores, mask, lowest), Scaled(values, v.scale, v.zero_point))
+        return _short(
+            t, *_masked(t, scores, mask, lowest), Scaled(values, v.scale, v.zero_point)
+        )
     weights = _weights(t, *_masked(t, scores, mask), bits)
     if q.q.dtype is DType.INT8 and count <= FEW and ONCE & t.spec.devices:
         return _in_one_product(t, weights, bits, Scaled(values, v.scale, v.zero_point))
     # weights are not divided by their sum yet: the result is (weights @ values) / total
     y = _weighted_values(t, weights, values, v.zero_point, widths.lost(bits, count))
     total = t.reduce_sum(weights, weights.rank - 1)
-    return _divided_by_sums(t, y, total, v.scale, widths.value, widths.lost(bits, count))
+    return _divided_by_sums(
+        t, y, total, v.scale, widths.value, widths.lost(bits, count)
+    )
 
 
 def _short(t: Tosa, scores: Scaled, seen: Value | None, values: Scaled) -> Lazy:
-    """The result by one product of int16: the weights, divided by the sums of their rows, and the ``values``."""
+    """The result by one product of int16: the weights, divided by the sums of their
+    rows, and the ``values``.
+    """
     fine = STEP / 2**FINER
     wide = Scaled(rescale(t, scores, fine, 0, DType.INT32), Scale(fine))
-    shares = rescale(t, short_shares(t, wide, scores.rank - 1, seen), 2.0**-SHARE, 0, DType.INT16)
+    shares = rescale(
+        t, short_shares(t, wide, scores.rank - 1, seen), 2.0**-SHARE, 0, DType.INT16
+    )
     shares.range = (0, 2**SHARE - 1)
     v = rescale(t, Scaled(values.q, Scale(1.0), values.zero_point), 1.0, 0, DType.INT16)
     builder = Accumulating(t, DType.INT48, 0, 0)
@@ -116,21 +149,27 @@ def _short(t: Tosa, scores: Scaled, seen: Value | None, values: Scaled) -> Lazy:
     return Scaled(y, values.scale.times(builder.unit).over(2.0**SHARE))
 
 
-def _masked(t: Tosa, scores: Scaled, mask: Value | None, hidden: int = HIDDEN) -> tuple[Scaled, Value | None]:
-    """The scores with the mask applied, and bool [*B,L,S], false for hidden keys; None if no key is hidden.
+def _masked(
+    t: Tosa, scores: Scaled, mask: Value | None, hidden: int = HIDDEN
+) -> tuple[Scaled, Value | None]:
+    """The scores with the mask applied, and bool [*B,L,S], false for hidden keys; None
+    if no key is hidden.
 
-    The mask is bool (False hides a key, whose score becomes ``hidden``), a float or lazy value that is added to scores,
-    or None.
+    The mask is bool (False hides a key, whose score becomes ``hidden``), a float or
+    lazy value that is added to scores, or None.
     """
     if mask is None:
         return scores, None
     if mask.dtype is DType.BOOL:
         return Scaled(t.select(mask, scores.q, hidden), scores.scale), mask
-    return logits(t, Shifted(scores, mask, scores.shape)), _above_minus_infinity(t, mask)
+    return logits(t, Shifted(scores, mask, scores.shape)), _above_minus_infinity(
+        t, mask
+    )
 
 
 def _above_minus_infinity(t: Tosa, mask: Value) -> Value | None:
-    """bool, false where a mask that is added to scores is -inf; None if it is -inf nowhere.
+    """bool, false where a mask that is added to scores is -inf; None if it is -inf
+    nowhere.
 
     Quantized numbers are finite, so only computed floats and constants can be -inf.
     """
@@ -149,59 +188,92 @@ def _above_minus_infinity(t: Tosa, mask: Value) -> Value | None:
 def _weights(t: Tosa, scores: Scaled, seen: Value | None, bits: int) -> Value:
     """scores int32 [*B,L,S] -> exp(score - largest of its row), int32 of ``bits`` bits.
 
-    The weight of a key is 0 where ``seen``, bool [*B,L,S], is false for it; a ``seen`` of None hides no key.
+    The weight of a key is 0 where ``seen``, bool [*B,L,S], is false for it; a ``seen``
+    of None hides no key.
     """
-    distance = Scaled(t.sub(scores.q, t.reduce_max(scores.q, scores.rank - 1)), scores.scale)
+    distance = Scaled(
+        t.sub(scores.q, t.reduce_max(scores.q, scores.rank - 1)), scores.scale
+    )
     weights = exp_of(t, distance, bits)
     return weights if seen is None else t.select(seen, weights, 0)
 
 
-def _weighted_values(t: Tosa, weights: Value, values: Value, zero_point: int, lost: int) -> Value:
-    """weights [*B,L,S], values [*B,S,V] -> [*B,L,V] in steps of 2**lost: weights @ (values - zero_point).
+def _weighted_values(
+    t: Tosa, weights: Value, values: Value, zero_point: int, lost: int
+) -> Value:
+    """weights [*B,L,S], values [*B,S,V] -> [*B,L,V] in steps of 2**lost: weights @
+    (values - zero_point).
 
-    The result is the sum of two products, one with the high bits of the weights, one with the low bits.
+    The result is the sum of two products, one with the high bits of the weights, one
+    with the low bits.
     """
-    # weights = high * 2**LOWER + low, where low is from -2**(LOWER - 1) to 2**(LOWER - 1) - 1
+    # weights = high * 2**LOWER + low, where low is from -2**(LOWER - 1) to 2**(LOWER -
+    # 1) - 1
     high = t.right_shift(t.add(weights, 1 << (LOWER - 1)), LOWER)
     low = t.sub(weights, t.left_shift(high, LOWER))
     low.range = -1 << (LOWER - 1), (1 << (LOWER - 1)) - 1
     sums = [
-        batched_product(Weighing(t, values, zero_point, lost_of_part), t.cast(part, values.dtype), values)
+        batched_product(
+            Weighing(t, values, zero_point, lost_of_part),
+            t.cast(part, values.dtype),
+            values,
+        )
         for part, lost_of_part in ((high, max(lost - LOWER, 0)), (low, lost))
     ]
-    # of the LOWER bits by which the high sums stand above the low ones, the high sums have not lost LOWER - lost
+    # of the LOWER bits by which the high sums stand above the low ones, the high sums
+    # have not lost LOWER - lost
     return t.add(t.left_shift(sums[0], max(LOWER - lost, 0)), sums[1])
 
 
 def _in_one_product(t: Tosa, weights: Value, bits: int, values: Scaled) -> Lazy:
-    """The result by one product with the upper 8 of the ``bits`` bits of the weights, as int8 from -128 on."""
+    """The result by one product with the upper 8 of the ``bits`` bits of the weights,
+    as int8 from -128 on.
+    """
     coarse = Scaled(weights, Scale(2.0 ** (8 - bits)))
     q = rescale(t, coarse, 1.0, -128, DType.INT8)
     builder = Accumulating(t, DType.INT32, -128, values.zero_point)
     y = batched_product(builder, q, values.q)
-    total = t.reduce_sum(rescale(t, Scaled(q, Scale(1.0), -128), 1.0, 0, DType.INT32), q.rank - 1)
+    total = t.reduce_sum(
+        rescale(t, Scaled(q, Scale(1.0), -128), 1.0, 0, DType.INT32), q.rank - 1
+    )
     return _divided_by_sums(t, y, total, values.scale, 8, 0)
 
 
 class Weighing(Accumulating):
-    """A builder for a product of ``_weighted_values``: rescales sums of int48 to int32 without ``lost`` low bits."""
+    """A builder for a product of ``_weighted_values``: rescales sums of int48 to int32
+    without ``lost`` low bits.
+    """
 
     def __init__(self, t: Tosa, values: Value, zero_point: int, lost: int) -> None:
-        """A builder that appends to the operators of ``t``; ``zero_point`` is that of ``values``, weights have 0."""
+        """A builder that appends to the operators of ``t``; ``zero_point`` is that of
+        ``values``, weights have 0.
+        """
         super().__init__(t, WIDE[values.dtype], 0, zero_point)
         self._lost = lost
 
     def _narrow_sums(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """The sums in int32: int48 is divided by 2**lost and rounded. The other arguments are not needed for this."""
-        return sums if sums.dtype is DType.INT32 else self._rescaled(sums, Scale(2.0**-self._lost))
+        """The sums in int32: int48 is divided by 2**lost and rounded. The other
+        arguments are not needed for this.
+        """
+        return (
+            sums
+            if sums.dtype is DType.INT32
+            else self._rescaled(sums, Scale(2.0**-self._lost))
+        )
 
 
-def _divided_by_sums(t: Tosa, y: Value, total: Value, scale: Scale, bits: int, lost: int) -> Lazy:
-    """(y << lost) / total, integers in ``scale``, for |y << lost| less than total << bits.
+def _divided_by_sums(
+    t: Tosa, y: Value, total: Value, scale: Scale, bits: int, lost: int
+) -> Lazy:
+    """(y << lost) / total, integers in ``scale``, for |y << lost| less than total <<
+    bits.
 
-    n / total is (n << inverse.shift) * inverse.mantissa, divided by a power of two. y is shifted only once, by the sum
-    of three shifts: left by ``lost`` and by the shift of the reciprocal, right by ``bits``, so that the product fits.
+    n / total is (n << inverse.shift) * inverse.mantissa, divided by a power of two. y
+    is shifted only once, by the sum of three shifts: left by ``lost`` and by the shift
+    of the reciprocal, right by ``bits``, so that the product fits.
     """
     inverse = reciprocal(t, t.maximum(total, 1))
     shifted = t.left_shift(y, t.maximum(t.sub(inverse.shift, bits - lost), 0))
-    return Scaled(t.mul(shifted, inverse.mantissa, shift=31), scale.over(2.0 ** (FRACTION - bits)))
+    return Scaled(
+        t.mul(shifted, inverse.mantissa, shift=31), scale.over(2.0 ** (FRACTION - bits))
+    )

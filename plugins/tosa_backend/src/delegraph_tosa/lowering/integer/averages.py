@@ -1,8 +1,9 @@
 """Averages of quantized values: pools and means.
 
-If the result has the quantization of the operand, an average is AVG_POOL2D on the integers, which rounds once.
-Otherwise AVG_POOL2D and a RESCALE would both round. So the elements of each window are summed, and the RESCALE of the
-sums also divides. Windows of different sizes, or over three axes, are summed by a product with a matrix that has a
+If the result has the quantization of the operand, an average is AVG_POOL2D on the
+integers, which rounds once. Otherwise AVG_POOL2D and a RESCALE would both round. So the
+elements of each window are summed, and the RESCALE of the sums also divides. Windows of
+different sizes, or over three axes, are summed by a product with a matrix that has a
 column for each window.
 """
 
@@ -37,21 +38,30 @@ MOST_ENTRIES = 1 << 20
 
 
 class Averaged(Lazy):
-    """Averages of windows of ``of``: the ATen operator ``pool`` with the arguments ``settings`` after its input."""
+    """Averages of windows of ``of``: the ATen operator ``pool`` with the arguments
+    ``settings`` after its input.
+    """
 
     __slots__ = ("of", "pool", "settings", "windows")
 
     def __init__(self, of: Scaled, pool: Any, settings: tuple[Any, ...]) -> None:
-        """``of`` is the pool's input, ``pool`` the ATen operator, ``settings`` its arguments after the input."""
-        self.of, self.pool, self.settings = of, pool, settings
-        # a trial run of the float rule gives the shape, and ``windows`` notes which operators it needs
+        """``of`` is the pool's input, ``pool`` the ATen operator, ``settings`` its
+        arguments after the input.
+        """
+        self.of = of
+        self.pool = pool
+        self.settings = settings
+        # a trial run of the float rule gives the shape, and ``windows`` notes which
+        # operators it needs
         self.windows = Windows()
         super().__init__(self.average(self.windows, Value(of.type)).shape)
 
     def average(self, t: Tosa, x: Value) -> Value:
-        """The result of the float rule of ``pool`` for the input x, on the builder ``t``.
+        """The result of the float rule of ``pool`` for the input x, on the builder
+        ``t``.
 
-        On ``Accumulating`` these are averages of the integers x, on ``Summing`` the sums of each window.
+        On ``Accumulating`` these are averages of the integers x, on ``Summing`` the
+        sums of each window.
         """
         result: Value = lowering_of(self.pool)(t, x, *self.settings)
         return result
@@ -59,10 +69,11 @@ class Averaged(Lazy):
     def integer(self, t: Tosa, to: Quantization) -> Value:
         """The averages as integers in the quantization ``to``.
 
-        They are computed by AVG_POOL2D if the quantization stays, by sums of windows if these have the same size, else
-        by a product with a matrix (see the module).
+        They are computed by AVG_POOL2D if the quantization stays, by sums of windows if
+        these have the same size, else by a product with a matrix (see the module).
         """
-        before, after = (self.of.scale, self.of.zero_point, self.of.q.dtype), (Scale(to.scale), to.zero_point, to.dtype)
+        before = (self.of.scale, self.of.zero_point, self.of.q.dtype)
+        after = (Scale(to.scale), to.zero_point, to.dtype)
         if before == after and self.windows.are_averages:
             # both zero points of the AVG_POOL2D are the one of ``to``
             builder = Accumulating(t, DType.INT32, to.zero_point, to.zero_point)
@@ -71,7 +82,9 @@ class Averaged(Lazy):
         return sums.integer(t, to)
 
     def _sums(self, t: Tosa) -> Lazy:
-        """The sums of windows of n elements, with a scale that is divided by n, so that they stand for averages."""
+        """The sums of windows of n elements, with a scale that is divided by n, so that
+        they stand for averages.
+        """
         is_of_images = self.of.rank == 4 and self.windows.kernels == [self.of.shape[2:]]
         if is_of_images and (total := sums_of_images(t, self.of)) is not None:
             average = Scaled(total.q, total.scale.over(math.prod(self.of.shape[2:])))
@@ -81,35 +94,55 @@ class Averaged(Lazy):
         return Scaled(sums, self.of.scale.times(builder.unit).over(builder.count))
 
     def _columns(self, t: Tosa) -> Lazy:
-        """Averages of any windows, as products with a constant matrix [elements, windows] of zeros and ones.
+        """Averages of any windows, as products with a constant matrix [elements,
+        windows] of zeros and ones.
 
-        The sums of window w have their own scale: the share of one element in the average, 1 / its number of elements.
+        The sums of window w have their own scale: the share of one element in the
+        average, 1 / its number of elements.
         """
-        x, dtype = self.of.q, self.of.q.dtype
+        x = self.of.q
+        dtype = self.of.q.dtype
         axes = 3 if "3d" in str(self.pool) else 2
-        lead, size = x.shape[:-axes], x.shape[-axes:]
-        elements, windows = math.prod(size), math.prod(self.shape[-axes:])
+        lead = x.shape[:-axes]
+        size = x.shape[-axes:]
+        elements = math.prod(size)
+        windows = math.prod(self.shape[-axes:])
         are_known = not is_dynamic(elements) and not is_dynamic(windows)
         t.require(are_known, "where its windows lie is known at run time only")
         why = f"{windows} windows in {elements} elements are too large a matrix"
         t.require(elements * windows <= MOST_ENTRIES, why)
-        # three things that equal pools share; ``shares()`` computes when the file is written, once for both constants
+        # three things that equal pools share; ``shares()`` computes when the file is
+        # written, once for both constants
         key = (self.pool, repr(self.settings), size)
         shares = t.once(("shares", *key), lambda: cache(lambda: self._shares(size)))
-        ones = t.once(("ones", dtype, *key), lambda: _ones_where_shared(shares, (1, elements, windows), dtype))
-        share = t.once(("share", *key), lambda: Value(Type((windows,), DType.FP32), Deferred(lambda: shares().max(0))))
+        ones = t.once(
+            ("ones", dtype, *key),
+            lambda: _ones_where_shared(shares, (1, elements, windows), dtype),
+        )
+        share = t.once(
+            ("share", *key),
+            lambda: Value(
+                Type((windows,), DType.FP32), Deferred(lambda: shares().max(0))
+            ),
+        )
         builder = Accumulating(t, WIDE[dtype], self.of.zero_point, 0)
-        sums = builder.matmul(t.reshape(x, (1, math.prod(lead), elements)), ones)  # [1, lead, windows]
+        # [1, lead, windows]
+        sums = builder.matmul(t.reshape(x, (1, math.prod(lead), elements)), ones)
         scale = self.of.scale.times(builder.unit).times(Scale(1.0, (share,)))
-        return Scaled(sums, scale, axis=2).moved(t, lambda t, v: t.reshape(v, self.shape), self.shape)
+        return Scaled(sums, scale, axis=2).moved(
+            t, lambda t, v: t.reshape(v, self.shape), self.shape
+        )
 
     def _shares(self, size: Shape) -> Array:
-        """The share of each element in each window's average, an array [elements, windows], for axes of ``size``.
+        """The share of each element in each window's average, an array [elements,
+        windows], for axes of ``size``.
 
         Row e is the average of an input that is 1 at element e and 0 elsewhere.
         """
         elements = math.prod(size)
-        units = literal(np.eye(elements).reshape(elements, 1, *size), DType.FP32, np.float32)
+        units = literal(
+            np.eye(elements).reshape(elements, 1, *size), DType.FP32, np.float32
+        )
         return materialize(self.average(trial(), units)).reshape(elements, -1)
 
     def real(self, t: Tosa) -> Value:
@@ -118,10 +151,11 @@ class Averaged(Lazy):
 
 
 def _ones_where_shared(shares: Any, shape: Shape, dtype: DType) -> Value:
-    """A constant in ``shape``, a matrix [elements, windows]: 1 where the element belongs to the window, else 0.
+    """A constant in ``shape``, a matrix [elements, windows]: 1 where the element
+    belongs to the window, else 0.
 
-    ``shares`` returns the share of each element in each window's average, a matrix of the same size. It is called when
-    the file is written.
+    ``shares`` returns the share of each element in each window's average, a matrix of
+    the same size. It is called when the file is written.
     """
 
     def ones() -> Any:
@@ -134,10 +168,14 @@ def _ones_where_shared(shares: Any, shape: Shape, dtype: DType) -> Value:
 
 
 class Windows(Tosa):
-    """A builder on which the float rule of a pool is tried; it notes the padding and a division after the pool."""
+    """A builder on which the float rule of a pool is tried; it notes the padding and a
+    division after the pool.
+    """
 
     def __init__(self) -> None:
-        """A builder for a target that has nearly every operator; what it emits is discarded."""
+        """A builder for a target that has nearly every operator; what it emits is
+        discarded.
+        """
         self.__dict__.update(trial().__dict__)
         self.kernels: list[Shape] = []
         """The size of the windows of each AVG_POOL2D."""
@@ -148,12 +186,16 @@ class Windows(Tosa):
 
     @property
     def are_averages(self) -> bool:
-        """Whether one AVG_POOL2D computes the averages: no second one, no division by another divisor than the size."""
+        """Whether one AVG_POOL2D computes the averages: no second one, no division by
+        another divisor than the size.
+        """
         return len(self._pads) == 1 and not self._divides
 
     @property
     def are_equal(self) -> bool:
-        """Whether one AVG_POOL2D without padding computes the averages, so that all windows have the same size."""
+        """Whether one AVG_POOL2D without padding computes the averages, so that all
+        windows have the same size.
+        """
         return self.are_averages and not any(self._pads[0])
 
     def avg_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
@@ -163,13 +205,16 @@ class Windows(Tosa):
         return super().avg_pool2d(x, kernel, stride, pad)
 
     def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
-        """Notes that the averages are multiplied after the pool, because the divisor is not the window's size."""
+        """Notes that the averages are multiplied after the pool, because the divisor is
+        not the window's size.
+        """
         self._divides = True
         return super().mul(left, right, shift)
 
 
 class Summing(Accumulating):
-    """A builder whose ``avg_pool2d`` sums each window, by a depthwise convolution with ones.
+    """A builder whose ``avg_pool2d`` sums each window, by a depthwise convolution with
+    ones.
 
     ``count`` is the number of elements of a window.
     """
@@ -180,7 +225,10 @@ class Summing(Accumulating):
         """The sum of each window, in place of its average."""
         self.count = math.prod(kernel)
         shape = (*kernel, x.shape[3], 1)
-        ones = self.once(("ones", kernel, x.shape[3]), lambda: literal(np.ones(shape), DType.INT8, np.int8))
+        ones = self.once(
+            ("ones", kernel, x.shape[3]),
+            lambda: literal(np.ones(shape), DType.INT8, np.int8),
+        )
         operands = (x, ones, self.no_bias(x), pad, stride, (1, 1))
         return self.depthwise_conv2d(*operands)
 
@@ -188,8 +236,9 @@ class Summing(Accumulating):
 def _register_averages(*overloads: Any) -> None:
     """Register the rules of the average pools ``overloads``.
 
-    The windows of an adaptive pool follow from the size of its input. If this size is known at run time only, only an
-    output size of 1 is lowered: the average of all elements.
+    The windows of an adaptive pool follow from the size of its input. If this size is
+    known at run time only, only an output size of 1 is lowered: the average of all
+    elements.
     """
     for overload in overloads:
 
@@ -197,9 +246,13 @@ def _register_averages(*overloads: Any) -> None:
             """[N,C,*S] -> [N,C,*S']"""
             axes = 3 if "3d" in str(of) else 2
             sizes = self.shape[-axes:] if "adaptive" in str(of) else ()
-            if any(map(is_dynamic, sizes)) and set(settings[0]) == {1}:  # the output size of an adaptive pool
+            # the output size of an adaptive pool
+            if any(map(is_dynamic, sizes)) and set(settings[0]) == {1}:
                 return mean(t, self, None, list(range(-axes, 0)), True)
-            t.require(not any(map(is_dynamic, sizes)), "its windows depend on a size that is known at run time only")
+            t.require(
+                not any(map(is_dynamic, sizes)),
+                "its windows depend on a size that is known at run time only",
+            )
             return Averaged(operand(t, self, "its input"), of, settings)
 
         lowers(overload, on=Lazy)(averaged)
@@ -213,14 +266,30 @@ _register_averages(
 
 @lowers(aten.mean.default, aten.mean.dim, on=Lazy)
 def mean(
-    t: Tosa, self: Lazy, dtype: torch.dtype | None, dim: Sequence[int] | None = None, keepdim: bool = False
+    t: Tosa,
+    self: Lazy,
+    dtype: torch.dtype | None,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
 ) -> Lazy:
-    """[*S] -> [*S']; a pool over height and width of images; over other axes a sum whose scale is divided by N"""
+    """[*S] -> [*S']; a pool over height and width of images; over other axes a sum
+    whose scale is divided by N
+    """
     t.require(dtype in (None, torch.float32), f"a mean in {dtype} is not lowered")
-    if self.rank == 4 and axes_of(dim, 4) == [2, 3] and not any(map(is_dynamic, self.shape[2:])):
+    if (
+        self.rank == 4
+        and axes_of(dim, 4) == [2, 3]
+        and not any(map(is_dynamic, self.shape[2:]))
+    ):
         window = (self.shape[2:], self.shape[2:], (0, 0), False, True, None)
-        pooled = Averaged(operand(t, self, "its input"), aten.avg_pool2d.default, window)
-        return pooled if keepdim else pooled.moved(t, lambda t, v: t.reshape(v, v.shape[:2]), self.shape[:2])
+        pooled = Averaged(
+            operand(t, self, "its input"), aten.avg_pool2d.default, window
+        )
+        return (
+            pooled
+            if keepdim
+            else pooled.moved(t, lambda t, v: t.reshape(v, v.shape[:2]), self.shape[:2])
+        )
     total, count = summed(t, self, dim, keepdim)
     # a number of elements that is known at run time only cannot be part of the scale
     if is_dynamic(count):

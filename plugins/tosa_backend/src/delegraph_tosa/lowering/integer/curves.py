@@ -1,9 +1,12 @@
-"""Functions of sums and products that are not quantized before, such as ``tanh(x + y)``.
+"""Functions of sums and products that are not quantized before, such as ``tanh(x +
+y)``.
 
-Such a sum is int32 in a known range. The range is cut into equal pieces, and over each piece a parabola approximates
-the function; GATHER reads its coefficients from a constant. The fewest pieces are taken with which the parabolas are
-near enough to the results of the float rules, compared at eight or more places of each piece. If no number of pieces is
-enough, and the sum has at most 16 bits, a constant holds the function's value for each integer.
+Such a sum is int32 in a known range. The range is cut into equal pieces, and over each
+piece a parabola approximates the function; GATHER reads its coefficients from a
+constant. The fewest pieces are taken with which the parabolas are near enough to the
+results of the float rules, compared at eight or more places of each piece. If no number
+of pieces is enough, and the sum has at most 16 bits, a constant holds the function's
+value for each integer.
 """
 
 from __future__ import annotations
@@ -25,19 +28,24 @@ from .sums import FINE, addend
 
 SUM = "its operand is a sum or product that nothing quantizes before"
 PIECES = (8, 10, 12)
-"""2**8, 2**10, 2**12 pieces are tried. More would take more than the 64 KB that all values of 16 bits take."""
+"""2**8, 2**10, 2**12 pieces are tried. More would take more than the 64 KB that all
+values of 16 bits take.
+"""
 MORE_PIECES = (14, 16)
 """2**14 and 2**16 pieces are tried too if the sum has more than 16 bits."""
 PLACES = 3
 """Each piece is compared at 2**PLACES places at least."""
 ALL_PLACES = 16
-"""The whole range is compared at 2**ALL_PLACES places. Between two, gelu near 0 bends by less than an int16 step."""
+"""The whole range is compared at 2**ALL_PLACES places. Between two, gelu near 0 bends
+by less than an int16 step.
+"""
 COEFFICIENT = 28
 """Bits of a parabola's coefficient."""
 
 
 def curve_of(t: Tosa, x: Lazy) -> Pointwise:
-    """x as a function of one quantized value, else as the identity of the sum x; the caller appends its own function.
+    """x as a function of one quantized value, else as the identity of the sum x; the
+    caller appends its own function.
 
     Raises Unsupported if the range of the sum is not known.
     """
@@ -49,7 +57,8 @@ def curve_of(t: Tosa, x: Lazy) -> Pointwise:
 
 
 class Pieces(NamedTuple):
-    """Parabolas c0 + c1 * u + c2 * u**2 over pieces of 2**``width`` integers from ``start`` on.
+    """Parabolas c0 + c1 * u + c2 * u**2 over pieces of 2**``width`` integers from
+    ``start`` on.
 
     In each piece, ``u`` runs from 0 to 1.
     """
@@ -57,7 +66,9 @@ class Pieces(NamedTuple):
     start: int
     width: int
     coefficients: Array
-    """c0, c1, c2 of each piece, float64 [N, 3], in steps of the result and without its zero point."""
+    """c0, c1, c2 of each piece, float64 [N, 3], in steps of the result and without its
+    zero point.
+    """
 
 
 class Curve(Pointwise):
@@ -66,7 +77,8 @@ class Curve(Pointwise):
     __slots__ = ()
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The results by parabolas over the fewest pieces that are near enough, else from a constant of all results.
+        """The results by parabolas over the fewest pieces that are near enough, else
+        from a constant of all results.
 
         Raises Unsupported if neither is possible for a sum of more than 16 bits.
         """
@@ -76,89 +88,141 @@ class Curve(Pointwise):
             pieces = self._pieces(t, to, max(count.bit_length() - bits, PLACES))
             if pieces is not None:
                 return _parabolas(t, self.source.q, pieces, to)
-        t.require(count <= INT16_VALUES, f"{SUM}, and of that it is no curve that a table comes near to")
+        t.require(
+            count <= INT16_VALUES,
+            f"{SUM}, and of that it is no curve that a table comes near to",
+        )
         index = t.sub(self.source.q, start)
         values = materialize(quantized(t, self.entries(t, range(start, end + 1)), to))
-        return _gathered_columns(t, index, literal(values.reshape(1, -1, 1), to.dtype, ARRAY_DTYPES[to.dtype]))[0]
+        return _gathered_columns(
+            t,
+            index,
+            literal(values.reshape(1, -1, 1), to.dtype, ARRAY_DTYPES[to.dtype]),
+        )[0]
 
     def _pieces(self, t: Tosa, to: Quantization, width: int) -> Pieces | None:
-        """Parabolas through both ends and the middle of each piece of 2**width integers.
+        """Parabolas through both ends and the middle of each piece of 2**width
+        integers.
 
-        None if they are not near enough to the function's results in the quantization ``to``.
+        None if they are not near enough to the function's results in the quantization
+        ``to``.
         """
         start, most = range_of(self.source.q)
-        # ``count`` pieces; the function is computed at ``samples`` places of each, 2**spacing integers apart
-        count, spacing = -(-(most - start + 1) >> width) or 1, min(width - PLACES, _spacing(self.source.q))
+        # ``count`` pieces; the function is computed at ``samples`` places of each,
+        # 2**spacing integers apart
+        count = -(-(most - start + 1) >> width) or 1
+        spacing = min(width - PLACES, _spacing(self.source.q))
         samples = 1 << (width - spacing)
         places = range(start, start + (count << width) + 1, 1 << spacing)
-        least, highest = to.low - to.zero_point, to.high - to.zero_point
-        # results beyond the quantization's range are clamped anyway: they need not be approximated far outside of it
+        least = to.low - to.zero_point
+        highest = to.high - to.zero_point
+        # results beyond the quantization's range are clamped anyway: they need not be
+        # approximated far outside of it
         margin = highest - least
         # the function's results at all places, in steps of ``to``
         steps = materialize(self.entries(t, places)).astype(np.float64) / to.scale
-        steps = np.clip(np.nan_to_num(steps, posinf=np.inf, neginf=-np.inf), least - margin, highest + margin)
-        # the samples of each piece [count,samples], and its end, the first sample of the piece after it
-        by_piece, ends = steps[:-1].reshape(count, samples), steps[samples::samples]
-        first, middle = by_piece[:, 0], by_piece[:, samples // 2]
+        steps = np.clip(
+            np.nan_to_num(steps, posinf=np.inf, neginf=-np.inf),
+            least - margin,
+            highest + margin,
+        )
+        # the samples of each piece [count,samples], and its end, the first sample of
+        # the piece after it
+        by_piece = steps[:-1].reshape(count, samples)
+        ends = steps[samples::samples]
+        first = by_piece[:, 0]
+        middle = by_piece[:, samples // 2]
         # the parabola with the values first, middle and ends at u = 0, 1/2 and 1
         c2 = 2 * first - 4 * middle + 2 * ends
         coefficients = np.stack([first, ends - first - c2, c2], 1)
         # 1, u and u**2 at the samples of a piece, [3,samples]
         powers = (np.arange(samples) / samples) ** np.arange(3)[:, None]
         limits = least, highest
-        distance = np.abs(np.clip(coefficients @ powers, *limits) - np.clip(by_piece, *limits))
-        return Pieces(start, width, coefficients) if _is_near_enough(distance, to) else None
+        distance = np.abs(
+            np.clip(coefficients @ powers, *limits) - np.clip(by_piece, *limits)
+        )
+        return (
+            Pieces(start, width, coefficients)
+            if _is_near_enough(distance, to)
+            else None
+        )
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest absolute value among the function's results for up to 2**ALL_PLACES evenly spaced integers.
+        """The largest absolute value among the function's results for up to
+        2**ALL_PLACES evenly spaced integers.
 
         Results below ``least`` do not count.
         """
         start, most = range_of(self.source.q)
-        results = materialize(self.entries(t, range(start, most + 1, 1 << _spacing(self.source.q))))
-        return float(np.abs(results, out=np.zeros_like(results), where=~(results < least)).max())
+        results = materialize(
+            self.entries(t, range(start, most + 1, 1 << _spacing(self.source.q)))
+        )
+        return float(
+            np.abs(results, out=np.zeros_like(results), where=~(results < least)).max()
+        )
 
     def truth(self, t: Tosa) -> Value:
-        """The results of a function that returns bools, looked up; Unsupported for a sum of more than 16 bits."""
+        """The results of a function that returns bools, looked up; Unsupported for a
+        sum of more than 16 bits.
+        """
         start, most = range_of(self.source.q)
         t.require(most - start < INT16_VALUES, SUM)
         values = materialize(self.entries(t, range(start, most + 1))).reshape(1, -1, 1)
-        result = _gathered_columns(t, t.sub(self.source.q, start), literal(values, DType.INT8, np.int8))[0]
+        result = _gathered_columns(
+            t, t.sub(self.source.q, start), literal(values, DType.INT8, np.int8)
+        )[0]
         return t.cast(result, DType.BOOL)
 
 
 def _spacing(q: Value) -> int:
-    """The smallest s >= 0 with which every 2**s-th integer of the range of ``q`` makes at most 2**ALL_PLACES places."""
+    """The smallest s >= 0 with which every 2**s-th integer of the range of ``q`` makes
+    at most 2**ALL_PLACES places.
+    """
     start, most = range_of(q)
     return max(0, (most - start + 1).bit_length() - ALL_PLACES)
 
 
 def _is_near_enough(distance: Array, to: Quantization) -> bool:
-    """Whether all errors ``distance``, in steps of ``to``, are at most 1/4 step, and 99 % (EQUAL) of them at most 1 %.
+    """Whether all errors ``distance``, in steps of ``to``, are at most 1/4 step, and 99
+    % (EQUAL) of them at most 1 %.
 
-    A result with an error of 1 % of a step rounds to another integer in 1 % of cases. A result in int32 has FINE bits
-    and is quantized to at most 16 bits later, so its step counts as 2**(FINE - 15).
+    A result with an error of 1 % of a step rounds to another integer in 1 % of cases. A
+    result in int32 has FINE bits and is quantized to at most 16 bits later, so its step
+    counts as 2**(FINE - 15).
     """
     step = 1 if to.dtype in SMALL else 1 << (FINE - 15)
-    return bool(distance.max() <= step / 4 and (distance <= (1 - EQUAL) * step).mean() >= EQUAL)
+    return bool(
+        distance.max() <= step / 4 and (distance <= (1 - EQUAL) * step).mean() >= EQUAL
+    )
 
 
 def _parabolas(t: Tosa, q: Value, pieces: Pieces, to: Quantization) -> Value:
-    """q int32 [*S] -> integers [*S], by the parabola of the piece in which each element lies"""
+    """q int32 [*S] -> integers [*S], by the parabola of the piece in which each element
+    lies
+    """
     # the largest coefficient gets COEFFICIENT bits
-    fraction_bits = COEFFICIENT - math.ceil(math.log2(max(np.abs(pieces.coefficients).max(), 1)))
+    fraction_bits = COEFFICIENT - math.ceil(
+        math.log2(max(np.abs(pieces.coefficients).max(), 1))
+    )
     table = np.rint(pieces.coefficients * 2.0**fraction_bits).astype(np.int64)[None]
     offset = t.sub(q, pieces.start)
-    c0, c1, c2 = _gathered_columns(t, t.right_shift(offset, pieces.width), literal(table, DType.INT32, np.int32))
-    # the position in the piece, with ``width`` fraction bits: the low bits of the offset
+    c0, c1, c2 = _gathered_columns(
+        t, t.right_shift(offset, pieces.width), literal(table, DType.INT32, np.int32)
+    )
+    # the position in the piece, with ``width`` fraction bits: the low bits of the
+    # offset
     u = t.bitwise_and(offset, (1 << pieces.width) - 1)
-    y = t.add(c0, t.mul(t.add(c1, t.mul(c2, u, shift=pieces.width)), u, shift=pieces.width))
+    y = t.add(
+        c0, t.mul(t.add(c1, t.mul(c2, u, shift=pieces.width)), u, shift=pieces.width)
+    )
     y.range = -(1 << (COEFFICIENT + 1)), 1 << (COEFFICIENT + 1)
     return Scaled(y, Scale(to.scale / 2.0**fraction_bits)).integer(t, to)
 
 
 def _gathered_columns(t: Tosa, index: Value, table: Value) -> list[Value]:
-    """index int32 [*S], table [1,K,C] -> a list of C values [*S]: table[0, index, c] for each column c"""
+    """index int32 [*S], table [1,K,C] -> a list of C values [*S]: table[0, index, c]
+    for each column c
+    """
     count = math.prod(index.shape)
     rows = t.gather(table, t.reshape(index, (1, count)))
     columns = [t.slice(rows, (0, 0, c), (1, count, 1)) for c in range(table.shape[2])]

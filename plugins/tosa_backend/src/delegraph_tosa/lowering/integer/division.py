@@ -1,7 +1,7 @@
 """Quotients of two quantized values.
 
-The range of a quotient is not known at compile time. So the quotient is computed in the scale of the quantization that
-the result gets.
+The range of a quotient is not known at compile time. So the quotient is computed in the
+scale of the quantization that the result gets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from .fixed_point import reciprocal
 from .sums import centred
 
 MOST = 17
-"""Bits of a quotient before it is clamped to the result's range: one more than int16 has."""
+"""Bits of a quotient before it is clamped to the result's range: one more than int16
+has.
+"""
 
 
 class Quotient(Lazy):
@@ -29,14 +31,23 @@ class Quotient(Lazy):
     __slots__ = ("left", "right")
 
     def __init__(self, left: Scaled, right: Scaled, shape: tuple[int, ...]) -> None:
-        """``shape`` is the one to which the integers of ``left`` and ``right`` broadcast."""
+        """``shape`` is the one to which the integers of ``left`` and ``right``
+        broadcast.
+        """
         super().__init__(shape)
-        self.left, self.right = left, right
+        self.left = left
+        self.right = right
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The quotient in the quantization ``to``; raises Unsupported unless this is int8 or int16."""
-        t.require(to.dtype in (DType.INT8, DType.INT16), f"a quotient in {to.dtype} is not lowered")
-        # integers without zero points; in steps of ``to``, the quotient is n / d * ratio
+        """The quotient in the quantization ``to``; raises Unsupported unless this is
+        int8 or int16.
+        """
+        t.require(
+            to.dtype in (DType.INT8, DType.INT16),
+            f"a quotient in {to.dtype} is not lowered",
+        )
+        # integers without zero points; in steps of ``to``, the quotient is n / d *
+        # ratio
         n, d = (centred(t, x, x.scale.factor) for x in (self.left, self.right))
         ratio = self.left.scale.factor / self.right.scale.factor / to.scale
         steps = _quotient_of_magnitudes(t, t.abs(n), t.abs(d), ratio)
@@ -46,15 +57,18 @@ class Quotient(Lazy):
 
     def real(self, t: Tosa) -> Value:
         """left / right of the real numbers, computed in floats."""
-        result: Value = lowering_of(torch.ops.aten.div.Tensor)(t, self.left.real(t), self.right.real(t))
+        result: Value = lowering_of(torch.ops.aten.div.Tensor)(
+            t, self.left.real(t), self.right.real(t)
+        )
         return result
 
 
 def _quotient_of_magnitudes(t: Tosa, n: Value, d: Value, ratio: float) -> Value:
     """n, d int32 >= 0 -> n / d * ratio, rounded, below 2**(MOST + 1)
 
-    n and d are shifted left until they have 31 bits, so that their quotient has 29 bits. n << a lies in
-    [2**30, 2**31), n / d = (n << a) * mantissa / 2**60 * 2**(shift - a), and ratio = fraction * 2**e.
+    n and d are shifted left until they have 31 bits, so that their quotient has 29
+    bits. n << a lies in [2**30, 2**31), n / d = (n << a) * mantissa / 2**60 * 2**(shift
+    - a), and ratio = fraction * 2**e.
     """
     a = t.sub(t.clz(n), 1)
     inverse = reciprocal(t, t.maximum(d, 1))
@@ -64,7 +78,12 @@ def _quotient_of_magnitudes(t: Tosa, n: Value, d: Value, ratio: float) -> Value:
     product = t.mul(product, round(fraction * 2**31 - 0.5), shift=31)
     # the product is n / d * ratio with this many fraction bits
     fraction_bits = t.add(t.sub(a, inverse.shift), 29 - e)
-    # at least 29 - MOST, so that the result has at most MOST bits; n / 0 gets the fewest, to be the largest number
-    fraction_bits = t.select(t.equal(d, 0), 29 - MOST, t.minimum(t.maximum(fraction_bits, 29 - MOST), 31))
+    # at least 29 - MOST, so that the result has at most MOST bits; n / 0 gets the
+    # fewest, to be the largest number
+    fraction_bits = t.select(
+        t.equal(d, 0), 29 - MOST, t.minimum(t.maximum(fraction_bits, 29 - MOST), 31)
+    )
     # add half of the last bit that remains, then drop the fraction bits
-    return t.right_shift(t.add(product, t.left_shift(1, t.sub(fraction_bits, 1))), fraction_bits)
+    return t.right_shift(
+        t.add(product, t.left_shift(1, t.sub(fraction_bits, 1))), fraction_bits
+    )

@@ -1,7 +1,8 @@
-"""Functions of int32 values whose magnitude is not known at compile time: 1 / x, 1 / sqrt(x), exp, ln.
+"""Functions of int32 values whose magnitude is not known at compile time: 1 / x, 1 /
+sqrt(x), exp, ln.
 
-CLZ and a shift normalize a value to 30 or 31 bits, and Newton's iterations compute in fixed point. An integer i in the
-format Qn stands for the number i * 2**-n.
+CLZ and a shift normalize a value to 30 or 31 bits, and Newton's iterations compute in
+fixed point. An integer i in the format Qn stands for the number i * 2**-n.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from ..lazy.values import Scaled, rescale
 FRACTION = 29
 """The format of mantissas, Q29: it holds numbers below 4, with room for a sign."""
 ITERATIONS = 3
-"""Newton's iterations from a relative error of 1/10 to one below 1e-7: each one squares the error, approximately."""
+"""Newton's iterations from a relative error of 1/10 to one below 1e-7: each one squares
+the error, approximately.
+"""
 
 
 class Normalized(NamedTuple):
     """A function's result as ``mantissa``, Q29 between 1 and 2, and ``shift``.
 
-    A product of n and the result is computed as (n << shift) * mantissa, divided by a power of two.
+    A product of n and the result is computed as (n << shift) * mantissa, divided by a
+    power of two.
     """
 
     mantissa: Value
@@ -35,11 +39,13 @@ class Normalized(NamedTuple):
 
 
 def reciprocal(t: Tosa, x: Value, iterations: int = ITERATIONS) -> Normalized:
-    """1 / x for x int32 > 0, such that n / x = (n << shift) * mantissa / 2**(31 + 29); undefined for 0.
+    """1 / x for x int32 > 0, such that n / x = (n << shift) * mantissa / 2**(31 + 29);
+    undefined for 0.
 
     With two ``iterations`` the relative error is below 2e-5.
     """
-    # x is shifted until its highest bit is bit 30. Read as Q31, that is a number m with 1/2 <= m < 1
+    # x is shifted until its highest bit is bit 30. Read as Q31, that is a number m with
+    # 1/2 <= m < 1
     shift = t.sub(t.clz(x), 1)
     m = t.left_shift(x, shift)
     # y, in Q29, is near 1 / m: it begins on the line 48/17 - 32/17 * m
@@ -52,14 +58,18 @@ def reciprocal(t: Tosa, x: Value, iterations: int = ITERATIONS) -> Normalized:
 
 
 def inverse_root(t: Tosa, x: Value) -> Normalized:
-    """1 / sqrt(x) for x int32 > 0, such that n / sqrt(x) = (n << shift) * mantissa / 2**(15.5 + 29)."""
-    # x is shifted by an even number of bits, 2 * shift, until its highest bit is bit 29 or 30. Read as Q31, that is a
-    # number m with 1/4 <= m < 1
+    """1 / sqrt(x) for x int32 > 0, such that n / sqrt(x) = (n << shift) * mantissa /
+    2**(15.5 + 29).
+    """
+    # x is shifted by an even number of bits, 2 * shift, until its highest bit is bit 29
+    # or 30. Read as Q31, that is a number m with 1/4 <= m < 1
     shift = t.right_shift(t.sub(t.clz(x), 1), 1)
     m = t.left_shift(x, t.left_shift(shift, 1))
-    # y, in Q29, is near 1 / sqrt(m): it begins on a line, which is less exact than that of ``reciprocal``
+    # y, in Q29, is near 1 / sqrt(m): it begins on a line, which is less exact than that
+    # of ``reciprocal``
     y = t.sub(_in_q29(2.2), t.mul(m, _in_q29(1.24), shift=31))
-    # Newton, one iteration more: y = y * (3/2 - m * y**2 / 2), where a shift of 32 in place of 31 halves
+    # Newton, one iteration more: y = y * (3/2 - m * y**2 / 2), where a shift of 32 in
+    # place of 31 halves
     for _ in range(ITERATIONS + 1):
         square = t.mul(y, y, shift=FRACTION)
         correction = t.sub(_in_q29(1.5), t.mul(m, square, shift=32))
@@ -73,15 +83,20 @@ def _in_q29(number: float) -> int:
 
 
 def exp_table(step: float, bits: int) -> Entries:
-    """exp(step * d) for d from -255 to 0, as integers in which ``exp_one(bits)`` stands for 1."""
-    entries: Entries = np.rint(np.exp(step * np.arange(-255, 1)) * exp_one(bits)).astype(np.int64)
+    """exp(step * d) for d from -255 to 0, as integers in which ``exp_one(bits)`` stands
+    for 1.
+    """
+    entries: Entries = np.rint(
+        np.exp(step * np.arange(-255, 1)) * exp_one(bits)
+    ).astype(np.int64)
     return entries
 
 
 def exp_one(bits: int) -> int:
     """The integer that stands for 1 in results of ``exp_of``: 2**bits - 2**(bits - 7).
 
-    With 2**bits, the upper 8 bits of a result could be rounded up to 128, which is no int8.
+    With 2**bits, the upper 8 bits of a result could be rounded up to 128, which is no
+    int8.
     """
     return (1 << bits) - (1 << (bits - 7))
 
@@ -91,7 +106,9 @@ PLACES = 16
 BETWEEN = 20
 """Bits of the position between two entries."""
 LEAST = 255 / PLACES
-"""For x <= -LEAST, where exp(x) is at most 1.2e-7, the result is 0: many such terms would add up in a sum."""
+"""For x <= -LEAST, where exp(x) is at most 1.2e-7, the result is 0: many such terms
+would add up in a sum.
+"""
 
 
 _FITTED = np.polynomial.Chebyshev.interpolate(np.exp, 3, (0, 1 / PLACES))
@@ -102,10 +119,11 @@ _CUBIC: list[float] = _FITTED.convert(kind=np.polynomial.Polynomial).coef.tolist
 def exp_of(t: Tosa, x: Scaled, bits: int) -> Value:
     """x int32 <= 0 -> exp(x), int32 of ``bits`` bits, at most 23
 
-    exp(x) = exp(k / 16) * exp(f), where k / 16 is x rounded down to a multiple of 1/16. A table has exp(k / 16), and a
-    cubic gives exp(f) with an error of 1e-8.
+    exp(x) = exp(k / 16) * exp(f), where k / 16 is x rounded down to a multiple of 1/16.
+    A table has exp(k / 16), and a cubic gives exp(f) with an error of 1e-8.
     """
-    # below -LEAST the result is 0: the integers of x are clamped there, to have few bits
+    # below -LEAST the result is 0: the integers of x are clamped there, to have few
+    # bits
     q = t.maximum(x.q, -min(math.floor(LEAST / x.scale.factor), 2**30))
     # 16 * x with BETWEEN fraction bits: k, from -255 to 0, and f
     steps = rescale(t, Scaled(q, x.scale), 1 / (PLACES << BETWEEN), 0, DType.INT32)
@@ -134,22 +152,31 @@ _LN2 = round(math.log(2) * 2**LOG_FRACTION)
 def logarithm(t: Tosa, x: Value, one: int) -> Scaled:
     """ln(x / one) of x int32 > 0, as int32 Q24
 
-    With m = x << shift in [2**30, 2**31) and c the middle of the interval that the upper 8 bits of m name:
-    ln(x / one) = (31 - shift) * ln(2) + ln(c / one) + ln(1 + f), where f = (m - c) / c is below 1/256, and ln(1 + f) is
-    f - f**2 / 2.
+    With m = x << shift in [2**30, 2**31) and c the middle of the interval that the
+    upper 8 bits of m name: ln(x / one) = (31 - shift) * ln(2) + ln(c / one) + ln(1 +
+    f), where f = (m - c) / c is below 1/256, and ln(1 + f) is f - f**2 / 2.
     """
     shift = t.sub(t.clz(x), 1)
     m = t.left_shift(x, shift)
     m.range = 1 << 30, (1 << 31) - 1
-    # the upper 8 bits beside the sign, 128 .. 255, as index -128 .. -1 into a table of 256 entries
+    # the upper 8 bits beside the sign, 128 .. 255, as index -128 .. -1 into a table of
+    # 256 entries
     upper = t.right_shift(m, 23)
     index = t.cast(t.sub(upper, 256), DType.INT8)
-    # c / 2**31 for each entry; m - c is then the lower 23 bits minus half of their range
+    # c / 2**31 for each entry; m - c is then the lower 23 bits minus half of their
+    # range
     middles = (np.arange(256) + 128.5) / 256
     from_middle = t.sub(t.bitwise_and(m, (1 << 23) - 1), 1 << 22)
-    f = t.mul(from_middle, looked_up(t, index, np.rint(2**22 / middles).astype(np.int64)), shift=22)
+    f = t.mul(
+        from_middle,
+        looked_up(t, index, np.rint(2**22 / middles).astype(np.int64)),
+        shift=22,
+    )
     # f is Q31, and a shift of 32 in place of 31 halves f**2
     series = t.right_shift(t.sub(f, t.mul(f, f, shift=32)), 31 - LOG_FRACTION)
     log_of_power = t.mul(t.sub(31, shift), _LN2)
     logs = np.rint((np.log(middles) - math.log(one)) * 2**LOG_FRACTION).astype(np.int64)
-    return Scaled(t.add(t.add(log_of_power, looked_up(t, index, logs)), series), Scale(2.0**-LOG_FRACTION))
+    return Scaled(
+        t.add(t.add(log_of_power, looked_up(t, index, logs)), series),
+        Scale(2.0**-LOG_FRACTION),
+    )

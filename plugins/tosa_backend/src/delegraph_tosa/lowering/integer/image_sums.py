@@ -1,8 +1,11 @@
-"""Sums of whole images on an Ethos-U, for averages that have a quantization of their own.
+"""Sums of whole images on an Ethos-U, for averages that have a quantization of their
+own.
 
-A depthwise convolution with ones reads a kernel for every channel, and takes more than a cycle for each element. But an
-image [N,H,W,C] is in memory one of H * W rows of C / 16 pixels with 16 channels each: one kernel for 16 channels sums
-its columns, in a sixth of a cycle. If something else reads the image as well, Vela copies it, a cycle for each element.
+A depthwise convolution with ones reads a kernel for every channel, and takes more than
+a cycle for each element. But an image [N,H,W,C] is in memory one of H * W rows of C /
+16 pixels with 16 channels each: one kernel for 16 channels sums its columns, in a sixth
+of a cycle. If something else reads the image as well, Vela copies it, a cycle for each
+element.
 """
 
 from __future__ import annotations
@@ -23,49 +26,75 @@ DEVICES = frozenset({"u55", "u85"})
 LANES = 16, 8
 """Channels of a kernel: the first of these that divides their number."""
 TALLEST = 64
-"""The most rows of a kernel on Ethos-U55. Sums of so many int8, less their zero point, have 15 bits."""
+"""The most rows of a kernel on Ethos-U55. Sums of so many int8, less their zero point,
+have 15 bits.
+"""
 SPARE = 15
 """Bits of an int16 beside its sign."""
 
 
 def sums_of_images(t: Tosa, x: Scaled) -> Scaled | None:
-    """int8 x [N,C,H,W] -> the sums of each channel, [N,1,C/16,16] as int32; None where this does not do.
+    """int8 x [N,C,H,W] -> the sums of each channel, [N,1,C/16,16] as int32; None where
+    this does not do.
 
-    A kernel sums up to 64 rows, and the next one these sums, as int16. That is exact up to 4,096 pixels; of more, low
-    bits are rounded off, less than a hundredth of a step of the average.
+    A kernel sums up to 64 rows, and the next one these sums, as int16. That is exact up
+    to 4,096 pixels; of more, low bits are rounded off, less than a hundredth of a step
+    of the average.
     """
-    if x.q.dtype is not DType.INT8 or not DEVICES & t.spec.devices or any(map(is_dynamic, x.shape)):
+    if (
+        x.q.dtype is not DType.INT8
+        or not DEVICES & t.spec.devices
+        or any(map(is_dynamic, x.shape))
+    ):
         return None
     batch, channels, *size = x.shape
     lanes = next((lanes for lanes in LANES if channels % lanes == 0), None)
     first, *others = _heights(math.prod(size))
-    if lanes is None or first > TALLEST or (others and "int16" not in t.spec.extensions):
+    if (
+        lanes is None
+        or first > TALLEST
+        or (others and "int16" not in t.spec.extensions)
+    ):
         return None
     x = Scaled(t.transpose(x.q, (0, 2, 3, 1)), x.scale, x.zero_point)
     sums = _summed(t, x, (batch, first, math.prod(others) * channels // lanes, lanes))
     for number, height in enumerate(others, 1):
         narrow = _in_16_bits(t, sums)
-        sums = _summed(t, narrow, (batch, height, math.prod(others[number:]) * channels // lanes, lanes))
+        sums = _summed(
+            t,
+            narrow,
+            (batch, height, math.prod(others[number:]) * channels // lanes, lanes),
+        )
     return sums
 
 
 def _heights(pixels: int) -> list[int]:
-    """The heights of kernels that together sum so many pixels, few of them; a prime may be too large for one."""
+    """The heights of kernels that together sum so many pixels, few of them; a prime may
+    be too large for one.
+    """
     heights: list[int] = []
     while pixels > 1 or not heights:
-        height = next((height for height in range(TALLEST, 1, -1) if pixels % height == 0), pixels)
+        height = next(
+            (height for height in range(TALLEST, 1, -1) if pixels % height == 0), pixels
+        )
         heights.append(height)
         pixels //= height
     return sorted(heights, reverse=True)
 
 
 def _summed(t: Tosa, x: Scaled, shape: Shape) -> Scaled:
-    """x as rows of the ``shape`` [N,H,W,C] -> the sums of its columns [N,1,W,C] as int32"""
+    """x as rows of the ``shape`` [N,H,W,C] -> the sums of its columns [N,1,W,C] as
+    int32
+    """
     rows = t.reshape(x.q, shape)
     builder = Accumulating(t, WIDE[x.q.dtype], x.zero_point, 0)
     kernel = shape[1], 1, shape[3], 1
-    ones = t.once(("ones", kernel), lambda: literal(np.ones(kernel), DType.INT8, np.int8))
-    sums = builder.depthwise_conv2d(rows, ones, builder.no_bias(rows), (0, 0, 0, 0), (1, 1), (1, 1))
+    ones = t.once(
+        ("ones", kernel), lambda: literal(np.ones(kernel), DType.INT8, np.int8)
+    )
+    sums = builder.depthwise_conv2d(
+        rows, ones, builder.no_bias(rows), (0, 0, 0, 0), (1, 1), (1, 1)
+    )
     return Scaled(sums, x.scale.times(builder.unit))
 
 

@@ -1,4 +1,5 @@
-"""Operators that move quantized elements, or choose among them by size: the rules for floats, applied to the integers.
+"""Operators that move quantized elements, or choose among them by size: the rules for
+floats, applied to the integers.
 
 Quantization is monotonic, so the largest integer stands for the largest number.
 """
@@ -24,48 +25,67 @@ from ..registry import has_rule, lowering_of, lowers
 aten = torch.ops.aten
 
 MOVES = (
-    "_unsafe_view adjoint alias as_strided broadcast_to chunk clone contiguous detach diagonal dropout expand expand_as"
-    " feature_dropout flatten flip fliplr flipud lift_fresh_copy mH mT matrix_H movedim moveaxis narrow numpy_T permute"
-    " pixel_unshuffle positive repeat reshape roll rot90 select slice split split_with_sizes squeeze swapaxes swapdims"
-    " t tile transpose unbind unflatten unfold unsqueeze view view_as"
-    " alias_copy as_strided_copy detach_copy diagonal_copy expand_copy permute_copy select_copy slice_copy split_copy"
-    " split_with_sizes_copy squeeze_copy t_copy transpose_copy unbind_copy unfold_copy unsqueeze_copy view_copy"
-    " embedding index_select index gather take take_along_dim"
-    " reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d"
-    " amax amin max min argmax argmin argsort sort topk msort kthvalue median cummax cummin"
-    " max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
-    " adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"
-    " upsample_nearest1d upsample_nearest2d upsample_nearest3d"
-    " _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d"
+    "_unsafe_view adjoint alias as_strided broadcast_to chunk clone contiguous detach"
+    " diagonal dropout expand expand_as feature_dropout flatten flip fliplr flipud"
+    " lift_fresh_copy mH mT matrix_H movedim moveaxis narrow numpy_T permute"
+    " pixel_unshuffle positive repeat reshape roll rot90 select slice split"
+    " split_with_sizes squeeze swapaxes swapdims t tile transpose unbind unflatten"
+    " unfold unsqueeze view view_as alias_copy as_strided_copy detach_copy"
+    " diagonal_copy expand_copy permute_copy select_copy slice_copy split_copy"
+    " split_with_sizes_copy squeeze_copy t_copy transpose_copy unbind_copy unfold_copy"
+    " unsqueeze_copy view_copy embedding index_select index gather take take_along_dim"
+    " reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d"
+    " replication_pad2d replication_pad3d amax amin max min argmax argmin argsort sort"
+    " topk msort kthvalue median cummax cummin max_pool1d max_pool2d max_pool3d"
+    " max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
+    " adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d"
+    " upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d"
+    " _upsample_nearest_exact2d _upsample_nearest_exact3d"
 ).split()
-"""Operators whose results are elements of their only quantized operand, or positions of such elements."""
+"""Operators whose results are elements of their only quantized operand, or positions of
+such elements.
+"""
 
 PUTS = aten.index_put.default, aten._unsafe_index_put.default
-"""Writes that add to the present elements if ``accumulate`` is true; ``scatter`` has their rules."""
+"""Writes that add to the present elements if ``accumulate`` is true; ``scatter`` has
+their rules.
+"""
 WRITES = (
     aten.scatter.src, aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default,
     aten.index_copy.default, aten.masked_scatter.default, *PUTS,
 )  # fmt: skip
-"""Operators that write elements of one operand into another, at positions that other arguments name."""
+"""Operators that write elements of one operand into another, at positions that other
+arguments name.
+"""
 
 
 def _overloads() -> list[Any]:
-    """All overloads of ``MOVES`` that have a rule for floats, without the element-wise max and min of two tensors."""
+    """All overloads of ``MOVES`` that have a rule for floats, without the element-wise
+    max and min of two tensors.
+    """
     packets = [getattr(aten, name) for name in MOVES]
-    overloads = [getattr(packet, name) for packet in packets for name in packet.overloads()]
-    return [one for one in overloads if has_rule(one) and one not in (aten.max.other, aten.min.other)]
+    overloads = [
+        getattr(packet, name) for packet in packets for name in packet.overloads()
+    ]
+    return [
+        one
+        for one in overloads
+        if has_rule(one) and one not in (aten.max.other, aten.min.other)
+    ]
 
 
 def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
-    """The rule for an operator of ``MOVES``: the rule for floats, with integers in place of the quantized operand."""
+    """The rule for an operator of ``MOVES``: the rule for floats, with integers in
+    place of the quantized operand.
+    """
     (x,) = [a for a in arguments if isinstance(a, Lazy)]
 
     def move(t: Tosa, v: Value) -> Any:
         """The rule for floats, applied to ``v`` in place of x."""
         return lowering_of(overload)(t, *[v if a is x else a for a in arguments])
 
-    # three cases are special: a table with a scale for each row, a weight with scales of channels, and a value that no
-    # quantize has made integers of yet
+    # three cases are special: a table with a scale for each row, a weight with scales
+    # of channels, and a value that no quantize has made integers of yet
     if isinstance(x, Scaled) and x.axis == 0 and overload is aten.embedding.default:
         return _rows_of_table(t, x, move)
     if isinstance(x, Scaled) and x.axis is not None and x.constant is not None:
@@ -73,19 +93,30 @@ def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
     if isinstance(x, Scaled) and x.is_small:
         results = move(t, x.q)
         wrap = partial(_in_scale_of, x)
-        return tuple(map(wrap, results)) if isinstance(results, tuple) else wrap(results)
+        return (
+            tuple(map(wrap, results)) if isinstance(results, tuple) else wrap(results)
+        )
     return _moved_once_quantized(t, x, move)
 
 
-def _moved_weight(t: Tosa, x: Scaled, overload: Any, move: Any, settings: Sequence[Any]) -> Value:
-    """A constant with a scale for each channel, transposed; the axis of the scales moves along.
+def _moved_weight(
+    t: Tosa, x: Scaled, overload: Any, move: Any, settings: Sequence[Any]
+) -> Value:
+    """A constant with a scale for each channel, transposed; the axis of the scales
+    moves along.
 
-    ``settings`` are the operator's arguments after the tensor. Raises Unsupported for operators that do not transpose.
+    ``settings`` are the operator's arguments after the tensor. Raises Unsupported for
+    operators that do not transpose.
     """
     axes = list(range(x.rank))
     if overload in (aten.t.default, aten.t_copy.default, aten.numpy_T.default):
         axes.reverse()
-    elif overload in (aten.transpose.int, aten.transpose_copy.int, aten.swapaxes.default, aten.swapdims.default):
+    elif overload in (
+        aten.transpose.int,
+        aten.transpose_copy.int,
+        aten.swapaxes.default,
+        aten.swapdims.default,
+    ):
         first, second = settings
         axes[first], axes[second] = axes[second], axes[first]
     else:
@@ -103,21 +134,33 @@ ROW_BITS = 22
 
 
 def _rows_of_table(t: Tosa, x: Scaled, move: Any) -> Value:
-    """Rows that ``move`` takes from an int8 table x [K,C] that has a scale for each row, as int32 with one scale.
+    """Rows that ``move`` takes from an int8 table x [K,C] that has a scale for each
+    row, as int32 with one scale.
 
-    Each integer, without the zero point, is multiplied by round(scale of its row / largest scale * 2**ROW_BITS).
+    Each integer, without the zero point, is multiplied by round(scale of its row /
+    largest scale * 2**ROW_BITS).
     """
-    t.require(x.q.dtype is DType.INT8, "its rows have scales of their own, which is lowered for int8 only")
+    t.require(
+        x.q.dtype is DType.INT8,
+        "its rows have scales of their own, which is lowered for int8 only",
+    )
 
     def load() -> Array:
-        """int32 [K,1]: the scale of each row as a share of the largest, with ROW_BITS fraction bits."""
+        """int32 [K,1]: the scale of each row as a share of the largest, with ROW_BITS
+        fraction bits.
+        """
         scales = x.scale.elements()
-        shares: Array = np.rint(scales / scales.max() * (1 << ROW_BITS)).astype(np.int32)
+        shares: Array = np.rint(scales / scales.max() * (1 << ROW_BITS)).astype(
+            np.int32
+        )
         return shares.reshape(-1, 1)
 
     shares = Value(Type((x.shape[0], 1), DType.INT32), Deferred(load))
     shares.range = (0, 1 << ROW_BITS)
-    largest = Value(Type((1,), DType.FP32), Deferred(lambda: np.array([x.scale.elements().max()], np.float32)))
+    largest = Value(
+        Type((1,), DType.FP32),
+        Deferred(lambda: np.array([x.scale.elements().max()], np.float32)),
+    )
     centred = t.sub(t.cast(move(t, x.q), DType.INT32), x.zero_point)
     return Scaled(t.mul(centred, move(t, shares)), Scale(2.0**-ROW_BITS, (largest,)))
 
@@ -125,18 +168,21 @@ def _rows_of_table(t: Tosa, x: Scaled, move: Any) -> Value:
 def _in_scale_of(x: Scaled, q: Value | None) -> Value | None:
     """The moved integers ``q`` as a value in the quantization of ``x``.
 
-    If ``q`` has another type than the integers of x, it holds positions (as of max) and is returned as it is. None, a
-    result that is not lowered, stays None.
+    If ``q`` has another type than the integers of x, it holds positions (as of max) and
+    is returned as it is. None, a result that is not lowered, stays None.
     """
-    return q if q is None or q.dtype is not x.q.dtype else Scaled(q, x.scale, x.zero_point)
+    return (
+        q if q is None or q.dtype is not x.q.dtype else Scaled(q, x.scale, x.zero_point)
+    )
 
 
 def _moved_once_quantized(t: Tosa, x: Lazy, move: Any) -> Any:
     """The results of ``move`` as lazy values, which are moved when they are quantized.
 
-    A trial run of ``move`` gives their number and shapes. Elements cannot be compared before they are quantized, so a
-    result that holds positions (as of topk) cannot be lazy. If it is one of several results, it is None (not lowered)
-    on a target without floats. Otherwise raises Unsupported, so that the call is computed in floats.
+    A trial run of ``move`` gives their number and shapes. Elements cannot be compared
+    before they are quantized, so a result that holds positions (as of topk) cannot be
+    lazy. If it is one of several results, it is None (not lowered) on a target without
+    floats. Otherwise raises Unsupported, so that the call is computed in floats.
     """
     results = move(trial(), Value(x.type))
     if not isinstance(results, tuple):
@@ -148,12 +194,18 @@ def _moved_once_quantized(t: Tosa, x: Lazy, move: Any) -> Any:
         if result is None:
             moved.append(None)
         else:
-            moved.append(x.moved(t, partial(_result_at, move, k), _shape_of_elements(t, x, result)))
+            moved.append(
+                x.moved(
+                    t, partial(_result_at, move, k), _shape_of_elements(t, x, result)
+                )
+            )
     return tuple(moved)
 
 
 def _result_at(move: Any, position: int, t: Tosa, v: Value) -> Value:
-    """The result number ``position`` of moving ``v``, for a ``move`` that returns several."""
+    """The result number ``position`` of moving ``v``, for a ``move`` that returns
+    several.
+    """
     result: Value = move(t, v)[position]
     return result
 
@@ -161,21 +213,36 @@ def _result_at(move: Any, position: int, t: Tosa, v: Value) -> Value:
 def _shape_of_elements(t: Tosa, x: Lazy, result: Value) -> tuple[int, ...]:
     """The shape of ``result``, one result of moving x.
 
-    Raises Unsupported if it holds positions (as of max or topk): elements cannot be compared before they are quantized.
+    Raises Unsupported if it holds positions (as of max or topk): elements cannot be
+    compared before they are quantized.
     """
-    t.require(result.dtype is x.dtype, "it takes places of what nothing has quantized yet")
+    t.require(
+        result.dtype is x.dtype, "it takes places of what nothing has quantized yet"
+    )
     return result.shape
 
 
 def _moved_bytes(overload: Any, t: Tosa, *arguments: Any) -> Any:
-    """The rule on uint8 for an operator of ``MOVES``: the float rule, on int8 integers, which have the same order."""
-    results = lowering_of(overload)(t, *[a.q if isinstance(a, Bytes) else a for a in arguments])
+    """The rule on uint8 for an operator of ``MOVES``: the float rule, on int8 integers,
+    which have the same order.
+    """
+    results = lowering_of(overload)(
+        t, *[a.q if isinstance(a, Bytes) else a for a in arguments]
+    )
 
     def wrapped(result: Value | None) -> Value | None:
-        """A result of int8 as uint8; positions and what is not lowered (None) as they are."""
-        return Bytes(result) if result is not None and result.dtype is DType.INT8 else result
+        """A result of int8 as uint8; positions and what is not lowered (None) as they
+        are.
+        """
+        return (
+            Bytes(result)
+            if result is not None and result.dtype is DType.INT8
+            else result
+        )
 
-    return tuple(map(wrapped, results)) if isinstance(results, tuple) else wrapped(results)
+    return (
+        tuple(map(wrapped, results)) if isinstance(results, tuple) else wrapped(results)
+    )
 
 
 for overload in _overloads():
@@ -186,19 +253,31 @@ for overload in _overloads():
 @lowers(aten.cat.default, aten.concat.default, aten.concatenate.default, on=Lazy)
 def cat(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
     """[*A,N,*B], .. -> [*A,sum of N,*B]"""
-    return _joined(t, tensors, lambda t, parts: lowering_of(aten.cat.default)(t, parts, dim))
+    return _joined(
+        t, tensors, lambda t, parts: lowering_of(aten.cat.default)(t, parts, dim)
+    )
 
 
 @lowers(aten.stack.default, on=Lazy)
 def stack(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
     """[*A,*B], .. -> [*A,N,*B]"""
-    return _joined(t, tensors, lambda t, parts: lowering_of(aten.stack.default)(t, parts, dim))
+    return _joined(
+        t, tensors, lambda t, parts: lowering_of(aten.stack.default)(t, parts, dim)
+    )
 
 
-def _joined(t: Tosa, tensors: Sequence[Value], join: Callable[[Tosa, list[Value]], Value]) -> Value:
-    """``join`` of the integers if all tensors have the same quantization, else a lazy value that is joined later."""
+def _joined(
+    t: Tosa, tensors: Sequence[Value], join: Callable[[Tosa, list[Value]], Value]
+) -> Value:
+    """``join`` of the integers if all tensors have the same quantization, else a lazy
+    value that is joined later.
+    """
     first = tensors[0]
-    if isinstance(first, Scaled) and first.is_small and all(_has_quantization_of(v, first) for v in tensors):
+    if (
+        isinstance(first, Scaled)
+        and first.is_small
+        and all(_has_quantization_of(v, first) for v in tensors)
+    ):
         parts = [v.q for v in tensors if isinstance(v, Scaled)]
         return Scaled(join(t, parts), first.scale, first.zero_point)
     return Joined(tensors, join, join(trial(), [Value(v.type) for v in tensors]).shape)
@@ -206,19 +285,34 @@ def _joined(t: Tosa, tensors: Sequence[Value], join: Callable[[Tosa, list[Value]
 
 def _has_quantization_of(value: Value, first: Scaled) -> bool:
     """Whether ``value`` is quantized with the scale, zero point and type of ``first``."""
-    quantization = isinstance(value, Scaled) and (value.scale, value.zero_point, value.q.dtype)
+    quantization = isinstance(value, Scaled) and (
+        value.scale,
+        value.zero_point,
+        value.q.dtype,
+    )
     return quantization == (first.scale, first.zero_point, first.q.dtype)
 
 
 def written(overload: Any, t: Tosa, *arguments: Any) -> Value:
-    """The rule for an operator of ``WRITES``: the rule for floats, on integers of all operands in one quantization."""
-    # the operands that are quantized: lazy values are fp32 to torch; indices and masks are not
-    positions = [k for k, a in enumerate(arguments) if isinstance(a, Value) and a.dtype is DType.FP32]
+    """The rule for an operator of ``WRITES``: the rule for floats, on integers of all
+    operands in one quantization.
+    """
+    # the operands that are quantized: lazy values are fp32 to torch; indices and masks
+    # are not
+    positions = [
+        k
+        for k, a in enumerate(arguments)
+        if isinstance(a, Value) and a.dtype is DType.FP32
+    ]
 
     def join(t: Tosa, parts: list[Value]) -> Value:
-        """The rule for floats, with ``parts`` in place of the operands at ``positions``."""
+        """The rule for floats, with ``parts`` in place of the operands at
+        ``positions``.
+        """
         replaced = dict(zip(positions, parts, strict=True))
-        result: Value = lowering_of(overload)(t, *[replaced.get(k, a) for k, a in enumerate(arguments)])
+        result: Value = lowering_of(overload)(
+            t, *[replaced.get(k, a) for k, a in enumerate(arguments)]
+        )
         return result
 
     return _joined(t, [arguments[k] for k in positions], join)
@@ -231,20 +325,30 @@ for overload in WRITES:
 
 @lowers(aten.constant_pad_nd.default, on=Lazy)
 def constant_pad_nd(t: Tosa, self: Lazy, pad: Sequence[int], value: float) -> Value:
-    """[*S] -> [*S']; ``value`` is quantized with the result, unless it is a whole number of steps of self"""
+    """[*S] -> [*S']; ``value`` is quantized with the result, unless it is a whole
+    number of steps of self
+    """
     function = lowering_of(aten.constant_pad_nd.default)
     if isinstance(self, Scaled) and self.is_small:
         # the filling as an integer of self
         number = value / self.scale.factor + self.zero_point
         if math.isfinite(number) and number == round(number):
-            return Scaled(function(t, self.q, pad, round(number)), self.scale, self.zero_point)
+            return Scaled(
+                function(t, self.q, pad, round(number)), self.scale, self.zero_point
+            )
     result = function(trial(), Value(self.type), pad, 0.0)
     filling = t.constant(value, self.dtype)
-    return Joined([self, filling], lambda t, parts: function(t, parts[0], pad, parts[1]), result.shape)
+    return Joined(
+        [self, filling],
+        lambda t, parts: function(t, parts[0], pad, parts[1]),
+        result.shape,
+    )
 
 
 @lowers(aten.pad.default, on=Lazy)
-def pad_in_mode(t: Tosa, self: Lazy, pad: Sequence[int], mode: str, value: float | None) -> Any:
+def pad_in_mode(
+    t: Tosa, self: Lazy, pad: Sequence[int], mode: str, value: float | None
+) -> Any:
     """[*S] -> [*S']"""
     if mode == "constant":
         return constant_pad_nd(t, self, pad, value or 0.0)
@@ -255,10 +359,17 @@ def pad_in_mode(t: Tosa, self: Lazy, pad: Sequence[int], mode: str, value: float
 def where(t: Tosa, condition: Value, self: Operand, other: Operand) -> Value:
     """condition [*S], [*S], [*S] -> [*S]"""
     t.require(not isinstance(condition, Lazy), "its condition is quantized")
-    parts = [v if isinstance(v, Value) else t.constant(v, DType.FP32, ()) for v in (self, other)]
+    parts = [
+        v if isinstance(v, Value) else t.constant(v, DType.FP32, ())
+        for v in (self, other)
+    ]
     # the float rule, on values of the same types, says which shape the result has
-    result = lowering_of(aten.where.self)(trial(), Value(condition.type), *[Value(v.type) for v in parts])
-    return Joined(parts, lambda t, parts: t.select(condition, *_ranked(t, parts)), result.shape)
+    result = lowering_of(aten.where.self)(
+        trial(), Value(condition.type), *[Value(v.type) for v in parts]
+    )
+    return Joined(
+        parts, lambda t, parts: t.select(condition, *_ranked(t, parts)), result.shape
+    )
 
 
 def _ranked(t: Tosa, parts: Sequence[Value]) -> list[Value]:
@@ -270,12 +381,16 @@ def _ranked(t: Tosa, parts: Sequence[Value]) -> list[Value]:
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor, on=Lazy)
 def masked_fill(t: Tosa, self: Value, mask: Value, value: Operand) -> Value:
     """self [*S], mask bool [*S], value [] -> [*S]"""
-    return where(t, mask, value if isinstance(value, Value) else t.like(value, self), self)
+    return where(
+        t, mask, value if isinstance(value, Value) else t.like(value, self), self
+    )
 
 
 def _triangle(overload: Any, t: Tosa, self: Lazy, diagonal: int) -> Value:
     """[*B,N,M] -> [*B,N,M]; SELECT by a mask, the triangle of a tensor of true"""
-    mask = lowering_of(overload)(t, t.constant(1, DType.BOOL, self.shape[-2:]), diagonal)
+    mask = lowering_of(overload)(
+        t, t.constant(1, DType.BOOL, self.shape[-2:]), diagonal
+    )
     return where(t, mask, self, t.like(0.0, self))
 
 

@@ -1,4 +1,6 @@
-"""Normalization in integers: sums of squares in 32 bits, and one 1 / sqrt for each row by Newton's iterations."""
+"""Normalization in integers: sums of squares in 32 bits, and one 1 / sqrt for each row
+by Newton's iterations.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,15 @@ aten = torch.ops.aten
 DEVICES = frozenset({"u55"})
 """Devices that take a few operators of 16 bits for less than as many of int32."""
 COARSE = 15
-"""Bits that results of 8 bits do not need: of the normalized integers, which have 30, and of the mantissa less one."""
+"""Bits that results of 8 bits do not need: of the normalized integers, which have 30,
+and of the mantissa less one.
+"""
 
 
 class Normalized(NamedTuple):
-    """(c << shift + left) * mantissa * scale: integers c [*S], and the inverse root of each row."""
+    """(c << shift + left) * mantissa * scale: integers c [*S], and the inverse root of
+    each row.
+    """
 
     c: Value
     inverse: RowFactor
@@ -49,7 +55,9 @@ class Normalized(NamedTuple):
         return Scaled(y, self.scale)
 
     def coarse(self, t: Tosa) -> Scaled:
-        """The result as int16, if it ``is_bounded``; the factor of each row has 15 bits, so that it can be shifted."""
+        """The result as int16, if it ``is_bounded``; the factor of each row has 15
+        bits, so that it can be shifted.
+        """
         mantissa = t.right_shift(self.inverse.mantissa, COARSE)
         # the shift is 15 at most
         factor = t.left_shift(mantissa, self.inverse.shift)
@@ -59,21 +67,29 @@ class Normalized(NamedTuple):
         return Scaled(rescale(t, Scaled(y, step), step.factor, 0, DType.INT16), step)
 
 
-def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool) -> Normalized:
-    """(x - mean) / sqrt(variance + eps) over ``axes``, or x / sqrt(mean square + eps) without ``centre``.
+def normalized(
+    t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool
+) -> Normalized:
+    """(x - mean) / sqrt(variance + eps) over ``axes``, or x / sqrt(mean square + eps)
+    without ``centre``.
 
-    With n elements, c = n * x - sum (without ``centre``, n * x) is exact, and sum(c**2) is n**3 * variance (or mean
-    square). So the result is sqrt(n) * c / sqrt(sum(c**2) + n**3 * eps). ``lost`` low bits of the squares are rounded
-    off, so that their sum has 31 bits. If n**3 * eps needs more bits than that, 2 * ``extra`` more are rounded off;
-    this makes the inverse root 2**extra times as large, which the scale of the result undoes. Raises Unsupported if c
-    has more than 31 bits.
+    With n elements, c = n * x - sum (without ``centre``, n * x) is exact, and sum(c**2)
+    is n**3 * variance (or mean square). So the result is sqrt(n) * c / sqrt(sum(c**2) +
+    n**3 * eps). ``lost`` low bits of the squares are rounded off, so that their sum has
+    31 bits. If n**3 * eps needs more bits than that, 2 * ``extra`` more are rounded
+    off; this makes the inverse root 2**extra times as large, which the scale of the
+    result undoes. Raises Unsupported if c has more than 31 bits.
     """
     n = math.prod([x.shape[a] for a in axes])
     low, high = range_of(x.q)
     bits = math.ceil(math.log2(n * (high - low if centre else x.size)))
     t.require(bits < 31, f"a norm over {n} elements has more than 32 bits")
     # subtracting the mean removes the zero point too
-    q = t.cast(x.q, DType.INT32) if centre else t.sub(t.cast(x.q, DType.INT32), x.zero_point)
+    q = (
+        t.cast(x.q, DType.INT32)
+        if centre
+        else t.sub(t.cast(x.q, DType.INT32), x.zero_point)
+    )
     c = t.mul(q, n)
     if centre:
         c = t.sub(c, reduced(t, q, t.reduce_sum, axes, True))
@@ -85,32 +101,46 @@ def normalized(t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool
     offset = eps * n**3 / x.scale.factor**2 / 2.0**lost
     extra = max(0, math.ceil((math.log2(max(offset, 1)) - 29) / 2))
     squares = t.mul(c, c, shift=min(lost + 2 * extra, 62))
-    total = t.add(reduced(t, squares, t.reduce_sum, axes, True), round(offset / 4.0**extra))
+    total = t.add(
+        reduced(t, squares, t.reduce_sum, axes, True), round(offset / 4.0**extra)
+    )
     inverse = inverse_root(t, t.maximum(total, 1))
-    # c is shifted left as far as int32 allows: the root of a sum that lost ``lost`` bits has lost // 2 bits less
+    # c is shifted left as far as int32 allows: the root of a sum that lost ``lost``
+    # bits has lost // 2 bits less
     left = 14 - lost // 2
     if left < 0:
-        c, left = t.right_shift(c, -left), 0
-    # -29.5: the powers of two in ``inverse_root`` and in the shifts of c and of the product
+        c = t.right_shift(c, -left)
+        left = 0
+    # -29.5: the powers of two in ``inverse_root`` and in the shifts of c and of the
+    # product
     scale = Scale(math.sqrt(n) * 2.0 ** (-29.5 - extra))
-    # |c| is at most the root of the sum of squares; 1.3 times that where the squares were rounded. Below 2**30
+    # |c| is at most the root of the sum of squares; 1.3 times that where the squares
+    # were rounded. Below 2**30
     return Normalized(c, inverse, left, scale, not extra)
 
 
 class Weighed(Lazy):
-    """A normalized value times ``weight`` [C] plus ``bias`` [C] along the last axis, on an NPU."""
+    """A normalized value times ``weight`` [C] plus ``bias`` [C] along the last axis, on
+    an NPU.
+    """
 
     __slots__ = ("bias", "of", "weight")
 
-    def __init__(self, of: Normalized, weight: Value | None, bias: Value | None) -> None:
+    def __init__(
+        self, of: Normalized, weight: Value | None, bias: Value | None
+    ) -> None:
         """A ``weight`` of None is 1, a ``bias`` of None is 0."""
         super().__init__(of.c.shape)
-        self.of, self.weight, self.bias = of, weight, bias
+        self.of = of
+        self.weight = weight
+        self.bias = bias
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
         """The sum in the quantization ``to``; of int8 by a convolution of int16."""
         if to.dtype is DType.INT8:
-            return convolved(t, self.of.coarse(t), self.weight, self.bias).integer(t, to)
+            return convolved(t, self.of.coarse(t), self.weight, self.bias).integer(
+                t, to
+            )
         return self._computed(t).integer(t, to)
 
     def real(self, t: Tosa) -> Value:
@@ -119,15 +149,31 @@ class Weighed(Lazy):
 
     def _computed(self, t: Tosa) -> Scaled:
         """The sum by operators of int32."""
-        return affine(t, self.of.computed(t), (1,) * (self.rank - 1) + self.shape[-1:], self.weight, self.bias)
+        return affine(
+            t,
+            self.of.computed(t),
+            (1,) * (self.rank - 1) + self.shape[-1:],
+            self.weight,
+            self.bias,
+        )
 
 
-def _weighed(t: Tosa, y: Normalized, sizes: Sequence[int], weight: Value | None, bias: Value | None) -> Lazy:
+def _weighed(
+    t: Tosa,
+    y: Normalized,
+    sizes: Sequence[int],
+    weight: Value | None,
+    bias: Value | None,
+) -> Lazy:
     """y * weight + bias along the last axes, which have these ``sizes``."""
     constants = [value for value in (weight, bias) if value is not None]
     is_short = len(sizes) == 1 and y.is_bounded and not any(map(is_dynamic, y.c.shape))
     if is_short and DEVICES & t.spec.devices and "int16" in t.spec.extensions:
-        if constants and y.c.rank > 1 and all(value.constant is not None for value in constants):
+        if (
+            constants
+            and y.c.rank > 1
+            and all(value.constant is not None for value in constants)
+        ):
             return Weighed(y, weight, bias)
     shape = (1,) * (y.c.rank - len(sizes)) + tuple(sizes)
     return affine(t, y.computed(t), shape, weight, bias)
@@ -149,7 +195,13 @@ def layer_norm(
 
 
 @lowers(aten.rms_norm.default, on=Lazy)
-def rms_norm(t: Tosa, input: Value, normalized_shape: Sequence[int], weight: Value | None, eps: float | None) -> Lazy:
+def rms_norm(
+    t: Tosa,
+    input: Value,
+    normalized_shape: Sequence[int],
+    weight: Value | None,
+    eps: float | None,
+) -> Lazy:
     """input [*S,*N], weight [*N] -> [*S,*N]"""
     axes, _ = last_axes(input, normalized_shape)
     epsilon = torch.finfo(torch.float32).eps if eps is None else eps
@@ -166,12 +218,18 @@ def group_norm(
     bias: Value | None,
     eps: float,
 ) -> Lazy:
-    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; statistics over each group of channels of each sample"""
+    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; statistics over each group of
+    channels of each sample
+    """
     x = operand(t, input, "its input")
-    parts = t.reshape(x.q, (x.shape[0], num_groups, math.prod(x.shape[1:]) // num_groups))
+    parts = t.reshape(
+        x.q, (x.shape[0], num_groups, math.prod(x.shape[1:]) // num_groups)
+    )
     groups = Scaled(parts, x.scale, x.zero_point)
     y = normalized(t, groups, [2], eps, True).computed(t)
-    return affine(t, Scaled(t.reshape(y.q, x.shape), y.scale), channel_shape(input), weight, bias)
+    return affine(
+        t, Scaled(t.reshape(y.q, x.shape), y.scale), channel_shape(input), weight, bias
+    )
 
 
 @lowers(aten.instance_norm.default, on=Lazy)
@@ -185,11 +243,18 @@ def instance_norm(
     use_input_stats: bool,
     eps: float,
 ) -> Lazy:
-    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; statistics over each channel of each sample"""
+    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; statistics over each channel of
+    each sample
+    """
     if not use_input_stats:
         return batch_norm(t, input, weight, bias, running_mean, running_var, False, eps)
-    t.require(running_mean is None, "instance normalization that keeps running statistics is not lowered")
-    y = normalized(t, operand(t, input, "its input"), range(2, input.rank), eps, True).computed(t)
+    t.require(
+        running_mean is None,
+        "instance normalization that keeps running statistics is not lowered",
+    )
+    y = normalized(
+        t, operand(t, input, "its input"), range(2, input.rank), eps, True
+    ).computed(t)
     return affine(t, y, channel_shape(input), weight, bias)
 
 
@@ -204,12 +269,24 @@ def batch_norm(
     training: bool,
     eps: float,
 ) -> Lazy:
-    """input [N,C,*S], the others [C] -> [N,C,*S]; x * k + s from constant running statistics"""
-    t.require(not training and running_mean is not None and running_var is not None, "it has the statistics of a batch")
+    """input [N,C,*S], the others [C] -> [N,C,*S]; x * k + s from constant running
+    statistics
+    """
+    t.require(
+        not training and running_mean is not None and running_var is not None,
+        "it has the statistics of a batch",
+    )
     assert running_mean is not None and running_var is not None
     for value in (weight, bias, running_mean, running_var):
-        t.require(value is None or value.constant is not None, "its weight or statistics are computed at run time")
+        t.require(
+            value is None or value.constant is not None,
+            "its weight or statistics are computed at run time",
+        )
     weight, bias = (None if v is None else real(t, v) for v in (weight, bias))
-    k, s = factor_and_offset(t, weight, bias, real(t, running_mean), real(t, running_var), eps)
+    k, s = factor_and_offset(
+        t, weight, bias, real(t, running_mean), real(t, running_var), eps
+    )
     shape = channel_shape(input)
-    return multiplied(t, operand(t, input, "its input"), t.reshape(k, shape), t.reshape(s, shape))
+    return multiplied(
+        t, operand(t, input, "its input"), t.reshape(k, shape), t.reshape(s, shape)
+    )

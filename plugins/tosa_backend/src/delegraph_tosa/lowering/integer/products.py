@@ -1,6 +1,8 @@
-"""Convolutions and matrix products of integers: the rules for floats, on a builder that sums in int32 or int48.
+"""Convolutions and matrix products of integers: the rules for floats, on a builder that
+sums in int32 or int48.
 
-The scale of these sums is the product of the operands' scales. The next quantize operator makes one RESCALE of it.
+The scale of these sums is the product of the operands' scales. The next quantize
+operator makes one RESCALE of it.
 """
 
 from __future__ import annotations
@@ -34,85 +36,139 @@ WIDE = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
 class Accumulating(Tosa):
     """A builder on which rules for floats make products of quantized integers.
 
-    It appends to the operators of ``t``. Products get the zero points ``left`` and ``right`` of their operands and are
-    summed in the integer type ``dtype``. A padded value is padded with its zero point: ``right`` for ``weight`` and
-    values computed from it, else ``left``. ``bias`` is a constant bias in the sums, None if there is none.
+    It appends to the operators of ``t``. Products get the zero points ``left`` and
+    ``right`` of their operands and are summed in the integer type ``dtype``. A padded
+    value is padded with its zero point: ``right`` for ``weight`` and values computed
+    from it, else ``left``. ``bias`` is a constant bias in the sums, None if there is
+    none.
     """
 
     unit: Scale = Scale(1.0)
-    """The scale of the results relative to the sums: a power of two if int48 loses low bits to become int32."""
+    """The scale of the results relative to the sums: a power of two if int48 loses low
+    bits to become int32.
+    """
     terms: int | None = None
     """The number of products in each sum of int48; None before the first one."""
 
     def __init__(
-        self, t: Tosa, dtype: DType, left: int, right: int, weight: Value | None = None, bias: Value | None = None
+        self,
+        t: Tosa,
+        dtype: DType,
+        left: int,
+        right: int,
+        weight: Value | None = None,
+        bias: Value | None = None,
     ) -> None:
-        """A builder that appends to the operators of ``t``, and sums products in ``dtype`` (int32 or int48).
+        """A builder that appends to the operators of ``t``, and sums products in
+        ``dtype`` (int32 or int48).
 
-        ``left`` and ``right`` are the zero points of a product's operands. ``weight`` is the right operand, if it may
-        be padded; ``bias`` is the constant that is part of the sums, None if there is none.
+        ``left`` and ``right`` are the zero points of a product's operands. ``weight``
+        is the right operand, if it may be padded; ``bias`` is the constant that is part
+        of the sums, None if there is none.
         """
         self.__dict__.update(t.__dict__)
-        self.sums, self._left, self._right, self._bias = dtype, left, right, bias
+        self.sums = dtype
+        self._left = left
+        self._right = right
+        self._bias = bias
         self._of_weight = set() if weight is None else {weight}
 
-    def emit(self, cls: type[Operator], inputs: Sequence[Value], fold: bool = True, **attributes: Any) -> Value:
-        """As in the base class; also notes results that are computed from the weight, for ``pad``."""
+    def emit(
+        self,
+        cls: type[Operator],
+        inputs: Sequence[Value],
+        fold: bool = True,
+        **attributes: Any,
+    ) -> Value:
+        """As in the base class; also notes results that are computed from the weight,
+        for ``pad``.
+        """
         result = super().emit(cls, inputs, fold, **attributes)
         if inputs[0] in self._of_weight:
             self._of_weight.add(result)
         return result
 
     def zero(self, value: Value) -> Value:
-        """The zero point of the left operand, as a constant [1] of the type of ``value``."""
+        """The zero point of the left operand, as a constant [1] of the type of
+        ``value``.
+        """
         return self.constant(self._left, value.dtype)
 
     def zeros(self, left: Value, right: Value) -> tuple[Value, Value]:
-        """The zero points of both operands of a product, as constants [1] of their types."""
-        return self.constant(self._left, left.dtype), self.constant(self._right, right.dtype)
+        """The zero points of both operands of a product, as constants [1] of their
+        types.
+        """
+        return self.constant(self._left, left.dtype), self.constant(
+            self._right, right.dtype
+        )
 
     def pad(self, x: Value, padding: Sequence[int], number: Operand = 0) -> Value:
-        """As in the base class, but a padding with 0 becomes one with the zero point, which stands for 0.0."""
+        """As in the base class, but a padding with 0 becomes one with the zero point,
+        which stands for 0.0.
+        """
         zero_point = self._right if x in self._of_weight else self._left
         return super().pad(x, padding, zero_point if number == 0 else number)
 
     def expect_one_type(self, what: str, *values: Value | None) -> None:
-        """Checks nothing: for integers, the bias has the type of the sums, and input and weight may differ too."""
+        """Checks nothing: for integers, the bias has the type of the sums, and input
+        and weight may differ too.
+        """
 
-    def _convolution(self, cls: type[Operator], x: Value, weight: Value, *settings: Any) -> Value:
+    def _convolution(
+        self, cls: type[Operator], x: Value, weight: Value, *settings: Any
+    ) -> Value:
         """As in the base class, with the sums narrowed to int32."""
-        # the number of products in each sum: the kernel's size, times the input channels unless it is depthwise
-        terms = math.prod(weight.shape[:2] if cls is tosa.DEPTHWISE_CONV2D else weight.shape[1:])
-        return self._narrow_sums(super()._convolution(cls, x, weight, *settings), terms, x, weight)
+        # the number of products in each sum: the kernel's size, times the input
+        # channels unless it is depthwise
+        terms = math.prod(
+            weight.shape[:2] if cls is tosa.DEPTHWISE_CONV2D else weight.shape[1:]
+        )
+        return self._narrow_sums(
+            super()._convolution(cls, x, weight, *settings), terms, x, weight
+        )
 
-    def transpose_conv2d(self, x: Value, weight: Value, bias: Value, out_pad: Shape, stride: Shape) -> Value:
+    def transpose_conv2d(
+        self, x: Value, weight: Value, bias: Value, out_pad: Shape, stride: Shape
+    ) -> Value:
         """As in the base class, with the sums narrowed to int32."""
         sums = super().transpose_conv2d(x, weight, bias, out_pad, stride)
         return self._narrow_sums(sums, math.prod(weight.shape[1:]), x, weight)
 
     def _narrow_sums(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """The sums of products of ``left`` and ``right`` as int32, with ``terms`` products in each sum.
+        """The sums of products of ``left`` and ``right`` as int32, with ``terms``
+        products in each sum.
 
-        int32 stays as it is. No other operator takes int48, so a RESCALE rounds off the low bits that do not fit, and
-        ``unit`` becomes the power of two by which it divides. Another ratio would be too coarse for int16 results: for
-        int48 a multiplier has 15 bits. Raises Unsupported if the sums may have more than 48 bits.
+        int32 stays as it is. No other operator takes int48, so a RESCALE rounds off the
+        low bits that do not fit, and ``unit`` becomes the power of two by which it
+        divides. Another ratio would be too coarse for int16 results: for int48 a
+        multiplier has 15 bits. Raises Unsupported if the sums may have more than 48
+        bits.
         """
         if sums.dtype is not DType.INT48:
             return self._bounded(sums, terms, left, right)
         self.require(self.terms in (None, terms), "its sums have different lengths")
-        self.terms, bits = terms, math.ceil(math.log2(greatest(terms))) + _bits(left) + _bits(right)
-        self.require(bits < 48, f"sums of up to {greatest(terms)} products have more than 48 bits")
-        # the largest sum of products; a bias comes on top, which is known only when the file is written
+        self.terms = terms
+        bits = math.ceil(math.log2(greatest(terms))) + _bits(left) + _bits(right)
+        self.require(
+            bits < 48,
+            f"sums of up to {greatest(terms)} products have more than 48 bits",
+        )
+        # the largest sum of products; a bias comes on top, which is known only when the
+        # file is written
         products = 2.0**bits
         if self._bias is None:
             self.unit = Scale(_unit(products))
-            return self._bounded(self._rescaled(sums, Scale(1 / self.unit.factor)), terms, left, right)
-        up, down = _unit_with_bias(self._bias, products, 1), _unit_with_bias(self._bias, products, -1)
+            return self._bounded(
+                self._rescaled(sums, Scale(1 / self.unit.factor)), terms, left, right
+            )
+        up = _unit_with_bias(self._bias, products, 1)
+        down = _unit_with_bias(self._bias, products, -1)
         self.unit = Scale(1.0, (up,))
         return self._rescaled(sums, Scale(1.0, (down,)))
 
     def _bounded(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """``sums``; sets their range to what ``terms`` products of ``left`` and ``right`` can add up to, in ``unit``.
+        """``sums``; sets their range to what ``terms`` products of ``left`` and
+        ``right`` can add up to, in ``unit``.
 
         The range is not known (None) if there is a bias, or if it exceeds 31 bits.
         """
@@ -122,11 +178,17 @@ class Accumulating(Tosa):
             * _largest_distance(right, self._right)
             / self.unit.factor
         )
-        sums.range = (-math.ceil(most), math.ceil(most)) if most < 1 << 31 and self._bias is None else None
+        sums.range = (
+            (-math.ceil(most), math.ceil(most))
+            if most < 1 << 31 and self._bias is None
+            else None
+        )
         return sums
 
     def _rescaled(self, sums: Value, ratio: Scale) -> Value:
-        """The int48 ``sums`` times ``ratio`` as int32, by a RESCALE with multipliers of 15 bits."""
+        """The int48 ``sums`` times ``ratio`` as int32, by a RESCALE with multipliers of
+        15 bits.
+        """
         return self.rescale(sums, *multipliers(self, ratio, 15), 0, 0, DType.INT32)
 
     def no_bias(self, x: Value) -> Value:
@@ -138,17 +200,28 @@ class Accumulating(Tosa):
         return self.sums
 
     def matmul(self, left: Value, right: Value) -> Value:
-        """The sums of products of two matrices [B,L,K] and [B,K,M]; the base class would sum in fp32."""
-        sums = self.emit(tosa.MATMUL, (left, right, *self.zeros(left, right)), dtype=self.sums)
+        """The sums of products of two matrices [B,L,K] and [B,K,M]; the base class
+        would sum in fp32.
+        """
+        sums = self.emit(
+            tosa.MATMUL, (left, right, *self.zeros(left, right)), dtype=self.sums
+        )
         return self._narrow_sums(sums, left.shape[2], left, right)
 
 
 def _sums_and_scale(
-    t: Tosa, overload: Any, x: Scaled, weight: Scaled, bias: Value | None, *settings: Any
+    t: Tosa,
+    overload: Any,
+    x: Scaled,
+    weight: Scaled,
+    bias: Value | None,
+    *settings: Any,
 ) -> tuple[Value, Scale]:
-    """The result of the float rule of ``overload`` on the integers of x, weight and bias, and its scale.
+    """The result of the float rule of ``overload`` on the integers of x, weight and
+    bias, and its scale.
 
-    ``bias`` is a constant, quantized or not, or None. ``settings`` are the operator's arguments after the bias.
+    ``bias`` is a constant, quantized or not, or None. ``settings`` are the operator's
+    arguments after the bias.
     """
     sums = WIDE[x.q.dtype]
     scale = x.scale.times(weight.scale)
@@ -160,13 +233,21 @@ def _sums_and_scale(
 
 
 def _fits_int4(t: Tosa, x: Scaled, weight: Scaled) -> bool:
-    """Whether the constant ``weight`` may be stored as int4 for a product with ``x``; int4 has no zero point."""
-    possible = "int4" in t.spec.extensions and x.q.dtype is DType.INT8 and weight.constant is not None
+    """Whether the constant ``weight`` may be stored as int4 for a product with ``x``;
+    int4 has no zero point.
+    """
+    possible = (
+        "int4" in t.spec.extensions
+        and x.q.dtype is DType.INT8
+        and weight.constant is not None
+    )
     return possible and weight.zero_point == 0 and inside(range_of(weight.q), INT4)
 
 
 def _bits(value: Value) -> int:
-    """The smallest n, at least 0, such that all integers of ``value`` are from -2**n to 2**n."""
+    """The smallest n, at least 0, such that all integers of ``value`` are from -2**n to
+    2**n.
+    """
     low, high = range_of(value)
     return (max(-low, high, 1) - 1).bit_length()
 
@@ -177,12 +258,16 @@ def _largest_distance(value: Value, zero_point: int) -> int:
 
 
 def _unit(largest: float) -> float:
-    """The smallest power of two, at least 1, by which numbers up to ``largest`` are divided to be below 2**30."""
+    """The smallest power of two, at least 1, by which numbers up to ``largest`` are
+    divided to be below 2**30.
+    """
     return 2.0 ** max(0, math.ceil(math.log2(largest)) - 29)
 
 
 def _unit_with_bias(bias: Value, products: float, sign: int) -> Value:
-    """fp32 [1]: ``_unit(products + largest |bias|) ** sign``, computed when the file is written."""
+    """fp32 [1]: ``_unit(products + largest |bias|) ** sign``, computed when the file is
+    written.
+    """
 
     def load() -> Array:
         """The unit, read from the bias when the file is written."""
@@ -193,10 +278,14 @@ def _unit_with_bias(bias: Value, products: float, sign: int) -> Value:
     return Value(Type((1,), DType.FP32), Deferred(load))
 
 
-def bias_in_steps(t: Tosa, bias: Value | None, scale: Scale, sums: DType) -> Value | None:
-    """A constant bias [O], quantized or not, as integers round(bias / scale) of the type ``sums``; None stays None.
+def bias_in_steps(
+    t: Tosa, bias: Value | None, scale: Scale, sums: DType
+) -> Value | None:
+    """A constant bias [O], quantized or not, as integers round(bias / scale) of the
+    type ``sums``; None stays None.
 
-    They are computed when the file is written, which raises Unsupported if one does not fit into the type.
+    They are computed when the file is written, which raises Unsupported if one does not
+    fit into the type.
     """
     if bias is None:
         return None
@@ -208,43 +297,64 @@ def bias_in_steps(t: Tosa, bias: Value | None, scale: Scale, sums: DType) -> Val
         steps = np.rint(real_elements(bias) / scale.elements())
         largest = np.abs(steps).max()
         if not largest <= most:  # or NaN
-            raise refused(f"a bias of {largest:.3g} steps of the product's scale does not fit into {sums}")
+            raise refused(
+                f"a bias of {largest:.3g} steps of the product's scale does not fit"
+                f" into {sums}"
+            )
         integers: Array = steps.astype(ARRAY_DTYPES[sums])
         return integers
 
-    return t.once(("bias", bias, scale, sums), lambda: deferred(Type(bias.shape, sums), load, most))  # type: ignore[no-any-return]
+    return t.once(  # type: ignore[no-any-return]
+        ("bias", bias, scale, sums),
+        lambda: deferred(Type(bias.shape, sums), load, most),
+    )
 
 
 def deferred(type: Type, load: Callable[[], Array], most: int) -> Value:
-    """An integer constant between -most and most that ``load`` computes when the file is written."""
+    """An integer constant between -most and most that ``load`` computes when the file
+    is written.
+    """
     constant = Value(type, Deferred(load))
     constant.range = (-most, most)
     return constant
 
 
 def real_elements(value: Value) -> Array:
-    """The real numbers of a constant [O], quantized or not, as float64. This reads the constant."""
+    """The real numbers of a constant [O], quantized or not, as float64. This reads the
+    constant.
+    """
     if not isinstance(value, Scaled):
         return materialize(value).astype(np.float64)
-    return (materialize(value.q).astype(np.float64) - value.zero_point) * value.scale.elements()
+    return (
+        materialize(value.q).astype(np.float64) - value.zero_point
+    ) * value.scale.elements()
 
 
 def _weight(t: Tosa, weight: Value, axis: int) -> Scaled:
-    """``weight`` as a quantized value; raises Unsupported if its scales of channels lie along another axis."""
+    """``weight`` as a quantized value; raises Unsupported if its scales of channels lie
+    along another axis.
+    """
     w = operand(t, weight, "its weight")
-    t.require(w.axis in (None, axis), f"its weight has scales along axis {w.axis}, not {axis}")
+    t.require(
+        w.axis in (None, axis), f"its weight has scales along axis {w.axis}, not {axis}"
+    )
     return w
 
 
 def _kernel(t: Tosa, weight: Value, axis: int) -> Scaled:
     """As ``_weight``, for convolutions; raises Unsupported unless the weight is int8."""
     w = _weight(t, weight, axis)
-    t.require(w.q.dtype is DType.INT8, f"TOSA convolves by weights of int8 and int4 only, not {w.q.dtype}")
+    t.require(
+        w.q.dtype is DType.INT8,
+        f"TOSA convolves by weights of int8 and int4 only, not {w.q.dtype}",
+    )
     return w
 
 
 INT4 = (-7, 7)
-"""The smallest and largest int4; TOSA leaves -8 out (specification: Supported Number Formats)."""
+"""The smallest and largest int4; TOSA leaves -8 out (specification: Supported Number
+Formats).
+"""
 
 
 def _as_int4(t: Tosa, weight: Value) -> Value:
@@ -257,31 +367,52 @@ def _as_int4(t: Tosa, weight: Value) -> Value:
         """The elements of the weight; raises Unsupported if one is beyond INT4."""
         elements = materialize(weight)
         if np.abs(elements).max(initial=0) > INT4[1]:
-            raise refused("a weight that is quantized to int4 has integers beyond -7 to 7")
+            raise refused(
+                "a weight that is quantized to int4 has integers beyond -7 to 7"
+            )
         return elements
 
-    constant: Value = t.once(("int4", weight), lambda: Value(Type(weight.shape, DType.INT4), Deferred(load)))
+    constant: Value = t.once(
+        ("int4", weight), lambda: Value(Type(weight.shape, DType.INT4), Deferred(load))
+    )
     return constant
 
 
-def _convolution(t: Tosa, overload: Any, x: Scaled, weight: Scaled, bias: Value | None, *settings: Any) -> Lazy:
-    """A convolution of quantized values. A constant bias is part of the operator; any other is added to its sums."""
-    # the bias that the operator takes; None if there is none, or if it is computed at run time
+def _convolution(
+    t: Tosa,
+    overload: Any,
+    x: Scaled,
+    weight: Scaled,
+    bias: Value | None,
+    *settings: Any,
+) -> Lazy:
+    """A convolution of quantized values. A constant bias is part of the operator; any
+    other is added to its sums.
+    """
+    # the bias that the operator takes; None if there is none, or if it is computed at
+    # run time
     folded = bias if bias is None or bias.constant is not None else None
     y, scale = _sums_and_scale(t, overload, x, weight, folded, *settings)
     # the axis of the channels: 1, or 0 for an input without batch axis
     axis = y.rank - (weight.rank - 1)
-    return _with_bias(t, Scaled(y, scale, axis=axis), None if folded is bias else bias, axis)
+    return _with_bias(
+        t, Scaled(y, scale, axis=axis), None if folded is bias else bias, axis
+    )
 
 
 def _with_bias(t: Tosa, y: Scaled, bias: Value | None, axis: int) -> Lazy:
-    """y + bias, where ``bias`` [O] has a number for each element of ``axis``; None is no bias.
+    """y + bias, where ``bias`` [O] has a number for each element of ``axis``; None is
+    no bias.
 
     Raises Unsupported if there is a bias and y has a scale for each channel.
     """
     if bias is None:
         return y
-    t.require(y.axis is None, "its bias is no part of the sums, because the weight has a scale for each channel")
+    t.require(
+        y.axis is None,
+        "its bias is no part of the sums, because the weight has a scale for each"
+        " channel",
+    )
     shape = (*bias.shape, *(1,) * (y.rank - 1 - axis))
     if bias.constant is not None:
         load = partial(_real_elements_fp32, bias, shape)
@@ -297,14 +428,28 @@ def _real_elements_fp32(value: Value, shape: Shape) -> Array:
 
 
 def _register_convolutions(*overloads: Any) -> None:
-    """Register the rules of the convolutions ``overloads``; ``of`` binds each rule to its operator."""
+    """Register the rules of the convolutions ``overloads``; ``of`` binds each rule to
+    its operator.
+    """
     for overload in overloads:
 
         def convolved(
-            t: Tosa, input: Value, weight: Value, bias: Value | None, *settings: Any, of: Any = overload
+            t: Tosa,
+            input: Value,
+            weight: Value,
+            bias: Value | None,
+            *settings: Any,
+            of: Any = overload,
         ) -> Lazy:
             """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S']"""
-            return _convolution(t, of, operand(t, input, "its input"), _kernel(t, weight, 0), bias, *settings)
+            return _convolution(
+                t,
+                of,
+                operand(t, input, "its input"),
+                _kernel(t, weight, 0),
+                bias,
+                *settings,
+            )
 
         lowers(overload, on=Lazy)(convolved)
 
@@ -316,25 +461,39 @@ _register_convolutions(
 
 
 def _register_products(*overloads: Any) -> None:
-    """Register the rules of the matrix products ``overloads``; ``of`` binds each rule to its operator."""
+    """Register the rules of the matrix products ``overloads``; ``of`` binds each rule
+    to its operator.
+    """
     for overload in overloads:
 
         def multiplied(t: Tosa, *matrices: Value, of: Any = overload) -> Lazy:
-            """[*B,L,K], [*B,K,M] -> [*B,L,M]; the right matrix may have a scale for each column"""
+            """[*B,L,K], [*B,K,M] -> [*B,L,M]; the right matrix may have a scale for
+            each column
+            """
             left, right = matrices
-            return product(t, of, operand(t, left, "the left matrix"), operand(t, right, "the right matrix"))
+            return product(
+                t,
+                of,
+                operand(t, left, "the left matrix"),
+                operand(t, right, "the right matrix"),
+            )
 
         lowers(overload, on=Lazy)(multiplied)
 
 
 def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
-    """The sums of a product of two quantized matrices. ``overload`` is the ATen operator.
+    """The sums of a product of two quantized matrices. ``overload`` is the ATen
+    operator.
 
-    Raises Unsupported for scales of channels, other than one for each column of the right matrix.
+    Raises Unsupported for scales of channels, other than one for each column of the
+    right matrix.
     """
     t.require(left.axis is None, f"the left matrix has scales along axis {left.axis}")
     columns = right.rank - 1
-    t.require(right.axis in (None, columns), f"the right matrix has scales along axis {right.axis}, not {columns}")
+    t.require(
+        right.axis in (None, columns),
+        f"the right matrix has scales along axis {right.axis}, not {columns}",
+    )
     left, right = _widened(t, left, right), _widened(t, right, left)
     sums = WIDE[left.q.dtype]
     builder = Accumulating(t, sums, left.zero_point, right.zero_point)
@@ -343,7 +502,9 @@ def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
 
 
 def _widened(t: Tosa, x: Scaled, other: Scaled) -> Scaled:
-    """x as int16 without zero point if x is int8 and ``other`` int16, else x: operands of MATMUL have one type."""
+    """x as int16 without zero point if x is int8 and ``other`` int16, else x: operands
+    of MATMUL have one type.
+    """
     if x.q.dtype is other.q.dtype or x.q.dtype is DType.INT16 or x.axis is not None:
         return x
     return Scaled(rescale(t, x, x.scale.factor, 0, DType.INT16), x.scale)
@@ -353,14 +514,22 @@ _register_products(aten.matmul.default, aten.mm.default, aten.bmm.default)
 
 
 def _register_transposed(*overloads: Any) -> None:
-    """Register the rules of the transposed convolutions ``overloads``; ``of`` binds each rule to its operator."""
+    """Register the rules of the transposed convolutions ``overloads``; ``of`` binds
+    each rule to its operator.
+    """
     for overload in overloads:
 
         def spread(
-            t: Tosa, input: Value, weight: Value, bias: Value | None, *settings: Any, of: Any = overload
+            t: Tosa,
+            input: Value,
+            weight: Value,
+            bias: Value | None,
+            *settings: Any,
+            of: Any = overload,
         ) -> Lazy:
             """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S']"""
-            x, w = operand(t, input, "its input"), _kernel(t, weight, 1)
+            x = operand(t, input, "its input")
+            w = _kernel(t, weight, 1)
             groups = settings[3]  # after stride, padding and output_padding
             # the weight has scales for the channels of one group
             w = Scaled(w.q, _scale_of_groups(t, w.scale, groups), w.zero_point, w.axis)
@@ -370,19 +539,33 @@ def _register_transposed(*overloads: Any) -> None:
 
 
 def _scale_of_groups(t: Tosa, scale: Scale, groups: int) -> Scale:
-    """The scales of all output channels: the scales of one group's channels, repeated for each group."""
+    """The scales of all output channels: the scales of one group's channels, repeated
+    for each group.
+    """
     if scale.channels == 1:
         return scale
-    return Scale(scale.factor, tuple([t.tile(v, (groups,)) if v.shape != (1,) else v for v in scale.tensors]))
+    return Scale(
+        scale.factor,
+        tuple([t.tile(v, (groups,)) if v.shape != (1,) else v for v in scale.tensors]),
+    )
 
 
-_register_transposed(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+_register_transposed(
+    aten.conv_transpose1d.default,
+    aten.conv_transpose2d.input,
+    aten.conv_transpose3d.input,
+)
 
 
 @lowers(aten.baddbmm.default, on=Lazy)
-def baddbmm(t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float) -> Lazy:
-    """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M]; beta * self + alpha * batch1 @ batch2"""
-    left, right = operand(t, batch1, "the left matrix"), operand(t, batch2, "the right matrix")
+def baddbmm(
+    t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float
+) -> Lazy:
+    """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M]; beta * self + alpha *
+    batch1 @ batch2
+    """
+    left = operand(t, batch1, "the left matrix")
+    right = operand(t, batch2, "the right matrix")
     y = times(t, product(t, aten.bmm.default, left, right), alpha)
     if beta == 0:
         return y
@@ -391,23 +574,44 @@ def baddbmm(t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alp
 
 
 @lowers(aten.addmm.default, on=Lazy)
-def addmm(t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: float) -> Lazy:
+def addmm(
+    t: Tosa, self: Value, mat1: Value, mat2: Value, beta: float, alpha: float
+) -> Lazy:
     """self [M], mat1 [L,K], mat2 [K,M] -> [L,M]"""
-    x, matrix = operand(t, mat1, "the left matrix"), operand(t, mat2, "the right matrix")
-    t.require(beta == alpha == 1 and self.shape == mat2.shape[1:], "addmm with factors, or of a matrix, is not lowered")
-    weight = Scaled(t.transpose(matrix.q, (1, 0)), matrix.scale, matrix.zero_point, 0 if matrix.axis == 1 else None)
-    t.require(matrix.axis in (None, 1), f"the right matrix has scales along axis {matrix.axis}, not 1")
+    x = operand(t, mat1, "the left matrix")
+    matrix = operand(t, mat2, "the right matrix")
+    t.require(
+        beta == alpha == 1 and self.shape == mat2.shape[1:],
+        "addmm with factors, or of a matrix, is not lowered",
+    )
+    weight = Scaled(
+        t.transpose(matrix.q, (1, 0)),
+        matrix.scale,
+        matrix.zero_point,
+        0 if matrix.axis == 1 else None,
+    )
+    t.require(
+        matrix.axis in (None, 1),
+        f"the right matrix has scales along axis {matrix.axis}, not 1",
+    )
     return linear(t, x, weight, self)
 
 
 @lowers(aten.linear.default, on=Lazy)
 def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Lazy:
     """input [*S,I], weight [O,I], bias [O] -> [*S,O]"""
-    x, w = operand(t, input, "its input"), _weight(t, weight, 0)
-    # CONV2D takes a bias; MATMUL takes none, but for int8 the bias can be added to its int32 sums
+    x = operand(t, input, "its input")
+    w = _weight(t, weight, 0)
+    # CONV2D takes a bias; MATMUL takes none, but for int8 the bias can be added to its
+    # int32 sums
     in_sums = w.constant is not None or x.q.dtype is w.q.dtype is DType.INT8
     folded = bias if in_sums and (bias is None or bias.constant is not None) else None
     if w.constant is None:  # the product is a MATMUL, whose operands need one type
         x, w = _widened(t, x, w), _widened(t, w, x)
     y, scale = _sums_and_scale(t, aten.linear.default, x, w, folded)
-    return _with_bias(t, Scaled(y, scale, axis=y.rank - 1), None if folded is bias else bias, y.rank - 1)
+    return _with_bias(
+        t,
+        Scaled(y, scale, axis=y.rank - 1),
+        None if folded is bias else bias,
+        y.rank - 1,
+    )

@@ -1,7 +1,8 @@
 """Interpolation of quantized images.
 
-RESIZE multiplies integers by integer weights and returns sums of 32 or 48 bits. If RESIZE cannot express an
-interpolation, weighted sums are computed in fixed point, along one axis after the other.
+RESIZE multiplies integers by integer weights and returns sums of 32 or 48 bits. If
+RESIZE cannot express an interpolation, weighted sums are computed in fixed point, along
+one axis after the other.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ aten = torch.ops.aten
 
 
 class Resizing(Tosa):
-    """A builder for one RESIZE of integers. ``weight`` is the sum of its integer weights: the factor of the result.
+    """A builder for one RESIZE of integers. ``weight`` is the sum of its integer
+    weights: the factor of the result.
 
-    The float rule falls back to weighted sums where RESIZE cannot express the call; their operators raise Unsupported.
+    The float rule falls back to weighted sums where RESIZE cannot express the call;
+    their operators raise Unsupported.
     """
 
     weight = 1
@@ -37,8 +40,12 @@ class Resizing(Tosa):
         """A builder that appends to the operators of ``t``."""
         self.__dict__.update(t.__dict__)
 
-    def resize(self, x: Value, scale: Shape, offset: Shape, border: Shape, mode: ResizeMode) -> Value:
-        """RESIZE, with int48 sums as int32; raises Unsupported if they may not fit. Sets ``weight``."""
+    def resize(
+        self, x: Value, scale: Shape, offset: Shape, border: Shape, mode: ResizeMode
+    ) -> Value:
+        """RESIZE, with int48 sums as int32; raises Unsupported if they may not fit.
+        Sets ``weight``.
+        """
         # bilinear weights add up to scale_y_n * scale_x_n
         self.weight = scale[0] * scale[2]
         y = super().resize(x, scale, offset, border, mode)
@@ -61,7 +68,9 @@ class Resizing(Tosa):
 
 
 class Weighing(Tosa):
-    """A builder for weighted sums of int32: the fp32 constants by which a rule multiplies become fixed point."""
+    """A builder for weighted sums of int32: the fp32 constants by which a rule
+    multiplies become fixed point.
+    """
 
     weighs_integers = True
 
@@ -78,7 +87,8 @@ class Weighing(Tosa):
 WEIGHT = 28
 """Fraction bits of a weight."""
 ROOM = 4
-"""How many bits a cubic interpolation over three axes may add to the largest element."""
+"""How many bits a cubic interpolation over three axes may add to the largest element.
+"""
 
 
 def _by_weighted_sums(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
@@ -92,8 +102,11 @@ def _by_weighted_sums(overload: Any, t: Tosa, self: Value, *settings: Any) -> La
 
 
 def _by_resize(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
-    """[N,C,H,W] -> [N,C,H',W'], by RESIZE, or by weighted sums if RESIZE cannot express the call"""
-    x, start = operand(t, self, "its input"), len(t.operators)
+    """[N,C,H,W] -> [N,C,H',W'], by RESIZE, or by weighted sums if RESIZE cannot express
+    the call
+    """
+    x = operand(t, self, "its input")
+    start = len(t.operators)
     builder = Resizing(t)
     try:
         y: Value = lowering_of(overload)(builder, x.q, *settings)

@@ -1,6 +1,8 @@
-"""Softmax in integers: exp by tables, the sum in 32 bits, and one division for each row by Newton's iterations.
+"""Softmax in integers: exp by tables, the sum in 32 bits, and one division for each row
+by Newton's iterations.
 
-Intermediate values have 15 bits and more, so that their errors do not show in a result of 8 bits.
+Intermediate values have 15 bits and more, so that their errors do not show in a result
+of 8 bits.
 """
 
 from __future__ import annotations
@@ -21,28 +23,45 @@ from ..lazy.tables import looked_up
 from ..lazy.values import BITS, Lazy, Scaled
 from ..ranges.ranges import range_of_type
 from ..registry import lowering_of, lowers
-from .fixed_point import FRACTION, LOG_FRACTION, exp_of, exp_one, exp_table, logarithm, reciprocal
+from .fixed_point import (
+    FRACTION,
+    LOG_FRACTION,
+    exp_of,
+    exp_one,
+    exp_table,
+    logarithm,
+    reciprocal,
+)
 from .short_rows import has_short_rows, short_shares
 from .sums import HIDES, Shifted, addend, aligned
 
 aten = torch.ops.aten
 MARGIN = 32.0
-"""How far hidden elements are placed below the smallest of the others: their exp is then 1e-14."""
+"""How far hidden elements are placed below the smallest of the others: their exp is
+then 1e-14.
+"""
 _UNKNOWN = "nothing quantizes its operand before"
 
 
 class Softmax(Lazy):
-    """The softmax of ``of`` along ``axis``, computed when the type of the result is known."""
+    """The softmax of ``of`` along ``axis``, computed when the type of the result is
+    known.
+    """
 
     __slots__ = ("axis", "of")
 
     def __init__(self, of: Lazy, dim: int) -> None:
-        """``of`` is the operand; ``dim``, which may be negative, is the axis along which the elements are divided."""
+        """``of`` is the operand; ``dim``, which may be negative, is the axis along
+        which the elements are divided.
+        """
         super().__init__(of.shape)
-        self.of, self.axis = of, axis_of(dim, of.rank)
+        self.of = of
+        self.axis = axis_of(dim, of.rank)
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """exp of each element, times the reciprocal of their sum; the exponentials have 15 bits for int8, else 23."""
+        """exp of each element, times the reciprocal of their sum; the exponentials have
+        15 bits for int8, else 23.
+        """
         x = logits(t, self.of)
         if to.dtype is DType.INT8 and has_short_rows(t, x, self.axis):
             return short_shares(t, x, self.axis).integer(t, to)
@@ -53,7 +72,9 @@ class Softmax(Lazy):
 
     def real(self, t: Tosa) -> Value:
         """The softmax of the real numbers that ``of`` stands for, by the float rule."""
-        result: Value = lowering_of(aten.softmax.int)(t, self.of.real(t), self.axis, None)
+        result: Value = lowering_of(aten.softmax.int)(
+            t, self.of.real(t), self.axis, None
+        )
         return result
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
@@ -64,8 +85,9 @@ class Softmax(Lazy):
 def softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
     """The softmax of x [*S] along ``dim``, as a lazy value.
 
-    Raises Unsupported if x is not quantized, or if the sum of exponentials is too large. This is checked here already:
-    once ``integer`` is called, this call can no longer be computed in floats instead.
+    Raises Unsupported if x is not quantized, or if the sum of exponentials is too
+    large. This is checked here already: once ``integer`` is called, this call can no
+    longer be computed in floats instead.
     """
     y = Softmax(x, dim)
     t.require(x.reach(t, HIDES) < math.inf, _UNKNOWN)
@@ -76,21 +98,29 @@ def softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
 def logits(t: Tosa, x: Lazy) -> Scaled:
     """The operand of a softmax as integers; raises Unsupported if x is not quantized.
 
-    Elements that a mask hides become the smallest integer, MARGIN below all others. If a mask hides a whole row, its
-    elements are equal, as they are in torch if the mask adds the lowest number of fp32.
+    Elements that a mask hides become the smallest integer, MARGIN below all others. If
+    a mask hides a whole row, its elements are equal, as they are in torch if the mask
+    adds the lowest number of fp32.
     """
     most = x.reach(t, HIDES)
     t.require(most < math.inf, _UNKNOWN)
     if isinstance(x, Shifted) or x.reach(t) > most:
         step = (most + MARGIN) / 2.0**BITS
-        return Scaled(x.integer(t, Quantization(step, 0, -(1 << BITS), 1 << BITS, DType.INT32)), Scale(step))
+        return Scaled(
+            x.integer(t, Quantization(step, 0, -(1 << BITS), 1 << BITS, DType.INT32)),
+            Scale(step),
+        )
     return addend(t, x)
 
 
 def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
-    """exp(x - the largest x along ``axis``), int32 of at most ``bits`` bits; the sum along the axis is below 2**30"""
-    bits, distance = min(_bits_in_sum(t, x, axis), bits), _distance_from_largest(t, x, axis)
-    # distances of int8 are -255 .. 0: one table lookup each, with -128 as the first index
+    """exp(x - the largest x along ``axis``), int32 of at most ``bits`` bits; the sum
+    along the axis is below 2**30
+    """
+    bits = min(_bits_in_sum(t, x, axis), bits)
+    distance = _distance_from_largest(t, x, axis)
+    # distances of int8 are -255 .. 0: one table lookup each, with -128 as the first
+    # index
     if x.q.dtype is DType.INT8:
         with t.proven(range_of_type(DType.INT8)):
             index = t.add(distance, 127)
@@ -115,7 +145,9 @@ def _distance_from_largest(t: Tosa, x: Scaled, axis: int) -> Value:
 
 
 def log_softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
-    """x [*S] -> [*S]; d - ln(sum(exp(d))), where d is x minus its largest element along ``dim``"""
+    """x [*S] -> [*S]; d - ln(sum(exp(d))), where d is x minus its largest element along
+    ``dim``
+    """
     distance, total = _logarithm_of_sum(t, logits(t, x), axis_of(dim, x.rank))
     (left, right), step = aligned(t, [distance, total])
     return Scaled(t.sub(left, right), Scale(step))
@@ -123,24 +155,43 @@ def log_softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
 
 def _logarithm_of_sum(t: Tosa, x: Scaled, axis: int) -> tuple[Scaled, Scaled]:
     """(d, ln(sum(exp(d)))), where d is x minus the largest x along ``axis``."""
-    distance, bits = Scaled(_distance_from_largest(t, x, axis), x.scale), min(_bits_in_sum(t, x, axis), 23)
+    distance = Scaled(_distance_from_largest(t, x, axis), x.scale)
+    bits = min(_bits_in_sum(t, x, axis), 23)
     total = logarithm(t, t.reduce_sum(exp_of(t, distance, bits), axis), exp_one(bits))
-    # the largest element is exp(0) = 1, so the sum is from 1 to N, and its logarithm from 0 to log(N)
-    total.q.range = (-1, math.ceil(math.log2(greatest(x.shape[axis])) + 1) << LOG_FRACTION)
+    # the largest element is exp(0) = 1, so the sum is from 1 to N, and its logarithm
+    # from 0 to log(N)
+    total.q.range = (
+        -1,
+        math.ceil(math.log2(greatest(x.shape[axis])) + 1) << LOG_FRACTION,
+    )
     return distance, total
 
 
 @lowers(aten.softmax.int, aten._softmax.default, on=Lazy)
-def softmax(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None = None, half_to_float: bool = False) -> Lazy:
+def softmax(
+    t: Tosa,
+    self: Lazy,
+    dim: int,
+    dtype: torch.dtype | None = None,
+    half_to_float: bool = False,
+) -> Lazy:
     """[*S] -> [*S]"""
     t.require(dtype in (None, torch.float32), f"a softmax in {dtype} is not lowered")
     return softmax_of(t, self, dim)
 
 
 @lowers(aten.log_softmax.int, aten._log_softmax.default, on=Lazy)
-def log_softmax(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None = None, half_to_float: bool = False) -> Lazy:
+def log_softmax(
+    t: Tosa,
+    self: Lazy,
+    dim: int,
+    dtype: torch.dtype | None = None,
+    half_to_float: bool = False,
+) -> Lazy:
     """[*S] -> [*S]"""
-    t.require(dtype in (None, torch.float32), f"a log_softmax in {dtype} is not lowered")
+    t.require(
+        dtype in (None, torch.float32), f"a log_softmax in {dtype} is not lowered"
+    )
     return log_softmax_of(t, self, dim)
 
 
@@ -154,5 +205,7 @@ def logsumexp(t: Tosa, self: Lazy, dim: Sequence[int], keepdim: bool) -> Lazy:
     largest = Scaled(t.reduce_max(x.q, axes[0]), x.scale, x.zero_point)
     (left, right), step = aligned(t, [largest, total])
     sums = t.add(left, right)
-    shape = sums.shape if keepdim else (*sums.shape[: axes[0]], *sums.shape[axes[0] + 1 :])
+    shape = (
+        sums.shape if keepdim else (*sums.shape[: axes[0]], *sums.shape[axes[0] + 1 :])
+    )
     return Scaled(t.reshape(sums, shape), Scale(step))

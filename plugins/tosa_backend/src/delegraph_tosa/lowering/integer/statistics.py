@@ -1,4 +1,6 @@
-"""Running sums, variances, deviations and norms of quantized values, by sums of squares in 32 bits."""
+"""Running sums, variances, deviations and norms of quantized values, by sums of squares
+in 32 bits.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ Dims = Sequence[int] | int | None
 
 @lowers(aten.cumsum.default, on=Lazy)
 def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
-    """[*A,N,*B] -> [*A,N,*B]; elements lose low bits if the sum of N elements would not fit into 32 bits"""
+    """[*A,N,*B] -> [*A,N,*B]; elements lose low bits if the sum of N elements would not
+    fit into 32 bits
+    """
     t.require(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
     x = addend(t, self)
     count = x.shape[axis_of(dim, x.rank)] if x.rank else 1
@@ -42,7 +46,8 @@ def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
 
 
 def sum_of_squares(t: Tosa, c: Value, axes: Sequence[int], keepdim: bool) -> Scaled:
-    """The sum of the squares of c int32 [*S] over ``axes``, with 30 bits; squares lose low bits if they have to.
+    """The sum of the squares of c int32 [*S] over ``axes``, with 30 bits; squares lose
+    low bits if they have to.
 
     Raises Unsupported if the sum has more than 92 bits.
     """
@@ -56,40 +61,64 @@ def sum_of_squares(t: Tosa, c: Value, axes: Sequence[int], keepdim: bool) -> Sca
 
 
 def root(t: Tosa, x: Scaled) -> Scaled:
-    """The square root of x int32 >= 0 as int32, with 13.5 fraction bits: x * (1 / sqrt(x)), by ``inverse_root``."""
-    # sqrt(x) = (x << shift) * mantissa / 2**(15.5 + 29); the MUL divides by 2**31, so 13.5 bits remain
+    """The square root of x int32 >= 0 as int32, with 13.5 fraction bits: x * (1 /
+    sqrt(x)), by ``inverse_root``.
+    """
+    # sqrt(x) = (x << shift) * mantissa / 2**(15.5 + 29); the MUL divides by 2**31, so
+    # 13.5 bits remain
     inverse = inverse_root(t, t.maximum(x.q, 1))
     y = t.mul(t.left_shift(x.q, inverse.shift), inverse.mantissa, shift=31)
     y.range = 0, 1 << FRACTION
     return Scaled(y, Scale(math.sqrt(x.scale.factor) * 2.0**-13.5))
 
 
-def _variance(t: Tosa, x: Scaled, dims: Dims, correction: float, keepdim: bool) -> Scaled:
+def _variance(
+    t: Tosa, x: Scaled, dims: Dims, correction: float, keepdim: bool
+) -> Scaled:
     """The variance of x over ``dims``.
 
-    With n elements, c = n * x - sum is exact, and sum(c**2) = n**2 * (n - correction) * variance. Raises Unsupported if
-    n is known at run time only, is not above ``correction``, or makes c too large for int32.
+    With n elements, c = n * x - sum is exact, and sum(c**2) = n**2 * (n - correction) *
+    variance. Raises Unsupported if n is known at run time only, is not above
+    ``correction``, or makes c too large for int32.
     """
     axes = axes_of(dims, x.rank)
     n = math.prod([x.shape[a] for a in axes])
-    t.require(not is_dynamic(n), "of how many elements it is the variance is known at run time only")
+    t.require(
+        not is_dynamic(n),
+        "of how many elements it is the variance is known at run time only",
+    )
     t.require(n > correction, f"of {n} elements it is no number")
     low, high = range_of(x.q)
-    t.require(n * (high - low) < 1 << 31, f"a variance of {n} elements has more than 32 bits")
+    t.require(
+        n * (high - low) < 1 << 31, f"a variance of {n} elements has more than 32 bits"
+    )
     q = t.cast(x.q, DType.INT32)
     c = t.sub(t.mul(q, n), reduced(t, q, t.reduce_sum, axes, True))
     c.range = -n * (high - low), n * (high - low)
     total = sum_of_squares(t, c, axes, keepdim)
     # c is in integers, so the variance of the real numbers has the factor scale**2
-    return Scaled(total.q, total.scale.over(n**2 * (n - correction) / x.scale.factor**2))
+    return Scaled(
+        total.q, total.scale.over(n**2 * (n - correction) / x.scale.factor**2)
+    )
 
 
-def _moments(t: Tosa, self: Lazy, dims: Dims, correction: float, keepdim: bool, rooted: bool) -> tuple[Lazy, Lazy]:
-    """(variance, mean) of ``self`` over ``dims``, or with ``rooted`` (standard deviation, mean)."""
+def _moments(
+    t: Tosa, self: Lazy, dims: Dims, correction: float, keepdim: bool, rooted: bool
+) -> tuple[Lazy, Lazy]:
+    """(variance, mean) of ``self`` over ``dims``, or with ``rooted`` (standard
+    deviation, mean).
+    """
     x = operand(t, self, "its input")
     spread = _variance(t, x, dims, correction, keepdim)
-    total, count = summed(t, x, None if dims is None else [dims] if isinstance(dims, int) else dims, keepdim)
-    return root(t, spread) if rooted else spread, Scaled(total.q, total.scale.over(count))
+    total, count = summed(
+        t,
+        x,
+        None if dims is None else [dims] if isinstance(dims, int) else dims,
+        keepdim,
+    )
+    return root(t, spread) if rooted else spread, Scaled(
+        total.q, total.scale.over(count)
+    )
 
 
 def _register_moments(packet: Any, rooted: bool, with_mean: bool) -> None:
@@ -105,7 +134,14 @@ def _register_moments(packet: Any, rooted: bool, with_mean: bool) -> None:
         keepdim: bool = False,
     ) -> Any:
         """[*S] -> [*S'], and with the mean [*S'], [*S']"""
-        both = _moments(t, self, dim, int(unbiased) if correction is None else correction, keepdim, rooted)
+        both = _moments(
+            t,
+            self,
+            dim,
+            int(unbiased) if correction is None else correction,
+            keepdim,
+            rooted,
+        )
         return both if with_mean else both[0]
 
 
@@ -116,7 +152,9 @@ _register_moments(aten.std_mean, True, True)
 
 
 @lowers(aten.linalg_vector_norm.default, on=Lazy)
-def linalg_vector_norm(t: Tosa, self: Lazy, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Lazy:
+def linalg_vector_norm(
+    t: Tosa, self: Lazy, ord: float, dim: Dims, keepdim: bool, dtype: torch.dtype | None
+) -> Lazy:
     """[*S] -> [*S']; of order 1, 2 or infinity"""
     t.require(ord in (1, 2, math.inf), f"a norm of order {ord} has no rule of its own")
     t.require(dtype in (None, torch.float32), f"a norm in {dtype} is not lowered")
@@ -126,7 +164,8 @@ def linalg_vector_norm(t: Tosa, self: Lazy, ord: float, dim: Dims, keepdim: bool
     axes = axes_of(dim, x.rank)
     if ord == 2:
         total = sum_of_squares(t, c, axes, keepdim)
-        # squares of real numbers are scale**2 times those of integers: the scale is divided by scale**-2
+        # squares of real numbers are scale**2 times those of integers: the scale is
+        # divided by scale**-2
         return root(t, Scaled(total.q, total.scale.over(x.scale.factor**-2)))
     absolute = Scaled(t.abs(c), x.scale)
     if ord == 1:

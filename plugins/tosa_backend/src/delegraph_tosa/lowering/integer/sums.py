@@ -1,7 +1,8 @@
-"""Sums of values in different quantizations, which are rescaled to one scale in 32 bits first.
+"""Sums of values in different quantizations, which are rescaled to one scale in 32 bits
+first.
 
-The common scale is the largest scale divided by a power of two. It is so fine that rounding errors do not show; values
-with equal scales are not rounded at all.
+The common scale is the largest scale divided by a power of two. It is so fine that
+rounding errors do not show; values with equal scales are not rounded at all.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from ..lazy.values import BITS, Lazy, Scaled, integer, reach, real, rescale
 from ..torch_values.types import refused
 
 FINE = 27
-"""Bits of the integers of a lazy value that is an operand of a sum: some more than fp32 has."""
+"""Bits of the integers of a lazy value that is an operand of a sum: some more than fp32
+has.
+"""
 UP = {DType.INT8: 19, DType.INT16: 14}
-"""Type -> n: NPUs add two such operands in one step if the one with the larger scale is multiplied by 2**n."""
+"""Type -> n: NPUs add two such operands in one step if the one with the larger scale is
+multiplied by 2**n.
+"""
 HIDES = -1000.0
 """Numbers below this, added to a score by a mask, hide the score: its softmax is 0."""
 
@@ -29,10 +34,15 @@ HIDES = -1000.0
 def addend(t: Tosa, value: Value) -> Scaled:
     """``value`` as integers with one scale for all elements, of at most BITS bits.
 
-    A lazy value that has no such integers yet is computed as int32 with a scale in which its largest absolute value has
-    FINE bits. Raises Unsupported for floats, and for a lazy value whose range is not known.
+    A lazy value that has no such integers yet is computed as int32 with a scale in
+    which its largest absolute value has FINE bits. Raises Unsupported for floats, and
+    for a lazy value whose range is not known.
     """
-    if isinstance(value, Scaled) and not value.scale.tensors and value.size <= 1 << BITS:
+    if (
+        isinstance(value, Scaled)
+        and not value.scale.tensors
+        and value.size <= 1 << BITS
+    ):
         return value
     if not isinstance(value, Lazy):
         raise refused("one of its operands is a float")
@@ -44,18 +54,25 @@ def addend(t: Tosa, value: Value) -> Scaled:
 
 def in_steps(t: Tosa, value: Value, step: float, most: int = 1 << FINE) -> Scaled:
     """``value`` as int32 with the scale ``step``, clamped to -most .. most."""
-    return Scaled(integer(t, value, Quantization(step, 0, -most, most, DType.INT32)), Scale(step))
+    return Scaled(
+        integer(t, value, Quantization(step, 0, -most, most, DType.INT32)), Scale(step)
+    )
 
 
 def aligned(t: Tosa, values: Sequence[Scaled]) -> tuple[list[Value], float]:
-    """The values as int32 without zero points in one scale, and this scale. Their sum fits into int32."""
+    """The values as int32 without zero points in one scale, and this scale. Their sum
+    fits into int32.
+    """
     step = _common_step(values)
     return [centred(t, x, step) for x in values], step
 
 
 def _common_step(values: Sequence[Scaled]) -> float:
-    """The scale of ``aligned``: that in which NPUs add int8 and int16 (docs/decisions/0028), else one of BITS bits."""
-    scales, types = {x.scale.factor for x in values}, {x.q.dtype for x in values}
+    """The scale of ``aligned``: that in which NPUs add int8 and int16
+    (docs/decisions/0028), else one of BITS bits.
+    """
+    scales = {x.scale.factor for x in values}
+    types = {x.q.dtype for x in values}
     largest = max(scales)
     up = UP.get(next(iter(types)), 0) if len(types) == 1 else 0
     if up and len(scales) == 1:
@@ -76,21 +93,26 @@ def centred(t: Tosa, x: Scaled, step: float) -> Value:
 
 
 def times(t: Tosa, x: Value, factor: float) -> Scaled:
-    """x * factor. The scale changes, and for a negative factor also the sign of the integers.
+    """x * factor. The scale changes, and for a negative factor also the sign of the
+    integers.
 
     Raises Unsupported for a factor of 0, inf or NaN.
     """
     y = x if isinstance(x, Scaled) and factor > 0 else addend(t, x)
-    t.require(math.isfinite(factor) and factor != 0, f"a factor of {factor} is no scale")
+    t.require(
+        math.isfinite(factor) and factor != 0, f"a factor of {factor} is no scale"
+    )
     if factor > 0:
         return Scaled(y.q, y.scale.over(1 / factor), y.zero_point, y.axis)
     return Scaled(t.sub(0, centred(t, y, y.scale.factor)), y.scale.over(-1 / factor))
 
 
 class Shifted(Lazy):
-    """The sum of a value ``of`` and numbers ``by`` that may be too large for a common scale: masks, biases.
+    """The sum of a value ``of`` and numbers ``by`` that may be too large for a common
+    scale: masks, biases.
 
-    It is computed when the quantization of the result is known. Numbers far outside of its range are clamped first.
+    It is computed when the quantization of the result is known. Numbers far outside of
+    its range are clamped first.
     """
 
     __slots__ = ("by", "of")
@@ -98,29 +120,39 @@ class Shifted(Lazy):
     def __init__(self, of: Lazy, by: Value, shape: tuple[int, ...]) -> None:
         """``of`` and ``by`` broadcast to ``shape``."""
         super().__init__(shape)
-        self.of, self.by = of, by
+        self.of = of
+        self.by = by
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
         """The sum in the quantization ``to``.
 
-        Both operands are brought to int32 in a scale in which the largest number of ``of`` and the result's range fit
-        together; numbers of ``by`` beyond that are clamped. Their sum is rescaled.
+        Both operands are brought to int32 in a scale in which the largest number of
+        ``of`` and the result's range fit together; numbers of ``by`` beyond that are
+        clamped. Their sum is rescaled.
         """
-        most = self.of.reach(t) + (self.by.reach(t, HIDES) if isinstance(self.by, Lazy) else 0)
+        most = self.of.reach(t) + (
+            self.by.reach(t, HIDES) if isinstance(self.by, Lazy) else 0
+        )
         t.require(most < math.inf, "one of its operands is quantized by nothing before")
         step = to.scale
         if to.dtype is not DType.INT32:
-            step = (most + max(abs(end - to.zero_point) for end in to.range) * to.scale) / 2.0 ** (BITS - 1)
+            step = (
+                most + max(abs(end - to.zero_point) for end in to.range) * to.scale
+            ) / 2.0 ** (BITS - 1)
         x, by = (in_steps(t, v, step, 1 << 30).q for v in (self.of, self.by))
         return Scaled(t.add(x, by), Scale(step)).integer(t, to)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest absolute value of ``of`` plus that of ``by``; elements below ``least`` do not count.
+        """The largest absolute value of ``of`` plus that of ``by``; elements below
+        ``least`` do not count.
 
-        If ``least`` is HIDES, numbers of a mask computed at run time are taken to be above it.
+        If ``least`` is HIDES, numbers of a mask computed at run time are taken to be
+        above it.
         """
         return self.of.reach(t, least) + (
-            _reach_unless_hiding(t, self.by) if least == HIDES else reach(t, self.by, least)
+            _reach_unless_hiding(t, self.by)
+            if least == HIDES
+            else reach(t, self.by, least)
         )
 
     def real(self, t: Tosa) -> Value:
@@ -131,8 +163,8 @@ class Shifted(Lazy):
 def _reach_unless_hiding(t: Tosa, by: Value) -> float:
     """The largest absolute value in ``by``, without numbers below HIDES.
 
-    For floats that are computed at run time this is a guess, -HIDES. In the support check, which cannot read constants,
-    it is 0 for a constant.
+    For floats that are computed at run time this is a guess, -HIDES. In the support
+    check, which cannot read constants, it is 0 for a constant.
     """
     if isinstance(by, Lazy):
         return by.reach(t, HIDES)

@@ -1,4 +1,6 @@
-"""The support check: rules are applied to facts (what is known of values at compile time); operators are discarded."""
+"""The support check: rules are applied to facts (what is known of values at compile
+time); operators are discarded.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from delegraph.errors import Unsupported
-from delegraph_programs import constant_placeholders, constant_tensor, placeholders, why_no_bytes
+from delegraph_programs import (
+    constant_placeholders,
+    constant_tensor,
+    placeholders,
+    why_no_bytes,
+)
 from delegraph_programs.call_names import WITHIN
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
@@ -22,7 +29,16 @@ from ..lazy.unsigned import Bytes, is_bytes, type_of_bytes
 from ..lazy.values import Lazy, any_lazy
 from ..ranges.carried import AS_ITSELF, CARRIED
 from ..ranges.ranges import INT32, READ, Range, inside, range_of
-from ..registry import CONTROL, Result, Rule, apply, apply_control, is_empty, is_unpacking, rule_of
+from ..registry import (
+    CONTROL,
+    Result,
+    Rule,
+    apply,
+    apply_control,
+    is_empty,
+    is_unpacking,
+    rule_of,
+)
 from ..torch_values.hints import int64_value, within
 from ..torch_values.sizes import is_size
 from ..torch_values.types import DTYPES, constant_of, refused, type_of
@@ -32,7 +48,8 @@ from .templates import ABSENT
 
 
 class Fact(NamedTuple):
-    """All that a rule may read of a value at compile time. For operands with equal facts, a rule does the same.
+    """All that a rule may read of a value at compile time. For operands with equal
+    facts, a rule does the same.
 
     ``range`` of None: no range is known.
     """
@@ -45,39 +62,60 @@ class Fact(NamedTuple):
 
     @staticmethod
     def of(value: Value) -> Fact:
-        """The fact of ``value``. Floats have a range only if ``saturation`` clamped them."""
-        range = None if value.dtype is DType.BOOL else range_of(value) if value.dtype in INTEGERS else value.range
+        """The fact of ``value``. Floats have a range only if ``saturation`` clamped
+        them.
+        """
+        range = (
+            None
+            if value.dtype is DType.BOOL
+            else range_of(value)
+            if value.dtype in INTEGERS
+            else value.range
+        )
         return Fact(value.type, value.constant is not None, range)
 
     def value(self) -> Value:
         """A value with this fact, as an operand of a rule.
 
-        Of a constant only a single float (``number``) can be read; reading other elements raises Unsupported.
+        Of a constant only a single float (``number``) can be read; reading other
+        elements raises Unsupported.
         """
-        literal = None if self.number is None else Literal(np.full(self.type.shape, self.number, np.float32))
+        literal = (
+            None
+            if self.number is None
+            else Literal(np.full(self.type.shape, self.number, np.float32))
+        )
         value = Value(self.type, literal or (ABSENT if self.constant else None))
         value.range = self.range
         return value
 
     def why_not_result(self, spec: TosaSpec) -> str | None:
-        """Why a delegate for the target ``spec`` cannot return the value; None if it can.
+        """Why a delegate for the target ``spec`` cannot return the value; None if it
+        can.
 
-        On a target without int64, a delegate returns an int64 as int32, which the core casts outside of the delegate.
+        On a target without int64, a delegate returns an int64 as int32, which the core
+        casts outside of the delegate.
         """
         if self.type.dtype is not DType.INT64 or self.range is None or spec.has_int64:
             return spec.why_not_tensor(self.type)
-        return _why_not_32_bits(self.range) or spec.why_not_tensor(Type(self.type.shape, DType.INT32))
+        return _why_not_32_bits(self.range) or spec.why_not_tensor(
+            Type(self.type.shape, DType.INT32)
+        )
 
 
 def _why_not_32_bits(range: Range) -> str | None:
     """Why an int64 with this range cannot be int32; None if it fits."""
     if inside(range, INT32):
         return None
-    return f"an int64 that may be from {range[0]} to {range[1]}, which 32 bits do not hold"
+    return (
+        f"an int64 that may be from {range[0]} to {range[1]}, which 32 bits do not hold"
+    )
 
 
 class Passed(NamedTuple):
-    """The fact of a result that is an operand as it came, and the operand's number among the values of the call."""
+    """The fact of a result that is an operand as it came, and the operand's number
+    among the values of the call.
+    """
 
     fact: Fact
     operand: int
@@ -88,8 +126,11 @@ Constants = Callable[[Node], Fact | None]
 
 
 def facts_of_constants(program: ExportedProgram) -> Constants:
-    """A function from a constant placeholder to its fact, with the range of elements for types in ``READ``; cached."""
-    constant, specs = constant_placeholders(program), dict(placeholders(program))
+    """A function from a constant placeholder to its fact, with the range of elements
+    for types in ``READ``; cached.
+    """
+    constant = constant_placeholders(program)
+    specs = dict(placeholders(program))
     facts: dict[Node, Fact] = {}
 
     def fact(node: Node) -> Fact | None:
@@ -97,7 +138,8 @@ def facts_of_constants(program: ExportedProgram) -> Constants:
         if node not in constant:
             return None
         if node not in facts:
-            val, what = node.meta["val"], f"the constant {node.name}"
+            val = node.meta["val"]
+            what = f"the constant {node.name}"
             type = type_of_bytes(val, what) if is_bytes(val) else type_of(val, what)
             facts[node] = _fact_of(type, constant_tensor(program, specs[node]))
         return facts[node]
@@ -108,11 +150,16 @@ def facts_of_constants(program: ExportedProgram) -> Constants:
 def _fact_of(type: Type, tensor: torch.Tensor) -> Fact:
     """The fact of a constant.
 
-    A single float is read, because it often is a limit, a factor or the fill value of a mask; other floats are not.
-    Nothing is read of a tensor without elements in memory (exported without weights).
+    A single float is read, because it often is a limit, a factor or the fill value of a
+    mask; other floats are not. Nothing is read of a tensor without elements in memory
+    (exported without weights).
     """
     is_number = type.dtype is DType.FP32 and set(type.shape) <= {1}
-    if not (is_number or type.dtype in READ) or isinstance(tensor, FakeTensor) or why_no_bytes(tensor):
+    if (
+        not (is_number or type.dtype in READ)
+        or isinstance(tensor, FakeTensor)
+        or why_no_bytes(tensor)
+    ):
         return Fact(type, True, None)
     if is_number:
         return Fact(type, True, None, tensor.item())
@@ -132,31 +179,45 @@ class DryRun(Interpreter):
     ) -> None:
         """A dry run of the calls ``nodes`` on the builder ``t``.
 
-        ``constant`` returns the fact of a constant placeholder, and None for other nodes. ``arriving`` returns the
-        range of an int64 input of the delegate, which is int32 there, or None if no range is known. If ``arriving`` is
-        None, the range is the one that the uses of the input prove (``bounds``). ``memo`` caches the outcome of each
-        call, by the facts of its operands and its other arguments; dry runs of several programs may share it.
+        ``constant`` returns the fact of a constant placeholder, and None for other
+        nodes. ``arriving`` returns the range of an int64 input of the delegate, which
+        is int32 there, or None if no range is known. If ``arriving`` is None, the range
+        is the one that the uses of the input prove (``bounds``). ``memo`` caches the
+        outcome of each call, by the facts of its operands and its other arguments; dry
+        runs of several programs may share it.
         """
         super().__init__(t, lambda node: _constant(node, constant(node)), nodes)
-        self.arriving, self.memo = arriving or self.bounds.get, memo
+        self.arriving = arriving or self.bounds.get
+        self.memo = memo
         self._passed: dict[Value, Value] = {}
-        """Result of a call -> the operand that it is: both are one value where the call is lowered."""
+        """Result of a call -> the operand that it is: both are one value where the call
+        is lowered.
+        """
 
     def input(self, node: Node) -> Value:
-        """The value of ``node`` as an input of the delegate; raises Unsupported if it cannot be one.
+        """The value of ``node`` as an input of the delegate; raises Unsupported if it
+        cannot be one.
 
-        On a target without int64, an int64 has to be known to fit into 32 bits. It is an int32 input, and rules see an
-        int64 with the range of int32.
+        On a target without int64, an int64 has to be known to fit into 32 bits. It is
+        an int32 input, and rules see an int64 with the range of int32.
         """
         val = node.meta.get("val")
-        if not isinstance(val, torch.Tensor) or val.dtype is not torch.int64 or self.t.has_int64:
+        if (
+            not isinstance(val, torch.Tensor)
+            or val.dtype is not torch.int64
+            or self.t.has_int64
+        ):
             return super().input(node)
         type = type_of(val, f"the input {node.name}", node)
         if CARRIED in node.meta:
             return self._carried(node, type, node.meta[CARRIED])
         within = node.meta.get(WITHIN)
         range = self.arriving(node) if within is None else (within[0], within[1])
-        why = "an int64 that nothing proves to fit into 32 bits" if range is None else _why_not_32_bits(range)
+        why = (
+            "an int64 that nothing proves to fit into 32 bits"
+            if range is None
+            else _why_not_32_bits(range)
+        )
         if why is not None:
             raise refused(int64_value(node, why))
         self.expect_tensor(node, Type(type.shape, DType.INT32))
@@ -166,12 +227,18 @@ class DryRun(Interpreter):
         """The value of an int64 input that crosses as ``kind``; ``type`` is its own."""
         crossing = Type(type.shape, DTYPES[getattr(torch, kind)])
         self.expect_tensor(node, crossing)
-        return Fact(crossing if kind in AS_ITSELF else type, False, None if kind in AS_ITSELF else INT32).value()
+        return Fact(
+            crossing if kind in AS_ITSELF else type,
+            False,
+            None if kind in AS_ITSELF else INT32,
+        ).value()
 
     def run(self, node: Node) -> Result | float:
-        """Apply the rule of ``node`` to the facts of its operands, and return facts as values.
+        """Apply the rule of ``node`` to the facts of its operands, and return facts as
+        values.
 
-        None stands for a result without elements, and for a getitem. Raises Unsupported if the call cannot be lowered.
+        None stands for a result without elements, and for a getitem. Raises Unsupported
+        if the call cannot be lowered.
         """
         # a getitem, or a number computed from sizes: neither has a rule
         if is_unpacking(node) or is_size(node) or self.is_kept(node):
@@ -200,7 +267,9 @@ class DryRun(Interpreter):
         return result
 
     def same(self, value: Value) -> Iterator[Value]:
-        """The value, and those that it is, each an operand of the call that passed the one before."""
+        """The value, and those that it is, each an operand of the call that passed the
+        one before.
+        """
         yield value
         while (passed := self._passed.get(value)) is not None:
             value = passed
@@ -209,18 +278,22 @@ class DryRun(Interpreter):
     def _run_control(self, node: Node) -> Result:
         """Lower a branch or a loop, with its subgraphs, and discard the operators.
 
-        Its outcome is not cached in ``memo``, because it depends on all nodes of the subgraphs. The outcomes of the
-        calls in the subgraphs are cached.
+        Its outcome is not cached in ``memo``, because it depends on all nodes of the
+        subgraphs. The outcomes of the calls in the subgraphs are cached.
         """
         try:
             results = apply_control(self, node)
-            facts = self.values[node] = tuple([v if isinstance(v, Lazy) else Fact.of(v).value() for v in results])
+            facts = self.values[node] = tuple(
+                [v if isinstance(v, Lazy) else Fact.of(v).value() for v in results]
+            )
             return facts
         finally:
             self.t.operators.clear()
 
     def lower(self, node: Node) -> None:
-        """Lower one call; if it is refused, raises Unsupported with a reason that begins with the operator's name."""
+        """Lower one call; if it is refused, raises Unsupported with a reason that
+        begins with the operator's name.
+        """
         try:
             self.run(node)
         except Unsupported as refusal:
@@ -229,7 +302,8 @@ class DryRun(Interpreter):
     def _run_quantized(self, rule: Rule, node: Node, arguments: list[Any]) -> Result:
         """Apply a rule that takes or returns lazy values, and discard the operators.
 
-        The result is not cached in ``memo``: a lazy value knows the integers that it stands for, which a fact does not.
+        The result is not cached in ``memo``: a lazy value knows the integers that it
+        stands for, which a fact does not.
         """
         try:
             call = apply_lazy if any_lazy(arguments) else apply
@@ -239,9 +313,14 @@ class DryRun(Interpreter):
         return result
 
     def _attempt(self, node: Node, arguments: list[Any]) -> Any:
-        """The outcome of a call for ``memo``: the reason as text if it is refused, else the facts of its results."""
+        """The outcome of a call for ``memo``: the reason as text if it is refused, else
+        the facts of its results.
+        """
         try:
-            return _facts_of(self.templates.outline(self.t, rule_of(node), node, arguments), _values_in(arguments))
+            return _facts_of(
+                self.templates.outline(self.t, rule_of(node), node, arguments),
+                _values_in(arguments),
+            )
         except Unsupported as refusal:
             return refusal.message
         finally:
@@ -267,30 +346,41 @@ class DryRun(Interpreter):
 
 
 def _constant(node: Node, fact: Fact | None) -> Value | None:
-    """The value of the constant ``node`` with the fact ``fact``; None if ``node`` is no constant."""
+    """The value of the constant ``node`` with the fact ``fact``; None if ``node`` is no
+    constant.
+    """
     if fact is None:
         return None
     return Bytes(fact.value()) if is_bytes(node.meta["val"]) else fact.value()
 
 
 def _key(argument: Any) -> Hashable:
-    """An argument as a part of a key of ``memo``: the facts of values, everything else as it is."""
+    """An argument as a part of a key of ``memo``: the facts of values, everything else
+    as it is.
+    """
     if isinstance(argument, Value):
         return Fact.of(argument)
     if isinstance(argument, (list, tuple)):
         return tuple([_key(a) for a in argument])
-    # in Python 1, 1.0 and True are equal, but rules treat them differently: the type is part of the key
+    # in Python 1, 1.0 and True are equal, but rules treat them differently: the type is
+    # part of the key
     return type(argument), argument
 
 
 def _facts_of(result: Result, operands: list[Value]) -> Any:
-    """The facts of a rule's results: a list for several results; None and lazy values stay as they are."""
+    """The facts of a rule's results: a list for several results; None and lazy values
+    stay as they are.
+    """
     if isinstance(result, tuple):
         return [_facts_of(value, operands) for value in result]
     if result is None or isinstance(result, Lazy):
         return result
     # twice among the operands, it says nothing of a call on two values
-    return Passed(Fact.of(result), operands.index(result)) if operands.count(result) == 1 else Fact.of(result)
+    return (
+        Passed(Fact.of(result), operands.index(result))
+        if operands.count(result) == 1
+        else Fact.of(result)
+    )
 
 
 def _values_in(argument: Any) -> list[Value]:

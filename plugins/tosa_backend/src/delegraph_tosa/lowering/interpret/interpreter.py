@@ -1,4 +1,6 @@
-"""The lowering of a whole program: placeholders become inputs and constants, and each call is lowered by its rule."""
+"""The lowering of a whole program: placeholders become inputs and constants, and each
+call is lowered by its rule.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,17 @@ from ..lazy.values import any_lazy, real
 from ..ranges.bounds import bounds_of, overloads
 from ..ranges.carried import AS_ITSELF, CARRIED
 from ..ranges.ranges import Range, meet, range_of
-from ..registry import CONTROL, Result, Rule, apply_control, bind, indexes_of, is_empty, is_unpacking, rule_of
+from ..registry import (
+    CONTROL,
+    Result,
+    Rule,
+    apply_control,
+    bind,
+    indexes_of,
+    is_empty,
+    is_unpacking,
+    rule_of,
+)
 from ..torch_values.hints import dynamic, no_rule, other_target
 from ..torch_values.numbers import UNKNOWN, number_of
 from ..torch_values.sizes import depends_on_data, is_size, size_of
@@ -43,20 +55,26 @@ from .lazy_calls import apply_lazy
 from .saturation import saturated, saturating_casts
 from .templates import templates_for
 
-_TYPE_CASTS = frozenset(o for name in ("to", "_to_copy", "type_as") for o in overloads(name))
+_TYPE_CASTS = frozenset(
+    o for name in ("to", "_to_copy", "type_as") for o in overloads(name)
+)
 R = TypeVar("R", bound=Result | int)
 
 
 class Origin:
-    """Where an operator of the graph comes from: node, debug handle, module, and the line that the user wrote.
+    """Where an operator of the graph comes from: node, debug handle, module, and the
+    line that the user wrote.
 
-    Operator, module and line are looked up when somebody asks: a program has thousands of origins.
+    Operator, module and line are looked up when somebody asks: a program has thousands
+    of origins.
     """
 
     __slots__ = ("_target", "handle", "meta", "node")
 
     def __init__(self, node: Node) -> None:
-        self.node, self._target, self.meta = node.name, node.target, node.meta
+        self.node = node.name
+        self._target = node.target
+        self.meta = node.meta
         self.handle: int | None = self.meta.get("debug_handle")
 
     @property
@@ -85,8 +103,11 @@ class Origin:
         return hash(self.node)
 
     def __str__(self) -> str:
-        """``relu_1 = aten.relu.default in layers.0 at model.py:7, in forward: x = self.relu(x)``"""
-        module, source = self.module, self.source
+        """``relu_1 = aten.relu.default in layers.0 at model.py:7, in forward: x =
+        self.relu(x)``
+        """
+        module = self.module
+        source = self.source
         text = f"{self.node} = {self.operator}" + (f" in {module}" if module else "")
         return text + (f" at {source}" if source else "")
 
@@ -94,9 +115,11 @@ class Origin:
 class Interpreter:
     """Maps the nodes of a program to values, and lowers its calls one by one.
 
-    An operand that is not lowered here is an input of the graph, with the type that torch recorded. ``constant``
-    returns the value of a constant placeholder, and None for other nodes; for a placeholder of a subgraph it may return
-    a size. ``nodes`` are the calls to lower. ``bounds`` are ranges of integers that uses prove (``bounds_of``).
+    An operand that is not lowered here is an input of the graph, with the type that
+    torch recorded. ``constant`` returns the value of a constant placeholder, and None
+    for other nodes; for a placeholder of a subgraph it may return a size. ``nodes`` are
+    the calls to lower. ``bounds`` are ranges of integers that uses prove
+    (``bounds_of``).
     """
 
     def __init__(
@@ -108,21 +131,29 @@ class Interpreter:
     ) -> None:
         """An interpreter that lowers the calls among ``nodes`` on the builder ``t``.
 
-        ``constant`` returns the value of a constant placeholder, or the size that a placeholder of a subgraph stands
-        for, and None for other nodes. ``bounds`` maps nodes to the ranges of integers that their uses prove; None finds
-        them from ``nodes``.
+        ``constant`` returns the value of a constant placeholder, or the size that a
+        placeholder of a subgraph stands for, and None for other nodes. ``bounds`` maps
+        nodes to the ranges of integers that their uses prove; None finds them from
+        ``nodes``.
         """
         import_late()
-        self.t, self.constant = t, constant
+        self.t = t
+        self.constant = constant
         self.bounds = bounds_of(nodes, indexes_of) if bounds is None else bounds
         self.casts = saturating_casts(nodes, self.bounds)
-        """Cast of floats to int64 -> the range to which its operand is clamped first (``saturation``)."""
+        """Cast of floats to int64 -> the range to which its operand is clamped first
+        (``saturation``).
+        """
         self.values: dict[Node, Result | float] = {}
-        """Node -> its lowered value or values; a number if the node computes with sizes."""
+        """Node -> its lowered value or values; a number if the node computes with
+        sizes.
+        """
         self.templates = templates_for(t.spec)
 
     def value_of(self, node: Node) -> Value:
-        """The value of ``node`` as an operand; raises Unsupported if the node is not lowered and cannot be an input."""
+        """The value of ``node`` as an operand; raises Unsupported if the node is not
+        lowered and cannot be an input.
+        """
         value = self.values.get(node)
         if value is None:
             value = self.values[node] = self._first_use(node)
@@ -131,39 +162,53 @@ class Interpreter:
         return value  # type: ignore[return-value]
 
     def _first_use(self, node: Node) -> Value | int:
-        """The value of a node that is not in ``values`` yet: one of several results of a call, a constant, or an input.
+        """The value of a node that is not in ``values`` yet: one of several results of
+        a call, a constant, or an input.
 
-        Raises Unsupported if the rule of the call does not lower this result, or if the node cannot be an input.
+        Raises Unsupported if the rule of the call does not lower this result, or if the
+        node cannot be an input.
         """
         producer, index = self._unpacked_call(node)
         results = self.values.get(producer)
         # no getitem, or the getitem of a call that is not lowered here
         if results is None:
             constant = self.constant(node)
-            return self.bounded(node, self.input(node) if constant is None else constant)
+            return self.bounded(
+                node, self.input(node) if constant is None else constant
+            )
         result: Value | None = results[index]  # type: ignore[index]
         if result is None:
             raise refused(f"result {index} of {producer.target} is not lowered")
         return self.bounded(node, result)
 
     def _unpacked_call(self, node: Node) -> tuple[Any, Any]:
-        """(call, index) of a getitem node, which picks one of the results of ``call``; (None, None) for other nodes."""
+        """(call, index) of a getitem node, which picks one of the results of ``call``;
+        (None, None) for other nodes.
+        """
         return (node.args[0], node.args[1]) if is_unpacking(node) else (None, None)
 
     def bounded(self, node: Node, result: R) -> R:
-        """``result`` of ``node``, with its range narrowed to the bounds that the uses of ``node`` prove.
+        """``result`` of ``node``, with its range narrowed to the bounds that the uses
+        of ``node`` prove.
 
-        A constant keeps the range of its elements: equal calls, and other programs, may share it.
+        A constant keeps the range of its elements: equal calls, and other programs, may
+        share it.
         """
-        if node in self.bounds and isinstance(result, Value) and result.constant is None:
+        if (
+            node in self.bounds
+            and isinstance(result, Value)
+            and result.constant is None
+        ):
             result.range = meet(range_of(result), self.bounds[node])
         return result
 
     def type_of_operand(self, node: Node) -> Type:
-        """The type of an operand of which a rule reads only the type, as full_like does.
+        """The type of an operand of which a rule reads only the type, as full_like
+        does.
 
-        An operand that is not lowered here is an input of the delegate, even if no operator reads it. So this raises
-        Unsupported if the target has no tensors of its type.
+        An operand that is not lowered here is an input of the delegate, even if no
+        operator reads it. So this raises Unsupported if the target has no tensors of
+        its type.
         """
         type = type_of(node.meta.get("val"), f"the input {node.name}", node)
         if node not in self.values:
@@ -171,8 +216,11 @@ class Interpreter:
         return type
 
     def input(self, node: Node) -> Value:
-        """The value of a node that is an input of the graph; raises Unsupported if the target has no such tensor."""
-        val, what = node.meta.get("val"), f"the input {node.name}"
+        """The value of a node that is an input of the graph; raises Unsupported if the
+        target has no such tensor.
+        """
+        val = node.meta.get("val")
+        what = f"the input {node.name}"
         type = type_of_bytes(val, what) if is_bytes(val) else type_of(val, what, node)
         self.expect_tensor(node, type)
         value = Value(type, name=node.name)
@@ -181,27 +229,35 @@ class Interpreter:
         return Bytes.arriving(self.t, value) if is_bytes(val) else value
 
     def expect_tensor(self, node: Node, type: Type) -> None:
-        """Raise Unsupported unless the target has inputs of ``type``, the type that ``node`` would have as an input."""
+        """Raise Unsupported unless the target has inputs of ``type``, the type that
+        ``node`` would have as an input.
+        """
         if type.is_dynamic and not self.t.spec.takes_dynamic:
             raise refused(dynamic(node.meta["val"], f"the input {node.name}", node))
         why = self.t.spec.why_not_tensor(type)
         if why is not None:
             ways = value_alternatives(type.dtype, self.t.spec.version)
-            raise refused(other_target(self.t.spec, f"the input {node.name}: {why}", ways))
+            raise refused(
+                other_target(self.t.spec, f"the input {node.name}: {why}", ways)
+            )
 
     def is_kept(self, node: Node) -> bool:
-        """Whether ``node`` casts, to int64 or from there, a value that stays what it crossed as (``CARRIED``)."""
+        """Whether ``node`` casts, to int64 or from there, a value that stays what it
+        crossed as (``CARRIED``).
+        """
         operand = node.args[0] if node.target in _TYPE_CASTS and node.args else None
         carried = operand.meta.get(CARRIED) if isinstance(operand, Node) else None
         return carried in AS_ITSELF and node.meta.get(CARRIED) == carried
 
     def run(self, node: Node) -> Result | float:
-        """Lower one call and return its result; raises Unsupported if it cannot be lowered.
+        """Lower one call and return its result; raises Unsupported if it cannot be
+        lowered.
 
         None stands for a result without elements, and for a getitem.
         """
         if is_unpacking(node):
-            # ``value_of`` picks the result when it is used: unused results may not be lowered
+            # ``value_of`` picks the result when it is used: unused results may not be
+            # lowered
             return None
         if is_size(node):
             return self.size(node)
@@ -218,7 +274,9 @@ class Interpreter:
         if any_lazy(arguments):
             result = self.bounded(node, apply_lazy(self.t, rule, node, arguments))
         else:
-            result = self.bounded(node, self.templates.apply(self.t, rule, node, arguments))
+            result = self.bounded(
+                node, self.templates.apply(self.t, rule, node, arguments)
+            )
         self.values[node] = result
         return result
 
@@ -231,7 +289,8 @@ class Interpreter:
         return arguments
 
     def lower(self, node: Node) -> None:
-        """Lower one call. If it is refused, Unsupported has the node and the user's line.
+        """Lower one call. If it is refused, Unsupported has the node and the user's
+        line.
 
         For a branch or loop, these are the node and line of the refused call inside.
         """
@@ -241,27 +300,40 @@ class Interpreter:
         except Unsupported as error:
             if error.node is not None:
                 raise
-            raise Unsupported(error.code, f"{node.target}: {error.message}", node, origin.source) from error
+            raise Unsupported(
+                error.code, f"{node.target}: {error.message}", node, origin.source
+            ) from error
 
-    def enter(self, nodes: Collection[Node], operand_of: Callable[[Node], Value | int]) -> Interpreter:
+    def enter(
+        self, nodes: Collection[Node], operand_of: Callable[[Node], Value | int]
+    ) -> Interpreter:
         """An interpreter for the ``nodes`` of a subgraph, on the same builder.
 
-        ``operand_of`` returns the value, or the size, for a placeholder of the subgraph.
+        ``operand_of`` returns the value, or the size, for a placeholder of the
+        subgraph.
         """
-        # a copy, so that it is of the same class: a dry run lowers subgraphs by dry runs
+        # a copy, so that it is of the same class: a dry run lowers subgraphs by dry
+        # runs
         inner = copy(self)
-        inner.values, inner.bounds = {}, bounds_of(nodes, indexes_of)
+        inner.values = {}
+        inner.bounds = bounds_of(nodes, indexes_of)
         inner.casts = saturating_casts(nodes, inner.bounds)
-        inner.constant = lambda node: operand_of(node) if node.op == "placeholder" else _tensor_of(node)
+        inner.constant = lambda node: (
+            operand_of(node) if node.op == "placeholder" else _tensor_of(node)
+        )
         return inner
 
     def read_variable(self, buffer: Node, name: str, initial: torch.Tensor) -> None:
-        """Declare and read the variable ``name`` for ``buffer``, the placeholder of a buffer that the program writes.
+        """Declare and read the variable ``name`` for ``buffer``, the placeholder of a
+        buffer that the program writes.
 
-        The value of ``buffer`` is then what the variable holds when a call begins: ``initial`` before the first call.
+        The value of ``buffer`` is then what the variable holds when a call begins:
+        ``initial`` before the first call.
         """
         # the operators belong to the first call that uses the buffer
-        first = next((user for user in buffer.users if user.op == "call_function"), buffer)
+        first = next(
+            (user for user in buffer.users if user.op == "call_function"), buffer
+        )
         self.t.source = Origin(first)
         self.values[buffer] = self.t.variable(name, constant_of(name, initial))
 
@@ -271,48 +343,64 @@ class Interpreter:
         self.t.variable_write(name, self.value_of(value))
 
     def size(self, node: Node) -> float:
-        """The number that a call on sizes computes; raises Unsupported if it depends on data.
+        """The number that a call on sizes computes; raises Unsupported if it depends on
+        data.
 
-        No operator is emitted: torch recorded the number as an expression of symbols, which the graph reads off the
-        shapes of its inputs.
+        No operator is emitted: torch recorded the number as an expression of symbols,
+        which the graph reads off the shapes of its inputs.
         """
         if depends_on_data([node.meta["val"]]):
             raise refused(no_rule(node.target))
         for operand in node.all_input_nodes:
             self._expect_inside(operand)
         val = node.meta["val"]
-        number = self.values[node] = size_of(val) if isinstance(val, torch.SymInt) else number_of(val)
+        number = self.values[node] = (
+            size_of(val) if isinstance(val, torch.SymInt) else number_of(val)
+        )
         return number
 
     def _expect_inside(self, node: Node) -> None:
-        """Raise Unsupported if the delegate cannot read ``node``, an operand of a call on sizes.
+        """Raise Unsupported if the delegate cannot read ``node``, an operand of a call
+        on sizes.
 
-        Of a tensor the delegate reads only the shape, but the tensor has to be an input, or be computed, all the same.
+        Of a tensor the delegate reads only the shape, but the tensor has to be an
+        input, or be computed, all the same.
         """
-        val, producer = node.meta.get("val"), self._unpacked_call(node)[0]
+        val = node.meta.get("val")
+        producer = self._unpacked_call(node)[0]
         if not isinstance(val, torch.Tensor):
             # a number computed from sizes
             self.value_of(node)
-        # a tensor that is no result of a lowered call; uint8, which TOSA lacks, can be an input all the same
-        # (``Bytes``)
+        # a tensor that is no result of a lowered call; uint8, which TOSA lacks, can be
+        # an input all the same (``Bytes``)
         elif producer not in self.values and not is_bytes(val):
             self.type_of_operand(node)
 
     def returned(self, nodes: Sequence[Node], inputs: Iterable[Value]) -> list[Value]:
-        """The results of a graph with ``inputs`` that returns ``nodes``; see ``kept_apart``."""
+        """The results of a graph with ``inputs`` that returns ``nodes``; see
+        ``kept_apart``.
+        """
         return self.kept_apart([(node, self.value_of(node)) for node in nodes], inputs)
 
-    def kept_apart(self, returned: Iterable[tuple[Node, Value]], inputs: Iterable[Value]) -> list[Value]:
-        """The results of a graph with ``inputs`` that returns the values of ``returned``, pairs of node and value.
+    def kept_apart(
+        self, returned: Iterable[tuple[Node, Value]], inputs: Iterable[Value]
+    ) -> list[Value]:
+        """The results of a graph with ``inputs`` that returns the values of
+        ``returned``, pairs of node and value.
 
-        Lazy values are computed. If a value is an input, a constant or an earlier result, an IDENTITY copies it,
-        because each result has to be a tensor of its own. Raises Unsupported if the target has no tensors of a result's
-        type.
+        Lazy values are computed. If a value is an input, a constant or an earlier
+        result, an IDENTITY copies it, because each result has to be a tensor of its
+        own. Raises Unsupported if the target has no tensors of a result's type.
         """
-        taken, results = set(inputs), []
+        taken = set(inputs)
+        results = []
         for position, (node, value) in enumerate(returned):
             self.t.source = Origin(node)
-            value = value.leaving(self.t) if isinstance(value, Bytes) else real(self.t, value)
+            value = (
+                value.leaving(self.t)
+                if isinstance(value, Bytes)
+                else real(self.t, value)
+            )
             why = self.t.spec.why_not_tensor(value.type)
             self.t.require(why is None, f"output {position}: {why}")
             # an input, an earlier result, or a constant
@@ -324,20 +412,27 @@ class Interpreter:
 
 
 def lower_program(program: ExportedProgram, t: Tosa) -> Graph:
-    """The TOSA graph of a functional program, before the passes; ``t`` is a new builder for the target.
+    """The TOSA graph of a functional program, before the passes; ``t`` is a new builder
+    for the target.
 
-    Its inputs are the user inputs, in order, with the names of their placeholders; results have the names of the
-    returned nodes. Parameters, buffers and constants are kept by reference and read when the graph is written. Buffers
-    that the program writes are variables: the graph reads them first and writes them last. Raises Unsupported with the
-    node and the user's line.
+    Its inputs are the user inputs, in order, with the names of their placeholders;
+    results have the names of the returned nodes. Parameters, buffers and constants are
+    kept by reference and read when the graph is written. Buffers that the program
+    writes are variables: the graph reads them first and writes them last. Raises
+    Unsupported with the node and the user's line.
     """
     nodes = list(program.graph.nodes)
     interpreter = Interpreter(t, _constants(program), nodes)
     inputs = [_graph_input(interpreter.value_of(node)) for node in user_inputs(program)]
-    new_values = written_values(program)  # placeholder of a written buffer -> the node of its new value
-    buffers = [(node, spec) for node, spec in placeholders(program) if node in new_values]
+    # placeholder of a written buffer -> the node of its new value
+    new_values = written_values(program)
+    buffers = [
+        (node, spec) for node, spec in placeholders(program) if node in new_values
+    ]
     for buffer, spec in buffers:
-        interpreter.read_variable(buffer, str(spec.target), constant_tensor(program, spec))
+        interpreter.read_variable(
+            buffer, str(spec.target), constant_tensor(program, spec)
+        )
     for node in nodes:
         if node.op == "call_function":
             interpreter.lower(node)
@@ -350,12 +445,17 @@ def lower_program(program: ExportedProgram, t: Tosa) -> Graph:
 
 
 def _graph_input(value: Value) -> Value:
-    """The graph's input for the value of a user input: the int8 tensor of a uint8 value, else ``value`` itself."""
+    """The graph's input for the value of a user input: the int8 tensor of a uint8
+    value, else ``value`` itself.
+    """
     return value.held if isinstance(value, Bytes) and value.held is not None else value
 
 
-def _name_results(results: Iterable[Value], nodes: Iterable[Node], taken: set[str]) -> None:
-    """Name results after their nodes, so that the file of a delegate says which values it returns.
+def _name_results(
+    results: Iterable[Value], nodes: Iterable[Node], taken: set[str]
+) -> None:
+    """Name results after their nodes, so that the file of a delegate says which values
+    it returns.
 
     A ``_`` is appended to names that are ``taken``.
     """
@@ -367,10 +467,11 @@ def _name_results(results: Iterable[Value], nodes: Iterable[Node], taken: set[st
 
 
 def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
-    """A function that returns the value of a constant placeholder, and None for other nodes.
+    """A function that returns the value of a constant placeholder, and None for other
+    nodes.
 
-    The value refers to its tensor; tied weights share one value. The function raises Unsupported for a tensor whose
-    elements cannot be read.
+    The value refers to its tensor; tied weights share one value. The function raises
+    Unsupported for a tensor whose elements cannot be read.
     """
     constant = constant_placeholders(program)
     specs = dict(placeholders(program))
@@ -378,7 +479,9 @@ def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
     known: dict[Node, Value] = {}
 
     def value(node: Node) -> Value | None:
-        """The value of ``node`` if it is a constant placeholder, else None; equal tensors share one value."""
+        """The value of ``node`` if it is a constant placeholder, else None; equal
+        tensors share one value.
+        """
         if node not in constant or node in known:
             return known.get(node)
         tensor = constant_tensor(program, specs[node])
@@ -386,7 +489,9 @@ def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
         if why is not None:
             raise refused(f"the constant {specs[node].target}: {why}")
         make = constant_bytes if is_bytes(tensor) else constant_of
-        known[node] = value = values.setdefault(memory_of(tensor), make(str(specs[node].target), tensor))
+        known[node] = value = values.setdefault(
+            memory_of(tensor), make(str(specs[node].target), tensor)
+        )
         return value
 
     return value
@@ -400,13 +505,18 @@ def _tensor_of(node: Node) -> Value | None:
 
 
 def _returned_nodes(program: ExportedProgram) -> list[Node]:
-    """The nodes that the program returns to its caller, without outputs that only update buffers.
+    """The nodes that the program returns to its caller, without outputs that only
+    update buffers.
 
     Raises Unsupported if the program returns a Python value.
     """
-    specs = zip(program.graph_signature.output_specs, output_values(program), strict=True)
+    specs = zip(
+        program.graph_signature.output_specs, output_values(program), strict=True
+    )
     returned = [value for spec, value in specs if spec.kind not in STATE_WRITES]
     for position, item in enumerate(returned):
         if not isinstance(item, Node):
-            raise refused(f"output {position} is the Python value {item!r}, not a tensor")
+            raise refused(
+                f"output {position} is the Python value {item!r}, not a tensor"
+            )
     return returned

@@ -1,4 +1,6 @@
-"""Calls with lazy operands: complex numbers and uint8 have rules of their own, all other lazy values are quantized."""
+"""Calls with lazy operands: complex numbers and uint8 have rules of their own, all
+other lazy values are quantized.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,23 @@ from ..torch_values.hints import no_operand
 from ..torch_values.types import refused
 
 LACKING: dict[type[Lazy], torch.dtype] = {Complex: torch.complex64, Bytes: torch.uint8}
-"""Lazy values whose element type TOSA lacks -> this type. Only rules on these kinds take them."""
+"""Lazy values whose element type TOSA lacks -> this type. Only rules on these kinds
+take them.
+"""
 
 
 def apply_lazy(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-    """The result of a call of which at least one operand is lazy. ``rule`` is the operator's rule on ``Value``.
+    """The result of a call of which at least one operand is lazy. ``rule`` is the
+    operator's rule on ``Value``.
 
-    Among complex, uint8 and quantized operands, the first kind that occurs decides. Raises Unsupported if the operator
-    has no rule on complex or uint8 values, or if its rule refuses the call.
+    Among complex, uint8 and quantized operands, the first kind that occurs decides.
+    Raises Unsupported if the operator has no rule on complex or uint8 values, or if its
+    rule refuses the call.
     """
     if any_lazy(arguments, Complex):
         return _by_rule_on(Complex, t, node, arguments)
-    # imported late, because this imports (and so registers) all rules on integers and uint8, which few programs need
+    # imported late, because this imports (and so registers) all rules on integers and
+    # uint8, which few programs need
     from . import quantized_calls
 
     if any_lazy(arguments, Bytes):

@@ -1,4 +1,6 @@
-"""Calls on quantized values: by an integer rule, else by a lookup table, else in floats."""
+"""Calls on quantized values: by an integer rule, else by a lookup table, else in
+floats.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,27 @@ from ..torch_values.hints import neither
 from ..torch_values.types import refused
 
 POINTWISE = frozenset(
-    {"elementwise", "exponential", "activation", "power", "rounding", "special_values", "trigonometry"}
+    {
+        "elementwise",
+        "exponential",
+        "activation",
+        "power",
+        "rounding",
+        "special_values",
+        "trigonometry",
+    }
 )
-"""Families of rules that compute each element of the result from the operands' elements at the same position."""
+"""Families of rules that compute each element of the result from the operands' elements
+at the same position.
+"""
 
 
 def apply_quantized(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-    """The result of a call with quantized operands; ``rule`` is the operator's rule on ``Value``.
+    """The result of a call with quantized operands; ``rule`` is the operator's rule on
+    ``Value``.
 
-    If the call cannot be computed in integers, it is computed in floats. If that is refused too, raises Unsupported
-    with both reasons.
+    If the call cannot be computed in integers, it is computed in floats. If that is
+    refused too, raises Unsupported with both reasons.
     """
     start = len(t.operators)
     try:
@@ -42,12 +55,15 @@ def apply_quantized(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Re
 
 
 def _in_integers(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Any:
-    """The result by the operator's integer rule, else as a lookup table if it is a function of one quantized value.
+    """The result by the operator's integer rule, else as a lookup table if it is a
+    function of one quantized value.
 
     Raises Unsupported if it is neither.
     """
     integer_rule = RULES.get((node.target, Lazy))  # type: ignore[arg-type]
-    result = NotImplemented if integer_rule is None else integer_rule.function(t, *arguments)
+    result = (
+        NotImplemented if integer_rule is None else integer_rule.function(t, *arguments)
+    )
     if result is not NotImplemented:
         return result
     t.require(is_pointwise(node.target, rule), "no integer rule")
@@ -55,23 +71,34 @@ def _in_integers(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Any:
 
 
 def computes_in_integers(target: Any) -> bool:
-    """Whether an operator has an integer rule or can be a table, so that a quantizer may quantize its operands."""
-    return has_rule(target, Lazy) or (has_rule(target) and is_pointwise(target, RULES[target, Value]))
+    """Whether an operator has an integer rule or can be a table, so that a quantizer
+    may quantize its operands.
+    """
+    return has_rule(target, Lazy) or (
+        has_rule(target) and is_pointwise(target, RULES[target, Value])
+    )
 
 
 def is_pointwise(target: Any, rule: Rule) -> bool:
-    """Whether each element of the result of ``target`` depends only on the operands' elements at the same position.
+    """Whether each element of the result of ``target`` depends only on the operands'
+    elements at the same position.
 
-    torch tags most operators of this kind. For the others, the file of ``rule`` is one of the families in POINTWISE.
+    torch tags most operators of this kind. For the others, the file of ``rule`` is one
+    of the families in POINTWISE.
     """
-    return torch.Tag.pointwise in target.tags or rule.function.__module__.rpartition(".")[2] in POINTWISE
+    return (
+        torch.Tag.pointwise in target.tags
+        or rule.function.__module__.rpartition(".")[2] in POINTWISE
+    )
 
 
 def tabulated(t: Tosa, rule: Rule, arguments: list[Any]) -> Value:
-    """A call on one quantized operand as a lookup table; all other operands are single numbers.
+    """A call on one quantized operand as a lookup table; all other operands are single
+    numbers.
 
-    The entries are the results of ``rule``, the rule for floats, for all integers. Several operands may be functions of
-    the same quantized value, as in ``x * sigmoid(x)``. Raises Unsupported for other operands.
+    The entries are the results of ``rule``, the rule for floats, for all integers.
+    Several operands may be functions of the same quantized value, as in ``x *
+    sigmoid(x)``. Raises Unsupported for other operands.
     """
     lazy = [a for a in arguments if isinstance(a, Lazy)]
     # each lazy operand as a function of one quantized value, its source
@@ -80,30 +107,40 @@ def tabulated(t: Tosa, rule: Rule, arguments: list[Any]) -> Value:
     same = all(curve.source.is_like(first.source) for curve in curves.values())
     t.require(same, "it has several quantized operands, and no integer rule for them")
     # the rule's arguments: functions of the source, and numbers
-    template = [curves[a].function if isinstance(a, Lazy) else _as_scalar(t, a) for a in arguments]
+    template = [
+        curves[a].function if isinstance(a, Lazy) else _as_scalar(t, a)
+        for a in arguments
+    ]
 
     def function(t: Tosa, x: Value) -> Value:
         """The whole call as a function of x, the real numbers of the source."""
-        result: Value = rule.function(t, *[a(t, x) if callable(a) else a for a in template])
+        result: Value = rule.function(
+            t, *[a(t, x) if callable(a) else a for a in template]
+        )
         return result
 
     return _computed_if_truth(t, first.of(function))
 
 
 def _as_scalar(t: Tosa, argument: Any) -> Any:
-    """A Python argument as it is, or a constant of one element as []; raises Unsupported for other tensors."""
+    """A Python argument as it is, or a constant of one element as []; raises
+    Unsupported for other tensors.
+    """
     if not isinstance(argument, Value):
         return argument
     t.require(
-        argument.constant is not None and set(argument.shape) <= {1}, f"its operand {argument!r} is not quantized"
+        argument.constant is not None and set(argument.shape) <= {1},
+        f"its operand {argument!r} is not quantized",
     )
     return t.reshape(argument, ())
 
 
 def _computed_if_truth(t: Tosa, curve: Pointwise) -> Value:
-    """``curve`` itself if its results are floats: the next quantize operator looks them up.
+    """``curve`` itself if its results are floats: the next quantize operator looks them
+    up.
 
-    No quantize follows results that are bools, so these are looked up here. Raises Unsupported for other results.
+    No quantize follows results that are bools, so these are looked up here. Raises
+    Unsupported for other results.
     """
     # the type of the results is the same for all integers: try those of 8 bits
     dtype = curve.entries(t, BYTES).dtype
@@ -112,7 +149,9 @@ def _computed_if_truth(t: Tosa, curve: Pointwise) -> Value:
 
 
 def _computed(t: Tosa, arguments: list[Any]) -> list[Any]:
-    """The arguments of a rule, where each lazy value, also in a list, is computed in floats."""
+    """The arguments of a rule, where each lazy value, also in a list, is computed in
+    floats.
+    """
     computed: list[Any] = []
     for argument in arguments:
         if isinstance(argument, list):

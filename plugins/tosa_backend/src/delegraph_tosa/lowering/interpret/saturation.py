@@ -1,9 +1,11 @@
-"""Casts of floats to int64 whose operand may be clamped, so that the result fits into int32.
+"""Casts of floats to int64 whose operand may be clamped, so that the result fits into
+int32.
 
-torch casts infinity to the smallest int64, which int32 cannot hold. Often no result depends on it: the program takes
-the minimum with a number, or uses the integer as an index only where a condition is true, as T5 does to sort distances
-into buckets. If every use of an integer treats all numbers beyond an end of a range like this end, or raises for them,
-then the floats may be clamped to this range before the cast.
+torch casts infinity to the smallest int64, which int32 cannot hold. Often no result
+depends on it: the program takes the minimum with a number, or uses the integer as an
+index only where a condition is true, as T5 does to sort distances into buckets. If
+every use of an integer treats all numbers beyond an end of a range like this end, or
+raises for them, then the floats may be clamped to this range before the cast.
 """
 
 from __future__ import annotations
@@ -30,18 +32,34 @@ EXACT = (-(1 << 24), 1 << 24)
 _CASTS = {aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other}
 _CASTS |= {aten._to_copy.default, aten.type_as.default}
 _CAST_IDS = frozenset(map(id, _CASTS))
-"""By which casts are found among thousands of calls: the hash of an operator is computed in Python."""
-_CHOICES = {aten.where.self: (1, 2), aten.where.ScalarOther: (1,), aten.where.ScalarSelf: (2,)}
+"""By which casts are found among thousands of calls: the hash of an operator is
+computed in Python.
+"""
+_CHOICES = {
+    aten.where.self: (1, 2),
+    aten.where.ScalarOther: (1,),
+    aten.where.ScalarSelf: (2,),
+}
 _MONOTONOUS = {
-    **dict.fromkeys((aten.minimum.default, aten.maximum.default, aten.min.other, aten.max.other), (0, 1)),
-    **dict.fromkeys((aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), (0,)),
+    **dict.fromkeys(
+        (aten.minimum.default, aten.maximum.default, aten.min.other, aten.max.other),
+        (0, 1),
+    ),
+    **dict.fromkeys(
+        (aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default), (0,)
+    ),
 }
 _PASSED = {**_CHOICES, **_MONOTONOUS}
-"""Operator that returns one of its operands or clamps them -> the positions of these operands."""
+"""Operator that returns one of its operands or clamps them -> the positions of these
+operands.
+"""
 
 
-def saturating_casts(nodes: Collection[Node], bounds: Mapping[Node, Range]) -> dict[Node, Range]:
-    """Cast of floats to int64 -> the range to which its operand may be clamped; other casts are left out.
+def saturating_casts(
+    nodes: Collection[Node], bounds: Mapping[Node, Range]
+) -> dict[Node, Range]:
+    """Cast of floats to int64 -> the range to which its operand may be clamped; other
+    casts are left out.
 
     ``bounds`` are the ranges that uses of ``nodes`` prove (``bounds_of``).
     """
@@ -51,7 +69,11 @@ def saturating_casts(nodes: Collection[Node], bounds: Mapping[Node, Range]) -> d
     uses = _Uses(nodes, bounds)
     ranges = {n: uses.range_of(n) for n in casts}
     # CLAMP has its limits as floats, so fp32 must hold both ends exactly
-    return {n: range for n, range in ranges.items() if range is not None and inside(range, EXACT)}
+    return {
+        n: range
+        for n, range in ranges.items()
+        if range is not None and inside(range, EXACT)
+    }
 
 
 def _is_from_float(cast: Node) -> bool:
@@ -63,7 +85,9 @@ def _is_from_float(cast: Node) -> bool:
 
 
 def saturated(t: Tosa, x: Value, range: Range) -> Value:
-    """x [*S] clamped to ``range`` if it has computed floats, else x itself; NaN becomes the lower end of the range."""
+    """x [*S] clamped to ``range`` if it has computed floats, else x itself; NaN becomes
+    the lower end of the range.
+    """
     if x.dtype not in FLOATS or type(x) is not Value:
         return x
     low, high = map(float, range)
@@ -73,28 +97,41 @@ def saturated(t: Tosa, x: Value, range: Range) -> Value:
 
 
 class _Uses:
-    """Finds ranges to which an integer tensor can be clamped without changing a result of its uses among ``nodes``."""
+    """Finds ranges to which an integer tensor can be clamped without changing a result
+    of its uses among ``nodes``.
+    """
 
     def __init__(self, nodes: Iterable[Node], bounds: Mapping[Node, Range]) -> None:
-        """``nodes`` are the calls of the delegate, ``bounds`` the ranges that uses of nodes prove (``bounds_of``)."""
-        self._nodes, self._bounds = set(nodes), bounds
+        """``nodes`` are the calls of the delegate, ``bounds`` the ranges that uses of
+        nodes prove (``bounds_of``).
+        """
+        self._nodes = set(nodes)
+        self._bounds = bounds
         self._known: dict[Node, Range | None] = {}
 
     def range_of(self, node: Node) -> Range | None:
-        """A range to which ``node`` can be clamped without changing a result of any use; None if none is known."""
+        """A range to which ``node`` can be clamped without changing a result of any
+        use; None if none is known.
+        """
         if node in self._bounds:
             return self._bounds[node]
         if node not in self._known:
             # no range is known unless each use gives one
             self._known[node] = None
-            by_use = [self._of_use(user, node) for user in node.users if not _reads_type(user, node)]
+            by_use = [
+                self._of_use(user, node)
+                for user in node.users
+                if not _reads_type(user, node)
+            ]
             known = [range for range in by_use if range is not None]
             if known and len(known) == len(by_use):
                 self._known[node] = _union(known)
         return self._known[node]
 
     def _of_use(self, user: Node, node: Node) -> Range | None:
-        """A range to which ``node`` can be clamped without changing a result of the call ``user``; None if unknown."""
+        """A range to which ``node`` can be clamped without changing a result of the
+        call ``user``; None if unknown.
+        """
         # a use outside of the delegate may do anything
         if user not in self._nodes:
             return None
@@ -102,22 +139,30 @@ class _Uses:
         indexes = indexes_of(user)
         if indexes:
             return _range_proven_by(node, indexes, user)
-        # else a range to which the result of ``user`` can be clamped may give one for ``node``
+        # else a range to which the result of ``user`` can be clamped may give one for
+        # ``node``
         places = _PASSED.get(user.target)  # type: ignore[call-overload]
-        passes = places is not None and all(k in places for k, a in enumerate(user.args) if a is node)
+        passes = places is not None and all(
+            k in places for k, a in enumerate(user.args) if a is node
+        )
         if not passes and user.target not in PASSING:
             return None
         range = self.range_of(user)
-        # an operator that returns or clamps ``node``: the range of the result is one for ``node`` too
+        # an operator that returns or clamps ``node``: the range of the result is one
+        # for ``node`` too
         if range is None or passes:
             return range
         return _range_proven_by(node, PASSING[user.target](user, range), user)
 
 
 def _reads_type(user: Node, node: Node) -> bool:
-    """Whether the call ``user`` reads only the type and shape of ``node``, not its elements, as full_like does."""
+    """Whether the call ``user`` reads only the type and shape of ``node``, not its
+    elements, as full_like does.
+    """
     rule = RULES.get((user.target, Value))  # type: ignore[arg-type]
-    return rule is not None and all(k in rule.types for k, a in enumerate(user.args) if a is node)
+    return rule is not None and all(
+        k in rule.types for k, a in enumerate(user.args) if a is node
+    )
 
 
 def _union(ranges: Iterable[Range]) -> Range:
@@ -128,10 +173,14 @@ def _union(ranges: Iterable[Range]) -> Range:
     return first
 
 
-def _range_proven_by(node: Node, argument_ranges: Iterable[tuple[Any, Range]], user: Node) -> Range | None:
-    """The union of the ranges of ``node`` in ``argument_ranges``, pairs of an argument of ``user`` and its range.
+def _range_proven_by(
+    node: Node, argument_ranges: Iterable[tuple[Any, Range]], user: Node
+) -> Range | None:
+    """The union of the ranges of ``node`` in ``argument_ranges``, pairs of an argument
+    of ``user`` and its range.
 
-    None unless there is a range for each time that ``user`` has ``node`` as an argument.
+    None unless there is a range for each time that ``user`` has ``node`` as an
+    argument.
     """
     ranges = [range for argument, range in argument_ranges if argument is node]
     places = sum(a is node for a in tree_leaves((user.args, user.kwargs)))

@@ -1,10 +1,12 @@
-"""Templates: equal calls are lowered once, and the operators of this template are copied for each of them.
+"""Templates: equal calls are lowered once, and the operators of this template are
+copied for each of them.
 
-A rule depends on the types of its operands, on which of them are constant, and on its other arguments; of floats and
-bools it reads nothing more. So for equal arguments it makes the same operators. Networks repeat few calls: of the 249
-calls of ViT-B/16, 20 differ. Copying takes a fifth of the time of a rule with its type inference and checks. All
-lowerings of a process share templates, and so do the support check and the lowering. Templates hold types only, no
-weights.
+A rule depends on the types of its operands, on which of them are constant, and on its
+other arguments; of floats and bools it reads nothing more. So for equal arguments it
+makes the same operators. Networks repeat few calls: of the 249 calls of ViT-B/16, 20
+differ. Copying takes a fifth of the time of a rule with its type inference and checks.
+All lowerings of a process share templates, and so do the support check and the
+lowering. Templates hold types only, no weights.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from ..registry import Result, Rule, apply
 from ..torch_values.types import refused
 
 COPIED = FLOATS | {DType.BOOL}
-"""Types of operands that have templates. Rules read more than the type of integers (ranges) and shapes (entries)."""
+"""Types of operands that have templates. Rules read more than the type of integers
+(ranges) and shapes (entries).
+"""
 MOST = 4096
 """The most templates of a target; then all are dropped."""
 
@@ -44,17 +48,22 @@ class Template:
     """
 
     def __init__(self, operands: Iterable[Value], t: Tosa, result: Result) -> None:
-        """Collect the operators that depend on ``operands``, those that a copy has to repeat.
+        """Collect the operators that depend on ``operands``, those that a copy has to
+        repeat.
 
-        ``t`` is the builder on which the rule ran, ``result`` is what the rule returned.
+        ``t`` is the builder on which the rule ran, ``result`` is what the rule
+        returned.
         """
-        self._operands, self.result = list(operands), result
+        self._operands = list(operands)
+        self.result = result
         self._depends: dict[Value, bool] = dict.fromkeys(self._operands, True)
         """Value of the template -> whether it depends on the operands."""
         self._operators: list[tuple[Operator, str]] = []
         """(operator, its attributes as text), in the order of computation."""
         self.is_usable = True
-        """Whether copies are right: all results have ``COPIED`` types, and none is lazy, a branch or a loop."""
+        """Whether copies are right: all results have ``COPIED`` types, and none is
+        lazy, a branch or a loop.
+        """
         for operator in t.operators:
             for value in operator.inputs:
                 self._depends_on_operands(value)
@@ -64,22 +73,30 @@ class Template:
                 self._depends_on_operands(returned)
                 # a lazy value has more than its type
                 self.is_usable &= type(returned) is Value
-        # shapes and numbers: a copy takes the equal literals of its own builder, if there are any
+        # shapes and numbers: a copy takes the equal literals of its own builder, if
+        # there are any
         self._literals = {key: v for key, v in t.literals() if v in self._depends}
 
     def _depends_on_operands(self, value: Value) -> bool:
         """Whether ``value`` depends on the operands.
 
-        Two side effects for a value that is asked for the first time: if it was folded by an operator that depends on
-        the operands, this operator is added, because it is not in ``t.operators``; and ``is_usable`` becomes False if
-        the value is a constant that a copy could not make again.
+        Two side effects for a value that is asked for the first time: if it was folded
+        by an operator that depends on the operands, this operator is added, because it
+        is not in ``t.operators``; and ``is_usable`` becomes False if the value is a
+        constant that a copy could not make again.
         """
         if value not in self._depends:
-            constant, depends = value.constant, False
+            constant = value.constant
+            depends = False
             if isinstance(constant, Folded):
-                depends = any([self._depends_on_operands(v) for v in constant.operator.inputs])
-            # neither a literal nor a shape with sizes of the operands: for example elements read from a weight
-            elif not isinstance(constant, Literal) and not isinstance(value.producer, Entries):
+                depends = any(
+                    [self._depends_on_operands(v) for v in constant.operator.inputs]
+                )
+            # neither a literal nor a shape with sizes of the operands: for example
+            # elements read from a weight
+            elif not isinstance(constant, Literal) and not isinstance(
+                value.producer, Entries
+            ):
                 self.is_usable = False
             if depends and value not in self._depends:
                 self._add(constant.operator)  # type: ignore[union-attr]
@@ -87,32 +104,47 @@ class Template:
         return self._depends[value]
 
     def _add(self, operator: Operator) -> None:
-        """Add ``operator``, whose results depend on the operands, to those that copies repeat.
+        """Add ``operator``, whose results depend on the operands, to those that copies
+        repeat.
 
-        Sets ``is_usable`` to False for a branch or a loop, and for results of a type that is not in COPIED.
+        Sets ``is_usable`` to False for a branch or a loop, and for results of a type
+        that is not in COPIED.
         """
-        attributes = {k: v for k, v in operator.__dict__.items() if k in operator.attributes}
+        attributes = {
+            k: v for k, v in operator.__dict__.items() if k in operator.attributes
+        }
         self._operators.append((operator, repr(attributes)))
         self._depends.update(dict.fromkeys(operator.outputs, True))
         if operator.has_graphs or not all(v.dtype in COPIED for v in operator.outputs):
             self.is_usable = False
 
     def copy(self, t: Tosa, operands: Iterable[Value]) -> Result:
-        """The result of the same call on other ``operands`` of equal types; its operators are emitted by ``t``."""
-        # value of the template -> value of the copy; a value that is missing is shared by both
+        """The result of the same call on other ``operands`` of equal types; its
+        operators are emitted by ``t``.
+        """
+        # value of the template -> value of the copy; a value that is missing is shared
+        # by both
         new = dict(zip(self._operands, operands, strict=True))
-        new.update([(value, t.intern(key, value)) for key, value in self._literals.items()])
+        new.update(
+            [(value, t.intern(key, value)) for key, value in self._literals.items()]
+        )
         for old, attributes in self._operators:
-            outputs = t.copied(old, attributes, tuple([new.get(v, v) for v in old.inputs]))
+            outputs = t.copied(
+                old, attributes, tuple([new.get(v, v) for v in old.inputs])
+            )
             new.update(zip(old.outputs, outputs, strict=True))
         return self._result(new)
 
     def outline(self, operands: Iterable[Value]) -> Result:
-        """The template's own result, with ``operands`` in place of those that are returned as they came."""
+        """The template's own result, with ``operands`` in place of those that are
+        returned as they came.
+        """
         return self._result(dict(zip(self._operands, operands, strict=True)))
 
     def _result(self, new: Mapping[Value, Value]) -> Result:
-        """The result, with ``new`` values in place of the template's; one that is not lowered is None."""
+        """The result, with ``new`` values in place of the template's; one that is not
+        lowered is None.
+        """
         if isinstance(self.result, tuple):
             return tuple([None if v is None else new.get(v, v) for v in self.result])
         return None if self.result is None else new.get(self.result, self.result)
@@ -127,30 +159,40 @@ class Templates:
         self._known: dict[Hashable, Template] = {}
 
     def apply(self, t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-        """The result of a call: a copy of its template, or made by the rule if the call has no template."""
+        """The result of a call: a copy of its template, or made by the rule if the call
+        has no template.
+        """
         operands: dict[Value, int] = {}
         template = self._find(rule, node, arguments, operands)
-        return template.copy(t, operands) if template else apply(t, rule, node, arguments)
+        return (
+            template.copy(t, operands) if template else apply(t, rule, node, arguments)
+        )
 
     def outline(self, t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
         """For a support check: a result with the types of the result of ``apply``.
 
-        If the call has a template, this is the template's own result, and no operators are copied. An operand that is
-        returned as it came is the call's own.
+        If the call has a template, this is the template's own result, and no operators
+        are copied. An operand that is returned as it came is the call's own.
         """
         operands: dict[Value, int] = {}
         template = self._find(rule, node, arguments, operands)
-        return template.outline(operands) if template else apply(t, rule, node, arguments)
+        return (
+            template.outline(operands) if template else apply(t, rule, node, arguments)
+        )
 
-    def _find(self, rule: Rule, node: Node, arguments: list[Any], operands: dict[Value, int]) -> Template | None:
+    def _find(
+        self, rule: Rule, node: Node, arguments: list[Any], operands: dict[Value, int]
+    ) -> Template | None:
         """The template for a call, made if it is new; None if the call cannot have one.
 
-        ``operands`` is filled with the values among the arguments, each mapped to its number: 0, 1, .. in their order.
+        ``operands`` is filled with the values among the arguments, each mapped to its
+        number: 0, 1, .. in their order.
         """
-        key = (rule.function, *[_key(a, operands) for a in arguments])  # ``_key`` adds to ``operands``
+        # ``_key`` adds to ``operands``
+        key = (rule.function, *[_key(a, operands) for a in arguments])
         for value in operands:
-            # a template knows types alone, but a rule may read what a lazy value is, or the range of floats
-            # (``saturation``)
+            # a template knows types alone, but a rule may read what a lazy value is, or
+            # the range of floats (``saturation``)
             has_range = value.dtype in FLOATS and value.range is not None
             if type(value) is not Value or has_range or value.dtype not in COPIED:
                 return None
@@ -162,9 +204,15 @@ class Templates:
             self._known[key] = template
         return template if template.is_usable else None
 
-    def _make(self, rule: Rule, node: Node, arguments: list[Any], operands: Sequence[Value]) -> Template:
-        """The template from running the rule on new values of the operands' types; constants are ABSENT."""
-        stand_ins = {v: Value(v.type, None if v.constant is None else ABSENT) for v in operands}
+    def _make(
+        self, rule: Rule, node: Node, arguments: list[Any], operands: Sequence[Value]
+    ) -> Template:
+        """The template from running the rule on new values of the operands' types;
+        constants are ABSENT.
+        """
+        stand_ins = {
+            v: Value(v.type, None if v.constant is None else ABSENT) for v in operands
+        }
         t = Tosa(self._spec)
         result = apply(t, rule, node, [_replaced(a, stand_ins) for a in arguments])
         return Template(stand_ins.values(), t, result)
@@ -172,17 +220,25 @@ class Templates:
 
 @lru_cache(maxsize=8)
 def templates_for(spec: TosaSpec) -> Templates:
-    """The templates that all lowerings for ``spec`` share. If two threads make the same template, no harm is done."""
+    """The templates that all lowerings for ``spec`` share. If two threads make the same
+    template, no harm is done.
+    """
     return Templates(spec)
 
 
 def _key(argument: Any, operands: dict[Value, int]) -> Hashable:
-    """An argument as part of a template's key. Operands are numbered, so that ``x * x`` and ``x * y`` differ.
+    """An argument as part of a template's key. Operands are numbered, so that ``x * x``
+    and ``x * y`` differ.
 
-    A number has its type and text in the key: in Python 1, 1.0 and True are equal, and 0.0 and -0.0, but not for rules.
+    A number has its type and text in the key: in Python 1, 1.0 and True are equal, and
+    0.0 and -0.0, but not for rules.
     """
     if isinstance(argument, Value):
-        return argument.type, argument.constant is None, operands.setdefault(argument, len(operands))
+        return (
+            argument.type,
+            argument.constant is None,
+            operands.setdefault(argument, len(operands)),
+        )
     if isinstance(argument, (list, tuple)):
         return tuple([_key(a, operands) for a in argument])
     return type(argument), repr(argument) if isinstance(argument, float) else argument

@@ -1,8 +1,10 @@
-"""Complex numbers, which TOSA lacks: inside of a delegate they are pairs of real numbers.
+"""Complex numbers, which TOSA lacks: inside of a delegate they are pairs of real
+numbers.
 
-A Fourier transform returns a ``Complex`` value. Rules on such values (``lowers(..., on=Complex)``) return complex
-values or real numbers (``abs``, ``view_as_real``). All other operators on complex values are refused, and complex
-inputs and outputs of a delegate too.
+A Fourier transform returns a ``Complex`` value. Rules on such values (``lowers(...,
+on=Complex)``) return complex values or real numbers (``abs``, ``view_as_real``). All
+other operators on complex values are refused, and complex inputs and outputs of a
+delegate too.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from .values import Lazy
 
 
 class Complex(Lazy):
-    """complex64 [*S], held as ``parts``, fp32 [*S,2]: real and imaginary part, as ``torch.view_as_real`` has them."""
+    """complex64 [*S], held as ``parts``, fp32 [*S,2]: real and imaginary part, as
+    ``torch.view_as_real`` has them.
+    """
 
     __slots__ = ("parts",)
 

@@ -1,7 +1,9 @@
-"""Quantization as numbers: scales, the quantized types that a program asks for, and the fixed-point form of a ratio.
+"""Quantization as numbers: scales, the quantized types that a program asks for, and the
+fixed-point form of a ratio.
 
-As in PyTorch, real = scale * (integer - zero point). Scales of channels are tensors of the model. They are read when
-the file is written, and the multipliers of RESCALE are computed from them then.
+As in PyTorch, real = scale * (integer - zero point). Scales of channels are tensors of
+the model. They are read when the file is written, and the multipliers of RESCALE are
+computed from them then.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ class Scale(NamedTuple):
 
 
 class Quantization(NamedTuple):
-    """The arguments of a quantize operator: scale, zero point, smallest and largest integer, element type."""
+    """The arguments of a quantize operator: scale, zero point, smallest and largest
+    integer, element type.
+    """
 
     scale: float
     zero_point: int
@@ -61,10 +65,14 @@ class Quantization(NamedTuple):
     dtype: DType
 
     def nearest(self, number: float) -> int:
-        """The integer for a real number, rounded and limited as ``quantize_per_tensor`` does."""
+        """The integer for a real number, rounded and limited as ``quantize_per_tensor``
+        does.
+        """
         if math.isinf(number):
             return self.low if number < 0 else self.high
-        return min(max(round(number / self.scale) + self.zero_point, self.low), self.high)
+        return min(
+            max(round(number / self.scale) + self.zero_point, self.low), self.high
+        )
 
     @property
     def range(self) -> Range:
@@ -73,59 +81,78 @@ class Quantization(NamedTuple):
 
 
 def expect_scale(scale: float) -> None:
-    """Raise Unsupported unless ``scale`` is a positive, finite, normal number in fp32, in which PyTorch computes."""
+    """Raise Unsupported unless ``scale`` is a positive, finite, normal number in fp32,
+    in which PyTorch computes.
+    """
     if not (FP32.smallest_normal <= scale <= FP32.max):
         raise refused(f"a scale of {scale} is not a positive number of fp32")
 
 
 def fixed_point(ratios: Array, bits: int) -> tuple[Array, Array]:
-    """(multiplier, shift) with ratio = multiplier / 2**shift for each of ``ratios``, as RESCALE takes them.
+    """(multiplier, shift) with ratio = multiplier / 2**shift for each of ``ratios``, as
+    RESCALE takes them.
 
-    Multipliers have ``bits`` bits, 31 or 15, and 2 <= shift <= 62 (specification: RESCALE, apply_scale). If a ratio is
-    too small for this, its multiplier loses low bits. If a ratio is too large, it gets the largest multiplier, with
-    which all results but 0 saturate.
+    Multipliers have ``bits`` bits, 31 or 15, and 2 <= shift <= 62 (specification:
+    RESCALE, apply_scale). If a ratio is too small for this, its multiplier loses low
+    bits. If a ratio is too large, it gets the largest multiplier, with which all
+    results but 0 saturate.
     """
     # ratio = fraction * 2**exponent with a fraction in [1/2, 1)
     fraction, exponent = np.frexp(ratios)
     multiplier = np.rint(np.ldexp(fraction, bits)).astype(np.int64)
     carried = multiplier >> bits  # 1 where the fraction was rounded up to 1
-    multiplier, exponent = multiplier >> carried, exponent + carried
+    multiplier = multiplier >> carried
+    exponent = exponent + carried
     shift = bits - exponent
-    # a ratio that is too small: the multiplier loses bits, rounded; 40 are more than it has
+    # a ratio that is too small: the multiplier loses bits, rounded; 40 are more than it
+    # has
     lost = np.clip(shift - 62, 0, 40)
-    multiplier = np.where(lost > 0, (multiplier + ((1 << lost) >> 1)) >> lost, multiplier)
+    multiplier = np.where(
+        lost > 0, (multiplier + ((1 << lost) >> 1)) >> lost, multiplier
+    )
     # a ratio that is too large
     multiplier = np.where(shift < 2, (1 << bits) - 1, multiplier)
     return multiplier, np.clip(shift, 2, 62)
 
 
 def multipliers(t: Tosa, ratio: Scale, bits: int) -> tuple[Value, Value]:
-    """The operands multiplier and shift, [C] or [1], of a RESCALE by ``ratio``; equal ratios share them.
+    """The operands multiplier and shift, [C] or [1], of a RESCALE by ``ratio``; equal
+    ratios share them.
 
     ``bits`` is the size of the multipliers: 31, or 15 for a RESCALE of int48.
     """
-    constants: tuple[Value, Value] = t.once(("multipliers", ratio, bits), lambda: _make_multipliers(ratio, bits))
+    constants: tuple[Value, Value] = t.once(
+        ("multipliers", ratio, bits), lambda: _make_multipliers(ratio, bits)
+    )
     return constants
 
 
 def _make_multipliers(ratio: Scale, bits: int) -> tuple[Value, Value]:
     """As ``multipliers``, but makes new constants.
 
-    If the ratio has tensors, scales of channels, the constants are computed when the file is written and these are
-    read.
+    If the ratio has tensors, scales of channels, the constants are computed when the
+    file is written and these are read.
     """
     dtype = DType.INT32 if bits == 31 else DType.INT16
     if not ratio.tensors:
         multiplier, shift = fixed_point(np.array([ratio.factor]), bits)
-        return literal(multiplier, dtype, dtype.name.lower()), literal(shift, DType.INT8, np.int8)
+        return literal(multiplier, dtype, dtype.name.lower()), literal(
+            shift, DType.INT8, np.int8
+        )
 
     def loader(position: int, numpy_type: str) -> Any:
-        """A function that computes the multipliers (``position`` 0) or the shifts (1) as an array of ``numpy_type``."""
-        return lambda: fixed_point(_positive(ratio.elements()), bits)[position].astype(numpy_type)
+        """A function that computes the multipliers (``position`` 0) or the shifts (1)
+        as an array of ``numpy_type``.
+        """
+        return lambda: fixed_point(_positive(ratio.elements()), bits)[position].astype(
+            numpy_type
+        )
 
     shape = (ratio.channels,)
     multiplier_of = Deferred(loader(0, dtype.name.lower()))
-    return Value(Type(shape, dtype), multiplier_of), Value(Type(shape, DType.INT8), Deferred(loader(1, "int8")))
+    return Value(Type(shape, dtype), multiplier_of), Value(
+        Type(shape, DType.INT8), Deferred(loader(1, "int8"))
+    )
 
 
 def _positive(scales: Array) -> Array:

@@ -1,10 +1,12 @@
 """Functions of quantized values as lookup tables (TABLE).
 
-A TABLE of int8 has all 256 results; results of more bits take several tables, 8 bits each. A TABLE of int16 has an
-entry for every 128th integer only, and interpolates linearly between them. If that is too coarse, the results of more
-tables are added: the second table has the rounding errors of the first one's entries, the third one the function's
-distance from a straight line between entries. If that is still too coarse (the function is not smooth), a constant
-holds all 65536 values, and GATHER reads them, which costs an NPU some 40 cycles for each element.
+A TABLE of int8 has all 256 results; results of more bits take several tables, 8 bits
+each. A TABLE of int16 has an entry for every 128th integer only, and interpolates
+linearly between them. If that is too coarse, the results of more tables are added: the
+second table has the rounding errors of the first one's entries, the third one the
+function's distance from a straight line between entries. If that is still too coarse
+(the function is not smooth), a constant holds all 65536 values, and GATHER reads them,
+which costs an NPU some 40 cycles for each element.
 """
 
 from __future__ import annotations
@@ -20,9 +22,13 @@ from ...ir.types import ARRAY_DTYPES, DType
 from ..builder import Tosa
 
 REST = 14
-"""Fraction bits of the second table: the rounding error of an entry in units of 2**-14 of a step."""
+"""Fraction bits of the second table: the rounding error of an entry in units of 2**-14
+of a step.
+"""
 EQUAL = 0.99
-"""The share of integers for which the interpolated result has to be exact; all others may be one step off."""
+"""The share of integers for which the interpolated result has to be exact; all others
+may be one step off.
+"""
 INT16_VALUES = 1 << 16
 PIECE = 128
 """How many integers lie between two entries of a table of int16."""
@@ -30,11 +36,12 @@ Entries = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class Interpolation(NamedTuple):
-    """Tables [513] whose sum approximates a function of int16, in units of ``unit`` steps of the result.
+    """Tables [513] whose sum approximates a function of int16, in units of ``unit``
+    steps of the result.
 
-    ``first`` has the rounded entries, ``rest`` their rounding errors in units of 2**-REST, ``bend`` the function's
-    distance from the straight line in the middle between two entries, in units of 2**-``bits``. None: without this
-    table.
+    ``first`` has the rounded entries, ``rest`` their rounding errors in units of
+    2**-REST, ``bend`` the function's distance from the straight line in the middle
+    between two entries, in units of 2**-``bits``. None: without this table.
     """
 
     unit: int
@@ -52,22 +59,28 @@ class Interpolation(NamedTuple):
         if self.bend is not None:
             place = np.arange(PIECE)
             # a parabola that is 0 at both entries and 1 in the middle between them
-            arch = np.tile(place * (PIECE - place) * 4 / PIECE**2, INT16_VALUES // PIECE)
+            arch = np.tile(
+                place * (PIECE - place) * 4 / PIECE**2, INT16_VALUES // PIECE
+            )
             results = results + _table_results(self.bend) / (PIECE << self.bits) * arch
         return results * self.unit
 
 
-def interpolated(steps: Array, middles: Array, wanted: Array, zero_point: int) -> Interpolation | None:
-    """The fewest tables that approximate a function well enough (EQUAL); None if three tables do not.
+def interpolated(
+    steps: Array, middles: Array, wanted: Array, zero_point: int
+) -> Interpolation | None:
+    """The fewest tables that approximate a function well enough (EQUAL); None if three
+    tables do not.
 
-    ``steps``: the function at every 128th integer [513], ``middles``: halfway between them [512], both float64 in steps
-    of the result. ``wanted``: the exact integer result for each int16 [65536].
+    ``steps``: the function at every 128th integer [513], ``middles``: halfway between
+    them [512], both float64 in steps of the result. ``wanted``: the exact integer
+    result for each int16 [65536].
     """
     if not np.isfinite(steps).all():
         return None
 
-    # An entry beyond int16 is clamped, which changes the line from its neighbour to it. In units of 2 or 4 steps, the
-    # entry may fit.
+    # An entry beyond int16 is clamped, which changes the line from its neighbour to it.
+    # In units of 2 or 4 steps, the entry may fit.
     units = (1, 2, 4) if np.abs(steps).max() > INT16_VALUES // 2 else (1,)
     for unit in units:
         for tables in _candidates(steps / unit, middles / unit, unit):
@@ -85,27 +98,36 @@ def _candidates(steps: Array, middles: Array, unit: int) -> Iterator[Interpolati
     yield Interpolation(unit, first)
     rest = np.rint(np.clip(steps - first, -1, 1) * (1 << REST)).astype(np.int64)
     yield Interpolation(unit, first, rest)
-    # where an entry was clamped to int16, the line is not the function's: no bend is added there
+    # where an entry was clamped to int16, the line is not the function's: no bend is
+    # added there
     not_clamped = np.abs(steps - first) <= 1
-    bends = np.where(not_clamped[1:] & not_clamped[:-1], middles - (steps[1:] + steps[:-1]) / 2, 0)
+    bends = np.where(
+        not_clamped[1:] & not_clamped[:-1], middles - (steps[1:] + steps[:-1]) / 2, 0
+    )
     # the most fraction bits with which the largest bend fits into 16 bits
     bits = REST - max(0, math.ceil(math.log2(max(np.abs(bends).max(), 1))))
     if np.isfinite(bends).all() and bits >= 0:
         # a table has values at entries: the mean of the bends on both sides of an entry
         at_entries = (np.append(bends, bends[-1]) + np.insert(bends, 0, bends[0])) / 2
-        yield Interpolation(unit, first, rest, np.rint(at_entries * (1 << bits)).astype(np.int64), bits)
+        yield Interpolation(
+            unit, first, rest, np.rint(at_entries * (1 << bits)).astype(np.int64), bits
+        )
 
 
 def _table_results(table: Array) -> Array:
-    """``table`` [513] -> the result of TABLE for each int16 [65536]: interpolated entries times 128 (specification)."""
+    """``table`` [513] -> the result of TABLE for each int16 [65536]: interpolated
+    entries times 128 (specification).
+    """
     # rows of 128 results: the entry at the row's start, and the distance from there
-    base, place = table[:-1, None], np.arange(PIECE)
+    base = table[:-1, None]
+    place = np.arange(PIECE)
     result: Array = (base * PIECE + (table[1:, None] - base) * place).reshape(-1)
     return result
 
 
 def _is_near_enough(results: Array, wanted: Array, zero_point: int) -> bool:
-    """Whether ``results``, rounded, are near enough to the integers ``wanted``, which include ``zero_point``.
+    """Whether ``results``, rounded, are near enough to the integers ``wanted``, which
+    include ``zero_point``.
 
     A share of EQUAL has to be the same, and no result more than one step off.
     """
@@ -116,28 +138,39 @@ def _is_near_enough(results: Array, wanted: Array, zero_point: int) -> bool:
 
 
 def table_sums(t: Tosa, q: Value, tables: Interpolation) -> tuple[Value, float]:
-    """q int16 [*S] -> the sum of the tables' results, int32 [*S], and the step of the result that 1 stands for."""
+    """q int16 [*S] -> the sum of the tables' results, int32 [*S], and the step of the
+    result that 1 stands for.
+    """
 
     def looked_up(table: Array) -> Value:
-        """The results of TABLE for ``q``, int32 with 7 fraction bits more than the entries."""
+        """The results of TABLE for ``q``, int32 with 7 fraction bits more than the
+        entries.
+        """
         return t.table(q, literal(table, DType.INT16, np.int16))
 
     first = looked_up(tables.first)
     if tables.rest is None:
         return first, tables.unit / PIECE
-    # a result of TABLE has 7 fraction bits more than its entries: bring both sums to REST fraction bits
-    sums = t.add(t.left_shift(first, REST - 7), t.right_shift(looked_up(tables.rest), 7))
+    # a result of TABLE has 7 fraction bits more than its entries: bring both sums to
+    # REST fraction bits
+    sums = t.add(
+        t.left_shift(first, REST - 7), t.right_shift(looked_up(tables.rest), 7)
+    )
     if tables.bend is not None:
         place = t.bitwise_and(t.cast(q, DType.INT32), PIECE - 1)
         # a parabola that is 0 at both entries and 64 * 64 = 2**12 in the middle
         arch = t.mul(place, t.sub(PIECE, place))
         # of the product's bits + 7 + 12 fraction bits, REST remain
-        sums = t.add(sums, t.mul(looked_up(tables.bend), arch, shift=tables.bits + 7 + 12 - REST))
+        sums = t.add(
+            sums, t.mul(looked_up(tables.bend), arch, shift=tables.bits + 7 + 12 - REST)
+        )
     return sums, tables.unit / (1 << REST)
 
 
 def gathered(t: Tosa, q: Value, values: Array, dtype: DType) -> Value:
-    """q int16 [*S], numpy ``values`` [65536] -> the value of each integer, [*S] of ``dtype``, by GATHER."""
+    """q int16 [*S], numpy ``values`` [65536] -> the value of each integer, [*S] of
+    ``dtype``, by GATHER.
+    """
     # the integer -32768 reads entry 0
     index = t.add(t.cast(q, DType.INT32), INT16_VALUES // 2)
     table = literal(values.reshape(1, -1, 1), dtype, ARRAY_DTYPES[dtype])
@@ -146,12 +179,14 @@ def gathered(t: Tosa, q: Value, values: Array, dtype: DType) -> Value:
 
 
 def looked_up(t: Tosa, index: Value, entries: Entries) -> Value:
-    """index int8 [*S], numpy ``entries`` [256] -> int32 [*S]; entry 0 belongs to the index -128.
+    """index int8 [*S], numpy ``entries`` [256] -> int32 [*S]; entry 0 belongs to the
+    index -128.
 
-    A TABLE of int8 returns 8 bits. So there is one TABLE for each 8 bits of the entries, and their results are shifted
-    and added.
+    A TABLE of int8 returns 8 bits. So there is one TABLE for each 8 bits of the
+    entries, and their results are shifted and added.
     """
-    # the parts of an entry are signed bytes, the lowest first: entry = sum of parts[k] * 256**k
+    # the parts of an entry are signed bytes, the lowest first: entry = sum of parts[k]
+    # * 256**k
     parts: list[Value] = []
     while not parts or np.abs(entries).max() > 0:
         upper = (entries + 128) >> 8

@@ -1,8 +1,9 @@
-"""uint8, of which TOSA has no tensors: inside of a delegate it is int8, and each element is 128 less.
+"""uint8, of which TOSA has no tensors: inside of a delegate it is int8, and each
+element is 128 less.
 
-Only RESCALE reads and writes unsigned numbers, so each uint8 input and output of a delegate takes a RESCALE.
-Dequantizing takes no operator: a zero point that is 128 less gives the same real numbers. Operators without a rule on
-``Bytes`` are refused.
+Only RESCALE reads and writes unsigned numbers, so each uint8 input and output of a
+delegate takes a RESCALE. Dequantizing takes no operator: a zero point that is 128 less
+gives the same real numbers. Operators without a rule on ``Bytes`` are refused.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ HALF = 128
 class Bytes(Lazy):
     """uint8 [*S], held as ``q``, int8 [*S], where each element is 128 less.
 
-    ``held`` is the graph's input that holds the bits of the uint8; None if the value is computed or a constant.
+    ``held`` is the graph's input that holds the bits of the uint8; None if the value is
+    computed or a constant.
     """
 
     __slots__ = ("held", "q")
@@ -34,14 +36,18 @@ class Bytes(Lazy):
     def __init__(self, q: Value, held: Value | None = None) -> None:
         """``q``: int8 [*S], each element 128 less than the uint8, such as -128 for 0.
 
-        ``held``: the int8 input of the graph with the bits of the uint8, such as -56 for 200; None if there is none.
+        ``held``: the int8 input of the graph with the bits of the uint8, such as -56
+        for 200; None if there is none.
         """
         Value.__init__(self, q.type, q.constant)
-        self.q, self.held = q, held
+        self.q = q
+        self.held = held
 
     @staticmethod
     def arriving(t: Tosa, held: Value) -> Bytes:
-        """The value of a uint8 input of the graph; ``held`` is the input, an int8 tensor with the bits of the uint8."""
+        """The value of a uint8 input of the graph; ``held`` is the input, an int8
+        tensor with the bits of the uint8.
+        """
         return Bytes(_shifted_by_half(t, held, arrives=True), held)
 
     def leaving(self, t: Tosa) -> Value:
@@ -58,12 +64,14 @@ class Bytes(Lazy):
 
 
 def _shifted_by_half(t: Tosa, x: Value, arrives: bool) -> Value:
-    """Unsigned x - 128 as int8 if x ``arrives`` as an input, else int8 x + 128 as unsigned; by a RESCALE with ratio 1.
+    """Unsigned x - 128 as int8 if x ``arrives`` as an input, else int8 x + 128 as
+    unsigned; by a RESCALE with ratio 1.
 
     Unsigned numbers are in tensors of int8 with the same bits.
     """
     # the zero point 128 of an unsigned number, in int8: -128 has the same bits
-    zero, half = t.constant(0, DType.INT8), t.constant(-HALF, DType.INT8)
+    zero = t.constant(0, DType.INT8)
+    half = t.constant(-HALF, DType.INT8)
     points = (half, zero) if arrives else (zero, half)
     return t.emit(
         tosa.RESCALE,
@@ -79,12 +87,16 @@ def _shifted_by_half(t: Tosa, x: Value, arrives: bool) -> Value:
 
 
 def is_bytes(val: Any) -> TypeGuard[torch.Tensor]:
-    """Whether ``val``, the fake tensor (or other value) that torch recorded for a node, is a tensor of uint8."""
+    """Whether ``val``, the fake tensor (or other value) that torch recorded for a node,
+    is a tensor of uint8.
+    """
     return isinstance(val, torch.Tensor) and val.dtype is torch.uint8
 
 
 def type_of_bytes(val: torch.Tensor, what: str) -> Type:
-    """The type of the int8 tensor that stands for the uint8 tensor ``val``; ``what`` names it in a refusal."""
+    """The type of the int8 tensor that stands for the uint8 tensor ``val``; ``what``
+    names it in a refusal.
+    """
     return type_of(val, what, dtype=torch.int8)
 
 
@@ -92,4 +104,6 @@ def constant_bytes(name: str, tensor: torch.Tensor) -> Bytes:
     """A constant of uint8; its elements are read when the file is written."""
     # flipping the highest bit subtracts 128 and makes the byte signed
     type = type_of_bytes(tensor, f"the constant {name}")
-    return Bytes(Value(type, Deferred(lambda: (array_of(tensor) ^ HALF).view("int8")), name))
+    return Bytes(
+        Value(type, Deferred(lambda: (array_of(tensor) ^ HALF).view("int8")), name)
+    )

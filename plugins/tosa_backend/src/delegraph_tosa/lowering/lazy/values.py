@@ -1,9 +1,12 @@
-"""Lazy values: real numbers that no operator has computed, between a dequantize and the next quantize.
+"""Lazy values: real numbers that no operator has computed, between a dequantize and the
+next quantize.
 
-The rule for dequantize emits no operator. It returns a ``Lazy`` value, which is fp32 to torch and knows the integers it
-stands for. Integer rules take and return lazy values. The rule for quantize calls ``integer`` with the quantization of
-the program, and only then the last operators of a chain are emitted: RESCALE, CLAMP, TABLE. For an operator without an
-integer rule, ``real`` computes the real numbers in floats, which a target without PRO-FP refuses.
+The rule for dequantize emits no operator. It returns a ``Lazy`` value, which is fp32 to
+torch and knows the integers it stands for. Integer rules take and return lazy values.
+The rule for quantize calls ``integer`` with the quantization of the program, and only
+then the last operators of a chain are emitted: RESCALE, CLAMP, TABLE. For an operator
+without an integer rule, ``real`` computes the real numbers in floats, which a target
+without PRO-FP refuses.
 """
 
 from __future__ import annotations
@@ -30,9 +33,13 @@ from .tables import gathered, interpolated, looked_up, table_sums
 Function = Callable[[Tosa, Value], Value]
 """A function of one tensor, as operators that the builder makes."""
 SMALL = (DType.INT8, DType.INT16)
-"""Types that activations are quantized to. Wider integers are sums and products before they are quantized."""
+"""Types that activations are quantized to. Wider integers are sums and products before
+they are quantized.
+"""
 BITS = 29
-"""The most bits, beside the sign, of a wider integer: RESCALE takes values below 2**(shift - 1) only."""
+"""The most bits, beside the sign, of a wider integer: RESCALE takes values below
+2**(shift - 1) only.
+"""
 
 
 class Lazy(Value):
@@ -45,7 +52,9 @@ class Lazy(Value):
         super().__init__(Type(shape, DType.FP32))
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The elements as integers in the quantization ``to``, computed; Unsupported if that takes floats."""
+        """The elements as integers in the quantization ``to``, computed; Unsupported if
+        that takes floats.
+        """
         raise NotImplementedError
 
     def real(self, t: Tosa) -> Value:
@@ -55,18 +64,22 @@ class Lazy(Value):
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
         """The largest absolute value that an element can have; inf if it is not known.
 
-        Elements below ``least`` do not count: they are numbers of a mask that hide scores.
+        Elements below ``least`` do not count: they are numbers of a mask that hide
+        scores.
         """
         return math.inf
 
     def pointwise(self) -> Pointwise | None:
-        """The value as a function of single elements of one quantized value; None if it is no such function."""
+        """The value as a function of single elements of one quantized value; None if it
+        is no such function.
+        """
         return None
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
         """``move`` of this value, with the result's ``shape``.
 
-        ``move`` reorders, reshapes or selects elements; it takes integers and floats alike.
+        ``move`` reorders, reshapes or selects elements; it takes integers and floats
+        alike.
         """
         return Moved(self, move, shape)
 
@@ -74,56 +87,88 @@ class Lazy(Value):
 class Scaled(Lazy):
     """Integers ``q`` and their quantization, for scale * (q - zero_point).
 
-    ``axis`` is the axis of a scale with one number for each channel; None for a scale of one number.
+    ``axis`` is the axis of a scale with one number for each channel; None for a scale
+    of one number.
     """
 
     __slots__ = ("axis", "q", "scale", "zero_point")
 
-    def __init__(self, q: Value, scale: Scale, zero_point: int = 0, axis: int | None = None) -> None:
-        """``q`` are the integers; ``axis`` has no meaning for a scale of one number, and is None then."""
+    def __init__(
+        self, q: Value, scale: Scale, zero_point: int = 0, axis: int | None = None
+    ) -> None:
+        """``q`` are the integers; ``axis`` has no meaning for a scale of one number,
+        and is None then.
+        """
         super().__init__(q.shape)
-        self.q, self.scale, self.zero_point = q, scale, zero_point
+        self.q = q
+        self.scale = scale
+        self.zero_point = zero_point
         self.axis = axis if scale.tensors else None
-        # rules only ask whether this is None; the elements are those of ``real``, not of ``q``
+        # rules only ask whether this is None; the elements are those of ``real``, not
+        # of ``q``
         self.constant = q.constant
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The integers, rescaled unless they have the scale and zero point of ``to``, and clamped to its limits."""
-        same = (self.scale, self.zero_point, self.q.dtype) == (Scale(to.scale), to.zero_point, to.dtype)
+        """The integers, rescaled unless they have the scale and zero point of ``to``,
+        and clamped to its limits.
+        """
+        same = (self.scale, self.zero_point, self.q.dtype) == (
+            Scale(to.scale),
+            to.zero_point,
+            to.dtype,
+        )
         q = self.q if same else rescale(t, self, to.scale, to.zero_point, to.dtype)
         return limit(t, q, to.low, to.high)
 
     def real(self, t: Tosa) -> Value:
         """scale * (q - zero_point), computed in floats."""
         product = t.sub(t.cast(self.q, DType.FP32), float(self.zero_point))
-        # scales of channels get an axis of size 1 for each axis after ``axis``, to broadcast
+        # scales of channels get an axis of size 1 for each axis after ``axis``, to
+        # broadcast
         inner = () if self.axis is None else (1,) * (self.rank - 1 - self.axis)
         for tensor in self.scale.tensors:
             product = t.mul(product, t.reshape(tensor, (*tensor.shape, *inner)))
         # the whole scale is factor * tensors: a factor of 1 beside tensors needs no MUL
-        return product if self.scale.factor == 1 and self.scale.tensors else t.mul(product, self.scale.factor)
+        return (
+            product
+            if self.scale.factor == 1 and self.scale.tensors
+            else t.mul(product, self.scale.factor)
+        )
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
         """The largest distance from the zero point (``size``), times the scale.
 
         It is inf for scales of channels, and for int32 whose range is not known.
         """
-        return self.size * self.scale.factor if not self.scale.tensors and self.size < 1 << 31 else math.inf
+        return (
+            self.size * self.scale.factor
+            if not self.scale.tensors and self.size < 1 << 31
+            else math.inf
+        )
 
     def pointwise(self) -> Pointwise | None:
         """The identity function of this value if it ``is_small``, else None."""
         return Pointwise(self, _identity) if self.is_small else None
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
-        """``move`` of the integers, in the same quantization; see the base class for the arguments.
+        """``move`` of the integers, in the same quantization; see the base class for
+        the arguments.
 
-        Integers wider than 16 bits, such as sums, are moved later, when they are quantized.
+        Integers wider than 16 bits, such as sums, are moved later, when they are
+        quantized.
         """
-        return Scaled(move(t, self.q), self.scale, self.zero_point) if self.is_small else Moved(self, move, shape)
+        return (
+            Scaled(move(t, self.q), self.scale, self.zero_point)
+            if self.is_small
+            else Moved(self, move, shape)
+        )
 
     def is_like(self, other: Scaled) -> bool:
         """Whether both are the same integers in the same quantization."""
-        return self.q is other.q and (self.scale, self.zero_point) == (other.scale, other.zero_point)
+        return self.q is other.q and (self.scale, self.zero_point) == (
+            other.scale,
+            other.zero_point,
+        )
 
     @property
     def size(self) -> int:
@@ -133,7 +178,9 @@ class Scaled(Lazy):
 
     @property
     def is_small(self) -> bool:
-        """Whether the value is quantized as activations are: to int8 or int16, with one scale for all elements."""
+        """Whether the value is quantized as activations are: to int8 or int16, with one
+        scale for all elements.
+        """
         return self.q.dtype in SMALL and not self.scale.tensors
 
 
@@ -145,25 +192,35 @@ def _identity(t: Tosa, x: Value) -> Value:
 class Clamped(Lazy):
     """A lazy value ``of``, clamped to the real numbers ``low`` .. ``high``.
 
-    Quantization is monotonic, so the integers are those of ``of``, clamped to the integers of ``low`` and ``high``.
+    Quantization is monotonic, so the integers are those of ``of``, clamped to the
+    integers of ``low`` and ``high``.
     """
 
     __slots__ = ("high", "low", "of")
 
     def __init__(self, of: Lazy, low: float, high: float) -> None:
-        """``of`` is clamped to the real numbers ``low`` .. ``high``, which may be infinite."""
+        """``of`` is clamped to the real numbers ``low`` .. ``high``, which may be
+        infinite.
+        """
         super().__init__(of.shape)
-        self.of, self.low, self.high = of, low, high
+        self.of = of
+        self.low = low
+        self.high = high
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The integers of ``of`` in the quantization ``to``, clamped to the integers of ``low`` and ``high``."""
+        """The integers of ``of`` in the quantization ``to``, clamped to the integers of
+        ``low`` and ``high``.
+        """
         low, high = range_of_type(to.dtype)
-        # int8 and int16 saturate; in int32 the scale of ``to`` may be too fine for elements of ``of``, which are as
-        # large as ``most``: these are clamped in a coarser scale first
+        # int8 and int16 saturate; in int32 the scale of ``to`` may be too fine for
+        # elements of ``of``, which are as large as ``most``: these are clamped in a
+        # coarser scale first
         most = self.of.reach(t) if to.dtype not in SMALL else 0
         if to.scale * 2.0**30 < most < math.inf:
             step = most / 2.0**BITS
-            coarse = self.integer(t, Quantization(step, 0, -(1 << BITS), 1 << BITS, to.dtype))
+            coarse = self.integer(
+                t, Quantization(step, 0, -(1 << BITS), 1 << BITS, to.dtype)
+            )
             return Scaled(coarse, Scale(step)).integer(t, to)
         q = self.of.integer(t, to._replace(low=low, high=high))
         return limit(t, q, to.nearest(self.low), to.nearest(self.high))
@@ -173,14 +230,19 @@ class Clamped(Lazy):
         return t.clamp(self.of.real(t), self.low, self.high)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The reach of ``of`` or of the limits, whichever is smaller; inf if the reach of ``of`` is not known."""
+        """The reach of ``of`` or of the limits, whichever is smaller; inf if the reach
+        of ``of`` is not known.
+        """
         most = self.of.reach(t, least)
-        return most if math.isinf(most) else min(most, max(abs(self.low), abs(self.high)))
+        return (
+            most if math.isinf(most) else min(most, max(abs(self.low), abs(self.high)))
+        )
 
     def on_grid(self, t: Tosa, of: Scaled) -> Scaled:
         """The integers of ``of``, clamped, in the quantization of ``of``.
 
-        Raises Unsupported if a limit lies between two integers of this quantization, so that it would be rounded.
+        Raises Unsupported if a limit lies between two integers of this quantization, so
+        that it would be rounded.
         """
         scale, (least, most) = of.scale.factor, range_of_type(of.q.dtype)
         limits = []
@@ -188,30 +250,37 @@ class Clamped(Lazy):
             # the limit as an integer; beyond the range of the type it has no effect
             place = end if math.isinf(number) else number / scale + of.zero_point
             t.require(
-                place == round(place) or not least < place < most, f"the limit {number} is no multiple of {scale}"
+                place == round(place) or not least < place < most,
+                f"the limit {number} is no multiple of {scale}",
             )
             limits.append(min(max(round(place), least), most))
         return Scaled(limit(t, of.q, *limits), of.scale, of.zero_point)
 
     def pointwise(self) -> Pointwise | None:
-        """The function of ``of``, clamped; None if ``of`` is no function of one quantized value."""
+        """The function of ``of``, clamped; None if ``of`` is no function of one
+        quantized value.
+        """
         inner = self.of.pointwise()
         return inner and inner.then(lambda t, x: t.clamp(x, self.low, self.high))
 
 
-BYTES, SHORTS = range(-128, 128), range(-32768, 32768)
+BYTES = range(-128, 128)
+SHORTS = range(-32768, 32768)
 """All integers of 8 and of 16 bits."""
 KNOTS = range(-32768, 32769, 128)
-"""The integers for which a TABLE of int16 has entries; the last one is beyond int16 (specification: TABLE)."""
+"""The integers for which a TABLE of int16 has entries; the last one is beyond int16
+(specification: TABLE).
+"""
 MIDDLES = range(-32704, 32768, 128)
 """The integers halfway between two KNOTS."""
 
 
 class Pointwise(Lazy):
-    """A function of single elements of ``source``, which has 8 or 16 bits: looked up in a TABLE.
+    """A function of single elements of ``source``, which has 8 or 16 bits: looked up in
+    a TABLE.
 
-    ``function`` builds it with the rules for floats. The entries of the TABLE are its results for all integers, folded
-    to a constant.
+    ``function`` builds it with the rules for floats. The entries of the TABLE are its
+    results for all integers, folded to a constant.
     """
 
     __slots__ = ("function", "source")
@@ -219,7 +288,8 @@ class Pointwise(Lazy):
     def __init__(self, source: Scaled, function: Function) -> None:
         """``function`` of the real numbers of ``source``, element by element."""
         super().__init__(source.shape)
-        self.source, self.function = source, function
+        self.source = source
+        self.function = function
         self.constant = source.constant
 
     def of(self, function: Function) -> Pointwise:
@@ -231,21 +301,31 @@ class Pointwise(Lazy):
         return self.of(lambda t, x: function(t, self.function(t, x)))
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The function's results, quantized when the program is lowered and looked up by the integers of the source."""
+        """The function's results, quantized when the program is lowered and looked up
+        by the integers of the source.
+        """
         q = self.source.q
         if q.dtype is DType.INT16:
             return self._of_int16(t, to)
         entries = quantized(t, self.entries(t, BYTES), to)
         if to.dtype is not DType.INT8:
-            return t.cast(looked_up(t, q, materialize(entries).astype(np.int64)), to.dtype)
+            return t.cast(
+                looked_up(t, q, materialize(entries).astype(np.int64)), to.dtype
+            )
         return limit(t, t.table(q, entries), *to.range)
 
     def _of_int16(self, t: Tosa, to: Quantization) -> Value:
-        """The integers for a source of int16: by TABLEs if interpolation is near enough, else by a GATHER."""
+        """The integers for a source of int16: by TABLEs if interpolation is near
+        enough, else by a GATHER.
+        """
         q = self.source.q
-        # the exact results for all integers, and the function, in steps of the result, at the entries and between them
+        # the exact results for all integers, and the function, in steps of the result,
+        # at the entries and between them
         wanted = materialize(quantized(t, self.entries(t, SHORTS), to))
-        steps, middles = (materialize(self.entries(t, at)).astype(np.float64) / to.scale for at in (KNOTS, MIDDLES))
+        steps, middles = (
+            materialize(self.entries(t, at)).astype(np.float64) / to.scale
+            for at in (KNOTS, MIDDLES)
+        )
         tables = interpolated(steps, middles, wanted, to.zero_point)
         if tables is None:
             return gathered(t, q, wanted, to.dtype)
@@ -253,29 +333,46 @@ class Pointwise(Lazy):
         return Scaled(sums, Scale(to.scale * step)).integer(t, to)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest absolute value among the results for all integers; those below ``least`` do not count."""
+        """The largest absolute value among the results for all integers; those below
+        ``least`` do not count.
+        """
         domain = BYTES if self.source.q.dtype is DType.INT8 else SHORTS
         results = materialize(self.entries(t, domain))
-        return float(np.abs(results, out=np.zeros_like(results), where=~(results < least)).max())
+        return float(
+            np.abs(results, out=np.zeros_like(results), where=~(results < least)).max()
+        )
 
     def truth(self, t: Tosa) -> Value:
-        """The elements as bools, for a function that returns bools: 0 or 1 is looked up for each, and cast to bool."""
+        """The elements as bools, for a function that returns bools: 0 or 1 is looked up
+        for each, and cast to bool.
+        """
         q = self.source.q
         if q.dtype is DType.INT8:
-            return t.cast(t.table(q, t.cast(self.entries(t, BYTES), DType.INT8)), DType.BOOL)
-        return t.cast(gathered(t, q, materialize(self.entries(t, SHORTS)), DType.INT8), DType.BOOL)
+            return t.cast(
+                t.table(q, t.cast(self.entries(t, BYTES), DType.INT8)), DType.BOOL
+            )
+        return t.cast(
+            gathered(t, q, materialize(self.entries(t, SHORTS)), DType.INT8), DType.BOOL
+        )
 
     def entries(self, t: Tosa, domain: range) -> Value:
         """A constant [N], fp32 or bool: the function at the integers ``domain``.
 
-        Raises Unsupported if the result of ``function`` does not fold to one constant element for each integer.
+        Raises Unsupported if the result of ``function`` does not fold to one constant
+        element for each integer.
         """
         dtype = DType.INT8 if domain is BYTES else DType.INT32
-        integers = t.once(domain, lambda: literal(np.array(domain), dtype, dtype.name.lower()))
-        # a builder that folds larger constants than files may have, since these constants are never written
+        integers = t.once(
+            domain, lambda: literal(np.array(domain), dtype, dtype.name.lower())
+        )
+        # a builder that folds larger constants than files may have, since these
+        # constants are never written
         folding = copy(t)
         folding.folded_bytes = 4 * max(len(domain), len(SHORTS))
-        results = self.function(folding, Scaled(integers, self.source.scale, self.source.zero_point).real(folding))
+        results = self.function(
+            folding,
+            Scaled(integers, self.source.scale, self.source.zero_point).real(folding),
+        )
         folded = results.constant is not None and results.shape == integers.shape
         t.require(folded, "it is no function of each element alone")
         return results
@@ -289,8 +386,13 @@ class Pointwise(Lazy):
         return self
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
-        """The same function of the moved source: functions of single elements commute with moves."""
-        return type(self)(Scaled(move(t, self.source.q), self.source.scale, self.source.zero_point), self.function)
+        """The same function of the moved source: functions of single elements commute
+        with moves.
+        """
+        return type(self)(
+            Scaled(move(t, self.source.q), self.source.scale, self.source.zero_point),
+            self.function,
+        )
 
 
 class Moved(Lazy):
@@ -301,7 +403,8 @@ class Moved(Lazy):
     def __init__(self, of: Lazy, move: Function, shape: Shape) -> None:
         """``move`` reorders or selects elements of ``of``; ``shape`` is the result's."""
         super().__init__(shape)
-        self.of, self.move = of, move
+        self.of = of
+        self.move = move
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
         """``move`` of the integers of ``of``."""
@@ -317,17 +420,26 @@ class Moved(Lazy):
 
 
 class Joined(Lazy):
-    """``join`` of several values, such as CONCAT or SELECT, applied when its result is quantized: to quantized parts.
+    """``join`` of several values, such as CONCAT or SELECT, applied when its result is
+    quantized: to quantized parts.
 
     Each part is quantized as the result is, so that ``join`` only has to move integers.
     """
 
     __slots__ = ("join", "parts")
 
-    def __init__(self, parts: Sequence[Value], join: Callable[[Tosa, list[Value]], Value], shape: Shape) -> None:
-        """``join`` makes one tensor of ``shape`` of the parts; it is called with their integers, or their floats."""
+    def __init__(
+        self,
+        parts: Sequence[Value],
+        join: Callable[[Tosa, list[Value]], Value],
+        shape: Shape,
+    ) -> None:
+        """``join`` makes one tensor of ``shape`` of the parts; it is called with their
+        integers, or their floats.
+        """
         super().__init__(shape)
-        self.parts, self.join = parts, join
+        self.parts = parts
+        self.join = join
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
         """``join`` of the integers of the parts, all in the quantization ``to``."""
@@ -343,9 +455,11 @@ class Joined(Lazy):
 
 
 def trial() -> Tosa:
-    """A builder whose operators are discarded: rules are run on it to learn the shapes of their results.
+    """A builder whose operators are discarded: rules are run on it to learn the shapes
+    of their results.
 
-    Its target supports nearly everything. Nothing that it folds goes into a file, so it folds constants of any size.
+    Its target supports nearly everything. Nothing that it folds goes into a file, so it
+    folds constants of any size.
     """
     builder = Tosa(_any_target())
     builder.folded_bytes = sys.maxsize
@@ -354,14 +468,20 @@ def trial() -> Tosa:
 
 @cache
 def _any_target() -> TosaSpec:
-    """The target of ``trial``. It is parsed when it is first needed, because parsing reads a table."""
+    """The target of ``trial``. It is parsed when it is first needed, because parsing
+    reads a table.
+    """
     return TosaSpec.parse("TOSA-1.1+FP+INT+shape")
 
 
 def any_lazy(arguments: list[Any], kind: type[Lazy] = Lazy) -> bool:
-    """Whether one of a rule's arguments is a lazy value of the class ``kind``, or a list with such a value."""
+    """Whether one of a rule's arguments is a lazy value of the class ``kind``, or a
+    list with such a value.
+    """
     for argument in arguments:
-        if isinstance(argument, kind) or (isinstance(argument, list) and any_lazy(argument, kind)):
+        if isinstance(argument, kind) or (
+            isinstance(argument, list) and any_lazy(argument, kind)
+        ):
             return True
     return False
 
@@ -372,20 +492,27 @@ def real(t: Tosa, value: Value) -> Value:
 
 
 def integer(t: Tosa, value: Value, to: Quantization) -> Value:
-    """The integers of ``value`` in the quantization ``to``: of a lazy value or a constant.
+    """The integers of ``value`` in the quantization ``to``: of a lazy value or a
+    constant.
 
-    Raises Unsupported for floats that are computed at run time, except for int32 on a target with floats.
+    Raises Unsupported for floats that are computed at run time, except for int32 on a
+    target with floats.
     """
     if isinstance(value, Lazy):
         return value.integer(t, to)
-    # int32 integers are intermediate sums, to which a target with floats may cast an operand
+    # int32 integers are intermediate sums, to which a target with floats may cast an
+    # operand
     fixed_point = to.dtype is DType.INT32 and "FP" in t.spec.profiles
-    t.require(value.constant is not None or fixed_point, f"the operand {value!r} is computed in floats")
+    t.require(
+        value.constant is not None or fixed_point,
+        f"the operand {value!r} is computed in floats",
+    )
     return quantized(t, value, to)
 
 
 def reach(t: Tosa, value: Value, least: float) -> float:
-    """The largest absolute value of an element that is not below ``least``; inf for floats computed at run time.
+    """The largest absolute value of an element that is not below ``least``; inf for
+    floats computed at run time.
 
     The elements of a constant are read.
     """
@@ -394,13 +521,22 @@ def reach(t: Tosa, value: Value, least: float) -> float:
     if value.constant is None:
         return math.inf
     elements = materialize(value)
-    return float(np.abs(elements, out=np.zeros_like(elements), where=~(elements < least)).max())
+    return float(
+        np.abs(elements, out=np.zeros_like(elements), where=~(elements < least)).max()
+    )
 
 
 def quantized(t: Tosa, x: Value, to: Quantization) -> Value:
-    """fp32 [*S] -> integers [*S] as ``quantize_per_tensor``: clamp(round(x / scale) + zero_point), ties to even."""
-    # the clamp comes before the CAST, which rounds to even: beyond the type, a cast is not defined
-    scaled = t.clamp(t.mul(x, 1 / to.scale), float(to.low - to.zero_point), float(to.high - to.zero_point))
+    """fp32 [*S] -> integers [*S] as ``quantize_per_tensor``: clamp(round(x / scale) +
+    zero_point), ties to even.
+    """
+    # the clamp comes before the CAST, which rounds to even: beyond the type, a cast is
+    # not defined
+    scaled = t.clamp(
+        t.mul(x, 1 / to.scale),
+        float(to.low - to.zero_point),
+        float(to.high - to.zero_point),
+    )
     y = t.cast(scaled, to.dtype if to.zero_point == 0 else DType.INT32)
     q = y if to.zero_point == 0 else t.cast(t.add(y, to.zero_point), to.dtype)
     if x.constant is not None:
@@ -411,7 +547,9 @@ def quantized(t: Tosa, x: Value, to: Quantization) -> Value:
 
 
 def limit(t: Tosa, q: Value, low: int, high: int) -> Value:
-    """``q`` clamped to ``low`` .. ``high``, or ``q`` itself if its range lies within them."""
+    """``q`` clamped to ``low`` .. ``high``, or ``q`` itself if its range lies within
+    them.
+    """
     if inside(range_of(q), (low, high)):
         return q
     if q.dtype in SMALL:
@@ -426,26 +564,35 @@ def limit(t: Tosa, q: Value, low: int, high: int) -> Value:
 
 
 def rescale(t: Tosa, x: Scaled, scale: float, zero_point: int, dtype: DType) -> Value:
-    """The integers of ``x`` in another scale and zero point, by one RESCALE; raises Unsupported for int4.
+    """The integers of ``x`` in another scale and zero point, by one RESCALE; raises
+    Unsupported for int4.
 
-    RESCALE has its multipliers along the last axis. So if ``x`` has a scale for each channel, it is transposed.
+    RESCALE has its multipliers along the last axis. So if ``x`` has a scale for each
+    channel, it is transposed.
     """
     ratio = x.scale.over(scale)
     t.require(x.q.dtype is not DType.INT4, "RESCALE does not take int4")
     if x.axis is None or ratio.channels == 1:
         y = t.rescale(x.q, *multipliers(t, ratio, 31), x.zero_point, zero_point, dtype)
         if not ratio.tensors:
-            y.range = _rescaled(range_of(x.q), x.zero_point, ratio.factor, zero_point, dtype)
+            y.range = _rescaled(
+                range_of(x.q), x.zero_point, ratio.factor, zero_point, dtype
+            )
         return y
     # make ``axis`` the last one, rescale, and restore the order
     axis_last = [*[a for a in range(x.rank) if a != x.axis], x.axis]
     transposed = t.transpose(x.q, axis_last)
-    y = t.rescale(transposed, *multipliers(t, ratio, 31), x.zero_point, zero_point, dtype)
+    y = t.rescale(
+        transposed, *multipliers(t, ratio, 31), x.zero_point, zero_point, dtype
+    )
     return t.transpose(y, [axis_last.index(a) for a in range(x.rank)])
 
 
-def _rescaled(range: Range, before: int, ratio: float, after: int, dtype: DType) -> Range:
-    """The range of the results (i - before) * ratio + after of a RESCALE to ``dtype``, for integers i in ``range``.
+def _rescaled(
+    range: Range, before: int, ratio: float, after: int, dtype: DType
+) -> Range:
+    """The range of the results (i - before) * ratio + after of a RESCALE to ``dtype``,
+    for integers i in ``range``.
 
     ``before`` and ``after`` are the zero points; ``ratio`` is positive.
     """
@@ -455,14 +602,23 @@ def _rescaled(range: Range, before: int, ratio: float, after: int, dtype: DType)
 
 
 def operand(t: Tosa, value: Value, what: str) -> Scaled:
-    """``value`` as quantized integers of 8 or 16 bits; a clamped value as its clamped integers.
+    """``value`` as quantized integers of 8 or 16 bits; a clamped value as its clamped
+    integers.
 
-    Raises Unsupported if ``value`` is not quantized, or is the result of operators that no quantize follows. The reason
-    begins with ``what``, the name of ``value``.
+    Raises Unsupported if ``value`` is not quantized, or is the result of operators that
+    no quantize follows. The reason begins with ``what``, the name of ``value``.
     """
     if isinstance(value, Scaled) and value.q.dtype in SMALL:
         return value
-    if isinstance(value, Clamped) and isinstance(value.of, Scaled) and value.of.is_small:
+    if (
+        isinstance(value, Clamped)
+        and isinstance(value.of, Scaled)
+        and value.of.is_small
+    ):
         return value.on_grid(t, value.of)
-    why = "comes from an operator whose result nothing quantizes" if isinstance(value, Lazy) else "is not quantized"
+    why = (
+        "comes from an operator whose result nothing quantizes"
+        if isinstance(value, Lazy)
+        else "is not quantized"
+    )
     raise refused(f"{what} {why}")

@@ -1,8 +1,10 @@
-"""Integers on a target without PRO-INT: fp32 holds integers of 24 bits exactly, so operators on them can run in fp32.
+"""Integers on a target without PRO-INT: fp32 holds integers of 24 bits exactly, so
+operators on them can run in fp32.
 
-PRO-FP can add and multiply int32, use it as an index, and return it from ARGMAX; it cannot move, compare or select
-int32. An integer that is proven to fit into 24 bits (token ids, positions, counts) is cast to fp32 for such operators,
-and back to int32 where an index, a sum or a result needs it. A pass later removes unnecessary casts.
+PRO-FP can add and multiply int32, use it as an index, and return it from ARGMAX; it
+cannot move, compare or select int32. An integer that is proven to fit into 24 bits
+(token ids, positions, counts) is cast to fp32 for such operators, and back to int32
+where an index, a sum or a result needs it. A pass later removes unnecessary casts.
 """
 
 from __future__ import annotations
@@ -17,27 +19,58 @@ EXACT: Range = (-(2**24), 2**24)
 
 COMPUTED_AS_FLOATS: frozenset[type[Operator]] = frozenset(
     {
-        *(tosa.RESHAPE, tosa.TRANSPOSE, tosa.SLICE, tosa.TILE, tosa.REVERSE, tosa.CONCAT, tosa.PAD, tosa.GATHER),
-        *(tosa.SCATTER, tosa.SELECT, tosa.ABS, tosa.NEGATE, tosa.MAXIMUM, tosa.MINIMUM, tosa.EQUAL, tosa.GREATER),
-        *(tosa.GREATER_EQUAL, tosa.REDUCE_MAX, tosa.REDUCE_MIN, tosa.REDUCE_SUM, tosa.CAST),
+        *(
+            tosa.RESHAPE,
+            tosa.TRANSPOSE,
+            tosa.SLICE,
+            tosa.TILE,
+            tosa.REVERSE,
+            tosa.CONCAT,
+            tosa.PAD,
+            tosa.GATHER,
+        ),
+        *(
+            tosa.SCATTER,
+            tosa.SELECT,
+            tosa.ABS,
+            tosa.NEGATE,
+            tosa.MAXIMUM,
+            tosa.MINIMUM,
+            tosa.EQUAL,
+            tosa.GREATER,
+        ),
+        *(
+            tosa.GREATER_EQUAL,
+            tosa.REDUCE_MAX,
+            tosa.REDUCE_MIN,
+            tosa.REDUCE_SUM,
+            tosa.CAST,
+        ),
     }
 )
-"""Operators that compute the same integers in fp32, as long as operands and results are in EXACT.
+"""Operators that compute the same integers in fp32, as long as operands and results are
+in EXACT.
 
-This holds for REDUCE_SUM too: its partial sums lie between 0 and the bounds of the result.
+This holds for REDUCE_SUM too: its partial sums lie between 0 and the bounds of the
+result.
 """
 INDICES = {tosa.GATHER: 1, tosa.SCATTER: 1}
 """Operator -> position of the index operand, which has to stay int32."""
 
 
 def runs_as_floats(operator: Operator) -> bool:
-    """Whether ``operator`` computes the same numbers with fp32 in place of int32 in its operands and results."""
+    """Whether ``operator`` computes the same numbers with fp32 in place of int32 in its
+    operands and results.
+    """
     cls = type(operator)
     if cls not in COMPUTED_AS_FLOATS:
         return False
-    if cls is tosa.CAST and all(v.dtype is not DType.BOOL for v in (*operator.inputs, *operator.outputs)):
+    if cls is tosa.CAST and all(
+        v.dtype is not DType.BOOL for v in (*operator.inputs, *operator.outputs)
+    ):
         return False
-    index = INDICES.get(cls)  # the position of indices, which stay int32; None if it has none
+    # the position of indices, which stay int32; None if it has none
+    index = INDICES.get(cls)
     values = [v for k, v in enumerate(operator.inputs) if k != index]
     integers = [v for v in (*values, *operator.outputs) if v.dtype is DType.INT32]
     return bool(integers) and all(inside(range_of(v), EXACT) for v in integers)

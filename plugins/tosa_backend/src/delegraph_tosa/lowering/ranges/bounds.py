@@ -1,8 +1,9 @@
 """Ranges of integers that follow from how a program uses them later.
 
-Eager raises for an index that is out of range, so in a program that runs without error each index is in range. The
-proof walks backwards from an index to the tensors from which it is computed. For example, token ids are rows of the
-embedding's table, and so the program's input is in that range too, less the offset that the program adds to it.
+Eager raises for an index that is out of range, so in a program that runs without error
+each index is in range. The proof walks backwards from an index to the tensors from
+which it is computed. For example, token ids are rows of the embedding's table, and so
+the program's input is in that range too, less the offset that the program adds to it.
 """
 
 from __future__ import annotations
@@ -25,17 +26,22 @@ ArgumentRanges = Iterable[tuple[Any, Range]]
 """Pairs: an argument of a call, and the range in which its elements lie."""
 
 
-def bounds_of(nodes: Iterable[Node], indexes_of: Callable[[Node], ArgumentRanges]) -> dict[Node, Range]:
-    """Node -> the range in which its elements must lie if none of ``nodes`` raises an error.
+def bounds_of(
+    nodes: Iterable[Node], indexes_of: Callable[[Node], ArgumentRanges]
+) -> dict[Node, Range]:
+    """Node -> the range in which its elements must lie if none of ``nodes`` raises an
+    error.
 
-    ``nodes`` are in graph order, which is walked backwards. ``indexes_of`` gives the arguments of a call that are
-    indices, each with the range outside of which the call raises.
+    ``nodes`` are in graph order, which is walked backwards. ``indexes_of`` gives the
+    arguments of a call that are indices, each with the range outside of which the call
+    raises.
     """
     bounds: dict[Node, Range] = {}
     parts: dict[Node, list[Part]] = {}
     for node in reversed(list(nodes)):
         _narrow_each(bounds, indexes_of(node))
-        # every element of an empty result is in any range, so it proves nothing of the operands
+        # every element of an empty result is in any range, so it proves nothing of the
+        # operands
         if node not in bounds or 0 in _shape(node):
             continue
         if node.target in PASSING:
@@ -46,10 +52,17 @@ def bounds_of(nodes: Iterable[Node], indexes_of: Callable[[Node], ArgumentRanges
 
 
 def _narrow_each(bounds: dict[Node, Range], argument_ranges: ArgumentRanges) -> None:
-    """Narrow ``bounds`` of each argument that is an integer tensor to its range in ``argument_ranges``."""
+    """Narrow ``bounds`` of each argument that is an integer tensor to its range in
+    ``argument_ranges``.
+    """
     for argument, range in argument_ranges:
-        if isinstance(argument, Node) and dtype_of_node(argument) in (torch.int32, torch.int64):
-            bounds[argument] = meet(bounds[argument], range) if argument in bounds else range
+        if isinstance(argument, Node) and dtype_of_node(argument) in (
+            torch.int32,
+            torch.int64,
+        ):
+            bounds[argument] = (
+                meet(bounds[argument], range) if argument in bounds else range
+            )
 
 
 def dtype_of_node(node: Node) -> torch.dtype | None:
@@ -64,67 +77,109 @@ def _shape(node: Node) -> list[Any]:
 
 
 def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
-    """The argument of a call by position or name; ``default`` if the call does not pass it."""
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+    """The argument of a call by position or name; ``default`` if the call does not pass
+    it.
+    """
+    return (
+        node.args[position]
+        if len(node.args) > position
+        else node.kwargs.get(name, default)
+    )
 
 
 def _first_argument(node: Node, range: Range) -> ArgumentRanges:
-    """The first argument, for a call whose result has all its elements: they lie in the result's ``range``."""
+    """The first argument, for a call whose result has all its elements: they lie in the
+    result's ``range``.
+    """
     return [(node.args[0], range)]
 
 
 def _each_listed(node: Node, range: Range) -> ArgumentRanges:
-    """Each tensor of the list that is the first argument, as in ``cat``: its elements lie in the result's ``range``."""
+    """Each tensor of the list that is the first argument, as in ``cat``: its elements
+    lie in the result's ``range``.
+    """
     return [(part, range) for part in node.args[0]]  # type: ignore[union-attr]
 
 
 def _operand_of_cast(node: Node, range: Range) -> ArgumentRanges:
-    """The operand of a cast: it lies in the result's ``range`` if the new type holds every number of the old type.
+    """The operand of a cast: it lies in the result's ``range`` if the new type holds
+    every number of the old type.
 
     [] for any other cast, which may change elements.
     """
     before, after = (DTYPES.get(dtype_of_node(n)) for n in (node.args[0], node))  # type: ignore[arg-type]
-    is_lossless = before in COUNTED and after in COUNTED and inside(range_of_type(before), range_of_type(after))
+    is_lossless = (
+        before in COUNTED
+        and after in COUNTED
+        and inside(range_of_type(before), range_of_type(after))
+    )
     return [(node.args[0], range)] if is_lossless else []
 
 
 def _source_of_copy(node: Node, range: Range) -> ArgumentRanges:
-    """The second argument of ``copy(self, src)``: it lies in the result's ``range`` if no cast changes its elements."""
-    return [(node.args[1], range)] if dtype_of_node(node) is dtype_of_node(node.args[1]) else []  # type: ignore[arg-type]
+    """The second argument of ``copy(self, src)``: it lies in the result's ``range`` if
+    no cast changes its elements.
+    """
+    return (
+        [(node.args[1], range)]
+        if dtype_of_node(node) is dtype_of_node(node.args[1])  # type: ignore[arg-type]
+        else []
+    )
 
 
 def _operands_of_sum(sign: int) -> Callable[[Node, Range], ArgumentRanges]:
-    """The rule for ``x + c`` (sign 1) or ``x - c`` (sign -1), where c does not depend on the program's inputs.
+    """The rule for ``x + c`` (sign 1) or ``x - c`` (sign -1), where c does not depend
+    on the program's inputs.
 
-    If the result is in ``range``, x is in ``range`` shifted by -c or c. This holds also where int64 wraps around: a
-    wrapped sum is outside of ``range``.
+    If the result is in ``range``, x is in ``range`` shifted by -c or c. This holds also
+    where int64 wraps around: a wrapped sum is outside of ``range``.
     """
 
     def rule(node: Node, range: Range) -> ArgumentRanges:
-        """The operands' ranges for a sum ``node`` that lies in ``range``; [] unless it is int64 without alpha."""
-        if dtype_of_node(node) is not torch.int64 or _argument(node, 2, "alpha", 1) != 1:
+        """The operands' ranges for a sum ``node`` that lies in ``range``; [] unless it
+        is int64 without alpha.
+        """
+        if (
+            dtype_of_node(node) is not torch.int64
+            or _argument(node, 2, "alpha", 1) != 1
+        ):
             return []
         left, right = node.args
-        cases = [(left, right, sign)] if sign < 0 else [(left, right, 1), (right, left, 1)]
-        return [pair for x, c, s in cases for pair in _operand_of_sum(x, _range_known_beforehand(c), s, range)]
+        cases = (
+            [(left, right, sign)] if sign < 0 else [(left, right, 1), (right, left, 1)]
+        )
+        return [
+            pair
+            for x, c, s in cases
+            for pair in _operand_of_sum(x, _range_known_beforehand(c), s, range)
+        ]
 
     return rule
 
 
-def _operand_of_sum(x: Any, numbers: Range | None, sign: int, range: Range) -> ArgumentRanges:
-    """[(x, range of x)], such that ``x + sign * c`` is in ``range`` for every c in ``numbers``.
+def _operand_of_sum(
+    x: Any, numbers: Range | None, sign: int, range: Range
+) -> ArgumentRanges:
+    """[(x, range of x)], such that ``x + sign * c`` is in ``range`` for every c in
+    ``numbers``.
 
-    [] if ``numbers`` is None (c is not known), or if no range of int64 has this property.
+    [] if ``numbers`` is None (c is not known), or if no range of int64 has this
+    property.
     """
     if numbers is None:
         return []
     low, high = sorted((sign * numbers[0], sign * numbers[1]))
     before = range[0] - low, range[1] - high
-    return [(x, before)] if before[0] <= before[1] and inside(before, range_of_type(DType.INT64)) else []
+    return (
+        [(x, before)]
+        if before[0] <= before[1] and inside(before, range_of_type(DType.INT64))
+        else []
+    )
 
 
 def _range_known_beforehand(argument: Any) -> Range | None:
-    """The range of an int, of a bool tensor, or of an int64 tensor that does not depend on the program's inputs.
+    """The range of an int, of a bool tensor, or of an int64 tensor that does not depend
+    on the program's inputs.
 
     An arange is an int64 tensor of this kind. None for anything else.
     """
@@ -134,17 +189,27 @@ def _range_known_beforehand(argument: Any) -> Range | None:
         return None
     if dtype_of_node(argument) is torch.bool:
         return 0, 1
-    rule = _KNOWN_BEFOREHAND.get(argument.target) if dtype_of_node(argument) is torch.int64 else None
+    rule = (
+        _KNOWN_BEFOREHAND.get(argument.target)
+        if dtype_of_node(argument) is torch.int64
+        else None
+    )
     if rule is not None:
         return rule(argument)
     # a view has the elements of its base
-    return _range_known_beforehand(argument.args[0]) if PASSING.get(argument.target) is _first_argument else None
+    return (
+        _range_known_beforehand(argument.args[0])
+        if PASSING.get(argument.target) is _first_argument
+        else None
+    )
 
 
 def _range_of_arange(node: Node) -> Range | None:
-    """The range of arange(end) or arange(start, end), which have no step; None if a bound is neither int nor size.
+    """The range of arange(end) or arange(start, end), which have no step; None if a
+    bound is neither int nor size.
 
-    For an arange that may be empty, the range still contains ``start``, because a Range cannot be empty.
+    For an arange that may be empty, the range still contains ``start``, because a Range
+    cannot be empty.
     """
     # the last two of (0, end) or of (0, start, end)
     start, end = [_range_of_number(argument) for argument in [0, *node.args[:2]][-2:]]
@@ -154,11 +219,17 @@ def _range_of_arange(node: Node) -> Range | None:
 def _range_of_number(argument: Any) -> Range | None:
     """The range of an int or of a symbolic size; None for anything else."""
     number = argument.meta.get("val") if isinstance(argument, Node) else argument
-    return range_of(size_of(number)) if type(number) is int or isinstance(number, torch.SymInt) else None
+    return (
+        range_of(size_of(number))
+        if type(number) is int or isinstance(number, torch.SymInt)
+        else None
+    )
 
 
 def _range_of_product(node: Node) -> Range | None:
-    """The range of a product; None if an operand depends on the program's inputs, or if int64 may overflow."""
+    """The range of a product; None if an operand depends on the program's inputs, or if
+    int64 may overflow.
+    """
     left, right = map(_range_known_beforehand, node.args)
     if left is None or right is None:
         return None
@@ -168,28 +239,50 @@ def _range_of_product(node: Node) -> Range | None:
 
 
 KEEPING_ALL = (
-    "alias clone contiguous detach lift_fresh_copy view reshape _unsafe_view view_as unsqueeze squeeze flatten"
-    " unflatten permute transpose swapaxes swapdims movedim t mT numpy_T expand expand_as broadcast_to repeat tile flip"
-    " roll"
+    "alias clone contiguous detach lift_fresh_copy view reshape _unsafe_view view_as"
+    " unsqueeze squeeze flatten unflatten permute transpose swapaxes swapdims movedim t"
+    " mT numpy_T expand expand_as broadcast_to repeat tile flip roll"
 ).split()
-"""Operators whose result has all elements of the first argument and no others, in whatever shape and order."""
+"""Operators whose result has all elements of the first argument and no others, in
+whatever shape and order.
+"""
 
 
 def overloads(name: str) -> list[Any]:
-    """The overloads of the operator ``name``, without view.dtype, which reinterprets the bits as another type."""
+    """The overloads of the operator ``name``, without view.dtype, which reinterprets
+    the bits as another type.
+    """
     packet = getattr(aten, name)
-    return [getattr(packet, overload) for overload in packet.overloads() if (name, overload) != ("view", "dtype")]
+    return [
+        getattr(packet, overload)
+        for overload in packet.overloads()
+        if (name, overload) != ("view", "dtype")
+    ]
 
 
 PASSING: dict[Any, Callable[[Node, Range], ArgumentRanges]] = {
-    **{overload: _first_argument for name in KEEPING_ALL for overload in overloads(name)},
-    **{overload: _each_listed for name in ("cat", "concat", "concatenate", "stack") for overload in overloads(name)},
-    **{overload: _operand_of_cast for name in ("to", "_to_copy", "type_as") for overload in overloads(name)},
+    **{
+        overload: _first_argument
+        for name in KEEPING_ALL
+        for overload in overloads(name)
+    },
+    **{
+        overload: _each_listed
+        for name in ("cat", "concat", "concatenate", "stack")
+        for overload in overloads(name)
+    },
+    **{
+        overload: _operand_of_cast
+        for name in ("to", "_to_copy", "type_as")
+        for overload in overloads(name)
+    },
     **{overload: _operands_of_sum(1) for overload in overloads("add")},
     **{overload: _operands_of_sum(-1) for overload in overloads("sub")},
     aten.copy.default: _source_of_copy,
 }
-"""Operator -> function of a call and the range of its result, which returns the ranges of its operands."""
+"""Operator -> function of a call and the range of its result, which returns the ranges
+of its operands.
+"""
 
 _KNOWN_BEFOREHAND: dict[Any, Callable[[Node], Range | None]] = {
     **dict.fromkeys((aten.arange.default, aten.arange.start), _range_of_arange),
@@ -202,22 +295,28 @@ _KNOWN_BEFOREHAND: dict[Any, Callable[[Node], Range | None]] = {
 """Operator with an int64 result -> its rule for ``_range_known_beforehand``."""
 
 
-# ---- parts: if the ranges of all parts of a tensor are known, so is its own, as where a row of token ids is split
+# ---- parts: if the ranges of all parts of a tensor are known, so is its own, as where
+# a row of token ids is split
 
 
 class Part(NamedTuple):
-    """A part of a tensor that a call returns: its ``positions`` along ``axis``, and the range of the elements there."""
+    """A part of a tensor that a call returns: its ``positions`` along ``axis``, and the
+    range of the elements there.
+    """
 
     axis: int
     positions: range
     range: Range
 
 
-def _whole_from_parts(node: Node, bound: Range, parts: dict[Node, list[Part]]) -> ArgumentRanges:
-    """[(base, range)] once the ranges of all parts of ``base`` are known; until then [].
+def _whole_from_parts(
+    node: Node, bound: Range, parts: dict[Node, list[Part]]
+) -> ArgumentRanges:
+    """[(base, range)] once the ranges of all parts of ``base`` are known; until then
+    [].
 
-    ``base`` is the tensor of which the call ``node`` returns a part, ``bound`` the range of this part. The part is
-    added to ``parts``, the known parts of each tensor.
+    ``base`` is the tensor of which the call ``node`` returns a part, ``bound`` the
+    range of this part. The part is added to ``parts``, the known parts of each tensor.
     """
     base, dim, positions = _TAKING[node.target](node)
     # which part it is depends on sizes known at run time only
@@ -227,16 +326,21 @@ def _whole_from_parts(node: Node, bound: Range, parts: dict[Node, list[Part]]) -
     size = _shape(base)[axis]
     parts.setdefault(base, []).append(Part(axis, positions, bound))
     along = [part for part in parts[base] if part.axis == axis]
-    if sum(len(part.positions) for part in along) < size:  # cheaper than the next test, and enough nearly always
+    # cheaper than the next test, and enough nearly always
+    if sum(len(part.positions) for part in along) < size:
         return []
-    if len({position for part in along for position in part.positions}) < size:  # two parts may share positions
+    # two parts may share positions
+    if len({position for part in along for position in part.positions}) < size:
         return []
-    lowest, highest = min(part.range[0] for part in along), max(part.range[1] for part in along)
+    lowest = min(part.range[0] for part in along)
+    highest = max(part.range[1] for part in along)
     return [(base, (lowest, highest))]
 
 
 Taken = tuple[Any, int, range]
-"""(tensor, axis, positions along this axis that a call returns); the positions are empty if they are not known."""
+"""(tensor, axis, positions along this axis that a call returns); the positions are
+empty if they are not known.
+"""
 
 
 def _taken_by_select(node: Node) -> Taken:
@@ -248,8 +352,13 @@ def _taken_by_select(node: Node) -> Taken:
 
 def _taken_by_slice(node: Node) -> Taken:
     """The positions that slice(base, dim, start, end, step) returns."""
-    base, dim = node.args[0], _argument(node, 1, "dim", 0)
-    ends = _argument(node, 2, "start"), _argument(node, 3, "end"), _argument(node, 4, "step", 1)
+    base = node.args[0]
+    dim = _argument(node, 1, "dim", 0)
+    ends = (
+        _argument(node, 2, "start"),
+        _argument(node, 3, "end"),
+        _argument(node, 4, "step", 1),
+    )
     return base, dim, _positions(base, dim, *ends)
 
 
@@ -261,27 +370,39 @@ def _taken_by_narrow(node: Node) -> Taken:
 
 
 def _taken_by_getitem(node: Node) -> Taken:
-    """The positions of one result of split, chunk or unbind (``_CUTTING``), which the getitem ``node`` picks."""
+    """The positions of one result of split, chunk or unbind (``_CUTTING``), which the
+    getitem ``node`` picks.
+    """
     call: Any = node.args[0]
     index: Any = node.args[1]
     # a result of another call: no positions
     if call.target not in _CUTTING:
         return call, 0, range(0)
-    base, dim = call.args[0], _argument(call, _CUTTING[call.target], "dim", 0)
+    base = call.args[0]
+    dim = _argument(call, _CUTTING[call.target], "dim", 0)
     # how many positions each result has: unbind returns single ones, without the axis
-    sizes = [1 if call.target is aten.unbind.int else result.shape[dim] for result in call.meta["val"]]
+    sizes = [
+        1 if call.target is aten.unbind.int else result.shape[dim]
+        for result in call.meta["val"]
+    ]
     start = sum(sizes[:index])
     return base, dim, _positions_from(base, dim, start, sizes[index])
 
 
 def _positions_from(base: Any, dim: int, start: Any, length: Any) -> range:
-    """``length`` positions along ``dim`` of ``base`` from ``start`` on, which may be negative.
+    """``length`` positions along ``dim`` of ``base`` from ``start`` on, which may be
+    negative.
 
     Empty unless ``start`` and ``length`` are ints.
     """
     known = type(start) is int and type(length) is int
-    # if a negative ``start`` plus length is 0, the slice's end is None: 0 would be the first element
-    return _positions(base, dim, start, (start + length) or None) if known and length else range(0)
+    # if a negative ``start`` plus length is 0, the slice's end is None: 0 would be the
+    # first element
+    return (
+        _positions(base, dim, start, (start + length) or None)
+        if known and length
+        else range(0)
+    )
 
 
 def _positions(base: Any, dim: int, start: Any, stop: Any, step: Any = None) -> range:
@@ -296,13 +417,21 @@ def _positions(base: Any, dim: int, start: Any, stop: Any, step: Any = None) -> 
 
 _CUTTING: dict[Any, int] = {
     aten.unbind.int: 1,
-    **{overload: 2 for name in ("split", "split_with_sizes", "chunk") for overload in overloads(name)},
+    **{
+        overload: 2
+        for name in ("split", "split_with_sizes", "chunk")
+        for overload in overloads(name)
+    },
 }
-"""Operators that return all parts of a tensor as a list -> the position of their argument ``dim``."""
+"""Operators that return all parts of a tensor as a list -> the position of their
+argument ``dim``.
+"""
 _TAKING: dict[Any, Callable[[Node], Taken]] = {
     aten.select.int: _taken_by_select,
     aten.slice.Tensor: _taken_by_slice,
     aten.narrow.default: _taken_by_narrow,
     operator.getitem: _taken_by_getitem,
 }
-"""Operator whose result is a part of a tensor -> function that returns this part as ``Taken``."""
+"""Operator whose result is a part of a tensor -> function that returns this part as
+``Taken``.
+"""

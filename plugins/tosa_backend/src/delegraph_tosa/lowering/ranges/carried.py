@@ -1,8 +1,10 @@
-"""Inputs of int64 that nothing bounds, and of which all uses need less: whether they are 0, a float, their low bits.
+"""Inputs of int64 that nothing bounds, and of which all uses need less: whether they
+are 0, a float, their low bits.
 
-A mask is given as int64 and used as ``mask[:, None].to(torch.bool)``, a timestep as ``t[:, None].float()``. Such an
-input crosses the border of its delegate in the type that its uses read, so that views and conversions are inside. The
-cast at the border is the one that the program makes anyhow: nothing has to fit into 32 bits.
+A mask is given as int64 and used as ``mask[:, None].to(torch.bool)``, a timestep as
+``t[:, None].float()``. Such an input crosses the border of its delegate in the type
+that its uses read, so that views and conversions are inside. The cast at the border is
+the one that the program makes anyhow: nothing has to fit into 32 bits.
 """
 
 from __future__ import annotations
@@ -17,31 +19,52 @@ from .bounds import KEEPING_ALL, dtype_of_node, overloads
 
 aten = torch.ops.aten
 CARRIED = "tosa_carried"
-"""Metadata key of such an input and of views of it: the name of the type in which it crosses, as torch has it."""
+"""Metadata key of such an input and of views of it: the name of the type in which it
+crosses, as torch has it.
+"""
 AS_ITSELF = ("bool", "float32")
-"""Types that it also has inside of the delegate. As ``int32`` it stands for an int64, as other inputs do."""
+"""Types that it also has inside of the delegate. As ``int32`` it stands for an int64,
+as other inputs do.
+"""
 
 _CASTS = frozenset(o for name in ("to", "_to_copy", "type_as") for o in overloads(name))
-_VIEWS = frozenset({*(o for name in KEEPING_ALL for o in overloads(name)), aten.slice.Tensor, aten.select.int})
-_LOGIC = frozenset(o for name in ("and", "or", "xor", "not") for o in (getattr(aten, f"logical_{name}").default,))
+_VIEWS = frozenset(
+    {
+        *(o for name in KEEPING_ALL for o in overloads(name)),
+        aten.slice.Tensor,
+        aten.select.int,
+    }
+)
+_LOGIC = frozenset(
+    o
+    for name in ("and", "or", "xor", "not")
+    for o in (getattr(aten, f"logical_{name}").default,)
+)
 _COMPARISONS = frozenset({aten.eq.Scalar, aten.ne.Scalar})
-_ARITHMETIC = frozenset(o for name in ("add", "sub", "mul", "div", "rsub") for o in overloads(name))
+_ARITHMETIC = frozenset(
+    o for name in ("add", "sub", "mul", "div", "rsub") for o in overloads(name)
+)
 """Operators that convert integers to the type of their result before they compute."""
 _LOW_BITS = (torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def mark_carried(nodes: Iterable[Node], candidates: Collection[Node], floats: bool) -> None:
-    """Write ``CARRIED`` into the metadata of the ``candidates`` for which it holds, and of their views.
+def mark_carried(
+    nodes: Iterable[Node], candidates: Collection[Node], floats: bool
+) -> None:
+    """Write ``CARRIED`` into the metadata of the ``candidates`` for which it holds, and
+    of their views.
 
-    ``nodes``: all of the graph; marks that they have already are taken away. ``candidates``: int64 inputs that nothing
-    bounds. ``floats``: whether an input may cross as float32.
+    ``nodes``: all of the graph; marks that they have already are taken away.
+    ``candidates``: int64 inputs that nothing bounds. ``floats``: whether an input may
+    cross as float32.
     """
     nodes = list(nodes)
     for node in nodes:
         node.meta.pop(CARRIED, None)
     if not candidates:
         return
-    reads: dict[Node, set[torch.dtype] | None] = {}  # value -> the types that its uses need; None if one needs it whole
+    # value -> the types that its uses need; None if one needs it whole
+    reads: dict[Node, set[torch.dtype] | None] = {}
     for node in reversed(nodes):
         if _is_int64(node):
             reads[node] = _read_by_all(node, reads)
@@ -60,13 +83,17 @@ def _mark(node: Node, kind: str) -> None:
 
 
 def _narrowest(reads: set[torch.dtype] | None) -> torch.dtype | None:
-    """The type in which a value can cross for uses that need ``reads``; None if there is none, or no use."""
+    """The type in which a value can cross for uses that need ``reads``; None if there
+    is none, or no use.
+    """
     if reads == {torch.bool, torch.float32}:
         return torch.float32  # which is 0 where the integer is
     return next(iter(reads)) if reads is not None and len(reads) == 1 else None
 
 
-def _read_by_all(node: Node, reads: dict[Node, set[torch.dtype] | None]) -> set[torch.dtype] | None:
+def _read_by_all(
+    node: Node, reads: dict[Node, set[torch.dtype] | None]
+) -> set[torch.dtype] | None:
     """What the users of ``node`` need of it; ``reads`` has that of its views."""
     found: set[torch.dtype] = set()
     for user in node.users:
@@ -77,12 +104,19 @@ def _read_by_all(node: Node, reads: dict[Node, set[torch.dtype] | None]) -> set[
     return found
 
 
-def _read_by(user: Node, node: Node, reads: dict[Node, set[torch.dtype] | None]) -> set[torch.dtype] | None:
-    """What the call ``user`` needs of ``node``; None if that is the integer itself, or not known."""
+def _read_by(
+    user: Node, node: Node, reads: dict[Node, set[torch.dtype] | None]
+) -> set[torch.dtype] | None:
+    """What the call ``user`` needs of ``node``; None if that is the integer itself, or
+    not known.
+    """
     target: Any = user.target
     if target is aten.sym_size.int:
         return set()
-    if sum(operand is node for operand in user.args) != 1 or node in user.kwargs.values():
+    if (
+        sum(operand is node for operand in user.args) != 1
+        or node in user.kwargs.values()
+    ):
         return None  # in a list, or twice, as in x * x
     first = user.args[0] is node
     made = dtype_of_node(user)

@@ -1,4 +1,6 @@
-"""Ranges of integers in a loop's body that follow from the loop's condition: after ``i < n``, i is at most n - 1."""
+"""Ranges of integers in a loop's body that follow from the loop's condition: after ``i
+< n``, i is at most n - 1.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,11 @@ ValueOf = Callable[[Node], Value | int]
 
 
 def assumed(nodes: Sequence[Node], value_of: ValueOf) -> dict[Node, Range]:
-    """Placeholder -> the range in which its elements lie whenever the condition returns true.
+    """Placeholder -> the range in which its elements lie whenever the condition returns
+    true.
 
-    ``nodes`` are the nodes of the condition's graph, which returns one bool. ``value_of`` returns the lowered value, or
-    the size, of a node.
+    ``nodes`` are the nodes of the condition's graph, which returns one bool.
+    ``value_of`` returns the lowered value, or the size, of a node.
     """
     result: Any = nodes[-1].args[0]  # what the graph's last node, its output, returns
     (truth,) = result if isinstance(result, (tuple, list)) else (result,)
@@ -34,9 +37,11 @@ def assumed(nodes: Sequence[Node], value_of: ValueOf) -> dict[Node, Range]:
 
 
 def _conjuncts(truth: Any, value_of: ValueOf) -> Iterator[tuple[Node, Range]]:
-    """(placeholder, range) for each comparison that has to hold for ``truth`` to be true.
+    """(placeholder, range) for each comparison that has to hold for ``truth`` to be
+    true.
 
-    ``truth`` is the condition's result: a comparison, or several joined by ``and``; nothing follows from other calls.
+    ``truth`` is the condition's result: a comparison, or several joined by ``and``;
+    nothing follows from other calls.
     """
     truth = _same_element(truth)
     if not isinstance(truth, Node):
@@ -50,23 +55,31 @@ def _conjuncts(truth: Any, value_of: ValueOf) -> Iterator[tuple[Node, Range]]:
         # right <= left - above and right >= left - below
         below, above = _COMPARISONS[truth.target]
         yield from _bounds_of_left(left, right, below, above, value_of)
-        yield from _bounds_of_left(right, left, _negated(above), _negated(below), value_of)
+        yield from _bounds_of_left(
+            right, left, _negated(above), _negated(below), value_of
+        )
 
 
 def _negated(distance: int | None) -> int | None:
-    """-distance; None, no bound, stays None. left <= right + d is the same as right >= left - d."""
+    """-distance; None, no bound, stays None. left <= right + d is the same as right >=
+    left - d.
+    """
     return None if distance is None else -distance
 
 
 def _bounds_of_left(
     left: Any, right: Any, below: int | None, above: int | None, value_of: ValueOf
 ) -> Iterator[tuple[Node, Range]]:
-    """Yields (left, its range), given left <= right + below and left >= right + above, where None is no bound.
+    """Yields (left, its range), given left <= right + below and left >= right + above,
+    where None is no bound.
 
-    With right in 0 .. 9, below -1 and above None, as in left < right, left is at most 8. Yields nothing unless ``left``
-    is a placeholder of one integer and the range of ``right`` is known.
+    With right in 0 .. 9, below -1 and above None, as in left < right, left is at most
+    8. Yields nothing unless ``left`` is a placeholder of one integer and the range of
+    ``right`` is known.
     """
-    if not (isinstance(left, Node) and left.op == "placeholder" and _is_one_integer(left)):
+    if not (
+        isinstance(left, Node) and left.op == "placeholder" and _is_one_integer(left)
+    ):
         return
     range_of_right = _range_of_operand(right, value_of)
     if range_of_right is None:
@@ -83,7 +96,9 @@ def _range_of_operand(argument: Any, value_of: ValueOf) -> Range | None:
     """The range of an int, a size or a tensor of one integer; None for anything else."""
     if type(argument) is int:
         return argument, argument
-    if not isinstance(argument, Node) or not (is_size(argument) or _is_one_integer(argument)):
+    if not isinstance(argument, Node) or not (
+        is_size(argument) or _is_one_integer(argument)
+    ):
         return None
     value = value_of(argument)
     if not isinstance(value, Value):
@@ -94,13 +109,18 @@ def _range_of_operand(argument: Any, value_of: ValueOf) -> Range | None:
 def _is_one_integer(node: Node) -> bool:
     """Whether ``node`` is an integer tensor of one element."""
     val = node.meta.get("val")
-    if not isinstance(val, torch.Tensor) or val.is_floating_point() or val.dtype is torch.bool:
+    if (
+        not isinstance(val, torch.Tensor)
+        or val.is_floating_point()
+        or val.dtype is torch.bool
+    ):
         return False
     return all(type(size) is int for size in val.shape) and math.prod(val.shape) == 1
 
 
 def _same_element(argument: Any) -> Any:
-    """The node that computed the element of ``argument``, a tensor of one element: views and copies are skipped.
+    """The node that computed the element of ``argument``, a tensor of one element:
+    views and copies are skipped.
 
     An argument that is no node is returned as it is.
     """
@@ -115,8 +135,12 @@ _COPIES = frozenset(
     for overload in getattr(aten, name).overloads()
     if (name, overload) != ("view", "dtype")
 )
-"""Operators that return the same element if their operand has one element; for ``all`` and ``any`` it is a bool."""
-_BOTH = frozenset({aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor})
+"""Operators that return the same element if their operand has one element; for ``all``
+and ``any`` it is a bool.
+"""
+_BOTH = frozenset(
+    {aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor}
+)
 _COMPARISONS: dict[Any, tuple[int | None, int | None]] = {
     **dict.fromkeys((aten.lt.Scalar, aten.lt.Tensor), (-1, None)),
     **dict.fromkeys((aten.le.Scalar, aten.le.Tensor), (0, None)),
@@ -124,4 +148,6 @@ _COMPARISONS: dict[Any, tuple[int | None, int | None]] = {
     **dict.fromkeys((aten.ge.Scalar, aten.ge.Tensor), (None, 0)),
     **dict.fromkeys((aten.eq.Scalar, aten.eq.Tensor), (0, 0)),
 }
-"""Comparison -> (below, above): left <= right + below and left >= right + above if it is true. None: no such bound."""
+"""Comparison -> (below, above): left <= right + below and left >= right + above if it
+is true. None: no such bound.
+"""

@@ -1,9 +1,9 @@
 """The indices that eager accepts, for each operator: for any other index eager raises.
 
-A rule declares them for its arguments, by name:
-``@lowers(aten.embedding.default, indexes={"indices": rows("weight")})``. ``rows("weight")`` is a ``Bound``: a function
-that computes the accepted indices of each call. All public functions here return such a bound, and their parameters are
-names of the call's arguments.
+A rule declares them for its arguments, by name: ``@lowers(aten.embedding.default,
+indexes={"indices": rows("weight")})``. ``rows("weight")`` is a ``Bound``: a function
+that computes the accepted indices of each call. All public functions here return such a
+bound, and their parameters are names of the call's arguments.
 """
 
 from __future__ import annotations
@@ -22,22 +22,26 @@ Arguments = Callable[[str], Any]
 """Returns the argument of a call by its name in the schema."""
 
 Bound = Callable[[Arguments], Range | list[Range] | None]
-"""The range of the indices that eager accepts in a call; a list of ranges if the argument is a list of tensors.
+"""The range of the indices that eager accepts in a call; a list of ranges if the
+argument is a list of tensors.
 
 None if no range is known.
 """
 
 
 def rows(table: str) -> Bound:
-    """The bound for indices into the first axis of the argument ``table``; negative ones are not accepted."""
+    """The bound for indices into the first axis of the argument ``table``; negative
+    ones are not accepted.
+    """
     return lambda argument: _range_below(_shape(argument(table))[0])
 
 
 def positions(tensor: str, dim: str, from_end: bool = False) -> Bound:
-    """The bound for indices into the axis that the argument ``dim`` names, of the argument ``tensor``.
+    """The bound for indices into the axis that the argument ``dim`` names, of the
+    argument ``tensor``.
 
-    If the call's ``dim`` is None, they are indices into all elements. ``from_end``: whether negative indices count from
-    the end.
+    If the call's ``dim`` is None, they are indices into all elements. ``from_end``:
+    whether negative indices count from the end.
     """
 
     def bound(argument: Arguments) -> Range:
@@ -52,28 +56,41 @@ def positions(tensor: str, dim: str, from_end: bool = False) -> Bound:
 def each_axis(tensor: str) -> Bound:
     """The bounds for a list of index tensors, as a list of ranges, one for each tensor.
 
-    The k-th tensor has indices into axis k of the argument ``tensor``. Negative indices count from the end.
+    The k-th tensor has indices into axis k of the argument ``tensor``. Negative indices
+    count from the end.
     """
-    return lambda argument: [_range_below(size, True) for size in _shape(argument(tensor))]
+    return lambda argument: [
+        _range_below(size, True) for size in _shape(argument(tensor))
+    ]
 
 
 def elements(tensor: str) -> Bound:
-    """The bound for indices into the flattened argument ``tensor``; negative ones count from the end."""
+    """The bound for indices into the flattened argument ``tensor``; negative ones count
+    from the end.
+    """
     return lambda argument: _range_below(math.prod(_shape(argument(tensor))), True)
 
 
 def beginnings(row: str) -> Bound:
-    """The bound for positions at which parts of the argument ``row`` begin: 0 .. its size, where an empty part may."""
+    """The bound for positions at which parts of the argument ``row`` begin: 0 .. its
+    size, where an empty part may.
+    """
     return lambda argument: (0, range_of(math.prod(_shape(argument(row))))[1])
 
 
 def places(size: str) -> Bound:
-    """The bound for flat indices into a plane or volume, of which the argument ``size`` has the sizes."""
+    """The bound for flat indices into a plane or volume, of which the argument ``size``
+    has the sizes.
+    """
 
     def bound(argument: Arguments) -> Range | None:
         """The indices for one call; None if a size is known at run time only."""
         sizes = argument(size)
-        return _range_below(math.prod(sizes)) if all(type(size) is int for size in sizes) else None
+        return (
+            _range_below(math.prod(sizes))
+            if all(type(size) is int for size in sizes)
+            else None
+        )
 
     return bound
 
@@ -82,7 +99,9 @@ def classes(count: str) -> Bound:
     """The bound for classes, 0 .. n - 1, where the argument ``count`` is n."""
 
     def bound(argument: Arguments) -> Range | None:
-        """The classes for one call; None for a count of -1, with which torch takes as many as there are."""
+        """The classes for one call; None for a count of -1, with which torch takes as
+        many as there are.
+        """
         number = argument(count)
         return _range_below(number) if isinstance(number, int) and number > 0 else None
 
@@ -90,14 +109,16 @@ def classes(count: str) -> Bound:
 
 
 def labels(scores: str, ignored: str) -> Bound:
-    """The bound for labels: a class, 0 .. C - 1, or the number that the call's argument ``ignored`` says to ignore.
+    """The bound for labels: a class, 0 .. C - 1, or the number that the call's argument
+    ``ignored`` says to ignore.
 
     C is the number of classes of the argument ``scores`` [N,C,*S] or [C].
     """
 
     def bound(argument: Arguments) -> Range:
         """The labels for one call."""
-        shape, ignored_label = _shape(argument(scores)), argument(ignored)
+        shape = _shape(argument(scores))
+        ignored_label = argument(ignored)
         low, high = _range_below(shape[1] if len(shape) > 1 else shape[0])
         return min(low, ignored_label), max(high, ignored_label)
 
@@ -105,7 +126,8 @@ def labels(scores: str, ignored: str) -> Bound:
 
 
 def _range_below(size: Any, from_end: bool = False) -> Range:
-    """The indices of an axis of ``size``, with those from the end (-size ..) if ``from_end``.
+    """The indices of an axis of ``size``, with those from the end (-size ..) if
+    ``from_end``.
 
     An empty axis gets the index 0, since a Range cannot be empty.
     """

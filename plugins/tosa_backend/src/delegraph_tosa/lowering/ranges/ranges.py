@@ -1,7 +1,8 @@
 """Ranges of integers: the smallest and the largest element that a value can have.
 
-TOSA 1.0 has no int64, so torch's int64 is computed as int32 where every element is proven to fit. The proof is interval
-arithmetic: ``RANGES`` has a rule for each operator; the result of an operator without a rule has the range of its type.
+TOSA 1.0 has no int64, so torch's int64 is computed as int32 where every element is
+proven to fit. The proof is interval arithmetic: ``RANGES`` has a rule for each
+operator; the result of an operator without a rule has the range of its type.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def range_of_type(dtype: DType) -> Range:
 INT32 = range_of_type(DType.INT32)
 
 READ = (DType.INT32, DType.INT64)
-"""Types of constants whose elements are read for their range: indices, positions, zero points."""
+"""Types of constants whose elements are read for their range: indices, positions, zero
+points.
+"""
 
 
 def inside(inner: Range, outer: Range) -> bool:
@@ -45,8 +48,11 @@ def inside(inner: Range, outer: Range) -> bool:
 
 
 def meet(first: Range, second: Range) -> Range:
-    """The intersection of both ranges; ``second`` if it is empty, as in a program that always raises."""
-    low, high = max(first[0], second[0]), min(first[1], second[1])
+    """The intersection of both ranges; ``second`` if it is empty, as in a program that
+    always raises.
+    """
+    low = max(first[0], second[0])
+    high = min(first[1], second[1])
     return (low, high) if low <= high else second
 
 
@@ -58,7 +64,8 @@ def union(first: Range, second: Range) -> Range:
 def range_of(value: Value) -> Range:
     """The range of an integer value, cached in ``value.range``.
 
-    The elements of int32 and int64 constants are read for it, even of weights: the range of their type is too wide.
+    The elements of int32 and int64 constants are read for it, even of weights: the
+    range of their type is too wide.
     """
     if value.range is None:
         value.range = _range_of_elements(value) or range_of_type(value.dtype)
@@ -68,7 +75,8 @@ def range_of(value: Value) -> Range:
 def _range_of_elements(value: Value) -> Range | None:
     """The range of a constant's elements, which are read; None for a computed value.
 
-    Elements of weights are read only for types in ``READ``, those of other constants for every type.
+    Elements of weights are read only for types in ``READ``, those of other constants
+    for every type.
     """
     is_read_weight = isinstance(value.constant, Deferred) and value.dtype in READ
     if not is_read_weight and not isinstance(value.constant, Literal):
@@ -80,9 +88,11 @@ def _range_of_elements(value: Value) -> Range | None:
 def result_range(operator: Operator, dtype: DType) -> Range:
     """The range of an operator's integer result of type ``dtype``.
 
-    It is the range of the type if the operator has no rule, or if its results do not fit and wrap around.
+    It is the range of the type if the operator has no rule, or if its results do not
+    fit and wrap around.
     """
-    rule, type_range = RANGES.get(type(operator)), range_of_type(dtype)
+    rule = RANGES.get(type(operator))
+    type_range = range_of_type(dtype)
     range = type_range if rule is None else rule(operator)
     return range if inside(range, type_range) else type_range
 
@@ -101,21 +111,29 @@ def _first_operand(operator: Operator) -> Range:
 
 
 def _union_of(*positions: int) -> Callable[[Operator], Range]:
-    """The rule for operators whose result has elements of the operands at ``positions``; no position means all."""
+    """The rule for operators whose result has elements of the operands at
+    ``positions``; no position means all.
+    """
 
     def joined(operator: Operator) -> Range:
         """The union of the ranges of the operands at ``positions``."""
-        values = [operator.inputs[p] for p in positions] if positions else operator.inputs
+        values = (
+            [operator.inputs[p] for p in positions] if positions else operator.inputs
+        )
         return reduce(union, map(range_of, values))
 
     return joined
 
 
 def _corners(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
-    """The rule for a function monotonic in each of two operands: its extremes are at the ends of their ranges."""
+    """The rule for a function monotonic in each of two operands: its extremes are at
+    the ends of their ranges.
+    """
 
     def spanned(operator: Operator) -> Range:
-        """The range of ``combine`` of the first two operands, from the ends of their ranges."""
+        """The range of ``combine`` of the first two operands, from the ends of their
+        ranges.
+        """
         left, right = _operands(operator)[:2]
         results = [combine(x, y) for x in left for y in right]
         return min(results), max(results)
@@ -124,7 +142,9 @@ def _corners(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
 
 
 def _product(operator: Operator) -> Range:
-    """MUL, whose third operand is the number of bits by which the product is shifted right, rounding half up."""
+    """MUL, whose third operand is the number of bits by which the product is shifted
+    right, rounding half up.
+    """
     shift = operator.inputs[2].constant
     bits = int(shift.array.item()) if isinstance(shift, Literal) else 0
     half = 1 << bits >> 1
@@ -134,7 +154,9 @@ def _product(operator: Operator) -> Range:
 def _abs(operator: Operator) -> Range:
     """ABS."""
     low, high = range_of(operator.inputs[0])
-    return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+    return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(
+        abs(low), abs(high)
+    )
 
 
 def _negated(operator: Operator) -> Range:
@@ -144,13 +166,17 @@ def _negated(operator: Operator) -> Range:
 
 
 def _size_range(size: int) -> Range:
-    """The range of a size, from 1 if the size is dynamic: torch assumes at least 2, but at run time it may be 1."""
+    """The range of a size, from 1 if the size is dynamic: torch assumes at least 2, but
+    at run time it may be 1.
+    """
     low, high = sizes.range_of(size)
     return (min(low, 1), high) if sizes.is_dynamic(size) else (low, high)
 
 
 def _sum(operator: Operator) -> Range:
-    """REDUCE_SUM: the smallest and the largest element, times the size of the axis, which may lie in a range itself."""
+    """REDUCE_SUM: the smallest and the largest element, times the size of the axis,
+    which may lie in a range itself.
+    """
     shortest, longest = _size_range(operator.inputs[0].shape[operator.axis])  # type: ignore[attr-defined]
     low, high = range_of(operator.inputs[0])
     return min(low * shortest, low * longest), max(high * shortest, high * longest)
@@ -164,14 +190,17 @@ def _position(operator: Operator) -> Range:
 def _cast(operator: Operator) -> Range:
     """CAST: the operand's range if it has integers or bools; unlimited for floats.
 
-    An unlimited range does not fit into the result's type, for which ``result_range`` returns the range of the type.
+    An unlimited range does not fit into the result's type, for which ``result_range``
+    returns the range of the type.
     """
     value = operator.inputs[0]
     return range_of(value) if value.dtype in COUNTED else (-math.inf, math.inf)  # type: ignore[return-value]
 
 
 def _quotient(operator: Operator) -> Range:
-    """INTDIV, which rounds towards zero: the magnitude of the result is at most that of the dividend."""
+    """INTDIV, which rounds towards zero: the magnitude of the result is at most that of
+    the dividend.
+    """
     low, high = range_of(operator.inputs[0])
     if range_of(operator.inputs[1])[0] > 0:
         return min(low, 0), max(high, 0)
@@ -179,7 +208,9 @@ def _quotient(operator: Operator) -> Range:
 
 
 def _bits(operator: Operator) -> Range:
-    """BITWISE_OR and BITWISE_XOR: no more bits than the longer operand, and negative only if an operand may be."""
+    """BITWISE_OR and BITWISE_XOR: no more bits than the longer operand, and negative
+    only if an operand may be.
+    """
     ranges = _operands(operator)
     # ~low has the bits of a negative ``low`` beside the sign
     most = 1 << max(max(high, ~low).bit_length() for low, high in ranges)
@@ -187,7 +218,9 @@ def _bits(operator: Operator) -> Range:
 
 
 def _masked(operator: Operator) -> Range:
-    """BITWISE_AND: from 0 to the largest integer of an operand that is never negative; without one as ``_bits``."""
+    """BITWISE_AND: from 0 to the largest integer of an operand that is never negative;
+    without one as ``_bits``.
+    """
     masks = [high for low, high in _operands(operator) if low >= 0]
     return (0, min(masks)) if masks else _bits(operator)
 
@@ -199,23 +232,33 @@ def _inverted(operator: Operator) -> Range:
 
 
 def _bits_shifted(operator: Operator) -> Range:
-    """LOGICAL_RIGHT_SHIFT by at least one bit leaves no sign; the range of the type for other amounts."""
+    """LOGICAL_RIGHT_SHIFT by at least one bit leaves no sign; the range of the type for
+    other amounts.
+    """
     x, (fewest, most) = operator.inputs[0], range_of(operator.inputs[1])
     low, high = range_of_type(x.dtype)
     return (0, (high - low) >> fewest) if fewest > 0 and most < 32 else (low, high)
 
 
 def _shifted(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
-    """The rule for a shift, computed by ``combine`` if the amount is 0 to 31 bits; else the range of the type.
+    """The rule for a shift, computed by ``combine`` if the amount is 0 to 31 bits; else
+    the range of the type.
 
-    By up to 31 bits int32 and int64 give the same result. By more, only int64 is defined.
+    By up to 31 bits int32 and int64 give the same result. By more, only int64 is
+    defined.
     """
 
     def shifted(operator: Operator) -> Range:
-        """The range of the shifted operand, the first; the second operand is the amount."""
+        """The range of the shifted operand, the first; the second operand is the
+        amount.
+        """
         amounts = range_of(operator.inputs[1])
         # by more than 31 bits, int32 does not give what int64 gives
-        return _corners(combine)(operator) if inside(amounts, (0, 31)) else range_of_type(operator.inputs[0].dtype)
+        return (
+            _corners(combine)(operator)
+            if inside(amounts, (0, 31))
+            else range_of_type(operator.inputs[0].dtype)
+        )
 
     return shifted
 
@@ -227,7 +270,17 @@ def _right_shifted(operator: Operator) -> Range:
 
 
 RANGES: dict[type[Operator], Callable[..., Range]] = {
-    **dict.fromkeys((tosa.RESHAPE, tosa.TRANSPOSE, tosa.SLICE, tosa.TILE, tosa.REVERSE, tosa.IDENTITY), _first_operand),
+    **dict.fromkeys(
+        (
+            tosa.RESHAPE,
+            tosa.TRANSPOSE,
+            tosa.SLICE,
+            tosa.TILE,
+            tosa.REVERSE,
+            tosa.IDENTITY,
+        ),
+        _first_operand,
+    ),
     **dict.fromkeys((tosa.REDUCE_MAX, tosa.REDUCE_MIN, tosa.GATHER), _first_operand),
     tosa.CONCAT: _union_of(),
     tosa.PAD: _union_of(0, 2),

@@ -1,8 +1,9 @@
-"""Reasons of refusals with a hint that says what the user can do. All hints are worded in this module.
+"""Reasons of refusals with a hint that says what the user can do. All hints are worded
+in this module.
 
-Each function returns a ``Reason``: its text, the hint, and a ``cause``, a key by which the report groups refusals that
-one change would remove. ``of`` is the operand because of which the call is refused, ``unless`` is the change (another
-dtype, or static sizes).
+Each function returns a ``Reason``: its text, the hint, and a ``cause``, a key by which
+the report groups refusals that one change would remove. ``of`` is the operand because
+of which the call is refused, ``unless`` is the change (another dtype, or static sizes).
 """
 
 from __future__ import annotations
@@ -19,12 +20,19 @@ from ...spec import TosaSpec
 from ...spec.target import ways_of
 
 _SMALL = (1 << 15) - 1
-"""The end of a range for which most of what is computed from an input fits into 32 bits."""
+"""The end of a range for which most of what is computed from an input fits into 32
+bits.
+"""
 NO_RULE = "no TOSA lowering for this operator"
 _MEANT = "TOSA wants every shape beforehand"
-_QUANTIZE = "quantize the model (delegraph.quantize, or --quantize FILE): the target computes with integers alone"
+_QUANTIZE = (
+    "quantize the model (delegraph.quantize, or --quantize FILE): the target computes"
+    " with integers alone"
+)
 _CHOOSES = "quantized_decomposed::choose_qparams"
-"""The beginning of the names of operators that compute a scale from the data at run time."""
+"""The beginning of the names of operators that compute a scale from the data at run
+time.
+"""
 _INSTEAD: dict[torch.dtype, tuple[str, torch.dtype]] = {
     torch.float64: (".float()", torch.float32),
     torch.uint8: (".int()", torch.int32),
@@ -34,65 +42,117 @@ _INSTEAD: dict[torch.dtype, tuple[str, torch.dtype]] = {
 
 
 def dynamic(val: torch.Tensor, what: str, of: Node | None = None) -> Reason:
-    """The reason to refuse the tensor ``val``, named ``what``: it has sizes that are known at run time only.
+    """The reason to refuse the tensor ``val``, named ``what``: it has sizes that are
+    known at run time only.
 
-    ``of`` is its node. Sizes that depend on data (as of nonzero) have another cause and hint, because exporting with
-    static sizes does not help there.
+    ``of`` is its node. Sizes that depend on data (as of nonzero) have another cause and
+    hint, because exporting with static sizes does not help there.
     """
     if any(free_unbacked_symbols(size) for size in val.shape):
-        return data_dependent(f"{what} has a shape that depends on the data, {list(val.shape)}; {_MEANT}", of)
-    return needs_sizes(f"{what} has the dynamic shape {list(val.shape)}; TOSA 1.0 wants every size at compile time")
+        return data_dependent(
+            f"{what} has a shape that depends on the data, {list(val.shape)}; {_MEANT}",
+            of,
+        )
+    return needs_sizes(
+        f"{what} has the dynamic shape {list(val.shape)}; TOSA 1.0 wants every size at"
+        " compile time"
+    )
 
 
 def needs_sizes(text: str, wider: str = "TOSA-1.1+FP+INT+shape") -> Reason:
-    """The reason ``text`` for a call that only a target that computes with sizes (EXT-SHAPE) takes.
+    """The reason ``text`` for a call that only a target that computes with sizes
+    (EXT-SHAPE) takes.
 
-    ``wider`` is the name of a target with this extension: the hint advises to lower for it.
+    ``wider`` is the name of a target with this extension: the hint advises to lower for
+    it.
     """
     hint = (
-        f"lower for spec={wider}, which computes with sizes, or export with static sizes (without these"
-        " dynamic_shapes), once for each size that you need (delegraph.lower_buckets)"
+        f"lower for spec={wider}, which computes with sizes, or export with static"
+        " sizes (without these dynamic_shapes), once for each size that you need"
+        " (delegraph.lower_buckets)"
     )
     return Reason(text, hint=hint, cause="dynamic", unless="static")
 
 
-def data_dependent(text: str = f"the shape of its result depends on the data, and {_MEANT}", of: Any = None) -> Reason:
-    """The reason for a tensor whose number of elements depends on the data. ``of`` is its node."""
+def data_dependent(
+    text: str = f"the shape of its result depends on the data, and {_MEANT}",
+    of: Any = None,
+) -> Reason:
+    """The reason for a tensor whose number of elements depends on the data. ``of`` is
+    its node.
+    """
     hint = (
-        "keep the shape: torch.where(mask, x, 0) or the best by torch.topk instead of x[mask] and nonzero; or do it"
-        " before or after the model"
+        "keep the shape: torch.where(mask, x, 0) or the best by torch.topk instead of"
+        " x[mask] and nonzero; or do it before or after the model"
     )
     return Reason(text, hint=hint, cause="data-dependent", of=of)
 
 
 def int64_value(node: Node, why: str) -> Reason:
-    """The reason to refuse ``node``, an int64 input of a delegate that may not fit into int32.
+    """The reason to refuse ``node``, an int64 input of a delegate that may not fit into
+    int32.
 
     ``why`` is the range of its integers, as a text.
     """
     cast = "write .int() behind what makes it"
     if node.op == "placeholder":
-        cast = f'say so, options={{"tosa": {{"int32_inputs": ["{node.name}"]}}}} ("{node.name}=0..1" for a mask that is'
-        cast += f" computed with), or let {node.name} be int32 from the start; a mask can be bool"
-    text, hint = f"the input {node.name}: {why}", f"if its values fit into 32 bits, {cast}"
+        cast = (
+            f'say so, options={{"tosa": {{"int32_inputs": ["{node.name}"]}}}}'
+            f' ("{node.name}=0..1" for a mask that is'
+        )
+        cast += (
+            f" computed with), or let {node.name} be int32 from the start; a mask can"
+            " be bool"
+        )
+    text = f"the input {node.name}: {why}"
+    hint = f"if its values fit into 32 bits, {cast}"
     if node.op != "placeholder":
         return Reason(text, hint=hint, cause="int64", of=node, unless=torch.int32)
-    reason = Reason(text, hint=f"let {node.name} be int32 from the start", cause="int64", of=node, unless=torch.int32)
-    for low, high, what in ((0, 1, "if it is a mask"), (0, _SMALL, "if its values lie in a small range")):
-        promise = f'options={{"tosa": {{"int32_inputs": ["{node.name}={low}..{high}"]}}}}'
+    reason = Reason(
+        text,
+        hint=f"let {node.name} be int32 from the start",
+        cause="int64",
+        of=node,
+        unless=torch.int32,
+    )
+    for low, high, what in (
+        (0, 1, "if it is a mask"),
+        (0, _SMALL, "if its values lie in a small range"),
+    ):
+        promise = (
+            f'options={{"tosa": {{"int32_inputs": ["{node.name}={low}..{high}"]}}}}'
+        )
         advice = f"{what}, say so: {promise}, with the range that it has"
-        reason = Reason(text, hint=advice, cause="int64", of=node, unless=(low, high), instead=reason)
-    return Reason(text, hint=hint, cause="int64", of=node, unless=(-(1 << 31), (1 << 31) - 1), instead=reason)
+        reason = Reason(
+            text,
+            hint=advice,
+            cause="int64",
+            of=node,
+            unless=(low, high),
+            instead=reason,
+        )
+    return Reason(
+        text,
+        hint=hint,
+        cause="int64",
+        of=node,
+        unless=(-(1 << 31), (1 << 31) - 1),
+        instead=reason,
+    )
 
 
 def _give_other_dtype(input: str, other: torch.dtype, cast: str) -> str:
-    """A part of a hint: the input (or buffer) named ``input`` should have the dtype ``other`` from the start.
+    """A part of a hint: the input (or buffer) named ``input`` should have the dtype
+    ``other`` from the start.
 
-    ``cast`` is a call such as ``.int()``. Written in the model, it would not help: no delegate takes the cast's
-    operand, so the host computes the cast.
+    ``cast`` is a call such as ``.int()``. Written in the model, it would not help: no
+    delegate takes the cast's operand, so the host computes the cast.
     """
     name = str(other).removeprefix("torch.")
-    return f"let {input} be {name} from the start ({input}{cast} in the model stays on the host)"
+    return (
+        f"let {input} be {name} from the start ({input}{cast} in the model stays on the"
+        " host)"
+    )
 
 
 def cast_of_bytes(dtype: torch.dtype | None, input: str | None) -> Reason:
@@ -102,131 +162,215 @@ def cast_of_bytes(dtype: torch.dtype | None, input: str | None) -> Reason:
     """
     cast, other = _INSTEAD[torch.uint8]
     hint = _give_other_dtype(input, other, cast) if input else "as float32 it is taken"
-    return Reason(f"uint8 is not converted to {dtype}, only to float32", hint=hint, cause="uint8")
+    return Reason(
+        f"uint8 is not converted to {dtype}, only to float32", hint=hint, cause="uint8"
+    )
 
 
 def int64_result(text: str) -> Reason:
-    """The reason ``text`` for an int64 that a delegate computes and that may not fit into int32."""
+    """The reason ``text`` for an int64 that a delegate computes and that may not fit
+    into int32.
+    """
     how = ".int() on its operands, or dtype=torch.int32 where it takes that"
-    return Reason(text, hint=f"if its values fit into 32 bits, compute it in int32: {how}", cause="int64")
+    return Reason(
+        text,
+        hint=f"if its values fit into 32 bits, compute it in int32: {how}",
+        cause="int64",
+    )
 
 
 def int64_carried(text: str) -> Reason:
-    """The reason ``text`` for an int64 that a loop carries from one step to the next and that no condition bounds."""
-    hint = "if its values fit into 32 bits, start from int32 (dtype=torch.int32), or write while_loop with `i < n`"
+    """The reason ``text`` for an int64 that a loop carries from one step to the next
+    and that no condition bounds.
+    """
+    hint = (
+        "if its values fit into 32 bits, start from int32 (dtype=torch.int32), or write"
+        " while_loop with `i < n`"
+    )
     return Reason(text, hint=hint, cause="int64")
 
 
 def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reason:
     """The reason for a tensor whose dtype TOSA lacks.
 
-    ``what`` names the tensor ("" for no name). ``of`` is its node if it is an operand, None for a result or a constant.
+    ``what`` names the tensor ("" for no name). ``of`` is its node if it is an operand,
+    None for a result or a constant.
     """
-    # a scale that is computed at run time is float64: the cause is dynamic quantization, not the type
+    # a scale that is computed at run time is float64: the cause is dynamic
+    # quantization, not the type
     if of is not None and _is_chosen_scale(of):
         return scale_at_run_time()
     name = str(dtype).removeprefix("torch.")
     cast, other = _INSTEAD.get(dtype, ("", None))
-    text, hint = f"TOSA has no {dtype}", ""
+    text = f"TOSA has no {dtype}"
+    hint = ""
     if other is not None and of is None:
-        hint = f"let it be {other}: without casts to {dtype}, and without buffers or constants of it"
+        hint = (
+            f"let it be {other}: without casts to {dtype}, and without buffers or"
+            " constants of it"
+        )
     elif other is not None and of is not None:
         is_input = of.op == "placeholder"
-        hint = _give_other_dtype(of.name, other, cast) if is_input else f"write {cast} behind what makes it"
+        hint = (
+            _give_other_dtype(of.name, other, cast)
+            if is_input
+            else f"write {cast} behind what makes it"
+        )
     if dtype.is_complex:
-        hint = "compute real and imaginary parts apart, as torch.view_as_real gives them"
-    return Reason(f"{what}: {text}" if what else text, hint=hint, cause=name, of=of, unless=other)
+        hint = (
+            "compute real and imaginary parts apart, as torch.view_as_real gives them"
+        )
+    return Reason(
+        f"{what}: {text}" if what else text, hint=hint, cause=name, of=of, unless=other
+    )
 
 
 def no_operand(dtype: torch.dtype) -> Reason:
-    """The reason for a uint8 or complex operand of an operator without a rule on such values."""
+    """The reason for a uint8 or complex operand of an operator without a rule on such
+    values.
+    """
     reason = no_dtype(dtype, "its operand")
     if dtype is not torch.uint8:
         return reason
-    hint = "write .float() behind it, which a delegate computes, or let it be int32 before it comes into the model"
+    hint = (
+        "write .float() behind it, which a delegate computes, or let it be int32 before"
+        " it comes into the model"
+    )
     return Reason(reason, hint=hint, cause=reason.cause, unless=torch.int32)
 
 
 def within(what: str, why: str) -> str:
-    """``why``, the reason to refuse a call inside of ``what`` (a branch, a composite), with ``what`` before its text.
+    """``why``, the reason to refuse a call inside of ``what`` (a branch, a composite),
+    with ``what`` before its text.
 
     If ``why`` has a hint, the result has the same one.
     """
     if not isinstance(why, Reason):
         return f"{what}: {why}"
-    return Reason(f"{what}: {why}", hint=why.hint, cause=why.cause, unless=why.unless, instead=why.instead)
+    return Reason(
+        f"{what}: {why}",
+        hint=why.hint,
+        cause=why.cause,
+        unless=why.unless,
+        instead=why.instead,
+    )
 
 
 def number_crosses(text: str) -> Reason:
-    """The reason ``text`` for a Python number or a size that a branch or loop takes or returns instead of a tensor."""
-    return Reason(text, hint="let it be a tensor: torch.full((), number) in place of the number")
+    """The reason ``text`` for a Python number or a size that a branch or loop takes or
+    returns instead of a tensor.
+    """
+    return Reason(
+        text, hint="let it be a tensor: torch.full((), number) in place of the number"
+    )
 
 
 def number_at_run_time(text: str) -> Reason:
-    """The reason ``text`` for a number that is computed from sizes at run time and has to be a tensor for TOSA."""
-    hint = "compute it with tensors: torch.full((), x.shape[0]) in place of the size, and torch.log or the like of that"
-    return Reason(f"{text}; TOSA takes and returns tensors", hint=hint, cause="number", unless="static")
+    """The reason ``text`` for a number that is computed from sizes at run time and has
+    to be a tensor for TOSA.
+    """
+    hint = (
+        "compute it with tensors: torch.full((), x.shape[0]) in place of the size, and"
+        " torch.log or the like of that"
+    )
+    return Reason(
+        f"{text}; TOSA takes and returns tensors",
+        hint=hint,
+        cause="number",
+        unless="static",
+    )
 
 
 def undecided(text: str) -> Reason:
-    """The reason ``text`` for a call whose rule needs to know a size at compile time that is known at run time only."""
+    """The reason ``text`` for a call whose rule needs to know a size at compile time
+    that is known at run time only.
+    """
     hint = (
-        "export with static sizes (without these dynamic_shapes), once for each that you need (delegraph.lower_buckets)"
+        "export with static sizes (without these dynamic_shapes), once for each that"
+        " you need (delegraph.lower_buckets)"
     )
     return Reason(text, hint=hint, cause="dynamic", unless="static")
 
 
 def by_size(text: str, instead: str) -> Reason:
-    """The reason ``text`` for a call that becomes different operators for each size, which is known at run time only.
+    """The reason ``text`` for a call that becomes different operators for each size,
+    which is known at run time only.
 
     ``instead`` is the hint: a call that becomes the same operators for every size.
     """
-    return Reason(text, hint=f"{instead}, or export with static sizes", cause="dynamic", unless="static")
+    return Reason(
+        text,
+        hint=f"{instead}, or export with static sizes",
+        cause="dynamic",
+        unless="static",
+    )
 
 
 def untold_size(text: str) -> Reason:
-    """The reason ``text`` for a partition that computes with a size that no shape of its inputs has."""
-    hint = "delegate what is before it as well, or use there an input of the model that has this size, such as a mask"
+    """The reason ``text`` for a partition that computes with a size that no shape of
+    its inputs has.
+    """
+    hint = (
+        "delegate what is before it as well, or use there an input of the model that"
+        " has this size, such as a mask"
+    )
     return Reason(text, hint=hint, cause="dynamic", unless="static")
 
 
 def too_large(text: str) -> Reason:
     """The reason ``text`` for a call that would put a large constant into the file."""
-    return Reason(text, hint="make it once, in the module's __init__, and register it as a buffer")
+    return Reason(
+        text, hint="make it once, in the module's __init__, and register it as a buffer"
+    )
 
 
 def too_many_comparisons(text: str) -> Reason:
-    """The reason ``text`` for sorting or searching too many elements: TOSA has to compare each with each other one."""
+    """The reason ``text`` for sorting or searching too many elements: TOSA has to
+    compare each with each other one.
+    """
     hint = (
-        "take the best alone, x.topk(k) of k up to 64, found one after the other; sort fewer elements, or sort"
-        " before or after the model"
+        "take the best alone, x.topk(k) of k up to 64, found one after the other; sort"
+        " fewer elements, or sort before or after the model"
     )
     return Reason(text, hint=hint, cause="comparisons")
 
 
 def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reason | str:
-    """The reason ``text`` for a call that the target ``spec`` refuses, with a hint to another target that takes it.
+    """The reason ``text`` for a call that the target ``spec`` refuses, with a hint to
+    another target that takes it.
 
-    ``ways`` are sets of names of profiles and extensions; a target that has all names of one set takes the call. The
-    hint recommends the target that adds the fewest names to ``spec``. There is no hint if no target helps: ``ways`` is
-    empty, or ``spec`` has all names of a set and still refuses the call.
+    ``ways`` are sets of names of profiles and extensions; a target that has all names
+    of one set takes the call. The hint recommends the target that adds the fewest names
+    to ``spec``. There is no hint if no target helps: ``ways`` is empty, or ``spec`` has
+    all names of a set and still refuses the call.
     """
     if not ways or any(names <= spec.names for names in ways):
         return text
-    if all("PRO-FP" in names for names in ways):  # a target for integers, and a model of floats
+    # a target for integers, and a model of floats
+    if all("PRO-FP" in names for names in ways):
         return Reason(text, hint=_QUANTIZE, cause="floats for integers")
-    wider = spec.with_names(min(ways, key=lambda names: (len(names - spec.names), sorted(names))))
+    wider = spec.with_names(
+        min(ways, key=lambda names: (len(names - spec.names), sorted(names)))
+    )
     needs = ways_of(ways, spec.version)
-    return Reason(text, hint=f"if your device has it, lower for spec={wider}", cause=f"target {needs}")
+    return Reason(
+        text,
+        hint=f"if your device has it, lower for spec={wider}",
+        cause=f"target {needs}",
+    )
 
 
 def scale_at_run_time() -> Reason:
     """The reason for dynamic quantization, whose scales are computed from the data."""
     hint = (
-        "quantize with scales that calibration finds (delegraph.quantize), or leave these activations in floats;"
-        " weights alone may be quantized"
+        "quantize with scales that calibration finds (delegraph.quantize), or leave"
+        " these activations in floats; weights alone may be quantized"
     )
-    return Reason("its scale is chosen at run time; TOSA's are constants", hint=hint, cause="dynamic quantization")
+    return Reason(
+        "its scale is chosen at run time; TOSA's are constants",
+        hint=hint,
+        cause="dynamic quantization",
+    )
 
 
 def _is_chosen_scale(node: Node) -> bool:
@@ -237,13 +381,17 @@ def _is_chosen_scale(node: Node) -> bool:
 
 def _chooses_scale(target: Any) -> bool:
     """Whether the operator ``target`` computes a scale from the data."""
-    return isinstance(target, torch._ops.OpOverload) and target._schema.name.startswith(_CHOOSES)
+    return isinstance(target, torch._ops.OpOverload) and target._schema.name.startswith(
+        _CHOOSES
+    )
 
 
 def neither(in_integers: str, in_floats: str) -> str:
-    """The reason for a call on quantized values that is refused both in integers and in floats.
+    """The reason for a call on quantized values that is refused both in integers and in
+    floats.
 
-    The arguments are the reasons of both refusals; the result has the hint of the first.
+    The arguments are the reasons of both refusals; the result has the hint of the
+    first.
     """
     text = f"in integers: {in_integers}; in floats: {in_floats}"
     if not isinstance(in_integers, Reason):
@@ -252,46 +400,78 @@ def neither(in_integers: str, in_floats: str) -> str:
 
 
 def at_border(spec: TosaSpec, node: Node, why: str) -> str:
-    """``why`` with a hint, if ``node`` quantizes an input or dequantizes a result of the program; else ``why``.
+    """``why`` with a hint, if ``node`` quantizes an input or dequantizes a result of
+    the program; else ``why``.
 
-    On a target without floats the host quantizes inputs and dequantizes results. The hint is a transform that makes the
-    program take and return integers instead.
+    On a target without floats the host quantizes inputs and dequantizes results. The
+    hint is a transform that makes the program take and return integers instead.
     """
-    name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else ""
-    arrives = name == "quantized_decomposed::quantize_per_tensor" and node.all_input_nodes[0].op == "placeholder"
-    leaves = name == "quantized_decomposed::dequantize_per_tensor" and all(u.op == "output" for u in node.users)
+    name = (
+        node.target._schema.name
+        if isinstance(node.target, torch._ops.OpOverload)
+        else ""
+    )
+    arrives = (
+        name == "quantized_decomposed::quantize_per_tensor"
+        and node.all_input_nodes[0].op == "placeholder"
+    )
+    leaves = name == "quantized_decomposed::dequantize_per_tensor" and all(
+        u.op == "output" for u in node.users
+    )
     if "FP" in spec.profiles:
         return why
     if not (arrives or leaves):
         needs_floats = "needs PRO-FP" in why and not isinstance(why, Reason)
-        return Reason(why, hint=_QUANTIZE, cause="floats for integers") if needs_floats else why
-    hint = "a program that takes and returns integers: transforms=[delegraph_tosa.borders.integer_borders]"
+        return (
+            Reason(why, hint=_QUANTIZE, cause="floats for integers")
+            if needs_floats
+            else why
+        )
+    hint = (
+        "a program that takes and returns integers:"
+        " transforms=[delegraph_tosa.borders.integer_borders]"
+    )
     return Reason(why, hint=hint, cause="quantized border")
 
 
 def no_rule(target: Any) -> Reason:
-    """The reason for an operator without a rule; its tags tell why TOSA cannot have one."""
+    """The reason for an operator without a rule; its tags tell why TOSA cannot have
+    one.
+    """
     if _chooses_scale(target):
         return scale_at_run_time()
     tags = getattr(target, "tags", ())
     if torch.Tag.nondeterministic_seeded in tags:
         return Reason(
-            "it draws random numbers, which TOSA cannot", hint="pass the random numbers to the model as an input"
+            "it draws random numbers, which TOSA cannot",
+            hint="pass the random numbers to the model as an input",
         )
     if torch.Tag.dynamic_output_shape in tags:
         return data_dependent()
     if torch.Tag.data_dependent_output in tags:
-        hint = "keep it a tensor: torch.where or torch.cond instead of Python's if, tensors instead of numbers"
+        hint = (
+            "keep it a tensor: torch.where or torch.cond instead of Python's if,"
+            " tensors instead of numbers"
+        )
         return Reason("it makes a number of Python of the data", hint=hint)
-    hint = "write it with operators that docs/op-support.md lists, or add a backend that takes it"
+    hint = (
+        "write it with operators that docs/op-support.md lists, or add a backend that"
+        " takes it"
+    )
     return Reason(NO_RULE, hint=hint)
 
 
 def no_rule_for_integers(spec: TosaSpec, why: str) -> str:
-    """``why``, or the hint to quantize if it is an operator of floats without a rule, and ``spec`` has integers alone.
+    """``why``, or the hint to quantize if it is an operator of floats without a rule,
+    and ``spec`` has integers alone.
 
-    Such an operator is decomposed, and its parts are refused because they compute with floats.
+    Such an operator is decomposed, and its parts are refused because they compute with
+    floats.
     """
     if "FP" in spec.profiles or NO_RULE not in why:
         return why
-    return Reason("it computes with floats; the target has integers alone", hint=_QUANTIZE, cause="floats for integers")
+    return Reason(
+        "it computes with floats; the target has integers alone",
+        hint=_QUANTIZE,
+        cause="floats for integers",
+    )

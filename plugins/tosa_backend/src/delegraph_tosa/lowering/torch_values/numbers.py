@@ -1,4 +1,6 @@
-"""Numbers that torch computes from symbolic sizes and that are no sizes: floats and bools."""
+"""Numbers that torch computes from symbolic sizes and that are no sizes: floats and
+bools.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from .sizes import size_of_expression
 UNKNOWN = math.nan
 """A number that TOSA cannot compute from sizes, such as a logarithm.
 
-It is refused when it is used as an operand of a call on tensors: a number that only other numbers use does not matter.
+It is refused when it is used as an operand of a call on tensors: a number that only
+other numbers use does not matter.
 """
 _RELATIONS: dict[str, tuple[str, bool, bool]] = {
     "StrictGreaterThan": (">", False, False),
@@ -25,27 +28,40 @@ _RELATIONS: dict[str, tuple[str, bool, bool]] = {
     "Equality": ("==", False, False),
     "Unequality": ("==", False, True),
 }
-"""Name of a sympy class -> a ``Relation``: its function, whether its sides are swapped, whether it is negated."""
+"""Name of a sympy class -> a ``Relation``: its function, whether its sides are swapped,
+whether it is negated.
+"""
 
 
 def number_of(val: torch.SymFloat | torch.SymBool) -> Any:
-    """A symbolic float as a ``Formula``, a symbolic bool as a ``Relation``; ``UNKNOWN`` if TOSA cannot compute it."""
-    expression, ranges = val.node.expr, val.node.shape_env.var_to_range
+    """A symbolic float as a ``Formula``, a symbolic bool as a ``Relation``; ``UNKNOWN``
+    if TOSA cannot compute it.
+    """
+    expression = val.node.expr
+    ranges = val.node.shape_env.var_to_range
     if isinstance(val, torch.SymFloat):
         number = _float_of(expression, ranges)
         # ``waits`` is false for UNKNOWN, and for a float without any size in it
         return number if waits(number) else UNKNOWN
-    function, swapped, not_ = _RELATIONS.get(type(expression).__name__, ("", False, False))
+    function, swapped, not_ = _RELATIONS.get(
+        type(expression).__name__, ("", False, False)
+    )
     if not function:
         return UNKNOWN
     left, right = (size_of_expression(side, ranges) for side in expression.args)
-    return Relation(function, right, left, not_) if swapped else Relation(function, left, right, not_)
+    return (
+        Relation(function, right, left, not_)
+        if swapped
+        else Relation(function, left, right, not_)
+    )
 
 
 def _float_of(expression: Any, ranges: Any) -> Any:
-    """A sympy expression as a number, a size or a ``Formula``; ``UNKNOWN`` if TOSA cannot compute a part of it.
+    """A sympy expression as a number, a size or a ``Formula``; ``UNKNOWN`` if TOSA
+    cannot compute a part of it.
 
-    ``ranges`` has the range of each symbol. Classes of sympy are recognized by name, because importing sympy is slow.
+    ``ranges`` has the range of each symbol. Classes of sympy are recognized by name,
+    because importing sympy is slow.
     """
     name = type(expression).__name__
     if expression.is_Symbol or expression.is_integer:

@@ -1,7 +1,9 @@
-"""torch's symbolic sizes as sizes of the TOSA graph: the same expressions, with the ranges that torch has for symbols.
+"""torch's symbolic sizes as sizes of the TOSA graph: the same expressions, with the
+ranges that torch has for symbols.
 
-When torch traces a comparison of a dynamic size, it assumes that the size is at least 2, and rules here follow what was
-traced. Their operators are right for a size of 1 as well.
+When torch traces a comparison of a dynamic size, it assumes that the size is at least
+2, and rules here follow what was traced. Their operators are right for a size of 1 as
+well.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from ...ir.illegal import Undecided
 from ...ir.sizes import LARGEST_SIZE, is_dynamic, largest, range_of, smallest, symbol
 
 _TRIED = 1 << 12
-"""For all sizes up to this one, ``scaled`` checks that its result is rounded as in torch."""
+"""For all sizes up to this one, ``scaled`` checks that its result is rounded as in
+torch.
+"""
 _FOLDED: dict[str, Callable[[int, int], int]] = {
     "Add": lambda x, y: x + y,
     "Mul": lambda x, y: x * y,
@@ -36,13 +40,16 @@ _CALLED: dict[str, Callable[[int, int], int]] = {
     "Mod": lambda x, y: x % y,
     "PythonMod": lambda x, y: x % y,
 }
-"""Name of a function of torch.utils._sympy -> the function of its two operands; IntTrueDiv is in FloorToInt only."""
+"""Name of a function of torch.utils._sympy -> the function of its two operands;
+IntTrueDiv is in FloorToInt only.
+"""
 
 
 def size_of(size: int | torch.SymInt) -> int:
     """A size of a fake tensor as an int or a ``Size``.
 
-    An expression that TOSA's shape operators cannot compute becomes a symbol of its own, which is in no input's shape.
+    An expression that TOSA's shape operators cannot compute becomes a symbol of its
+    own, which is in no input's shape.
     """
     if type(size) is int:
         return size
@@ -51,7 +58,9 @@ def size_of(size: int | torch.SymInt) -> int:
 
 
 def size_of_expression(expression: Any, ranges: Any) -> int:
-    """A sympy expression as an int or a ``Size``, as in ``size_of``. ``ranges`` has the range of each symbol."""
+    """A sympy expression as an int or a ``Size``, as in ``size_of``. ``ranges`` has the
+    range of each symbol.
+    """
     try:
         return _of_expression(expression, ranges)
     except Undecided:
@@ -61,14 +70,19 @@ def size_of_expression(expression: Any, ranges: Any) -> int:
 
 def is_size(node: Node) -> bool:
     """Whether ``node`` is a number that is computed from sizes."""
-    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return isinstance(
+        node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)
+    )
 
 
 def sizes_in(number: Any) -> list[int]:
     """The symbols in a symbolic number of torch; [] for anything else."""
     if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return []
-    return [_symbol(one, number.node.shape_env.var_to_range) for one in number.node.expr.free_symbols]
+    return [
+        _symbol(one, number.node.shape_env.var_to_range)
+        for one in number.node.expr.free_symbols
+    ]
 
 
 def is_dynamic_shape(shape: Sequence[int | torch.SymInt]) -> bool:
@@ -90,17 +104,24 @@ def is_empty_tensor(val: torch.Tensor) -> bool:
 
 
 def depends_on_data(shape: Sequence[int | torch.SymInt]) -> bool:
-    """Whether a size in ``shape`` depends on data, as in nonzero's result, not only on shapes of inputs."""
+    """Whether a size in ``shape`` depends on data, as in nonzero's result, not only on
+    shapes of inputs.
+    """
     return is_dynamic_shape(shape) and any(free_unbacked_symbols(n) for n in shape)
 
 
 def shape_of_tensor(shape: Sequence[int | torch.SymInt]) -> tuple[int, ...]:
     """The shape of a fake tensor, with symbolic sizes as sizes of the TOSA graph."""
-    return tuple(shape) if all([type(n) is int for n in shape]) else tuple(map(size_of, shape))  # type: ignore[arg-type]
+    return (
+        tuple(shape)  # type: ignore[arg-type]
+        if all([type(n) is int for n in shape])
+        else tuple(map(size_of, shape))
+    )
 
 
 def _of_expression(expression: Any, ranges: Any) -> int:
-    """As ``size_of_expression``, but raises Undecided for an expression with too many terms.
+    """As ``size_of_expression``, but raises Undecided for an expression with too many
+    terms.
 
     Classes of sympy are recognized by name, because importing sympy is slow.
     """
@@ -116,7 +137,10 @@ def _of_expression(expression: Any, ranges: Any) -> int:
         return _CALLED[name](*parts)
     if name == "Pow" and type(parts[1]) is int and parts[1] > 0:
         return math.prod([parts[0]] * parts[1])
-    if name in ("FloorToInt", "TruncToInt") and (size := _scaled_size(expression.args[0], ranges)) is not None:
+    if (
+        name in ("FloorToInt", "TruncToInt")
+        and (size := _scaled_size(expression.args[0], ranges)) is not None
+    ):
         return size
     # ``_CALLED`` has floored the IntTrueDiv already
     if name == "FloorToInt" and type(expression.args[0]).__name__ == "IntTrueDiv":
@@ -125,13 +149,16 @@ def _of_expression(expression: Any, ranges: Any) -> int:
 
 
 def _scaled_size(product: Any, ranges: Any) -> int | None:
-    """The sympy expression ``product``, as torch.nn.functional.interpolate records it, rounded down to a size.
+    """The sympy expression ``product``, as torch.nn.functional.interpolate records it,
+    rounded down to a size.
 
-    It has to be ``scale * ToFloat(size)``, a float times one size; the result is None for any other expression.
-    ``ranges`` has the range of each symbol.
+    It has to be ``scale * ToFloat(size)``, a float times one size; the result is None
+    for any other expression. ``ranges`` has the range of each symbol.
     """
     # sympy puts the number before the size
-    if type(product).__name__ != "Mul" or [type(factor).__name__ for factor in product.args] != ["Float", "ToFloat"]:
+    if type(product).__name__ != "Mul" or [
+        type(factor).__name__ for factor in product.args
+    ] != ["Float", "ToFloat"]:
         return None
     scale, size_as_float = product.args
     return scaled(_of_expression(size_as_float.args[0], ranges), float(scale))
@@ -140,8 +167,8 @@ def _scaled_size(product: Any, ranges: Any) -> int | None:
 def scaled(size: int, scale: float) -> int:
     """``int(size * scale)``, computed in float64 as in torch.
 
-    For a size known at run time only, the scale becomes a fraction that gives the same results for all sizes up to
-    _TRIED. Raises Undecided if there is no such fraction.
+    For a size known at run time only, the scale becomes a fraction that gives the same
+    results for all sizes up to _TRIED. Raises Undecided if there is no such fraction.
     """
     if not is_dynamic(size):
         return int(size * scale)
@@ -153,23 +180,29 @@ def scaled(size: int, scale: float) -> int:
 
 @cache
 def _ratio(scale: float, most: int) -> Fraction | None:
-    """A fraction with floor(size * fraction) == int(size * scale) for sizes up to ``most``; None if there is none.
+    """A fraction with floor(size * fraction) == int(size * scale) for sizes up to
+    ``most``; None if there is none.
 
-    The exact value of ``scale`` may give other results: in float64, 10 * 1.7 is rounded to 17, although the float 1.7
-    is a little less than 1.7.
+    The exact value of ``scale`` may give other results: in float64, 10 * 1.7 is rounded
+    to 17, although the float 1.7 is a little less than 1.7.
     """
     sizes = np.arange(most + 1)
     expected = (sizes * scale).astype(np.int64)
     for ratio in (Fraction(scale).limit_denominator(1 << 20), Fraction(scale)):
-        if [size * ratio.numerator // ratio.denominator for size in sizes.tolist()] == expected.tolist():
+        if [
+            size * ratio.numerator // ratio.denominator for size in sizes.tolist()
+        ] == expected.tolist():
             return ratio
     return None
 
 
 def _symbol(one: Any, ranges: Any) -> int:
-    """The size for the sympy symbol ``one``, with torch's range for it, clamped to 0 .. LARGEST_SIZE."""
+    """The size for the sympy symbol ``one``, with torch's range for it, clamped to 0 ..
+    LARGEST_SIZE.
+    """
     range = ranges.get(one)
     if range is None:
         return symbol(str(one))
-    low, high = max(range.lower, 0), min(range.upper, LARGEST_SIZE)
+    low = max(range.lower, 0)
+    high = min(range.upper, LARGEST_SIZE)
     return symbol(str(one), int(low), int(high))

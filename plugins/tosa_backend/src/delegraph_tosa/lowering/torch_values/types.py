@@ -31,17 +31,26 @@ DTYPES: dict[torch.dtype, DType] = {
 }
 """torch's dtype -> TOSA's.
 
-No operator of TOSA 1.0 takes INT64: constants are folded in it, and the graph computes in INT32 (``integer_widths``).
+No operator of TOSA 1.0 takes INT64: constants are folded in it, and the graph computes
+in INT32 (``integer_widths``).
 """
 
-BITS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+BITS = {
+    torch.bfloat16: torch.uint16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+}
 """torch's dtype that numpy lacks -> the one whose arrays have its bits."""
 
-TORCH_DTYPES: dict[DType, torch.dtype] = {tosa: torch_dtype for torch_dtype, tosa in DTYPES.items()}
+TORCH_DTYPES: dict[DType, torch.dtype] = {
+    tosa: torch_dtype for torch_dtype, tosa in DTYPES.items()
+}
 
 
 def refused(why: str) -> Unsupported:
-    """The Unsupported error with the reason ``why``, a text in the user's terms or a ``Reason`` with a hint."""
+    """The Unsupported error with the reason ``why``, a text in the user's terms or a
+    ``Reason`` with a hint.
+    """
     return Unsupported("unsupported", why)
 
 
@@ -53,12 +62,18 @@ def dtype_of(dtype: torch.dtype) -> DType:
     raise refused(no_dtype(dtype))
 
 
-def type_of(val: Any, what: str = "a value", of: Node | None = None, dtype: torch.dtype | None = None) -> Type:
+def type_of(
+    val: Any,
+    what: str = "a value",
+    of: Node | None = None,
+    dtype: torch.dtype | None = None,
+) -> Type:
     """The type of a fake (or real) tensor.
 
-    Raises Unsupported if it is no dense tensor, is empty, has an element type that TOSA lacks, or a shape that depends
-    on data. ``what`` names the tensor in the reason; ``of`` is its node if it is an operand. ``dtype``, if not None,
-    replaces the tensor's element type.
+    Raises Unsupported if it is no dense tensor, is empty, has an element type that TOSA
+    lacks, or a shape that depends on data. ``what`` names the tensor in the reason;
+    ``of`` is its node if it is an operand. ``dtype``, if not None, replaces the
+    tensor's element type.
     """
     if not isinstance(val, torch.Tensor):
         raise refused(no_tensor(val, what))
@@ -69,12 +84,22 @@ def type_of(val: Any, what: str = "a value", of: Node | None = None, dtype: torc
         if known is not None:
             return known
     if val.layout is not torch.strided:
-        raise refused(f"{what} has the layout {val.layout}; TOSA has dense tensors only")
+        raise refused(
+            f"{what} has the layout {val.layout}; TOSA has dense tensors only"
+        )
     if is_dynamic_tensor(val) and depends_on_data(val.shape):
-        raise refused(data_dependent(f"{what} has a shape that depends on the data, {list(val.shape)}", of))
+        raise refused(
+            data_dependent(
+                f"{what} has a shape that depends on the data, {list(val.shape)}", of
+            )
+        )
     shape = shape_of_tensor(val.shape)
-    if is_empty_tensor(val) or (is_dynamic_tensor(val) and any(exceeds(1, size) for size in shape)):
-        raise refused(f"{what} of shape {list(shape)} is empty; TOSA has no empty tensors")
+    if is_empty_tensor(val) or (
+        is_dynamic_tensor(val) and any(exceeds(1, size) for size in shape)
+    ):
+        raise refused(
+            f"{what} of shape {list(shape)} is empty; TOSA has no empty tensors"
+        )
     element = DTYPES.get(dtype)
     if element is None:
         raise refused(no_dtype(dtype, what, of))
@@ -83,41 +108,60 @@ def type_of(val: Any, what: str = "a value", of: Node | None = None, dtype: torc
 
 @lru_cache(maxsize=4096)
 def _known_type(shape: torch.Size, dtype: torch.dtype) -> Type | None:
-    """The type of a dense tensor with static sizes, cached; None if it is empty or TOSA lacks its element type."""
+    """The type of a dense tensor with static sizes, cached; None if it is empty or TOSA
+    lacks its element type.
+    """
     element = DTYPES.get(dtype)
     return None if element is None or 0 in shape else Type(tuple(shape), element)
 
 
 def dtype_of_number(number: float) -> torch.dtype:
-    """torch's default dtype for a tensor of ``number``; at run time, a size is int64 and any other number a float."""
+    """torch's default dtype for a tensor of ``number``; at run time, a size is int64
+    and any other number a float.
+    """
     if waits(number):
         return torch.int64 if is_dynamic(number) else torch.get_default_dtype()
     return torch.tensor(number).dtype
 
 
 def no_tensor(val: Any, what: str) -> str:
-    """The reason to refuse ``val``, a Python number or another object, as ``what``, which has to be a tensor."""
+    """The reason to refuse ``val``, a Python number or another object, as ``what``,
+    which has to be a tensor.
+    """
     if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return number_at_run_time(f"{what} is {val}, a number that is known at run time only")
+        return number_at_run_time(
+            f"{what} is {val}, a number that is known at run time only"
+        )
     return f"{what} is {val!r}, not a tensor"
 
 
 def constant_of(name: str, tensor: torch.Tensor) -> Value:
-    """A parameter, buffer or constant as a constant that refers to ``tensor``, which is read when a file is written.
+    """A parameter, buffer or constant as a constant that refers to ``tensor``, which is
+    read when a file is written.
 
-    Reading raises ContractViolation if the tensor was changed in place after this call. Raises Unsupported if the
-    program was exported without weights.
+    Reading raises ContractViolation if the tensor was changed in place after this call.
+    Raises Unsupported if the program was exported without weights.
     """
     value_type = type_of(tensor, f"the constant {name}")
     if isinstance(tensor, FakeTensor):
-        raise refused(f"the constant {name} has no elements: the program was exported without weights")
-    return Value(value_type, Deferred(partial(_read, name, tensor, _version(tensor))), name)
+        raise refused(
+            f"the constant {name} has no elements: the program was exported without"
+            " weights"
+        )
+    return Value(
+        value_type, Deferred(partial(_read, name, tensor, _version(tensor))), name
+    )
 
 
 def _read(name: str, tensor: torch.Tensor, version: int | None) -> Array:
-    """The elements of ``tensor``; raises ContractViolation unless it still has the ``version`` that was lowered."""
+    """The elements of ``tensor``; raises ContractViolation unless it still has the
+    ``version`` that was lowered.
+    """
     if _version(tensor) != version:
-        raise ContractViolation("contract-violation", f"the weights of {name} changed between lowering and writing")
+        raise ContractViolation(
+            "contract-violation",
+            f"the weights of {name} changed between lowering and writing",
+        )
     return array_of(tensor)
 
 
@@ -127,11 +171,14 @@ def finfo(dtype: DType) -> torch.finfo:
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The elements as a numpy array of the type in ``ARRAY_DTYPES``; no copy if the tensor is on the host.
+    """The elements as a numpy array of the type in ``ARRAY_DTYPES``; no copy if the
+    tensor is on the host.
 
-    numpy has neither bf16 nor fp8: the array then has the bits of each element as uint16 or uint8.
+    numpy has neither bf16 nor fp8: the array then has the bits of each element as
+    uint16 or uint8.
     """
-    # ``resolve_neg`` computes the elements of a tensor that torch only marked as negated
+    # ``resolve_neg`` computes the elements of a tensor that torch only marked as
+    # negated
     on_host = tensor.detach().cpu().resolve_neg()
     bits = BITS.get(on_host.dtype)
     array: Array = (on_host if bits is None else on_host.view(bits)).numpy()
@@ -139,10 +186,14 @@ def array_of(tensor: torch.Tensor) -> Array:
 
 
 def memory_of(tensor: torch.Tensor) -> Hashable:
-    """A key that is equal for tensors with the same memory, type, shape and strides, such as tied weights."""
+    """A key that is equal for tensors with the same memory, type, shape and strides,
+    such as tied weights.
+    """
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """torch's count of in-place writes to the tensor; None for inference tensors, which have no count."""
+    """torch's count of in-place writes to the tensor; None for inference tensors, which
+    have no count.
+    """
     return None if tensor.is_inference() else tensor._version

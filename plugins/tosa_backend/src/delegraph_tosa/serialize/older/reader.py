@@ -19,11 +19,15 @@ from .step import elements, unfolded
 
 _READ = DTYPES | UNSIGNED
 LITERAL_COST = 16
-"""What a constant that an attribute becomes counts, in elements: some 500 bytes in memory for 4 of the file."""
+"""What a constant that an attribute becomes counts, in elements: some 500 bytes in
+memory for 4 of the file.
+"""
 
 
 class Written(NamedTuple):
-    """An operator as the file has it: ``held`` are its attribute table's fields, ``declared`` its results' types."""
+    """An operator as the file has it: ``held`` are its attribute table's fields,
+    ``declared`` its results' types.
+    """
 
     table: Table
     operands: list[Value]
@@ -45,7 +49,9 @@ class OlderBlock(Block):
         tensor = self.tensors[name]
         number = tensor.scalar(TensorField.TYPE, "I")
         if number not in _READ:
-            raise tensor.damaged(f"{name!r} has element type {number}, which no tensor of TOSA 0.80 has")
+            raise tensor.damaged(
+                f"{name!r} has element type {number}, which no tensor of TOSA 0.80 has"
+            )
         return Type(shape_of_tensor(tensor, name), _READ[number]).named(name)
 
     def elements(self, declared: Table, name: str, type: Type) -> Constant:
@@ -59,7 +65,8 @@ class OlderBlock(Block):
 
     def operator(self, table: Table) -> None:
         table.spend(OPERATOR_COST)
-        code, tag = table.scalar(OperatorField.CODE, "I"), table.scalar(OperatorField.ATTRIBUTE_TYPE, "B")
+        code = table.scalar(OperatorField.CODE, "I")
+        tag = table.scalar(OperatorField.ATTRIBUTE_TYPE, "B")
         name = NAMES.get(code, "")
         if name not in OPERATORS and name not in ("CONST", "FULLY_CONNECTED"):
             raise table.damaged(f"operator number {code} is not read of TOSA 0.80")
@@ -72,7 +79,13 @@ class OlderBlock(Block):
             return self.constant_operator(name, table, inputs, results)
         operands = [self.used(n, table) for n in inputs]
         declared = [self.type_of(n) for n in results]
-        written = Written(table, operands, self.fields(name, table) if wanted else {}, declared, results)
+        written = Written(
+            table,
+            operands,
+            self.fields(name, table) if wanted else {},
+            declared,
+            results,
+        )
         try:
             if name == "FULLY_CONNECTED":
                 return self.fully_connected(written)
@@ -84,7 +97,9 @@ class OlderBlock(Block):
         table, operands, held, declared, results = written
         kind = OPERATORS[name]
         held |= self.unsigned(name, table)
-        given = len(kind.operands) - len([o for o in kind.operands if o in held or o == "pad_const"])
+        given = len(kind.operands) - len(
+            [o for o in kind.operands if o in held or o == "pad_const"]
+        )
         if len(operands) < given - 1 if kind.variadic else len(operands) != given:
             raise table.damaged(f"{name} has {len(operands)} operands, needs {given}")
         inputs, attributes = unfolded(kind, operands, held, declared, self.literal)
@@ -93,34 +108,62 @@ class OlderBlock(Block):
         self.declare_results(operator, results, declared, table)
 
     def unsigned(self, name: str, table: Table) -> dict[str, bool]:
-        """What RESCALE's operand or result says by its type, where a writer declares it unsigned."""
+        """What RESCALE's operand or result says by its type, where a writer declares it
+        unsigned.
+        """
         if name != "RESCALE":
             return {}
-        sides = {"input_unsigned": OperatorField.INPUTS, "output_unsigned": OperatorField.OUTPUTS}
-        tensors = {side: table.strings(field, side)[:1] for side, field in sides.items()}
+        sides = {
+            "input_unsigned": OperatorField.INPUTS,
+            "output_unsigned": OperatorField.OUTPUTS,
+        }
+        tensors = {
+            side: table.strings(field, side)[:1] for side, field in sides.items()
+        }
         return {
             side: True
             for side, names in tensors.items()
-            if any(self.tensors[n].scalar(TensorField.TYPE, "I") in UNSIGNED for n in names)
+            if any(
+                self.tensors[n].scalar(TensorField.TYPE, "I") in UNSIGNED for n in names
+            )
         }
 
     def fully_connected(self, written: Written) -> None:
-        """input [N,IC], weight [OC,IC], bias: in 1.0 a convolution of images of one pixel."""
+        """input [N,IC], weight [OC,IC], bias: in 1.0 a convolution of images of one
+        pixel.
+        """
         table, operands, held, declared, results = written
-        if len(operands) != 3 or any(v.rank != 2 for v in operands[:2]) or len(declared) != 1:
-            raise table.damaged("FULLY_CONNECTED needs an input and a weight of rank 2, a bias and a result")
+        if (
+            len(operands) != 3
+            or any(v.rank != 2 for v in operands[:2])
+            or len(declared) != 1
+        ):
+            raise table.damaged(
+                "FULLY_CONNECTED needs an input and a weight of rank 2, a bias and a"
+                " result"
+            )
         image, weight = (
-            self.appended(RESHAPE, [v, self.literal(DType.SHAPE, (v.shape[0], 1, 1, v.shape[1]))], table)
+            self.appended(
+                RESHAPE,
+                [v, self.literal(DType.SHAPE, (v.shape[0], 1, 1, v.shape[1]))],
+                table,
+            )
             for v in operands[:2]
         )
         window = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1)}
-        inputs, attributes = unfolded(CONV2D, [image, weight, operands[2]], held | window, declared, self.literal)
+        inputs, attributes = unfolded(
+            CONV2D, [image, weight, operands[2]], held | window, declared, self.literal
+        )
         pixels = self.appended(CONV2D, inputs, table, **attributes)
-        flat = RESHAPE([pixels, self.literal(DType.SHAPE, (pixels.shape[0], pixels.shape[3]))])
+        flat = RESHAPE(
+            [pixels, self.literal(DType.SHAPE, (pixels.shape[0], pixels.shape[3]))]
+        )
         self.finish(flat, table)
         self.declare_results(flat, results, declared, table)
 
-    def appended(self, kind: Any, inputs: Sequence[Value], table: Table, **attributes: Any) -> Value:
+    def appended(
+        self, kind: Any, inputs: Sequence[Value], table: Table, **attributes: Any
+    ) -> Value:
         """The result of an operator that the file does not have."""
         table.spend(OPERATOR_COST)
         operator = kind(inputs, None, **attributes)
@@ -130,7 +173,8 @@ class OlderBlock(Block):
 
     def literal(self, dtype: DType, numbers: Sequence[int | float]) -> Value:
         """A constant of rank 1, the same one for equal numbers."""
-        made, known = elements(dtype, numbers), self.regions.literals
+        made = elements(dtype, numbers)
+        known = self.regions.literals
         key = dtype, made.array.tobytes()
         if key not in known:
             self.table.spend(LITERAL_COST)
@@ -141,7 +185,10 @@ class OlderBlock(Block):
         held = table.table(OperatorField.ATTRIBUTE, "attributes")
         if held is None:
             raise table.damaged(f"{name} has no attributes")
-        return {field.name: self.field(held, i, field) for i, field in enumerate(TABLES[TABLE_OF[name]])}
+        return {
+            field.name: self.field(held, i, field)
+            for i, field in enumerate(TABLES[TABLE_OF[name]])
+        }
 
     def field(self, held: Table, number: int, field: Field) -> Any:
         kind = field.kind

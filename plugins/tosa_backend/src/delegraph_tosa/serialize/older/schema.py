@@ -1,7 +1,8 @@
-"""Numbers of the flatbuffer schema of TOSA 0.80: operator codes, element types, and attribute tables field by field.
+"""Numbers of the flatbuffer schema of TOSA 0.80: operator codes, element types, and
+attribute tables field by field.
 
-The fields of GraphField, RegionField and OperatorField (``..schema``) are the same; a block has no shapes, a tensor
-only the first four fields, and an operator no location.
+The fields of GraphField, RegionField and OperatorField (``..schema``) are the same; a
+block has no shapes, a tensor only the first four fields, and an operator no location.
 """
 
 from __future__ import annotations
@@ -20,26 +21,34 @@ LOGICAL_NOT NEGATE RECIPROCAL RSQRT SELECT EQUAL GREATER GREATER_EQUAL REDUCE_AN
 REDUCE_PRODUCT REDUCE_SUM CONCAT PAD RESHAPE REVERSE SLICE TILE TRANSPOSE GATHER SCATTER RESIZE CAST RESCALE CONST
 IDENTITY CUSTOM COND_IF WHILE_LOOP FFT2D RFFT2D ERF
 """
-CODES: dict[str, int] = {name: code for code, name in enumerate(_ORDER.split(), start=1)}
-"""Operator -> its ``Op`` number. RESERVED is none, and DIM, the last one, computes sizes at run time."""
+CODES: dict[str, int] = {
+    name: code for code, name in enumerate(_ORDER.split(), start=1)
+}
+"""Operator -> its ``Op`` number. RESERVED is none, and DIM, the last one, computes
+sizes at run time.
+"""
 NAMES: dict[int, str] = {code: name for name, code in CODES.items()}
 
 DTYPES: dict[int, DType] = {
     number: DType[name]
-    for number, name in enumerate("BOOL - INT4 INT8 INT16 INT32 INT48 FP32 - FP16 BF16".split(), start=1)
+    for number, name in enumerate(
+        "BOOL - INT4 INT8 INT16 INT32 INT48 FP32 - FP16 BF16".split(), start=1
+    )
     if name != "-"
 }
 UNSIGNED = {2: DType.INT8, 9: DType.INT16}
-"""UINT8 and UINT16. The specification has them as integers that RESCALE says to be unsigned, and so does the IR; some
-writers declare such tensors of these types instead."""
+"""UINT8 and UINT16. The specification has them as integers that RESCALE says to be
+unsigned, and so does the IR; some writers declare such tensors of these types instead.
+"""
 NUMBERS: dict[DType, int] = {dtype: number for number, dtype in DTYPES.items()}
 
 
 class Field(NamedTuple):
     """A field of an attribute table.
 
-    ``name`` is the attribute or operand that the operator has in 1.0 for it, or one that ``step`` computes. ``kind``:
-    int, bool, Ints, Shorts (int16), float (the bytes of an fp32), str, bytes, Graph, DType, ResizeMode.
+    ``name`` is the attribute or operand that the operator has in 1.0 for it, or one
+    that ``step`` computes. ``kind``: int, bool, Ints, Shorts (int16), float (the bytes
+    of an fp32), str, bytes, Graph, DType, ResizeMode.
     """
 
     name: str
@@ -51,19 +60,28 @@ def _fields(text: str) -> tuple[Field, ...]:
 
 
 TABLES: dict[str, tuple[Field, ...]] = {
-    "Pool": _fields("pad:Ints kernel:Ints stride:Ints input_zp:int output_zp:int acc_type:DType"),
-    "Conv": _fields("pad:Ints stride:Ints dilation:Ints input_zp:int weight_zp:int local_bound:bool"),
-    "TransposeConv": _fields("out_pad:Ints stride:Ints out_shape:Ints input_zp:int weight_zp:int local_bound:bool"),
+    "Pool": _fields(
+        "pad:Ints kernel:Ints stride:Ints input_zp:int output_zp:int acc_type:DType"
+    ),
+    "Conv": _fields(
+        "pad:Ints stride:Ints dilation:Ints input_zp:int weight_zp:int local_bound:bool"
+    ),
+    "TransposeConv": _fields(
+        "out_pad:Ints stride:Ints out_shape:Ints input_zp:int weight_zp:int"
+        " local_bound:bool"
+    ),
     "Pad": _fields("padding:Ints pad_const_int:int pad_const_fp:float"),
     "Axis": _fields("axis:int"),
     "Reshape": _fields("shape:Ints"),
     "Slice": _fields("start:Ints size:Ints"),
     "Tile": _fields("multiples:Ints"),
     "Resize": _fields("scale:Shorts offset:Shorts border:Shorts mode:ResizeMode"),
-    "Clamp": _fields("min_val_int:int max_val_int:int min_val_fp:float max_val_fp:float"),
+    "Clamp": _fields(
+        "min_val_int:int max_val_int:int min_val_fp:float max_val_fp:float"
+    ),
     "Rescale": _fields(
-        "input_zp:int output_zp:int multiplier:Ints shift:Ints scale32:bool double_round:bool per_channel:bool"
-        " input_unsigned:bool output_unsigned:bool"
+        "input_zp:int output_zp:int multiplier:Ints shift:Ints scale32:bool"
+        " double_round:bool per_channel:bool input_unsigned:bool output_unsigned:bool"
     ),
     "Mul": _fields("shift:int"),
     "ArithmeticRightShift": _fields("round:bool"),
@@ -84,15 +102,29 @@ TAGS: dict[str, int] = {name: tag for tag, name in enumerate(TABLES, start=1)}
 _OF_OPERATORS = {
     "Pool": "AVG_POOL2D MAX_POOL2D",
     "Conv": "CONV2D CONV3D DEPTHWISE_CONV2D",
-    "Axis": "ARGMAX REDUCE_ANY REDUCE_ALL REDUCE_MAX REDUCE_MIN REDUCE_PRODUCT REDUCE_SUM CONCAT REVERSE",
+    "Axis": (
+        "ARGMAX REDUCE_ANY REDUCE_ALL REDUCE_MAX REDUCE_MIN REDUCE_PRODUCT REDUCE_SUM"
+        " CONCAT REVERSE"
+    ),
     "TransposeConv": "TRANSPOSE_CONV2D",
     "CondIf": "COND_IF",
     "WhileLoop": "WHILE_LOOP",
     "ArithmeticRightShift": "ARITHMETIC_RIGHT_SHIFT",
     "FullyConnected": "FULLY_CONNECTED",
     "FFT": "FFT2D",
-    **{name: name.upper() for name in "Pad Reshape Slice Tile Resize Clamp Rescale Mul Transpose Table".split()},
+    **{
+        name: name.upper()
+        for name in (
+            "Pad Reshape Slice Tile Resize Clamp Rescale Mul Transpose Table".split()
+        )
+    },
     **{name: name.upper() for name in "MatMul Negate Custom".split()},
 }
-TABLE_OF: dict[str, str] = {operator: table for table, names in _OF_OPERATORS.items() for operator in names.split()}
-"""Operator -> its attribute table; the others have none. That of RFFT2D says nothing but False, and is left out."""
+TABLE_OF: dict[str, str] = {
+    operator: table
+    for table, names in _OF_OPERATORS.items()
+    for operator in names.split()
+}
+"""Operator -> its attribute table; the others have none. That of RFFT2D says nothing
+but False, and is left out.
+"""

@@ -1,7 +1,9 @@
-"""The step between the two languages: an operator of the IR as TOSA 0.80 has it, and back.
+"""The step between the two languages: an operator of the IR as TOSA 0.80 has it, and
+back.
 
-Zero points, shapes, multipliers, shifts, tables and the like are constant operands since 1.0, and fields of attribute
-tables before. ``folded`` makes fields of them, ``unfolded`` constants.
+Zero points, shapes, multipliers, shifts, tables and the like are constant operands
+since 1.0, and fields of attribute tables before. ``folded`` makes fields of them,
+``unfolded`` constants.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _SHAPES = frozenset("padding shape start size multiples scale offset border".spl
 """Operands that are a SHAPE."""
 _BITS = {DType.INT8: 8, DType.INT16: 16}
 _UNSIGNED = {"input_zp": "input_unsigned", "output_zp": "output_unsigned"}
-"""Zero points of RESCALE, which fields have as the number and operands as its bits -> what says it is unsigned."""
+"""Zero points of RESCALE, which fields have as the number and operands as its bits ->
+what says it is unsigned.
+"""
 
 Literals = Callable[[DType, Sequence[int | float]], Value]
 """Makes a constant of rank 1 of the elements."""
@@ -43,12 +47,19 @@ def operands_of(operator: Operator) -> tuple[Value, ...]:
     folded = folded_operands(type(operator))
     if not folded:
         return operator.inputs
-    return tuple(v for name, v in zip(operator.operands, operator.inputs, strict=True) if name not in folded)
+    return tuple(
+        v
+        for name, v in zip(operator.operands, operator.inputs, strict=True)
+        if name not in folded
+    )
 
 
 def folded(operator: Operator) -> Iterator[tuple[Field, Any]]:
     """Each field of the operator's attribute table, and what it holds."""
-    return ((field, _held(operator, field)) for field in TABLES.get(TABLE_OF.get(operator.name, ""), ()))
+    return (
+        (field, _held(operator, field))
+        for field in TABLES.get(TABLE_OF.get(operator.name, ""), ())
+    )
 
 
 def _held(operator: Operator, field: Field) -> Any:
@@ -62,11 +73,14 @@ def _held(operator: Operator, field: Field) -> Any:
     if name in operator.operands:
         entries = _entries(operator, name)
         return entries if field.kind in ("Ints", "Shorts") else entries[0]
-    return getattr(operator, name, 0)  # MAX_POOL2D has no zero points and no accumulator
+    # MAX_POOL2D has no zero points and no accumulator
+    return getattr(operator, name, 0)
 
 
 def _entries(operator: Operator, name: str) -> tuple[int, ...]:
-    """The elements of a constant operand; zero points as the unsigned numbers that RESCALE may take them for."""
+    """The elements of a constant operand; zero points as the unsigned numbers that
+    RESCALE may take them for.
+    """
     value: Value = getattr(operator, name)
     if value.constant is None:
         raise Illegal(f"{name} must be a compile-time constant", "constant-operand")
@@ -77,14 +91,20 @@ def _entries(operator: Operator, name: str) -> tuple[int, ...]:
 
 
 def _number(operator: Operator, name: str, form: str) -> int | float:
-    """A number that 0.80 has in two forms, of which the element type says which one counts; 0 in the other one."""
+    """A number that 0.80 has in two forms, of which the element type says which one
+    counts; 0 in the other one.
+    """
     dtype = operator.inputs[0].dtype
     if (form == "fp") is not (dtype in FLOATS):
         return 0
     if name in operator.operands:
         constant: Value = getattr(operator, name)
         number = stored_elements(constant)[0].reshape(-1)
-        return unpack_number(number.tobytes(), dtype) if dtype is not DType.BOOL else int(number[0])
+        return (
+            unpack_number(number.tobytes(), dtype)
+            if dtype is not DType.BOOL
+            else int(number[0])
+        )
     return unpack_number(pack_number(getattr(operator, name), dtype), dtype)
 
 
@@ -97,17 +117,27 @@ def float_bytes(number: float) -> bytes:
 
 
 def unfolded(
-    kind: type[Operator], operands: Sequence[Value], held: Mapping[str, Any], results: Sequence[Type], make: Literals
+    kind: type[Operator],
+    operands: Sequence[Value],
+    held: Mapping[str, Any],
+    results: Sequence[Type],
+    make: Literals,
 ) -> tuple[list[Value], dict[str, Any]]:
-    """Operands and attributes in the IR of an operator with these ``operands`` and fields.
+    """Operands and attributes in the IR of an operator with these ``operands`` and
+    fields.
 
-    ``results`` are the declared types. Raises Illegal for numbers that their element type cannot hold.
+    ``results`` are the declared types. Raises Illegal for numbers that their element
+    type cannot hold.
     """
-    folded, given = folded_operands(kind), iter(operands)
+    folded = folded_operands(kind)
+    given = iter(operands)
     if not folded:
         return [*operands], dict(_attributes(kind, operands, held, results))
     by_name = {name: next(given) for name in kind.operands if name not in folded}
-    inputs = [by_name.get(name) or _constant(kind, name, by_name, held, results, make) for name in kind.operands]
+    inputs = [
+        by_name.get(name) or _constant(kind, name, by_name, held, results, make)
+        for name in kind.operands
+    ]
     return inputs, dict(_attributes(kind, inputs, held, results))
 
 
@@ -129,12 +159,17 @@ def _constant(
         return make(DType.INT8, entries)
     if name == "multiplier":
         return make(DType.INT32 if held["scale32"] else DType.INT16, entries)
-    dtype = {"weight_zp": given.get("weight"), "B_zp": given.get("B")}.get(name, next(iter(given.values())))
+    dtype = {"weight_zp": given.get("weight"), "B_zp": given.get("B")}.get(
+        name, next(iter(given.values()))
+    )
     assert dtype is not None
     wanted = results[0].dtype if (name == "output_zp" and results) else dtype.dtype
     if held.get(_UNSIGNED.get(name, "")) and wanted in _BITS:
         bits = _BITS[wanted]
-        entries = [entry - (1 << bits) if entry >> (bits - 1) == 1 else entry for entry in entries]
+        entries = [
+            entry - (1 << bits) if entry >> (bits - 1) == 1 else entry
+            for entry in entries
+        ]
     return make(wanted, entries)
 
 
@@ -144,13 +179,23 @@ def _number_held(held: Mapping[str, Any], name: str, dtype: DType) -> int | floa
 
 
 def _attributes(
-    kind: type[Operator], inputs: Sequence[Value], held: Mapping[str, Any], results: Sequence[Type]
+    kind: type[Operator],
+    inputs: Sequence[Value],
+    held: Mapping[str, Any],
+    results: Sequence[Type],
 ) -> Iterator[tuple[str, Any]]:
     for name, form in kind.attributes.items():
         if form == "NanMode":
             yield name, NanMode.PROPAGATE
         elif form == "RoundingMode":
-            yield name, RoundingMode.DOUBLE_ROUND if held["double_round"] else RoundingMode.SINGLE_ROUND
+            yield (
+                name,
+                (
+                    RoundingMode.DOUBLE_ROUND
+                    if held["double_round"]
+                    else RoundingMode.SINGLE_ROUND
+                ),
+            )
         elif form == "Number":
             yield name, _number_held(held, name, inputs[0].dtype)
         elif name in held:

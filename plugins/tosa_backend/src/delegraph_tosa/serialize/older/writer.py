@@ -19,10 +19,18 @@ from .step import float_bytes, folded, operands_of
 _KINDS = {"int": "int32", "bool": "bool", "DType": "uint32", "ResizeMode": "uint32"}
 """Kinds of fields that are not an offset."""
 _FORMS: dict[str, Form] = {
-    name: form(len(fields), *[(i, _KINDS.get(field.kind, "offset")) for i, field in enumerate(fields)])
+    name: form(
+        len(fields),
+        *[(i, _KINDS.get(field.kind, "offset")) for i, field in enumerate(fields)],
+    )
     for name, fields in TABLES.items()
 }
-_TENSOR = form(4, (TensorField.NAME, "offset"), (TensorField.SHAPE, "offset"), (TensorField.TYPE, "uint32"))
+_TENSOR = form(
+    4,
+    (TensorField.NAME, "offset"),
+    (TensorField.SHAPE, "offset"),
+    (TensorField.TYPE, "uint32"),
+)
 _CONSTANT = form(4, (TensorField.DATA, "uint32"), *_TENSOR.fields)
 
 
@@ -36,14 +44,22 @@ class OlderBlock(Block):
         used = (v for op in self.graph.operators for v in operands_of(op))
         return list(dict.fromkeys(v for v in used if v.constant is not None))
 
-    def tensor(self, value: Value, variable: str | None = None, name: str | None = None) -> None:
+    def tensor(
+        self, value: Value, variable: str | None = None, name: str | None = None
+    ) -> None:
         build = self.build
         values = [build.string(self.names[value]), *self.structure.type_of(value)]
         if value.constant is None:
-            self.tensors.append(build.table(_TENSOR.field_count, _TENSOR.with_values(values)))
+            self.tensors.append(
+                build.table(_TENSOR.field_count, _TENSOR.with_values(values))
+            )
             return
-        table = build.table_with_places(_CONSTANT.field_count, _CONSTANT.with_values([TO_BE_FILLED_IN, *values]))
-        self.structure.slots.append(Slot(_as_stored(value), 0, table.places[TensorField.DATA], False))
+        table = build.table_with_places(
+            _CONSTANT.field_count, _CONSTANT.with_values([TO_BE_FILLED_IN, *values])
+        )
+        self.structure.slots.append(
+            Slot(_as_stored(value), 0, table.places[TensorField.DATA], False)
+        )
         self.tensors.append(table.position)
 
     def operator(self, operator: Operator) -> None:
@@ -53,20 +69,37 @@ class OlderBlock(Block):
             attributes = self.structure.attributes(operator)
         except (Illegal, OverflowError) as problem:
             raise _refused(operator, str(problem)) from None
-        results = [self.named(value, operator.name.lower()) for value in operator.outputs]
+        results = [
+            self.named(value, operator.name.lower()) for value in operator.outputs
+        ]
         for value in operator.outputs:
             self.tensor(value)
         inputs = [self.defined(value, operator) for value in operands_of(operator)]
         self.structure.numbers[operator] = self.structure.count
         self.append(operator.name, attributes, inputs, results)
 
-    def append(self, name: str, attributes: int, inputs: Any, outputs: Any, source: object = None) -> None:
+    def append(
+        self,
+        name: str,
+        attributes: int,
+        inputs: Any,
+        outputs: Any,
+        source: object = None,
+    ) -> None:
         """``source`` has no place in these files."""
         tag = TAGS[TABLE_OF[name]] if name in TABLE_OF else 0
         if not tag:
             attributes = 0
-        values = [attributes, CODES[name], tag, self.build.strings(inputs), self.build.strings(outputs)]
-        self.operators.append(self.build.table(OPERATOR.field_count, OPERATOR.with_values(values)))
+        values = [
+            attributes,
+            CODES[name],
+            tag,
+            self.build.strings(inputs),
+            self.build.strings(outputs),
+        ]
+        self.operators.append(
+            self.build.table(OPERATOR.field_count, OPERATOR.with_values(values))
+        )
         self.structure.count += 1
 
 
@@ -77,7 +110,10 @@ class OlderStructure(Structure):
 
     def __init__(self, graph: Graph, locations: bool, external: bool) -> None:
         if external:
-            raise Unsupported("unsupported", "files of TOSA 0.80 end at 2 GB; TOSA 1.0 has larger ones")
+            raise Unsupported(
+                "unsupported",
+                "files of TOSA 0.80 end at 2 GB; TOSA 1.0 has larger ones",
+            )
         super().__init__(graph, locations, external)
 
     def version(self, major: int, minor: int) -> int:
@@ -90,11 +126,16 @@ class OlderStructure(Structure):
         return (NUMBERS[dtype],)
 
     def attributes(self, operator: Operator) -> int:
-        """The operator's attribute table, shared by operators with equal attributes; 0 if it has none."""
+        """The operator's attribute table, shared by operators with equal attributes; 0
+        if it has none.
+        """
         name = TABLE_OF.get(operator.name)
         if name is None:
             return 0
-        values = [self.attribute(field.kind, value, operator) for field, value in folded(operator)]
+        values = [
+            self.attribute(field.kind, value, operator)
+            for field, value in folded(operator)
+        ]
         found = _FORMS[name]
         return self.build.table(found.field_count, found.with_values(values))
 
@@ -118,4 +159,6 @@ def _as_stored(value: Value) -> Value:
 
 
 def _refused(operator: Operator, why: str) -> Unsupported:
-    return Unsupported("unsupported", f"TOSA {operator.name}: {why}", source=operator.source)
+    return Unsupported(
+        "unsupported", f"TOSA {operator.name}: {why}", source=operator.source
+    )
