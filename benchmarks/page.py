@@ -1,5 +1,4 @@
-"""Write RESULTS.md and the figures that README and the guides quote, from templates/
-and results/.
+"""Write RESULTS.md and the figures that the guides quote, from templates/ and results/.
 
     python -m benchmarks page [--check]
 
@@ -184,7 +183,7 @@ def written(root: Path = HERE.parent) -> dict[Path, str]:
         )
         return f"{found[1]}\n{filled}\n{found[4]}"
 
-    for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
+    for path in sorted((root / "docs").glob("**/*.md")):
         text = path.read_text("utf-8")
         if BLOCK.search(text):
             pages[path] = BLOCK.sub(block, text)

@@ -3,7 +3,7 @@ which page.py writes RESULTS.md.
 
 A question has tables; a table has rows, each with the run that it is of: command, date,
 versions, machine, load. A row is replaced by the newest run that has it. JSON, since
-README and the page quote single cells by name, for which Markdown would have to be
+The guides and the page quote single cells by name, for which Markdown would have to be
 parsed; cells are texts as the page shows them. Needs the standard library only.
 """
 

@@ -1,4 +1,4 @@
-"""RESULTS.md and README have the figures that were published, and each script can
+"""RESULTS.md and the guides have the figures that were published, and each script can
 publish its own.
 """
 
@@ -38,12 +38,6 @@ LATER = {**RUN, "date": "2026-11-25"}
 
 def test_the_pages_have_the_figures_that_are_published():
     assert page.stale() == [], "run python -m benchmarks page"
-
-
-def test_readme_has_its_blocks():
-    assert [
-        found[2] for found in page.BLOCK.finditer((ROOT / "README.md").read_text())
-    ] == ["some-models", "compares"]
 
 
 @pytest.mark.parametrize(
@@ -246,22 +240,22 @@ def test_a_link_has_the_day_of_the_newest_run(tmp_path):
 
 
 def test_stale_pages_and_questions_without_link_are_found(tmp_path):
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/guide").mkdir(parents=True)
     templates = tmp_path / "benchmarks" / "templates"
     templates.mkdir(parents=True)
     publishing.write(tmp_path / "benchmarks/results/q.json", published(["a", "1"]))
     (templates / "results.md").write_text("{{data q}}\n")
     (templates / "quote.md").write_text("It takes {{cell q | a | us}} us.\n")
-    readme = tmp_path / "README.md"
-    readme.write_text(
+    guide = tmp_path / "docs/guide/speed.md"
+    guide.write_text(
         "Text.\n<!-- figures: quote -->\nIt takes 2 us.\n<!-- end of figures"
         " -->\nMore.\n"
     )
-    assert {p.name for p in page.stale(tmp_path)} == {"RESULTS.md", "README.md"}
+    assert {p.name for p in page.stale(tmp_path)} == {"RESULTS.md", "speed.md"}
     for path, text in page.written(tmp_path).items():
         path.write_text(text)
     assert page.stale(tmp_path) == []
-    assert "\nIt takes 1 us.\n" in readme.read_text()
+    assert "\nIt takes 1 us.\n" in guide.read_text()
     publishing.write(tmp_path / "benchmarks/results/unused.json", published(["a", "1"]))
     with pytest.raises(ValueError, match="unused"):
         page.stale(tmp_path)

@@ -31,7 +31,7 @@ GUIDES = {
 }
 """Guide that is cut into pages -> its folder on the site, and its title there."""
 WHOLE = {
-    "docs/home.md": "index.md",
+    "docs/README.md": "index.md",
     "docs/tutorial.md": "tutorial.md",
     "docs/architecture.md": "explanation/architecture.md",
     "docs/compatibility.md": "project/compatibility.md",
