@@ -58,7 +58,7 @@ CAUSES = {
         "attention_mask[0].cumsum(-1)",
         '"int32_inputs": ["attention_mask=0..32767"]',
     ),
-    "sequences.py:dlrm": ("kind % 30", "let ids be int32 from the start"),
+    "sequences.py:dlrm": ("ids.unbind(1)", "let ids be int32 from the start"),
     "sequences.py:time_series": (
         "wide = x.to(self.dtype)",
         "let it be torch.float32: without casts to torch.float64",

@@ -273,7 +273,7 @@ def test_whatever_builds_an_environment_names_its_torch():
         for line in lines
         if re.search(r"pip install\b.*( delegraph| [^ ]*/core)\b(?!-)", line)
     ]
-    assert len(bringing) == 17
+    assert len(bringing) == 16
     assert [
         line
         for line in bringing
