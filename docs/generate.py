@@ -38,10 +38,54 @@ ERRORS = """# Errors
 
 Generated from `delegraph.errors` by docs/generate.py.
 
-Everything that delegraph raises on purpose is a `delegraph.errors.DelegraphError` with a stable `code`, and, where they
-are known, the `node`, the `source` line of your program and a `hint`. The command line prints code, message, source and
-hint on stderr (with `--json` also as an object on stdout) and exits with 1, or with 2 for wrong usage; `--debug` adds
-the traceback.
+delegraph raises subclasses of `delegraph.errors.DelegraphError`. Each error has a stable `code`. If they are known, it
+also has a `node`, the `source` line of your program, and a `hint`. The command line prints these on stderr and exits with
+1, or with 2 for wrong usage. `--json` prints the error as an object on stdout; `--debug` adds the traceback.
+"""
+
+ADVICE = {
+    "backend-not-found": "List the backends with `delegraph backends`; install the"
+    " missing distribution.",
+    "format-not-found": "Install the distribution that the hint names.",
+    "plugin-broken": "`delegraph doctor` gives the cause.",
+    "plugin-unavailable": "Install the module that the hint names.",
+    "plugin-conflict": "Write `distribution/name`.",
+    "plugin-incompatible": "Upgrade the distribution that the message names.",
+    "plugin-failed": "Report it to the authors of the plugin; `--debug` shows the"
+    " traceback (in Python `__cause__`).",
+    "process-ended": "Make the object again.",
+    "contract-violation": "Report it to the authors of the backend; `delegraph check"
+    " NAME` shows it.",
+    "unsupported": "Change the operator that the message names, or use another"
+    " backend.",
+    "not-fully-delegated": "Change the lines that the message lists, add a backend, or"
+    " drop `require_full`.",
+    "option-invalid": "`delegraph backends -v` lists all options and values.",
+    "input-invalid": "Pass inputs of the shapes and types that the message names.",
+    "training-mode": "Call `model.eval()`.",
+    "export-failed": "Run `torch.export.export(model, inputs)` to see torch's full"
+    " reason.",
+    "format-invalid": "Write or download the file again.",
+    "write-failed": "Make the folder, free space, or change permissions.",
+    "no-runtime": 'Follow the hint, or use `lowered.with_missing_runtime("eager")`.',
+    "gate-failed": "The report lists the operators on the host and the reasons.",
+    "verification-failed": "`--verify-operators` names the first operator that"
+    " differs.",
+    "forked-at-work": "Fork while no thread lowers, or start processes with `spawn`.",
+    "usage-invalid": "`delegraph COMMAND --help` lists the flags.",
+    "requirement-missing": "Install the distribution that the message names.",
+    "internal": "Run again with `--debug` and report the output.",
+}
+"""What a user can do about each code."""
+
+UNEXPECTED = """## Unexpected results
+
+- **Everything stays on the host.** The report gives the reason for each operator. Frequent reasons are dynamic shapes, and
+  types that the target does not have, such as float64.
+- **The reason points at a line of torch.** The operator comes from a module of torch that no module of yours wraps, such
+  as a layer of a `Sequential`.
+- **The lowered program differs far beyond rounding.** Lower with `backends=[]`. If that differs too, the export made the
+  difference.
 """
 
 OPERATORS = """# Operators that delegraph-tosa takes
@@ -63,8 +107,8 @@ of a lowering gives the reason for every call that was left.
 
 Letters of the shapes: N batch, C and O channels, D H W sizes, KD KH KW kernel, L and S lengths, `*S` any shape.
 
-What has an extension of the target besides (bfloat16, int64, branches and loops, variables) stands in the
-[user guide](user-guide.md#targets-of-tosa).
+[Targets of TOSA](guide/backends.md#targets-of-tosa) lists the extensions for bfloat16, int64, branches and loops, and
+variables.
 
 ## control flow
 
@@ -141,11 +185,16 @@ def main() -> None:
 
 def errors_page() -> str:
     """Codes and classes of delegraph.errors."""
-    codes = [f"| `{code}` | {meaning} |" for code, meaning in errors.CODES.items()]
-    lines = [ERRORS, "## Codes", "", "| code | meaning |", "|---|---|", *codes, ""]
+    codes = [
+        f"| `{code}` | {meaning} | {ADVICE[code]} |"
+        for code, meaning in errors.CODES.items()
+    ]
+    lines = [ERRORS, "## Codes", "", "| code | meaning | what to do |", "|---|---|---|"]
+    lines += [*codes, ""]
     lines += [
-        "Codes of plugins carry the plugin's name as prefix, as in `tosa/...`.",
+        "Codes of plugins begin with the name of the plugin, such as `tosa/...`.",
         "",
+        UNEXPECTED,
     ]
     lines += [
         "## Classes",

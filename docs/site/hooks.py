@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = "https://github.com/delegraph/delegraph/blob/main/"
 SITE = "https://delegraph.github.io/delegraph/"
 GUIDES = {
-    "docs/user-guide.md": ("guide", "User guide"),
     "docs/recipes.md": ("recipes", "Recipes"),
     "docs/backend-authors.md": ("backends", "Writing a backend"),
 }
@@ -51,6 +50,18 @@ WHOLE = {
 """File that is a page as it is -> its place on the site. A link ``site:PLACE`` leads to
 a page that no file is.
 """
+GUIDE = (
+    "lowering",
+    "report",
+    "accuracy",
+    "quantization",
+    "files",
+    "programs",
+    "backends",
+    "compilers",
+    "command-line",
+)
+"""Pages of docs/guide in their order."""
 TUTORIALS = (
     "cnn-to-tosa",
     "dynamic-transformer",
@@ -150,6 +161,10 @@ def made() -> Site:
     }
     for source, place in WHOLE.items():
         site.pages[place] = _page(ROOT.joinpath(source).read_text("utf-8"), source)
+    guide = [
+        _add(site, ROOT / "docs/guide" / f"{name}.md", f"guide/{name}.md")
+        for name in GUIDE
+    ]
     tutorials = [
         _add(site, ROOT / "docs/tutorials" / f"{name}.md", f"tutorials/{name}.md")
         for name in TUTORIALS
@@ -173,7 +188,7 @@ def made() -> Site:
         {"Tutorials": [{"Ten minutes": "tutorial.md"}, *tutorials]},
         {
             "User guide": [
-                *guides["User guide"],
+                *guide,
                 {"Language models": "guide/language-models.md"},
                 {"On a device with an Ethos-U": "guide/ethos-u.md"},
             ]

@@ -16,7 +16,7 @@ from ..support.processes import python
 pytest.importorskip(
     "argcomplete", reason="an editable delegraph may be older than this dependency"
 )
-GUIDE = Path(__file__).parents[3] / "docs" / "user-guide.md"
+GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "command-line.md"
 PLUGIN = """
 from delegraph.plugin import BackendSpec, CommandSpec, FormatSpec, OptionSpec, hookimpl
 
