@@ -68,6 +68,7 @@ DISTRIBUTIONS = [
 DISTRIBUTIONS += [
     "plugins/analysis",
     "plugins/engines",
+    "plugins/onnx_backend",
     "plugins/openvino_backend",
     "plugins/quantize",
     "plugins/workers",
@@ -106,10 +107,7 @@ FIRST = "## A first backend in ten minutes\n"
 """The section whose commands test_scaffold_end_to_end.py runs; what comes after it goes
 on with its package.
 """
-EXAMINED = {
-    "docs/guide/backends.md": "tosa,demo,devkit",
-    "docs/backend-authors.md": "my-npu,devkit",
-}
+EXAMINED = {"docs/guide/backends.md": "tosa,demo", "docs/backend-authors.md": "my-npu"}
 """The plugins that a page's ``delegraph doctor`` examines."""
 BEFORE = {
     "docs/backend-authors.md": (

@@ -32,6 +32,7 @@ DISTRIBUTIONS = (
         "plugins/iree_backend",
     ),
     *(
+        "plugins/onnx_backend",
         "plugins/openvino_backend",
         "programs",
         "plugins/quantize",
@@ -128,7 +129,7 @@ def run_python(installed, *arguments):
 
 IMPORTING = """
 import json
-from delegraph_devkit.doctor.probe import target_faults
+from delegraph.discovery.doctor.probe import target_faults
 from delegraph.discovery.registry import Registry
 
 rows = []
@@ -151,6 +152,7 @@ def test_the_wheels_are_pure_and_typed(wheels):
         "ethosu",
         "executorch",
         "iree",
+        "onnx",
         "openvino",
         "programs",
         "quantize",

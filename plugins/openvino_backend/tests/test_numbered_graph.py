@@ -3,7 +3,8 @@ torch.fx.
 """
 
 import torch
-from delegraph_openvino.numbered_graph import NumberedGraph, calls_in
+from delegraph_engines import calls_in
+from delegraph_openvino.numbered_graph import NumberedGraph
 from torch import nn
 
 aten = torch.ops.aten

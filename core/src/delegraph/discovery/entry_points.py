@@ -28,6 +28,7 @@ from .distributions import (
     name_and_version,
     place,
 )
+from .import_watch import ImportWatch
 from .loading import exits_raise, find, hangs_shown, import_installed
 from .record import (
     ALLOW,
@@ -300,7 +301,7 @@ def load(entry: EntryPoint, record: PluginRecord) -> PluginRecord:
     """Import one light module; returns ``record`` with its declarations, or with the
     fault if that fails.
     """
-    with exits_raise(), hangs_shown():
+    with ImportWatch() as watch, exits_raise(), hangs_shown():
         try:
             if not entry.pattern.match(entry.value):
                 remedy = (
@@ -323,4 +324,4 @@ def load(entry: EntryPoint, record: PluginRecord) -> PluginRecord:
             loaded = record.failed(
                 Fault(Status.BROKEN, describe(e, record.modules), advice(e, record)), e
             )
-    return loaded
+    return replace(loaded, warnings=(*loaded.warnings, *watch.warnings()))

@@ -1,10 +1,24 @@
-"""Code that plugins for engines share: types of a delegate's values, sealed files,
-names of fused kernels.
+"""Code that plugins for engines share.
+
+Types of a delegate's values, sealed files, support by trial compilation, names that
+tell calls, and names of fused kernels.
 """
 
 from .kernels import Kernel, computed_by
+from .numbered_calls import NumberedCalls, calls_in
 from .sealed import seal, unseal
 from .signature import Signature
 from .support import why_subgraph
+from .trial_compilation import TrialCompilation
 
-__all__ = ["Kernel", "Signature", "computed_by", "seal", "unseal", "why_subgraph"]
+__all__ = [
+    "Kernel",
+    "NumberedCalls",
+    "Signature",
+    "TrialCompilation",
+    "calls_in",
+    "computed_by",
+    "seal",
+    "unseal",
+    "why_subgraph",
+]

@@ -18,11 +18,10 @@ from delegraph.backend import (
     NamedDataStore,
     PreprocessResult,
 )
-from delegraph_engines import Signature
+from delegraph_engines import Signature, calls_in
 from torch.export import ExportedProgram
 
 from .frontend import DTYPES, Draft, reason_of
-from .numbered_graph import calls_in
 from .runtime import MARK, WEIGHT, compile_model, fold_operands, settings_of, why_absent
 
 SMALLEST = 4096

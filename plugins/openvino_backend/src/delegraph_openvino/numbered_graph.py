@@ -4,28 +4,24 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
-from delegraph.errors import Unsupported
-from delegraph_engines import Signature
+from delegraph_engines import NumberedCalls, Signature
 from delegraph_programs import (
     constant_placeholders,
     constant_tensor,
     output_values,
     placeholders,
-    source_of,
 )
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """What is called, its arguments and its keyword arguments."""
-_CALL = re.compile(r"(?<![a-zA-Z0-9])n(\d+)(?:_in\w*)?/")
 
 
-class NumberedGraph:
+class NumberedGraph(NumberedCalls):
     """The graph of a partition, with names by which what an engine says of its own
     operators tells the calls.
 
@@ -41,10 +37,10 @@ class NumberedGraph:
     """
 
     def __init__(self, program: ExportedProgram) -> None:
+        super().__init__()
         self.graph = Graph()
         self.signature = Signature.of(program)
         self.constants = dict[str, torch.Tensor]()
-        self.calls = list[Node]()
         self._values = dict[Node, Node]()
         constant = constant_placeholders(program)
         for node, spec in placeholders(program):
@@ -95,29 +91,3 @@ class NumberedGraph:
         return self.graph.create_node(
             "call_function", target, args, kwargs, f"n{len(self.calls)}_in"
         )
-
-    @property
-    def debug_handles(self) -> dict[int, tuple[int, ...]]:
-        """A ``debug_handle_map`` by the numbers of the calls."""
-        handles = (
-            (number, node.meta.get("debug_handle"))
-            for number, node in enumerate(self.calls)
-        )
-        return {number: (handle,) for number, handle in handles if handle is not None}
-
-    def refused(self, reason: str, error: str | None = None) -> Unsupported:
-        """Return the refusal of the program for ``reason``, at the call that ``error``
-        names, or at the first.
-
-        ``error``: the whole text of the engine; by default ``reason``.
-        """
-        named = calls_in(reason if error is None else error)
-        node = dict(enumerate(self.calls)).get(next(iter(named), 0), self.calls[0])
-        return Unsupported("unsupported", reason, node=node, source=source_of(node))
-
-
-def calls_in(text: str) -> list[int]:
-    """The numbers of the calls of a ``NumberedGraph`` in a name of the engine's, or in
-    a text with names.
-    """
-    return [int(number) for number in _CALL.findall(text)]

@@ -26,10 +26,9 @@ from delegraph.runtime import (
     Pool,
     saturates,
 )
-from delegraph_engines import Kernel, Signature, computed_by
+from delegraph_engines import Kernel, Signature, calls_in, computed_by
 
 from .frontend import DTYPES, reason_of, type_of
-from .numbered_graph import calls_in
 
 MARK = b"delegraph-openvino-4"
 """The end of each blob, which holds the compressed XML and the small constants of an

@@ -8,6 +8,7 @@ from typing import Any
 
 from delegraph.backend import to_specs
 from delegraph.partitioner import CapabilityPartitioner, PartitionResult
+from delegraph_engines import TrialCompilation
 from delegraph_programs import bound_arguments
 from delegraph_programs.interpolation_scales import why_factor_undecided
 from torch import Tensor
@@ -15,7 +16,6 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from .compiler_check import Asking
 from .core_calls import CORE_CALLS
 from .frontend import NO_RULE, RULES, TYPES, Draft, ignores_product
 from .indices import mark_indices
@@ -26,7 +26,7 @@ VALUES = ValueCheck("OpenVINO", TYPES)
 """Its CPU crashes at sizes that depend on values where they are 0, and has int32 and
 floats for all integers.
 """
-ASKED = Asking(
+ASKED = TrialCompilation(
     lambda program: Draft(program).convert(),
     lambda node, why: why == NO_RULE and node.target not in CORE_CALLS,
     lambda node: str(node.target) in RULES,

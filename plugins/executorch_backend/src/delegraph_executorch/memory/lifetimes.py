@@ -1,7 +1,5 @@
-"""Compute when each piece of memory is in use.
-
-A lifetime runs from the first instruction that uses the memory to the last one. A loop
-counts as a whole.
+"""When memory is in use: from the first instruction that touches it to the last, loops
+counted as a whole.
 """
 
 from __future__ import annotations
@@ -27,14 +25,12 @@ def find_lifetimes(
     outputs: Iterable[Storage],
     loops: Iterable[tuple[int, int]],
 ) -> list[Lifetime]:
-    """Return the lifetimes of all planned memory, ordered by first use.
+    """Lifetimes of all planned memory, by first use.
 
-    ``uses`` lists the memory that each instruction reads or writes. ``loops`` are pairs
-    of a loop's first and last instruction.
-
-    Inputs exist before the first instruction, and outputs after the last one. State
-    exists all the time. Memory that is in use when a loop begins stays in use until the
-    loop ends, since a later round may read it.
+    ``uses``: what each instruction touches. ``loops``: (first, last) instruction of
+    each. Inputs are there before the first instruction, outputs after the last one,
+    state all the time. What comes into a loop is there until its end, since another
+    round may need it.
     """
     end = len(uses)
     found: dict[Storage, Lifetime] = {}
@@ -64,9 +60,8 @@ def _touch(
 def _extend_over_loops(
     found: Mapping[Storage, Lifetime], loops: Iterable[tuple[int, int]]
 ) -> None:
-    """Extend lifetimes that enter a loop to the end of the loop.
-
-    ``loops`` lists outer loops first, so that inner loops see the extended lifetimes.
+    """Extend lifetimes over loops, outer loops first: an inner one sees what those
+    around it have extended.
     """
     for first, last in loops:
         for lifetime in found.values():

@@ -1,4 +1,4 @@
-"""``Asking``: a support check for compilers that know what they take only by compiling
+"""``TrialCompilation``: a support check for compilers that know what they take only by compiling
 it.
 """
 
@@ -33,7 +33,7 @@ repeat.
 """
 
 
-class Asking:
+class TrialCompilation:
     """A ``why_not`` that asks a compiler about each call by itself.
 
     ``compile`` gets a program of that one call, whose operands are inputs, and raises
@@ -125,9 +125,9 @@ class _Together(Support):
     others when they come.
     """
 
-    def __init__(self, check: WhyNot, asking: Asking) -> None:
+    def __init__(self, check: WhyNot, trial: TrialCompilation) -> None:
         self._check = check
-        self._asking = asking
+        self._trial = trial
         self._answers: dict[Node, str | None] = {}
         self._constants: set[Node] = set()
 
@@ -139,7 +139,7 @@ class _Together(Support):
             if isinstance(node.target, OpOverload)
         ]
         self._answers = {node: self._check(node) for node in calls}
-        self._answers |= self._asking.about(
+        self._answers |= self._trial.about(
             [node for node, why in self._answers.items() if why is None]
         )
 
@@ -148,7 +148,7 @@ class _Together(Support):
             # once: a call that is asked about again may have changed
             return self._answers.pop(node)
         why = self._check(node)
-        return self._asking(node) if why is None else why
+        return self._trial(node) if why is None else why
 
     def is_constant(self, node: Node) -> bool:
         # calls that draw random numbers are refused before

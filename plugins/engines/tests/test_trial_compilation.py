@@ -3,7 +3,7 @@
 import pytest
 import torch
 from delegraph.errors import Unsupported
-from delegraph_openvino.compiler_check import Asking
+from delegraph_engines import TrialCompilation
 
 
 def test_a_compiler_is_asked_about_a_call_alone_and_once_about_equal_calls():
@@ -30,7 +30,7 @@ def test_a_compiler_is_asked_about_a_call_alone_and_once_about_equal_calls():
             raise Unsupported("unsupported", f"no sums with {call.args[1]}")
 
     exported = torch.export.export(Model(), (torch.ones(3),)).run_decompositions({})
-    ask = Asking(compile)
+    ask = TrialCompilation(compile)
     calls = [
         n
         for n in exported.graph.nodes
@@ -50,10 +50,10 @@ def test_a_refusal_may_be_one_of_the_operator_whatever_the_shapes():
 
     exported = torch.export.export(Two(), (torch.ones(3), torch.ones(4)))
     first, second = [n for n in exported.graph.nodes if n.op == "call_function"][:2]
-    ask = Asking(compile, lambda node, why: why == "no rule")
+    ask = TrialCompilation(compile, lambda node, why: why == "no rule")
     assert ask(first) == ask(second) == ask(first) == "no rule" and len(asked) == 1
     asked.clear()
-    ask = Asking(compile, lambda node, why: False)
+    ask = TrialCompilation(compile, lambda node, why: False)
     assert ask(first) == ask(second) == "no rule" and len(asked) == 2
 
 
@@ -110,14 +110,14 @@ def test_calls_of_one_operator_are_asked_about_together_and_alone_if_they_are_re
                 raise Unsupported("unsupported", "no four")
 
     exported, calls = calls_of(Many(), torch.ones(3, 1), torch.ones(4))
-    support = Asking(compile).after(
+    support = TrialCompilation(compile).after(
         lambda node: "no cos" if "cos" in node.name else None
     )
     support.begin(exported)
     together, asked[:] = list(asked), []
     answers = [support.why_not(node) for node in calls]
     assert asked == []
-    alone = Asking(compile)
+    alone = TrialCompilation(compile)
     assert answers == ["no cos" if "cos" in n.name else alone(n) for n in calls]
     assert sorted(map(sorted, together)) == sorted(
         [["aminmax"], ["add"] * 3, ["sin"] * 2]
@@ -134,7 +134,9 @@ def test_calls_of_one_operator_are_asked_about_together_and_alone_if_they_are_re
 def test_what_is_no_call_of_the_program_or_is_asked_about_again_is_looked_at_as_it_is_then():
     exported, calls = calls_of(Two(), torch.ones(3), torch.ones(4))
     _, others = calls_of(Many(), torch.ones(3, 1), torch.ones(4))
-    support = Asking(lambda program: None).after(lambda node: node.meta.get("why"))
+    support = TrialCompilation(lambda program: None).after(
+        lambda node: node.meta.get("why")
+    )
     support.begin(exported)
     assert [support.why_not(node) for node in (*calls, *others)] == [None] * (
         len(calls) + len(others)
@@ -151,7 +153,7 @@ def test_a_refusal_of_an_operator_ends_the_questions_about_it():
         raise Unsupported("unsupported", "no rule")
 
     exported, calls = calls_of(Two(), torch.ones(3), torch.ones(4))
-    support = Asking(compile, lambda node, why: why == "no rule").after(
+    support = TrialCompilation(compile, lambda node, why: why == "no rule").after(
         lambda node: None
     )
     support.begin(exported)

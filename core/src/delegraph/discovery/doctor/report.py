@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from delegraph.discovery.distributions import Distribution, copies, version
-from delegraph.discovery.entry_points import Key
-from delegraph.discovery.record import Fault, PluginRecord, Status
-from delegraph.io.escape import printable
-from delegraph.plugin import DECLARATION_OF, BackendSpec
-
+from ...io.escape import printable
+from ...plugin import DECLARATION_OF, BackendSpec
+from ..distributions import Distribution, copies, version
+from ..entry_points import Key
+from ..record import Fault, PluginRecord, Status
 from .probe import ProbeResult, target_faults
 
 Installed = dict[str, list[Distribution]]
@@ -115,7 +114,7 @@ class DoctorReport:
         )
 
 
-def build_report(
+def report(
     records: Sequence[PluginRecord],
     notes: Sequence[str],
     probed: Mapping[Key, ProbeResult],

@@ -21,11 +21,30 @@ import torch
 from delegraph.discovery.entry_points import Status
 from delegraph.discovery.registry import Registry
 
-from core.tests.conftest import site
-from core.tests.support.good_plugin import GOOD, GOOD_TARGET
+GOOD = """
+from delegraph.plugin import BackendSpec, PartitionerSpec, hookimpl
 
-__all__ = ["site"]
+@hookimpl
+def delegraph_backends():
+    return [BackendSpec("good", "good_target:GoodBackend", "GoodBackend", 1)]
 
+@hookimpl
+def delegraph_partitioners():
+    return [PartitionerSpec("good", "good", "good_target:Everything")]
+"""
+GOOD_TARGET = """
+from delegraph.backend import BackendDetails, PreprocessResult
+from delegraph.partitioner import CapabilityPartitioner
+
+class GoodBackend(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program, compile_specs):
+        return PreprocessResult(b"made by the good one")
+
+class Everything(CapabilityPartitioner):
+    def __init__(self):
+        super().__init__(lambda node: None, "GoodBackend")
+"""
 HOOK = """
 from delegraph.plugin import BackendSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec, hookimpl
 
@@ -446,7 +465,7 @@ def doctor(site, *arguments, **variables):
         os.environ.get("PYTHONPATH", ""),
     ]
     environ["PYTHONPATH"] = os.pathsep.join(folders).rstrip(os.pathsep)
-    command = [sys.executable, "-m", "delegraph_devkit.doctor", "--json", *arguments]
+    command = [sys.executable, "-m", "delegraph", "doctor", "--json", *arguments]
     return subprocess.run(
         command, env=environ, capture_output=True, text=True, timeout=120
     )

@@ -1,0 +1,3 @@
+"""``delegraph doctor``: examines each plugin in a process of its own, and reports what
+is wrong.
+"""

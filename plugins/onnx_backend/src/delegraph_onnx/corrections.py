@@ -1,0 +1,61 @@
+"""Rules that take the place of torch.onnx's, where those lose digits.
+
+Each is a function of operands and literals, as torch.onnx calls its own rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from onnxscript import opset20
+
+aten = torch.ops.aten
+op: Any = opset20
+
+
+def log1p(self: Any) -> Any:
+    """log(1 + x), exact where 1 + x has lost digits of x (Kahan's formula)."""
+    one = op.CastLike(1.0, self)
+    shifted = op.Add(self, one)
+    step = op.Sub(shifted, one)
+    # where nothing is added, and where the sum is infinite, the quotient is NaN
+    is_plain = op.Or(op.Equal(step, op.CastLike(0.0, self)), op.IsInf(shifted))
+    divisor = op.Where(is_plain, one, step)
+    scaled = op.Mul(op.Log(shifted), op.Div(self, divisor))
+    return op.Where(is_plain, self, scaled)
+
+
+def expm1(self: Any) -> Any:
+    """exp(x) - 1, exact where exp(x) has lost digits of x."""
+    # tanh has all digits near 0: exp(x) - 1 = tanh(x / 2) * (exp(x) + 1)
+    one = op.CastLike(1.0, self)
+    raised = op.Exp(self)
+    half = op.Tanh(op.Mul(self, op.CastLike(0.5, self)))
+    is_small = op.Less(op.Abs(self), one)
+    return op.Where(is_small, op.Mul(half, op.Add(raised, one)), op.Sub(raised, one))
+
+
+def log_sigmoid(self: Any) -> Any:
+    """min(x, 0) - log(1 + exp(-|x|)), which no x makes infinite."""
+    zero = op.CastLike(0.0, self)
+    return op.Sub(op.Min(self, zero), log1p(op.Exp(op.Neg(op.Abs(self)))))
+
+
+def logaddexp(self: Any, other: Any) -> Any:
+    """max(x, y) + log(1 + exp(-|x - y|)); equal infinities are the sum."""
+    largest = op.Max(self, other)
+    distance = op.Abs(op.Sub(self, other))
+    summed = op.Add(largest, log1p(op.Exp(op.Neg(distance))))
+    is_same_infinity = op.And(op.Equal(self, other), op.IsInf(self))
+    return op.Where(is_same_infinity, self, summed)
+
+
+RULES: Mapping[Any, Callable[..., Any]] = {
+    aten.log1p.default: log1p,
+    aten.expm1.default: expm1,
+    aten.log_sigmoid.default: log_sigmoid,
+    aten.logaddexp.default: logaddexp,
+}
+"""Operator -> the rule for it."""

@@ -1,0 +1,246 @@
+"""Convert partitions to ONNX models with PyTorch's own exporter, ``torch.onnx``.
+
+``torch.onnx.export`` takes a second for a program of one call: it reads the registry of
+all rules, and decomposes the program. Here both are done before, once: delegraph
+decomposes programs, and the registry is kept. So this module calls the steps of the
+exporter one by one. This module and ``type_promotion``
+are those that use private names of torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from delegraph_engines import NumberedCalls, Signature
+from onnxscript import optimizer, version_converter
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.onnx._internal.exporter import _core
+from torch.onnx._internal.exporter._dispatching import dispatch
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+from .corrections import RULES
+from .type_promotion import insert_casts
+
+OPSET = 20
+"""The version of ONNX's operators in all models; ``torch.onnx.export`` has the same."""
+LARGEST_FOLDED = 16384
+"""The most elements of a result that is computed at compile time."""
+
+
+class Draft(NumberedCalls):
+    """A partition and its ONNX model.
+
+    Inputs are named ``x0``, ``x1``, ..., outputs ``y0``, ``y1``, .... The names of nodes
+    begin with the numbers of their calls, as in ``n3/Gemm/7``.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        """Convert ``program``. Raises Unsupported with the reason, at the call."""
+        super().__init__()
+        self.signature = Signature.of(program)
+        self.calls = [n for n in program.graph.nodes if n.op == "call_function"]
+        with _quiet():
+            self.model = self._convert(program)
+            _name_border(self.model)
+            self.model = _simplify(self.model)
+        _bound_clips(self.model)
+        _separate_outputs(self.model.graph)
+        _name_nodes(self.model)
+        _drop_comments(self.model)
+
+    def content(self) -> bytes:
+        """Return the model as the bytes of a file."""
+        model: bytes = ir.to_proto(self.model).SerializeToString(deterministic=True)
+        return model
+
+    def _convert(self, program: ExportedProgram) -> ir.Model:
+        numbers = {node: number for number, node in enumerate(self.calls)}
+        try:
+            insert_casts(program.graph)
+            exported = _core._exported_program_to_onnx_program(
+                program, registry=registry()
+            )
+        except Exception as error:  # the exporter raises errors of any kind
+            number = _failed_call(error, numbers)
+            raise self.refused(_reason_of(error), f"n{number}/") from error
+        for node in ir.traversal.RecursiveGraphIterator(exported.model.graph):
+            source = node.meta.get("node")
+            while source is not None and source not in numbers:
+                # torch has added a cast of an operand of the call
+                source = next(iter(source.users), None)
+            node.name = f"n{numbers[source]}/" if source is not None else ""
+            node.meta.clear()
+        model: ir.Model = exported.model
+        return model
+
+
+@cache
+def registry() -> ONNXRegistry:
+    """Return the rules of torch.onnx, by operator. Reading them takes a second."""
+    with _quiet():
+        rules = ONNXRegistry.from_torchlib(opset_version=OPSET)
+    for operator, rule in RULES.items():
+        rules.register_op(operator, rule)
+    return rules
+
+
+def has_rule(node: Node) -> bool:
+    """Whether torch.onnx has a rule for the operator of ``node``."""
+    rule, _ = dispatch(node, registry())
+    return rule is not None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's warnings from the user, who gets refusals with reasons."""
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
+
+
+def _failed_call(error: BaseException, numbers: dict[Node, int]) -> int:
+    """Return the number of the call whose conversion raised ``error``; 0 if unknown."""
+    trace = error.__traceback__
+    while trace is not None:
+        node = trace.tb_frame.f_locals.get("node")
+        if isinstance(node, Node) and node in numbers:
+            return numbers[node]
+        trace = trace.tb_next
+    return 0
+
+
+def _reason_of(error: BaseException) -> str:
+    """Return the line of an error of the exporter that has the cause."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).strip().partition("\n")[0]
+    kind = type(error).__name__
+    return f"torch.onnx does not convert it: {kind}" + (
+        f": {text:.200}" if text else ""
+    )
+
+
+def _name_border(model: ir.Model) -> None:
+    """Name inputs and outputs by their places."""
+    for place, value in enumerate(model.graph.inputs):
+        value.name = f"x{place}"
+    for place, (name, value) in enumerate(list(model.graph.initializers.items())):
+        del model.graph.initializers[name]
+        value.name = f"c{place}"
+        if value.const_value is not None:
+            value.const_value.name = value.name
+        model.graph.initializers[value.name] = value
+
+
+def _simplify(model: ir.Model) -> ir.Model:
+    """Inline functions, fold constants and remove nodes that nothing reads.
+
+    onnxscript's rules for fusing operators are left out. ONNX Runtime has such rules of
+    its own, and those of onnxscript keep the last model in memory.
+    """
+    version_converter.convert_version(model, OPSET, fallback=True)
+    common.InlinePass()(model)
+    optimizer.fold_constants(model, output_size_limit=LARGEST_FOLDED)
+    simplify = ir.passes.Sequential(
+        common.RemoveUnusedNodesPass(),
+        common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
+        common.RemoveUnusedOpsetsPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.LiftSubgraphInitializersToMainGraphPass(),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.NameFixPass(),
+    )
+    return simplify(model).model
+
+
+def _bound_clips(model: ir.Model) -> None:
+    """Give each Clip both of its bounds.
+
+    For a missing bound, ONNX Runtime takes the largest finite number: an infinite
+    operand would become finite.
+    """
+    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
+        value = node.inputs[0] if node.op_type == "Clip" else None
+        if value is None or value.dtype is None or not value.dtype.is_floating_point():
+            continue
+        graph: Any = node.graph
+        bounds = [*node.inputs[1:], None, None][:2]
+        for place, infinity in enumerate((-math.inf, math.inf)):
+            if bounds[place] is None:
+                number = ir.tensor(np.array(infinity, value.dtype.numpy()))
+                constant = ir.Node(
+                    "",
+                    "Constant",
+                    [],
+                    [ir.AttrTensor("value", number)],
+                    name=node.name,
+                )
+                graph.insert_before(node, constant)
+                bounds[place] = constant.outputs[0]
+        node.resize_inputs(3)
+        for place, bound in enumerate(bounds):
+            node.replace_input_with(place + 1, bound)
+
+
+def _separate_outputs(graph: ir.Graph) -> None:
+    """Give each output a value of its own, and the name of its place.
+
+    ONNX permits no output twice, and a value has one name: an input that is an output
+    as well keeps its own.
+    """
+    seen = set[Any]()
+    for place, value in enumerate(list(graph.outputs)):
+        if value.producer() is None or value in seen:
+            copy = ir.Node("", "Identity", [value], name=f"copy{place}")
+            result = copy.outputs[0]
+            result.shape = value.shape
+            result.type = value.type
+            graph.append(copy)
+            graph.outputs[place] = result
+        seen.add(value)
+        graph.outputs[place].name = f"y{place}"
+
+
+def _name_nodes(model: ir.Model) -> None:
+    """Name nodes by calls and places: onnxscript numbers them over the whole process."""
+    nodes = ir.traversal.RecursiveGraphIterator(model.graph)
+    kept = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
+    for place, node in enumerate(nodes):
+        call = (node.name or "").partition("/")[0]
+        prefix = f"{call}/" if call[:1] == "n" and call[1:].isdecimal() else ""
+        node.name = f"{prefix}{node.op_type}/{place}"
+        for index, value in enumerate(node.outputs):
+            if value.name and value.name not in kept:
+                value.name = f"v{place}_{index}"
+
+
+def _drop_comments(model: ir.Model) -> None:
+    """Remove the exporter's comments, which name files of the user's machine."""
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()

@@ -1,0 +1,464 @@
+"""``.onnx`` files: a program that is one delegate, for ONNX Runtime and other readers.
+
+Files that other tools wrote can be inspected, run and verified as well.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from delegraph.errors import FormatError, InputError, OptionError
+from delegraph.formats import (
+    Blob,
+    ConstantSummary,
+    DelegateContents,
+    DelegateFormat,
+    LoadDelegate,
+    MethodSummary,
+    ProgramContents,
+    StoredBlob,
+    Summary,
+    TensorSummary,
+    Verdict,
+    join,
+    write_whole,
+)
+from delegraph.io.escape import printable
+from google.protobuf.message import DecodeError
+from onnx import TensorProto
+
+LARGEST = 2**31 - 2**20
+"""Bytes of a file without external data: protobuf reads no larger ones."""
+PRODUCER = "delegraph.producer"
+"""The key of metadata with distribution and version of the backend."""
+DTYPES: dict[int, str] = {
+    TensorProto.FLOAT: "float32",
+    TensorProto.FLOAT16: "float16",
+    TensorProto.BFLOAT16: "bfloat16",
+    TensorProto.DOUBLE: "float64",
+    TensorProto.INT8: "int8",
+    TensorProto.UINT8: "uint8",
+    TensorProto.INT16: "int16",
+    TensorProto.INT32: "int32",
+    TensorProto.INT64: "int64",
+    TensorProto.BOOL: "bool",
+}
+"""ONNX's types -> torch's, of tensors at the border of a program."""
+_MOST = 1 << 28
+"""Elements of an input that is drawn: a few bytes of a file can ask for any number."""
+
+
+class OnnxInspection(Summary):
+    """The summary of a file as text."""
+
+    def __str__(self) -> str:
+        (method,) = self.methods
+        lines = [
+            f"{self.kind}, {self.version}: {self.bytes} bytes",
+            f"producer: {self.producer or 'unknown'}",
+            f"constants: {self.constants}, {self.constant_bytes} bytes",
+            *(f"input {tensor}" for tensor in method.inputs),
+            *(f"output {tensor}" for tensor in method.outputs),
+            *(f"{count} {name}" for name, count in method.operators.items()),
+        ]
+        return "\n".join(map(printable, lines))
+
+
+class OnnxFormat(DelegateFormat):
+    """An ONNX model, with the names of ``forward`` and the order of its inputs."""
+
+    backend_id = "OnnxBackend"
+    holds_named_data = True
+
+    @classmethod
+    def serialize(
+        cls, program: ProgramContents, options: Mapping[str, Any]
+    ) -> bytes | Blob:
+        """Return the file. Raises InputError for a program of more than 2 GB."""
+        model, weights = cls._model(program, options)
+        size = sum(len(data) for data in weights.values())
+        if size + model.ByteSize() > LARGEST:
+            raise InputError(
+                "input-invalid",
+                f"an ONNX file of {size} bytes needs a second file for its weights",
+                hint="save it to a path",
+            )
+        for initializer in model.graph.initializer:
+            if initializer.name in weights:
+                _put_inside(initializer, weights[initializer.name])
+        content: bytes = model.SerializeToString(deterministic=True)
+        return content
+
+    @classmethod
+    def write(
+        cls, program: ProgramContents, path: Path, options: Mapping[str, Any]
+    ) -> None:
+        """Write the file. Beyond 2 GB, weights are in ``model.onnx.data`` beside it."""
+        model, weights = cls._model(program, options)
+        size = sum(len(data) for data in weights.values())
+        if size + model.ByteSize() <= LARGEST:
+            super().write(program, path, options)
+            return
+        beside = path.with_name(f"{path.name}.data")
+        offset = 0
+        for initializer in model.graph.initializer:
+            if initializer.name in weights:
+                length = len(weights[initializer.name])
+                _point_to(initializer, beside.name, offset, length)
+                offset += length
+        write_whole(beside, b"".join(weights.values()))
+        write_whole(path, model.SerializeToString(deterministic=True))
+
+    @classmethod
+    def _model(
+        cls, program: ProgramContents, options: Mapping[str, Any]
+    ) -> tuple[onnx.ModelProto, dict[str, bytes]]:
+        """Return the model, and the bytes of weights that it does not hold by name."""
+        from delegraph_engines import Signature  # imports torch
+
+        from .runtime import MARK
+
+        if options:
+            raise OptionError(
+                "option-invalid",
+                f".onnx files have no option {next(iter(options))!r:.40}",
+            )
+        delegate = cls.delegate(program)
+        content, _, facts = Signature.unseal(join(delegate.blob), MARK)
+        model = onnx.ModelProto.FromString(bytes(content))
+        _rename_border(model.graph, delegate)
+        distribution, _, version = delegate.producer.partition(" ")
+        model.producer_name = distribution
+        model.producer_version = version
+        model.metadata_props.add(key=PRODUCER, value=delegate.producer)
+        return model, _weights(facts, delegate)
+
+    @classmethod
+    def read(
+        cls, path: Path, load_delegate: LoadDelegate
+    ) -> Mapping[str, Callable[..., Any]]:
+        """``forward``, which takes inputs in order or by name, and returns a tuple."""
+        from delegraph.backend import to_specs
+
+        from .settings import PREFIX
+
+        model = _load(path)
+        names = [value.name for value in _inputs(model.graph)]
+        blob, data = _sealed(model, path)
+        specs = to_specs(PREFIX, {"ep": _provider(model)})
+        (stored,) = cls.blobs(path)
+        delegate = load_delegate(cls.backend_id, blob, specs, data, stored.header)
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return delegate(*_in_order(names, args, kwargs))
+
+        return {"forward": forward}
+
+    @classmethod
+    def blobs(cls, path: Path) -> Sequence[StoredBlob]:
+        """Return the one blob that the file is, with what made it."""
+        (blob,) = super().blobs(path)
+        producer = _producer(_load(path))
+        return [blob._replace(header=replace(blob.header, producer=producer))]
+
+    @staticmethod
+    def inspect(path: Path) -> OnnxInspection:
+        """Return inputs, outputs, operators and constants of any ONNX file."""
+        model = _load(path)
+        graph = model.graph
+        constants = [
+            ConstantSummary(
+                tensor.name, _dtype(tensor.data_type), tuple(tensor.dims), _size(tensor)
+            )
+            for tensor in graph.initializer
+        ]
+        counts = Counter(node.op_type for node in graph.node)
+        method = MethodSummary(
+            "forward",
+            tuple(map(_summary, _inputs(graph))),
+            tuple(map(_summary, graph.output)),
+            dict(counts.most_common()),
+        )
+        opsets = [f"{o.domain or 'opset'} {o.version}" for o in model.opset_import]
+        return OnnxInspection(
+            "ONNX model",
+            ", ".join(opsets),
+            path.stat().st_size,
+            {},
+            (method,),
+            len(constants),
+            sum(constant.bytes for constant in constants),
+            Summary.largest_of(constants),
+            _producer(model)
+            or f"{model.producer_name} {model.producer_version}".strip(),
+        )
+
+    @staticmethod
+    def summarize(path: Path) -> Summary:
+        """Return the same as ``inspect``."""
+        return OnnxFormat.inspect(path)
+
+    @staticmethod
+    def sample(path: Path, seed: int) -> list[np.ndarray[Any, Any]]:
+        """Return random inputs: floats are standard normal, integers are 0 or 1.
+
+        A size that calls choose is 2.
+        """
+        generator = np.random.default_rng(seed)
+        arrays = []
+        for tensor in map(_summary, _inputs(_load(path).graph)):
+            shape = [2 if size is None else size for size in tensor.shape or ()]
+            if prod(shape) > _MOST or tensor.dtype not in DTYPES.values():
+                text = f"no input {tensor} can be drawn"
+                raise FormatError("format-invalid", f"an ONNX file for which {text}")
+            if "float" in tensor.dtype:
+                numbers: Any = generator.standard_normal(shape)
+            else:
+                numbers = generator.integers(0, 2, shape)
+            kind = "float32" if tensor.dtype == "bfloat16" else tensor.dtype
+            arrays.append(np.asarray(numbers, kind))
+        return arrays
+
+    @staticmethod
+    def verify(path: Path) -> Sequence[Verdict]:
+        """Return the judgements of ``onnx.checker`` and of ONNX Runtime."""
+        try:
+            onnx.checker.check_model(str(path), full_check=True)
+            checked = Verdict("onnx.checker", True, "")
+        except Exception as error:  # of several classes, by what is wrong
+            checked = Verdict("onnx.checker", False, str(error).strip()[:500])
+        return [checked, _judge_by_runtime(path)]
+
+
+def _judge_by_runtime(path: Path) -> Verdict:
+    """Return whether ONNX Runtime loads a file by itself."""
+    from .providers import make_options
+    from .runtime import reason_of
+    from .settings import check_settings
+
+    try:
+        import onnxruntime as ort
+    except ImportError:
+        return Verdict("ONNX Runtime", None, "onnxruntime is not installed")
+    try:
+        options = make_options(check_settings({"ep": _provider(_load(path))}))
+        ort.InferenceSession(str(path), options)
+    except Exception as error:  # of several classes, by what is wrong
+        return Verdict("ONNX Runtime", False, reason_of(error))
+    return Verdict("ONNX Runtime", True, "")
+
+
+# --- reading ------------------------------------------------------------------------
+
+
+def _load(path: Path) -> onnx.ModelProto:
+    """Return the model in a file, without external data. Raises FormatError."""
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except (DecodeError, ValueError) as error:
+        raise FormatError("format-invalid", f"no ONNX model: {error}") from error
+    if not model.opset_import or not model.graph.output:
+        raise FormatError(
+            "format-invalid", "no ONNX model: it has no opset or no output"
+        )
+    return model
+
+
+def _inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Return the inputs that a call gives: older files list weights as well."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return [value for value in graph.input if value.name not in weights]
+
+
+def _summary(value: onnx.ValueInfoProto) -> TensorSummary:
+    tensor = value.type.tensor_type
+    sizes = None
+    if tensor.HasField("shape"):
+        sizes = tuple(
+            size.dim_value if size.HasField("dim_value") else None
+            for size in tensor.shape.dim
+        )
+    return TensorSummary(value.name, _dtype(tensor.elem_type), sizes)
+
+
+def _dtype(number: int) -> str:
+    """Return torch's name of a type, else ONNX's."""
+    if number in DTYPES:
+        return DTYPES[number]
+    names = {n: name.lower() for name, n in TensorProto.DataType.items()}
+    name: str = names.get(number, "unknown")
+    return name
+
+
+def _size(tensor: TensorProto) -> int:
+    """Return the bytes of a constant."""
+    dtype = _dtype(tensor.data_type)
+    if tensor.data_type not in DTYPES:
+        return len(tensor.raw_data)
+    width = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
+    size: int = prod(tensor.dims) * width
+    return size
+
+
+def _producer(model: onnx.ModelProto) -> str:
+    """Return distribution and version of the backend; "" for files of other tools."""
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    producer: str = metadata.get(PRODUCER, "")
+    return producer
+
+
+def _provider(model: onnx.ModelProto) -> str:
+    """Return the execution provider that compiled a model; ``cpu`` if none did."""
+    for node in model.graph.node:
+        if node.op_type == "EPContext":
+            source = {a.name: a.s.decode() for a in node.attribute}.get("source", "")
+            name = source.removesuffix("ExecutionProvider").lower()
+            return "".join(c for c in name if c.isalnum()) or "cpu"
+    return "cpu"
+
+
+def _sealed(model: onnx.ModelProto, path: Path) -> tuple[bytes, dict[str, bytes]]:
+    """Return a model as a blob of the backend, and its external data as named data."""
+    from delegraph_engines import Signature
+
+    from .runtime import MARK
+
+    sides = []
+    for values in (_inputs(model.graph), model.graph.output):
+        side = []
+        for tensor in map(_summary, values):
+            if tensor.dtype not in DTYPES.values() or tensor.shape is None:
+                raise FormatError(
+                    "format-invalid",
+                    f"an ONNX file with {tensor}: tensors of {', '.join(DTYPES.values())}"
+                    " with a known rank cross the border of a program",
+                )
+            sizes = tuple(-1 if size is None else size for size in tensor.shape)
+            side.append((tensor.dtype, sizes))
+        sides.append(side)
+    rows, data = _external(model, path)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "model.onnx")
+        file.write_bytes(model.SerializeToString(deterministic=True))
+        return Signature.read(sides).seal(file, MARK, weights=rows), data
+
+
+def _external(
+    model: onnx.ModelProto, path: Path
+) -> tuple[dict[str, list[Any]], dict[str, bytes]]:
+    """Return rows for the fact "weights", and the bytes of external data by name.
+
+    Raises FormatError for a file in another folder: a model of somebody else must not
+    choose the files that are read.
+    """
+    rows = dict[str, list[Any]]()
+    data = dict[str, bytes]()
+    for tensor in model.graph.initializer:
+        if tensor.data_location != TensorProto.EXTERNAL:
+            continue
+        where = {entry.key: entry.value for entry in tensor.external_data}
+        beside = path.with_name(Path(where.get("location", "")).name)
+        if where.get("location") != beside.name or not beside.is_file():
+            raise FormatError(
+                "format-invalid",
+                f"the weight {tensor.name!r:.40} is in the file"
+                f" {where.get('location')!r:.80}, which is not beside the model",
+            )
+        dtype = _dtype(tensor.data_type)
+        rows[tensor.name] = [tensor.name, dtype, list(tensor.dims)]
+        try:
+            offset = int(where.get("offset", 0))
+            with beside.open("rb") as file:
+                file.seek(offset)
+                data[tensor.name] = file.read(_size(tensor))
+        except (ValueError, OSError) as error:
+            raise FormatError(
+                "format-invalid", f"external data of {tensor.name!r:.40}: {error}"
+            ) from error
+    return rows, data
+
+
+def _in_order(
+    names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[Any]:
+    """Return the inputs of a call in the order of ``names``."""
+    rest = names[len(args) :]
+    if sorted(rest) != sorted(kwargs):
+        raise InputError(
+            "input-invalid",
+            f"the program takes {', '.join(names)}; {len(args)} inputs were given"
+            f" in order, and by name {', '.join(kwargs) or 'none'}",
+        )
+    return [*args, *(kwargs[name] for name in rest)]
+
+
+# --- writing ------------------------------------------------------------------------
+
+
+def _rename_border(graph: onnx.GraphProto, delegate: DelegateContents) -> None:
+    """Name inputs and outputs as the program does."""
+    wanted = [
+        (graph.input, delegate.inputs, "input"),
+        (graph.output, delegate.outputs, "output"),
+    ]
+    names = dict[str, str]()
+    for values, descriptions, side in wanted:
+        for place, (value, described) in enumerate(
+            zip(values, descriptions, strict=True)
+        ):
+            name = described.name or f"{side}_{place}"
+            if name in names.values():
+                name = f"{name}_{side}_{place}"
+            names[value.name] = name
+            value.name = name
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, attribute.g):
+                _rename_inside(inner, names)
+
+
+def _rename_inside(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Rename values of the outer graph that a branch or a loop body reads."""
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, attribute.g):
+                _rename_inside(inner, names)
+    for value in graph.output:
+        value.name = names.get(value.name, value.name)
+
+
+def _weights(facts: Mapping[str, Any], delegate: DelegateContents) -> dict[str, bytes]:
+    """Return the bytes of the weights that are named data, by names of initializers."""
+    named = delegate.named_data
+    weights = {}
+    for name, (key, _, _) in facts["weights"].items():
+        assert named is not None
+        weights[name] = join(named.buffers[named.pte_data[key].buffer_index])
+    return weights
+
+
+def _put_inside(initializer: TensorProto, data: bytes) -> None:
+    del initializer.external_data[:]
+    initializer.data_location = TensorProto.DEFAULT
+    initializer.raw_data = data
+
+
+def _point_to(
+    initializer: TensorProto, location: str, offset: int, length: int
+) -> None:
+    del initializer.external_data[:]
+    initializer.data_location = TensorProto.EXTERNAL
+    entries = {"location": location, "offset": str(offset), "length": str(length)}
+    for key, value in entries.items():
+        initializer.external_data.add(key=key, value=value)

@@ -1,0 +1,59 @@
+"""Move large weights of an ONNX model to named data, where delegates share them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+import torch
+from delegraph.backend import NamedDataStore
+from onnxruntime import OrtValue
+
+from .runtime import WEIGHT, ort_value
+
+SMALLEST = 4096
+"""The fewest bytes of a constant that becomes named data: weights, few biases."""
+ELSEWHERE = "delegraph"
+"""The name of the file in which a model says that its weights are. There is none."""
+
+
+class Weight(NamedTuple):
+    """A weight beside a model."""
+
+    name: str
+    """The name of its initializer."""
+    key: str
+    dtype: str
+    sizes: list[int]
+    value: OrtValue
+
+
+def take_weights(model: ir.Model, store: NamedDataStore) -> list[Weight]:
+    """Move large initializers of ``model`` to ``store``; return them in order."""
+    weights = []
+    for name, initializer in model.graph.initializers.items():
+        constant = initializer.const_value
+        if constant is None or constant.nbytes < SMALLEST:
+            continue
+        tensor = tensor_of(constant)
+        key = store.add_by_content(WEIGHT, tensor, alignment=64)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        value = ort_value(tensor)
+        weights.append(Weight(name, key, dtype, list(tensor.shape), value))
+        initializer.const_value = ir.ExternalTensor(
+            location=ELSEWHERE,
+            offset=0,
+            length=constant.nbytes,
+            dtype=constant.dtype,
+            shape=ir.Shape(tensor.shape),
+            name=name,
+        )
+    return weights
+
+
+def tensor_of(constant: Any) -> torch.Tensor:
+    """Return a constant of a model as a tensor. The program's own share its memory."""
+    if isinstance(constant.raw, torch.Tensor):
+        return constant.raw.detach().resolve_neg().contiguous()
+    array = constant.numpy()
+    return torch.from_numpy(array)

@@ -1,0 +1,122 @@
+"""The support check: calls that torch.onnx converts and ONNX Runtime loads."""
+
+from __future__ import annotations
+
+import torch
+from delegraph.backend import to_specs
+from delegraph.partitioner import CapabilityPartitioner, Reason
+from delegraph_engines import TrialCompilation, why_subgraph
+from delegraph_programs import bound_arguments, is_random
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+from .exporter import Draft, has_rule
+from .runtime import why_not_loaded
+from .settings import PREFIX, check_settings
+
+TYPES = frozenset(
+    {
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float64,
+        torch.int8,
+        torch.uint8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+    }
+)
+"""Types of tensors that cross the border of a delegate, or lie inside."""
+NO_RULE = "torch.onnx has no rule for this operator"
+
+
+def compile_alone(program: ExportedProgram) -> None:
+    """Convert a program of few calls and load it. Raises Unsupported if that fails."""
+    draft = Draft(program)
+    if (why := why_not_loaded(draft.content())) is not None:
+        raise draft.refused(why)
+
+
+TRIALS = TrialCompilation(compile_alone)
+"""The answers of exporter and runtime: some milliseconds for a call."""
+
+
+class OnnxPartitioner(CapabilityPartitioner):
+    """Gives ONNX Runtime the calls that it computes. ``plugin`` describes options."""
+
+    def __init__(
+        self,
+        ep: str = "cpu",
+        ep_options: str = "",
+        soc: str = "",
+        htp_arch: str = "",
+        threads: int = 0,
+        session: str = "",
+    ) -> None:
+        settings = {
+            "ep": ep,
+            "ep_options": ep_options,
+            "soc": soc,
+            "htp_arch": htp_arch,
+            "threads": str(threads),
+            "session": session,
+        }
+        check_settings(settings)
+        super().__init__(
+            TRIALS.after(why_not), "OnnxBackend", to_specs(PREFIX, settings)
+        )
+
+
+def why_not(node: Node) -> str | None:
+    """Return a reason that needs no trial; None if exporter and runtime decide."""
+    if (why := why_subgraph(node, "ONNX Runtime's plugin")) is not None:
+        return why
+    if is_random(node):
+        return "it draws random numbers, which are the host's"
+    for value in (*node.all_input_nodes, node):
+        if (why := _why_no_value(value)) is not None:
+            return why
+    if not has_rule(node):
+        return NO_RULE
+    return _why_computed_otherwise(node)
+
+
+def _why_computed_otherwise(node: Node) -> str | None:
+    """Return a reason if torch.onnx converts a call to something else."""
+    if getattr(node.target, "namespace", "") != "aten":
+        return None
+    name = str(node.target).split(".")[1]
+    given = bound_arguments(node)
+    if "batch_norm" in name and given.get("training"):
+        return "torch.onnx takes the running statistics, and not those of the batch"
+    if given.get("divisor_override") is not None:
+        return "torch.onnx ignores divisor_override"
+    if name == "pad" and given["mode"] == "circular" and _is_empty(given["self"]):
+        return "ONNX Runtime does not pad a tensor without elements in circles"
+    return None
+
+
+def _is_empty(node: Node) -> bool:
+    """Whether a tensor is known to have no elements."""
+    return any(type(size) is int and size == 0 for size in node.meta["val"].shape)
+
+
+def _why_no_value(node: Node) -> str | None:
+    """Return a reason if ONNX has no value like one of those of ``node``."""
+    for val in pytree.tree_leaves(node.meta.get("val")):
+        if isinstance(val, torch.Tensor):
+            if val.dtype not in TYPES:
+                text = (
+                    f"{node.name} is {val.dtype}, which ONNX Runtime does not compute"
+                )
+                return Reason(text, cause=str(val.dtype), of=node)
+            if free_unbacked_symbols(val):
+                return f"the size of {node.name} depends on values of tensors"
+        elif not isinstance(val, (torch.SymInt, int)) or isinstance(val, bool):
+            kind = "None" if val is None else f"a {type(val).__name__}"
+            return f"{node.name} is {kind}; delegates take tensors and sizes"
+    return None

@@ -1,0 +1,237 @@
+"""The backend against eager PyTorch: numbers, types, sizes, refusals, threads."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import FormatError, InputError, OptionError
+from delegraph_onnx.settings import check_settings
+from torch import nn
+
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+from delegraph_onnx.runtime import OnnxRuntime
+
+
+class Function(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(*args)
+
+
+def lower(model, *args, **kwargs):
+    module = model if isinstance(model, nn.Module) else Function(model)
+    return delegraph.lower(module.eval(), args, backends=["onnx"], **kwargs)
+
+
+def check_whole(model, *args, error=1e-5, **kwargs):
+    """Lower a model to one delegate that computes what eager computes."""
+    lowered = lower(model, *args, **kwargs)
+    assert len(lowered.delegates) == 1 and lowered.host_operators == 0, lowered.report
+    assert lowered.verify(*args).relative_error <= error
+    return lowered
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, image):
+        return self.head(torch.relu(self.norm(self.conv(image))).mean((2, 3)))
+
+
+def test_a_network_is_one_delegate():
+    check_whole(Small(), torch.randn(2, 3, 16, 16))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrent_layer_is_one_operator(kind):
+    lowered = check_whole(
+        kind(4, 6, num_layers=2, bidirectional=True), torch.randn(7, 3, 4)
+    )
+    operators = lowered.report.delegates[0].operators
+    assert operators[f"aten.{kind.__name__.lower()}.input"] == 1
+    assert operators.keys() <= {
+        f"aten.{kind.__name__.lower()}.input",
+        "aten.zeros.default",
+    }
+
+
+def test_sizes_may_vary():
+    dim = torch.export.Dim("batch")
+    lowered = check_whole(
+        Small(), torch.randn(2, 3, 16, 16), dynamic_shapes=({0: dim},)
+    )
+    assert lowered.verify(torch.randn(5, 3, 16, 16)).relative_error < 1e-5
+
+
+def test_a_size_is_an_input_and_an_output():
+    function = lambda x, y: (x * y.shape[0], y.shape[0] + 1)
+    dims = ((None, {0: torch.export.Dim.DYNAMIC}),)
+    lowered = lower(function, torch.ones(3), torch.ones(4), dynamic_shapes=dims)
+    assert lowered(torch.ones(3), torch.ones(6))[1] == 7
+    assert lowered(torch.ones(3), torch.ones(6))[0].tolist() == [6, 6, 6]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.float64, torch.int32, torch.int64, torch.uint8]
+)
+def test_types_cross_the_border(dtype):
+    x = torch.tensor([[1, 2, 3], [250, 5, 6]]).to(dtype)
+    check_whole(lambda x: x + x * 2, x, error=0)
+
+
+def test_bool_and_bfloat16_cross_the_border():
+    mask = torch.tensor([True, False, True])
+    check_whole(lambda m, x: torch.where(m, x, -x), mask, torch.randn(3), error=0)
+    x = torch.randn(3, 4).bfloat16()
+    lowered = lower(lambda x: (x.reshape(4, 3).t(), x.float() + 1), x)
+    assert lowered.delegates
+    lowered.verify(x)
+
+
+def test_operands_of_two_types_are_cast():
+    ints = torch.tensor([1, 2, 300], dtype=torch.int32)
+    check_whole(lambda x, y: (x + y, y / 2, y > 1.5, x.sum() + y), torch.randn(3), ints)
+
+
+def test_a_result_may_be_an_input_a_weight_or_twice_there():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3))
+
+        def forward(self, x):
+            y = x.exp()
+            return x.clone(), y, y, self.weight * 1, self.weight
+
+    check_whole(Model(), torch.randn(3))
+
+
+@pytest.mark.parametrize(
+    "function", [torch.log1p, torch.expm1, nn.functional.logsigmoid, torch.exp]
+)
+def test_small_and_large_numbers_keep_their_digits(function):
+    x = torch.tensor([1e-9, -1e-9, 1e-4, 0.3, -0.4, 3.0, 40.0, 0.0])
+    lowered = lower(function, x)
+    torch.testing.assert_close(lowered(x), function(x), rtol=2e-6, atol=0)
+    wild = torch.tensor([float("inf"), float("nan"), 1e38, -0.5])
+    torch.testing.assert_close(
+        lower(function, wild)(wild), function(wild), rtol=1e-6, atol=0, equal_nan=True
+    )
+
+
+def test_a_bound_that_is_missing_is_infinite():
+    x = torch.tensor([float("inf"), -float("inf"), 1.0, -1.0])
+    check_whole(lambda x: (x.clamp(min=0), x.clamp(max=0)), x, error=0)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (torch.linalg.inv, "has no rule"),
+        (torch.nonzero, "depends on values"),
+        (lambda x: torch.rand_like(x) + x, "random"),
+        (lambda x: x.to(torch.complex64).abs(), "complex64"),
+        (
+            lambda x: nn.functional.avg_pool2d(x[None], 2, divisor_override=3),
+            "divisor_override",
+        ),
+    ],
+)
+def test_a_refusal_has_a_reason(function, reason):
+    report = str(lower(function, torch.randn(4, 4)).report)
+    assert reason in report
+
+
+def test_the_rest_of_a_program_stays_delegated():
+    lowered = lower(lambda x: torch.linalg.inv(x.exp()) + 1, torch.randn(3, 3))
+    assert len(lowered.delegates) == 2 and lowered.host_operators == 1
+
+
+def test_weights_are_named_data_and_shared():
+    layer = nn.Linear(64, 64)
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(torch.linalg.inv(self.layer(x)))
+
+    lowered = lower(Twice(), torch.randn(64, 64))
+    assert len(lowered.delegates) == 2
+    assert len(lowered.named_data.buffers) == 1
+    assert all(len(d.blob) < 4096 for d in lowered.delegates)
+
+
+def test_threads_share_a_session():
+    lowered = check_whole(Small(), torch.randn(2, 3, 16, 16))
+    inputs = [torch.randn(2, 3, 16, 16) for _ in range(16)]
+    expected = [lowered(x) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for one, other in zip(pool.map(lowered, inputs), expected, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_equal_programs_have_equal_blobs():
+    torch.manual_seed(0)
+    model = Small().eval()
+    blobs = [
+        bytes(lower(model, torch.ones(1, 3, 8, 8)).delegates[0].blob) for _ in "ab"
+    ]
+    assert blobs[0] == blobs[1]
+    assert b"/" + __file__.encode() not in blobs[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"ep": "Cuda!"}, "name of an execution provider"),
+        ({"soc": "SM8750"}, "belong to ep=qnn"),
+        ({"ep": "qnn", "soc": "SM1"}, "no chip 'SM1'"),
+        ({"ep": "qnn", "htp_arch": "12"}, "'12' is none of"),
+        ({"ep_options": "backend_path=evil.so"}, "backend_path"),
+        ({"session": "no_such=1"}, "no_such"),
+        ({"session": "graph_optimization_level=most"}, "disable_all, basic"),
+        ({"threads": "-1"}, "'threads'"),
+    ],
+)
+def test_a_wrong_option_is_an_error_before_any_work(options, text):
+    with pytest.raises(OptionError, match=text):
+        check_settings(options)
+
+
+def test_a_chip_has_numbers():
+    settings = check_settings({"ep": "qnn", "soc": "sm8750"})
+    assert settings.ep_options == {"soc_model": "69", "htp_arch": "79"}
+
+
+def test_session_options_and_threads_reach_the_session():
+    options = {"threads": 2, "session": "graph_optimization_level=disable_all"}
+    lowered = lower(Small(), torch.ones(1, 3, 8, 8), options={"onnx": options})
+    assert lowered.verify(torch.ones(1, 3, 8, 8)).relative_error < 1e-5
+
+
+def test_wrong_arguments_are_errors():
+    blob = bytes(lower(lambda x: x.exp(), torch.ones(2, 3)).delegates[0].blob)
+    delegate = OnnxRuntime.load(blob, [], {})
+    for wrong in (torch.ones(3, 2), torch.ones(2, 3, dtype=torch.int64)):
+        with pytest.raises(InputError):
+            delegate(wrong)
+
+
+def test_a_damaged_blob_is_an_error():
+    delegate = lower(Small(), torch.ones(1, 3, 8, 8)).delegates[0]
+    blob = bytearray(bytes(delegate.blob))
+    blob[100] ^= 1
+    with pytest.raises(FormatError):
+        OnnxRuntime.load(bytes(blob), [], {})

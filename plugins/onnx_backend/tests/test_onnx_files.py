@@ -1,0 +1,121 @@
+"""``.onnx`` files, against onnx.checker and ONNX Runtime's own session."""
+
+import delegraph
+import numpy as np
+import pytest
+import torch
+from delegraph.errors import FormatError, InputError
+from torch import nn
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, image, scale):
+        return self.layer(image) * scale, image
+
+
+def saved(tmp_path, model=None, inputs=None, **kwargs):
+    inputs = inputs or (torch.randn(2, 64), torch.ones(1))
+    model = (model or Net()).eval()
+    lowered = delegraph.lower(model, inputs, backends=["onnx"], **kwargs)
+    path = tmp_path / "net.onnx"
+    lowered.save(path)
+    return path, model, inputs
+
+
+def test_a_file_has_the_names_and_the_order_of_forward(tmp_path):
+    batch = torch.export.Dim("batch")
+    path, model, inputs = saved(tmp_path, dynamic_shapes=({0: batch}, None))
+    onnx.checker.check_model(str(path), full_check=True)
+    session = ort.InferenceSession(str(path))
+    assert [value.name for value in session.get_inputs()] == ["image", "scale"]
+    assert isinstance(session.get_inputs()[0].shape[0], str)
+    image = torch.randn(5, 64)
+    feeds = {"scale": inputs[1].numpy(), "image": image.numpy()}
+    for result, expected in zip(
+        session.run(None, feeds), model(image, inputs[1]), strict=True
+    ):
+        np.testing.assert_allclose(result, expected.detach(), rtol=1e-5, atol=1e-6)
+    written = onnx.load(path)
+    assert written.producer_name == "delegraph-onnx" and written.producer_version
+    assert [opset.version for opset in written.opset_import] == [20]
+
+
+def test_a_file_is_read_back(tmp_path):
+    path, model, inputs = saved(tmp_path)
+    loaded = delegraph.load(path)
+    expected = model(*inputs)
+    for results in (loaded(*inputs), loaded(scale=inputs[1], image=inputs[0])):
+        for result, value in zip(results, expected, strict=True):
+            torch.testing.assert_close(result, value)
+    summary = loaded.summary
+    assert [str(i) for i in summary.methods[0].inputs] == [
+        "image: float32[2, 64]",
+        "scale: float32[1]",
+    ]
+    assert summary.producer.startswith("delegraph-onnx ")
+    with pytest.raises(InputError, match="takes image, scale"):
+        loaded(inputs[0])
+
+
+def test_weights_beyond_the_limit_are_in_a_second_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("delegraph_onnx.format.LARGEST", 4096)
+    path, model, inputs = saved(tmp_path)
+    beside = tmp_path / "net.onnx.data"
+    assert beside.stat().st_size == 64 * 64 * 4
+    onnx.checker.check_model(str(path), full_check=True)
+    feeds = {"image": inputs[0].numpy(), "scale": inputs[1].numpy()}
+    own = ort.InferenceSession(str(path)).run(None, feeds)
+    np.testing.assert_allclose(own[0], model(*inputs)[0].detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(delegraph.load(path)(*inputs)[0], model(*inputs)[0])
+    beside.unlink()
+    with pytest.raises(FormatError, match="not beside the model"):
+        delegraph.load(path)(*inputs)
+
+
+def test_a_partly_delegated_program_is_refused(tmp_path):
+    class Partly(nn.Module):
+        def forward(self, x):
+            return torch.linalg.inv(x.exp())
+
+    with pytest.raises(InputError, match="host operators: 1"):
+        saved(tmp_path, Partly(), (torch.randn(3, 3),))
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_of_other_tools_run(tmp_path):
+    path = tmp_path / "other.onnx"
+    inputs = (torch.randn(2, 64), torch.ones(1))
+    model = Net().eval()
+    program = torch.export.export(model, inputs)
+    torch.onnx.export(program, dynamo=True, verbose=False).save(path)
+    results = delegraph.load(path)(*inputs)
+    torch.testing.assert_close(results[0], model(*inputs)[0])
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", b"\x08\x0a", None])
+def test_a_damaged_file_is_an_error(tmp_path, content):
+    path, _, inputs = saved(tmp_path)
+    path.write_bytes(path.read_bytes()[:9000] if content is None else content)
+    with pytest.raises(FormatError):
+        delegraph.load(path)(*inputs)
+
+
+def test_external_data_in_another_folder_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("delegraph_onnx.format.LARGEST", 4096)
+    path, _, inputs = saved(tmp_path)
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "../secret"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(FormatError, match="not beside the model"):
+        delegraph.load(path)(*inputs)
