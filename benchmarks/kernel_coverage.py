@@ -202,8 +202,9 @@ def judge(
     from delegraph_devkit.lowering_attempt import is_random
     from delegraph_executorch.emit import emit_program
     from executorch.runtime import Runtime
-    from tests.support import judge as numbers
     from torch.utils import _pytree as pytree
+
+    from tests.support import judge as numbers
 
     try:
         with torch.no_grad():

@@ -26,12 +26,9 @@ import json
 import linecache
 import os
 import re
-import shlex
 import shutil
-import site
 import subprocess
 import sys
-import venv
 from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
@@ -41,58 +38,11 @@ import pytest
 import torch
 from delegraph import errors, plugin
 
-from core.tests.support.warm import warm_python
+from tests.support.environment import layered
+from tests.support.pages import DISTRIBUTIONS, GUIDES, PAGES, TUTORIALS
 
 pytest_plugins = ("pytester",)
 ROOT = Path(__file__).parent.parent
-PAGES = [
-    p
-    for pattern in (
-        "*.md",
-        "docs/**/*.md",
-        "benchmarks/*.md",
-        "programs/*.md",
-        "core/*.md",
-        "plugins/*/*.md",
-    )
-    for p in ROOT.glob(pattern)
-]
-DISTRIBUTIONS = [
-    "programs",
-    "core",
-    "plugins/tosa_backend",
-    "plugins/demo_backend",
-    "plugins/devkit",
-    "plugins/executorch_backend",
-]
-DISTRIBUTIONS += [
-    "plugins/analysis",
-    "plugins/engines",
-    "plugins/onnx_backend",
-    "plugins/openvino_backend",
-    "plugins/quantize",
-    "plugins/workers",
-    "plugins/iree_backend",
-    "plugins/vgf_backend",
-    "plugins/ethosu_backend",
-    "plugins/transformers",
-    "plugins/dynamo",
-    "plugins/vision",
-]
-GUIDES = [
-    "README.md",
-    "docs/README.md",
-    "docs/tutorial.md",
-    "docs/recipes.md",
-    "docs/language-models.md",
-    "docs/backend-authors.md",
-    "docs/compatibility.md",
-]
-GUIDES += [f"{distribution}/README.md" for distribution in DISTRIBUTIONS]
-GUIDES += [str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("docs/guide/*.md"))]
-TUTORIALS = [str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("docs/tutorials/*.md"))]
-TUTORIALS += [str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("docs/examples/*.md"))]
-GUIDES += TUTORIALS
 COMMANDS = (
     "delegraph",
     "python3?",
@@ -654,54 +604,3 @@ print("thirteen", 13)
 thirteen {}
 ```
 """
-
-
-def layered(folder):
-    """The variables of an environment that has what this one has; what is installed
-    goes to ``folder``.
-    """
-    venv.create(folder, with_pip=False)
-    [packages] = folder.glob("lib/*/site-packages")
-    below = [
-        p
-        for p in [
-            *os.environ.get("PYTHONPATH", "").split(os.pathsep),
-            *site.getsitepackages(),
-        ]
-        if p
-    ]
-    (packages / "below.pth").write_text(
-        f"import site; list(map(site.addsitedir, {below!r}))\n"
-    )
-    for name in ("delegraph", "pip", "pytest"):
-        command = folder / "bin" / name
-        python = f"{folder}/bin/python -m {name}"
-        # which imports no torch, and asks Python what environment it is in
-        if name != "pip":
-            start = (
-                f"import runpy, site, sys; site.addsitedir({str(packages)!r});"
-                f" sys.executable = '{folder}/bin/python'"
-            )
-            start = (
-                f"{start}; runpy.run_module({name!r}, run_name='__main__',"
-                " alter_sys=True)"
-            )
-            python = f"{warm_python()} -c {shlex.quote(start)}"
-        command.write_text(f'#!/bin/sh\nexec {python} "$@"\n')
-        command.chmod(0o755)
-    # pages show what goes to a pipe, of any width
-    others = ("DELEGRAPH", "PYTEST", "PYTHON", "PIP", "COLUMNS")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
-    path = os.pathsep.join([str(folder / "bin"), kept.get("PATH", os.defpath)])
-    pip = {
-        "PIP_NO_INDEX": "1",
-        "PIP_NO_BUILD_ISOLATION": "0",
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    }
-    return {
-        **kept,
-        **pip,
-        "PATH": path,
-        "OMP_NUM_THREADS": "1",
-        "FOLDER": str(folder / "folder"),
-    }

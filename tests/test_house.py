@@ -2,6 +2,7 @@
 truth about where things are.
 """
 
+import ast
 import os
 import re
 import shutil
@@ -207,3 +208,35 @@ print([m for m in sys.modules if m.startswith(heavy) and not m.endswith(".plugin
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def test_no_test_module_imports_another():
+    """Helpers of several modules belong in a folder ``support``."""
+    modules = [
+        path
+        for folder in ("tests", "*/tests", "plugins/*/tests")
+        for path in ROOT.glob(f"{folder}/**/test_*.py")
+    ]
+    assert len(modules) > 200
+    assert [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in modules
+        for name in imported_names(path)
+        if re.search(r"\btest_", name)
+    ] == []
+
+
+def imported_names(path):
+    """Return the modules that a file imports, and the names that it takes from them."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        match node:
+            case ast.Import():
+                names += [alias.name for alias in node.names]
+            case ast.ImportFrom():
+                names += [f"{node.module}.{alias.name}" for alias in node.names]
+            case ast.Call(func=ast.Name("import_module"), args=[name, *_]):
+                names.append(ast.unparse(name))
+            case ast.Call(func=ast.Attribute(attr="import_module"), args=[name, *_]):
+                names.append(ast.unparse(name))
+    return names

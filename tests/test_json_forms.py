@@ -15,8 +15,9 @@ from delegraph import default_registry
 from delegraph.cli import main
 from delegraph_executorch.buckets import lower_buckets
 
+from tests.support.schema import SCHEMA, validate
+
 ROOT = Path(__file__).parent.parent
-SCHEMA = json.loads((ROOT / "docs/schema.json").read_text("utf-8"))
 MODEL = """
 import torch
 
@@ -30,13 +31,6 @@ def net():
 def small():
     return torch.nn.ReLU().eval(), (torch.ones(2, 3),)
 """
-
-
-def validate(found, definition):
-    """Raise ValidationError unless ``found`` is of a form."""
-    form = {**SCHEMA, "anyOf": [{"$ref": f"#/$defs/{definition}"}]}
-    # `jsonschema.validate` checks the schema each time, too
-    jsonschema.Draft202012Validator(form).validate(found)
 
 
 def printed(*words, code=0):

@@ -16,7 +16,8 @@ import pytest
 from delegraph.discovery.registry import Registry
 from delegraph.plugin import CommandSpec
 
-from tests.test_docs import GUIDES, layered
+from tests.support.environment import layered
+from tests.support.pages import GUIDES
 
 ROOT = Path(__file__).parent.parent
 

@@ -14,6 +14,8 @@ from delegraph.discovery.registry import Registry
 from delegraph.engine import pipeline
 from delegraph.runtime import BackendRuntime
 
+from .support.zip_plugin import zipped as zipped
+
 torch.set_num_threads(1)
 COMPILED = {}
 

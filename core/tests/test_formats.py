@@ -3,10 +3,8 @@ plugin or what to install.
 """
 
 import io
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import delegraph
 import pytest
@@ -22,27 +20,8 @@ from delegraph_executorch.edge import to_edge, to_edge_transform_and_lower
 
 from .conftest import EchoBackend, EchoRuntime
 from .support.warm import warm_python
+from .support.zip_plugin import ZIP, entry_points
 
-ZIP = Path(__file__).parent / "support" / "zip_format.py"
-PLUGIN = """
-from delegraph.plugin import BackendSpec, FormatSpec, PartitionerSpec, RuntimeSpec, hookimpl
-
-@hookimpl
-def delegraph_backends():
-    return [BackendSpec("self", "zip_format:SelfContainedBackend", "SelfContainedBackend", 1)]
-
-@hookimpl
-def delegraph_partitioners():
-    return [PartitionerSpec("self", "self", "zip_format:NoSort", default=True)]
-
-@hookimpl
-def delegraph_runtimes():
-    return [RuntimeSpec("self", "zip_format:SelfContainedRuntime")]
-
-@hookimpl
-def delegraph_formats():
-    return [FormatSpec(".zipped", "zip_format:ZipFormat", "a zip of blobs and a JSON")]
-"""
 FRESH = """
 import delegraph, numpy, sys, torch
 file, x, y = sys.argv[1:]
@@ -64,20 +43,6 @@ class TwoPartitions(torch.nn.Module):
     def forward(self, x, *, flip):
         ordered = torch.sort(torch.relu(self.first(x)))[0]
         return {"y": self.second(ordered) + flip, "z": torch.tanh(self.second(ordered))}
-
-
-@pytest.fixture
-def zipped(site):
-    """A registry of an installed plugin with a backend and a program format of its own."""
-    shutil.copy(ZIP, site.folder)
-    site.plugin("zip-vendor", PLUGIN, version="2.5")
-    return Registry(entry_points=[e for e in entry_points() if e.name == "zip-vendor"])
-
-
-def entry_points():
-    from importlib_metadata import entry_points as all_entry_points
-
-    return all_entry_points(group="delegraph")
 
 
 def lowered_for(registry):

@@ -13,11 +13,8 @@ import jsonschema
 import numpy as np
 import pytest
 
-from .test_main import echo, fails, model, run
+from ..support.command_line import LOWER, SCHEMA, as_data, fails, run
 
-__all__ = ["echo", "model"]
-SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schema.json").read_text())
-LOWER = ("--backend", "echo")
 MORE = """
 import torch
 from torch.export import Dim, export
@@ -81,14 +78,6 @@ def more(tmp_path, echo):
     path = tmp_path / "more.py"
     path.write_text(textwrap.dedent(MORE))
     return path
-
-
-def as_data(capsys, *arguments):
-    """What ``--json`` prints, in a form that docs/schema.json has."""
-    code, out, _ = run(capsys, *arguments, "--json")
-    found = json.loads(out)
-    jsonschema.validate(found, SCHEMA)
-    return code, found
 
 
 def test_the_report_and_the_figures_are_there_whatever_fails(

@@ -6,9 +6,7 @@ import json
 import re
 import subprocess
 import sys
-import textwrap
 import zipfile
-from pathlib import Path
 
 import delegraph
 import jsonschema
@@ -17,94 +15,14 @@ import torch
 from delegraph.cli import main
 from delegraph.command.outcome import Outcome, as_json
 from delegraph.discovery.registry import default_registry
-from delegraph.formats import DelegateFormat
-from delegraph.partitioner import CapabilityPartitioner
-from delegraph.plugin import BackendSpec, FormatSpec, OptionSpec, hookimpl
 
-from ..conftest import COMPILED, EchoBackend, EchoRuntime
+from ..conftest import EchoRuntime
+from ..support.command_line import (
+    SCHEMA,
+    fails,
+    run,
+)
 from ..support.processes import python
-
-SCHEMA = json.loads((Path(__file__).parents[3] / "docs/schema.json").read_text("utf-8"))
-MODEL = """
-import torch
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(torch.sin(x)) if not self.training else x
-
-def model():
-    return Model().eval(), (torch.linspace(-1, 2, 6).reshape(2, 3),)
-
-def training():
-    return Model(), (torch.linspace(-1, 2, 6).reshape(2, 3),)
-
-def failing():
-    raise ValueError("no weights here")
-
-def wrong():
-    return 7
-"""
-
-
-class EchoPartitioner(CapabilityPartitioner):
-    """Takes everything but sin, which it refuses with a reason, unless ``all`` is set."""
-
-    def __init__(self, all=False, level=1):
-        super().__init__(
-            lambda n: None if all or "sin" not in str(n.target) else "echo has no sin",
-            "EchoBackend",
-        )
-
-
-class EchoFormat(DelegateFormat):
-    backend_id = "EchoBackend"
-
-
-class EchoFormats:
-    @hookimpl
-    def delegraph_formats(self):
-        return [FormatSpec(".echo", f"{__name__}:EchoFormat")]
-
-
-OPTIONS = (OptionSpec("all", bool, False), OptionSpec("level", int, 1, choices=(1, 2)))
-
-
-@pytest.fixture
-def echo(site):
-    """The echo backend, which writes .echo files, in the registry of the process."""
-    target = f"{EchoBackend.__module__}:EchoBackend"
-    spec = BackendSpec("echo", target, "EchoBackend", 1, options=OPTIONS)
-    with (
-        delegraph.register(spec, partitioner=EchoPartitioner, runtime=EchoRuntime),
-        delegraph.register(EchoFormats()),
-    ):
-        yield
-    COMPILED.clear()
-
-
-@pytest.fixture
-def model(tmp_path, echo):
-    path = tmp_path / "net.py"
-    path.write_text(textwrap.dedent(MODEL))
-    return path
-
-
-def run(capsys, *arguments):
-    code = main([str(a) for a in arguments])
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
-
-
-def fails(capsys, *arguments, code=1, error):
-    """One paragraph on stderr, nothing on stdout, no traceback; and the same as JSON."""
-    got, out, err = run(capsys, *arguments)
-    assert (got, out) == (code, "")
-    assert err.startswith(f"error [{error}]: ")
-    assert "Traceback" not in err
-    got, out, _ = run(capsys, *arguments, "--json")
-    found = json.loads(out)
-    assert (got, found["schema"], found["code"]) == (code, "delegraph.error/1", error)
-    return err
 
 
 def test_lower_prints_the_report(model, capsys):

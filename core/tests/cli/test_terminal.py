@@ -16,58 +16,9 @@ import pytest
 from delegraph.cli import main
 from delegraph.discovery.registry import Registry
 
+from ..support.hostile_plugin import EVIL, HOSTILE, LONG, PROGRESS_BAR
 from ..support.processes import python
 
-EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b1A\u202e\u2066\u200b\x00\x7f\u2028\ud800"
-"""Sets the title, clears the screen, overwrites the line, turns the direction of
-writing, is invisible.
-"""
-PROGRESS_BAR = "\r50%\r100%"
-HOSTILE = f"""
-from delegraph.command import Outcome, progress
-from delegraph.formats import ProgramFormat
-from delegraph.plugin import BackendSpec, CommandSpec, FormatSpec, OptionSpec, hookimpl
-
-EVIL = {EVIL!a}
-
-@hookimpl
-def delegraph_backends():
-    options = (OptionSpec("mode", str, EVIL, (EVIL, "b"), EVIL),)
-    return [BackendSpec("npu", "evil:NpuBackend", "NpuBackend", 1, EVIL, options=options)]
-
-@hookimpl
-def delegraph_formats():
-    return [FormatSpec(".npu", "evil:Format")]
-
-@hookimpl
-def delegraph_commands():
-    return [CommandSpec("show", "evil:Show", EVIL)]
-
-class Inspection:
-    def to_json(self): return {{"name": EVIL, EVIL: 1}}
-    def __str__(self): return EVIL
-
-class Format(ProgramFormat):
-    def inspect(path): return Inspection()
-    def page(path): raise ValueError(EVIL)
-    def sample(path, seed): return []
-    def run(path, inputs):
-        import numpy
-        print({PROGRESS_BAR!a})
-        return [(EVIL, numpy.zeros(2))]
-
-class Show:
-    def add_arguments(parser):
-        parser.add_argument("file", help=EVIL.replace("%", "%%"))
-        parser.add_argument("--fail", action="store_true")
-
-    def run(args):
-        with progress(f"running {{args.file}}"):
-            print({PROGRESS_BAR!a})
-        if args.fail:
-            raise ValueError(EVIL)
-        return Outcome("evil.show/1", Inspection().to_json(), args.file)
-"""
 MODEL = f"""
 import warnings
 EVIL = {EVIL!a}
@@ -264,9 +215,6 @@ def test_a_signal_that_is_ignored_stays_so_and_handlers_are_given_back():
             return listing.Outcome("s", {}, "done")
     """)
     assert python("-c", program).stdout == "done\nTrue\n"
-
-
-LONG = "x" * 5000
 
 
 @pytest.mark.parametrize(

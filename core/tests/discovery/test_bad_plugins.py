@@ -7,9 +7,7 @@ says of the bad one, and its exit code.
 """
 
 import json
-import os
 import re
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -21,30 +19,8 @@ import torch
 from delegraph.discovery.entry_points import Status
 from delegraph.discovery.registry import Registry
 
-GOOD = """
-from delegraph.plugin import BackendSpec, PartitionerSpec, hookimpl
+from ..support.good_plugin import GOOD, GOOD_TARGET, doctor
 
-@hookimpl
-def delegraph_backends():
-    return [BackendSpec("good", "good_target:GoodBackend", "GoodBackend", 1)]
-
-@hookimpl
-def delegraph_partitioners():
-    return [PartitionerSpec("good", "good", "good_target:Everything")]
-"""
-GOOD_TARGET = """
-from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.partitioner import CapabilityPartitioner
-
-class GoodBackend(BackendDetails):
-    @staticmethod
-    def preprocess(edge_program, compile_specs):
-        return PreprocessResult(b"made by the good one")
-
-class Everything(CapabilityPartitioner):
-    def __init__(self):
-        super().__init__(lambda node: None, "GoodBackend")
-"""
 HOOK = """
 from delegraph.plugin import BackendSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec, hookimpl
 
@@ -454,21 +430,6 @@ def assert_explained(found, row, site, version):
     (fault,) = (f for f in found[kind] if re.search(row.error, f["error"]))
     assert re.search(row.hint, fault["hint"]), fault["hint"]
     assert found[other] == []
-
-
-def doctor(site, *arguments, **variables):
-    environ = {
-        k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")
-    } | variables
-    folders = [
-        *map(str, sorted(site.folder.parent.iterdir(), reverse=True)),
-        os.environ.get("PYTHONPATH", ""),
-    ]
-    environ["PYTHONPATH"] = os.pathsep.join(folders).rstrip(os.pathsep)
-    command = [sys.executable, "-m", "delegraph", "doctor", "--json", *arguments]
-    return subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=120
-    )
 
 
 def test_all_of_them_at_once_and_a_good_one_that_doctor_imports(site):

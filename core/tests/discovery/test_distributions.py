@@ -12,7 +12,7 @@ import pytest
 from delegraph.discovery.entry_points import Status, discover
 from delegraph.discovery.registry import Registry
 
-from .test_bad_plugins import GOOD, GOOD_TARGET, doctor
+from ..support.good_plugin import GOOD, GOOD_TARGET, doctor
 
 ENTRIES = "entry_points.txt"
 

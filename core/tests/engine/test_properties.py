@@ -18,7 +18,6 @@ import delegraph.api as api
 import pytest
 import torch
 from delegraph.errors import InputError
-from delegraph.partitioner import CapabilityPartitioner
 from delegraph.report.collect import host_calls
 from delegraph_programs import constant_placeholders, normalize, to_core
 from hypothesis import HealthCheck, example, given, settings
@@ -26,20 +25,10 @@ from hypothesis import strategies as st
 
 from programs.tests.support import aliasing_programs as programs
 
+from ..support.random_support import MASK, lowered_program, partitioner, refused
 from ..support.warm import warm_python
 
 CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
-MASK = 61
-
-
-def refused(node, mask):
-    return bool(mask >> (node.meta["debug_handle"] % MASK) & 1)
-
-
-def partitioner(mask, **options):
-    return CapabilityPartitioner(
-        lambda n: "by chance" if refused(n, mask) else None, "EchoBackend", **options
-    )
 
 
 @pytest.mark.parametrize(
@@ -82,13 +71,6 @@ def agrees(seed, registry):
             mine, theirs, rtol=1e-6, atol=1e-6, msg=f"seed {seed}"
         )
     return True
-
-
-def lowered_program(seed, mask, registry, **options):
-    module = programs.Program(seed).eval()
-    exported = torch.export.export(module, programs.inputs(0))
-    backends = [partitioner(mask, **options)]
-    return module, exported, api.lower(exported, backends=backends, registry=registry)
 
 
 @given(

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from programs.tests.support import aliasing_programs as programs
 
 from ..conftest import EchoBackend, EchoRuntime
-from ..engine.test_properties import MASK, partitioner
+from ..support.random_support import MASK, partitioner
 
 aten = torch.ops.aten
 SINE = CapabilityPartitioner(

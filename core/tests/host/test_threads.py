@@ -23,8 +23,8 @@ from torch.utils import _pytree as pytree
 from programs.tests.support import aliasing_programs as programs
 
 from ..conftest import EchoBackend, EchoRuntime
-from ..engine.test_properties import MASK, lowered_program
-from ..engine.test_state import Keeper, KeeperRuntime, Tagged
+from ..support.random_support import MASK, lowered_program
+from ..support.stateful_backend import Keeper, KeeperRuntime, Tagged
 
 aten = torch.ops.aten
 THREADS = 4

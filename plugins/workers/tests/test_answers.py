@@ -4,19 +4,21 @@ from typing import ClassVar
 
 import delegraph
 import pytest
-from delegraph.discovery.registry import Registry
 from delegraph.partitioner import CapabilityPartitioner, Reason
 from delegraph_workers import Compiler
 
-from .test_cache import Blocks, CountingBackend, X, contents, entries, entry, model
+from .support.caching import (
+    Blocks,
+    CountingBackend,
+    X,
+    contents,
+    entries,
+    entry,
+    model,
+    registry,
+)
 
-
-@pytest.fixture
-def registry():
-    made = Registry(discover=False)
-    made.register(CountingBackend)
-    CountingBackend.calls.clear()
-    return made
+__all__ = ["registry"]
 
 
 class Slow(CapabilityPartitioner):

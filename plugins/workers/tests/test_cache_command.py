@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from core.tests.cli.test_lowering import as_data
-from core.tests.cli.test_main import fails, run
+from core.tests.support.command_line import as_data, fails, run
 
-from .test_cache import entry
+from .support.caching import entry
 
 
 def lowered(capsys, *words):

@@ -3,18 +3,19 @@ install "moto[server]" s3fs``).
 """
 
 import pytest
-from delegraph.discovery.registry import Registry
 from delegraph_workers import Cache
 
-from .test_cache import CountingBackend, contents, entries, lowered, model, said
+from .support.caching import (
+    CountingBackend,
+    contents,
+    entries,
+    lowered,
+    model,
+    registry,
+    said,
+)
 
-
-@pytest.fixture
-def registry():
-    made = Registry(discover=False)
-    made.register(CountingBackend)
-    CountingBackend.calls.clear()
-    return made
+__all__ = ["registry"]
 
 
 @pytest.fixture

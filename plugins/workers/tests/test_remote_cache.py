@@ -3,18 +3,19 @@
 import time
 
 import pytest
-from delegraph.discovery.registry import Registry
 from delegraph_workers import Cache, remote_cache
 
-from .test_cache import CountingBackend, contents, entries, lowered, model, said
+from .support.caching import (
+    CountingBackend,
+    contents,
+    entries,
+    lowered,
+    model,
+    registry,
+    said,
+)
 
-
-@pytest.fixture
-def registry():
-    made = Registry(discover=False)
-    made.register(CountingBackend)
-    CountingBackend.calls.clear()
-    return made
+__all__ = ["registry"]
 
 
 REMOTES = {

@@ -7,11 +7,7 @@ import json
 import delegraph
 import pytest
 
-from core.tests.cli.test_lowering import LOWER, as_data
-from core.tests.cli.test_main import echo, fails, model, run
-from core.tests.conftest import site
-
-__all__ = ["echo", "model", "site"]
+from core.tests.support.command_line import LOWER, as_data, fails, run
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,10 @@ from delegraph.discovery.registry import Registry
 from delegraph.errors import FormatError
 from delegraph.formats import Verdict
 
-from core.tests.cli.test_main import echo, fails
-from core.tests.cli.test_terminal import EVIL, HOSTILE, LONG, PROGRESS_BAR
-from core.tests.conftest import site
+from core.tests.support.command_line import fails
+from core.tests.support.hostile_plugin import EVIL, HOSTILE, LONG, PROGRESS_BAR
 from core.tests.support.processes import python
 from core.tests.support.warm import warm_python
-from core.tests.test_formats import zipped
-
-__all__ = ["echo", "site", "zipped"]
 
 
 def test_the_command_line_lowers_inspects_and_runs_it(zipped, site, tmp_path):

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from core.tests.cli.test_main import fails, run
-from tests.test_json_forms import validate
+from core.tests.support.command_line import fails, run
+from tests.support.schema import validate
 
 
 def as_data(capsys, *words):

@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 
 from ..support.browser import MISSING, browser, executable, pixels
-from .test_pictures import hostile, mine, verified
-from .test_report_page import EVIL, lowered, program, registered, taking
+from ..support.report_pages import (
+    EVIL,
+    hostile,
+    lowered,
+    mine,
+    program,
+    registered,
+    taking,
+    verified,
+)
 
 pytestmark = pytest.mark.skipif(executable() is None, reason=MISSING)
 WIDE = (1280, 800)

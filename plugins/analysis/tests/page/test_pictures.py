@@ -9,33 +9,27 @@ import delegraph
 import pytest
 import torch
 from delegraph.errors import InputError
-from delegraph.host.statistics import OutputStatistics
 from delegraph.host.verify import Verification
-from delegraph.report.collect import host_calls
-from delegraph.report.rows import Cause
-from delegraph_analysis.accuracy.operators import (
-    OperatorStatistics,
-    OperatorVerification,
-    VerificationByOperator,
-)
 from delegraph_analysis.drawing import Box, Picture, Wire, overview
 from delegraph_analysis.drawing.viewer import SCRIPT
 from delegraph_analysis.page.graphs import method_pictures
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .test_report_page import (
-    EVIL,
+from ..support.report_pages import (
     SHOWN,
     Net,
     boxes,
     check_page,
+    hostile,
     lowered,
+    mine,
     program,
     registered,
     rows_of,
     taking,
     tree,
+    verified,
     words,
 )
 
@@ -51,10 +45,6 @@ def tall():
         program(1600, mine), backends=[taking(["relu"], "First")], registry=registered()
     ).report
     return report, check_page(report.to_html())
-
-
-def mine(k):
-    return aten.relu.default if 500 <= k < 900 or k >= 1100 else aten.sin.default
 
 
 def frame(root, label):
@@ -283,31 +273,6 @@ def test_delegates_of_two_methods_and_of_branches_have_different_names():
 # --- figures against eager ------------------------------------------------------------
 
 
-def verified(report):
-    """Made-up figures of the operators of a report: each ten times as wrong as the one
-    before.
-    """
-    info = report.origin.delegates[0]
-    rows = []
-    for k, node in enumerate(
-        [*info.nodes, *host_calls(report.origin.programs["forward"].graph.nodes)]
-    ):
-        where = info.name if k < len(info.nodes) else "host"
-        figures = OutputStatistics(
-            node.name, (4,), 10.0 ** (k - 4), 1.0, 0, "float32", snr=80.0 - k
-        )
-        rows.append(
-            OperatorStatistics(
-                "forward", node.name, "aten.x", 1, where, None, figures, 1e-9
-            )
-        )
-    outputs = (OutputStatistics("output_0", (3, 4), 0.5, 2.0, 0, "float32", snr=12.04),)
-    return VerificationByOperator(
-        (*outputs, outputs[0], outputs[0]),
-        OperatorVerification(tuple(rows), {"random": 2}),
-    )
-
-
 def test_figures_against_eager_are_in_the_page_and_lead_to_the_boxes():
     report = lowered().report
     root = check_page(report.to_html({"forward": verified(report)}))
@@ -362,21 +327,6 @@ def test_signal_to_noise():
 
 
 # --- hostile names, and notebooks -----------------------------------------------------
-
-
-def hostile():
-    """A report whose every text means harm, some of it megabytes of it."""
-    report = lowered({EVIL: Net().eval()}, {EVIL: (torch.ones(3, 4),) * 2}).report
-    long = EVIL * 20_000
-    for row in report.delegates:
-        object.__setattr__(row, "name", EVIL)
-        object.__setattr__(row, "operators", {long: 3, EVIL: 1})
-    report.rows.causes[:] = [
-        Cause(EVIL, EVIL, long, long, EVIL, c.refusals, 1, c.handles)
-        for c in report.causes
-    ]
-    report.notes[:] = [long, EVIL]
-    return report
 
 
 def test_hostile_texts_stay_texts_and_short():

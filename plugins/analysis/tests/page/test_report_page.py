@@ -13,16 +13,13 @@ import random
 import re
 import subprocess
 from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import delegraph
 import pytest
 import torch
-from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.errors import Unsupported
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.report.facts import COUNT, TEXTS, Fact
 from delegraph.report.model import Report
@@ -39,120 +36,31 @@ from delegraph_analysis.drawing import (
 )
 from delegraph_analysis.drawing.condense import LARGEST, STRETCHES
 from delegraph_analysis.drawing.layout import lay_out
-from delegraph_analysis.drawing.viewer import SCRIPT as VIEWER
 from delegraph_analysis.page.report_page import BOXES
 from delegraph_programs import Source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.export.exported_program import (
-    ExportedProgram,
-    ModuleCallEntry,
-    ModuleCallSignature,
-)
-from torch.export.graph_signature import (
-    ExportGraphSignature,
-    InputKind,
-    InputSpec,
-    OutputKind,
-    OutputSpec,
-)
-from torch.export.graph_signature import TensorArgument as Tensor
-from torch.utils import _pytree as pytree
 
 from core.tests.support.warm import warm_python
 
-aten = torch.ops.aten
-EVIL = (
-    "\"'><script>alert(1)</script></style></svg></title><img src=//evil"
-    " onload=a()>&amp;\n\u202eabc\u2066\x07"
+from ..support.report_pages import (
+    EVIL,
+    SHOWN,
+    TAGS,
+    First,
+    Net,
+    boxes,
+    check_page,
+    lowered,
+    program,
+    registered,
+    rows_of,
+    taking,
+    tree,
+    without_times,
+    words,
 )
-SHOWN = (
-    EVIL.replace("\n", "\\n")
-    .replace("\u202e", "\\u202e")
-    .replace("\u2066", "\\u2066")
-    .replace("\x07", "\\x07")
-)
-TAGS = {
-    *"html head meta title style body h1 h2 h3 p nav div table thead tbody tr th td ul"
-    " li b code span br a".split()
-}
-TAGS |= {*"details summary svg g rect text path header script".split()}
-ATTRIBUTES = {
-    *"lang charset http-equiv content name id class href scope tabindex role"
-    " aria-label aria-hidden".split()
-}
-ATTRIBUTES |= {*"width height viewbox preserveaspectratio x y rx d".split()}
-
-
-class First(BackendDetails):
-    """Its facts are those of a backend that means harm."""
-
-    @staticmethod
-    def preprocess(edge_program, compile_specs):
-        result = PreprocessResult(b"12345")
-        result._delegate_info_meta = {EVIL: EVIL}
-        return result
-
-
-class Refusing(BackendDetails):
-    @staticmethod
-    def preprocess(edge_program, compile_specs):
-        raise Unsupported("unsupported", EVIL)
-
-
-class Second(BackendDetails):
-    @staticmethod
-    def preprocess(edge_program, compile_specs):
-        return PreprocessResult(b"1" * 2000)
-
-
-def registered():
-    made = Registry(discover=False)
-    made.register(First)
-    made.register(Second)
-    made.register(Refusing)
-    return made
-
-
-def taking(names, backend, why="not mine"):
-    """A partitioner that takes the operators whose names have one of ``names`` in them."""
-    return CapabilityPartitioner(
-        lambda n: None if any(k in str(n.target) for k in names) else why, backend
-    )
-
-
-class Net(nn.Module):
-    """A buffer that is written, several results, a constant, and operators for two
-    backends and the host.
-    """
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.a = nn.Linear(4, 4)
-        self.b = nn.Linear(4, 4)
-        self.register_buffer("total", torch.zeros(4))
-
-    def forward(self, x, y):
-        self.total.add_(x.sum(0))
-        left, right = torch.split(torch.relu(self.a(x)) + y, 2, -1)
-        values, indices = torch.sort(torch.cat([right, left], -1))
-        return self.b(values).tanh(), indices, torch.sort(y)[0].sin()
-
-
-def lowered(program=None, inputs=None, partitioners=None):
-    given = [
-        taking(["linear", "relu", "add"], "First"),
-        taking(["tanh", "sin", "cat"], "Second", "second knows three"),
-    ]
-    inputs = inputs or (torch.ones(3, 4), torch.ones(3, 4))
-    return delegraph.lower(
-        program or Net().eval(),
-        inputs,
-        backends=given if partitioners is None else partitioners,
-        registry=registered(),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -160,62 +68,6 @@ def report():
     methods = {"one": Net().eval(), "two": nn.Linear(4, 4).eval()}
     x = torch.ones(3, 4)
     return lowered(methods, {"one": (x, x), "two": (x,)}).report
-
-
-def without_times(report):
-    report.seconds.clear()
-    for row in report.delegates:
-        object.__setattr__(row, "seconds", {})
-    return report
-
-
-class Reader(HTMLParser):
-    """Tags, attributes and texts, as a browser separates them."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.tags = Counter()
-        self.attributes = []
-        self.texts = Counter()
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags[tag] += 1
-        self.attributes += attrs
-
-    def handle_data(self, data):
-        self.texts[data] += 1
-
-
-def tree(page):
-    """The page as XML, which only what is well-formed can be."""
-    assert page.startswith("<!DOCTYPE html>\n")
-    # lines, for those who read texts only
-    page = page.replace("<br/>", " ").replace("</li>", " </li>")
-    return ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))
-
-
-def words(element):
-    return " ".join("".join(element.itertext()).split())
-
-
-def check_page(page):
-    """Only known tags and attributes, nothing from outside, every link leads somewhere;
-    returns the tree.
-    """
-    page.encode()
-    assert [c for c in page if c != "\n" and not c.isprintable()] == []
-    reader = Reader(page)
-    assert (
-        set(reader.tags) <= TAGS and reader.tags["style"] == reader.tags["script"] == 1
-    )
-    assert page.count(f"<script>{VIEWER}</script>") == 1
-    assert {name for name, _ in reader.attributes} <= ATTRIBUTES
-    ids = [value for name, value in reader.attributes if name == "id"]
-    links = [value for name, value in reader.attributes if name == "href"]
-    assert len(ids) == len(set(ids)) and {*links} <= {f"#{i}" for i in ids}
-    return tree(page)
 
 
 # --- nothing from outside, nothing from the model -------------------------------------
@@ -346,19 +198,6 @@ def test_long_names_are_cut():
 
 
 # --- all of the report ----------------------------------------------------------------
-
-
-def rows_of(root, heads):
-    """The cells of the tables with these heads, a dictionary a row."""
-    found = []
-    for table in root.iter("table"):
-        names = [words(h) for h in table.iter("th")]
-        if names[: len(heads)] == heads:
-            found += [
-                dict(zip(names, map(words, row), strict=True))
-                for row in table.find("tbody")
-            ]
-    return found
 
 
 def test_every_delegate_has_a_row(report):
@@ -534,19 +373,6 @@ def test_a_copy_keeps_its_pictures_and_a_pickled_report_its_tables(report):
 # --- the pictures ---------------------------------------------------------------------
 
 
-def boxes(element):
-    """Lines, class and tooltip of each box of a drawing."""
-    groups = [
-        g
-        for g in element.iter("g")
-        if g.find("rect") is not None and g.find("title") is not None
-    ]
-    return [
-        ([t.text for t in g.iter("text")], g.get("class"), g.find("title").text)
-        for g in groups
-    ]
-
-
 def test_the_picture_shows_owners_reasons_and_types(report):
     root = tree(report.to_html())
     drawn = boxes(
@@ -559,7 +385,7 @@ def test_the_picture_shows_owners_reasons_and_types(report):
     assert kind == "host marked" and lines[1] == "float32[3, 4], int64[3, 4]"
     assert (
         "refused by CapabilityPartitioner: second knows three" in tooltip
-        and "test_report_page.py" in tooltip
+        and "report_pages.py" in tooltip
     )
     assert (
         by_title["input buffer total"][0][1]
@@ -731,28 +557,6 @@ def test_small_pictures_are_drawn_whole():
     assert condense(picture) == (picture, "")
 
 
-def program(size, operator=lambda k: aten.relu.default if k % 10 else aten.sin.default):
-    """An exported program of ``size`` operators in line; every tenth is a sine, if
-    nothing else is said.
-    """
-    graph = torch.fx.Graph()
-    node = graph.placeholder("x")
-    for k in range(size):
-        node = graph.call_function(operator(k), (node,))
-    graph.output((node,))
-    for each in graph.nodes:
-        each.meta["val"] = torch.empty(4, device="meta")
-    inputs = [InputSpec(InputKind.USER_INPUT, Tensor("x"), None)]
-    outputs = [OutputSpec(OutputKind.USER_OUTPUT, Tensor(node.name), None)]
-    trees = [pytree.tree_flatten(value)[1] for value in (((0,), {}), (0,))]
-    entry = ModuleCallEntry(
-        "", ModuleCallSignature([Tensor("x")], [Tensor(node.name)], *trees)
-    )
-    return ExportedProgram(
-        nn.Module(), graph, ExportGraphSignature(inputs, outputs), {}, {}, [entry]
-    )
-
-
 def test_the_page_of_a_large_program_is_small_and_its_tables_are_whole():
     report = delegraph.lower(
         program(8000), backends=[taking(["relu"], "Second")], registry=registered()
@@ -787,7 +591,7 @@ def test_boxes_of_delegates_whose_inside_is_not_drawn_lead_to_their_rows(monkeyp
 SCRIPT = """
 import hashlib, sys
 sys.path.insert(0, {folder!r})
-from test_report_page import lowered, without_times
+from report_pages import lowered, without_times
 page = ("delegraph_analysis.page.report_page", "delegraph_analysis.page.graphs", "delegraph_analysis.drawing")
 for module in [m for m in sys.modules if m.startswith(page)]:
     del sys.modules[module]
@@ -799,7 +603,7 @@ print(hashlib.sha256(report.to_html().encode()).hexdigest())
 
 def test_the_same_report_gives_the_same_bytes_and_no_sooner_than_asked(report):
     assert report.to_html() == report.to_html()
-    script = SCRIPT.format(folder=str(Path(__file__).parent))
+    script = SCRIPT.format(folder=str(Path(__file__).parents[1] / "support"))
     running = [
         subprocess.Popen(
             [warm_python(seed), "-c", script],

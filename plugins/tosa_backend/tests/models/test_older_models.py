@@ -11,7 +11,7 @@ from delegraph_tosa.serialize import read, target_of
 from torch.utils._pytree import tree_leaves
 
 from ..support.quantized_networks import NETWORKS, network
-from . import sequences, test_tokens, vision
+from . import sequences, tokens, vision
 
 QUICK = {"GRU with attention", "temporal"}
 
@@ -35,10 +35,10 @@ def test_networks_of_floats(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", test_tokens.MODELS)
+@pytest.mark.parametrize("name", tokens.MODELS)
 def test_networks_of_tokens(name):
     torch.manual_seed(0)
-    model, inputs = test_tokens.MODELS[name]
+    model, inputs = tokens.MODELS[name]
     compare(
         torch.export.export(model().eval(), inputs),
         [inputs],

@@ -1,6 +1,6 @@
 """Rows for rules: a function or module and its inputs, compared with eager torch,
 through ``evaluate`` and as a file through the reference model. A family's test file
-makes a ``Family``, fills it, and takes its two tests.
+makes a ``Family``, fills it, and takes its three tests.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import delegraph_tosa.lowering.integer  # noqa: F401 - registers the rules for quantize, too
 import numpy as np
 import pytest
 import torch
 from delegraph_tosa.backend import compile_program
 from delegraph_tosa.evaluate import evaluate
-from delegraph_tosa.lowering import Tosa, lower_program
+from delegraph_tosa.ir.graph import Value
+from delegraph_tosa.lowering import RULES, Tosa, lower_program
 from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec
 from delegraph_tosa.validate import violations
@@ -171,6 +173,20 @@ class Family:
                 for n in self.exported(name).graph.nodes
                 if n.op == "call_function"
             )
+
+    def covers(self, family: str) -> Callable[..., None]:
+        """Return the test that the rows call each rule of a family."""
+        rules = {
+            op
+            for (op, kind), rule in RULES.items()
+            if kind is Value and rule.function.__module__.rpartition(".")[2] == family
+        }
+
+        def test():
+            assert rules
+            assert {str(op) for op in rules.difference(self.operators())} == set()
+
+        return test
 
     def check(self, name: str, found: list[np.ndarray]) -> None:
         """Integers are equal, floats within the bound of their type and the row."""

@@ -118,6 +118,7 @@ def test_a_zero_keeps_its_sign():
         assert (1 / torch.from_numpy(found)).tolist() == [-inf, inf]
 
 
+test_rows_call_every_rule = FAMILY.covers("activation")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

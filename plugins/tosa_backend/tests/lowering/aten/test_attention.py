@@ -42,6 +42,7 @@ FAMILY.case(
 )
 
 
+test_rows_call_every_rule = FAMILY.covers("attention")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

@@ -77,6 +77,7 @@ for p in (1.0, 2.0, inf):
     )
 
 
+test_rows_call_every_rule = FAMILY.covers("bag")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

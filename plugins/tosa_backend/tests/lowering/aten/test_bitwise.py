@@ -66,6 +66,7 @@ FAMILY.case("right-known", lambda x: x >> AMOUNTS, NUMBERS, spec=FP)
 FAMILY.case("right-int64", lambda x, y: (x.long() >> y).int(), NUMBERS, SHIFTS, spec=FP)
 
 
+test_rows_call_every_rule = FAMILY.covers("bitwise")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

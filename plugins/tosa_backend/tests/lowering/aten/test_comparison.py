@@ -72,6 +72,7 @@ for name in ("tril", "triu"):
     )
 
 
+test_rows_call_every_rule = FAMILY.covers("comparison")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

@@ -77,6 +77,7 @@ FAMILY.case(
 FAMILY.cases("large", lambda x: x + torch.ones(200, 300), randn(200, 1))
 
 
+test_rows_call_every_rule = FAMILY.covers("create")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

@@ -55,6 +55,7 @@ FAMILY.case(
     "histogram-tenths", lambda x: torch.histc(x, 30, 0, 3), torch.arange(61) / 20
 )
 
+test_rows_call_every_rule = FAMILY.covers("experts")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

@@ -64,6 +64,7 @@ for name in ("exp2", "expm1", "log1p", "logit"):
     )
 
 
+test_rows_call_every_rule = FAMILY.covers("exponential")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

@@ -125,6 +125,7 @@ def test_spectrogram_and_back_in_one_delegate():
     assert lowered.verify(x).relative_error < 1e-5
 
 
+test_rows_call_every_rule = FAMILY.covers("fourier")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

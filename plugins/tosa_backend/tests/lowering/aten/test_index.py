@@ -110,6 +110,7 @@ FAMILY.case("index-unsafe", lambda x, i: aten._unsafe_index(x, [None, i]), x, en
 FAMILY.case("one-hot", lambda i: F.one_hot(i, 6), ids)
 
 
+test_rows_call_every_rule = FAMILY.covers("index")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

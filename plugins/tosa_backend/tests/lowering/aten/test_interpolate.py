@@ -69,6 +69,7 @@ for name, (x, given) in inner.items():
     )
 
 
+test_rows_call_every_rule = FAMILY.covers("interpolate")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

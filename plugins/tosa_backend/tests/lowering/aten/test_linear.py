@@ -128,6 +128,7 @@ transposed = WithConstant(
 FAMILY.cases("int_mm-transposed-parameter", transposed, bytes_of(3, 8))
 
 
+test_rows_call_every_rule = FAMILY.covers("linear")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

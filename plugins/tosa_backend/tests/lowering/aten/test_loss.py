@@ -57,6 +57,7 @@ def test_labels_prove_that_they_fit_into_32_bits():
     torch.testing.assert_close(lowered(scores, FEW), F.cross_entropy(scores, FEW))
 
 
+test_rows_call_every_rule = FAMILY.covers("loss")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

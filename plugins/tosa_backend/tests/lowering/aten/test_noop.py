@@ -29,6 +29,7 @@ FAMILY.cases("returned-as-it-is", lambda x, y: (y, x * 1, x, y), (randn(2), rand
 FAMILY.cases("contiguous", lambda x: x.t().contiguous(), randn(2, 3))
 
 
+test_rows_call_every_rule = FAMILY.covers("noop")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

@@ -53,6 +53,7 @@ for name in ("reflection", "replication"):
     )
 
 
+test_rows_call_every_rule = FAMILY.covers("pad")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

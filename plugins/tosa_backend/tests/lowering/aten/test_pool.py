@@ -112,6 +112,7 @@ FAMILY.cases(
 FAMILY.cases("adaptive-inner", lambda x: aten._adaptive_avg_pool2d(x, [1, 1]), image)
 
 
+test_rows_call_every_rule = FAMILY.covers("pool")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

@@ -86,6 +86,7 @@ def test_what_torch_records_otherwise_than_it_computes():
         assert (found.dtype, found.shape) == (recorded.dtype, recorded.shape)
 
 
+test_rows_call_every_rule = FAMILY.covers("power")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

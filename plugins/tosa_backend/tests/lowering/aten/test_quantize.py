@@ -99,6 +99,7 @@ FAMILY.cases(
     "by-tensors", WithConstant(quantize_and_back, SCALE, POINT, *LIMITS_OF_INT8), EDGES
 )
 
+test_rows_call_every_rule = FAMILY.covers("quantize")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

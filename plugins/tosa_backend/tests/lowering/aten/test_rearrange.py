@@ -104,6 +104,7 @@ def test_what_depends_on_memory_is_refused(function, text):
         lower_program(program, Tosa(SPEC))
 
 
+test_rows_call_every_rule = FAMILY.covers("rearrange")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

@@ -105,6 +105,7 @@ FAMILY.cases(
 FAMILY.cases("numpy-T", lambda x: aten.numpy_T(x), randn(2, 3))
 
 
+test_rows_call_every_rule = FAMILY.covers("shape")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

@@ -66,6 +66,7 @@ FAMILY.cases("i0-old-name", torch.i0, randn(4))
 FAMILY.cases("i0-overflows", torch.i0, torch.tensor([91.5, 100.0, nan, inf]))
 
 
+test_rows_call_every_rule = FAMILY.covers("special_functions")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

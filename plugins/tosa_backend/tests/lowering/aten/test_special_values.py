@@ -76,6 +76,7 @@ def test_zeros_have_signs(function):
     assert (1 / torch.from_numpy(found)).tolist() == (1 / function(x)).tolist()
 
 
+test_rows_call_every_rule = FAMILY.covers("special_values")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

@@ -69,6 +69,7 @@ for order in (1, 2, inf):
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 
 
+test_rows_call_every_rule = FAMILY.covers("statistics")
 test_equals_eager = FAMILY.equals_eager()
 judged, test_equals_eager_through_the_reference_model = (
     FAMILY.equals_eager_through_the_reference_model()

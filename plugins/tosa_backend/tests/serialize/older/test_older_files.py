@@ -32,8 +32,8 @@ from delegraph_tosa.serialize import target_of
 from delegraph_tosa.validate import InvalidGraph, validate
 
 from ...support import reference_tools
+from ...support.mutations import is_graph, mutated
 from ...support.samples import apply, arrays, merged, samples
-from ..test_mutations import is_graph, mutated
 
 SCHEMA = Path(__file__).parents[2] / "support/tosa_0_80.fbs"
 MI = TosaSpec.parse("TOSA-0.80+MI")
