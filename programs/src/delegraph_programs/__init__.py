@@ -71,7 +71,9 @@ _MODULES = {
 }
 """Module -> its public names. A module is imported when one of its names is first used.
 """
-_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+_HOME: dict[str, str] = {}
+for _module, _names in _MODULES.items():
+    _HOME.update(dict.fromkeys(_names.split(), _module))
 
 __all__ = [
     "TRACING",

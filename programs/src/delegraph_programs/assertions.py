@@ -1,5 +1,6 @@
-"""Finds calls that only check something: assertions, and calls whose results only
-assertions use, or nothing at all.
+"""Find calls that only check something.
+
+These are assertions, and calls that serve only assertions or no call at all.
 """
 
 from __future__ import annotations
@@ -23,11 +24,10 @@ ASSERTIONS |= {aten.sym_constrain_range_for_size.default}
 
 
 def find_checks(graph: Graph) -> set[Node]:
-    """The calls of a graph that only check something: assertions, and pure calls that
-    only assertions need.
+    """Return the assertions of a graph, and the pure calls that only assertions use.
 
-    A pure call whose result nothing uses counts, too, unless it is a ``getitem``: that
-    is left from unpacking the results of a call of which others are used.
+    A pure call with an unused result is included as well. An unused ``getitem`` is not:
+    it unpacks one result of a call while other results are used.
     """
     checks: set[Node] = set()
     # so that the users of a node are judged before the node
@@ -40,8 +40,9 @@ def find_checks(graph: Graph) -> set[Node]:
 
 
 def _may_have_effect(node: Node) -> bool:
-    """Whether a call does, or may do, more than return a result. A call of a subgraph
-    always counts.
+    """Return whether a call may do more than return a result.
+
+    Calls with subgraphs count as calls with effects.
     """
     if isinstance(node.target, HigherOrderOperator):
         return True

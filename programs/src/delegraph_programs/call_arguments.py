@@ -24,26 +24,21 @@ from .size_names import named
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 VARYING = (torch.Tensor, *_SYMBOLS)
-"""Types of leaves (single arguments) that may differ from call to call; all other
-leaves are fixed by the export.
-"""
+"""Types of arguments that may change from call to call; the export fixes all others."""
 
 
 class TensorCheck:
-    """What a tensor argument has to be, prepared so that checking one costs next to
-    nothing.
+    """A prepared check of one tensor argument, which costs next to nothing in a call.
 
     ``sizes``: the recorded shape; symbolic sizes in it are not compared. ``device``:
-    the type of the device ("cpu"); None for any device but ``meta``, whose tensors have
-    no elements.
+    the type of the device ("cpu"). None accepts every device except ``meta``, where
+    tensors have no elements.
     """
 
     def __init__(
         self, dtype: torch.dtype, sizes: Sequence[Any], device: str | None = None
     ) -> None:
-        """Prepare the check of a tensor with this dtype and these sizes, on ``device``
-        (None: any but meta).
-        """
+        """Prepare the check; ``device=None`` accepts every device except ``meta``."""
         self.dtype = dtype
         self.sizes = tuple(sizes)
         self.device = device
@@ -57,8 +52,8 @@ class TensorCheck:
         self._fixed = [(k, d) for k, d in enumerate(self.sizes) if isinstance(d, int)]
 
     def fits(self, value: Any) -> bool:
-        """Whether ``value`` is a dense tensor of the dtype, rank, fixed sizes and
-        device.
+        """Return whether ``value`` is a dense tensor of the dtype, rank, fixed sizes
+        and device.
 
         Of a subclass of torch.Tensor only if it computes as torch.Tensor does.
         """
@@ -91,7 +86,7 @@ class TensorCheck:
 
 
 def _is_plain(kind: type[torch.Tensor]) -> bool:
-    """Whether tensors of the class ``kind`` compute as torch.Tensor does.
+    """Return whether tensors of the class ``kind`` compute as torch.Tensor does.
 
     A class with a ``__torch_dispatch__`` of its own may hold no memory at all.
     """
@@ -99,16 +94,14 @@ def _is_plain(kind: type[torch.Tensor]) -> bool:
 
 
 class Arguments:
-    """Turns the arguments of a call into the flat list that a program takes, and checks
-    them.
+    """Checks the arguments of a call and turns them into the program's flat list.
 
     One object serves all calls of a program. ``_leaves``: the recorded values of the
-    flat arguments. ``_fits``: for each of them, a function that tells whether an
-    argument fits. ``_plain``: no argument contains other arguments; then a call has
-    ``_count`` positional arguments, and keywords with the keys of ``_names``.
-    ``_ranges``: position of an input -> the lowest and the highest integer that it may
-    hold (``WITHIN``). ``_indices``: the same for inputs whose elements are indices
-    (``INDEXED``).
+    flat arguments. ``_fits``: one check for each of them. ``_plain``: no argument
+    contains other arguments; then a call has ``_count`` positional arguments, and the
+    keywords ``_names``. ``_ranges``: position of an input -> the lowest and the highest
+    integer that it may hold (``WITHIN``). ``_indices``: the same for inputs that hold
+    indices (``INDEXED``).
     """
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -124,17 +117,16 @@ class Arguments:
         parts = self._spec.children() if self._spec is not None else []
         # The parts are positional arguments and keywords. Plain ones need no walk
         # through nested structures.
-        self._plain = len(parts) == 2 and all(
-            leaf.is_leaf() for part in parts for leaf in part.children()
-        )
+        arguments = [argument for part in parts for argument in part.children()]
+        self._plain = len(parts) == 2 and all(map(pytree.TreeSpec.is_leaf, arguments))
         self._count = parts[0].num_children if self._plain else 0
         self._names = dict.fromkeys(parts[1].context or ()) if self._plain else {}
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The flat list of arguments, in the order of the program's inputs.
+        """Return the flat list of arguments, in the order of the program's inputs.
 
-        Raises InputError if the structure, an argument or a size is not what the
-        program was exported for.
+        Raises InputError if the structure, an argument or a size differs from the
+        exported one.
         """
         if (
             self._plain
@@ -164,10 +156,9 @@ class Arguments:
         return flat
 
     def _wrong(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> InputError:
-        """The error for a call whose arguments do not fit.
+        """Return the error for a call with arguments that do not fit.
 
-        It describes their structure if that is wrong, otherwise the first argument that
-        does not fit.
+        The error describes a wrong structure, or else the first wrong argument.
         """
         flat = flat_arguments(self._spec, args, kwargs, self._arguments)
         rows = zip(
@@ -178,28 +169,24 @@ class Arguments:
             for name, wanted, fits, value in rows
             if not fits(value)
         )
-        shape = (
-            named(list(wanted.shape), user_inputs(self._program))
-            if isinstance(wanted, torch.Tensor)
-            else ""
-        )
+        shape = ""
+        if isinstance(wanted, torch.Tensor):
+            shape = named(list(wanted.shape), user_inputs(self._program))
         return wrong_input(name, wanted, shape, value)
 
     @cached_property
     def _sizes(self) -> InputSizes:
-        """The sizes that are not fixed; read at the first call, because that takes a
-        while.
-        """
+        """The conditions on symbolic sizes; compiled at the first call, which is slow."""
         return InputSizes(self._program)
 
 
 def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
-    """A function that tells whether a flat argument fits ``wanted``, the value recorded
-    for it.
+    """Return a function that checks a flat argument against ``wanted``, the recorded
+    value.
 
-    For a dense tensor: ``TensorCheck.fits``. For any other tensor (sparse ones): the
-    same layout, dtype and shape. For a symbolic number: any number. For any other
-    value, which the export fixed: ``is_fixed``.
+    A dense tensor is checked by ``TensorCheck.fits``. Other tensors, such as sparse
+    ones, need the same layout, dtype and shape. A symbolic number accepts any number.
+    All other values were fixed by the export and are checked by ``is_fixed``.
     """
     if isinstance(wanted, torch.Tensor) and wanted.layout is torch.strided:
         return TensorCheck(wanted.dtype, wanted.shape, wanted.device.type).fits
@@ -207,9 +194,7 @@ def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
         same = (wanted.layout, wanted.dtype, wanted.shape)
 
         def fits(value: Any) -> bool:
-            """Whether the value is a tensor of the same layout, dtype and shape; a
-            nested one has no shape.
-            """
+            """Return whether layout, dtype and shape agree."""
             if not isinstance(value, torch.Tensor) or value.is_nested:
                 return False
             return (value.layout, value.dtype, value.shape) == same
@@ -221,9 +206,7 @@ def _leaf_check(wanted: Any) -> Callable[[Any], bool]:
 
 
 def _marked_ranges(program: ExportedProgram, key: str) -> dict[int, tuple[int, int]]:
-    """Position of an input -> the range that its metadata has under ``key``; only for
-    inputs that have it.
-    """
+    """Return the ranges that input metadata has under ``key``, by position."""
     ranges = {}
     for position, node in enumerate(user_inputs(program)):
         if key in node.meta:
@@ -233,9 +216,7 @@ def _marked_ranges(program: ExportedProgram, key: str) -> dict[int, tuple[int, i
 
 
 def outside(value: Any, low: int, high: int) -> int | None:
-    """Return the extreme element of a tensor of integers that is below ``low`` or above
-    ``high``; None without one.
-    """
+    """Return the extreme element below ``low`` or above ``high``, or None."""
     if not isinstance(value, torch.Tensor) or not value.numel():
         return None
     least, most = (int(end) for end in torch.aminmax(value))
@@ -266,10 +247,10 @@ def expect_indices(
 def expect_within(
     value: Any, low: int, high: int, names: Callable[[], Sequence[str]], position: int
 ) -> None:
-    """Raise InputError if ``value``, a tensor of integers, has an element below ``low``
-    or above ``high``.
+    """Raise InputError if the integer tensor ``value`` leaves the range
+    ``low``..``high``.
 
-    ``names`` returns what the caller calls the flat inputs, ``value`` is the one at
+    ``names`` returns the caller's names of the flat inputs; ``value`` is the input at
     ``position``.
     """
     found = outside(value, low, high)
@@ -283,18 +264,18 @@ def expect_within(
 
 
 def is_fixed(wanted: Any, value: Any) -> bool:
-    """Whether an argument, ``value``, is what the export fixed it to, ``wanted``.
+    """Return whether the argument ``value`` equals ``wanted``, the value that was
+    exported.
 
     A number, text or None must be equal, and no tensor or array equals one. NaN equals
-    NaN, and 0.0 does not equal
-    -0.0. Objects of other types are not compared: True.
+    NaN, and 0.0 does not equal -0.0. Objects of other types are not compared: True.
     """
     if not isinstance(wanted, (int, float, complex, str, type(None))):
         return True
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return False
     if isinstance(wanted, float) and isinstance(value, float):
-        # the program may divide by a zero, whose sign then matters
+        # the program may divide by zero, and then the sign of the zero matters
         same_sign = math.copysign(1, value) == math.copysign(1, wanted)
         return (value == wanted and same_sign) or (
             math.isnan(value) and math.isnan(wanted)
@@ -303,20 +284,19 @@ def is_fixed(wanted: Any, value: Any) -> bool:
 
 
 def wrong_input(name: str, wanted: Any, shape: str, value: Any) -> InputError:
-    """The error for the argument ``name``, whose ``value`` is not what the program was
-    exported for.
+    """Return the error for an argument ``value`` that does not fit the exported
+    program.
 
     ``wanted`` is the recorded value, ``shape`` its shape as text ("" if it is no
     tensor).
     """
-    requirement = (
-        "is to be a number"
-        if isinstance(wanted, torch.SymInt)
-        else f"was exported as {wanted!r}"
-    )
     if isinstance(wanted, torch.Tensor):
         device = f" on {wanted.device}" if wanted.device.type != "cpu" else ""
         requirement = f"is to be {wanted.dtype} of shape {shape}{device}"
+    elif isinstance(wanted, torch.SymInt):
+        requirement = "is to be a number"
+    else:
+        requirement = f"was exported as {wanted!r}"
     hint = None
     # a frequent mistake
     if isinstance(value, np.ndarray) and isinstance(wanted, torch.Tensor):
@@ -331,27 +311,24 @@ def wrong_input(name: str, wanted: Any, shape: str, value: Any) -> InputError:
 
 
 def _describe(value: Any) -> str:
-    """What an argument is, in words for an error message."""
+    """Describe an argument in an error message."""
     if not isinstance(value, torch.Tensor):
-        return (
-            repr(value)
-            if isinstance(value, (int, float, str, type(None)))
-            else f"of type {type(value).__name__}"
-        )
+        if isinstance(value, (int, float, str, type(None))):
+            return repr(value)
+        return f"of type {type(value).__name__}"
     if value.is_nested:  # its sizes are no list of numbers
         return f"a nested tensor of {value.dtype} with {value.dim()} dimensions"
     kind = "" if _is_plain(type(value)) else f"{type(value).__name__} of "
-    layout = (
-        ""
-        if value.layout is torch.strided
-        else f"{str(value.layout).removeprefix('torch.')} "
-    )
+    layout = ""
+    if value.layout is not torch.strided:
+        layout = f"{str(value.layout).removeprefix('torch.')} "
     where = "" if value.device.type == "cpu" else f" on {value.device}"
     return f"{kind}{layout}{value.dtype} of shape {list(value.shape)}{where}"
 
 
 def packer(spec: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
-    """A function that packs flat results into the structure that the program returns.
+    """Return a function that packs flat results into the structure that the program
+    returns.
 
     For one value and for plain tuples it avoids torch's slow walk through the
     structure.

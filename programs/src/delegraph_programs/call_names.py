@@ -1,6 +1,4 @@
-"""Names of calls: which operator a call is, whether it counts as one, and our own keys
-in the metadata of nodes.
-"""
+"""Names the operators of calls, and our own keys in the metadata of nodes."""
 
 from __future__ import annotations
 
@@ -15,54 +13,46 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 
-# The keys of ``node.meta``. A copy of a node has all of them, except those that say
-# where a node goes.
+# The keys of ``node.meta``. A copy of a node has all of them, except those that assign
+# the node to a partition.
 # - "val": the type of a value, as a fake tensor, a symbol or a number. torch.export
-#   records it, and every step that adds a node gives it one. Everybody reads it;
-#   partitioners may not change it (engine/plan.py checks that).
-# - "stack_trace", "nn_module_stack": torch.export's, of the user's line. ``source_of``
-#   reads them.
-# - "debug_handle": a number for each call of the normalized program.
-#   functionalize/normalize.py writes it; what a step puts in the place of a call, or
-#   adds for it (a decomposition, a cast), gets the number of that call, and the call of
-#   a delegate a new one (engine/insert.py). Reports, backends and program files name
-#   calls by it.
-# - ``EXPORTED``: written when a program is normalized, read by node data, which belongs
-#   to nodes of the user's program.
+#   records it, and every step sets it for the nodes that it adds. Partitioners may not
+#   change it (engine/plan.py checks that).
+# - "stack_trace", "nn_module_stack": torch.export's records of the user's line.
+#   ``source_of`` reads them.
+# - "debug_handle": a number for each call of the normalized program, written by
+#   functionalize/normalize.py. Replacements of a call, and calls added for it (a
+#   decomposition, a cast), get its number. The call of a delegate gets a new one
+#   (engine/insert.py). Reports, backends and program files name calls by it.
+# - ``EXPORTED``: written when a program is normalized. Node data uses it to find nodes
+#   of the user's program.
 # - "decomposed_from": the operators that a call is a part of, outermost first.
-#   decompose/inline.py writes it, reports and comparisons read it.
-# - ``LEFT``: written when the last step decomposes what no backend took
+#   decompose/inline.py writes it; reports and comparisons read it.
+# - ``LEFT``: written when the last step decomposes calls without a backend
 #   (engine/decompose.py), so that a report counts the user's call and not its parts.
-#   Read by reports and pages.
-# - "delegation_tag", "no_copy": a partitioner's answer: where a node goes, and that a
-#   constant is to have no second copy. engine/plan.py reads both. A tag means nothing
-#   to the next partitioner, so each step that copies a node, and ``rebuild``, takes it
-#   away.
-# - "boundary": engine/insert.py marks the casts that it adds where a value crosses to a
-#   delegate in another type. Reports do not count these as operators.
+# - "delegation_tag", "no_copy": a partitioner's results: the partition of a node, and
+#   whether a constant must not be copied. engine/plan.py reads both. A tag means nothing
+#   to the next partitioner, so steps that copy nodes, and ``rebuild``, remove it.
+# - "boundary": engine/insert.py marks casts that it adds where a delegate takes or
+#   returns a value in another type. Reports do not count these as operators.
 # - ``WITHIN``: a partitioner's mark on an input of the program. ``call_spec`` checks it
 #   in each call, and program files keep it.
 # - ``INDEXED``: a partitioner's mark on a value that has indices. ``call_spec`` checks
-#   inputs of the program, and ``host/graph_code.py`` values that the host computes for
-#   delegates.
-# Beside them, ``graph_module.meta`` of a partition's program has "method" and
-# "partition" (engine/extract.py), which are for the backend.
+#   inputs of the program. ``host/graph_code.py`` checks values that the host computes
+#   for delegates.
+# In addition, ``graph_module.meta`` of a partition's program has "method" and
+# "partition" for the backend (engine/extract.py).
 LEFT = "left_to_host"
-"""Metadata key of calls that replace one that no backend took: that call's debug
-handle, name and operator.
+"""Metadata key of calls that replace a call without a backend.
+
+The value is the debug handle, the name and the operator of the replaced call.
 """
 EXPORTED = "exported_name"
-"""Metadata key of calls: the name of the node in the user's program from which the call
-comes.
-"""
+"""Metadata key of calls: the name of the original node in the user's program."""
 WITHIN = "within"
-"""Metadata key of an integer input: [lowest, highest], between which the user says that
-its elements lie.
-"""
+"""Metadata key of an integer input: the user's bounds [lowest, highest] of elements."""
 INDEXED = "indexed"
-"""Metadata key of integers: [lowest, highest], outside of which eager raises an error
-for an index.
-"""
+"""Metadata key of integer indices: eager raises an error outside [lowest, highest]."""
 _NO_OPERATORS = {
     operator.getitem,
     aten.sym_size.int,
@@ -81,9 +71,7 @@ _NO_OPERATORS |= {
 
 
 def unpacked(node: Node) -> Node | None:
-    """The call of which ``node`` unpacks one result; None if ``node`` is no
-    ``getitem``.
-    """
+    """Return the call that ``node`` unpacks; None if ``node`` is no ``getitem``."""
     return (
         node.args[0]
         if node.target is operator.getitem and isinstance(node.args[0], Node)
@@ -92,7 +80,7 @@ def unpacked(node: Node) -> Node | None:
 
 
 def operator_name(node: Node) -> str:
-    """The operator of a call as text: ``aten.add.Tensor`` and the like.
+    """Return the operator of a call as text: ``aten.add.Tensor`` and the like.
 
     The name of the function if the call's target is no operator, as for ``getitem``.
     """
@@ -103,14 +91,12 @@ def operator_name(node: Node) -> str:
 
 @cache
 def _cached_name(op: OpOverload) -> str:
-    """``str(op)``, cached: torch builds the text anew each time, and reports need it
-    for thousands of calls.
-    """
+    """Return ``str(op)`` from a cache: torch rebuilds the text for thousands of calls."""
     return str(op)
 
 
 def is_operator(node: Node) -> bool:
-    """Whether reports count a call as an operator.
+    """Return whether reports count a call as an operator.
 
     They do not count the unpacking of results, checks of symbolic sizes, and arithmetic
     on symbolic numbers alone.
@@ -127,5 +113,5 @@ def is_operator(node: Node) -> bool:
 
 
 def count_operators(nodes: Iterable[Node]) -> dict[str, int]:
-    """Operator name -> number of calls, of the calls for which ``is_operator`` holds."""
+    """Return operator name -> number of calls, for calls that ``is_operator`` accepts."""
     return dict(Counter(operator_name(n) for n in nodes if is_operator(n)))

@@ -1,6 +1,4 @@
-"""The values of calls whose operands are all constants, and so do not depend on the
-program's inputs.
-"""
+"""Computes calls that have only constant operands, and so do not depend on inputs."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ from .operator_schema import overloads
 from .tensor_memory import why_no_bytes
 
 LARGEST = 16 * 2**20
-"""The most bytes of a value that is computed while lowering, and of each value on the
-way to it.
-"""
+"""The size limit in bytes of a computed value, and of each intermediate value."""
 aten = torch.ops.aten
 _BY_SHAPE = overloads(
     "zeros_like.default ones_like.default full_like.default new_zeros.default"
@@ -51,19 +47,19 @@ def constant_calls(program: ExportedProgram) -> set[Node]:
 
 
 def elements_read(node: Node) -> list[Node]:
-    """The operands whose elements a call reads. The first operand of ``_BY_SHAPE`` is
-    none of them.
+    """Return the operands that a call reads the elements of.
+
+    Operators in ``_BY_SHAPE`` read only the shape of their first operand.
     """
     operands = node.all_input_nodes
     return operands[1:] if node.target in _BY_SHAPE else operands
 
 
 def ancestors(*nodes: Node, known: Collection[Node] = ()) -> set[Node]:
-    """``nodes`` and all nodes from whose elements they are computed.
+    """Return ``nodes`` and all nodes that contribute elements to them.
 
-    Nodes in ``known`` are left out, and so is what only they are computed from. An
-    operand of which a call reads only the shape is left out as well
-    (``elements_read``).
+    Nodes in ``known`` are left out, together with the nodes that only they need. An
+    operand is left out if a call reads only its shape (``elements_read``).
     """
     return reachable(
         (n for n in nodes if n not in known),
@@ -72,8 +68,8 @@ def ancestors(*nodes: Node, known: Collection[Node] = ()) -> set[Node]:
 
 
 def constants_of(program: ExportedProgram) -> Callable[[Node], torch.Tensor | None]:
-    """A function that returns the tensor of a placeholder that is a parameter, buffer
-    or constant of ``program``.
+    """Return a function that returns the tensor of a placeholder that is a parameter,
+    buffer or constant of ``program``.
 
     The function returns None for every other node, and for buffers that the program
     writes.
@@ -86,12 +82,11 @@ def constants_of(program: ExportedProgram) -> Callable[[Node], torch.Tensor | No
 
 
 class ConstantValues:
-    """The values of calls on constants. Each is computed when it is first needed, and
-    kept in ``by_node``.
+    """The values of calls on constants, computed on demand and kept in ``by_node``.
 
-    ``tensor_of``, which ``constants_of(program)`` makes, returns the tensor of a
-    constant, and None for any other node that is no call. ``largest``: the most bytes
-    of a value, and of each value from which it is computed; None for any number.
+    ``tensor_of``, made by ``constants_of(program)``, returns the tensor of a constant.
+    It returns None for any other node that is no call. ``largest``: the size limit in
+    bytes of a value and of its intermediate values; None means no limit.
     """
 
     def __init__(
@@ -99,20 +94,17 @@ class ConstantValues:
         tensor_of: Callable[[Node], torch.Tensor | None],
         largest: int | None = LARGEST,
     ) -> None:
-        """Nothing is computed yet. ``tensor_of``: node -> its tensor, None if it is no
-        constant; ``largest``: bytes.
-        """
+        """Start without computed values; the class describes the arguments."""
         self._tensor_of = tensor_of
         self._largest = largest
         self.by_node: dict[Node, Any] = {}
 
     def of(self, node: Node) -> torch.Tensor | None:
-        """The tensor that ``node`` holds or computes from constants, or None.
+        """Return the tensor that ``node`` holds or computes from constants, or None.
 
-        None if ``node`` depends on inputs or on a weight without data (a fake tensor),
-        or if one of the calls fails, is not repeatable, or has a result that is too
-        large. None also if ``node`` returns several results, or a tensor whose shape or
-        dtype is not the recorded one.
+        The result is None if ``node`` depends on inputs, or on a weight without data (a
+        fake tensor). It is None if a call fails, is not repeatable, or is too large. It
+        is also None for several results, or if shape or dtype differ from the record.
         """
         value = self.results(node)
         expected = node.meta["val"]
@@ -124,9 +116,7 @@ class ConstantValues:
         return value if fits else None
 
     def results(self, node: Node) -> Any:
-        """What a call on constants returns, also if that is several tensors; None if it
-        is not known, as in ``of``.
-        """
+        """Return the results of a call, also several tensors; None if ``of`` is None."""
         needed = self._missing(node)
         if not all(self._can_be_known(n) for n in needed):
             return None
@@ -140,52 +130,49 @@ class ConstantValues:
         return self.by_node[node]
 
     def _can_be_known(self, node: Node) -> bool:
-        """Whether the value of ``node`` can be computed, if those of its operands can."""
-        return (
-            _is_repeatable(node, self._largest)
-            if node.op == "call_function"
-            else self._tensor_of(node) is not None
-        )
+        """Return whether the value of ``node`` follows from those of its operands."""
+        if node.op == "call_function":
+            return _is_repeatable(node, self._largest)
+        return self._tensor_of(node) is not None
 
     def _missing(self, node: Node) -> list[Node]:
-        """``node`` and the nodes that must be computed before it, in graph order."""
+        """Return ``node`` and its uncomputed ancestors, in graph order."""
         return sorted(ancestors(node, known=self.by_node))
 
     def _compute(self, node: Node) -> Any:
-        """The value of ``node``, whose operands are in ``by_node``. Raises ValueError
-        if a weight has no data.
+        """Return the value of ``node``; its operands are already in ``by_node``.
+
+        Raises ValueError if a weight has no data.
         """
         if node.op != "call_function":
             tensor = self._tensor_of(node)
             assert tensor is not None
             if isinstance(tensor, FakeTensor) or why_no_bytes(tensor):
-                raise ValueError(f"the elements of {node.name} are not there")
+                raise ValueError(f"the elements of {node.name} are not known")
             return tensor.detach()
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.by_node.get)
         shape_of = _operand_read_by_shape(node)
-        # it is not computed: a tensor that nobody has written stands in for it
+        # only the shape is read, so an uninitialized tensor replaces the operand
         if shape_of is not None:
-            args = (
-                torch.empty_strided(
-                    shape_of.shape, shape_of.stride(), dtype=shape_of.dtype
-                ),
-                *args[1:],
+            example = torch.empty_strided(
+                shape_of.shape, shape_of.stride(), dtype=shape_of.dtype
             )
+            args = (example, *args[1:])
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _is_repeatable(node: Node, largest: int | None) -> bool:
-    """Whether a call is pure and gives the same result every time.
+    """Return whether a call is pure and gives the same result every time.
 
-    Its result, and an operand whose shape alone it reads, must have at most ``largest``
-    bytes (None: any number).
+    Its result, and an operand of which only the shape is read, must have at most
+    ``largest`` bytes (None: any number).
     """
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:
         return True
     op: Any = node.target
-    # ``empty`` and its like return memory that nobody has written
+    # ``empty`` and similar operators return uninitialized memory
     if (
         not isinstance(op, OpOverload)
         or op.namespace != "aten"
@@ -198,23 +185,19 @@ def _is_repeatable(node: Node, largest: int | None) -> bool:
     shape_of = _operand_read_by_shape(node)
     if shape_of is not None and not _is_storable(shape_of, largest):
         return False
-    return all(
-        _is_storable(val, largest) for val in pytree.tree_leaves(node.meta.get("val"))
-    )
+    results = pytree.tree_leaves(node.meta.get("val"))
+    return all(_is_storable(result, largest) for result in results)
 
 
 def _operand_read_by_shape(node: Node) -> Any:
-    """The recorded value of the operand of which a call reads only the shape; None if
-    it has no such operand.
-    """
+    """Return the recorded value of an operand that is read by shape only, or None."""
     return node.args[0].meta["val"] if node.target in _BY_SHAPE else None  # type: ignore[union-attr]
 
 
 def _is_storable(val: Any, largest: int | None) -> bool:
-    """Whether a recorded value is a number, or a dense CPU tensor of fixed size with at
-    most ``largest`` bytes.
+    """Return whether a value is a number, or a dense CPU tensor of fixed size.
 
-    None in the place of ``largest`` stands for any number of bytes.
+    The tensor may have at most ``largest`` bytes; None sets no limit.
     """
     if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return True

@@ -1,12 +1,10 @@
-"""Example inputs that are one tensor: torch.export takes them for one input, whatever
-later calls pass.
-"""
+"""Separates example inputs that are one tensor and would become one input."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
@@ -30,26 +28,22 @@ _HINT = (
 
 
 def distinct_inputs(inputs: Any, module: torch.nn.Module | None = None) -> Any:
-    """``inputs``, in any containers, with a tensor object of its own in each place, for
-    an export of ``module``.
+    """Return ``inputs`` with a separate tensor object in each place, for an export.
 
     torch.export recognizes tensors by identity. The second of two equal objects would
-    replace the first in the program, and an input that is a parameter of the module
-    would replace the parameter. Tensors that share memory with each other or with the
-    module get memory of their own, since later calls may pass others. So do those whose
-    elements share memory, such as expanded ones; they become dense.
+    replace the first in the program. An input that is a parameter of ``module`` would
+    replace that parameter. Tensors that share memory with each other or with the module
+    are copied, since later calls may pass others. Tensors with elements that share
+    memory, such as expanded ones, become dense.
     """
-    uses = Counter(map(_memory, filter(_is_strided, pytree.tree_leaves(inputs))))
-    held = (
-        set(map(_memory, filter(_is_strided, _tensors_of(module))))
-        if module is not None
-        else set()
-    )
+    strided = filter(_is_strided, pytree.tree_leaves(inputs))
+    uses = Counter(_memory(tensor) for tensor in strided)
+    held: set[int] = set()
+    if module is not None:
+        held = {_memory(t) for t in _tensors_of(module) if _is_strided(t)}
 
     def another(tensor: torch.Tensor) -> torch.Tensor:
-        """Another object for the same tensor, with the marks that torch keeps on the
-        object.
-        """
+        """Return another object for the same tensor, with all marks of torch."""
         new = tensor.detach()
         if _is_strided(tensor):
             memory = _memory(tensor)
@@ -76,9 +70,7 @@ def distinct_inputs(inputs: Any, module: torch.nn.Module | None = None) -> Any:
 
 
 def _is_strided(value: Any) -> bool:
-    """Whether ``value`` is a plain dense tensor with memory, whose strides say where
-    its elements are.
-    """
+    """Return whether ``value`` is a plain strided tensor with memory."""
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         return False
     return (
@@ -93,7 +85,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _tensors_of(module: torch.nn.Module) -> Iterator[Any]:
-    """The parameters, buffers and attributes of a module and its submodules."""
+    """Yield the parameters, buffers and attributes of a module and its submodules."""
     for each in module.modules():
         yield from each.parameters(recurse=False)
         yield from each.buffers(recurse=False)
@@ -106,54 +98,53 @@ def expect_distinct(program: ExportedProgram) -> None:
 
     The example inputs show it, if they are the objects of the export.
     """
-    rows = list(_example_tensors(program))
-    _expect_no_parameter(program, rows)
-    for name, other_name, tensor, other in _half_used_pairs(rows):
-        if tensor is other:
+    inputs = list(_example_tensors(program))
+    _expect_no_parameter(program, inputs)
+    for unused, other in _half_used_pairs(inputs):
+        if unused.tensor is other.tensor:
             text = (
-                f"inputs {name} and {other_name} were the same tensor when the program"
-                " was exported:"
-            )
-            text += (
-                " torch.export took them for one input, and calls with two tensors"
-                " would be computed wrongly"
+                f"inputs {unused.name} and {other.name} were the same tensor when the"
+                " program was exported: torch.export took them for one input, and calls"
+                " with two tensors would be computed wrongly"
             )
             raise InputError("input-invalid", text, hint=_HINT)
 
 
 def equal_inputs_note(program: ExportedProgram) -> str | None:
-    """A note if an input is not used and its example equals that of another input,
-    which may have replaced it.
+    """Return a note if an unused input has the same example as another input.
+
+    torch.export may have taken the two for one input.
     """
-    for name, other_name, tensor, other in _half_used_pairs(
-        list(_example_tensors(program))
-    ):
-        if _are_equal(tensor, other):
-            text = (
-                f"input {name} is not used, and its example equals that of"
-                f" {other_name}: if both were one tensor at"
+    for unused, other in _half_used_pairs(list(_example_tensors(program))):
+        if _are_equal(unused.tensor, other.tensor):
+            return (
+                f"input {unused.name} is not used, and its example equals that of"
+                f" {other.name}: if both were one tensor at the export, torch.export"
+                " took them for one input"
             )
-            return f"{text} the export, torch.export took them for one input"
     return None
 
 
+class _ExampleTensor(NamedTuple):
+    """An input that is a tensor: the caller's name, the placeholder and the example."""
+
+    name: str
+    node: Node
+    tensor: torch.Tensor
+
+
 def _half_used_pairs(
-    rows: list[tuple[str, Node, torch.Tensor]],
-) -> Iterator[tuple[str, str, torch.Tensor, torch.Tensor]]:
-    """The pairs of an unused input and a used one: name, other name, example, other
-    example.
-    """
-    for name, node, tensor in rows:
-        if not node.users:
-            for other_name, other, other_tensor in rows:
-                if other.users:
-                    yield name, other_name, tensor, other_tensor
+    inputs: list[_ExampleTensor],
+) -> Iterator[tuple[_ExampleTensor, _ExampleTensor]]:
+    """Yield each pair of an unused and a used input that may have been one tensor."""
+    used = [other for other in inputs if other.node.users]
+    for unused in inputs:
+        if not unused.node.users:
+            yield from ((unused, other) for other in used)
 
 
-def _example_tensors(
-    program: ExportedProgram,
-) -> Iterator[tuple[str, Node, torch.Tensor]]:
-    """Name, placeholder and example of each input that is a tensor."""
+def _example_tensors(program: ExportedProgram) -> Iterator[_ExampleTensor]:
+    """Yield each input that is a tensor, with its example."""
     examples: Any = program.example_inputs
     if examples is None:
         return
@@ -167,37 +158,30 @@ def _example_tensors(
         return
     for name, node, value in zip(input_names(program), nodes, flat, strict=True):
         if isinstance(value, torch.Tensor):
-            yield name, node, value
+            yield _ExampleTensor(name, node, value)
 
 
 def _expect_no_parameter(
-    program: ExportedProgram, rows: list[tuple[str, Node, torch.Tensor]]
+    program: ExportedProgram, inputs: list[_ExampleTensor]
 ) -> None:
-    """Raise InputError if an input took the place of a parameter, buffer or constant of
-    the module.
-    """
-    unused = [
-        (n, s)
-        for n, s in placeholders(program)
-        if s.kind in CONSTANT_KINDS and not n.users
-    ]
-    for _, spec in unused:
+    """Raise InputError if an input replaced a constant or parameter of the module."""
+    used_inputs = [example for example in inputs if example.node.users]
+    for node, spec in placeholders(program):
+        if spec.kind not in CONSTANT_KINDS or node.users:
+            continue
         constant = constant_tensor(program, spec)
-        for name, node, tensor in rows:
-            if node.users and _is_same(tensor, constant):
+        for example in used_inputs:
+            if _is_same(example.tensor, constant):
                 text = (
-                    f"input {name} was {spec.target} of the module itself when the"
-                    " program was exported:"
-                )
-                text += (
-                    " torch.export reads the input wherever the module reads"
-                    f" {spec.target}"
+                    f"input {example.name} was {spec.target} of the module itself when"
+                    " the program was exported: torch.export reads the input wherever"
+                    f" the module reads {spec.target}"
                 )
                 raise InputError("input-invalid", text, hint=_HINT)
 
 
 def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two dense tensors are the same elements of the same memory."""
+    """Return whether two dense tensors are the same elements of the same memory."""
     if (
         tensor.layout is not torch.strided
         or other.layout is not torch.strided
@@ -213,7 +197,7 @@ def _is_same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _are_equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same type and elements."""
+    """Return whether two tensors have the same type and elements."""
     if (
         tensor.layout is not other.layout
         or tensor.device != other.device

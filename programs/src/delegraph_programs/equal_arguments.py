@@ -8,19 +8,18 @@ from typing import Any
 from torch.fx import Node
 
 Counterpart = Callable[[Node], Node | None]
-"""A function from a node of the first graph to its counterpart in the second; None if
-it has none.
+"""A function from a node of the first graph to its counterpart in the second, or None.
 """
 
 
 def same_arguments(
     ours: Any, theirs: Any, counterpart: Counterpart = lambda node: node
 ) -> bool:
-    """Whether two arguments are the same, in type as well: 1, 1.0 and True differ, and
-    so do 0.0 and -0.0.
+    """Return whether two arguments are equal, also in type.
 
-    Lists and tuples are not told apart. ``counterpart`` maps the nodes in ``ours`` to
-    those in ``theirs``; by default both are of one graph.
+    1, 1.0 and True differ, and so do 0.0 and -0.0. A list equals a tuple with the same
+    items. ``counterpart`` maps nodes in ``ours`` to nodes in ``theirs``; by default
+    both belong to one graph.
     """
     if isinstance(ours, Node):
         return counterpart(ours) is theirs

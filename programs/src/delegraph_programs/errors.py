@@ -16,9 +16,8 @@ class DelegraphError(Exception):
     "forked-at-work" in this package.
 
     ``node``: the graph node that the error is about. ``source``: the line of the user's
-    program. ``hint``: what to do about it. ``raised_by``: the plugin that raised the
-    error and what it was called for; None if delegraph raised it. All of these are None
-    if they are not known.
+    program. ``hint``: the way out. ``raised_by``: the plugin that raised the error and
+    its task; None if delegraph raised it. A field is None if it is not known.
     """
 
     raised_by: str | None = None
@@ -39,24 +38,20 @@ class DelegraphError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        """The message, and lines for the user's line, the plugin (unless the message
-        names it) and the hint.
+        """Return the message, followed by lines for source, plugin and hint.
+
+        The plugin has no line of its own if the message already names it.
         """
         where = f"\n  at {self.source}" if self.source else ""
-        by = (
-            f"\n  raised by {self.raised_by}"
-            if self.raised_by and self.raised_by not in self.message
-            else ""
-        )
-        return f"{self.message}{where}{by}" + (
-            f"\n  hint: {self.hint}" if self.hint else ""
-        )
+        by = ""
+        if self.raised_by and self.raised_by not in self.message:
+            by = f"\n  raised by {self.raised_by}"
+        hint = f"\n  hint: {self.hint}" if self.hint else ""
+        return f"{self.message}{where}{by}{hint}"
 
 
 class Unsupported(DelegraphError, RuntimeError):
-    """A program, or a partition, cannot be lowered for a target; the message says why,
-    in the user's terms.
-    """
+    """A target cannot run a program or partition; the message explains why to the user."""
 
 
 class InputError(DelegraphError, ValueError):

@@ -66,26 +66,26 @@ __all__ = [
 ]
 
 CALL_DELEGATE = torch.ops.higher_order.executorch_call_delegate
-"""torch's operator that calls a delegate in a lowered graph:
-``CALL_DELEGATE(lowered_module, *inputs)``.
+"""torch's operator that calls a delegate: ``CALL_DELEGATE(lowered_module, *inputs)``.
 """
 CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 STATE_WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 SHARED_STATE = "shared_state"
-"""Metadata key of the placeholders of a buffer that several methods use and one writes:
-the host keeps it.
+"""Metadata key of a buffer's placeholders if several methods use it and one writes it.
+
+The host keeps such a buffer.
 """
 MUTATIONS = (*STATE_WRITES, OutputKind.USER_INPUT_MUTATION)
 
 
 def placeholders(program: ExportedProgram) -> list[tuple[Node, InputSpec]]:
-    """(placeholder, its input spec) for each input of the graph, in calling order."""
+    """Return (placeholder, input spec) for each input of the graph, in calling order."""
     nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
     return list(zip(nodes, program.graph_signature.input_specs, strict=True))
 
 
 def written_targets(program: ExportedProgram) -> set[str]:
-    """The names of the parameters and buffers that the program writes."""
+    """Return the names of the parameters and buffers that the program writes."""
     return {
         s.target
         for s in program.graph_signature.output_specs
@@ -94,8 +94,9 @@ def written_targets(program: ExportedProgram) -> set[str]:
 
 
 def trained_targets(program: ExportedProgram) -> list[str]:
-    """The names of the parameters whose gradients the program returns; empty unless it
-    has a backward graph.
+    """Return the names of parameters that the program returns gradients of.
+
+    The list is empty unless the program has a backward graph.
     """
     specs = program.graph_signature.output_specs
     return [
@@ -106,8 +107,8 @@ def trained_targets(program: ExportedProgram) -> list[str]:
 
 
 def written_values(program: ExportedProgram) -> dict[Node, Node]:
-    """Placeholder of each parameter and buffer that the program writes -> the node of
-    its final value.
+    """Return the node of the final value, by placeholder of a written parameter or
+    buffer.
     """
     specs = zip(
         program.graph_signature.output_specs, output_values(program), strict=True
@@ -124,10 +125,10 @@ def written_values(program: ExportedProgram) -> dict[Node, Node]:
 
 
 def constant_placeholders(program: ExportedProgram) -> set[Node]:
-    """The placeholders of parameters, buffers and constants whose values never change.
+    """Return the placeholders of parameters, buffers and constants that never change.
 
-    Those that the program writes, parameters that its caller trains, and buffers that
-    another method writes (``SHARED_STATE``) are left out.
+    Excluded are those that the program writes, parameters that its caller trains, and
+    buffers that another method writes (``SHARED_STATE``).
     """
     written = written_targets(program).union(trained_targets(program))
     constant = [
@@ -139,30 +140,24 @@ def constant_placeholders(program: ExportedProgram) -> set[Node]:
 
 
 def user_inputs(program: ExportedProgram) -> list[Node]:
-    """The placeholders of the inputs that the caller passes, in calling order."""
+    """Return the placeholders of the inputs that the caller passes, in calling order."""
     return [n for n, s in placeholders(program) if s.kind is InputKind.USER_INPUT]
 
 
 def copy_node(graph: Graph, node: Node, value_of: Callable[[Node], Any]) -> Node:
-    """Append a copy of ``node`` to ``graph`` and return it. It keeps its name if that
-    is free there.
+    """Append a copy of ``node`` to ``graph`` and return it.
 
-    ``value_of`` maps each operand to its copy. A copied ``get_attr`` always has
-    ``meta["val"]``, which may be None.
+    It keeps its name if that is free there. ``value_of`` maps each operand to its copy.
+    A copied ``get_attr`` always has ``meta["val"]``, which may be None.
     """
     args = map_arg(node.args, value_of)
     kwargs = map_arg(node.kwargs, value_of)
     names = graph._graph_namespace
-    name = (
-        names.create_name(node.name, None)
-        if node.name in names._used_names
-        else node.name
-    )
-    copy = _append(
-        graph,
-        Node(graph, name, node.op, node.target, args, kwargs, node.type),
-        node.meta,
-    )
+    name = node.name
+    if name in names._used_names:
+        name = names.create_name(name, None)
+    new = Node(graph, name, node.op, node.target, args, kwargs, node.type)
+    copy = _append(graph, new, node.meta)
     if node.op == "get_attr":
         # torch does not set it on some nodes that fetch a subgraph
         copy.meta.setdefault("val", None)
@@ -170,12 +165,11 @@ def copy_node(graph: Graph, node: Node, value_of: Callable[[Node], Any]) -> Node
 
 
 def placeholder_of(graph: Graph, node: Node) -> Node:
-    """Append a placeholder for the value of ``node``, with its metadata, to ``graph``
-    and return it.
+    """Append a placeholder for the value of ``node`` to ``graph`` and return it.
 
-    It keeps the name of the node if that is free. torch's generated code calls an input
-    with the name of a Python builtin, such as ``input``, ``input_1``; so no other node
-    gets that name.
+    It has the metadata of the node, and its name if that is free. For an input named
+    like a Python builtin, such as ``input``, torch's generated code uses ``input_1``.
+    So ``input_1`` is reserved for it.
     """
     names = graph._graph_namespace
     if node.name in names._used_names:
@@ -198,17 +192,17 @@ def append_node(
     name: str,
     meta: dict[str, Any],
 ) -> Node:
-    """Append a new node to ``graph`` and return it. ``name`` must be unused there."""
+    """Append a new node to ``graph`` and return it; ``name`` must be unused there."""
     return _append(graph, Node(graph, name, op, target, args, kwargs), meta)
 
 
 def _append(graph: Graph, new: Node, meta: Mapping[str, Any]) -> Node:
-    """Append the node ``new``, whose name is unused, to the graph, with a shallow copy
-    of ``meta``; returns ``new``.
+    """Append ``new``, which has an unused name, with a copy of ``meta``; return
+    ``new``.
     """
-    # ``graph.node_copy`` does the same, but takes three times as long (4 of 48 ms for
-    # MobileNetV2): it also checks for Python's builtin names and for new symbolic
-    # numbers among the arguments, which a copy does not have.
+    # ``graph.node_copy`` takes three times as long (4 of 48 ms for MobileNetV2). It
+    # also checks for names of Python builtins and for new symbolic numbers, which a
+    # copy cannot have.
     new.meta.update(meta)
     graph._graph_namespace._used_names.add(new.name)
     graph._graph_namespace.associate_name_with_obj(new.name, new)
@@ -219,8 +213,8 @@ def _append(graph: Graph, new: Node, meta: Mapping[str, Any]) -> Node:
 
 
 def copy_program(program: ExportedProgram) -> ExportedProgram:
-    """A copy of ``program`` with a graph of its own. Tensors, delegates and subgraphs
-    are shared.
+    """Return a copy of ``program`` with its own graph; tensors and subgraphs are
+    shared.
     """
     # ``copies``: node -> its copy
     graph = Graph(owning_module=program.graph_module)
@@ -241,7 +235,7 @@ def copy_program(program: ExportedProgram) -> ExportedProgram:
 
 
 def constant_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
-    """The tensor of a parameter, buffer or constant that ``spec`` names."""
+    """Return the tensor of a parameter, buffer or constant that ``spec`` names."""
     target = str(spec.target)
     state: Any = program.state_dict
     # buffers that are not persistent are in ``constants``, as are constants; all others
@@ -255,12 +249,11 @@ def constant_tensor(program: ExportedProgram, spec: InputSpec) -> torch.Tensor:
 def add_constant(
     program: ExportedProgram, tensor: torch.Tensor, name: str = "constant"
 ) -> Node:
-    """Add ``tensor`` to the constants of ``program``, without copying it; returns its
-    new placeholder.
+    """Add ``tensor`` to the constants of ``program``, and return its new placeholder.
 
-    The constant is called ``name``, with a number if that name is taken. The
-    placeholder stands before the user's inputs. A transform may call this for its
-    program.
+    The tensor is not copied. The constant is called ``name``, with a number if that
+    name is taken. Its placeholder comes before the user's inputs. Transforms may call
+    this for their program.
     """
     graph = program.graph
     signature = program.graph_signature
@@ -293,24 +286,23 @@ def add_constant(
 
 
 def output_node(graph: Graph) -> Node:
-    """The node that returns the graph's results."""
+    """Return the node that returns the graph's results."""
     return graph.output_node()
 
 
 def output_values(program: ExportedProgram) -> tuple[Any, ...]:
-    """The nodes and Python constants that the graph returns, in the order of the
-    signature's output specs.
+    """Return the nodes and constants that the graph returns, in order of the output
+    specs.
     """
     values: Any = output_node(program.graph).args[0]
     return tuple(values)
 
 
 def argument_of(value: Any) -> ArgumentSpec:
-    """The argument spec for ``value``: a node (by the type of its recorded value) or a
-    Python constant.
+    """Return the argument spec for a node or a Python constant.
 
-    A node whose recorded value is a plain number, bool or str, or a placeholder without
-    a value, is a constant, too.
+    A node's spec depends on the type of its recorded value. Nodes with a recorded
+    number, bool or str, and placeholders without a value, get the spec of a constant.
     """
     if not isinstance(value, Node):
         return ConstantArgument("", value)
@@ -331,9 +323,7 @@ def argument_of(value: Any) -> ArgumentSpec:
 def name_outputs(
     specs: Iterable[OutputSpec], values: Iterable[Any]
 ) -> list[OutputSpec]:
-    """``specs`` with their arguments replaced by ``values``, the new results of the
-    graph, in order.
-    """
+    """Return ``specs`` for the new results ``values`` of the graph, in the same order."""
     return [
         OutputSpec(s.kind, argument_of(v), s.target)
         for s, v in zip(specs, values, strict=True)
@@ -352,8 +342,8 @@ def build_program(
     """Build an ExportedProgram from ``graph``.
 
     ``root``: has the submodules and delegates that the graph fetches. ``inputs``,
-    ``outputs``: the signature. ``like``: the program whose tensors the signature names;
-    they are shared, not copied. ``call``: the list of ModuleCallEntry that says how
+    ``outputs``: the signature. ``like``: has the tensors that the signature names; they
+    are shared, not copied. ``call``: the list of ModuleCallEntry, which describes how
     callers flatten arguments and unflatten results. ``check=False``: do not validate
     the program, because it is not complete yet. Raises SpecViolationError if it is
     invalid.
@@ -394,9 +384,7 @@ def build_program(
 
 
 def forget_guards(program: ExportedProgram) -> None:
-    """Drop torch's conditions on the sizes of inputs, which are wrong after dimensions
-    were moved.
-    """
+    """Drop torch's conditions on input sizes; they are wrong after dimensions moved."""
     program._guards_code = []
 
 
@@ -414,7 +402,7 @@ def validate(program: ExportedProgram) -> None:
 
 
 def why_not_valid(program: ExportedProgram) -> str | None:
-    """The error of torch's verifier for ``program``; None if the program is valid."""
+    """Return the error of torch's verifier for ``program``, or None if it is valid."""
     try:
         validate(program)
     except SpecViolationError as error:
@@ -426,15 +414,15 @@ _VALIDATING: ContextVar[bool] = ContextVar("_VALIDATING", default=False)
 
 
 def is_validating() -> bool:
-    """Whether this thread is in ``validate``, which only needs the type of a blob."""
+    """Return whether this thread is in ``validate``, which needs no bytes of a blob."""
     return _VALIDATING.get()
 
 
 def has_effect(node: Node) -> bool:
-    """Whether a call has an effect besides its result, so that it must stay even if its
-    result is unused.
+    """Return whether a call must stay even if its result is unused.
 
-    A call of an operator without results has one.
+    This holds for calls that do more than return a result, and for operators without
+    results.
     """
     schema = getattr(node.target, "_schema", None)
     return node.is_impure() or (schema is not None and not schema.returns)
@@ -446,14 +434,14 @@ def flat_arguments(
     kwargs: Mapping[str, Any],
     names: Sequence[str] = (),
 ) -> list[Any]:
-    """The leaves of the arguments of a call, in flat order.
+    """Return the leaves of the arguments of a call, in flat order.
 
     ``spec``: the structure that the arguments must have; None accepts any positional
-    arguments. ``names``: of the positional arguments, for errors; may be incomplete.
-    Raises InputError, which says what is missing or different, if the arguments have
-    another structure.
+    arguments. ``names``: names of the positional arguments, for errors; may be
+    incomplete. Raises InputError, with the missing or different parts, if the structure
+    differs.
     """
-    # keywords; child 0 has what is positional
+    # keywords; child 0 has the positional arguments
     known = list(spec.child(1).context or []) if spec is not None else []
     unknown = [k for k in kwargs if k not in known]
     if unknown:
@@ -461,11 +449,9 @@ def flat_arguments(
             f"unknown keyword argument {unknown[0]!r};"
             f" {_describe_call(spec, names, args, kwargs)}"
         )
-        hint = (
-            f"give {unknown[0]} by position, as in the export"
-            if unknown[0] in names
-            else None
-        )
+        hint = None
+        if unknown[0] in names:
+            hint = f"give {unknown[0]} by position, as in the export"
         raise InputError("input-invalid", text, hint=hint)
     # in the order of the export, which the spec has, too
     ordered = {k: kwargs[k] for k in known if k in kwargs}
@@ -476,8 +462,7 @@ def flat_arguments(
         flat = spec.flatten_up_to((tuple(args), ordered))
     except ValueError:  # the structures differ in something else
         flat = []
-    # ``flatten_up_to`` does not look into what stands in the place of a leaf: there a
-    # container is wrong, too
+    # ``flatten_up_to`` accepts a container in the place of a leaf, which is wrong, too
     if not flat or not all(map(pytree.tree_is_leaf, flat)):
         why = _other_structure(spec, structure, names)
         call = _describe_call(spec, names, args, kwargs)
@@ -490,29 +475,24 @@ def flat_arguments(
 def _other_structure(
     wanted: pytree.TreeSpec, actual: pytree.TreeSpec, names: Sequence[str]
 ) -> str:
-    """The first difference between a call's arguments and the exported ones: ``input x
-    is to be ...; it is ...``.
+    """Return the first difference between the structures of a call and of the export.
 
-    If the number of arguments or the keywords differ: the missing ones, as ``: x, y not
-    given``, or "" if none is missing. ``wanted`` and ``actual`` have the positional
-    arguments as child 0, and the keyword arguments as child 1. ``names``: of the
-    positional arguments; if there are too few, errors say their positions.
+    Its form is ``input x is to be ...; it is ...``. If arguments are missing, it lists
+    them, as ``: x, y not given``. It is "" if only the number or keywords differ.
+    ``wanted`` and ``actual`` have the positional arguments as child 0, the keywords as
+    child 1. ``names``: names of the positional arguments; further ones are named by
+    position.
     """
     count = wanted.child(0).num_children
     keys = list(wanted.child(1).context or [])
     actual_count = actual.child(0).num_children
     actual_keys = list(actual.child(1).context or [])
     if (count, keys) == (actual_count, actual_keys):
-        inputs = [
-            *(names[:count] if len(names) >= count else map(str, range(count))),
-            *keys,
-        ]
-        # the structure of each input, positional ones first
-        parts, actual_parts = (
-            [*spec.child(0).children(), *spec.child(1).children()]
-            for spec in (wanted, actual)
+        positional = names[:count] if len(names) >= count else map(str, range(count))
+        differences = map(
+            _difference, [*positional, *keys], _inputs(wanted), _inputs(actual)
         )
-        return next(filter(None, map(_difference, inputs, parts, actual_parts)))
+        return next(filter(None, differences))
     missing = [
         *names[actual_count:count],
         *(key for key in keys if key not in actual_keys),
@@ -520,55 +500,52 @@ def _other_structure(
     return f": {', '.join(missing)} not given" if missing else ""
 
 
+def _inputs(spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:
+    """Return the structure of each input of a call, positional ones first."""
+    return [*spec.child(0).children(), *spec.child(1).children()]
+
+
 def _difference(
     name: str, wanted: pytree.TreeSpec, actual: pytree.TreeSpec
 ) -> str | None:
-    """The first difference between the structures of the input ``name``, in words; None
-    if there is none.
+    """Describe the first difference between the structures of the input ``name``.
 
-    A container of the same kind and size is searched for a difference inside of it.
+    Containers of the same kind and size are searched for a difference inside of them.
+    Returns None if there is none.
     """
-    form, actual_form = (
-        (spec.type, _keys_or_context(spec), spec.num_children)
-        for spec in (wanted, actual)
-    )
-    if form != actual_form:
+    if not _is_same_container(wanted, actual):
         return f"input {name} is to be {_kind(wanted)}; it is {_kind(actual)}"
-    keys = list(wanted.context) if wanted.type is dict else range(wanted.num_children)
-    # by key, because the keys of the dict may be in another order
-    children = dict(
-        zip(
-            actual.context if actual.type is dict else keys,
-            actual.children(),
-            strict=True,
-        )
-    )
-    inner = [f"{name}[{key!r}]" for key in keys]
-    return next(
-        filter(
-            None,
-            map(_difference, inner, wanted.children(), [children[key] for key in keys]),
-        ),
-        None,
-    )
+    keys: Any = range(wanted.num_children)
+    actual_keys = keys
+    if wanted.type is dict:
+        keys = wanted.context
+        actual_keys = actual.context  # perhaps in another order
+    actual_children = dict(zip(actual_keys, actual.children(), strict=True))
+    for key, child in zip(keys, wanted.children(), strict=True):
+        difference = _difference(f"{name}[{key!r}]", child, actual_children[key])
+        if difference:
+            return difference
+    return None
 
 
-def _keys_or_context(spec: pytree.TreeSpec) -> Any:
-    """The context that pytree records for a container. For a dict, a set of its keys,
-    whose order does not matter.
-    """
-    return set(spec.context) if spec.type is dict else spec.context
+def _is_same_container(one: pytree.TreeSpec, other: pytree.TreeSpec) -> bool:
+    """Return whether two containers have the same type, size and keys, in any order."""
+    if one.type is not other.type or one.num_children != other.num_children:
+        return False
+    if one.type is dict:
+        return set(one.context) == set(other.context)
+    return bool(one.context == other.context)
 
 
 def _kind(spec: pytree.TreeSpec) -> str:
-    """The outermost container of a structure in words, for errors."""
+    """Return the outermost container of a structure in words, for errors."""
     if spec.is_leaf():
         return "a single value, such as a tensor"
     if spec.type is dict:
         return f"a dict with the keys {spec.context}"
-    return (
-        f"a {spec.type.__name__} of {spec.num_children}" if spec.type else "a container"
-    )
+    if spec.type is None:
+        return "a container"
+    return f"a {spec.type.__name__} of {spec.num_children}"
 
 
 def _describe_call(
@@ -577,15 +554,16 @@ def _describe_call(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> str:
-    """``the program takes (x, scale=); it was given (Tensor, int)``, for errors."""
+    """Describe expected and given arguments, for errors.
+
+    Example: ``the program takes (x, scale=); it was given (Tensor, int)``.
+    """
     # positional parameters
     count = spec.child(0).num_children if spec is not None else len(names)
     keys = list(spec.child(1).context or []) if spec is not None else []
-    positional = (
-        list(names[:count])
-        if len(names) >= count
-        else [f"input {k}" for k in range(count)]
-    )
+    positional = list(names[:count])
+    if len(names) < count:
+        positional = [f"input {k}" for k in range(count)]
     types = [
         *(type(a).__name__ for a in args),
         *(f"{k}={type(v).__name__}" for k, v in kwargs.items()),
@@ -598,11 +576,11 @@ def _describe_call(
 
 
 def leaf_names(spec: pytree.TreeSpec | None, names: Sequence[str]) -> list[str] | None:
-    """The expression for each leaf of a call's arguments, in flat order: ``x``,
-    ``pair['a']``.
+    """Return the expression of each leaf of a call's arguments: ``x``, ``pair['a']``.
 
-    ``spec``: the structure of the arguments, ``program.call_spec.in_spec``. ``names``:
-    of the positional arguments. None if ``spec`` is None or ``names`` are too few.
+    The order is flat. ``spec``: the structure of the arguments,
+    ``program.call_spec.in_spec``. ``names``: names of the positional arguments. None if
+    ``spec`` is None or ``names`` are too few.
     """
     if spec is None:
         return None
@@ -611,15 +589,15 @@ def leaf_names(spec: pytree.TreeSpec | None, names: Sequence[str]) -> list[str] 
     if len(names) < len(args):
         return None
     roots = [*zip(names, args, strict=False), *kwargs.items()]
-    return [
-        root + pytree.keystr(path)
-        for root, value in roots
-        for path, _ in pytree.tree_flatten_with_path(value)[0]
-    ]
+    leaves: list[str] = []
+    for root, value in roots:
+        paths = pytree.tree_flatten_with_path(value)[0]
+        leaves += [root + pytree.keystr(path) for path, _ in paths]
+    return leaves
 
 
 def root_call(program: ExportedProgram) -> list[ModuleCallEntry]:
-    """The ``call`` of ``build_program`` for a program that is called like ``program``."""
+    """Return the ``call`` of ``build_program`` for programs called like ``program``."""
     # ``program.call_spec`` has the same, but creates a class at each access, which
     # takes half a millisecond. Entries about nodes and submodules are left out.
     signature: Any = program.module_call_graph[0].signature
@@ -630,9 +608,7 @@ def root_call(program: ExportedProgram) -> list[ModuleCallEntry]:
 
 
 def flat_call(inputs: int, outputs: int) -> list[ModuleCallEntry]:
-    """The ``call`` of ``build_program`` for a program with that many positional inputs
-    and a flat tuple of results.
-    """
+    """Return the ``call`` of ``build_program`` for flat inputs and a tuple of results."""
     in_spec = pytree.tree_structure(((0,) * inputs, {}))
     out_spec = pytree.tree_structure((0,) * outputs)
     return [ModuleCallEntry("", ModuleCallSignature([], [], in_spec, out_spec))]

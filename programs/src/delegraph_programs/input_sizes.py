@@ -1,8 +1,7 @@
-"""The sizes that a program was exported for, where they are not fixed: bounds,
-equalities, multiples of a number.
+"""The symbolic sizes that a program was exported for: bounds, equalities, multiples.
 
-What torch recorded with symbols is compiled into one Python function, so that checking
-a call takes a microsecond.
+torch records them with symbols. They are compiled into one Python function, so that
+checking a call takes a microsecond.
 """
 
 from __future__ import annotations
@@ -26,13 +25,14 @@ _HINT = (
     " dynamic_shapes"
 )
 _MULTIPLE = re.compile(r"\(+(?:(\d+)\*)?(.+?)\)* % (\d+)\) == 0")
-"""How torch writes the guard that a size, or a number times a size, is a multiple of a
-number.
+"""torch's form of the guard that a size is a multiple of a number.
+
+The size may have a factor.
 """
 
 
 class Place(NamedTuple):
-    """Where a size stands in the flat inputs.
+    """The place of a size in the flat inputs.
 
     ``position``: which input. ``dim``: the dimension of that tensor; None if the input
     is a number. ``expression``: the size in torch's symbols.
@@ -44,17 +44,13 @@ class Place(NamedTuple):
 
     @property
     def code(self) -> str:
-        """A Python expression that reads the size from the inputs, a list named
-        ``flat``.
-        """
+        """Python code that reads the size from the inputs, a list named ``flat``."""
         return f"flat[{self.position}]" + (
             "" if self.dim is None else f".shape[{self.dim}]"
         )
 
     def text(self, names: Sequence[str], size: int) -> str:
-        """A sentence that says that the size here is ``size``. ``names`` are the names
-        of the inputs.
-        """
+        """Return the sentence "x has the size ..."; ``names`` are those of inputs."""
         if self.dim is None:
             return f"input {names[self.position]} is {size}"
         return f"input {names[self.position]} has size {size} in dimension {self.dim}"
@@ -63,9 +59,8 @@ class Place(NamedTuple):
 class Condition(NamedTuple):
     """A condition on the sizes of a call.
 
-    ``code`` is the condition as a Python expression of torch's symbols and ``flat``. An
-    error for a call that breaks it blames ``place``, and says that ``sizes`` are
-    required there.
+    ``code`` is the condition as a Python expression of torch's symbols and ``flat``. If
+    a call violates it, the error names ``place`` and the required ``sizes`` there.
     """
 
     code: str
@@ -78,13 +73,11 @@ class InputSizes:
 
     torch traces for sizes of 2 and more, and accepts 0 and 1 as well. So a lower bound
     of 2 is no condition here. ``_sources``: see the function ``_sources``.
-    ``_conditions``: what has to hold in a call.
+    ``_conditions``: the conditions that each call must satisfy.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
-        """Collect the conditions on the inputs of ``program``, and compile them into
-        the function ``fits``.
-        """
+        """Compile the conditions on the inputs of ``program`` into ``fits``."""
         places = list(_symbolic_places(program))
         self._inputs = user_inputs(program)
         self._sources = _sources(places)
@@ -106,17 +99,15 @@ class InputSizes:
         if self._conditions:
             exec("\n".join(lines), scope)
         self.fits: Callable[[Sequence[Any]], bool] | None = scope.get("fits")
-        """A function that tells whether the sizes of flat inputs fit; None if the
-        program has no condition on them.
+        """Returns whether the sizes of flat inputs fit; None if there is no condition.
         """
 
     def explain(self, flat: Sequence[Any], names: Sequence[str]) -> InputError:
-        """The error for flat inputs for which ``fits`` is false. ``names`` are the
-        caller's names for the inputs.
+        """Return the error for flat inputs that ``fits`` rejects.
 
-        It blames the first condition that fails: the size at its place, the sizes that
-        are required there, and the value of each symbol in that requirement, if another
-        input determines it.
+        It reports the first failed condition: the actual size, the required size, and
+        the value of each symbol that another input determines. ``names`` are the
+        caller's names for the inputs.
         """
         # the names that the expressions use: the inputs, and each symbol with its value
         # in this call
@@ -142,7 +133,7 @@ class InputSizes:
 
 
 def _symbolic_places(program: ExportedProgram) -> Iterator[Place]:
-    """The places in the inputs whose size is symbolic."""
+    """Yield the places of symbolic sizes in the inputs."""
     for position, node in enumerate(user_inputs(program)):
         val = node.meta.get("val")
         if isinstance(val, torch.SymInt):
@@ -153,11 +144,10 @@ def _symbolic_places(program: ExportedProgram) -> Iterator[Place]:
 
 
 def _sources(places: Sequence[Place]) -> dict[str, tuple[Place, str]]:
-    """Symbol -> a place from which its value can be read, and the Python expression
-    that reads it.
+    """Return symbol -> a place that determines it, and Python code for its value.
 
-    The size at that place is the symbol itself, or else a linear expression of that
-    symbol alone.
+    The size at that place is the symbol itself, or a linear expression of that symbol
+    alone.
     """
     sources: dict[str, tuple[Place, str]] = {}
     for place in places:
@@ -167,12 +157,10 @@ def _sources(places: Sequence[Place]) -> dict[str, tuple[Place, str]]:
         unknown = [s for s in place.expression.free_symbols if str(s) not in sources]
         # an expression of one symbol alone, which has no source yet, is linear if its
         # derivative is a number
-        factor = (
-            place.expression.diff(unknown[0])
-            if len(unknown) == len(place.expression.free_symbols) == 1
-            else None
-        )
-        if factor is not None and factor.is_Integer:
+        if not len(unknown) == len(place.expression.free_symbols) == 1:
+            continue
+        factor = place.expression.diff(unknown[0])
+        if factor.is_Integer:
             # the size is factor * symbol + offset
             offset = place.expression.subs(unknown[0], 0)
             sources[str(unknown[0])] = place, f"({place.code} - {offset}) // {factor}"
@@ -182,45 +170,40 @@ def _sources(places: Sequence[Place]) -> dict[str, tuple[Place, str]]:
 def _bounds(
     program: ExportedProgram, sources: Mapping[str, tuple[Place, str]]
 ) -> Iterator[Condition]:
-    """For each symbol with bounds: the condition that it lies between them.
+    """Return the condition for each bounded symbol that it lies between its bounds.
 
     A lower bound of 2 is left out: torch traces for sizes of 2 and more, and accepts 0
-    and 1 as well. So are symbols that cannot be read from the inputs.
+    and 1 as well. Symbols that cannot be read from the inputs are left out, too.
     """
     for symbol, bounds in program.range_constraints.items():
-        if str(symbol) in sources:
-            low = bounds.lower > 2
-            high = bounds.upper < int_oo
-            code = (
-                (f"{bounds.lower} <= " if low else "")
-                + str(symbol)
-                + (f" <= {bounds.upper}" if high else "")
-            )
-            place = sources[str(symbol)][0]
-            prefix = (
-                ""
-                if place.expression.is_Symbol
-                else f"{place.expression} with {symbol} "
-            )
-            sizes = (
-                f"{prefix}of at most {bounds.upper}"
-                if high
-                else f"{prefix}of at least {bounds.lower}"
-            )
-            if low and high:
-                sizes = f"{prefix}from {bounds.lower} to {bounds.upper}"
-            if low or high:
-                yield Condition(code, place, f"sizes {sizes}")
+        if str(symbol) not in sources:
+            continue
+        has_low = bounds.lower > 2
+        has_high = bounds.upper < int_oo
+        if has_low and has_high:
+            code = f"{bounds.lower} <= {symbol} <= {bounds.upper}"
+            sizes = f"from {bounds.lower} to {bounds.upper}"
+        elif has_high:
+            code = f"{symbol} <= {bounds.upper}"
+            sizes = f"of at most {bounds.upper}"
+        elif has_low:
+            code = f"{bounds.lower} <= {symbol}"
+            sizes = f"of at least {bounds.lower}"
+        else:
+            continue
+        place = sources[str(symbol)][0]
+        if not place.expression.is_Symbol:
+            sizes = f"{place.expression} with {symbol} {sizes}"
+        yield Condition(code, place, f"sizes {sizes}")
 
 
 def _relations(
     places: Sequence[Place], sources: Mapping[str, tuple[Place, str]]
 ) -> Iterator[Condition]:
-    """For each place that is not the source of a symbol: the condition that its size
-    equals its expression.
+    """Return the condition for each place that its size equals its expression.
 
-    Left out are places whose expression has a symbol that cannot be read from the
-    inputs.
+    Places that define a symbol need no condition. Places are left out if their
+    expression has a symbol that cannot be read from the inputs.
     """
     for place in places:
         symbols = [str(s) for s in place.expression.free_symbols]
@@ -235,14 +218,12 @@ def _relations(
 def _multiples(
     program: ExportedProgram, places: Sequence[Place]
 ) -> Iterator[Condition]:
-    """Conditions that a size is a multiple of a number, read from torch's guards.
+    """Yield conditions that a size is a multiple of a number, from torch's guards.
 
     The other guards mostly distinguish sizes of 0 and 1 from those that torch traced
     for, and are no conditions here.
     """
-    matches = [
-        match for guard in program._guards_code if (match := _MULTIPLE.fullmatch(guard))
-    ]
+    matches = list(filter(None, map(_MULTIPLE.fullmatch, program._guards_code)))
     names = input_names(program) if matches else []
     place_of = {
         f"{_guarded(names[p.position])}.size()[{p.dim}]": p for p in places if names
@@ -260,14 +241,15 @@ def _multiples(
 
 
 def _guarded(name: str) -> str:
-    """The name of an input in torch's guards: ``L['pair']['a']`` for ``pair['a']``."""
+    """Return an input's name in torch's guards: ``L['pair']['a']`` for ``pair['a']``."""
     root, bracket, rest = name.partition("[")
     return f"L[{root!r}]{bracket}{rest}"
 
 
 def input_names(program: ExportedProgram) -> list[str]:
-    """The caller's names for the flat inputs; the graph's names if torch did not record
-    the caller's.
+    """Return the caller's names for the flat inputs.
+
+    If torch did not record them, these are the names in the graph.
     """
     nodes = [node.name for node in user_inputs(program)]
     signature: Any = program.module_call_graph[0].signature

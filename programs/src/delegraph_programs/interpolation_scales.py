@@ -1,10 +1,10 @@
-"""Interpolations whose scale factors are not those by which eager resizes.
+"""Corrects scale factors of interpolations that eager ignores.
 
 ``interpolate(x, scale_factor=1.1)`` of 4 elements has 4 elements. Some of eager's
 kernels copy an axis that keeps its size, and repeat each element of an axis that
-doubles its size, whatever the factor. Others step by the factor. Which kernel runs
-depends on the operator, the sizes and the memory layout. Backends cannot know that, so
-the factor in the graph becomes 1.0 or 2.0 where eager ignores it.
+doubles its size. Other kernels step by the factor. The kernel depends on the operator,
+the sizes and the memory layout. Backends cannot know that, so the factor in the graph
+becomes 1.0 or 2.0 where eager ignores it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from torch.utils._sympy.value_ranges import bound_sympy
 from .operator_schema import bound_arguments
 
 _SMALL = 128
-"""Eager's kernel for nearest pixels of small images: height and width of the output add
-up to at most this.
+"""Largest sum of output height and width for eager's kernel of small images.
+
+It computes nearest pixels.
 """
 _FEW = 3
 """Up to so many channels, the memory layout does not decide which kernel runs."""
 _UNBOUNDED = 1 << 31
-"""Stands for a size without an upper bound."""
+"""Replaces the bound of a size without an upper bound."""
 _NEAREST = frozenset({"upsample_nearest2d", "upsample_nearest3d"})
-"""Operators with kernels that copy and repeat elements, and others that step by the
-factor.
-"""
+"""Operators with kernels that copy and repeat elements, and kernels that step."""
 _COPYING = frozenset(
     {
         "upsample_linear1d",
@@ -40,17 +39,15 @@ _COPYING = frozenset(
         "_upsample_bicubic2d_aa",
     }
 )
-"""Operators whose every kernel copies an axis that keeps its size."""
+"""Operators that copy an axis of unchanged size in all of their kernels."""
 _CUBIC = "upsample_bicubic2d"
-"""An operator whose kernel for uint8 copies such an axis, and the one for floats does
+"""Its kernel for uint8 copies an axis of unchanged size; its kernel for floats does
 not.
 """
 
 
 class ResizedAxis(NamedTuple):
-    """One axis of an interpolation: its sizes before and after, and the scale factor,
-    or None without one.
-    """
+    """One axis of an interpolation: its sizes, and its scale factor if it has one."""
 
     size: Any
     out: Any
@@ -58,9 +55,7 @@ class ResizedAxis(NamedTuple):
 
 
 def use_factors_of_eager(graph: Graph) -> None:
-    """Set the scale factors of interpolations to those by which eager resizes, where
-    the sizes tell.
-    """
+    """Set the scale factors of interpolations to eager's, if the sizes decide them."""
     for node in graph.nodes:
         name = _name_of(node)
         if name is None:
@@ -72,9 +67,7 @@ def use_factors_of_eager(graph: Graph) -> None:
 
 
 def why_factor_undecided(node: Node) -> str | None:
-    """Return why sizes known at run time decide by which factor eager resizes, or None
-    if they do not.
-    """
+    """Return why eager's scale factor depends on run-time sizes; None if it does not."""
     name = _name_of(node)
     if name is None:
         return None
@@ -95,8 +88,8 @@ def why_factor_undecided(node: Node) -> str | None:
 
 
 def _name_of(node: Node) -> str | None:
-    """The name of an interpolation that some kernel of eager computes without its
-    factors, or None.
+    """Return the name of an interpolation that may ignore its factors in eager, or
+    None.
     """
     packet = getattr(node.target, "overloadpacket", None)
     name: str = getattr(packet, "__name__", "")
@@ -106,8 +99,9 @@ def _name_of(node: Node) -> str | None:
 
 
 def _axes_of(node: Node) -> list[ResizedAxis]:
-    """The spatial axes of an interpolation. Factors of aligned corners do not count, so
-    they are None.
+    """Return the spatial axes of an interpolation.
+
+    With aligned corners, factors have no effect and are None.
     """
     image: Any = node.args[0]
     sizes = image.meta["val"].shape[2:]
@@ -125,9 +119,7 @@ def _axes_of(node: Node) -> list[ResizedAxis]:
 
 
 def _set_factors(node: Node, factors: list[float | None]) -> None:
-    """Write ``factors`` into a call: those of all axes are one argument, or each is an
-    argument of its own.
-    """
+    """Write ``factors`` into a call, as one argument or as one for each axis."""
     arguments = bound_arguments(node)
     names = [key for key in arguments if key.startswith("scales")]
     if "scale_factors" in arguments:
@@ -139,14 +131,12 @@ def _set_factors(node: Node, factors: list[float | None]) -> None:
 
 
 def _is_fixed(axis: ResizedAxis) -> bool:
-    """Whether both sizes are known."""
+    """Return whether both sizes are known."""
     return isinstance(axis.size, int) and isinstance(axis.out, int)
 
 
 def _factor_of(node: Node, name: str, axis: ResizedAxis) -> float | None:
-    """The factor by which eager resizes ``axis``, or the given one if that is not
-    known.
-    """
+    """Return eager's factor for ``axis``, or the given factor if eager's is unknown."""
     if axis.factor is None or not _is_fixed(axis):
         return axis.factor
     if axis.out == axis.size and (name not in _NEAREST or _is_vectorized(node, name)):
@@ -157,8 +147,8 @@ def _factor_of(node: Node, name: str, axis: ResizedAxis) -> float | None:
 
 
 def _is_vectorized(node: Node, name: str) -> bool | None:
-    """Whether eager's kernel copies and repeats elements instead of stepping by the
-    factor.
+    """Return whether eager's kernel copies and repeats elements instead of stepping by
+    the factor.
 
     None if that depends on sizes known at run time only.
     """
@@ -182,7 +172,7 @@ def _is_vectorized(node: Node, name: str) -> bool | None:
 
 
 def _range_of(size: Any) -> tuple[int, int]:
-    """The least and the largest value of a size."""
+    """Return the least and the largest value of a size."""
     if isinstance(size, int):
         return size, size
     ranges = size.node.shape_env.var_to_range
@@ -194,16 +184,15 @@ def _range_of(size: Any) -> tuple[int, int]:
 
 
 def _limited(bound: Any) -> int:
-    """A bound of torch's as an int, at most ``_UNBOUNDED``."""
+    """Return a bound of torch's as an int, at most ``_UNBOUNDED``."""
     return int(bound) if bound < _UNBOUNDED else _UNBOUNDED
 
 
 def _may_differ(axis: ResizedAxis, repeats: bool) -> bool:
-    """Whether a size in the range of ``axis`` keeps, or (``repeats``) doubles, under a
-    factor that is not 1 or 2.
+    """Return whether an axis may keep its size under a factor other than 1.
 
-    The axis then has 1 / (factor - 1) elements at most. One element is the same in any
-    way.
+    ``repeats``: also whether it may double under a factor other than 2. The axis then
+    has 1 / (factor - 1) elements at most. One element is the same in any way.
     """
     if axis.factor is None:
         return False

@@ -1,6 +1,4 @@
-"""Sets of nodes: those that can be reached from others, and groups that are joined pair
-by pair.
-"""
+"""Sets of nodes: reachable nodes, and groups that are joined pair by pair."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ if TYPE_CHECKING:
 
 
 def find_root(parent: dict[Node, Node], node: Node) -> Node:
-    """The node that represents the group of ``node``; ``parent`` leads from each node
-    towards it (union-find).
-    """
+    """Return the representative of the group of ``node`` (union-find over ``parent``)."""
     while parent[node] is not node:
         parent[node] = node = parent[parent[node]]
     return node
@@ -23,9 +19,7 @@ def find_root(parent: dict[Node, Node], node: Node) -> Node:
 def reachable(
     starts: Iterable[Node], onward: Callable[[Node], Iterable[Node]]
 ) -> set[Node]:
-    """``starts``, and every node that can be reached from them; ``onward`` gives the
-    next nodes of a node.
-    """
+    """Return ``starts`` and all nodes reachable from them; ``onward`` lists next nodes."""
     reached: set[Node] = set()
     waiting = list(starts)
     while waiting:

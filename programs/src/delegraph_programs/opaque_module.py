@@ -1,6 +1,4 @@
-"""What this package knows of a delegate: a module that a graph calls, and whose own
-graph it does not run.
-"""
+"""The protocol of delegates: modules with a graph that this package does not run."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ class Opaque(Protocol):
 
     @property
     def inner(self) -> GraphModule:
-        """The graph that the module computes, for analyses."""
+        """Return the graph that the module computes, for analyses."""
 
     @property
     def keeps_state(self) -> bool:
-        """Whether a call changes state that the next call reads."""
+        """Return whether a call changes state that the next call reads."""

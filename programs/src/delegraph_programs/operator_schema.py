@@ -1,7 +1,4 @@
-"""What an operator's schema says about a call.
-
-Its arguments by name, whether it returns a view, or draws random numbers.
-"""
+"""Reads operator schemas: arguments by name, views, random operators."""
 
 from __future__ import annotations
 
@@ -15,22 +12,22 @@ from torch.fx import Node
 
 
 def overloads(names: str) -> frozenset[Any]:
-    """The ATen overloads of these names, as in ``overloads("view.default
+    """Return the ATen overloads of these names: ``overloads("view.default
     select.int")``.
     """
     return frozenset(attrgetter(name)(torch.ops.aten) for name in names.split())
 
 
 def bound_arguments(node: Node) -> dict[str, Any]:
-    """The arguments of a call by name, in the schema's order, defaults included."""
+    """Return the arguments of a call by name, in the schema's order, defaults included."""
     schema = node.target._schema.arguments  # type: ignore[union-attr]
     defaults = {a.name: a.default_value for a in schema}
     return defaults | dict(zip(defaults, node.args, strict=False)) | node.kwargs
 
 
 def is_view(node: Node) -> bool:
-    """Whether a call returns its first argument or a view of it, as far as the schema
-    tells.
+    """Return whether the schema of a call declares its first argument, or a view, as
+    result.
     """
     arguments = (
         node.target._schema.arguments if isinstance(node.target, OpOverload) else []
@@ -39,7 +36,7 @@ def is_view(node: Node) -> bool:
 
 
 def is_random(node: Node) -> bool:
-    """Whether a call draws random numbers, apart from its subgraphs.
+    """Return whether a call draws random numbers, apart from its subgraphs.
 
     Attention and dropout draw none if their probability is 0 or ``training`` is false.
     """
@@ -59,5 +56,5 @@ def is_random(node: Node) -> bool:
 
 @cache
 def _is_seeded(op: OpOverload) -> bool:
-    """Whether torch tags the operator as one that may draw random numbers."""
+    """Return whether torch tags the operator as one that may draw random numbers."""
     return torch.Tag.nondeterministic_seeded in op.tags

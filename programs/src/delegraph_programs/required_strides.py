@@ -1,11 +1,10 @@
-"""Values that must have the strides with which they were recorded, and how they get
-them.
+"""Finds values that must have their recorded strides, and rearranges them.
 
-A graph was recorded with certain strides. Kernels on the host keep them; delegates may
-return others. That shows in operators that read memory, or its order (``as_strided``,
-random numbers, custom operators), in delegates that were compiled for the recorded
-strides, and in what the caller gets. One scan of the graph finds these values before
-the first call, so that calls rearrange these and no others.
+Kernels on the host return the recorded strides; delegates may return others. This is
+visible to operators that read memory or its order (``as_strided``, random numbers,
+custom operators). Delegates compiled for the recorded strides and the caller see it,
+too. One scan of the graph finds these values before the first call, so that calls
+rearrange no others.
 """
 
 from __future__ import annotations
@@ -32,23 +31,19 @@ WINDOWS = overloads("as_strided.default _reshape_alias.default")
 COPIES_BY_PLACE = overloads(
     "as_strided_copy.default as_strided_scatter.default _reshape_alias_copy.default"
 )
-"""Operators that read memory by place, as such views do, and return a tensor of their
-own.
-"""
+"""Operators that read memory by place, as such views do, and return a new tensor."""
 READ_MEMORY = (
     WINDOWS | COPIES_BY_PLACE | overloads("sym_stride.int sym_storage_offset.default")
 )
-"""Operators whose results depend on the strides of their operands."""
+"""Operators with results that depend on the strides of their operands."""
 NEED_PACKED = overloads("view.dtype view_as_complex.default")
-"""Views that need the elements of the last dimension side by side in memory, and so
-refuse some strides.
+"""Views that need adjacent elements in the last dimension, and so refuse some strides.
 """
 _VALUES_ONLY = frozenset({"aten", "prims", "quantized_decomposed", "torchao"})
-"""Namespaces whose other operators compute the same for all strides; operators of users
-may read memory.
+"""Namespaces of operators that ignore strides, except those listed above.
 
-Copies before those of torchao would hide from backends that a layer has quantized
-operands.
+Custom operators may read memory. Copies before operators of torchao would hide from
+backends that a layer has quantized operands.
 """
 
 
@@ -67,8 +62,8 @@ class Layout:
 
     @classmethod
     def of(cls, val: Any, with_offset: bool = False) -> Layout | None:
-        """The layout of the recorded value ``val``; None if it is no strided tensor, or
-        is symbolic and not dense.
+        """Return the layout of the recorded value ``val``; None if it is no strided
+        tensor, or is symbolic and not dense.
 
         ``offset`` is recorded if ``with_offset`` is set and the offset is not symbolic.
         """
@@ -82,8 +77,9 @@ class Layout:
         return None if order is None else cls(None, order, offset)
 
     def strides_for(self, shape: torch.Size) -> tuple[int, ...]:
-        """The strides for a value of this shape; those of a dense tensor with ``order``
-        if ``strides`` is None.
+        """Return the strides for a value of this shape.
+
+        If ``strides`` is None, they are those of a dense tensor with ``order``.
         """
         if self.strides is not None:
             return self.strides
@@ -96,8 +92,8 @@ class Layout:
 
 
 def dense_order(val: torch.Tensor) -> tuple[int, ...] | None:
-    """The dimensions of a dense tensor, innermost first; None if the tensor is not
-    dense.
+    """Return the dimensions of a dense tensor, innermost first; None if the tensor is
+    not dense.
 
     Symbolic sizes are compared by their text, because comparing their values would fix
     them.
@@ -113,26 +109,23 @@ def dense_order(val: torch.Tensor) -> tuple[int, ...] | None:
         ]
         if not fitting:
             return None
-        # In a dense tensor, several dimensions can fit only if all but one have size 1:
-        # those of size 1 come first.
-        order.append(
-            next((d for d in fitting if str(val.shape[d]) == "1"), fitting[-1])
-        )
-        step = step * val.shape[order[-1]]
+        # In a dense tensor, at most one dimension that fits has a size other than 1.
+        # The dimensions of size 1 come first.
+        of_size_1 = [d for d in fitting if str(val.shape[d]) == "1"]
+        following = of_size_1[0] if of_size_1 else fitting[-1]
+        order.append(following)
+        step = step * val.shape[following]
     return tuple(order)
 
 
 def arrange(value: Any, layout: Layout) -> Any:
-    """``value`` with the strides of ``layout``, and its offset unless that is None.
+    """Return ``value`` with the strides of ``layout``, and its offset unless that is
+    None.
 
     Returns ``value`` itself or a view of its memory where that is possible, else a
     copy.
     """
-    strides = (
-        layout.strides
-        if layout.strides is not None
-        else layout.strides_for(value.shape)
-    )
+    strides = layout.strides_for(value.shape)
     if value.stride() == strides and (
         layout.offset is None or value.storage_offset() == layout.offset
     ):
@@ -145,9 +138,7 @@ def arrange(value: Any, layout: Layout) -> Any:
 
 
 def same_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether ``strides`` put every element of ``value`` where it is; those of
-    dimensions of size 1 do not matter.
-    """
+    """Return whether ``strides`` move no element; dimensions of size 1 do not matter."""
     sizes = zip(value.shape, value.stride(), strides, strict=True)
     return not value.numel() or all(
         size == 1 or have == want for size, have, want in sizes
@@ -157,7 +148,7 @@ def same_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
 def _copy_with_strides(
     value: torch.Tensor, strides: tuple[int, ...], offset: int
 ) -> torch.Tensor:
-    """A copy of ``value`` in new memory, with these strides and this offset.
+    """Return a copy of ``value`` in new memory, with these strides and this offset.
 
     Recorded elements that share memory are equal. If those of ``value`` differ, as a
     caller's may, it is made dense.
@@ -186,14 +177,12 @@ def _copy_with_strides(
 def result_layouts(
     module: GraphModule, state: Collection[Node] = (), outward: bool = False
 ) -> dict[Node, Layout]:
-    """Node -> the layout that calls must give its value, because a call that depends on
-    strides reads the value.
+    """Return the required layout of each value that a stride-dependent call reads.
 
-    There are two kinds of such nodes. Delegates, and calls with subgraphs, may return
-    other strides than the recorded ones: their results, if a reader depends on them.
-    Any other call may do so too, if another kernel replaces the recorded one: its
-    result, if an operator such as ``as_strided`` reads the memory of that result
-    itself.
+    There are two kinds. Delegates and calls with subgraphs may return other strides
+    than the recorded ones. Their results need a layout if a reader depends on them. Any
+    other call may do so if another kernel replaces the recorded one. Its result needs a
+    layout if an operator such as ``as_strided`` reads the memory of that result itself.
 
     ``outward``: the graph's outputs count as read. ``state``: the graph's inputs that
     are copies of the program's buffers. Raises Unsupported if an operator reads memory
@@ -217,17 +206,17 @@ def result_layouts(
 def subgraph_layouts(
     owner: Node, subgraph: GraphModule, known: Mapping[Node, Layout]
 ) -> dict[Node, Layout]:
-    """``result_layouts`` of ``subgraph``, which the ``get_attr`` node ``owner``
+    """Return ``result_layouts`` of ``subgraph``, which the ``get_attr`` node ``owner``
     fetches.
 
     ``known``: ``result_layouts`` of the graph that ``owner`` is in.
     """
-    # The subgraph's outputs count as read if the results of a call of it are: then the
-    # call, or a node that unpacks one of its results, has a layout in ``known``.
+    # If the results of a call are read, the outputs of its subgraph count as read. The
+    # call, or a node that unpacks one of its results, then has a layout in ``known``.
     results_are_read = any(
         call in known or any(r in known for r in call.users) for call in owner.users
     )
-    # They do so too if a call in the subgraph depends on strides, since the outputs of
+    # If a call in the subgraph depends on strides, they count as well: the outputs of
     # one iteration of a loop are the inputs of the next.
     strides_are_read = any(
         _reads(n, subgraph, sees_layout) for n in subgraph.graph.nodes
@@ -236,8 +225,8 @@ def subgraph_layouts(
 
 
 def output_layouts(program: ExportedProgram) -> list[Layout | None]:
-    """The recorded layout of each output that depends on a delegate or on a call with
-    subgraphs.
+    """Return the recorded layout of each output that depends on a delegate or on a call
+    with subgraphs.
 
     None for other outputs, which have eager's strides anyway, and for outputs that are
     no strided tensors.
@@ -254,32 +243,28 @@ def output_layouts(program: ExportedProgram) -> list[Layout | None]:
 
 
 def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
-    """Input -> an operator that gives wrong results if the input has other strides than
-    the recorded ones.
+    """Return the inputs that must have their recorded strides, each with its reader.
 
-    Such an operator (``as_strided`` or the like, or a delegate or subgraph with one in
-    it) reads the memory of a value that is computed from the input. Eager derives the
-    strides of that value from those of the input; a lowered program gives the value the
-    recorded strides, or those that a delegate returns. An operator that reads the
-    memory of an input itself, or of a view of the input, is left out: eager would read
-    the same memory.
+    The reader (``as_strided``, or a delegate or subgraph with such an operator) reads
+    the memory of a value that is computed from the input. Eager derives the strides of
+    that value from the strides of the input. A lowered program uses the recorded
+    strides, or those of a delegate. Operators that read the memory of an input or its
+    view directly are no such readers: eager reads the same memory.
     """
     module = program.graph_module
     inputs = set(user_inputs(program))
     pinned: dict[Node, Node] = {}
     seen: set[tuple[Node, bool]] = set()
     # Walk from each reader of memory to the inputs. ``waiting``: (node that the walk
-    # has reached, reader, computed). ``computed``: between node and reader lies a call
-    # that is no view, or the reader is a delegate or has a subgraph, so that what it
-    # reads may be computed in there.
-    waiting = [
-        (operand, reader, _is_opaque(reader))
-        for reader in module.graph.nodes
-        if _reads(reader, module, lambda node: node.target in READ_MEMORY)
-        for operand in (
-            reader.all_input_nodes if _is_opaque(reader) else reader.all_input_nodes[:1]
-        )
-    ]
+    # has reached, reader, computed). ``computed``: the memory that is read may belong
+    # to a computed value. That is so if a call between node and reader is no view, or
+    # if the reader is a delegate or has a subgraph.
+    waiting: list[tuple[Node, Node, bool]] = []
+    for reader in module.graph.nodes:
+        if _reads(reader, module, lambda node: node.target in READ_MEMORY):
+            opaque = _is_opaque(reader)
+            operands = reader.all_input_nodes
+            waiting += [(n, reader, opaque) for n in operands[: None if opaque else 1]]
     while waiting:
         node, reader, computed = waiting.pop()
         if (node, computed) not in seen:
@@ -294,9 +279,7 @@ def pinned_inputs(program: ExportedProgram) -> dict[Node, Node]:
 
 
 def _reads(node: Node, module: GraphModule, predicate: Callable[[Node], bool]) -> bool:
-    """Whether ``predicate`` holds for the call ``node``, or for a call in its subgraphs
-    or in its delegate.
-    """
+    """Return whether ``predicate`` holds for ``node``, its subgraphs or its delegate."""
     if predicate(node):
         return True
     # the subgraphs of a call, or its delegate, are attributes of ``module``; nodes
@@ -314,21 +297,19 @@ def _reads(node: Node, module: GraphModule, predicate: Callable[[Node], bool]) -
 
 
 def _is_opaque(node: Node) -> bool:
-    """Whether the node is a call of a delegate, or of a subgraph that may contain one."""
+    """Return whether the node calls a delegate, or a subgraph that may contain one."""
     return isinstance(node.target, HigherOrderOperator)
 
 
 def _is_opaque_result(node: Node) -> bool:
-    """Whether the node is a call of a delegate or of subgraphs that returns one tensor,
-    or unpacks a result of such.
-    """
+    """Return whether the node is a tensor result of a delegate or of subgraphs."""
     if _is_opaque(node):
         return isinstance(node.meta.get("val"), torch.Tensor)
     return node.op == "call_function" and any(map(_is_opaque, node.all_input_nodes))
 
 
 def sees_layout(node: Node) -> bool:
-    """Whether the result of an operator depends on the strides of its operands.
+    """Return whether the result of an operator depends on the strides of its operands.
 
     Random numbers do, because kernels draw them in the order of memory.
     """
@@ -343,39 +324,36 @@ def sees_layout(node: Node) -> bool:
 
 
 def memory_root(value: Node) -> Node:
-    """The tensor that ``value`` is a view of, as far as schemas tell; ``value`` itself
-    if it is no view.
-    """
+    """Return the tensor that ``value`` is a view of, by schemas, or ``value`` itself."""
     while is_view(value):
         value = value.all_input_nodes[0]
     return value
 
 
 def _check_memory(reader: Node, root: Node, state: Collection[Node]) -> None:
-    """Raise Unsupported if ``reader`` reads memory between or around the elements of
-    ``root``.
+    """Raise Unsupported if ``reader`` reads memory outside the elements of ``root``.
 
-    In a lowered program, results of delegates and buffers (``state``) have no memory
-    besides their elements. Between the elements of a computed tensor with gaps, eager
-    may have copied other values, which the recorded value does not show.
+    In a lowered program, results of delegates and buffers (``state``) have no other
+    memory. Between the elements of a computed tensor with gaps, eager may have copied
+    other values, which the recorded value does not show.
     """
     has_gaps = root.op == "call_function" and dense_order(root.meta["val"]) is None
     if (root in state or _is_opaque_result(root) or has_gaps) and not _is_covered(
         root.meta["val"], reader.meta["val"]
     ):
         text = (
-            f"{reader.target} reads memory around {root.name}, which is not there in a"
-            " lowered program"
+            f"{reader.target} reads memory around the elements of {root.name}; a lowered"
+            " program has no such memory"
         )
-        hint = "index the tensor instead, or leave what it is a view of to the host"
+        hint = f"index the tensor instead, or leave {root.name} to the host"
         raise Unsupported("unsupported", text, reader, source_of(reader), hint)
 
 
 def _is_covered(root: torch.Tensor, view: Any) -> bool:
-    """Whether every element that ``view`` shows is an element of the tensor ``root``,
-    whose memory it is a view of.
+    """Return whether ``view`` shows only elements of the tensor ``root``.
 
-    True if ``view`` is no tensor; False if a size, stride or offset is symbolic.
+    ``view`` is a view of the memory of ``root``. True if ``view`` is no tensor; False
+    if a size, stride or offset is symbolic.
     """
     if not isinstance(view, torch.Tensor):
         return True  # the operator returns a stride or an offset
@@ -385,8 +363,8 @@ def _is_covered(root: torch.Tensor, view: Any) -> bool:
             return False
     if 0 in view.shape:
         return True  # it shows no element
-    # mark the elements of ``root`` in an array that stands for the memory, and look
-    # whether ``view`` shows others
+    # mark the elements of ``root`` in an array that models the memory, and look whether
+    # ``view`` shows others
     memory = torch.zeros(
         max(_end_in_memory(root), _end_in_memory(view)), dtype=torch.bool
     )
@@ -402,7 +380,7 @@ def _is_covered(root: torch.Tensor, view: Any) -> bool:
 
 
 def _end_in_memory(val: torch.Tensor) -> int:
-    """The place in memory behind the last element of a tensor that has elements."""
+    """Return the place in memory behind the last element of a tensor that has elements."""
     last = sum(
         (size - 1) * stride
         for size, stride in zip(val.shape, val.stride(), strict=True)

@@ -1,5 +1,6 @@
-"""Tensors that share memory. A lowered program is functional, so its writes reach no
-other input or buffer.
+"""Finds tensors that share memory.
+
+A lowered program is functional, so its writes reach no other input or buffer.
 """
 
 from __future__ import annotations
@@ -49,28 +50,27 @@ def expect_written_apart(
 
 
 def overlapping(tensors: Mapping[Key, torch.Tensor]) -> Iterator[tuple[Key, Key]]:
-    """Pairs of keys whose tensors' address ranges overlap. No other two tensors can
-    share memory.
+    """Yield the pairs of keys of tensors with overlapping address ranges.
+
+    Other tensors cannot share memory.
     """
-    spans = [
-        (span, key)
-        for key, tensor in tensors.items()
-        if (span := addresses(tensor)) is not None
-    ]
+    spans: dict[Key, tuple[int, int]] = {}
+    for key, tensor in tensors.items():
+        span = addresses(tensor)
+        if span is not None:
+            spans[key] = span
     # In order of first addresses, an earlier tensor overlaps the present one if it ends
-    # after the present one begins. ``reaching``: the end and the key of each earlier
-    # tensor that does.
-    reaching: list[tuple[int, Key]] = []
-    for (first, end), key in sorted(spans, key=lambda pair: pair[0]):
-        reaching = [
-            (other_end, other) for other_end, other in reaching if other_end > first
-        ]
-        yield from ((other, key) for _, other in reaching)
-        reaching.append((end, key))
+    # after the present one begins.
+    earlier: list[Key] = []
+    for key in sorted(spans, key=spans.__getitem__):
+        first, _ = spans[key]
+        earlier = [other for other in earlier if spans[other][1] > first]
+        yield from ((other, key) for other in earlier)
+        earlier.append(key)
 
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether an element of ``a`` and an element of ``b`` overlap in memory.
+    """Return whether an element of ``a`` and an element of ``b`` overlap in memory.
 
     Also True, without a closer look, if their elements differ in size or alignment and
     their address ranges overlap. Comparing storages is not enough: two storages made of
@@ -80,15 +80,16 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     span_b = addresses(b)
     if span_a is None or span_b is None or a.device != b.device:
         return False
-    (first_a, end_a), (first_b, end_b) = span_a, span_b
+    first_a, end_a = span_a
+    first_b, end_b = span_b
     if end_a <= first_b or end_b <= first_a:
         return False
     size = a.element_size()
     if size != b.element_size() or (first_b - first_a) % size:
         return True  # elements overlap in part, or may do so
     origin = min(first_a, first_b)
-    # mark the elements of ``a`` in an array that stands for the memory, and look
-    # whether ``b`` has one of them
+    # mark the elements of ``a`` in an array that models the memory, and look whether
+    # ``b`` has one of them
     occupied = torch.zeros((max(end_a, end_b) - origin) // size, dtype=torch.bool)
     occupied.as_strided(a.shape, a.stride(), (first_a - origin) // size).fill_(True)
     return bool(
@@ -97,7 +98,7 @@ def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def addresses(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """The addresses (first, end) between which a tensor's elements lie.
+    """Return the addresses (first, end) between which a tensor's elements lie.
 
     None for a tensor without memory of its own: sparse, fake, meta or empty.
     """

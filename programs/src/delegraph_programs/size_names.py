@@ -1,5 +1,5 @@
-"""Names that people understand for the sizes that torch calls ``s77``, or ``u0`` where
-data decides them.
+"""Readable names for torch's size symbols, such as ``s77``, or ``u0`` for
+data-dependent sizes.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ __all__ = ["named", "names_of_symbols"]
 
 
 def named(text: object, nodes: list[Node]) -> str:
-    """Replace torch's symbols in ``text``, a size or shape, by user names; ``nodes``
-    are the program's inputs.
-    """
+    """Replace torch's symbols in ``text`` by user names; ``nodes`` are the inputs."""
     names = {str(symbol): name for symbol, name in names_of_symbols(nodes).items()}
     return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(text))
 
 
 def names_of_symbols(nodes: list[Node]) -> dict[sympy.Symbol, str]:
-    """Symbol -> the name of its Dim, or else of the first input size that is the
-    symbol: ``x.size(0)``.
+    """Return symbol -> the name of its Dim, or of the first input size: ``x.size(0)``.
 
     ``nodes`` are the program's inputs, in order. A symbol without a Dim that is the
     size of no input is left out.
@@ -53,7 +50,7 @@ def names_of_symbols(nodes: list[Node]) -> dict[sympy.Symbol, str]:
 
 
 def _names_of_dims(environment: Any) -> dict[sympy.Symbol, str]:
-    """Symbol -> the name that the user gave its Dim.
+    """Return symbol -> the name that the user gave its Dim.
 
     torch keeps these names by the source of a size, such as ``L['x'].size()[0]``.
     """

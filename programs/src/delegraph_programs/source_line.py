@@ -29,8 +29,7 @@ _GENERATED = "<eval_with_key>"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A frame of a stack trace: file, number of the line, name of the function, and the
-    line itself.
+    """A frame of a stack trace: file, line number, function, and the text of the line.
 
     ``module``: the module that computes there, as ``1.frac (FractionalMaxPool2d)``; ""
     if it is not known, and for a line of the model's own ``forward``.
@@ -44,11 +43,10 @@ class Source:
 
     @property
     def place(self) -> str:
-        """``file:line``; the path is relative to the working directory if the file is
-        inside of it.
+        """The place as ``file:line``, relative to the working directory if possible.
 
-        If the line belongs to torch, the module is the place: it says which part of the
-        user's model called torch.
+        If the line belongs to torch, the module is the place, because it names the part
+        of the user's model that called torch.
         """
         if self.module and not self.is_users:
             return f"module {self.module}"
@@ -56,7 +54,7 @@ class Source:
 
     @property
     def is_users(self) -> bool:
-        """Whether the line belongs neither to torch nor to Python's library."""
+        """Return whether the line belongs neither to torch nor to Python's library."""
         return _is_users(self.file)
 
     def __str__(self) -> str:
@@ -66,12 +64,11 @@ class Source:
 
 
 def source_of(node: Any) -> Source | None:
-    """Return the user's line from which ``node`` was traced, with the module; None if
-    the line is not known.
+    """Return the user's line that ``node`` was traced from, with the module, or None.
 
-    The line is that of the innermost frame of ``node.meta["stack_trace"]`` that belongs
-    neither to torch nor to Python's library. If all frames belong to these, as in an
-    ``nn.Sequential``, it is the innermost frame.
+    The innermost frame of ``node.meta["stack_trace"]`` outside of torch and Python's
+    library is used. If there is none, as in an ``nn.Sequential``, it is the innermost
+    frame.
     """
     source = _innermost(node.meta.get("stack_trace") or "")
     if source is None:
@@ -111,8 +108,8 @@ def _module_of(node: Any, names_model: bool) -> str:
 
 
 def stack_of(node: Any) -> tuple[Source, ...]:
-    """All frames of the stack trace of ``node``, the outermost first; empty if the node
-    has no stack trace.
+    """Return all frames of the stack trace of ``node``, the outermost first; empty if
+    the node has no stack trace.
 
     Frames of torch are included, those of code that torch.fx generated are not.
     """
@@ -121,43 +118,32 @@ def stack_of(node: Any) -> tuple[Source, ...]:
 
 @lru_cache(maxsize=1024)
 def _relative(file: str, folder: str) -> str:
-    """The file's path, relative to ``folder`` (the working directory) if the file is
-    inside of it.
-    """
+    """Return the path, relative to ``folder`` (the working directory) if inside of it."""
     inside = os.path.abspath(file).startswith(folder + os.sep)
     return os.path.relpath(file) if inside else file
 
 
 @lru_cache(maxsize=4096)
 def _innermost(trace: str) -> Source | None:
-    """The user's line in a stack trace, given as text; None if it has no usable frame."""
-    frames = [
-        (file, int(line), function, code)
-        for file, line, function, code in _FRAME.findall(trace)
-    ]
+    """Return the user's line in a stack trace text, or None if no frame is usable."""
     # without a frame of the user's, as in programs that torch itself builds, take the
     # innermost other frame
-    return innermost(frames) or innermost(
-        frames, lambda file: not file.startswith(_GENERATED)
-    )
+    frames = _stack(trace)
+    return innermost(frames) or innermost(frames, lambda _: True)
 
 
 @lru_cache(maxsize=4096)
 def _stack(trace: str) -> tuple[Source, ...]:
-    """All frames of a stack trace, given as text, except those in generated code."""
-    frames = (
-        (file, int(line), function, code.strip())
-        for file, line, function, code in _FRAME.findall(trace)
-    )
+    """Return all frames of a stack trace text, except those in generated code."""
     return tuple(
-        Source(*frame) for frame in frames if not frame[0].startswith(_GENERATED)
+        Source(file, int(line), function, code.strip())
+        for file, line, function, code in _FRAME.findall(trace)
+        if not file.startswith(_GENERATED)
     )
 
 
 def _is_users(file: str) -> bool:
-    """Whether a file belongs neither to torch nor to Python's library, and is no
-    generated code.
-    """
+    """Return whether a file is neither generated, nor torch's, nor Python's library."""
     # site-packages and dist-packages lie in the folder of Python's library: other
     # packages count as the user's
     if file.startswith(_STANDARD) and "-packages" not in file:
@@ -166,14 +152,12 @@ def _is_users(file: str) -> bool:
 
 
 def innermost(
-    frames: Iterable[tuple[str, int, str, str]],
-    accepts: Callable[[str], bool] = _is_users,
+    frames: Iterable[Source], accepts: Callable[[str], bool] = _is_users
 ) -> Source | None:
-    """The last of ``frames`` (file, line, function, code) for whose file ``accepts`` is
-    true; None if there is none.
+    """Return the last of ``frames`` in a file that ``accepts`` accepts, or None.
 
     ``frames`` are ordered from the outermost to the innermost. By default, files are
     accepted that belong neither to torch nor to Python's library.
     """
-    accepted = [frame for frame in frames if accepts(frame[0])]
-    return Source(*accepted[-1][:3], accepted[-1][3].strip()) if accepted else None
+    accepted = [frame for frame in frames if accepts(frame.file)]
+    return accepted[-1] if accepted else None

@@ -1,18 +1,17 @@
-"""Subgraphs of higher-order calls (cond, while_loop, map, scan and the like), as
-programs of their own.
+"""Extracts subgraphs of higher-order calls (cond, while_loop, map, scan) as programs.
 
 A branch or a loop's body is a GraphModule that the call takes as an operand. It is
-found because it is such an operand, and not by a list of operators, so that new
-operators work. Every step of a lowering takes an ExportedProgram. So a subgraph is
-extracted as one, goes through the steps as its parent does, and is put back.
+found as an operand, and not by a list of operators, so that new operators work. Every
+step of a lowering takes an ExportedProgram. So a subgraph is extracted as one, goes
+through the steps as its parent does, and is put back.
 
-A subgraph gets all its values as inputs, weights too. A parameter, buffer or constant
-of the parent that all calls of a subgraph pass alike becomes one of the extracted
-program, so that a delegate in a branch can own its weights. The call must then stop
-passing what none of its subgraphs takes any more; and since all subgraphs of one call
-take the same inputs, ``put_back`` decides for each call which placeholders stay. A
-tensor that is an attribute of a subgraph, made from numbers in the user's branch,
-becomes a constant of the extracted program, and an attribute again afterwards.
+All values of a subgraph are inputs, weights too. If all calls pass the same parameter,
+buffer or constant of the parent, it becomes one of the extracted program. So a delegate
+in a branch can own its weights. The call must then stop passing operands that its
+subgraphs no longer take. All subgraphs of one call take the same inputs, so
+``put_back`` decides for each call which placeholders stay. A tensor attribute of a
+subgraph, made from numbers in the user's branch, becomes a constant of the extracted
+program. Afterwards it is an attribute again.
 """
 
 from __future__ import annotations
@@ -45,17 +44,15 @@ from .exported_program import (
 )
 
 _SHARED = {"cond": 3, "while_loop": 3, "map_impl": 2, "scan": 3}
-"""Operator -> position of the argument that lists the last inputs of its subgraphs,
-which are the same every time.
+"""Operator -> position of the argument that lists the constant inputs of its subgraphs.
 
-The inputs before these change from one call of the subgraph to the next: what a loop
-carries, the slices of a map. A ``cond`` has no such inputs.
+These are the last inputs of a subgraph. The inputs before them change from one run to
+the next: values carried by a loop, the slices of a map. A ``cond`` has no such inputs.
 """
 _POINTWISE = frozenset(
     {"flex_attention", "flex_attention_backward", "associative_scan"}
 )
-"""Operators that apply their subgraphs to single elements, so that there is nothing to
-delegate in them.
+"""Operators that apply subgraphs to single elements; nothing can be delegated in them.
 """
 
 
@@ -67,7 +64,7 @@ class Subgraph:
     it. ``names``: the names of its placeholders, by position. ``single``: it returns a
     bare value instead of a tuple, as the condition of a ``while_loop`` does;
     ``program`` then returns a tuple of one. ``tensors``: name of a placeholder of
-    ``program`` -> the tensor attribute of the subgraph that it stands for.
+    ``program`` -> the tensor attribute of the subgraph.
     """
 
     attribute: str
@@ -79,9 +76,7 @@ class Subgraph:
 
 
 def extract_subgraphs(program: ExportedProgram) -> list[Subgraph]:
-    """Copies of the subgraphs of the calls in ``program``, in graph order, without
-    those nested in them.
-    """
+    """Return copies of the outermost subgraphs of ``program``, in graph order."""
     calls: dict[str, list[Node]] = {}
     for call in _possible_calls(program.graph):
         for node in _fetching_nodes(call):
@@ -99,16 +94,9 @@ def extract_subgraphs(program: ExportedProgram) -> list[Subgraph]:
 def rewrite_subgraphs(
     program: ExportedProgram, rewrite: Callable[[ExportedProgram], ExportedProgram]
 ) -> None:
-    """Replace each subgraph of ``program`` by the result of ``rewrite``; calls may lose
-    operands.
-    """
-    put_back(
-        program,
-        [
-            (subgraph, rewrite(subgraph.program))
-            for subgraph in extract_subgraphs(program)
-        ],
-    )
+    """Replace each subgraph of ``program`` by ``rewrite``; calls may lose operands."""
+    subgraphs = extract_subgraphs(program)
+    put_back(program, [(subgraph, rewrite(subgraph.program)) for subgraph in subgraphs])
 
 
 def put_back(
@@ -122,9 +110,8 @@ def put_back(
     """
     by_attribute = {subgraph.attribute: (subgraph, new) for subgraph, new in rewritten}
     dropped: set[Node] = set()
-    for call in dict.fromkeys(
-        call for subgraph, _ in rewritten for call in subgraph.calls
-    ):
+    calls = itertools.chain.from_iterable(subgraph.calls for subgraph, _ in rewritten)
+    for call in dict.fromkeys(calls):
         attributes = [
             str(node.target) for node in _fetching_nodes(call, program.graph_module)
         ]
@@ -143,54 +130,47 @@ def put_back(
 
 
 def graphs(module: GraphModule) -> Iterator[Graph]:
-    """The graph of ``module``, and those of the subgraphs in it, at any depth; each
-    once, outer ones first.
-    """
+    """Yield the graphs of ``module`` and its nested subgraphs once, outer ones first."""
     yield module.graph
-    fetching = (
-        node
-        for call in _possible_calls(module.graph)
-        for node in _fetching_nodes(call, module)
-    )
-    # several calls may take one subgraph: ``fromkeys`` lists each name once, in order
-    for name in dict.fromkeys(str(node.target) for node in fetching):
+    # a dict as an ordered set: several calls may take one subgraph
+    names: dict[str, None] = {}
+    for call in _possible_calls(module.graph):
+        names.update((str(node.target), None) for node in _fetching_nodes(call, module))
+    for name in names:
         yield from graphs(getattr(module, name))
 
 
 def all_nodes(module: GraphModule) -> Iterator[Node]:
-    """The nodes of ``graphs(module)``."""
+    """Return the nodes of ``graphs(module)``."""
     return itertools.chain.from_iterable(g.nodes for g in graphs(module))
 
 
 def next_handles(module: GraphModule) -> Iterator[int]:
-    """Debug handles that no call of ``module`` has yet."""
-    return itertools.count(
-        1 + max((n.meta.get("debug_handle", 0) for n in all_nodes(module)), default=0)
-    )
+    """Yield debug handles that no call of ``module`` has yet."""
+    used = (n.meta.get("debug_handle", 0) for n in all_nodes(module))
+    return itertools.count(1 + max(used, default=0))
 
 
 def subgraphs_of(call: Node) -> list[GraphModule]:
-    """The subgraphs that a higher-order call takes; empty for any other node."""
+    """Return the subgraphs that a higher-order call takes; empty for any other node."""
     root: Any = call.graph.owning_module
     return [getattr(root, str(node.target)) for node in _fetching_nodes(call)]
 
 
 def _possible_calls(graph: Graph) -> Iterable[Node]:
-    """The nodes among which calls with subgraphs may be: all nodes, or none if no node
-    fetches an attribute.
+    """Return the nodes that may be calls with subgraphs: all nodes, or none.
 
-    Subgraphs are attributes that nodes fetch. Most graphs have no such node, so looking
-    through them is saved.
+    Subgraphs are attributes that nodes fetch. Most graphs have no such node, so they
+    need no search.
     """
     return graph.nodes if graph.find_nodes(op="get_attr", sort=False) else ()
 
 
 def _fetching_nodes(call: Node, module: Any = None) -> Iterator[Node]:
-    """The ``get_attr`` nodes that fetch the subgraphs of a higher-order call; none for
-    any other node.
+    """Yield the ``get_attr`` nodes that fetch the subgraphs of a higher-order call.
 
-    ``module`` has the subgraphs as attributes; None stands for the module that owns the
-    graph of ``call``.
+    ``module`` has the subgraphs as attributes; by default it is the module that owns
+    the graph of ``call``.
     """
     if (
         isinstance(call.target, HigherOrderOperator)
@@ -210,7 +190,7 @@ def _as_program(
     calls: list[Node],
     constants: Mapping[Node, InputSpec],
 ) -> Subgraph:
-    """The subgraph ``attribute`` as a program. ``calls``: the calls that use it.
+    """Return the subgraph ``attribute`` as a program. ``calls``: the calls that use it.
 
     ``constants``: the parent's constant placeholders, with their specs.
     """
@@ -260,8 +240,7 @@ def _as_program(
 def _tensor_placeholders(
     module: Any, graph: Graph
 ) -> tuple[dict[Node, Node], dict[str, torch.Tensor]]:
-    """Add a placeholder to ``graph`` for each tensor that ``module`` fetches from its
-    attributes.
+    """Add a placeholder to ``graph`` for each tensor attribute that ``module`` fetches.
 
     A program cannot have such attributes. Returns ``get_attr`` node -> placeholder, and
     name of the placeholder -> tensor.
@@ -273,21 +252,19 @@ def _tensor_placeholders(
             getattr(module, str(node.target), None) if node.op == "get_attr" else None
         )
         if isinstance(attribute, torch.Tensor):
-            placeholders[node] = new = graph.create_node(
-                "placeholder", node.name, name=node.name
-            )
-            new.meta, tensors[new.name] = dict(node.meta), attribute
+            new = graph.create_node("placeholder", node.name, name=node.name)
+            new.meta = dict(node.meta)
+            placeholders[node] = new
+            tensors[new.name] = attribute
     return placeholders, tensors
 
 
 def _fetch_tensors(module: GraphModule, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Undo ``_tensor_placeholders``: replace the placeholders by nodes that fetch the
-    tensors again.
-    """
+    """Undo ``_tensor_placeholders``: let nodes fetch the tensors."""
     first = next(n for n in module.graph.nodes if n.op != "placeholder")
-    for node in [
-        n for n in module.graph.nodes if n.op == "placeholder" and n.name in tensors
-    ]:
+    for node in module.graph.find_nodes(op="placeholder"):
+        if node.name not in tensors:
+            continue
         setattr(module, node.name, tensors[node.name])
         with module.graph.inserting_before(first):
             fetched = module.graph.create_node("get_attr", node.name)
@@ -297,11 +274,10 @@ def _fetch_tensors(module: GraphModule, tensors: Mapping[str, torch.Tensor]) -> 
 
 
 def _shared_inputs(call: Node, count: int) -> dict[int, Any]:
-    """Position of a subgraph's input -> the operand that ``call`` passes there every
-    time.
+    """Return position of a subgraph's input -> the operand that ``call`` always passes.
 
     ``count`` is the number of the subgraph's inputs. The last of them get the same
-    operands in each iteration of a loop; the first ones, which a loop carries, are left
+    operands in each iteration of a loop. The first ones, which a loop carries, are left
     out. Empty for an operator that ``_SHARED`` does not list.
     """
     position = _SHARED.get(str(call.target))
@@ -312,12 +288,12 @@ def _shared_inputs(call: Node, count: int) -> dict[int, Any]:
 def _input_spec(
     node: Node, passed: set[Any], constants: Mapping[Node, InputSpec]
 ) -> InputSpec:
-    """The spec of ``node``, an input of a subgraph.
+    """Return the spec of ``node``, an input of a subgraph.
 
-    ``passed``: what the calls pass for ``node``, as nodes of the parent; None in place
-    of a value that changes from one run of the subgraph to the next. If all calls pass
-    the same constant of the parent, the input becomes that constant, otherwise a
-    run-time input. ``constants``: the parent's constant placeholders, with their specs.
+    ``passed``: the operands of the calls, as nodes of the parent; None for a value that
+    changes from one run to the next. If all calls pass the same constant of the parent,
+    the input becomes that constant. Otherwise it is a run-time input. ``constants``:
+    the parent's constant placeholders, with their specs.
     """
     spec = constants.get(next(iter(passed))) if len(passed) == 1 else None
     if spec is None:
@@ -328,11 +304,11 @@ def _input_spec(
 def _align_inputs(
     call: Node, pairs: Sequence[tuple[Subgraph, ExportedProgram]], may_drop: bool
 ) -> set[Node]:
-    """Drop operands of ``call`` that none of its subgraphs uses any more; returns them.
+    """Drop operands of ``call`` that none of its subgraphs uses any more; return them.
 
-    ``pairs``: the subgraphs of ``call`` that were rewritten, each with its new program.
-    A placeholder that is missing in only some of the new programs is restored in these.
-    No operand is dropped if a subgraph has other calls, which still pass it, or if
+    ``pairs``: the rewritten subgraphs of ``call``, each with its new program. A
+    placeholder that is missing in only some of them is restored there. No operand is
+    dropped if a subgraph has other calls, which still pass it. The same holds if
     ``may_drop`` is false because not all subgraphs of ``call`` were rewritten.
     """
     dropped: set[int] = set()  # positions among the inputs of a subgraph
@@ -353,8 +329,8 @@ def _align_inputs(
 
 
 def _unused_constants(pairs: Sequence[tuple[Subgraph, ExportedProgram]]) -> set[int]:
-    """Positions of inputs that are constants of the parent, and that no subgraph uses
-    any more; see ``_align_inputs``.
+    """Return positions of inputs that are constants of the parent, and that no subgraph
+    uses any more; see ``_align_inputs``.
 
     Delegates in the new programs own the constants instead.
     """

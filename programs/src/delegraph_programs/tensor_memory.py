@@ -1,6 +1,4 @@
-"""Access to the bytes of a model's tensors, and a check whether a tensor was written in
-the meantime.
-"""
+"""Reads the bytes of a model's tensors, and checks whether a tensor was written."""
 
 from __future__ import annotations
 
@@ -22,14 +20,12 @@ _SAMPLED = 32
 _ROW = 8191
 """The number of words of 8 bytes that ``fingerprint`` sums at a time."""
 _PIECE = 1 << 20
-"""The most bytes that ``memory_of`` copies at a time, for a tensor that is not in C
-order.
-"""
+"""The most bytes that ``memory_of`` copies at a time, if a tensor is not in C order."""
 
 
 def why_no_bytes(tensor: torch.Tensor) -> str | None:
-    """Why the elements of ``tensor`` cannot be read as one block of memory; None if
-    they can.
+    """Return why the elements of ``tensor`` cannot be read as one block of memory; None
+    if they can.
 
     Wrapper subclasses hold other tensors, or nothing, in place of elements; the reason
     names their class. Subclasses without a ``__torch_dispatch__`` of their own have
@@ -50,7 +46,7 @@ def why_no_bytes(tensor: torch.Tensor) -> str | None:
 
 @cache
 def _weights() -> np.ndarray[Any, Any]:
-    """Random odd numbers, the same in every process."""
+    """Return random odd numbers, the same in every process."""
     return (
         np.frombuffer(
             b"".join(sha256(b"%d" % k).digest() for k in range(_ROW // 4 + 1)), "<i8"
@@ -60,15 +56,15 @@ def _weights() -> np.ndarray[Any, Any]:
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
-    """A name for type, shape and elements of ``tensor``, the same in every process. It
-    reads all elements.
+    """Return a name for dtype, shape and elements of ``tensor``, equal in all
+    processes.
 
-    It is no proof against those who look for two tensors of one name: compare what has
-    the same. SHA-256 of all bytes takes six times as long, a third of what lowering
-    BERT takes besides its compiler. So the words of each row are summed with random
-    weights, modulo 2**64, and only the sums are digested, with what is left behind the
-    last row. An odd number of words, since the highest bits of two words cancel out:
-    signs of the imaginary parts, say.
+    It reads all elements. It does not resist deliberate collisions: compare tensors
+    with equal names. SHA-256 of all bytes takes six times as long, which is a third of
+    lowering BERT without its compiler. So each row of words is summed with random
+    weights, modulo 2**64. Only the sums and the rest after the last row are digested.
+    The number of words is odd, because the highest bits of two words cancel out, such
+    as the signs of imaginary parts.
     """
     digest = sha256(f"{tensor.dtype} {list(tensor.shape)} ".encode())
     for piece in memory_of(tensor.contiguous()) if tensor.numel() else ():
@@ -85,7 +81,7 @@ def fingerprint(tensor: torch.Tensor) -> str:
 
 
 class State(NamedTuple):
-    """What ``state_of`` records of a tensor, to see later whether it was written.
+    """A record of a tensor by ``state_of``, to detect later writes.
 
     ``version``: torch's count of writes; None for inference tensors, which have no
     count. ``place``: address of the first element. ``size``: the number of bytes that
@@ -102,13 +98,11 @@ class State(NamedTuple):
 
 
 def state_of(tensor: torch.Tensor) -> State:
-    """The state of ``tensor``, for ``is_written``. Reads a few bytes only: it neither
-    copies nor hashes the tensor.
+    """Return the state of ``tensor``, for ``is_written``, from a few of its bytes.
 
     torch counts the writes to a tensor in ``_version``. ``tensor.data`` shares the
-    memory but has a count of its own, so a write through it only shows as another
-    shape, or as other bytes at either end. Such a write is missed if it changes
-    neither; the conformance kit compares all bytes.
+    memory but has a count of its own. So a write through it is seen only if the shape
+    or the bytes at either end change. The conformance kit compares all bytes.
     """
     version = None if tensor.is_inference() else tensor._version
     if not tensor.is_cpu or tensor.numel() == 0 or why_no_bytes(tensor) is not None:
@@ -124,11 +118,10 @@ def state_of(tensor: torch.Tensor) -> State:
 
 
 def is_written(tensor: torch.Tensor, before: State) -> bool:
-    """Whether ``tensor`` was written since ``state_of`` returned ``before``, as far as
-    a ``State`` can tell.
+    """Return whether ``tensor`` was written since ``state_of`` returned ``before``.
 
     It was if torch's count of writes, the shape, or the bytes at either end are
-    different now.
+    different now. Some writes are not detected (``state_of``).
     """
     version, shape, place, size, first, last = before
     if (version is not None and tensor._version != version) or tensor.shape != shape:
@@ -144,8 +137,8 @@ def is_written(tensor: torch.Tensor, before: State) -> bool:
 
 
 def memory_of(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """The bytes of ``tensor`` in C order: one view of its memory if that is possible,
-    otherwise copied pieces.
+    """Yield the bytes of ``tensor`` in C order: one view of its memory if that is
+    possible, otherwise copied pieces.
 
     A view is possible for a contiguous tensor on the CPU. A copied piece is some rows
     of at most _PIECE bytes together, or a single row.

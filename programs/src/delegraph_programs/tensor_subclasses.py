@@ -1,9 +1,8 @@
-"""Parameters that are tensor subclasses, such as torchao's quantized weights, become
-the plain tensors that they hold.
+"""Replaces parameters that are tensor subclasses by the plain tensors in them.
 
-torch.export keeps such a parameter as one input of the graph, and reads its parts by
-calls of an operator of its own. No file format has that operator, and the parameter
-itself has no memory that could be written.
+Such parameters are, for example, torchao's quantized weights. torch.export keeps one as
+a single input of the graph, and reads its parts by calls of a special operator. No file
+format has that operator, and the parameter itself has no memory to write to a file.
 """
 
 from __future__ import annotations
@@ -30,12 +29,11 @@ _UNWRAP = "torch._functorch._aot_autograd.subclass_parametrization.unwrap_tensor
 
 
 def unwrap_subclasses(program: ExportedProgram) -> ExportedProgram:
-    """``program`` with each part of a subclass as a constant of its own; the tensors
-    are shared, not copied.
+    """Return ``program`` with each part of a subclass as a constant of its own.
 
-    Returns ``program`` itself if it has no such parameter, otherwise a copy. Raises
-    InputError if a call uses the subclass as a whole: then what the call computes is
-    written in the subclass, and not in the graph.
+    The tensors are shared, not copied. Returns ``program`` itself if it has no such
+    parameter, otherwise a copy. Raises InputError if a call uses the subclass as a
+    whole: the graph does not show the computation, only the code of the subclass does.
     """
     if not _wrapped(program):
         return program
@@ -63,7 +61,7 @@ def unwrap_subclasses(program: ExportedProgram) -> ExportedProgram:
 
 
 def _wrapped(program: ExportedProgram) -> dict[Node, torch.Tensor]:
-    """Placeholder -> its tensor, for those that are subclasses around other tensors."""
+    """Return placeholder -> tensor, for subclasses that contain other tensors."""
     constants = (
         (n, constant_tensor(program, s))
         for n, s in placeholders(program)
@@ -76,8 +74,8 @@ def _wrapped(program: ExportedProgram) -> dict[Node, torch.Tensor]:
 
 def _used_whole(node: Node, tensor: torch.Tensor, user: Node) -> InputError:
     text = (
-        f"{node.name} is a {type(tensor).__name__}, whose parts torch.export has not"
-        " traced"
+        f"{node.name} is a {type(tensor).__name__}, and torch.export has not traced the"
+        " tensors in it"
     )
     return InputError(
         "input-invalid",

@@ -1,6 +1,4 @@
-"""What every trace by torch needs here: one lock, and a filter for torch's log, since
-we report failures ourselves.
-"""
+"""The lock that every trace by torch needs, and a filter for torch's log messages."""
 
 from __future__ import annotations
 
@@ -15,38 +13,36 @@ from weakref import WeakSet
 from .errors import DelegraphError
 
 
-class Turn:
+class ForkSafeLock:
     """A re-entrant lock around work that a fork may interrupt.
 
     If a process forks while another thread holds the lock, no thread of the new process
-    will ever release it. ``work`` says what a thread does while it holds the lock
-    ("lowering"). The fork leaves that work half done, so acquiring the lock in the new
-    process raises a DelegraphError instead of waiting forever. If ``work`` is None, the
-    guarded data is consistent at any moment, and the new process gets a free lock.
+    will ever release it. ``work`` describes the activity of a thread that holds the
+    lock ("lowering"). The fork leaves that work half done, so acquiring the lock in the
+    new process raises a DelegraphError instead of waiting forever. If ``work`` is None,
+    the guarded data is consistent at any moment, and the new process gets a free lock.
     """
 
     def __init__(self, work: str | None = None) -> None:
-        """``work``: what a thread does while it holds the lock, for an error; None if a
-        fork can interrupt nothing.
-        """
+        """Create a free lock; the class describes ``work``."""
         self._lock = threading.RLock()
         self._work = work
         self._torn = False  # a fork interrupted the work
-        _turns.add(self)
+        _locks.add(self)
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Acquire the lock; returns False if it is held by another thread and
+        """Return acquire the lock; returns False if it is held by another thread and
         ``blocking`` is false.
 
         Raises DelegraphError in a process that was forked in the middle of the work.
         """
         if self._torn:
             text = (
-                f"this process was forked while another thread was {self._work}, whose"
-                " work is left half done here"
+                f"this process was forked while another thread was {self._work}; that"
+                " work cannot be finished in this process"
             )
             hint = (
-                "fork while no thread does so, or start processes by multiprocessing's"
+                "fork when no thread does so, or start processes by multiprocessing's"
                 " 'spawn' or 'forkserver'"
             )
             raise DelegraphError("forked-at-work", text, hint=hint)
@@ -63,13 +59,11 @@ class Turn:
         self._lock.release()
 
     def is_mine(self) -> bool:
-        """Whether this thread holds the lock."""
+        """Return whether this thread holds the lock."""
         return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     def after_fork(self) -> None:
-        """Make the lock usable in the forked process, whose only thread is the one that
-        forked.
-        """
+        """Make the lock usable in the forked process, where only one thread is left."""
         if self._lock.acquire(blocking=False):
             self._lock.release()
         else:
@@ -79,25 +73,25 @@ class Turn:
             self._lock = threading.RLock()
 
 
-_turns: WeakSet[Turn] = WeakSet()
+_locks: WeakSet[ForkSafeLock] = WeakSet()
 
 
 def _after_fork() -> None:
     """Make the locks usable in the forked process."""
-    for turn in _turns:
-        turn.after_fork()
+    for lock in _locks:
+        lock.after_fork()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_after_fork)
 
-TRACING = Turn("lowering")
-"""Held by the one thread that lowers, except while thread-safe backends compile, and by
-others that trace.
+TRACING = ForkSafeLock("lowering")
+"""The lock of the one thread that lowers or traces.
 
-torch's tracers keep their state in the process: a trace in one thread takes away the
-modes of a torch.export in another one, and restores them for good after that has ended.
-Plugins trace as well, mostly without knowing it.
+It is released while thread-safe backends compile. torch's tracers keep their state in
+the process. A trace in one thread removes the modes of a torch.export in another one,
+and restores them for good after that has ended. Plugins trace as well, mostly without
+knowing it.
 """
 
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
@@ -105,7 +99,7 @@ _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_sha
 
 @contextmanager
 def unlogged(names: Sequence[str] = _LOGGERS) -> Iterator[None]:
-    """A block in which the loggers ``names`` drop warnings and errors.
+    """Drop warnings and errors of the loggers ``names`` inside a ``with`` block.
 
     By default these are torch's loggers of calls that fail under fake tensors: the
     caller reports such failures itself.
@@ -123,5 +117,5 @@ def unlogged(names: Sequence[str] = _LOGGERS) -> Iterator[None]:
 
 
 def _is_no_warning(record: logging.LogRecord) -> bool:
-    """A filter that keeps records below the level WARNING."""
+    """Return a filter that keeps records below the level WARNING."""
     return record.levelno < logging.WARNING

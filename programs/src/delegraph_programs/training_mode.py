@@ -1,8 +1,7 @@
-"""Whether training mode makes a difference, to a module, and to a program that was
-exported in it.
+"""Decides whether training mode affects a module, or a program exported in it.
 
-torch marks neither: a module is judged by what its code reads, a program by the
-arguments of some calls.
+torch marks neither. A module is judged by its code, a program by the arguments of some
+calls.
 """
 
 from __future__ import annotations
@@ -24,15 +23,11 @@ from .source_line import source_of
 from .subgraphs import all_nodes
 
 _MODES = ("train", "training", "use_input_stats", "dropout_p")
-"""Names of the arguments by which torch passes training mode to a call: True, or a
-probability above 0.
-"""
+"""Names of arguments for training mode: True, or a probability above 0."""
 
 
 def training_note(program: ExportedProgram) -> str | None:
-    """A note that names the calls that behave as in training, and what to do; None if
-    there are none.
-    """
+    """Return a note on calls that behave as in training, or None if there are none."""
     calls = [n for n in all_nodes(program.graph_module) if _is_in_training(n)]
     if not calls:
         return None
@@ -42,43 +37,38 @@ def training_note(program: ExportedProgram) -> str | None:
     names = ", ".join(f"{count} x {name}" for name, count in counted.items())
     text = (
         f"exported in training mode{where}: {names} drop values at random, or normalize"
-        " by the statistics of their"
+        " by the statistics of their batch; call model.eval() before"
+        " torch.export.export, unless training is intended"
     )
-    return (
-        f"{text} batch; call model.eval() before torch.export.export, unless that is"
-        " what you want"
-    )
+    return text
 
 
 def _is_in_training(node: Node) -> bool:
-    """Whether training mode makes the call drop values at random, or use the statistics
-    of its batch.
-    """
+    """Return whether a call drops random values, or uses the statistics of its batch."""
     if not isinstance(node.target, OpOverload) or not _has_mode(node.target):
         return False
     arguments = bound_arguments(node)
     if not any(arguments.get(name) for name in _MODES):
         return False
-    # A norm without running statistics computes with those of the batch in evaluation,
-    # too. A dropout, or an LSTM with dropout between its layers, whose probability
-    # (``p``, ``dropout``) is 0 is the same in both modes.
+    # A norm without running statistics uses those of the batch in evaluation, too. A
+    # dropout with probability 0 (``p``, ``dropout``) is the same in both modes. So is
+    # an LSTM with such a dropout between its layers.
     by_batch = "running_mean" in arguments and arguments["running_mean"] is None
     return not by_batch and arguments.get("dropout", arguments.get("p")) != 0
 
 
 @cache
 def _has_mode(op: OpOverload) -> bool:
-    """Whether the operator has an argument for training mode."""
+    """Return whether the operator has an argument for training mode."""
     return any(argument.name in _MODES for argument in op._schema.arguments)
 
 
 def reads_mode(module: torch.nn.Module) -> bool:
-    """Whether the results of a module may depend on its ``training``, judged by its own
-    code.
+    """Return whether the code of a module reads its ``training``.
 
     True for dropout, for norms, and for a module that passes ``self.training`` to a
-    function; not for a wrapper around such modules. True also for a ScriptModule, whose
-    code cannot be read.
+    function; not for a wrapper around such modules. True also for a ScriptModule,
+    because its code cannot be read.
     """
     if isinstance(module, torch.jit.ScriptModule):
         return True
@@ -91,14 +81,12 @@ def reads_mode(module: torch.nn.Module) -> bool:
 
 
 _NOT_COMPUTING = {"train", "eval", "__repr__", "extra_repr"}
-"""Methods that may read ``training``, and do not change what the module computes."""
+"""Methods that may read ``training`` and do not change the results of the module."""
 
 
 @cache
 def _class_reads_mode(cls: type) -> bool:
-    """Whether a method of a module's class, or of a base class apart from
-    ``nn.Module``, names ``training``.
-    """
+    """Return whether a method of a class or its bases names ``training``."""
     for base in cls.__mro__:
         if not issubclass(base, torch.nn.Module) or base is torch.nn.Module:
             continue
@@ -110,9 +98,7 @@ def _class_reads_mode(cls: type) -> bool:
 
 
 def _code_of(function: Any) -> CodeType | None:
-    """The code object behind a function, method, property or decorated function; None
-    if there is none.
-    """
+    """Return the code of a function, method, property or decorated function, or None."""
     function = (
         getattr(function, "__func__", None)
         or getattr(function, "fget", None)
@@ -124,7 +110,7 @@ def _code_of(function: Any) -> CodeType | None:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names in a code object and in functions defined in it.
+    """Yield the names in a code object and in functions defined in it.
 
     Its strings as well, because ``getattr`` takes names as strings.
     """

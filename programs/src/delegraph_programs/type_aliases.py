@@ -1,4 +1,4 @@
-"""The types of what a lowering accepts."""
+"""Types of the arguments that ``lower`` accepts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from torch.export import ExportedProgram
 Program = torch.nn.Module | ExportedProgram
 
 Arguments = Sequence[Any] | torch.Tensor
-"""The positional arguments of a call; a bare tensor stands for a tuple that contains it
-alone.
-"""
+"""Positional arguments of a call; a bare tensor means a tuple with that tensor."""
 ExampleInputs = Arguments | Mapping[str, Arguments | None] | None
 """The arguments of one method, or of several methods by name."""
 Transform = Callable[[ExportedProgram], ExportedProgram]

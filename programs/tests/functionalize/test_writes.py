@@ -448,12 +448,12 @@ class Region(nn.Module):
     [
         (
             lambda h, y: h.copy_(y[0]),
-            "what is written to h is torch.float32 of shape [4], and was",
+            "the new value of h is torch.float32 of shape [4] instead of",
         ),
         (lambda h, y: (h.unfold(0, 2, 2).add_(1), h * y)[1], "result 0 of call 1"),
         (
             lambda h, y: (h.unfold(1, 3, 3).add_(1), y)[1],
-            "what two calls leave in inputs and buffers",
+            "the contents of inputs and buffers after two calls",
         ),
     ],
     ids=["types", "results", "state"],
@@ -472,7 +472,7 @@ def test_what_torch_gets_wrong_is_refused(step, says, known):
         program._example_inputs = None
     with pytest.raises(
         InputError,
-        match="wrap_with_autocast.*what torch makes of it differs from eager",
+        match="wrap_with_autocast.*torch's functional form differs from eager",
     ) as e:
         normalize(program)
     assert says in str(e.value) and "test_writes.py" in str(e.value.source)
@@ -517,7 +517,7 @@ def test_a_program_that_eager_cannot_run_is_not_compared():
     _, notes = normalize(program)
     assert (
         notes[1]
-        == "not compared with eager after that, since its tensors have no values"
+        == "the retraced program was not compared with eager: its tensors have no values"
     )
 
 
@@ -707,7 +707,7 @@ class Hidden(nn.Module):
 def test_write_to_a_constant_that_shares_its_memory_in_part_is_an_error():
     with pytest.raises(
         InputError,
-        match="c_lifted_tensor_0 shares memory with b_seen in a way that is not known",
+        match="c_lifted_tensor_0 shares memory with b_seen in an unknown way",
     ):
         normalize(torch.export.export(Hidden(), (torch.ones(3),)))
 
@@ -781,10 +781,7 @@ def test_casts_of_autocast_are_written_out(inside):
     module = Cast().eval()
     x = torch.randn(2, 4).abs()
     normal, notes = normalize(torch.export.export(module, (x,)))
-    assert (
-        notes
-        and "wrap_with_autocast: its casts show only when it is traced" in notes[0]
-    )
+    assert notes and "wrap_with_autocast: the graph does not show its casts" in notes[0]
     calls = {
         str(n.target) for n in all_nodes(normal.graph_module) if n.op == "call_function"
     }

@@ -279,4 +279,7 @@ def _user_line(error: BaseException) -> SourceLine | None:
         for f in frames
         if f.filename != "<string>" and not f.filename.startswith(_LIBRARIES)
     ]
-    return innermost((f.filename, f.lineno or 0, f.name, f.line or "") for f in tracing)
+    return innermost(
+        SourceLine(f.filename, f.lineno or 0, f.name, (f.line or "").strip())
+        for f in tracing
+    )

@@ -31,7 +31,7 @@ from delegraph_programs.required_strides import (
     same_strides,
 )
 from delegraph_programs.shared_memory import expect_written_apart
-from delegraph_programs.tracing_lock import Turn
+from delegraph_programs.tracing_lock import ForkSafeLock
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Node
@@ -51,8 +51,10 @@ if TYPE_CHECKING:
     from ..discovery.registry import Registry
 
 OnMissingRuntime = Literal["error", "eager"]
-_BUILDING = Turn()
-_TURN_OF_RUNTIME: WeakKeyDictionary[type[BackendRuntime], Turn] = WeakKeyDictionary()
+_BUILDING = ForkSafeLock()
+_TURN_OF_RUNTIME: WeakKeyDictionary[type[BackendRuntime], ForkSafeLock] = (
+    WeakKeyDictionary()
+)
 """Runtime that is not thread-safe -> the lock that is held while it loads or runs."""
 
 
@@ -179,7 +181,7 @@ class LoadedDelegate:
             else [_type_check(output) for output in module.outputs]
         )
         # or the lock of a runtime that is not thread-safe
-        self._turn = Turn("loading the same delegate")
+        self._turn = ForkSafeLock("loading the same delegate")
         self._run: Delegate | None = None
         # whether results are copied, since the next call may overwrite them
         self._copies = False
@@ -282,7 +284,7 @@ class LoadedDelegate:
         if not runtime.thread_safe:
             with _BUILDING:
                 self._turn = _TURN_OF_RUNTIME.setdefault(
-                    runtime, Turn(f"calling {runtime.__name__}")
+                    runtime, ForkSafeLock(f"calling {runtime.__name__}")
                 )
         with self._turn:
             if self._run is None:
@@ -529,7 +531,7 @@ class Executable:
         self._delegates = delegates.fresh() if delegates is not None else None
         # threads take turns only if a call leaves something behind for the next
         turn = (
-            Turn("calling the same program")
+            ForkSafeLock("calling the same program")
             if self._method.keeps_state
             else nullcontext()
         )

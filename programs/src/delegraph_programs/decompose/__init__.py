@@ -1,3 +1,1 @@
-"""Decompositions: operators that no backend takes, written in terms of others, one call
-at a time.
-"""
+"""Decompositions: operators that no backend takes become calls of other operators."""

@@ -1,9 +1,8 @@
-"""The decomposition of convolutions with symbolic sizes, which torch cannot always
-trace for all sizes at once.
+"""Decomposes convolutions with symbolic sizes, which torch cannot always trace.
 
-torch asks whether a symbolic size of the result is 1, to find its strides, or writes
-the size in another way than it was recorded. The operators of the decomposition are the
-same for all sizes, and the value is the recorded one.
+To find strides, torch's trace compares a symbolic size of the result with 1. It may
+also write the size in another way than it was recorded. The operators of the
+decomposition are the same for all sizes, and the value is the recorded one.
 """
 
 from __future__ import annotations
@@ -35,8 +34,9 @@ _TRANSPOSED: dict[Any, int] = {
 
 
 class _Settings(NamedTuple):
-    """What ``aten.convolution`` takes after the bias, and zeros to add before
-    (``extra``, as ``pad`` takes them).
+    """The arguments of ``aten.convolution`` after the bias.
+
+    ``extra``: zeros to add to the image first, in the form that ``pad`` takes.
     """
 
     stride: list[int]
@@ -49,10 +49,10 @@ class _Settings(NamedTuple):
 
 
 def convolution_of_any_size(node: Node, mode: Any) -> Graph | None:
-    """The decomposition of a convolution, with the value that was recorded for
-    ``node``; None for any other call.
+    """Return the decomposition of a convolution; None for any other call.
 
-    ``mode``: the fake tensor mode of the recorded values.
+    Its value is the one that was recorded for ``node``. ``mode``: the fake tensor mode
+    of the recorded values.
     """
     dimensions = _FORWARD.get(node.target) or _TRANSPOSED.get(node.target)
     if dimensions is None:
@@ -108,8 +108,9 @@ def _add(
 
 
 def _padded(image: Node, settings: _Settings) -> torch.Tensor:
-    """The value of ``image`` with the zeros of ``extra`` behind. Padding the fake
-    tensor would fix its sizes.
+    """Return the value of ``image``, padded at the end by ``extra``.
+
+    Padding the fake tensor would fix its sizes.
     """
     val = image.meta["val"]
     behind = reversed(settings.extra[1::2])
@@ -119,7 +120,7 @@ def _padded(image: Node, settings: _Settings) -> torch.Tensor:
 
 
 def _settings(node: Node, given: dict[str, Any], dimensions: int) -> _Settings:
-    """The settings of a convolution, each as a list with a number for each dimension."""
+    """Return the settings of a convolution; lists have a number for each dimension."""
     stride = _for_each(given["stride"], dimensions)
     dilation = _for_each(given["dilation"], dimensions)
     groups = given["groups"]
@@ -144,6 +145,6 @@ def _settings(node: Node, given: dict[str, Any], dimensions: int) -> _Settings:
 
 
 def _for_each(value: Sequence[int] | int, dimensions: int) -> list[int]:
-    """A setting as a list; a single number is for all dimensions."""
+    """Return a setting as a list; a single number is repeated for all dimensions."""
     listed = [value] if isinstance(value, int) else list(value)
     return listed * dimensions if len(listed) == 1 else listed

@@ -1,8 +1,7 @@
-"""Which operators can be written in terms of others: torch's own tables, and the few
-entries that they lack.
+"""Tables of decompositions: torch's own, and the few entries that they lack.
 
 ``to_core`` leads, step by step, to core ATen, the operators that every host has.
-``beyond_core`` decomposes those, too, which pays only for a backend that takes all of
+``beyond_core`` also decomposes those, which pays only for a backend that takes all of
 the result.
 """
 
@@ -33,11 +32,10 @@ RECURRENT = frozenset({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_r
 
 @cache
 def _listed() -> Mapping[Any, Decompose]:
-    """torch's decompositions to core ATen without those of composites, for which
-    ``OpOverload.decompose`` is the same.
+    """Return torch's decompositions to core ATen, except for composites.
 
-    torch's whole table takes a tenth of a second, because it looks through all
-    operators.
+    ``OpOverload.decompose`` does the same for those. torch's whole table takes a tenth
+    of a second, because it searches all operators.
     """
     make: Any = getattr(
         torch._decomp,
@@ -49,25 +47,26 @@ def _listed() -> Mapping[Any, Decompose]:
 
 @cache
 def to_core(op: Any) -> Decompose | None:
-    """The function that computes ``op`` by operators nearer to core ATen.
+    """Return the function that computes ``op`` by operators nearer to core ATen.
 
-    None if there is none, if ``op`` is core ATen, or if it must stay whole: it writes,
-    or needs data or random numbers.
+    None if there is none, or if ``op`` is core ATen. None also if it must stay whole:
+    it writes, or needs data or random numbers.
     """
-    if op in _OWN:
-        return _OWN[op]
+    if op in _ADDED_TO_CORE:
+        return _ADDED_TO_CORE[op]
     if not _may_be_decomposed(op) or torch.Tag.core in op.tags:
         return None
-    # what torch wrote in Python comes before ``decompose``, which calls what a table
-    # puts in its place, and so itself
+    # torch's Python kernel comes before ``decompose``, which would call the entry of a
+    # table, and so itself
     python = op.py_kernels.get(torch._C.DispatchKey.CompositeImplicitAutograd)
     return _listed().get(op, python or (op.decompose if is_composite(op) else None))
 
 
 @cache
 def beyond_core(op: Any) -> Decompose | None:
-    """The function that computes ``op`` by simpler operators if ``to_core`` leaves it
-    whole; None if there is none.
+    """Return the function that computes ``op`` by simpler operators, or None.
+
+    It exists only for operators that ``to_core`` leaves whole.
     """
     if op in _BEYOND:
         return _BEYOND[op]
@@ -78,7 +77,7 @@ def beyond_core(op: Any) -> Decompose | None:
 
 
 def is_composite(op: Any) -> bool:
-    """Whether torch itself decomposes ``op`` before a trace sees it."""
+    """Return whether torch itself decomposes ``op`` before a trace sees it."""
     if not isinstance(op, OpOverload):
         return False
     name: Any = op.name
@@ -88,9 +87,7 @@ def is_composite(op: Any) -> bool:
 
 
 def _may_be_decomposed(op: Any) -> bool:
-    """Whether an operator is pure and needs neither data nor random numbers, so that it
-    can be traced.
-    """
+    """Return whether an operator is pure, without data or random numbers."""
     if (
         not isinstance(op, OpOverload)
         or op._schema.is_mutable
@@ -115,11 +112,10 @@ def _batch_norm(
     eps: float,
     *_: Any,
 ) -> tuple[Tensor, ...]:
-    """Batch norm that writes no statistics, as one of two core operators. ``_``:
-    further arguments, without effect.
+    """Compute batch norm without writing statistics, by one of two core operators.
 
-    Raises NotImplementedError if it would write them: in training, with running
-    statistics.
+    Further arguments (``_``) have no effect. Raises NotImplementedError in training
+    with running statistics, which would have to be written.
     """
     if not training:
         inference = aten._native_batch_norm_legit_no_training.default
@@ -145,7 +141,7 @@ def _lstm_cell(
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One step of an LSTM: the new hidden state and the new cell state."""
+    """Return one step of an LSTM: the new hidden state and the new cell state."""
     hidden, cell = hx
     gates = aten.linear(hidden, w_hh, b_hh) + aten.linear(input, w_ih, b_ih)
     gate_in, gate_forget, gate_cell, gate_out = gates.chunk(4, 1)
@@ -161,7 +157,7 @@ def _gru_cell(
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> Tensor:
-    """One step of a GRU: the new hidden state."""
+    """Return one step of a GRU: the new hidden state."""
     reset_in, update_in, new_in = aten.linear(input, w_ih, b_ih).chunk(3, 1)
     reset_hidden, update_hidden, new_hidden = aten.linear(hx, w_hh, b_hh).chunk(3, 1)
     reset = (reset_hidden + reset_in).sigmoid()
@@ -171,7 +167,7 @@ def _gru_cell(
     return result
 
 
-_OWN: dict[OpOverload, Decompose] = {
+_ADDED_TO_CORE: dict[OpOverload, Decompose] = {
     aten.batch_norm.default: lambda *args: _batch_norm(*args)[0],
     aten.native_batch_norm.default: _batch_norm,
     aten.lstm_cell.default: _lstm_cell,
@@ -179,7 +175,7 @@ _OWN: dict[OpOverload, Decompose] = {
 }
 """Operator -> decomposition: norms, which torch's tables lack, and cells.
 
-torch's decompositions of cells write the gates in place, each of which is a part of one
+torch's decompositions of cells write the gates in place; each gate is a part of one
 tensor. Without these writes, backends take all of a cell.
 """
 
@@ -191,20 +187,23 @@ def _var(
     correction: Any = None,
     keepdim: bool = False,
 ) -> Tensor:
-    """The variance: the sum of squared distances from the mean, divided by the count
-    minus ``correction``.
+    """Return the mean squared distance from the mean, with a corrected count.
 
-    ``dim`` None or empty: over all dimensions. ``correction`` None: 1. Raises
-    NotImplementedError for complex numbers, and if the divisor is not positive.
+    The divisor is the count minus ``correction`` (None: 1). ``dim`` None or empty: over
+    all dimensions. Raises NotImplementedError for complex numbers, and if the divisor
+    is not positive.
     """
     if self.is_complex():
-        raise NotImplementedError("a variance of complex numbers")
+        raise NotImplementedError("a variance of complex numbers is not supported")
     dims = [d % max(self.dim(), 1) for d in dim or range(self.dim())]
     count: int | SymInt = math.prod(self.shape[d] for d in dims) if self.dim() else 1
     distance = self - aten.mean.dim(self, dims, True)
     divisor = count - (1 if correction is None else correction)
     if isinstance(divisor, (int, float)) and divisor <= 0:
-        raise NotImplementedError("a variance of too few elements")
+        raise NotImplementedError(
+            f"a variance of {count} elements with the correction {correction} has no"
+            " positive divisor"
+        )
     sum_of_squares: Tensor = aten.sum.dim_IntList(distance * distance, dims, keepdim)
     return sum_of_squares / divisor
 
@@ -216,11 +215,10 @@ def _var_mean(
     correction: Any = None,
     keepdim: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The variance, as ``_var`` computes it, and the mean."""
+    """Return the variance, as ``_var`` computes it, and the mean."""
     dims = list(dim or range(self.dim()))
-    return _var(self, dims, correction=correction, keepdim=keepdim), aten.mean.dim(
-        self, dims, keepdim
-    )
+    var = _var(self, dims, correction=correction, keepdim=keepdim)
+    return var, aten.mean.dim(self, dims, keepdim)
 
 
 def _group_norm(
@@ -233,34 +231,30 @@ def _group_norm(
     group: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalize each group of channels of each sample, a row, by its mean and variance;
-    then scale, shift by channel.
+    """Normalize each group of channels of each sample, then scale and shift by channel.
 
-    ``input`` has N samples of C channels with HxW elements each. Returns the result,
-    and for each of the N * group rows the mean and the reciprocal of the standard
-    deviation, both of shape [N, group].
+    ``input`` has N samples of C channels with HxW elements each. Returns the result.
+    Returns also the mean and the reciprocal of the standard deviation of each group,
+    both of shape [N, group].
     """
     rows = aten.view.default(input, [N, group, -1])
     var, mean = _var_mean(rows, [2], correction=0, keepdim=True)
     scale = aten.rsqrt.default(var + eps)
     result = aten.view.default((rows - mean) * scale, list(input.shape))
     channel_shape = [1, C, *([1] * (input.dim() - 2))]
-    result = (
-        result if weight is None else result * aten.view.default(weight, channel_shape)
-    )
-    result = result if bias is None else result + aten.view.default(bias, channel_shape)
-    return (
-        result,
-        aten.view.default(mean, [N, group]),
-        aten.view.default(scale, [N, group]),
-    )
+    if weight is not None:
+        result = result * aten.view.default(weight, channel_shape)
+    if bias is not None:
+        result = result + aten.view.default(bias, channel_shape)
+    mean = aten.view.default(mean, [N, group])
+    scale = aten.view.default(scale, [N, group])
+    return result, mean, scale
 
 
 def _any_dim(self: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """Whether any element along ``dim`` is true, computed as a maximum of ones (true)
-    and zeros.
-    """
-    ones = aten.to.dtype(self if self.dtype is torch.bool else self != 0, torch.float32)
+    """Return whether any element along ``dim`` is true, by a maximum of ones and zeros."""
+    is_true = self if self.dtype is torch.bool else self != 0
+    ones = aten.to.dtype(is_true, torch.float32)
     largest: Tensor = aten.amax.default(ones, [dim], keepdim)
     return largest > 0.5
 
@@ -271,10 +265,7 @@ _BEYOND: dict[OpOverload, Decompose] = {
     aten.native_group_norm.default: _group_norm,
     aten.any.dim: _any_dim,
 }
-"""Decompositions for operators that torch has none for, or only one in terms of its
-``prims``.
+"""Decompositions of operators that torch does not decompose, or only to its ``prims``.
 """
 _IN_PRIMS_ONLY = frozenset({aten._to_copy.default})
-"""Operators that torch decomposes only to its ``prims``, which no backend takes; they
-stay as they are.
-"""
+"""Operators that stay whole, because torch decomposes them only to its ``prims``."""

@@ -1,6 +1,4 @@
-"""Putting a decomposition in the place of a call. Until it is committed, it can be
-undone.
-"""
+"""Inserts a decomposition before a call; it can be undone until it is committed."""
 
 from __future__ import annotations
 
@@ -8,18 +6,16 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
-from torch.fx import Node
+from torch.fx import Node, map_arg
 
 from .trace import Decomposition, operands
 
 _NOT_INHERITED = frozenset({"val", "tensor_meta", "delegation_tag"})
-"""Metadata that describes the call itself, and so is not passed on to the calls of its
-decomposition.
-"""
+"""Metadata of the call itself, which the calls of its decomposition do not get."""
 
 
 def _results(*values: Any) -> tuple[Any, ...]:
-    """The target of the node ``Inlining._anchor``.
+    """Return the target of the node ``Inlining._anchor``.
 
     It uses the results until ``commit``: without users, the calls that compute them
     would count as dead code.
@@ -28,47 +24,40 @@ def _results(*values: Any) -> tuple[Any, ...]:
 
 
 class Inlining:
-    """A decomposition, inserted before the call ``node``; ``node`` stays until
-    ``commit`` replaces it.
+    """A decomposition, inserted before the call ``node``.
 
-    ``undo`` removes the inserted calls. They have the debug handle and the source of
-    ``node``; ``meta["decomposed_from"]`` names the operators that they come from,
-    outermost first. Calls that only unused results need are not inserted. ``calls`` are
-    the inserted calls, without those that only unpack results. They stand between
-    ``_previous`` and ``_anchor``, a node that uses the results until ``commit``.
+    ``commit`` replaces ``node``, and ``undo`` removes the inserted calls. These have
+    the debug handle and the source of ``node``; ``meta["decomposed_from"]`` names the
+    operators that they come from, outermost first. Calls that only unused results need
+    are not inserted. ``calls`` are the inserted calls, without those that only unpack
+    results. They are between ``_previous`` and ``_anchor``, a node that uses the
+    results until ``commit``.
     """
 
     def __init__(self, node: Node, decomposition: Decomposition) -> None:
-        """Insert the calls of ``decomposition`` before ``node``, and after them a node
-        that uses their results.
-        """
+        """Insert the calls of ``decomposition`` before ``node``, and then the anchor."""
         self.node = node
         self.graph = node.graph
         self.calls = list[Node]()
         self._previous = node.prev
         self.single = decomposition.single
         results = decomposition.results
-        # the positions of the results that something uses
-        used = (
-            {0}
-            if self.single
-            else {u.args[1] for u in node.users if u.target is operator.getitem}
-        )
+        used: set[Any] = {0}  # the positions of the results with users
+        if not self.single:
+            used = {u.args[1] for u in node.users if u.target is operator.getitem}
         needed = decomposition.needed_for(r for k, r in enumerate(results) if k in used)
         copies = dict(zip(decomposition.placeholders, operands(node), strict=True))
         with self.graph.inserting_before(node):
             for call in decomposition.calls:
                 if call in needed:
                     copies[call] = self._copy(call, copies)
-            # None stands for a result that nothing uses, since it may not have been
-            # copied
+            # an unused result is replaced by None, since it may not have been copied
             values = [r if k in used else None for k, r in enumerate(results)]
-            self._anchor = self.graph.call_function(
-                _results, tuple(copies[v] if isinstance(v, Node) else v for v in values)
-            )
+            operands_of_anchor = map_arg(tuple(values), copies.__getitem__)
+            self._anchor = self.graph.call_function(_results, operands_of_anchor)
 
     def _copy(self, call: Node, copies: dict[Node, Node]) -> Node:
-        """A copy of one call of the decomposition, with the metadata of ``node``."""
+        """Return a copy of one call of the decomposition with metadata of ``node``."""
         copy = self.graph.node_copy(call, copies.__getitem__)
         copy.meta = {k: v for k, v in self.node.meta.items() if k not in _NOT_INHERITED}
         copy.meta["decomposed_from"] = (
@@ -81,38 +70,29 @@ class Inlining:
         return copy
 
     def inserted(self) -> Iterator[Node]:
-        """The nodes that now stand before ``node`` in its place, also those that
-        replaced inserted calls.
-        """
+        """Yield the nodes inserted for ``node``, and nodes that replaced these."""
         node = self._previous.next
         while node is not self._anchor:
             yield node
             node = node.next
 
     def results(self) -> tuple[Any, ...]:
-        """The values that replace the call's results, by position; None for results
-        that nothing uses.
-        """
-        # Read from the anchor: where a result was itself decomposed, the anchor uses
-        # what replaced it.
+        """Return the values that replace the call's results; None for unused ones."""
+        # Read from the anchor: if a result was decomposed itself, the anchor uses its
+        # replacement.
         values: Any = self._anchor.args
         return tuple(values)
 
     def commit(self) -> None:
-        """Let users of the call use the values of ``results()`` instead, and erase the
-        call.
-        """
+        """Replace the results of the call by ``results()``, and erase the call."""
         results = self.results()
-        users: list[tuple[Node, Any]] = (
-            [(self.node, 0)]
-            if self.single
-            else [(u, u.args[1]) for u in self.node.users]
-        )
-        for user, k in users:
-            user.replace_all_uses_with(results[k])
-            self.graph.erase_node(user)
-        if not self.single:
-            self.graph.erase_node(self.node)
+        if self.single:
+            self.node.replace_all_uses_with(results[0])
+        else:
+            for unpacked in list(self.node.users):
+                unpacked.replace_all_uses_with(results[unpacked.args[1]])  # type: ignore[index]
+                self.graph.erase_node(unpacked)
+        self.graph.erase_node(self.node)
         self.graph.erase_node(self._anchor)
 
     def undo(self) -> None:

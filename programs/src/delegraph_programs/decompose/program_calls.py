@@ -20,7 +20,7 @@ def decompose_calls(
 ) -> ExportedProgram:
     """Decompose the calls for which ``keeps`` is false, step by step to core ATen.
 
-    ``program`` comes from ``normalize``: its graph is changed. ``keeps`` is asked about
+    ``program`` comes from ``normalize``: its graph is changed. ``keeps`` is called for
     each call that has a decomposition, also inside another decomposition. Equal calls
     are traced once. Returns the program with the new graph.
     """

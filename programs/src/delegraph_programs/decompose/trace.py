@@ -1,7 +1,6 @@
-"""Tracing one call: finding the operators that its decomposition consists of, under
-fake tensors.
+"""Traces one call under fake tensors, to find the operators of its decomposition.
 
-Results are remembered by the signature of the call.
+Results are kept by the signature of the call.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ _IDENTITIES = frozenset(
     {aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
 )
 LINEAR = frozenset({aten.linear.default})
-"""Operators that traces keep by default, for a backend to take: the only composite one
-in recurrent layers.
+"""Operators that traces keep whole by default: the only composite in recurrent layers.
 """
 _DEPENDS_ON_SIZES = (
     "torch decomposes it in different ways for different sizes, which are known at run"
@@ -57,12 +55,12 @@ _DEPENDS_ON_SIZES = (
 
 
 class Untraceable(Exception):
-    """A decomposition that cannot stand for its call; the message says why."""
+    """A decomposition that cannot replace its call; the message explains why."""
 
 
 @dataclass(frozen=True)
 class Decomposition:
-    """The calls that one call consists of, in a graph of their own.
+    """The calls that replace one call, in a graph of their own.
 
     ``single``: the call returns one value, not a tuple.
     """
@@ -87,7 +85,7 @@ class Decomposition:
         return tuple(values)
 
     def needed_for(self, results: Iterable[Any]) -> set[Node]:
-        """The calls on which ``results`` depend."""
+        """Return the calls on which ``results`` depend."""
         needed = reachable(
             (r for r in results if isinstance(r, Node)),
             lambda node: node.all_input_nodes,
@@ -95,11 +93,10 @@ class Decomposition:
         return needed.difference(self.placeholders)
 
     def can_replace(self, node: Node) -> bool:
-        """Whether the results can replace those of ``node``: they have the same dtypes
-        and shapes.
+        """Return whether the results have the dtypes and shapes of those of ``node``.
 
         If ``node`` returns several results, all of its users must be calls of
-        ``getitem``, and only results that one of them unpacks are compared.
+        ``getitem``. Only results that one of them unpacks are compared.
         """
         val: Any = node.meta.get("val")
         if self.single:
@@ -114,34 +111,32 @@ class Decomposition:
 
 
 class Tracer:
-    """Traces calls. Calls of equal signature (operator, types, shapes, strides, other
-    arguments) are traced once.
+    """Traces calls. Calls of equal signature are traced once.
 
-    ``failures``: why calls have no decomposition although ``to_core`` has their
-    operator, for notes in the report. ``_known``: key of a call -> its decomposition,
-    None if it has none.
+    The signature is operator, types, shapes, strides and other arguments. ``failures``:
+    why calls have no decomposition although ``to_core`` has their operator, for notes
+    in the report. ``_known``: key of a call -> its decomposition, None if it has none.
     """
 
     def __init__(self) -> None:
-        """A tracer that knows no call yet, and no program, which ``begin`` gives it."""
+        """Start without traced calls; ``begin`` sets the program."""
         self.failures: list[str] = []
         self._known: dict[Hashable, Decomposition | None] = {}
         self._constants: ConstantValues | None = None
 
     def begin(self, program: ExportedProgram) -> None:
-        """From now on, decompose calls of ``program``, whose constants may allow
-        simpler decompositions.
-        """
+        """Set the program of the next calls; its constants may simplify decompositions."""
         self._constants = ConstantValues(constants_of(program))
 
     def decompose(
         self, node: Node, how: Decompose | None, whole: frozenset[Any] = LINEAR
     ) -> Decomposition | None:
-        """The decomposition of ``node`` by one step of the function ``how``.
+        """Return the decomposition of ``node`` by one step of the function ``how``.
 
-        None if ``how`` is None, or if no decomposition can replace ``node``; if
-        ``to_core`` has the operator, ``failures`` then says why. Operators in ``whole``
-        stay whole in it, even if torch would decompose them by itself.
+        None if ``how`` is None, or if no decomposition can replace ``node``. In the
+        second case ``failures`` has the reason, if ``to_core`` has the operator.
+        Operators in ``whole`` stay whole in it, even if torch would decompose them by
+        itself.
         """
         if how is None:
             return None
@@ -154,7 +149,7 @@ class Tracer:
             if graph is not None:
                 return Decomposition(graph, single=True)
         table = self._simpler_parts(node)
-        # ``table`` is empty or ``SEEN_ROWS``, so its length says which
+        # ``table`` is empty or ``SEEN_ROWS``, so its length identifies it
         key = (whole, len(table), self.signature(node))
         if key not in self._known:
             try:
@@ -166,30 +161,26 @@ class Tracer:
                     where = f" ({source.place})" if source else ""
                     self.failures.append(f"{node.target}{where} was left whole: {e}")
         decomposition = self._known[key]
-        return (
-            decomposition
-            if decomposition is not None and decomposition.can_replace(node)
-            else None
-        )
+        if decomposition is None or not decomposition.can_replace(node):
+            return None
+        return decomposition
 
     def _simpler_parts(self, node: Node) -> Table:
-        """Decompositions to use for calls inside of ``node`` in place of torch's; empty
-        except for attention.
+        """Return decompositions that replace torch's inside of ``node``.
 
-        If every query is known to see a key, the softmax of attention can be simpler.
+        They are empty except for attention. If every query is known to see a key, the
+        softmax of attention can be simpler.
         """
-        return (
-            SEEN_ROWS
-            if is_attention(node.target) and sees_every_row(node, self._constants)
-            else {}
-        )
+        if is_attention(node.target) and sees_every_row(node, self._constants):
+            return SEEN_ROWS
+        return {}
 
     def signature(self, node: Node) -> Hashable:
-        """Everything on which the decomposition of ``node`` may depend, as a key.
+        """Return everything that the decomposition of ``node`` may depend on, as a key.
 
-        That is the operator, the mode of the fake tensors, the structure of the
-        arguments, which operands are the same node (as in ``x * x``), and types and
-        literal values.
+        It has the operator, the mode of the fake tensors, the structure of the
+        arguments, types, and literal values. It shows which operands are the same node
+        (``x * x``).
         """
         flat, structure = pytree.tree_flatten((node.args, node.kwargs))
         # number the operands by first occurrence: (0, 0) for ``x * x``, (0, 1) for ``x
@@ -211,13 +202,14 @@ class Tracer:
     def _trace_for_signature(
         self, node: Node, how: Decompose, whole: frozenset[Any], table: Table
     ) -> Decomposition:
-        """Trace ``node``; raises Untraceable if the result would not be right for every
-        call of its signature.
+        """Trace ``node`` for all calls of its signature.
+
+        Raises Untraceable if the result would be wrong for some of them.
         """
         mode = _fake_mode(node)
         if mode is None:
             raise Untraceable(
-                "the program does not say the types and shapes of its operands and"
+                "the program does not record the types and shapes of its operands and"
                 " results"
             )
         # torch's decomposition of a recurrent layer leaves the dropout between its
@@ -241,14 +233,12 @@ class Tracer:
 
 
 def _fake_mode(node: Node) -> Any:
-    """The mode of the fake tensors recorded for a call and its operands; None if there
-    are none.
-    """
+    """Return the mode of the fake tensors of a call and its operands, or None."""
     return detect_fake_mode([n.meta.get("val") for n in (node, *node.all_input_nodes)])
 
 
 def _key_of(leaf: Any) -> Hashable:
-    """What a decomposition may depend on in one argument of a call.
+    """Return the part of a key for one argument of a call.
 
     Python takes 1, 1.0 and True for equal, and operators do not, so the key has the
     type of a literal.
@@ -258,29 +248,29 @@ def _key_of(leaf: Any) -> Hashable:
     val = leaf.meta.get("val")
     if not isinstance(val, torch.Tensor):
         return "number", type(val), str(val)
-    placed = (
-        (_sizes(val.stride()), str(val.storage_offset()))
-        if val.layout is torch.strided
-        else None
-    )
+    placed = None
+    if val.layout is torch.strided:
+        placed = (_sizes(val.stride()), str(val.storage_offset()))
     return val.dtype, _sizes(val.shape), placed, val.device, val.layout
 
 
 def _sizes(sizes: Iterable[Any]) -> tuple[Any, ...]:
-    """Sizes or strides in a comparable form: symbolic ones as text, since comparing
-    their values fixes them.
+    """Return sizes or strides in a comparable form, symbolic ones as text.
+
+    Comparing the values of symbolic sizes would fix them.
     """
     return tuple(d if isinstance(d, int) else str(d) for d in sizes)
 
 
 def _is_random(node: Node) -> bool:
-    """Whether torch tags the operator of a call as one that may draw random numbers."""
+    """Return whether torch tags the operator of a call as possibly random."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _is_alike(val: Any, result: Any) -> bool:
-    """Whether ``val``, a recorded value, is a tensor of the same dtype and shape as the
-    one recorded for ``result``.
+    """Return whether ``val`` has the dtype and shape recorded for ``result``.
+
+    False if one of them is no tensor.
     """
     new = result.meta.get("val") if isinstance(result, Node) else None
     if not isinstance(val, torch.Tensor) or not isinstance(new, torch.Tensor):
@@ -289,7 +279,7 @@ def _is_alike(val: Any, result: Any) -> bool:
 
 
 def _guards(mode: Any) -> int:
-    """How many conditions on symbolic sizes torch has recorded so far."""
+    """Return how many conditions on symbolic sizes torch has recorded so far."""
     env = mode.shape_env
     return 0 if env is None else len(env.guards) + len(env.replacements)
 
@@ -297,7 +287,7 @@ def _guards(mode: Any) -> int:
 def _trace(
     node: Node, how: Decompose, mode: Any, whole: frozenset[Any], table: Table
 ) -> Decomposition:
-    """Trace one step of the decomposition by ``how``; raises Untraceable if that fails.
+    """Trace one step of the decomposition by ``how``; raise Untraceable if that fails.
 
     Operators that ``how`` calls stay whole, unless ``table`` decomposes them, or torch
     does by itself because they are not in ``whole``. ``mode``: the fake tensor mode of
@@ -309,26 +299,17 @@ def _trace(
     recorded: Any = node.meta.get("val")
 
     def flat(*values: Any) -> tuple[Any, ...]:
-        """The call as a function that returns a flat tuple, with the strides that were
-        recorded for its results.
-        """
+        """Return the call's results as a flat tuple, with the recorded strides."""
         returned = call(*values)
         single.append(not isinstance(returned, (list, tuple)))
         results = (returned,) if single[-1] else tuple(returned)
-        return tuple(
-            map(
-                _give_strides,
-                results,
-                recorded if isinstance(recorded, (list, tuple)) else (recorded,),
-            )
-        )
+        wanted = recorded if isinstance(recorded, (list, tuple)) else (recorded,)
+        return tuple(map(_give_strides, results, wanted))
 
     # a decomposition that would fix a symbolic size fails instead
-    no_new_guards = (
-        nullcontext()
-        if mode.shape_env is None
-        else mode.shape_env.error_on_new_guards()
-    )
+    no_new_guards: Any = nullcontext()
+    if mode.shape_env is not None:
+        no_new_guards = mode.shape_env.error_on_new_guards()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about its own code
@@ -354,8 +335,7 @@ def _trace(
 
 
 def operands(node: Node) -> list[Node]:
-    """The nodes among a call's arguments, one for each placeholder of its
-    decomposition.
+    """Return the nodes among a call's arguments, one for each placeholder of its trace.
 
     An operand that is passed twice is listed twice.
     """
@@ -367,29 +347,27 @@ def operands(node: Node) -> list[Node]:
 
 
 def _recorded_values(node: Node) -> list[Any]:
-    """The values recorded for the operands of ``node``, a distinct object for each
-    operand.
+    """Return the recorded values of the operands of ``node``, a separate object for
+    each.
 
-    Tracers tell operands apart by identity, and calls with the same decomposition share
+    Tracers identify operands by object, and calls with the same decomposition share
     recorded values.
     """
     values: dict[Node, Any] = {}
     seen: set[int] = set()
     for operand in dict.fromkeys(operands(node)):
         val = operand.meta["val"]
-        values[operand] = (
-            val.detach() if isinstance(val, torch.Tensor) and id(val) in seen else val
-        )
+        is_shared = isinstance(val, torch.Tensor) and id(val) in seen
+        values[operand] = val.detach() if is_shared else val
         seen.add(id(val))
     return [values[operand] for operand in operands(node)]
 
 
 def _give_strides(result: Any, wanted: Any) -> Any:
-    """``result`` with the strides of ``wanted``, the value recorded for it: a later
-    view may depend on them.
+    """Return ``result`` with the strides of ``wanted``, its recorded value.
 
-    Unchanged if the strides are equal or symbolic, or if the two are not tensors of
-    equal rank.
+    A later view may depend on them. The result is unchanged if the strides are equal or
+    symbolic, or if the two are not tensors of equal rank.
     """
     comparable = (
         isinstance(result, torch.Tensor)
@@ -413,9 +391,7 @@ def _give_strides(result: Any, wanted: Any) -> Any:
 
 
 def _strides_of(tensor: torch.Tensor) -> list[str]:
-    """Strides as text, to compare them; without those of dimensions of size 1, which do
-    not matter.
-    """
+    """Return strides as text, to compare them, without those of dimensions of size 1."""
     return [
         str(s)
         for s, d in zip(tensor.stride(), tensor.shape, strict=True)
@@ -424,18 +400,16 @@ def _strides_of(tensor: torch.Tensor) -> list[str]:
 
 
 def _as_function(node: Node, how: Decompose) -> Callable[..., Any]:
-    """A function that calls ``how`` with the arguments of ``node``, and takes the
-    operands as its parameters.
+    """Return a function that calls ``how`` with the arguments of ``node``.
 
-    An operand that the call passes twice is two parameters.
+    Its parameters are the operands. An operand that the call passes twice is two
+    parameters.
     """
     flat, spec = pytree.tree_flatten((node.args, node.kwargs))
     places = [k for k, leaf in enumerate(flat) if isinstance(leaf, Node)]
 
     def call(*values: Any) -> Any:
-        """What ``how`` returns for the arguments of ``node``, with ``values`` in the
-        places of its operands.
-        """
+        """Call ``how`` with ``values`` as the operands of ``node``."""
         filled = list(flat)
         for place, value in zip(places, values, strict=True):
             filled[place] = value
@@ -448,20 +422,20 @@ def _as_function(node: Node, how: Decompose) -> Callable[..., Any]:
 
 
 def _plain_list(argument: Any) -> Any:
-    """A list of the graph, which refuses writes, as a plain list that a decomposition
-    may write; others as they are.
+    """Return a list of the graph, which is read-only, as a plain list.
+
+    Decompositions may write their lists. Other arguments are unchanged.
     """
     return list(argument) if isinstance(argument, list) else argument
 
 
 @contextmanager
 def _avoid_cpu_libraries(node: Node) -> Iterator[None]:
-    """A block in which torch traces ``node`` as if it were built without mkldnn and
-    nnpack, if that matters.
+    """Trace ``node`` in this block as if torch were built without mkldnn and nnpack.
 
     Recurrent layers would otherwise become one call of mkldnn. For a convolution, torch
-    decides by the batch size whether to use nnpack, which fails if that size is known
-    at run time only.
+    uses nnpack depending on the batch size, and fails if that is symbolic. For other
+    calls, the block does nothing.
     """
     recurrent = (
         isinstance(node.target, OpOverload) and node.target._schema.name in RECURRENT
@@ -477,7 +451,7 @@ def _avoid_cpu_libraries(node: Node) -> Iterator[None]:
 
 
 def _is_dynamic(val: Any) -> bool:
-    """Whether a recorded value is a tensor with a symbolic size."""
+    """Return whether a recorded value is a tensor with a symbolic size."""
     return isinstance(val, torch.Tensor) and not all(
         isinstance(d, int) for d in val.shape
     )
@@ -485,9 +459,9 @@ def _is_dynamic(val: Any) -> bool:
 
 @contextmanager
 def _leave_whole(operators: Collection[Any]) -> Iterator[None]:
-    """A block in which traces keep calls of the composite ``operators``.
+    """Keep calls of the composite ``operators`` in traces inside of this block.
 
-    Without it, torch decomposes them before a tracer sees them.
+    Otherwise torch decomposes them before a tracer sees them.
     """
     composites = [
         op for op in operators if is_composite(op) and _check_valid_to_preserve(op)
@@ -503,8 +477,9 @@ def _leave_whole(operators: Collection[Any]) -> Iterator[None]:
 
 
 def _make_usable(graph: Graph, mode: Any) -> None:
-    """Make a traced graph functional, without identities and tensor attributes; raises
-    Untraceable if it cannot be.
+    """Make a traced graph functional, without identities and tensor attributes.
+
+    Raises Untraceable if that fails.
     """
     graph.eliminate_dead_code()
     for node in graph.nodes:
@@ -526,9 +501,7 @@ def _make_usable(graph: Graph, mode: Any) -> None:
 
 
 def _expect_aten(graph: Graph) -> None:
-    """Raise Untraceable if the graph has a higher-order call, a call of ``prims``, or a
-    node that is no call.
-    """
+    """Raise Untraceable for higher-order calls, calls of ``prims``, and other nodes."""
     for node in graph.nodes:
         higher_order = isinstance(node.target, torch._ops.HigherOrderOperator)
         if node.op not in ("placeholder", "call_function", "output") or higher_order:
@@ -540,17 +513,15 @@ def _expect_aten(graph: Graph) -> None:
 
 
 def _replace_by_call(node: Node, mode: Any) -> None:
-    """Replace ``node``, which fetches a constant scalar that the trace recorded, by a
-    call that makes the scalar.
+    """Replace ``node``, which fetches a constant scalar, by a call that makes the
+    scalar.
 
     Raises Untraceable for a constant with several elements.
     """
     module: Any = node.graph.owning_module
     tensor: Any = getattr(module, str(node.target))
-    # a fake tensor remembers the number that it was made of
-    tensor = (
-        getattr(tensor, "constant", None) if hasattr(tensor, "fake_mode") else tensor
-    )
+    if hasattr(tensor, "fake_mode"):
+        tensor = getattr(tensor, "constant", None)  # the number that it was made of
     if not isinstance(tensor, torch.Tensor) or tensor.dim():
         raise Untraceable("its decomposition makes a constant tensor")
     with node.graph.inserting_before(node):

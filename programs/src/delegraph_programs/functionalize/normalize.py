@@ -1,10 +1,9 @@
-"""Step ``normalize`` of a lowering: a private copy of the program in the form that
-backends see.
+"""Makes the normalized copy of a program, the form that backends see.
 
-That form is functional, has no wrappers that only switch gradients on and off, and has
-a debug handle on every call. The same holds for the subgraphs of higher-order calls.
-The caller's program is never changed. The graph is copied node by node, because a
-retrace of the whole program takes longer than exporting it did.
+The copy is functional, has no wrappers that only switch gradients on and off, and has a
+debug handle on every call. The same holds for the subgraphs of higher-order calls. The
+caller's program is never changed. The graph is copied node by node, because a retrace
+takes longer than the export did.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -43,21 +43,21 @@ from ..exported_program import (
 )
 from ..interpolation_scales import use_factors_of_eager
 from ..node_sets import reachable
+from ..operator_schema import overloads
 from ..shared_memory import overlapping, share_memory
 from ..source_line import source_of
 from ..subgraphs import next_handles, rewrite_subgraphs, subgraphs_of
 from ..tensor_subclasses import unwrap_subclasses
-from .aliases import storages
+from .aliases import have_common_storage
 from .operator_effects import aliased_arguments
-from .retrace_with_torch import check_retraced, retrace
+from .retrace_with_torch import HINT_FAILED, check_retraced, retrace
 from .writes import Mutations, Reason, functionalize
 
 aten = torch.ops.aten
 _GRADIENT_WRAPPER = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 _VMAP = "torch._functorch.predispatch"
-"""The module of the calls that begin and end a ``vmap``, which acts on all calls
-between them.
+"""Module of the calls that begin and end a ``vmap``, which acts on all calls between.
 """
 _DROPPED = frozenset({aten._assert_tensor_metadata.default})
 """Assertions about types, which an exported program fixes anyway."""
@@ -65,10 +65,10 @@ _IDENTITIES = frozenset(
     {aten.lift_fresh_copy.default, aten.detach.default, aten.alias.default}
 )
 """Calls that return their argument, once nothing is written in place."""
-_DROPOUTS = frozenset(
-    getattr(aten, name + suffix).default
-    for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
-    for suffix in ("", "_")
+_DROPOUTS = overloads(
+    "dropout.default dropout_.default feature_dropout.default feature_dropout_.default"
+    " alpha_dropout.default alpha_dropout_.default feature_alpha_dropout.default"
+    " feature_alpha_dropout_.default"
 )
 _QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
 """An operator by its name, because torch knows it only once torchao is imported."""
@@ -76,8 +76,9 @@ _CASTS = frozenset({aten.to.dtype, aten.to.device, aten.to.dtype_layout})
 
 
 def normalize(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
-    """The normalized copy of ``program``, and notes for the report. Raises InputError
-    if that is impossible.
+    """Return the normalized copy of ``program``, and notes for the report.
+
+    Raises InputError if the program cannot be made functional.
     """
     program = unwrap_subclasses(program)
     normal, unproven = _functional_copy(program, next_handles(program.graph_module))
@@ -89,30 +90,27 @@ def normalize(program: ExportedProgram) -> tuple[ExportedProgram, list[str]]:
     )
     if still_unproven:
         text = f"the program cannot be made functional: {still_unproven[0].text}"
-        raise InputError("input-invalid", text, source=still_unproven[0].source)
+        raise InputError(
+            "input-invalid", text, source=still_unproven[0].source, hint=HINT_FAILED
+        )
     for node in normal.graph.nodes:
         node.meta.pop(EXPORTED, None)  # torch gave the nodes new names
     doubt = check_retraced(program, normal, unproven[0])
     notes = [f"retraced, because of {reason}" for reason in unproven]
-    return normal, (
-        [
-            *notes,
-            f"not compared with eager after that, since {doubt}",
-        ]
-        if doubt
-        else notes
-    )
+    if doubt:
+        notes.append(f"the retraced program was not compared with eager: {doubt}")
+    return normal, notes
 
 
 def _functional_copy(
     program: ExportedProgram, handles: Iterator[int]
 ) -> tuple[ExportedProgram, list[Reason]]:
-    """A functional copy of ``program`` and its subgraphs, and an empty list.
+    """Return a functional copy of ``program`` and its subgraphs, and an empty list.
 
-    If no such copy can be made: a program that is not functional, and the reasons.
+    If there is none, return a program that is not functional, and the reasons.
     ``handles`` yields debug handles for the calls.
     """
-    graph = _Copy(program.graph_module).graph
+    graph = _UnwrappedCopy(program.graph_module).graph
     _record_expanded_copies(graph)
     _record_dtypes(graph)
     use_factors_of_eager(graph)
@@ -133,9 +131,9 @@ def _functional_copy(
         return program, mutations.unproven
     _expect_state_apart(program, specs, mutations)
     for node in mutations.last_value:
-        # A tensor of the model that is written is a buffer, also where the signature
-        # calls it a constant: torch refuses such a program when it decomposes it. A
-        # static cache of transformers has such tensors, exported by default.
+        # A written tensor of the model is a buffer. If the signature calls it a
+        # constant, as for a static cache of transformers, torch refuses to decompose
+        # the program.
         spec = specs[node]
         if spec.kind is InputKind.CONSTANT_TENSOR:
             specs[node] = InputSpec(
@@ -166,8 +164,8 @@ def _functional_copy(
         root_call(program),
         check=False,
     )
-    # Not validated here: torch has done that, and does it again for what decompositions
-    # and delegates make of it.
+    # Not validated here: torch validated the export, and validates decomposed and
+    # lowered programs.
     return copy, _normalize_subgraphs(copy, handles)
 
 
@@ -175,10 +173,11 @@ def _expect_state_apart(
     program: ExportedProgram, specs: Mapping[Node, InputSpec], mutations: Mutations
 ) -> None:
     """Raise InputError if a written buffer shares memory with another tensor of the
-    model, unseen by the graph.
+    model.
 
-    The recorded values of a program that was loaded from a file no longer share
-    storages, but its buffers may.
+    Recorded values of a program that was loaded from a file no longer share storages,
+    but its buffers may. If the recorded values share one, ``functionalize`` follows the
+    write.
     """
     tensors = {
         n: constant_tensor(program, s)
@@ -190,11 +189,7 @@ def _expect_state_apart(
         for written, node in (pair, pair[::-1]):
             if written not in changed or not node.users:
                 continue
-            # where the recorded values share a storage, ``functionalize`` has seen it
-            # and has followed the write
-            is_recorded = not {*storages(node.meta["val"])}.isdisjoint(
-                storages(written.meta["val"])
-            )
+            is_recorded = have_common_storage(node.meta["val"], written.meta["val"])
             if is_recorded or not share_memory(tensors[written], tensors[node]):
                 continue
             written_name = specs[written].target
@@ -213,20 +208,19 @@ def _expect_state_apart(
 def _normalize_subgraphs(
     program: ExportedProgram, handles: Iterator[int]
 ) -> list[Reason]:
-    """Replace the subgraphs of ``program`` by functional copies; returns the reasons
-    why some could not be made.
+    """Replace the subgraphs of ``program`` by functional copies; return reasons of
+    failures.
 
     A subgraph that writes to its inputs cannot be made functional. ``handles`` yields
-    debug handles for their calls.
+    debug handles for the calls.
     """
     unproven: list[Reason] = []
 
     def normalize_subgraph(subgraph: ExportedProgram) -> ExportedProgram:
-        """A functional copy of ``subgraph``, or the reasons why there is none, which
-        are added to ``unproven``.
+        """Return a functional copy of ``subgraph``, or add reasons to ``unproven``.
 
-        From then on each subgraph is returned as it is, since the whole program will be
-        retraced.
+        After a failure, subgraphs are returned unchanged, since the whole program will
+        be retraced.
         """
         copy, reasons = _functional_copy(subgraph, handles)
         unproven.extend(
@@ -235,7 +229,7 @@ def _normalize_subgraphs(
         )
         if any(s.kind in MUTATIONS for s in copy.graph_signature.output_specs):
             unproven.append(
-                Reason("a write inside a branch to what comes from outside")
+                Reason("a branch writes to a tensor that was made outside of it")
             )
         return subgraph if unproven else copy
 
@@ -248,24 +242,25 @@ def number_calls(
     handles: Iterator[int],
     origin: Mapping[Node, Node] = MappingProxyType({}),
 ) -> None:
-    """Give every call that has no debug handle the next one of ``handles``, in graph
+    """Give every call without a debug handle the next one of ``handles``, in graph
     order.
 
-    ``origin``: added call -> the call that it was added for, whose handle it gets.
+    ``origin``: added call -> the call that it was added for. Both get the same handle.
     """
     for node in (n for n in graph.nodes if n.op == "call_function"):
         numbered = origin.get(node, node)
         if "debug_handle" not in numbered.meta:
             numbered.meta["debug_handle"] = next(handles)
         node.meta["debug_handle"] = numbered.meta["debug_handle"]
-        # what fetches the delegate is a part of its call
+        # the node that fetches the delegate is a part of its call
         if node.target is CALL_DELEGATE:
             node.args[0].meta["debug_handle"] = node.meta["debug_handle"]
 
 
-class _Copy:
-    """A copy of a graph without wrappers that switch gradients on or off. ``_copies``:
-    node -> what replaces it.
+class _UnwrappedCopy:
+    """A copy of a graph without wrappers that switch gradients on or off.
+
+    ``_copies``: node -> its replacement.
     """
 
     def __init__(self, module: GraphModule) -> None:
@@ -275,19 +270,16 @@ class _Copy:
         self._copy_graph(module)
 
     def _copy_graph(self, module: GraphModule) -> Any:
-        """Copy the nodes of ``module``; returns the copies of the values that it
-        returns.
-        """
+        """Copy the nodes of ``module``; return the copies of its results."""
         for node in module.graph.nodes:
             self._copies[node] = self._copy(node, module)
         return self._copies[output_node(module.graph)]
 
     def _copy(self, node: Node, module: GraphModule) -> Any:
-        """Copy ``node``, which is in the graph of ``module``; returns what replaces it
-        in the copy.
+        """Copy ``node`` of the graph of ``module``; return its replacement.
 
-        Usually a node. For a wrapper, and for the output of the graph that it wraps:
-        the values that it returns. None for a node that is left out.
+        Usually the replacement is a node. For a wrapper, and for the output of the
+        wrapped graph, it is a tuple of results. It is None for a node that is left out.
         """
         if node.target is _GRADIENT_WRAPPER:
             return self._inline(node, module)
@@ -315,8 +307,7 @@ class _Copy:
         return copy
 
     def _inline(self, wrapper: Node, module: GraphModule) -> tuple[Any, ...]:
-        """Copy the graph that ``wrapper`` wraps; returns the copies of the values that
-        the graph returns.
+        """Copy the graph that ``wrapper`` wraps; return the copies of its results.
 
         The arguments of ``wrapper`` are whether gradients are on, the node that fetches
         the graph, and its inputs.
@@ -335,12 +326,11 @@ def _return_mutations(
     specs: Mapping[Node, InputSpec],
     mutations: Mutations,
 ) -> list[OutputSpec]:
-    """Let ``graph`` return the last values of the placeholders that it writes; returns
-    the specs of all outputs.
+    """Let ``graph`` return the last values of the placeholders that it writes.
 
-    The order of the outputs: values that ``program`` already returned to be stored,
-    then the new ones (torch requires both in front), then what the user gets.
-    ``specs``: placeholder -> its spec.
+    Returns the specs of all outputs. Their order: values that ``program`` already
+    returned to be stored, then the new ones (torch requires both in front), then the
+    user's results. ``specs``: placeholder -> its spec.
     """
     old = program.graph_signature.output_specs
     old_count = sum(s.kind in MUTATIONS for s in old)
@@ -348,19 +338,15 @@ def _return_mutations(
     new = [_mutation(specs[n], n, mutations.last_value[n]) for n in written]
     output = output_node(graph)
     values: Any = output.args[0]
-    output.args = (
-        (
-            *values[:old_count],
-            *(mutations.last_value[n] for n in written),
-            *values[old_count:],
-        ),
-    )
+    new_values = [mutations.last_value[n] for n in written]
+    output.args = ((*values[:old_count], *new_values, *values[old_count:]),)
     return [*old[:old_count], *new, *old[old_count:]]
 
 
 def _mutation(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
-    """The output spec for ``value``, the new value of the placeholder ``node`` with the
-    spec ``spec``.
+    """Return the output spec for ``value``, the new value of the placeholder ``node``.
+
+    ``spec`` is the placeholder's spec.
     """
     kinds = {
         InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
@@ -372,39 +358,31 @@ def _mutation(spec: InputSpec, node: Node, value: Node) -> OutputSpec:
 
 
 def _why_retrace(node: Node) -> Reason | None:
-    """Why the program has to be retraced because of ``node``; None if it does not have
-    to be.
+    """Return why ``node`` requires a retrace of the program, or None.
 
-    It has to be if ``node`` affects other calls in a way that the graph does not show:
-    autocast, and ``vmap``.
+    A retrace is needed for calls that change other calls without a trace in the graph:
+    autocast and ``vmap``.
     """
     if node.target is _AUTOCAST:
         # torch records no source for the wrapper itself
-        inside = (
-            source_of(n)
-            for subgraph in subgraphs_of(node)
-            for n in subgraph.graph.nodes
-        )
-        return Reason(
-            "wrap_with_autocast: its casts show only when it is traced",
-            next(filter(None, inside), None),
-        )
+        wrapped = chain.from_iterable(sub.graph.nodes for sub in subgraphs_of(node))
+        source = next(filter(None, map(source_of, wrapped)), None)
+        text = "wrap_with_autocast: the graph does not show its casts"
+        return Reason(text, source)
     if node.op == "call_function" and getattr(node.target, "__module__", "") == _VMAP:
-        return Reason(
-            "vmap: what it maps over shows only when it is traced", source_of(node)
-        )
+        text = "vmap: the graph does not show the dimension that it maps over"
+        return Reason(text, source_of(node))
     return None
 
 
 def _record_expanded_copies(graph: Graph) -> None:
-    """Turn casts and dropouts that return an expanded argument into clones, where torch
-    recorded a dense copy.
+    """Turn casts and dropouts of expanded tensors into clones if torch recorded a copy.
 
-    In eager, a call that has nothing to do (a cast to the same type, a dropout outside
-    of training) returns its argument: here an expanded tensor, whose elements share
-    memory. But torch recorded the strides of a dense copy, and chose later views by
-    them. A clone gives these strides. No write can tell the two apart, since eager
-    refuses writes to expanded tensors.
+    In eager, a call without effect (a cast to the same type, a dropout outside of
+    training) returns its argument. Here that is an expanded tensor, and its elements
+    share memory. But torch recorded the strides of a dense copy, and chose later views
+    by them. A clone has these strides. It is equivalent, since eager refuses writes to
+    expanded tensors.
     """
     for node in graph.nodes:
         if _is_inactive_dropout(node) or (
@@ -424,8 +402,9 @@ def _record_expanded_copies(graph: Graph) -> None:
 
 
 def _is_expanded(val: torch.Tensor) -> bool:
-    """Whether a dimension of several elements has stride 0. Symbolic sizes and strides
-    do not count.
+    """Return whether a dimension of several elements has stride 0.
+
+    Symbolic sizes and strides do not count.
     """
     dimensions = zip(val.shape, val.stride(), strict=True)
     return any(
@@ -435,8 +414,9 @@ def _is_expanded(val: torch.Tensor) -> bool:
 
 
 def _record_dtypes(graph: Graph) -> None:
-    """Write the dtype into calls that make tensors from nothing, which else depends on
-    torch's default dtype.
+    """Write the dtype into calls that create tensors.
+
+    Otherwise it would depend on torch's default dtype.
     """
     for node in graph.nodes:
         if (
@@ -449,11 +429,10 @@ def _record_dtypes(graph: Graph) -> None:
 
 @cache
 def _may_infer_dtype(op: OpOverload) -> bool:
-    """Whether ``op`` is an ATen operator with a keyword ``dtype`` and no tensor that
-    could determine the dtype.
+    """Return whether ``op`` takes a keyword ``dtype`` and no tensor that determines it.
 
-    Operators of other libraries may give ``dtype`` another meaning, or return several
-    tensors.
+    Only operators of ATen count: those of other libraries may give ``dtype`` another
+    meaning, or return several tensors.
     """
     arguments = {a.name: a for a in op._schema.arguments}
     tensors = any("Tensor" in str(a.type) for a in arguments.values())
@@ -466,10 +445,9 @@ def _may_infer_dtype(op: OpOverload) -> bool:
 
 
 def _read_sizes_off_integers(graph: Graph) -> None:
-    """Let calls that read a size of a float input read it from the integers to which
-    the input is quantized.
+    """Let calls read the sizes of a quantized float input from its integers.
 
-    Both have the same shape. A delegate that computes with integers gets no float
+    Both have the same shape. A delegate that computes with integers then gets no float
     input.
     """
     for size in graph.find_nodes(op="call_function", target=aten.sym_size.int):
@@ -483,10 +461,11 @@ def _read_sizes_off_integers(graph: Graph) -> None:
 
 
 def _copy_returned_literals(graph: Graph) -> None:
-    """Let the graph return copies of literals (tensors that the user's code makes from
-    numbers), and views of copies.
+    """Let the graph return copies of literals, and of the literals behind returned
+    views.
 
-    A caller may write to a result, which must not change the literal for the next call.
+    A literal is a tensor that the user's code makes from numbers. A caller may write to
+    a result, which must not change the literal for the next call.
     """
     for node in reachable(output_node(graph).all_input_nodes, aliased_arguments):
         if node.target is aten.lift_fresh_copy.default:
@@ -494,16 +473,14 @@ def _copy_returned_literals(graph: Graph) -> None:
 
 
 def _is_inactive_dropout(node: Node) -> bool:
-    """Whether the call is a dropout outside of training: argument 2 is the dropout's
-    ``train``.
+    """Return whether the call is a dropout outside of training (``train`` is argument
+    2).
     """
     return node.target in _DROPOUTS and node.args[2] is False
 
 
 def _replace_by_argument(graph: Graph, is_identity: Callable[[Node], bool]) -> None:
-    """Let users of each node for which ``is_identity`` holds use its argument, and
-    erase the node.
-    """
+    """Replace each node that ``is_identity`` accepts by its argument."""
     for node in [n for n in graph.nodes if is_identity(n)]:
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)

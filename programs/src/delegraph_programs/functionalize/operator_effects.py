@@ -1,8 +1,6 @@
-"""Which arguments an operator writes, and which of them its results may share memory
-with.
+"""Which arguments an operator writes, and which may share memory with its results.
 
-Schemas say most of it. The tables here add the operators whose schemas leave something
-out.
+Schemas declare most of it. The tables here add the operators with incomplete schemas.
 """
 
 from __future__ import annotations
@@ -29,24 +27,22 @@ _UNDECLARED_ALIASES = frozenset(
         "cartesian_prod",
     )
 )
-"""Composite operators that may return their argument or a view of it, although their
-schemas do not say so.
+"""Composite operators with undeclared aliases: they may return an argument or a view.
 """
 
 _STATISTICS: dict[Any, str] = {
     aten.batch_norm.default: "training",
     aten.instance_norm.default: "use_input_stats",
 }
-"""Operators that write running statistics, although their schemas do not say so -> the
-argument that switches it on.
+"""Operators that write running statistics, undeclared -> the argument that enables it.
 """
 
 
 class Effects(NamedTuple):
-    """What a schema says about memory.
+    """The memory effects that a schema declares.
 
-    ``writes``: names of the written arguments. ``views``: names of the arguments whose
-    memory the results may share.
+    ``writes``: names of the written arguments. ``views``: names of the arguments that
+    may share memory with the results.
     """
 
     writes: tuple[str, ...]
@@ -55,60 +51,53 @@ class Effects(NamedTuple):
 
 @cache
 def effects(target: Any) -> Effects:
-    """The effects that the schema of ``target`` declares; no effects if ``target`` is
-    no operator.
+    """Return the effects that the schema of ``target`` declares.
 
-    All arguments count as views for the operators whose schemas leave that out
-    (``_UNDECLARED_ALIASES``).
+    Anything but an operator has no effects. For operators in ``_UNDECLARED_ALIASES``,
+    all arguments count as views.
     """
     if not isinstance(target, OpOverload):
         return Effects((), ())
     arguments = target._schema.arguments
     aliased = {a.name: a.alias_info for a in arguments if a.alias_info is not None}
-    views = (
-        [a.name for a in arguments]
-        if target._schema.name in _UNDECLARED_ALIASES
-        else aliased
-    )
-    return Effects(
-        tuple(name for name, info in aliased.items() if info.is_write), tuple(views)
-    )
+    views = list(aliased)
+    if target._schema.name in _UNDECLARED_ALIASES:
+        views = [a.name for a in arguments]
+    writes = [name for name, info in aliased.items() if info.is_write]
+    return Effects(tuple(writes), tuple(views))
 
 
 def written_names(node: Node) -> tuple[str, ...]:
-    """Names of the arguments that a call writes, running statistics included."""
+    """Return names of the arguments that a call writes, running statistics included."""
     if node.target not in _STATISTICS:
         return effects(node.target).writes
     arguments = bound_arguments(node)
-    writes = (
-        arguments[_STATISTICS[node.target]] and arguments["running_mean"] is not None
-    )
-    return ("running_mean", "running_var") if writes else ()
+    is_enabled = arguments[_STATISTICS[node.target]]
+    if not is_enabled or arguments["running_mean"] is None:
+        return ()
+    return ("running_mean", "running_var")
 
 
 def written_arguments(node: Node) -> list[Node]:
-    """The nodes of the tensors that a call writes."""
+    """Return the nodes of the tensors that a call writes."""
     return _nodes_named(node, written_names(node))
 
 
 def aliased_arguments(node: Node) -> list[Node]:
-    """The arguments whose memory the results of ``node`` may share, according to the
-    operator's schema.
+    """Return the arguments that may share memory with the results of ``node``.
 
-    The first argument, if ``node`` calls a function that is no operator, such as
-    ``getitem``.
+    The operator's schema decides. For a function that is no operator, such as
+    ``getitem``, it is the first argument.
     """
     if isinstance(node.target, OpOverload):
         return _nodes_named(node, effects(node.target).views)
-    return (
-        [a for a in node.args[:1] if isinstance(a, Node)]
-        if node.op == "call_function"
-        else []
-    )
+    if node.op != "call_function":
+        return []
+    return [a for a in node.args[:1] if isinstance(a, Node)]
 
 
 def _nodes_named(node: Node, names: tuple[str, ...]) -> list[Node]:
-    """The nodes among the arguments of ``node`` with these ``names``, also those inside
+    """Return the nodes in the arguments of ``node`` called ``names``, also inside
     lists.
     """
     arguments = bound_arguments(node) if names else {}
@@ -121,23 +110,22 @@ def _nodes_named(node: Node, names: tuple[str, ...]) -> list[Node]:
 
 @cache
 def functional_form(op: OpOverload) -> OpOverload | None:
-    """The operator that returns what ``op`` writes, and takes the same arguments but
-    for ``out``; None if none does.
+    """Return the operator that returns the values that ``op`` writes, or None.
 
-    ``relu_`` -> ``relu``, ``add.out`` -> ``add.Tensor``, but ``normal_`` ->
-    ``normal_functional``: ``normal`` is another operator.
+    It takes the same arguments except ``out``. ``relu_`` -> ``relu``, ``add.out`` ->
+    ``add.Tensor``, but ``normal_`` -> ``normal_functional``: ``normal`` is another
+    operator.
     """
     namespace, name = op._schema.name.split("::")
     names = [name[:-1], f"{name[:-1]}_functional"] if name.endswith("_") else [name]
     wanted = [a for a in _arguments(op) if a != ("out", "Tensor")]
-    for packet in filter(
-        None, (getattr(getattr(torch.ops, namespace), n, None) for n in names)
-    ):
-        # several overloads may take the same arguments: the one of the same name is the
-        # right one
-        for overload in sorted(
-            packet.overloads(), key=lambda overload: overload != op._overloadname
-        ):
+    for packet_name in names:
+        packet = getattr(getattr(torch.ops, namespace), packet_name, None)
+        if packet is None:
+            continue
+        # several overloads may take the same arguments: prefer the one of the same name
+        overloads = packet.overloads()
+        for overload in sorted(overloads, key=lambda name: name != op._overloadname):
             candidate: OpOverload = getattr(packet, overload)
             if _arguments(candidate) == wanted and not candidate._schema.is_mutable:
                 return candidate
@@ -145,5 +133,5 @@ def functional_form(op: OpOverload) -> OpOverload | None:
 
 
 def _arguments(op: OpOverload) -> list[tuple[str, str]]:
-    """Names and types of an operator's arguments."""
+    """Return names and types of an operator's arguments."""
     return [(a.name, str(a.type)) for a in op._schema.arguments]

@@ -1,10 +1,9 @@
-"""The fallback: torch retraces a program that cannot be made functional here, and the
-result is checked.
+"""The fallback: torch retraces a program, and the result is checked.
 
-torch's own functionalization has faults: it takes the source of a broadcast ``copy_``
-for the tensor that is written, and zeroes what windows leave out. So its result is
-compared with the program: the types, and the numbers of two calls, because the second
-call sees what the first one wrote.
+torch's own functionalization has faults. It takes the source of a broadcast ``copy_``
+for the written tensor, and zeroes elements outside of windows. So its result is
+compared with the program: first the types, then the numbers of two calls. The second
+call sees the writes of the first one.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any
 
 import torch
@@ -45,17 +45,16 @@ _HINT = (
     "write that line without in-place calls, or report it to PyTorch:"
     " run_decompositions({}) changes the results"
 )
-_HINT_FAILED = (
+HINT_FAILED = (
     "write that line without in-place calls; if example inputs or buffers share memory,"
     " give each its own"
 )
 
 
 def retrace(program: ExportedProgram, why: Reason) -> ExportedProgram:
-    """``program``, made functional by torch. ``why`` says why it was not possible
-    without retracing.
+    """Return ``program``, made functional by torch.
 
-    Raises InputError if torch cannot do it either.
+    ``why``: the reason for the retrace. Raises InputError if torch fails.
     """
     with warnings.catch_warnings():
         # torch's own, about its own code
@@ -64,10 +63,10 @@ def retrace(program: ExportedProgram, why: Reason) -> ExportedProgram:
         warnings.filterwarnings("ignore", "erase_node", UserWarning)
         try:
             functional: ExportedProgram = program.run_decompositions({})
-        except Exception as e:  # torch has no one error for what it cannot retrace
-            text = f"{_CANNOT}: {why.text}; nor could torch: {_first_line(e)}"
+        except Exception as e:  # torch raises many types of errors
+            text = f"{_CANNOT}: {why.text}; torch failed, too: {_first_line(e)}"
             raise InputError(
-                "input-invalid", text, source=why.source, hint=_HINT_FAILED
+                "input-invalid", text, source=why.source, hint=HINT_FAILED
             ) from e
         return functional
 
@@ -89,53 +88,55 @@ def check_retraced(
             wrong, doubt = _compare(program, retraced)
     if wrong:
         text = (
-            f"{_CANNOT}: {why.text}; what torch makes of it differs from eager: {wrong}"
+            f"{_CANNOT}: {why.text}; torch's functional form differs from eager:"
+            f" {wrong}"
         )
         raise InputError("input-invalid", text, source=why.source, hint=_HINT)
     return doubt
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of an error's message."""
+    """Return the first line of an error's message."""
     return str(error).partition("\n")[0]
 
 
 def _wrong_type(program: ExportedProgram, retraced: ExportedProgram) -> str | None:
-    """Describes a result of ``retraced`` whose dtype or shape is not the recorded one;
-    None if all are right.
+    """Describe a result of ``retraced`` with another dtype or shape; None if there is
+    none.
 
-    The new value of an input or buffer must have the type of that input or buffer, any
-    other result the type of the result of ``program`` at the same position.
+    The new value of an input or buffer must have the type of that input or buffer.
+    Other results must have the types of the results of ``program``, by position.
     """
-    # by the names by which specs of mutations refer to them
+    # the specs of mutations refer to these names
     placeholder_of: dict[Any, Any] = {
         s.target or n.name: n for n, s in placeholders(retraced)
     }
     placeholder_of |= {n.name: n for n in user_inputs(retraced)}
-    # what ``program`` returns to the user, in order
+    # the user's results of ``program``, in order
     results = iter([v for s, v in _outputs(program) if s.kind not in MUTATIONS])
     for spec, value in _outputs(retraced):
         if spec.kind in MUTATIONS:
-            what = f"what is written to {spec.target}"
+            name = f"the new value of {spec.target}"
             wanted = placeholder_of[str(spec.target)]
         else:
-            what = "a result"
+            name = "a result"
             wanted = next(results, None)
         if _type(wanted) != _type(value):
-            return f"{what} is {_in_words(value)}, and was {_in_words(wanted)}"
+            return f"{name} is {_in_words(value)} instead of {_in_words(wanted)}"
     return None
 
 
 def _outputs(program: ExportedProgram) -> Iterator[tuple[Any, Any]]:
-    """Pairs of the spec and the value of each output of a program."""
+    """Return pairs of the spec and the value of each output of a program."""
     return zip(
         program.graph_signature.output_specs, output_values(program), strict=True
     )
 
 
 def _type(value: Any) -> Any:
-    """Dtype and shape of a node's value, with "?" for symbolic sizes, whose names
-    differ; None if it is no tensor.
+    """Return dtype and shape of a node's value; None if it is no tensor.
+
+    Symbolic sizes are "?", because their names differ.
     """
     val = value.meta.get("val") if isinstance(value, Node) else None
     if not isinstance(val, torch.Tensor):
@@ -144,13 +145,13 @@ def _type(value: Any) -> Any:
 
 
 def _in_words(value: Any) -> str:
-    """The dtype and shape of a node's value, as text."""
+    """Return the dtype and shape of a node's value, as text."""
     dtype, shape = _type(value) or ("no tensor", [])
     return f"{dtype} of shape {shape}"
 
 
 def _why_not_run(program: ExportedProgram) -> str | None:
-    """Why the program cannot be called for a comparison; None if it can."""
+    """Return why the program cannot be called for a comparison; None if it can."""
     tensors = [
         constant_tensor(program, s)
         for _, s in placeholders(program)
@@ -180,8 +181,8 @@ def _compare(
 ) -> tuple[str | None, str | None]:
     """Call both programs twice, and compare the results.
 
-    Returns two texts: what differs, and why the results cannot be compared. One of them
-    is None; both are if the results agree.
+    Returns two texts: the difference, and why the results cannot be compared. At most
+    one of them is not None.
     """
     try:
         wanted, wanted_state = _call_twice(program, program)
@@ -197,19 +198,18 @@ def _compare(
         if _differs(a, b):
             return f"result {k % per_call} of call {k // per_call + 1}", None
     if any(map(_differs, got_state, wanted_state)):
-        return "what two calls leave in inputs and buffers", None
+        return "the contents of inputs and buffers after two calls", None
     return None, None
 
 
 def _call_twice(
     program: ExportedProgram, original: ExportedProgram
 ) -> tuple[list[Any], list[Any]]:
-    """The results of two calls of ``program``, and the contents of inputs, parameters
-    and buffers after them.
+    """Call ``program`` twice; return its results, and the inputs and state afterwards.
 
-    Inputs, parameters and buffers are those of ``original``, of which ``program`` is a
-    retraced form, or which it is itself. They are not changed: what may be written is
-    copied.
+    The state is parameters and buffers. Inputs and state are those of ``original``,
+    which is ``program`` itself or its form before the retrace. They are copied, so that
+    calls do not change them.
     """
     tensors = _private_tensors(original)
     # eager keeps its own strides; a retraced program gets the recorded ones, as a
@@ -226,14 +226,12 @@ def _call_twice(
                 n.name: value
                 for n, value in zip(user_inputs(program), inputs, strict=True)
             }
-            arguments = [
-                (
-                    tensors[spec.target]
-                    if spec.kind in CONSTANT_KINDS
-                    else input_of[node.name]
+            arguments = []
+            for node, spec in placeholders(program):
+                is_state = spec.kind in CONSTANT_KINDS
+                arguments.append(
+                    tensors[spec.target] if is_state else input_of[node.name]
                 )
-                for node, spec in placeholders(program)
-            ]
             returned = interpreter.run(*arguments, enable_io_processing=False)
             pairs = list(
                 zip(program.graph_signature.output_specs, returned, strict=True)
@@ -245,12 +243,8 @@ def _call_twice(
                 (s, v.clone()) for s, v in pairs if s.kind in MUTATIONS
             ]:
                 of_input = spec.kind is OutputKind.USER_INPUT_MUTATION
-                written = (
-                    input_of[str(spec.target)]
-                    if of_input
-                    else tensors[str(spec.target)]
-                )
-                written.copy_(value)
+                stored_in = input_of if of_input else tensors
+                stored_in[str(spec.target)].copy_(value)
             # the memory around an input's elements is the caller's too
             inputs_after += map(_memory, inputs)
     return results, [*inputs_after, *tensors.values()]
@@ -260,29 +254,27 @@ class _Interpreter(torch.fx.Interpreter):
     """Runs a program and gives values the layouts that ``layouts`` has for their nodes.
 
     Without that, torch's functional form of an ``as_strided`` may be right only by
-    chance: a kernel of eager may happen to keep the storage offset of its argument, or
+    chance. A kernel of eager may happen to keep the storage offset of its argument, or
     the memory around the elements.
     """
 
     def __init__(
         self, program: ExportedProgram, layouts: Mapping[Node, Layout]
     ) -> None:
-        """An interpreter of ``program``. Values whose nodes are not in ``layouts`` keep
-        the layout that they have.
-        """
+        """Interpret ``program``; nodes outside of ``layouts`` keep their layout."""
         super().__init__(program.graph_module)
         self._layouts = layouts
 
     def run_node(self, n: Node) -> Any:
-        """The value of one node, in the layout for it if there is one."""
+        """Return the value of one node, in the layout for it if there is one."""
         value = super().run_node(n)
         layout = self._layouts.get(n)
         return value if layout is None else arrange(value, layout)
 
 
 def _layouts_that_matter(program: ExportedProgram) -> dict[Node, Layout]:
-    """Node -> recorded layout, for values whose strides or memory something in
-    ``program`` reads.
+    """Return the recorded layouts of values with strides or memory that ``program``
+    reads.
     """
     written = written_targets(program)
     buffers = [n for n, s in placeholders(program) if s.target in written]
@@ -290,8 +282,9 @@ def _layouts_that_matter(program: ExportedProgram) -> dict[Node, Layout]:
 
 
 def _memory(value: Any) -> Any:
-    """The whole storage of a tensor as a row, including what lies around its elements;
-    other values as they are.
+    """Return the whole storage of a tensor as a row; other values as they are.
+
+    The row has the memory around the tensor's elements, too.
     """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
@@ -301,36 +294,30 @@ def _memory(value: Any) -> Any:
 
 
 def _same_random_numbers(program: ExportedProgram) -> AbstractContextManager[Any]:
-    """A block that draws the same random numbers each time and leaves the caller's
-    generator as it was.
+    """Return a block that draws the same random numbers each time.
 
-    If the program draws none, it does nothing.
+    It restores the caller's generator. If the program draws no numbers, it does
+    nothing.
     """
     tags = (getattr(n.target, "tags", ()) for n in all_nodes(program.graph_module))
-    return (
-        torch.random.fork_rng()
-        if any(torch.Tag.nondeterministic_seeded in t for t in tags)
-        else nullcontext()
-    )
+    if any(torch.Tag.nondeterministic_seeded in t for t in tags):
+        return torch.random.fork_rng()
+    return nullcontext()
 
 
 def _private_tensors(program: ExportedProgram) -> dict[Any, Any]:
-    """Name in the model -> tensor, for parameters, buffers and constants; copies of
-    those that a call may write.
+    """Return name -> tensor for parameters, buffers and constants of a program.
+
+    Tensors that a call may write are copied.
     """
     writers: list[Node] = []
     for node in program.graph.nodes:
         writers += written_arguments(node)
         # a write in a subgraph may reach any operand of its call
-        if any(
-            written_names(n)
-            for subgraph in subgraphs_of(node)
-            for n in all_nodes(subgraph)
-        ):
+        inside = chain.from_iterable(map(all_nodes, subgraphs_of(node)))
+        if any(map(written_names, inside)):
             writers += node.all_input_nodes
-    may_be_written = {
-        n for family in families(program.graph.nodes, writers) for n in family
-    }
+    may_be_written = set(chain.from_iterable(families(program.graph.nodes, writers)))
     constants = [(n, s) for n, s in placeholders(program) if s.kind in CONSTANT_KINDS]
     tensors: dict[Any, Any] = {
         spec.target: constant_tensor(program, spec) for _, spec in constants
@@ -342,14 +329,14 @@ def _private_tensors(program: ExportedProgram) -> dict[Any, Any]:
 
 
 def _copy(values: Sequence[Any]) -> list[Any]:
-    """Copies of tensors; two that share memory have copies that share memory."""
+    """Return copies of tensors; two that share memory have copies that share memory."""
     return copy.deepcopy(
         [v.detach() if isinstance(v, torch.Tensor) else v for v in values]
     )
 
 
 def _inputs(program: ExportedProgram) -> list[Any]:
-    """The flat example inputs of a program; made-up ones if it has none."""
+    """Return the flat example inputs of a program; made-up ones if it has none."""
     if program.example_inputs is not None:
         return flat_arguments(program.call_spec.in_spec, *program.example_inputs)
     generator = torch.Generator().manual_seed(0)
@@ -357,8 +344,9 @@ def _inputs(program: ExportedProgram) -> list[Any]:
 
 
 def _make_up(val: Any, generator: torch.Generator) -> Any:
-    """A value of the recorded type. Integers are 0 or 1, which are more often valid as
-    indices.
+    """Return a random value of the recorded type.
+
+    Integers are 0 or 1, which are more often valid as indices.
     """
     if not isinstance(val, torch.Tensor):
         return _number(val)
@@ -371,16 +359,14 @@ def _make_up(val: Any, generator: torch.Generator) -> Any:
 
 
 def _number(d: Any) -> Any:
-    """The size with which torch traced a symbolic number; anything else as it is."""
-    return (
-        d.node.hint
-        if isinstance(d, (torch.SymInt, torch.SymFloat, torch.SymBool))
-        else d
-    )
+    """Return torch's hint for a symbolic number, and any other value unchanged."""
+    if isinstance(d, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return d.node.hint
+    return d
 
 
 def _differs(got: Any, wanted: Any) -> bool:
-    """Whether two results differ.
+    """Return whether two results differ.
 
     Floats may differ by sqrt(eps of the dtype), times the largest finite absolute value
     in ``wanted``: the same operators in another order round differently. NaN equals

@@ -1,9 +1,8 @@
-"""The inverse of a view: the tensor that the view was taken of, with the part that the
-view shows replaced.
+"""Computes the inverse of a view: its base tensor with the visible part replaced.
 
 A write to a view has to reach that tensor. Each view operator has an operator that
 undoes it: ``select`` has ``select_scatter``, a permutation has the inverse permutation.
-A chain of views of which one has no inverse is inverted element by element.
+If a view in a chain has no inverse, the chain is inverted element by element.
 """
 
 from __future__ import annotations
@@ -58,15 +57,13 @@ def insert_inverse(graph: Graph, view: Node, base: Node, new: Node) -> Node | No
 def insert_inverse_by_elements(
     graph: Graph, views: Sequence[Node], base: Node, new: Node
 ) -> Node | None:
-    """Like ``insert_inverse``, for any chain of ``views`` of ``base``, element by
-    element.
+    """Insert the inverse of a chain of ``views`` of ``base``, element by element.
 
     The inserted calls number the elements of ``base`` (0, 1, 2, ... in the shape of
-    ``base``) and take the same views of these numbers. What the last view shows are the
-    positions in ``base`` of the elements of ``new``, which are put there. ``views``:
-    the view of ``base`` first, the view that was written last. Returns None if the
-    positions are not known before the program runs, or if the chain shows an element
-    several times.
+    ``base``) and take the same views of these numbers. The last view then shows the
+    positions in ``base`` that the elements of ``new`` are put into. ``views``: the view
+    of ``base`` first, the written view last. Returns None if the positions are not
+    known before the program runs, or if the chain shows an element several times.
     """
     val = base.meta["val"]
     # computed here only to decide: the program computes them again
@@ -96,7 +93,7 @@ def insert_inverse_by_elements(
 def insert_computed(
     graph: Graph, like: Node, target: Any, *args: Any, **kwargs: Any
 ) -> Node:
-    """Insert a call of ``target`` at the graph's insertion point, with the metadata of
+    """Insert a call of ``target`` at the graph's insertion point, with metadata of
     ``like``.
 
     The value that is recorded for the call is computed under fake tensors.
@@ -109,16 +106,13 @@ def insert_computed(
 
 
 def _positions(views: Sequence[Node], val: torch.Tensor) -> torch.Tensor | None:
-    """For each element that the last of ``views`` shows, its position among the
-    elements of ``val``.
+    """Return the position in ``val`` of each element that the last of ``views`` shows.
 
-    ``val``: the recorded value of the tensor that the chain of views begins with. None
-    if a size is symbolic, or if a view does more than move elements.
+    ``val``: the recorded value of the base of the chain. None if a size is symbolic, or
+    if a view does more than move elements.
     """
-    tensors = [
-        val,
-        *(v for view in views if isinstance(v := view.meta["val"], torch.Tensor)),
-    ]
+    shown = [view.meta["val"] for view in views]
+    tensors = [val, *(v for v in shown if isinstance(v, torch.Tensor))]
     if not all(isinstance(size, int) for v in tensors for size in v.shape):
         return None
     if len({(v.dtype, v.is_conj(), v.is_neg()) for v in tensors}) > 1:
@@ -131,8 +125,8 @@ def _positions(views: Sequence[Node], val: torch.Tensor) -> torch.Tensor | None:
         or val.storage_offset()
         or any(_goes_beyond(v, val.numel()) for v in windows)
     ):
-        # ``as_strided`` shows memory, whose places are positions only if it holds the
-        # elements in order
+        # ``as_strided`` shows memory by place. A place is a position only if the memory
+        # holds the elements in order.
         return None
     # number the elements of ``val``, and take the views of the numbers
     positions = torch.arange(val.numel()).reshape(tuple(val.shape))
@@ -144,60 +138,53 @@ def _positions(views: Sequence[Node], val: torch.Tensor) -> torch.Tensor | None:
 
 
 def _goes_beyond(val: torch.Tensor, end: int) -> bool:
-    """Whether a tensor shows elements of its storage from number ``end`` on; True if
-    offset or strides are symbolic.
+    """Return whether a tensor shows elements of its storage from number ``end`` on.
+
+    True if offset or strides are symbolic.
     """
     offset = val.storage_offset()
     strides = val.stride()
     if not all(isinstance(n, int) for n in (offset, *strides)):
         return True
-    return (
-        bool(val.numel())
-        and offset + sum((d - 1) * s for d, s in zip(val.shape, strides, strict=True))
-        >= end
-    )
+    if not val.numel():
+        return False
+    steps = zip(val.shape, strides, strict=True)
+    last = offset + sum((size - 1) * stride for size, stride in steps)
+    return bool(last >= end)
 
 
 def _stand_in(node: Node) -> Any:
-    """What stands in for an operand whose size alone a view reads (``expand_as``): a
-    meta tensor; a number as it is.
+    """Return a meta tensor for an operand that a view reads only the size of.
+
+    An example is ``expand_as``. Numbers are returned unchanged.
     """
     val = node.meta["val"]
-    return (
-        torch.empty(val.shape, device="meta") if isinstance(val, torch.Tensor) else val
-    )
+    if not isinstance(val, torch.Tensor):
+        return val
+    return torch.empty(val.shape, device="meta")
 
 
 def is_packed(val: torch.Tensor) -> bool:
-    """Whether a tensor of fixed sizes is contiguous."""
+    """Return whether a tensor of fixed sizes is contiguous."""
     return all(isinstance(d, int) for d in val.shape) and val.is_contiguous()
 
 
 def _inverse(view: Node, base: Node, new: Node) -> Call | None:
-    """The call that computes ``base`` with what ``view`` shows replaced by ``new``;
-    None if none is known.
+    """Return the call that computes ``base`` with ``new`` in place of ``view``, or
+    None.
     """
     shape = base.meta["val"].shape
     if view.target in _RESHAPES:
-        static = all(isinstance(d, int) for d in shape)
-        return (
-            (aten.reshape.default, (new, list(shape)))
-            if static
-            else (aten.reshape_as.default, (new, base))
-        )
+        if all(isinstance(d, int) for d in shape):
+            return aten.reshape.default, (new, list(shape))
+        return aten.reshape_as.default, (new, base)
     if view.target in _PERMUTES:
-        # permute a tensor whose axis k has the length k: the lengths then say where
-        # each axis goes
+        # permute a tensor with length k in axis k: the lengths show the order of axes
         target: Any = view.target
-        lengths = target(
-            torch.empty(tuple(range(len(shape))), device="meta"),
-            *view.args[1:],
-            **view.kwargs,
-        ).shape
-        return aten.permute.default, (
-            new,
-            [list(lengths).index(d) for d in range(len(shape))],
-        )
+        example = torch.empty(tuple(range(len(shape))), device="meta")
+        axes = list(target(example, *view.args[1:], **view.kwargs).shape)
+        back = [axes.index(dim) for dim in range(len(shape))]
+        return aten.permute.default, (new, back)
     if view.target is operator.getitem:
         return _inverse_of_item(view, base, new)
     inverse = _INVERSES.get(view.target)
@@ -205,10 +192,10 @@ def _inverse(view: Node, base: Node, new: Node) -> Call | None:
 
 
 def _inverse_of_item(view: Node, base: Node, new: Node) -> Call | None:
-    """The inverse of one item of ``chunk``, ``split`` or ``unbind``; None for other
-    calls and symbolic sizes.
+    """Return the inverse of one item of ``chunk``, ``split`` or ``unbind``.
 
-    The item begins where the items before it end: at the sum of their sizes.
+    The item begins at the sum of the sizes before it. None for other calls and symbolic
+    sizes.
     """
     call: Any = view.args[0]
     k: Any = view.args[1]  # which item; counted from the end if it is negative
@@ -226,9 +213,7 @@ def _inverse_of_item(view: Node, base: Node, new: Node) -> Call | None:
 
 
 def _inverse_of_narrow(a: Mapping[str, Any], base: Node, new: Node) -> Call | None:
-    """The inverse of ``narrow`` with the arguments ``a``; None if a number is known at
-    run time only.
-    """
+    """Return the inverse of ``narrow``; None if one of its numbers is symbolic."""
     size = base.meta["val"].shape[a["dim"]]
     start = a["start"]
     length = a["length"]

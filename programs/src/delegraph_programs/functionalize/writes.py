@@ -1,25 +1,28 @@
-"""Making a graph functional in place: each write becomes a new value that later calls
-use.
+"""Makes a graph functional in place: each write becomes a new value for later calls.
 
 Exported graphs keep in-place operators. Such a write has no data edge, and the
-signature does not mention it, so nothing may be reordered, dropped or delegated before
-it is gone. torch can remove it by retracing the whole program, which costs more than
-the export did. Instead, one walk in graph order keeps, for every tensor that is
-written, the node that holds its value at that point:
+signature does not mention it. So nothing may be reordered, dropped or delegated before
+it is removed. torch can remove it by retracing the whole program, which costs more than
+the export did. Instead, one walk in graph order tracks, for every written tensor, the
+node that holds its present value:
 
-- an in-place call becomes its functional form, and its result the tensor's new value;
-- a write through a view also makes a new value of the tensor that the view was taken of
-  (``view_inverse``);
-- a view that was taken before a write, and is used after it, is taken again from the
-  new value;
-- a write to a parameter, buffer or input becomes a mutation in the signature.
+An in-place call becomes its functional form, and its result the tensor's new value.
 
-What this cannot prove is reported as ``unproven``, and the caller has torch retrace the
-program.
+A write through a view also makes a new value of the tensor behind the view
+(``view_inverse``).
+
+A view that was taken before a write, and is used after it, is taken again from the new
+value.
+
+A write to a parameter, buffer or input becomes a mutation in the signature.
+
+Writes that cannot be converted are reported as ``unproven``. The caller then has torch
+retrace the program.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -52,8 +55,8 @@ _TRAINED_BATCH_NORM = aten._native_batch_norm_legit_functional.default
 
 
 class Reason(NamedTuple):
-    """Why a program cannot be made functional, and the user's line that causes it (None
-    if it is not known).
+    """A reason why a program cannot be made functional, and the user's line that causes
+    it.
     """
 
     text: str
@@ -65,9 +68,9 @@ class Reason(NamedTuple):
 
 @dataclass
 class Mutations:
-    """What ``functionalize`` did to a graph.
+    """The changes that ``functionalize`` made to a graph.
 
-    ``last_value``: placeholder that is written -> the node that holds its last value.
+    ``last_value``: written placeholder -> the node that holds its last value.
     ``origin``: added node -> the call that it was added for. ``unproven``: the reasons
     why a write could not be made functional; if there are any, the graph is unusable.
     """
@@ -78,29 +81,27 @@ class Mutations:
 
 
 def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
-    """Make ``graph`` functional, in place; returns what was changed. If a write is
-    unproven, the graph is unusable.
+    """Make ``graph`` functional, in place; return the changes.
 
-    ``state``: its placeholders of parameters and buffers.
+    If a write is unproven, the graph is unusable. ``state``: its placeholders of
+    parameters and buffers.
     """
     mutations = Mutations()
     nodes = list(graph.nodes)
     writers = {n: written_arguments(n) for n in nodes if written_names(n)}
     if not writers:
         return mutations
-    # One walk is enough because graph order is the order in which eager writes: when a
-    # node is reached, ``_Rewrite`` knows what every written tensor holds at that point,
-    # and nothing later can change it. The walk goes over the nodes that were there
-    # before, and not over the graph: calls that it inserts already use present values,
-    # and visiting them would take their views again. A node first gets present values,
-    # and then it writes; so ``x.add_(x)`` reads the old ``x``. A write that cannot be
-    # made functional ends the walk, since a half-changed graph is of no use. blamed if
-    # the aliases cannot be proven, which happens before the walk
+    # One walk is enough because eager writes in graph order: at each node, ``_Rewrite``
+    # knows the present value of every written tensor. The walk goes over the original
+    # nodes. Inserted calls already use present values, and visiting them would take
+    # their views again. A node first gets present values, and then it writes; so
+    # ``x.add_(x)`` reads the old ``x``. A write that cannot be made functional ends the
+    # walk, since a half-changed graph is of no use. The first writer is reported if the
+    # aliases cannot be proven, before the walk.
     node = next(iter(writers))
     try:
-        aliases = Aliases(
-            nodes, [n for written in writers.values() for n in written], state
-        )
+        written = list(itertools.chain.from_iterable(writers.values()))
+        aliases = Aliases(nodes, written, state)
         rewrite = _Rewrite(graph, aliases, writers, mutations)
         for node in nodes:
             rewrite.visit(node)
@@ -111,16 +112,15 @@ def functionalize(graph: Graph, state: Collection[Node] = ()) -> Mutations:
 
 
 class _Rewrite:
-    """Tracks what every written tensor, and every view of it, holds while the graph is
-    walked.
+    """Tracks the present value of every written tensor and its views during the walk.
 
     ``version``: root of a family -> how often its memory was written so far. ``value``:
     member of a family -> a version, and the node that held the member's value then. A
-    view whose version is older than its root's is out of date. It is taken again when
-    it is used: most views are never used after a write, and cost nothing this way.
-    ``moved``: nodes computed from a new value, whose elements may lie in memory in
-    another order than those of the tensor that was written. ``here``: the node that is
-    visited. ``after``: the node that follows it, before which new calls are inserted.
+    view with an older version than its root is out of date, and is taken again when it
+    is used. Most views are never used after a write, and cost nothing this way.
+    ``moved``: nodes computed from a new value; the order of their elements in memory
+    may differ from that of the written tensor. ``here``: the node that is visited.
+    ``after``: the node that follows it, before which new calls are inserted.
 
     ``aliases``: which values share memory. ``writers``: call -> the tensors that it
     writes. ``mutations`` is filled during the walk.
@@ -133,9 +133,7 @@ class _Rewrite:
         writers: dict[Node, list[Node]],
         mutations: Mutations,
     ) -> None:
-        """Begin before the first node of ``graph``, when nothing is written yet. The
-        class describes the fields.
-        """
+        """Begin before the first node of ``graph``, when nothing is written yet."""
         self.graph = graph
         self.aliases = aliases
         self.writers = writers
@@ -148,10 +146,9 @@ class _Rewrite:
         self.after: Node
 
     def visit(self, node: Node) -> None:
-        """Let ``node`` use the present values of its arguments; then make its writes
-        functional.
+        """Let ``node`` use present values; then make its writes functional.
 
-        A view is recorded as up to date instead, and a call that depends on strides is
+        A view is recorded as up to date instead. A call that depends on strides is
         adapted to those of new values.
         """
         self.here = node
@@ -183,17 +180,15 @@ class _Rewrite:
             self._restore_order(node)
 
     def _version(self, node: Node) -> int:
-        """How often the memory of ``node``, a tensor that is written somewhere or a
-        view of one, was written so far.
-        """
+        """Return how often the memory of ``node`` was written so far."""
         return self.version.get(self.aliases.root_of[node], 0)
 
     def _current(self, node: Node) -> Node:
-        """The node that holds the present value of ``node``: ``node`` itself if its
-        memory was not written yet.
+        """Return the node that holds the present value of ``node``.
 
-        If ``node`` is a view that was taken before the last write, the view is taken
-        again of the present value of its source, before the node that is visited.
+        That is ``node`` itself if its memory was not written yet. A view from before
+        the last write is taken again from the present value of its source. It is
+        inserted before the visited node.
         """
         if node not in self.aliases.root_of or not self._version(node):
             return node
@@ -226,12 +221,10 @@ class _Rewrite:
             self.value[node] = (self._version(node), node)
 
     def _allow_any_strides(self, node: Node, view: Node) -> None:
-        """Make ``node``, a call of the view ``view`` on a new value, work whatever
-        strides that value has.
-        """
-        # The tensor had the strides that it was allocated with; the value that replaces
-        # it has those that the last operator chose. ``view`` fails on some of them, and
-        # ``as_strided`` would silently read other elements.
+        """Make ``node``, a call of ``view`` on a new value, independent of strides."""
+        # The old tensor had the strides of its allocation; the new value has those of
+        # the last operator. ``view`` fails on some of them, and ``as_strided`` would
+        # silently read other elements.
         if node.target is aten.view.default:
             node.target = aten.reshape.default
         elif node.target in NEED_PACKED:
@@ -244,13 +237,12 @@ class _Rewrite:
             )
 
     def _copy_by_place(self, node: Node, member: Node) -> None:
-        """Let ``node``, a call of one of ``COPIES_BY_PLACE``, read the present memory
-        of ``member``, which was written.
+        """Let ``node`` (in ``COPIES_BY_PLACE``) read the present memory of ``member``.
 
-        ``as_strided_copy`` then reads the present value of the root. The other
-        operators read the present value of ``member`` itself, brought into the recorded
-        order; Unproven is raised if ``member`` is a view or begins inside its storage,
-        since they could then read memory around its elements.
+        ``member`` was written. ``as_strided_copy`` reads the present value of the root.
+        The other operators read the present value of ``member`` itself, in the recorded
+        order. They could read memory around its elements if it is a view, or begins
+        inside its storage. Then Unproven is raised.
         """
         name = self.aliases.name_of[member]
         val = member.meta["val"]
@@ -262,21 +254,21 @@ class _Rewrite:
             node.kwargs = {}
             self._read_by_place(node, member, size, stride, offset)
         elif name in self.aliases.source or val.storage_offset():
-            raise Unproven(f"{node.name} reads memory around {member.name}")
+            raise Unproven(
+                f"{node.name} may read memory around the elements of {member.name}"
+            )
         else:
             self._restore_order(node)
 
     def _read_by_place(
         self, node: Node, member: Node, size: Any, stride: Any, offset: Any
     ) -> None:
-        """Let ``node`` show the present memory of ``member`` with these sizes, strides
-        and offset.
+        """Let ``node`` show the present memory of ``member`` by size, stride and
+        offset.
 
-        ``offset`` counts elements from the start of the storage, whatever part of it
-        ``member`` shows. The present value of the root, the tensor that ``member`` is a
-        view of, has a storage of its own, which starts with its first element. Raises
-        Unproven unless ``node`` shows only elements of the root, whose places must be
-        known.
+        ``offset`` counts elements from the start of the storage. The present value of
+        the root has a storage of its own, which starts with its first element. Raises
+        Unproven unless ``node`` shows only elements of the root at known places.
         """
         root = self.aliases.root_of[member]
         val = root.meta["val"]
@@ -292,33 +284,22 @@ class _Rewrite:
             and is_packed(val)
             and all(isinstance(n, int) for n in numbers)
         )
-        # the number of the first element that is shown; -1 stands for "not known"
-        first = offset - val.storage_offset() if is_known else -1
-        if (
-            first < 0
-            or first + sum((d - 1) * s for d, s in zip(size, stride, strict=True))
-            >= val.numel()
-        ):
-            raise Unproven(f"{member.name} shows memory in a way that is not known")
-        node.args = (
-            self._insert_packed(node, self._current(root)),
-            size,
-            stride,
-            first,
-        )
+        if not is_known:
+            raise Unproven(f"{member.name} shows memory in an unknown way")
+        first = offset - val.storage_offset()
+        last = first + sum((d - 1) * s for d, s in zip(size, stride, strict=True))
+        if first < 0 or last >= val.numel():
+            raise Unproven(f"{member.name} shows memory around {root.name}")
+        packed = self._insert_packed(node, self._current(root))
+        node.args = (packed, size, stride, first)
 
     def _restore_order(self, reader: Node) -> None:
-        """Give the operands of ``reader`` the order in memory that was recorded for
-        them, by copies.
-        """
-        # Most kernels give their result the order of their operands. So the order of a
-        # new value, which may differ from the recorded one, is passed on to everything
-        # computed from it (``moved``). Only calls that see memory notice.
-        for root in dict.fromkeys(
-            memory_root(operand)
-            for operand in reader.all_input_nodes
-            if _is_tensor(operand)
-        ):
+        """Copy the operands of ``reader`` into the recorded order in memory."""
+        # Most kernels give their result the order of their operands. The order of a new
+        # value may differ from the recorded one, and so may that of values computed
+        # from it (``moved``). Only calls that read memory notice.
+        operands = filter(_is_tensor, reader.all_input_nodes)
+        for root in dict.fromkeys(map(memory_root, operands)):
             # innermost dimension first; None for a tensor with gaps
             order = dense_order(root.meta["val"])
             if root in self.moved and root.op == "call_function" and order:
@@ -335,8 +316,9 @@ class _Rewrite:
                     user.replace_input_with(root, copy)
 
     def _insert_permuted(self, value: Node, dims: Sequence[int]) -> Node:
-        """A call that permutes ``value``, inserted after ``value``; ``value`` itself if
-        ``dims`` are 0, 1, 2, ...
+        """Insert a permutation of ``value`` after it, and return it.
+
+        For ``dims`` 0, 1, 2, ... return ``value`` itself.
         """
         if list(dims) == list(range(len(dims))):
             return value
@@ -352,7 +334,7 @@ class _Rewrite:
         return node
 
     def _insert_packed(self, before: Node, value: Node) -> Node:
-        """A contiguous copy of ``value``, inserted before ``before``."""
+        """Return a contiguous copy of ``value``, inserted before ``before``."""
         kwargs = {"memory_format": torch.contiguous_format}
         node = self._insert(
             before, aten.clone.default, value, like=value, origin=before, kwargs=kwargs
@@ -391,7 +373,7 @@ class _Rewrite:
         """
         op: Any = node.target
         functional = functional_form(op)
-        # it writes running statistics, which its schema does not say
+        # it writes running statistics, which its schema does not declare
         if not effects(op).writes:
             self._update_statistics(node)
         elif functional is None or len(effects(op).writes) != 1:
@@ -408,22 +390,21 @@ class _Rewrite:
             self._store(written, self._written_value(node, functional), node)
 
     def _reshape_in_place(self, node: Node, functional: OpOverload) -> None:
-        """Turn a call such as ``unsqueeze_``, which changes a tensor's shape but no
-        element, into a plain view.
+        """Turn a call that changes a tensor's shape in place into a plain view.
 
-        Later calls use its result. Raises Unproven for ``set_``. Raises it also if the
-        tensor is used under the name that it had before, by the caller who passed it or
-        by a later call: its shape would have to change there, too. ``detach_`` changes
-        no shape, and so is always possible.
+        An example is ``unsqueeze_``. Later calls use its result. Raises Unproven for
+        ``set_``, and if the tensor is used under its old name, by the caller or by a
+        later call: its shape would have to change there, too. ``detach_`` changes no
+        shape, and so is always possible.
         """
         (old_node,) = self.writers[node]
         # ``user > node``: the user comes later in the graph
         shared = old_node.op == "placeholder" or any(
             user > node for user in old_node.users
         )
-        # ``set_``, whose schema does not say that the memory is the source's
+        # ``set_``; its schema does not declare that the memory is the source's
         if not effects(functional).views:
-            raise Unproven("it gives the tensor other memory")
+            raise Unproven("it gives a tensor the memory of another one")
         if shared and functional is not aten.detach.default:
             raise Unproven(
                 "it changes the shape of a tensor that is used under another name"
@@ -433,8 +414,8 @@ class _Rewrite:
             self._enter_view(node)
 
     def _written_value(self, node: Node, functional: OpOverload) -> Node:
-        """The node with the value that ``node`` writes, in the dtype of the written
-        tensor.
+        """Return the node with the value that ``node`` writes, in the dtype of the
+        written tensor.
 
         A cast is inserted if ``functional``, the functional form of ``node``, returns
         another dtype: in-place calls cast silently. For a ``copy_`` to a view from a
@@ -448,8 +429,8 @@ class _Rewrite:
             and _is_alike(source, node)
         ):
             # The source is put into the base of the view, so a copy before that would
-            # be wasted. Not so for an expanded source (stride 0), whose elements share
-            # memory.
+            # be wasted. An expanded source (stride 0) is copied, because its elements
+            # share memory.
             if "0" not in map(str, source.meta["val"].stride()):
                 return source
         dtype = self._dtype_of(node, functional)
@@ -462,8 +443,8 @@ class _Rewrite:
         return cast
 
     def _dtype_of(self, node: Node, functional: OpOverload) -> torch.dtype:
-        """The dtype that ``functional`` returns for the arguments of ``node``, after
-        promotion of their dtypes.
+        """Return the dtype that ``functional`` returns for the arguments of ``node``,
+        after promotion of their dtypes.
 
         Computed once for arguments of the same types, and then remembered in
         ``dtypes``.
@@ -522,7 +503,8 @@ class _Rewrite:
                     # views in between are taken again if something uses them
                     new_values = {root: value}
                     break
-                new_values[base], name = value, base
+                new_values[base] = value
+                name = base
         # every call that was inserted here was inserted for ``writer``
         while last.next is not self.after:
             last = last.next
@@ -531,8 +513,9 @@ class _Rewrite:
         self.value.update({n: (version, value) for n, value in new_values.items()})
 
     def _chain_of_views(self, name: Node) -> Iterator[Node]:
-        """``name``, the view that it was taken of, and so on, without the root; nothing
-        if ``name`` is no view.
+        """Yield ``name``, the view behind it, and so on, without the root.
+
+        Yield nothing if ``name`` is no view.
         """
         while name in self.aliases.source:
             yield name
@@ -571,7 +554,7 @@ class _Rewrite:
         self.graph.erase_node(node)
 
     def _trained_arguments(self, node: Node) -> list[Any]:
-        """The arguments of ``_TRAINED_BATCH_NORM`` in the place of ``node``.
+        """Return the arguments of ``_TRAINED_BATCH_NORM`` for ``node``.
 
         Both norms have the arguments input, weight, bias, running mean, running
         variance, training, momentum, eps, and one more that is left out. An instance
@@ -583,7 +566,7 @@ class _Rewrite:
         samples, channels, *size = node.meta["val"].shape
         if not all(isinstance(n, int) for n in (samples, channels, *size)):
             raise Unproven(
-                "it writes its running statistics, and its sizes are not known"
+                "it writes its running statistics, and its sizes are symbolic"
             )
         input, *by_channel = node.args[:5]
         image = self._insert_computed(
@@ -597,9 +580,7 @@ class _Rewrite:
         return [image, *repeated, True, *node.args[6:8]]
 
     def _insert_computed(self, node: Node, target: Any, *args: Any) -> Node:
-        """Insert a call before ``node``; its recorded value is computed under fake
-        tensors.
-        """
+        """Insert a call before ``node``, and compute its value under fake tensors."""
         with self.graph.inserting_before(node):
             call = insert_computed(self.graph, node, target, *args)
         self.mutations.origin[call] = node
@@ -608,11 +589,9 @@ class _Rewrite:
     def _record_last_values(self) -> None:
         """Record the last value of each placeholder that was written."""
         last = self.mutations.last_value
-        for node in [
-            n
-            for n in self.aliases.root_of
-            if n.op == "placeholder" and self._version(n)
-        ]:
+        for node in self.aliases.root_of:
+            if node.op != "placeholder" or not self._version(node):
+                continue
             value = self._current(node)
             # signatures go by names, so each placeholder needs a node of its own
             if value in last.values():
@@ -624,10 +603,10 @@ class _Rewrite:
 
 def _retarget(node: Node, functional: OpOverload) -> None:
     """Replace the in-place operator of ``node`` by its functional form, and rename the
-    node: ``relu_`` to ``relu``.
+    node.
 
-    The argument ``out``, if there is one, is dropped: a functional form returns what
-    would be written there.
+    ``relu_`` becomes ``relu``. The argument ``out``, if there is one, is dropped: a
+    functional form returns that value.
     """
     node.target = functional
     node.kwargs = {k: v for k, v in node.kwargs.items() if k != "out"}
@@ -635,13 +614,14 @@ def _retarget(node: Node, functional: OpOverload) -> None:
 
 
 def _is_tensor(node: Node) -> bool:
-    """Whether a tensor was recorded for the node."""
+    """Return whether a tensor was recorded for the node."""
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _is_alike(a: Node, b: Node) -> bool:
-    """Whether two recorded tensors have equal shapes, dtypes and devices. False if a
-    size is symbolic.
+    """Return whether two recorded tensors have equal shapes, dtypes and devices.
+
+    False if a size is symbolic.
     """
     x = a.meta["val"]
     y = b.meta["val"]

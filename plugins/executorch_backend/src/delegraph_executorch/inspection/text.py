@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from delegraph.io.escape import printable
-from delegraph_programs.source_line import innermost
+from delegraph_programs.source_line import Source, innermost
 
 from ..program.scalar_types import ScalarType
 from ..program.tables import (
@@ -75,9 +75,7 @@ def _line(frames: Sequence[Frame]) -> str:
     """The innermost line that is neither torch's nor Python's own; the innermost of all
     if there is none.
     """
-    listed = [
-        (frame.filename, frame.line, frame.name, frame.context) for frame in frames
-    ]
+    listed = [Source(f.filename, f.line, f.name, f.context.strip()) for f in frames]
     found = innermost(listed) or innermost(listed, lambda file: True)
     return "" if found is None else f"  // {shorten(found.file)}:{found.line}"
 
