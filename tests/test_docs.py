@@ -57,7 +57,10 @@ FIRST = "## A first backend in ten minutes\n"
 """The section whose commands test_scaffold_end_to_end.py runs; what comes after it goes
 on with its package.
 """
-EXAMINED = {"docs/guide/backends.md": "tosa,demo", "docs/backend-authors.md": "my-npu"}
+EXAMINED = {
+    "docs/guide/backends.md": "tosa,demo,devkit",
+    "docs/backend-authors.md": "my-npu,devkit",
+}
 """The plugins that a page's ``delegraph doctor`` examines."""
 BEFORE = {
     "docs/backend-authors.md": (

@@ -129,7 +129,7 @@ def run_python(installed, *arguments):
 
 IMPORTING = """
 import json
-from delegraph.discovery.doctor.probe import target_faults
+from delegraph_devkit.doctor.probe import target_faults
 from delegraph.discovery.registry import Registry
 
 rows = []

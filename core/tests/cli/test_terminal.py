@@ -53,7 +53,7 @@ def hostile(site, tmp_path, monkeypatch):
     site.metadata("named", "npu\x1b[2J = absent", version="1\x1b[2J")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("delegraph.discovery.registry._default", Registry())
-    monkeypatch.setenv("DELEGRAPH_PLUGINS", "evil,worse,named,npu\x1b[2J")
+    monkeypatch.setenv("DELEGRAPH_PLUGINS", "evil,worse,named,npu\x1b[2J,devkit")
     # what a file can be called
     name = EVIL.replace("\x00", "").replace("\ud800", "\udcff")
     for suffix, content in ((".npu", ""), (".py", textwrap.dedent(MODEL))):

@@ -2,7 +2,6 @@
 wrote; nothing waits for them.
 """
 
-import json
 import os
 import re
 import warnings
@@ -12,7 +11,7 @@ import pytest
 from delegraph.discovery.entry_points import Status, discover
 from delegraph.discovery.registry import Registry
 
-from ..support.good_plugin import GOOD, GOOD_TARGET, doctor
+from ..support.good_plugin import GOOD, GOOD_TARGET
 
 ENTRIES = "entry_points.txt"
 
@@ -149,18 +148,6 @@ def test_each_is_a_row_and_the_good_one_works(damaged):
         )
     assert records["good-one"].status is Status.OK
     assert registry.get_backend("good").__name__ == "GoodBackend"
-
-
-def test_doctor_has_the_same_rows(damaged):
-    said = json.loads(
-        doctor(damaged, DELEGRAPH_PLUGINS=",".join(["good-one", *DAMAGES])).stdout
-    )
-    rows = {p["distribution"]: p for p in said["plugins"]}
-    for name, (_, _, error) in DAMAGES.items():
-        (problem,) = rows[name]["problems"]
-        assert rows[name]["status"] == problem["status"] == "broken"
-        assert re.search(error, problem["error"])
-    assert rows["good-one"]["status"] == "ok"
 
 
 def test_the_variables_are_asked_before_metadata_is_read(damaged, monkeypatch):

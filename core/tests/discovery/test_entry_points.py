@@ -298,59 +298,6 @@ def test_metadata_without_a_name_takes_the_folders(site):
     )
 
 
-def test_a_light_module_that_imports_numpy_is_told_with_the_lines_that_do(site):
-    (site.folder / "arrays_of_it.py").write_text("\nimport numpy.linalg")
-    site.plugin("heavy", "import json\nimport arrays_of_it")
-    program = (
-        "from delegraph.discovery.entry_points import discover; import"
-        " delegraph.partitioner;print(next(r.warnings for r in discover().records if"
-        " r.name == 'heavy'))"
-    )
-    shown = run_python(
-        "-c",
-        program.replace("import delegraph.partitioner;", ""),
-        cwd=site.folder.parent,
-        path=site.folder,
-    )
-    where = f"({site.folder / 'heavy.py'}:2 -> {site.folder / 'arrays_of_it.py'}:2)"
-    assert (
-        f"its light module imports numpy, which slows every listing down {where}"
-        in shown.stdout
-    )
-    shown = run_python("-c", program, cwd=site.folder.parent, path=site.folder)
-    assert shown.stdout == "()\n"  # numpy was there before
-
-
-def test_a_declaration_that_imports_torch_is_told(site):
-    site.plugin(
-        "heavy",
-        HOOK.format(name="delegraph_backends", answer="__import__('torch') and []"),
-    )
-    program = (
-        "from delegraph.discovery.entry_points import discover; print([r.warnings for r"
-        " in discover().records])"
-    )
-    shown = run_python("-c", program, cwd=site.folder.parent, path=site.folder)
-    assert (
-        f"imports torch, which slows every listing down ({site.folder / 'heavy.py'}:6)"
-        in shown.stdout
-    )
-
-
-def test_requiring_torch_is_not_importing_it(site):
-    site.backend("needy", "needy", requires=("torch",))
-    program = (
-        "from delegraph.discovery.entry_points import discover; print([r.warnings for r"
-        " in discover().records])"
-    )
-    assert (
-        "torch"
-        not in run_python(
-            "-c", program, cwd=site.folder.parent, path=site.folder
-        ).stdout
-    )
-
-
 def run_python(*arguments, cwd, path=None):
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")}
     folders = [str(path or ""), environ.pop("PYTHONPATH", "")]

@@ -78,30 +78,6 @@ def test_backends_shows_whether_one_can_be_used_now(made, said, monkeypatch, cap
     assert delegraph.default_registry() is registry
 
 
-@pytest.mark.parametrize(
-    "available, status, said",
-    [
-        (False, "ok", "warning: EchoRuntime says that it cannot run programs here"),
-        (
-            NoRuntime("no-runtime", "no device", hint="plug it in"),
-            "ok",
-            "no device\n  what to do: plug it in",
-        ),
-        (
-            ValueError("a defect"),
-            "broken",
-            "raised ValueError when asked whether it is available: a defect",
-        ),
-    ],
-)
-def test_doctor_says_why_programs_cannot_run_here(available, status, said, monkeypatch):
-    monkeypatch.setattr(EchoRuntime, "is_available", runtime(available).is_available)
-    registry = Registry(discover=False)
-    registry.register(EchoBackend, runtime=EchoRuntime)
-    report = registry.doctor()
-    assert said in str(report) and report.plugins[0].status.value == status
-
-
 def test_a_backend_that_cannot_be_loaded_is_not_offered(site):
     site.backend("vendor-one", "npu")
     site.backend("vendor-two", "npu", requires=("no_such_compiler",))

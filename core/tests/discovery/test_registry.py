@@ -495,32 +495,7 @@ def test_no_plugin_reads_the_file(hermetic):
         hermetic.get_format("x.bin")
 
 
-def test_doctor_examines_targets(site, monkeypatch):
-    # no others: each takes an import of torch
-    monkeypatch.setenv("DELEGRAPH_PLUGINS", "hollow,good-one,idle,empty-here")
-    site.backend("hollow", "hollow", target="no_such_module:HollowBackend")
-    site.backend("good-one", "good")
-    site.plugin("idle", "")
-    nothing = (
-        "from delegraph.plugin import hookimpl\n@hookimpl\ndef delegraph_backends():"
-        " return []\n"
-    )
-    site.plugin("empty-here", nothing)
-    report = Registry().doctor()
-    rows = {r.name: r for r in report.plugins}
-    assert not report.healthy
-    assert rows["hollow"].status is Status.BROKEN
-    assert "No module named 'no_such_module'" in rows["hollow"].problems[0].error
-    assert rows["hollow"].problems[0].hint
-    assert rows["good"].status is Status.OK
-    assert [w.error for w in rows["idle"].warnings] == ["it declares nothing"]
-    assert rows["empty-here"].warnings == (), (
-        "it may have something to declare on another machine"
-    )
-    assert "hollow 1.0" in str(report)
-
-
-def test_doctor_notes_declarations_for_backends_that_are_not_there(site):
+def test_notes_name_declarations_for_backends_that_are_not_there(site):
     site.plugin(
         "simulator",
         """

@@ -1,8 +1,4 @@
-"""A plugin that works, and ``delegraph doctor`` in a process of its own."""
-
-import os
-import subprocess
-import sys
+"""A plugin that works: its light module and the module with its targets."""
 
 GOOD = """
 from delegraph.plugin import BackendSpec, PartitionerSpec, hookimpl
@@ -28,18 +24,3 @@ class Everything(CapabilityPartitioner):
     def __init__(self):
         super().__init__(lambda node: None, "GoodBackend")
 """
-
-
-def doctor(site, *arguments, **variables):
-    environ = {
-        k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")
-    } | variables
-    folders = [
-        *map(str, sorted(site.folder.parent.iterdir(), reverse=True)),
-        os.environ.get("PYTHONPATH", ""),
-    ]
-    environ["PYTHONPATH"] = os.pathsep.join(folders).rstrip(os.pathsep)
-    command = [sys.executable, "-m", "delegraph", "doctor", "--json", *arguments]
-    return subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=120
-    )

@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 import torch
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
-from delegraph.discovery.doctor.report import report
 from delegraph.discovery.registry import Registry
 from delegraph.errors import (
     DelegraphWarning,
@@ -36,6 +35,7 @@ from delegraph.formats import Quantization, QuantizationParameters
 from delegraph.host import FileFormat
 from delegraph.partitioner import CapabilityPartitioner
 from delegraph.runtime import BlobHeader
+from delegraph_devkit.doctor.report import build_report
 from delegraph_tosa.format import TosaFormat
 from delegraph_tosa.quantizer import TOSAQuantizer
 from delegraph_workers import (
@@ -679,7 +679,7 @@ def test_what_is_compiled_there_is_cached_by_what_is_installed_there(
 
 
 def test_doctor_names_the_environments(far):
-    (row,) = report(far.plugins(), (), {}).plugins
+    (row,) = build_report(far.plugins(), (), {}).plugins
     place = f"[backends.far] of {config.path_of_settings()}: {sys.executable}"
     assert row.environments == {"far": place}
     assert f"\n  far is in {place}" in str(row)

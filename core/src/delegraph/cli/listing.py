@@ -1,15 +1,12 @@
-"""``delegraph backends`` and ``delegraph doctor``. Importing this module does not
-import torch.
-"""
+"""``delegraph backends``. Importing this module does not import torch."""
 
 from __future__ import annotations
 
 import argparse
 import warnings
-from dataclasses import replace
 from typing import Any
 
-from ..command.outcome import Outcome, progress
+from ..command.outcome import Outcome
 from ..discovery.attribution import AtWork
 from ..discovery.index import BackendInfo
 from ..discovery.record import PluginRecord, Status
@@ -17,7 +14,6 @@ from ..discovery.registry import default_registry
 from ..errors import DelegraphError, DelegraphWarning
 from ..io.escape import printable, table
 from ..plugin import OptionSpec
-from .lookup import list_collisions
 
 
 class Backends:
@@ -73,32 +69,6 @@ class Backends:
         return Outcome("delegraph.backends/1", content, text)
 
 
-class Doctor:
-    """``delegraph doctor``."""
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        allowed = "time that one plugin may take to be imported (default 60)"
-        parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help=allowed)
-
-    @staticmethod
-    def run(args: argparse.Namespace) -> Outcome:
-        """Examine all plugins; the exit code is 1 if one cannot be used although it is
-        not disabled.
-        """
-        with warnings.catch_warnings(), progress("examining plugins"):
-            # the report says what is wrong
-            warnings.simplefilter("ignore", DelegraphWarning)
-            report = default_registry().doctor(args.timeout)
-            report = replace(report, notes=(*report.notes, *list_collisions()))
-        return Outcome(
-            "delegraph.doctor/1",
-            report.to_json(),
-            str(report),
-            0 if report.healthy else 1,
-        )
-
-
 def _why_unavailable(info: BackendInfo) -> str:
     """Why programs of the backend cannot be run on this host now; "" if they can."""
     if info.status is not Status.OK:
@@ -113,17 +83,6 @@ def _why_unavailable(info: BackendInfo) -> str:
             )
     except DelegraphError as e:
         return f"{e.message}; {e.hint}" if e.hint else e.message
-
-
-def _seconds(text: str) -> float:
-    """For argparse: a positive number of seconds."""
-    seconds = float(text)
-    if not 0 < seconds < float("inf"):
-        raise ValueError(text)
-    return seconds
-
-
-_seconds.__name__ = "number of seconds"  # argparse shows this name in errors
 
 
 def _table_of_backends(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -12,7 +11,6 @@ from ..command.outcome import Outcome
 from ..discovery.attribution import AtWork
 from ..discovery.distributions import canonical
 from ..discovery.own import COMMANDS
-from ..discovery.record import PluginRecord
 from ..discovery.registry import default_registry
 from ..errors import ContractViolation, DelegraphError, PluginFailed
 from ..plugin import CommandSpec
@@ -27,9 +25,13 @@ def list_commands() -> list[tuple[str, str]]:
     """(name to type, summary) of each command. Imports the light modules of plugins,
     but no target.
     """
-    commands = [(spec.name, spec.summary) for spec in COMMANDS]
-    for spec, record, rivals in _declared_commands():
-        name = _full_name(spec, record) if rivals else spec.name
+    declared = default_registry().declared(CommandSpec)
+    names = [*BUILT_IN, *(spec.name for spec, _ in declared)]
+    commands = [(spec.name, spec.summary) for spec in BUILT_IN.values()]
+    for spec, record in declared:
+        name = spec.name
+        if names.count(name) > 1:
+            name = f"{canonical(record.distribution)}/{name}"
         commands.append((name, f"{spec.summary} ({record.owner})".lstrip()))
     return commands
 
@@ -45,40 +47,6 @@ def find_command(name: str) -> type[Command] | _PluginCommand:
         command: type[Command] = getattr(import_module(module), attribute)
         return command
     return _PluginCommand(default_registry().get(CommandSpec, name))
-
-
-def list_collisions() -> Iterator[str]:
-    """A sentence for each command of a plugin whose name another plugin or delegraph
-    itself has, too.
-    """
-    for spec, record, rivals in _declared_commands():
-        if others := [rival for rival in rivals if rival != record.address]:
-            also = " and ".join(others)
-            yield (
-                f"{record.address} has a command {spec.name!r}, and so has {also}; it"
-                f" is {_full_name(spec, record)}"
-            )
-
-
-def _declared_commands() -> Iterator[tuple[CommandSpec, PluginRecord, list[str]]]:
-    """(command, its plugin, rivals) for all commands of plugins.
-
-    ``rivals`` are texts that name the other owners of commands of the same name:
-    delegraph itself, and other plugins.
-    """
-    declared = default_registry().declared(CommandSpec)
-    for spec, record in declared:
-        core = ["delegraph itself"] if spec.name in BUILT_IN else []
-        yield (
-            spec,
-            record,
-            core
-            + [r.address for s, r in declared if s.name == spec.name and s is not spec],
-        )
-
-
-def _full_name(spec: CommandSpec, record: PluginRecord) -> str:
-    return f"{canonical(record.distribution)}/{spec.name}"
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from .distributions import (
     name_and_version,
     place,
 )
-from .import_watch import ImportWatch
 from .loading import exits_raise, find, hangs_shown, import_installed
 from .record import (
     ALLOW,
@@ -301,7 +300,7 @@ def load(entry: EntryPoint, record: PluginRecord) -> PluginRecord:
     """Import one light module; returns ``record`` with its declarations, or with the
     fault if that fails.
     """
-    with ImportWatch() as watch, exits_raise(), hangs_shown():
+    with exits_raise(), hangs_shown():
         try:
             if not entry.pattern.match(entry.value):
                 remedy = (
@@ -324,4 +323,4 @@ def load(entry: EntryPoint, record: PluginRecord) -> PluginRecord:
             loaded = record.failed(
                 Fault(Status.BROKEN, describe(e, record.modules), advice(e, record)), e
             )
-    return replace(loaded, warnings=(*loaded.warnings, *watch.warnings()))
+    return loaded

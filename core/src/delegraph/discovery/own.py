@@ -27,11 +27,6 @@ COMMANDS = (
         "list the backends that are installed",
     ),
     CommandSpec(
-        "doctor",
-        "delegraph.cli.listing:Doctor",
-        "examine every plugin; exit code 1 if one is broken",
-    ),
-    CommandSpec(
         "lower",
         "delegraph.cli.lowering:Lower",
         "lower a model and write what a backend makes of it",

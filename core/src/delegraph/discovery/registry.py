@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from ..formats import ProgramFormat
     from ..partitioner import Partitioner
     from ..runtime import BackendRuntime
-    from .doctor.report import DoctorReport
 
 _reading = threading.local()
 _warned: set[tuple[str, str]] = set()
@@ -158,26 +157,18 @@ class Registry:
         full_names = tuple(n for n in names if "/" in n)
         return _View(self, full_names) if full_names else self
 
-    def doctor(self, seconds: float | None = None) -> DoctorReport:
-        """Examine every plugin and all of its targets, each plugin in a child process
-        for at most ``seconds``.
-
-        ``seconds``: None for the default. If this registry has not been used before,
-        plugins whose light module ended the child are not loaded into this process.
+    def loadable(self) -> list[tuple[EntryPoint, PluginRecord]]:
+        """The installed plugins that this registry loads when it is first used.
+        Imports nothing.
         """
-        from .doctor import probe, report
+        return loadable(self._entry_points) if self._discovers else []
 
-        plugins = loadable(self._entry_points) if self._discovers else []
-        probed = probe.probe(plugins, seconds or probe.SECONDS)
+    def read(self, refused: Mapping[Key, Fault]) -> None:
+        """Read the installed plugins, unless that is done already. Plugins in
+        ``refused`` are not loaded, and their records get these faults.
+        """
         if self._found is None:
-            self._read(
-                {
-                    key: result.fatal
-                    for key, result in probed.items()
-                    if result.fatal is not None
-                }
-            )
-        return report.report(self.plugins(), self.notes(), probed)
+            self._read(refused)
 
     def usable_backends(self) -> list[BackendInfo]:
         """The backends that can be used, by name. Raises BackendNotFound, with the

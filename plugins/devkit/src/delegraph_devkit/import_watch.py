@@ -2,13 +2,15 @@
 how long it takes.
 
 Arguments: backend, and a JSON list with the module path. The last line that it prints
-is a JSON object: ``heavy``, a module -> "file:line" that imported it, and ``seconds``.
+is a JSON object: ``heavy``, a module -> "file:line -> file:line", the lines that led to
+its import, and ``seconds``.
 Lines before it were printed by the declarations.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import traceback
@@ -54,17 +56,38 @@ class Watch(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> None:
-        if name in HEAVY:
-            frames = [
-                f
-                for f in traceback.extract_stack()[:-1]
-                if "importlib" not in f.filename
-            ]
-            # it looks where a module is
-            if frames and not frames[-1].filename.endswith("discovery/loading.py"):
-                self.importers.setdefault(
-                    name, f"{frames[-1].filename}:{frames[-1].lineno}"
-                )
+        """Record the lines that lead to the first import of a heavy module.
+
+        Returns None, so that Python asks the next finder. ``discovery/loading.py``
+        calls finders as well, to see whether a module is installed: such a call is no
+        import.
+        """
+        if name not in HEAVY or name in self.importers:
+            return
+        frames = [
+            frame
+            for frame in traceback.extract_stack()[:-1]
+            if "importlib" not in frame.filename
+        ]
+        if frames and frames[-1].filename.endswith("discovery/loading.py"):
+            return
+        lines = [
+            f"{frame.filename}:{frame.lineno}"
+            for frame in frames
+            if not frame.filename.startswith(("<", *_callers()))
+        ]
+        self.importers[name] = " -> ".join(lines)
+
+    def first(self) -> str | None:
+        """Return the first heavy module that was imported; None if none was."""
+        return next((name for name in self.importers if name in sys.modules), None)
+
+
+def _callers() -> list[str]:
+    """The folders of the modules that import light modules and call their hooks."""
+    modules = (sys.modules.get(name) for name in ("delegraph", "pluggy"))
+    files = [getattr(module, "__file__", None) for module in modules]
+    return [os.path.dirname(file) + os.sep for file in (*files, __file__) if file]
 
 
 def main(backend: str, path: list[str]) -> None:

@@ -21,6 +21,11 @@ def delegraph_commands() -> list[CommandSpec]:
             summary="write the table of operators that a backend takes",
         ),
         CommandSpec(
+            name="doctor",
+            target="delegraph_devkit.cli.doctor:Doctor",
+            summary="examine every plugin; exit code 1 if one is broken",
+        ),
+        CommandSpec(
             name="new-backend",
             target="delegraph_devkit.cli.new_backend:NewBackend",
             summary="write a package for a backend of your own",

@@ -1,4 +1,4 @@
-"""The memory plan of a method. Imports no torch."""
+"""Plan the memory of a method. Imports no torch."""
 
 from .lifetimes import Lifetime, find_lifetimes
 from .plan import ALIGNMENT, plan_memory

@@ -1,5 +1,7 @@
-"""When memory is in use: from the first instruction that touches it to the last, loops
-counted as a whole.
+"""Compute when each piece of memory is in use.
+
+A lifetime runs from the first instruction that uses the memory to the last one. A loop
+counts as a whole.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ def find_lifetimes(
     outputs: Iterable[Storage],
     loops: Iterable[tuple[int, int]],
 ) -> list[Lifetime]:
-    """Lifetimes of all planned memory, by first use.
+    """Return the lifetimes of all planned memory, ordered by first use.
 
-    ``uses``: what each instruction touches. ``loops``: (first, last) instruction of
-    each. Inputs are there before the first instruction, outputs after the last one,
-    state all the time. What comes into a loop is there until its end, since another
-    round may need it.
+    ``uses`` lists the memory that each instruction reads or writes. ``loops`` are pairs
+    of a loop's first and last instruction.
+
+    Inputs exist before the first instruction, and outputs after the last one. State
+    exists all the time. Memory that is in use when a loop begins stays in use until the
+    loop ends, since a later round may read it.
     """
     end = len(uses)
     found: dict[Storage, Lifetime] = {}
@@ -60,8 +64,9 @@ def _touch(
 def _extend_over_loops(
     found: Mapping[Storage, Lifetime], loops: Iterable[tuple[int, int]]
 ) -> None:
-    """Extend lifetimes over loops, outer loops first: an inner one sees what those
-    around it have extended.
+    """Extend lifetimes that enter a loop to the end of the loop.
+
+    ``loops`` lists outer loops first, so that inner loops see the extended lifetimes.
     """
     for first, last in loops:
         for lifetime in found.values():

@@ -1,4 +1,4 @@
-"""Memory that one tensor has, or that a tensor and views of it share."""
+"""Describe the memory that a tensor has, or that a tensor shares with its views."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 
 class Home(enum.Enum):
-    """Who provides memory: the plan, the file, the plan for the whole life of the
-    method, or the caller.
+    """Tell who provides the memory of a tensor.
+
+    PLANNED: the memory plan. CONSTANT: the file. STATE: the memory plan, for the whole
+    life of the method. GIVEN: the caller.
     """
 
     PLANNED = "planned"
@@ -19,9 +21,7 @@ class Home(enum.Enum):
 
 
 class Place(NamedTuple):
-    """A device other than the host: its kind, as the file numbers it, and which one of
-    that kind.
-    """
+    """A device other than the host: its kind, as the file numbers it, and its index."""
 
     kind: int
     number: int
@@ -29,11 +29,11 @@ class Place(NamedTuple):
 
 @dataclass(eq=False)
 class Storage:
-    """Bytes of memory; two tensors share them exactly if they have the same object.
-    ``place``: whose, None: the host's.
+    """Bytes of memory. Two tensors share memory exactly if they have the same object.
 
-    ``memory_id`` counts the memories of the host; those of devices are numbered when
-    the plan is made. ``offset``: the first byte, where that is known before the plan.
+    ``place`` is the device that has the memory, or None for the host. ``memory_id``
+    numbers the memories of the host; devices get theirs when the plan is made.
+    ``offset`` is the first byte, if it is known before the plan.
     """
 
     nbytes: int

@@ -1,14 +1,15 @@
-"""Proof that a memory plan is right, from the file alone: whatever is read is what was
-written there last.
+"""Prove from the file alone that a memory plan is right.
 
-This follows the program on all ways through its jumps. It knows nothing of lifetimes or
-of how the plan was made.
+The plan is right if each instruction reads the value that was last written to the
+tensor. The proof follows all paths through the program's jumps. It does not use the
+lifetimes from which the plan was made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from delegraph.errors import Unsupported
 
@@ -29,19 +30,23 @@ _VIEW = "executorch_prim::et_view.default"
 _APPEND = "executorch_prim::et_copy_index.tensor"
 _IN_PLACE = frozenset({"aten::copy_", "aten::index_put_"})
 _MOST_TENSORS = 40_000
-"""With planned memory, of a method: which of them overlap takes a bit for each pair,
-200 MB for these.
+"""The most tensors with planned memory in a method.
+
+The proof has a bit for each pair of tensors: 200 MB for this many.
 """
 _MOST_WORK = 20_000_000
-"""Instructions that are looked at, again and again where loops lead back, and tensors
-in sets: about a minute.
+"""The most steps of a proof: about a minute.
+
+A step visits an instruction or a tensor in a set. Instructions in loops are visited
+several times.
 """
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """An instruction that reads a tensor whose memory is overwritten, or was never
-    written. The last is the return.
+    """An instruction that reads a tensor that was overwritten or never written.
+
+    The instruction after the last one is the return.
     """
 
     instruction: int
@@ -54,7 +59,10 @@ class Conflict:
 
 @dataclass(frozen=True)
 class _Step:
-    """What an instruction reads and writes, and (a view, what it is a view of)."""
+    """The values that an instruction reads and writes.
+
+    ``views`` are pairs (view, source) of values that share memory from now on.
+    """
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
@@ -64,20 +72,20 @@ class _Step:
 def find_conflicts(
     plan: ExecutionPlan, delegate_outputs: dict[int, int]
 ) -> list[Conflict]:
-    """Every read in a method of what is not there any more.
+    """Return each read of a tensor that no longer holds its value.
 
-    ``delegate_outputs``: position of each delegate call -> how many of its last
-    arguments are outputs. Raises Unsupported for a method of so many tensors, views and
-    jumps that a proof would take gigabytes or minutes.
+    ``delegate_outputs`` maps the position of a delegate call to its number of outputs,
+    which are its last arguments. Raises Unsupported if the proof would take gigabytes
+    or minutes.
     """
     return _Proof(plan, delegate_outputs).conflicts()
 
 
 class _Proof:
-    """Which tensors are whole before each instruction, on every way there.
+    """Computes which tensors are valid before each instruction, on every path to it.
 
-    A set of tensors is an int with the bit ``1 << k`` for value k: sets of sets of
-    Python's own took a hundred times the memory.
+    A set of tensors is an int with bit ``1 << k`` for value k. Python's own sets would
+    take a hundred times the memory.
     """
 
     def __init__(self, plan: ExecutionPlan, delegate_outputs: dict[int, int]) -> None:
@@ -87,9 +95,11 @@ class _Proof:
         self.calls = [i.call for chain in plan.chains for i in chain.instructions]
         self.steps = [self._step(k, call) for k, call in enumerate(self.calls)]
         self.operands = sum(len(step.reads) for step in self.steps)
-        self.places = {
-            k: p for k in range(len(plan.values)) if (p := _place(plan, k)) is not None
-        }
+        self.places: dict[int, _Place] = {}
+        for k in range(len(plan.values)):
+            place = _place(plan, k)
+            if place is not None:
+                self.places[k] = place
         if len(self.places) > _MOST_TENSORS:
             raise self._too_much()
         self.overlaps = _overlaps(self.places)
@@ -102,32 +112,34 @@ class _Proof:
         )
         self.written = _bits(written)
         self.sources: dict[int, int] = {}
-        """What each view is in the memory of, for views that the plan made without an
-        instruction.
+        """View -> the valid tensors that contain its memory.
+
+        Only for views that the plan makes without an instruction.
         """
 
     def conflicts(self) -> list[Conflict]:
         joined: dict[int, int] = {}
-        """What is whole wherever a jump to an instruction comes from."""
+        """Instruction -> the tensors that are valid at all jumps to it."""
         found: dict[tuple[int, int], Conflict] = {}
         changed = True
-        while changed:  # a way back in a loop may bring fewer tensors to where it leads
+        # A jump back may find fewer valid tensors, so repeat until nothing changes.
+        while changed:
             changed = False
             found.clear()
             self._spend(len(self.steps) + self.operands)
             state = self._start()
             for position, step in enumerate(self.steps):
-                state = self._run(
-                    position, step, state & joined.get(position, -1), found
-                )
+                valid = state & joined.get(position, -1)
+                state = self._run(position, step, valid, found)
                 call = self.calls[position]
                 if isinstance(call, JumpFalseCall):
                     before = joined.get(call.destination, -1)
                     joined[call.destination] = before & state
-                    changed |= call.destination <= position and before & state != before
+                    is_jump_back = call.destination <= position
+                    changed |= is_jump_back and before & state != before
         end = len(self.calls)
         state &= joined.get(end, -1)
-        # the next call needs the states
+        # The next run of the method reads the states, too.
         for value in (*self.plan.outputs, *sorted(self.states)):
             self._read(end, value, state, found)
         return list(found.values())
@@ -140,13 +152,14 @@ class _Proof:
     def _too_much(self) -> Unsupported:
         text = (
             f"method {self.plan.name!r} is too large to prove its memory plan:"
-            f" {len(self.plan.values)} values"
+            f" {len(self.plan.values)} values, {len(self.calls)} instructions"
         )
-        return Unsupported("unsupported", f"{text}, {len(self.calls)} instructions")
+        return Unsupported("unsupported", text)
 
     def _start(self) -> int:
-        """What is there before the first instruction: states, then inputs as they are
-        set one after the other.
+        """Return the tensors that are valid before the first instruction.
+
+        Inputs are set one after the other, so a later one may overwrite an earlier one.
         """
         state = _bits(self.states)
         for value in self.plan.inputs:
@@ -154,21 +167,23 @@ class _Proof:
         return state
 
     def _find_states(self) -> set[int]:
-        """Tensors that keep their content: those with an initial one, and those that
-        are written in place only.
+        """Return the tensors that keep their content between runs.
+
+        They have an initial value, or the program only writes them in place.
         """
-        values = [entry.value for entry in self.plan.values]
-        initial = {
-            k
-            for k, v in enumerate(values)
-            if isinstance(v, Tensor) and v.allocation and v.data_buffer_idx
-        }
+        initial = set()
+        for k, entry in enumerate(self.plan.values):
+            value = entry.value
+            if isinstance(value, Tensor) and value.allocation and value.data_buffer_idx:
+                initial.add(k)
         written = {k for step in self.steps for k in step.writes}
-        anew = {k for step in self.steps for k in step.writes if k not in step.reads}
-        return initial | (written - anew - {*self.plan.inputs})
+        replaced = {
+            k for step in self.steps for k in step.writes if k not in step.reads
+        }
+        return initial | (written - replaced - {*self.plan.inputs})
 
     def _join_views(self) -> None:
-        """Whatever overwrites the source of a view overwrites the view."""
+        """Let writes that overwrite the source of a view overwrite the view, too."""
         for step in self.steps:
             for view, source in step.views:
                 self.places.pop(view, None)
@@ -176,10 +191,10 @@ class _Proof:
                     self.overlaps[writer] = self.overlaps.get(writer, 0) | 1 << view
 
     def _each(self, values: int) -> Iterator[int]:
-        """The values of a set."""
+        """Yield the values of a set."""
         while values:
             low = values & -values
-            # an operation on a long int takes as long as it is
+            # Operations on an int take time in proportion to its length.
             self._spend(1 + low.bit_length() // 4096)
             yield low.bit_length() - 1
             values ^= low
@@ -191,19 +206,21 @@ class _Proof:
         state: int,
         found: dict[tuple[int, int], Conflict],
     ) -> int:
+        """Check the reads of a step; return the tensors that are valid after it."""
         for value in step.reads:
             self._read(position, value, state, found)
-            if any(self.overlaps.get(w, 0) >> value & 1 for w in step.writes):
-                found[position, value] = Conflict(
-                    position, value, "whose memory it writes a result to"
-                )
+            if self._overwrites(step.writes, value):
+                why = "but writes a result to the same memory"
+                found[position, value] = Conflict(position, value, why)
         for k, value in enumerate(step.writes):
-            if any(self.overlaps.get(w, 0) >> value & 1 for w in step.writes[:k]):
-                found[position, value] = Conflict(
-                    position, value, "whose memory it writes another result to"
-                )
+            if self._overwrites(step.writes[:k], value):
+                why = "but writes two results to the same memory"
+                found[position, value] = Conflict(position, value, why)
             state = state & ~self.overlaps.get(value, 0) | 1 << value
         return state | _bits(view for view, _ in step.views)
+
+    def _overwrites(self, writes: Sequence[int], value: int) -> bool:
+        return any(self.overlaps.get(written, 0) >> value & 1 for written in writes)
 
     def _read(
         self,
@@ -212,35 +229,33 @@ class _Proof:
         state: int,
         found: dict[tuple[int, int], Conflict],
     ) -> None:
+        """Add a conflict to ``found`` if a value that is read is not in ``state``."""
         if value not in self.places or state >> value & 1:
             return
         if self.written >> value & 1:
-            found[position, value] = Conflict(
-                position, value, "whose memory was overwritten, or never written"
-            )
+            why = "but its memory was overwritten, or never written"
+            found[position, value] = Conflict(position, value, why)
             return
+        # No instruction writes the value: it has to be a view of a valid tensor.
         if value not in self.sources:
             near = self._each(self.overlaps.get(value, 0) & state)
-            self.sources[value] = _bits(k for k in near if self._holds(k, value))
-        if not any(
-            state >> k & 1 or k not in self.places
-            for k in self._each(self.sources[value])
-        ):
-            found[position, value] = Conflict(
-                position, value, "a view of what was overwritten, or never written"
-            )
+            self.sources[value] = _bits(k for k in near if self._contains(k, value))
+        sources = self._each(self.sources[value])
+        if not any(state >> k & 1 or k not in self.places for k in sources):
+            why = "a view of memory that was overwritten, or never written"
+            found[position, value] = Conflict(position, value, why)
 
-    def _holds(self, owner: int, view: int) -> bool:
-        """Whether a tensor's memory contains a view of it that the plan made without an
-        instruction.
-        """
+    def _contains(self, owner: int, view: int) -> bool:
+        """Return whether the memory of a tensor contains that of another one."""
         if owner not in self.places:
             return False
-        (memory, start, end), (its_memory, its_start, its_end) = (
-            self.places[owner],
-            self.places[view],
+        outer = self.places[owner]
+        inner = self.places[view]
+        return (
+            outer.memory == inner.memory
+            and outer.start <= inner.start
+            and inner.end <= outer.end
         )
-        return memory == its_memory and start <= its_start and its_end <= end
 
     def _step(self, position: int, call: Call | None) -> _Step:
         if isinstance(call, KernelCall):
@@ -258,27 +273,29 @@ class _Proof:
         return _Step((), ())
 
     def _kernel_step(self, call: KernelCall) -> _Step:
-        """The results of a kernel are its last argument; out variants name them before,
-        too.
+        """Return the reads and writes of a kernel, which has its results last.
+
+        Out variants name a result twice: as an argument and as the result.
         """
         name = str(self.plan.operators[call.op_index])
         args = call.args
         if name == _VIEW:
             return _Step((args[0],), (), ((args[2], args[0]),))
-        if name == _APPEND:  # the first round starts the result, later ones add to it
+        if name == _APPEND:
+            # Only the first round starts a result. Later rounds append to it.
             return _Step((args[1],), (args[0],))
         results = self._tensors(args[-1:])
-        aside = set() if name in _IN_PLACE else set(results)
-        return _Step(
-            tuple(t for t in self._tensors(args[:-1]) if t not in aside), tuple(results)
-        )
+        reads = self._tensors(args[:-1])
+        if name not in _IN_PLACE:
+            reads = [value for value in reads if value not in results]
+        return _Step(tuple(reads), tuple(results))
 
     def _tensors(self, positions: Sequence[int]) -> list[int]:
         found: list[int] = []
         for position in positions:
             value = self.plan.values[position].value
             if isinstance(value, (TensorList, OptionalTensorList)):
-                # each instruction that has the list keeps its elements
+                # Each instruction that has the list stores its elements.
                 self._spend(10 * len(value.items))
                 found += self._tensors(value.positions)
             elif isinstance(value, Tensor):
@@ -286,36 +303,47 @@ class _Proof:
         return found
 
 
-def _place(plan: ExecutionPlan, position: int) -> tuple[int, int, int] | None:
-    """(memory, start, end) of a tensor that has planned memory, in bytes."""
+class _Place(NamedTuple):
+    """The memory of a tensor, in bytes."""
+
+    memory: int
+    start: int
+    end: int
+
+
+def _place(plan: ExecutionPlan, position: int) -> _Place | None:
+    """Return the place of a tensor; None if it has no planned memory."""
     value = plan.values[position].value
     if not isinstance(value, Tensor) or value.allocation is None or nbytes(value) == 0:
         return None
     start = value.allocation.offset
-    return value.allocation.memory_id, start, start + nbytes(value)
+    return _Place(value.allocation.memory_id, start, start + nbytes(value))
 
 
-def _overlaps(places: dict[int, tuple[int, int, int]]) -> dict[int, int]:
-    """Tensor -> the set of the others whose memory has bytes of its own."""
-    starts = [((memory, start), 1, k) for k, (memory, start, _) in places.items()]
-    ends = [((memory, end), 0, k) for k, (memory, _, end) in places.items()]
+def _overlaps(places: dict[int, _Place]) -> dict[int, int]:
+    """Return for each tensor the set of the other tensors that share bytes with it."""
+    # At the same byte, ends (0) sort before starts (1): the tensors do not overlap.
+    starts = [((place.memory, place.start), 1, k) for k, place in places.items()]
+    ends = [((place.memory, place.end), 0, k) for k, place in places.items()]
     found: dict[int, int] = {}
-    before: dict[int, int] = {}
-    started = active = 0
-    # what ends where another starts shares nothing with it
+    started_before: dict[int, int] = {}
+    started = 0
+    active = 0
     for _, begins, k in sorted(starts + ends):
+        bit = 1 << k
         if begins:
-            before[k], found[k] = started, active
-            started |= 1 << k
-            active |= 1 << k
+            started_before[k] = started
+            found[k] = active
+            started |= bit
+            active |= bit
         else:
-            active ^= 1 << k
-            found[k] |= started & ~before.pop(k) & ~(1 << k)
+            active ^= bit
+            found[k] |= started & ~started_before.pop(k) & ~bit
     return found
 
 
 def _bits(values: Iterable[int]) -> int:
-    """Values as a set."""
+    """Return a set of values as an int."""
     listed = list(values)
     made = bytearray(max(listed, default=-1) // 8 + 1)
     for value in listed:

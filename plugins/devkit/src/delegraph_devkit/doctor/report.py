@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...io.escape import printable
-from ...plugin import DECLARATION_OF, BackendSpec
-from ..distributions import Distribution, copies, version
-from ..entry_points import Key
-from ..record import Fault, PluginRecord, Status
+from delegraph.discovery.distributions import Distribution, copies, version
+from delegraph.discovery.entry_points import Key
+from delegraph.discovery.record import Fault, PluginRecord, Status
+from delegraph.io.escape import printable
+from delegraph.plugin import DECLARATION_OF, BackendSpec
+
 from .probe import ProbeResult, target_faults
 
 Installed = dict[str, list[Distribution]]
@@ -114,7 +115,7 @@ class DoctorReport:
         )
 
 
-def report(
+def build_report(
     records: Sequence[PluginRecord],
     notes: Sequence[str],
     probed: Mapping[Key, ProbeResult],

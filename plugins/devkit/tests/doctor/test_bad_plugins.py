@@ -7,7 +7,9 @@ says of the bad one, and its exit code.
 """
 
 import json
+import os
 import re
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -19,7 +21,10 @@ import torch
 from delegraph.discovery.entry_points import Status
 from delegraph.discovery.registry import Registry
 
-from ..support.good_plugin import GOOD, GOOD_TARGET, doctor
+from core.tests.conftest import site
+from core.tests.support.good_plugin import GOOD, GOOD_TARGET
+
+__all__ = ["site"]
 
 HOOK = """
 from delegraph.plugin import BackendSpec, PartitionerSpec, QuantizerSpec, RuntimeSpec, hookimpl
@@ -430,6 +435,21 @@ def assert_explained(found, row, site, version):
     (fault,) = (f for f in found[kind] if re.search(row.error, f["error"]))
     assert re.search(row.hint, fault["hint"]), fault["hint"]
     assert found[other] == []
+
+
+def doctor(site, *arguments, **variables):
+    environ = {
+        k: v for k, v in os.environ.items() if not k.startswith("DELEGRAPH")
+    } | variables
+    folders = [
+        *map(str, sorted(site.folder.parent.iterdir(), reverse=True)),
+        os.environ.get("PYTHONPATH", ""),
+    ]
+    environ["PYTHONPATH"] = os.pathsep.join(folders).rstrip(os.pathsep)
+    command = [sys.executable, "-m", "delegraph_devkit.doctor", "--json", *arguments]
+    return subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=120
+    )
 
 
 def test_all_of_them_at_once_and_a_good_one_that_doctor_imports(site):

@@ -17,23 +17,29 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import delegraph
 import delegraph_programs
+from delegraph.discovery.entry_points import Key, load
+from delegraph.discovery.loading import missing
+from delegraph.discovery.record import Fault, PluginRecord, Status, without
+from delegraph.discovery.resolve import resolve
+from delegraph.errors import DelegraphError, NoRuntime
+from delegraph.plugin import PROJECT, BackendSpec, Declaration, RuntimeSpec
 from importlib_metadata import EntryPoint
 
-from ... import errors
-from ...errors import DelegraphError, NoRuntime
-from ...plugin import PROJECT, BackendSpec, Declaration, RuntimeSpec
-from ..entry_points import Key, load
-from ..loading import missing
-from ..record import Fault, PluginRecord, Status, without
-from ..resolve import resolve
+from ..import_watch import Watch
 
+SLOW = 0.5
+"""Seconds after which an import counts as slow. Every command imports all light
+modules, so each slow one matters.
+"""
 SECONDS = 60.0
 """Seconds that one plugin may take. The import of torch alone takes several from a cold
 disk.
@@ -42,7 +48,11 @@ _LIGHT = "importing its light module"
 _DONE = "done"
 _LIBRARIES = tuple(
     str(Path(file).absolute().parent) + os.sep
-    for file in (delegraph_programs.__file__, errors.__file__)
+    for file in (
+        delegraph_programs.__file__,
+        delegraph.__file__,
+        os.path.dirname(__file__),
+    )
 )
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
@@ -231,7 +241,12 @@ def main(folder: str) -> None:
         # stdout is an unbuffered file (``_run_child``), so its size also counts what
         # native code prints.
         size_before = os.fstat(1).st_size
+        watch = Watch()
+        sys.meta_path.insert(0, watch)
+        start = time.monotonic()
         record = load(EntryPoint(name, value, PROJECT), PluginRecord(name, *origin))
+        seconds = time.monotonic() - start
+        sys.meta_path.remove(watch)
         if os.fstat(1).st_size > size_before:
             hint = (
                 f"for the authors of {record.distribution}: every command imports it,"
@@ -244,14 +259,39 @@ def main(folder: str) -> None:
                     )
                 )
             )
-        for warning in record.warnings:
-            write(**asdict(warning))
+        slow = _slow_import(watch, seconds)
+        if slow is not None:
+            write(**asdict(slow))
         for fault in target_faults(
             record, lambda target, left: write(doing=f"importing {target}", left=left)
         ):
             write(**asdict(fault))
         write(doing=_DONE, left=0)
     os._exit(0)
+
+
+def _slow_import(watch: Watch, seconds: float) -> Fault | None:
+    """The warning for a light module that imports a heavy module, or is slow; else
+    None.
+
+    One warning is enough: torch imports numpy, and both are slow.
+    """
+    heavy = watch.first()
+    if heavy is not None:
+        return Fault(
+            Status.OK,
+            f"its light module imports {heavy}, which slows every listing down"
+            f" ({watch.importers[heavy]})",
+            "for its authors: import it in the modules that the targets name",
+        )
+    if seconds > SLOW:
+        return Fault(
+            Status.OK,
+            f"its light module took {seconds:.1f} s to import, which slows every"
+            " listing down",
+            "for its authors: do the work in the modules that the targets name",
+        )
+    return None
 
 
 def target_faults(

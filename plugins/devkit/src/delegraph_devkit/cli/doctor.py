@@ -1,0 +1,47 @@
+"""``delegraph doctor``. Importing this module does not import torch."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+
+from delegraph.command import Outcome, progress
+from delegraph.errors import DelegraphWarning
+
+from ..doctor import examine
+
+
+class Doctor:
+    """``delegraph doctor``."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        allowed = "time that one plugin may take to be imported (default 60)"
+        parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help=allowed)
+
+    @staticmethod
+    def run(args: argparse.Namespace) -> Outcome:
+        """Examine all plugins; the exit code is 1 if one cannot be used although it is
+        not disabled.
+        """
+        with warnings.catch_warnings(), progress("examining plugins"):
+            # the report says what is wrong
+            warnings.simplefilter("ignore", DelegraphWarning)
+            report = examine(seconds=args.timeout)
+        return Outcome(
+            "delegraph.doctor/1",
+            report.to_json(),
+            str(report),
+            0 if report.healthy else 1,
+        )
+
+
+def _seconds(text: str) -> float:
+    """For argparse: a positive number of seconds."""
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
+
+
+_seconds.__name__ = "number of seconds"  # argparse shows this name in errors

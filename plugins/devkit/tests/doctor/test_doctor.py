@@ -1,0 +1,182 @@
+"""``delegraph doctor`` reports plugins, commands and runtimes that do not work."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from delegraph.discovery.entry_points import Status
+from delegraph.discovery.registry import Registry
+from delegraph.errors import NoRuntime
+from delegraph.runtime import BackendRuntime
+from delegraph_devkit.doctor import examine
+
+from core.tests.conftest import EchoBackend, EchoRuntime, site
+from core.tests.support.processes import python
+
+__all__ = ["site"]
+SCHEMA = json.loads((Path(__file__).parents[4] / "docs/schema.json").read_text())
+
+
+def test_doctor_examines_targets(site, monkeypatch):
+    # no others: each takes an import of torch
+    monkeypatch.setenv("DELEGRAPH_PLUGINS", "hollow,good-one,idle,empty-here")
+    site.backend("hollow", "hollow", target="no_such_module:HollowBackend")
+    site.backend("good-one", "good")
+    site.plugin("idle", "")
+    nothing = (
+        "from delegraph.plugin import hookimpl\n@hookimpl\ndef delegraph_backends():"
+        " return []\n"
+    )
+    site.plugin("empty-here", nothing)
+    report = examine(Registry())
+    rows = {r.name: r for r in report.plugins}
+    assert not report.healthy
+    assert rows["hollow"].status is Status.BROKEN
+    assert "No module named 'no_such_module'" in rows["hollow"].problems[0].error
+    assert rows["hollow"].problems[0].hint
+    assert rows["good"].status is Status.OK
+    assert [w.error for w in rows["idle"].warnings] == ["it declares nothing"]
+    assert rows["empty-here"].warnings == (), (
+        "it may have something to declare on another machine"
+    )
+    assert "hollow 1.0" in str(report)
+
+
+def runtime(available):
+    class Runtime(BackendRuntime):
+        @staticmethod
+        def is_available():
+            if isinstance(available, Exception):
+                raise available
+            return available
+
+    return Runtime
+
+
+@pytest.mark.parametrize(
+    "available, status, said",
+    [
+        (False, "ok", "warning: EchoRuntime says that it cannot run programs here"),
+        (
+            NoRuntime("no-runtime", "no device", hint="plug it in"),
+            "ok",
+            "no device\n  what to do: plug it in",
+        ),
+        (
+            ValueError("a defect"),
+            "broken",
+            "raised ValueError when asked whether it is available: a defect",
+        ),
+    ],
+)
+def test_doctor_says_why_programs_cannot_run_here(available, status, said, monkeypatch):
+    monkeypatch.setattr(EchoRuntime, "is_available", runtime(available).is_available)
+    registry = Registry(discover=False)
+    registry.register(EchoBackend, runtime=EchoRuntime)
+    report = examine(registry)
+    assert said in str(report) and report.plugins[0].status.value == status
+
+
+def test_doctor(site):
+    site.backend("chip-vendor", "npu")
+    only = {"DELEGRAPH_PLUGINS": "chip-vendor,bad-one,devkit"}
+    shown = python("-m", "delegraph", "doctor", path=site.folder, **only)
+    assert "DELEGRAPH_PLUGINS names 'bad-one', which is not installed" in shown.stdout
+    assert shown.returncode == 0
+    site.plugin("bad-one", "raise ValueError('no luck')")
+    shown = python("-m", "delegraph", "doctor", "--json", path=site.folder, **only)
+    assert shown.returncode == 1
+    found = json.loads(shown.stdout)
+    jsonschema.validate(found, SCHEMA)
+    rows = {p["name"]: p for p in found["plugins"]}
+    assert (rows["npu"]["status"], rows["bad-one"]["status"]) == ("ok", "broken")
+    assert rows["bad-one"]["location"] == str(site.folder / "bad_one.py")
+
+
+COMMAND = """
+from delegraph.plugin import CommandSpec, hookimpl
+
+@hookimpl
+def delegraph_commands():
+    return [CommandSpec({name!r}, "{module}_command:Command"{fields})]
+"""
+TARGET = """
+class Command:
+    @staticmethod
+    def add_arguments(parser): ...
+    @staticmethod
+    def run(args): ...
+"""
+
+
+def examine_commands(site, *plugins):
+    """The printed report on plugins with a command each: (distribution, name of the
+    command, further fields of the declaration, source of the target's module).
+    """
+    for distribution, name, fields, target in plugins:
+        module = distribution.replace("-", "_")
+        site.plugin(
+            distribution, COMMAND.format(name=name, module=module, fields=fields)
+        )
+        (site.folder / f"{module}_command.py").write_text(target)
+    only = ",".join(plugin[0] for plugin in plugins)
+    return python(
+        "-m", "delegraph_devkit.doctor", path=site.folder, DELEGRAPH_PLUGINS=only
+    )
+
+
+def test_commands_are_imported_and_listed(site):
+    shown = examine_commands(
+        site,
+        ("acme-npu", "measure", "", TARGET),
+        ("acme-tpu", "count", "", "import absent_module"),
+    )
+    assert shown.returncode == 1
+    assert "  commands: measure\n" in shown.stdout
+    assert (
+        "problem: command 'acme_tpu_command:Command' of acme-tpu 1.0 cannot be loaded"
+        in shown.stdout
+    )
+
+
+def test_a_command_without_its_modules_is_a_warning(site):
+    fields = ", requires=('absent_module',), install_hint='pip install acme-sdk'"
+    shown = examine_commands(site, ("acme-npu", "measure", fields, TARGET))
+    assert shown.returncode == 0
+    assert "what to do: pip install acme-sdk" in shown.stdout
+
+
+def test_commands_of_one_name_are_noted_with_their_owners(site):
+    shown = examine_commands(
+        site,
+        ("acme-npu", "measure", "", TARGET),
+        ("acme-tpu", "measure", "", TARGET),
+        ("acme-xpu", "backends", "", TARGET),
+    )
+    assert "it is acme-npu/measure" in shown.stdout
+    assert (
+        "has a command 'backends', and so has delegraph itself; it is acme-xpu/backends"
+        in shown.stdout
+    )
+
+
+def test_the_lines_that_lead_to_a_heavy_import_are_shown(site):
+    (site.folder / "arrays_of_it.py").write_text("\nimport numpy.linalg")
+    site.plugin("heavy", "import json\nimport arrays_of_it")
+    shown = python(
+        "-m", "delegraph_devkit.doctor", path=site.folder, DELEGRAPH_PLUGINS="heavy"
+    )
+    where = f"({site.folder / 'heavy.py'}:2 -> {site.folder / 'arrays_of_it.py'}:2)"
+    assert (
+        f"its light module imports numpy, which slows every listing down {where}"
+        in shown.stdout
+    )
+
+
+def test_a_backend_that_requires_torch_does_not_import_it(site):
+    site.backend("needy", "needy", requires=("torch",))
+    shown = python(
+        "-m", "delegraph_devkit.doctor", path=site.folder, DELEGRAPH_PLUGINS="needy"
+    )
+    assert "imports torch" not in shown.stdout and shown.returncode == 0
