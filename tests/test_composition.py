@@ -9,13 +9,12 @@ from delegraph.backend import BackendDetails, CompileSpec
 from delegraph.errors import OptionError
 from delegraph.partitioner import (
     DelegationSpec,
-    DontPartition,
     Partitioner,
     PartitionResult,
     WrappingPartitioner,
     tag_constant_data,
 )
-from delegraph_executorch.edge import get_delegated_payload
+from delegraph_executorch.edge import DontPartition, get_delegated_payload
 from torch import nn
 
 aten = torch.ops.aten

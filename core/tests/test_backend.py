@@ -14,7 +14,6 @@ from delegraph.backend import (
     DelegateMappingBuilder,
     PreprocessResult,
     from_specs,
-    read_properties,
     to_specs,
 )
 from delegraph.errors import ContractViolation, DelegraphError, OptionError
@@ -195,22 +194,6 @@ def test_a_partition_says_which_method_and_tag_it_comes_from(registry):
         ("encode", "Asking_1"),
     ]
     assert [d.method for d in lowered.delegates] == ["encode", "encode", "decode"]
-
-
-def test_properties_are_words_and_numbers_of_names_that_are_known():
-    assert read_properties("o", " A=1, B = x.y-z ,,", {"A", "B"}) == {
-        "A": "1",
-        "B": "x.y-z",
-    }
-    assert read_properties("o", "", {"A"}) == {}
-    for text, said in (
-        ("A", "has no '='"),
-        ("C=1", "does not set 'C'"),
-        ("A=../x", "does not set 'A'"),
-        ("A=", "'A'"),
-    ):
-        with pytest.raises(OptionError, match=said):
-            read_properties("o", text, {"A"})
 
 
 def test_settings_go_into_compile_specs_and_back():

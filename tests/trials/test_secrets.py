@@ -9,9 +9,9 @@ import delegraph
 import pytest
 import torch
 from delegraph.errors import OptionError
-from delegraph.io.foreign_errors import kind_and_status
 from delegraph_workers import Cache, Compiler
 from delegraph_workers.remote_cache import Away, RemoteFolder
+from delegraph_workers.store_errors import kind_and_status
 
 SHOWN = [
     ("s3://bucket/folder", "s3://bucket/folder"),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -30,7 +29,6 @@ __all__ = [
     "TensorLayout",
     "enforcedmethod",
     "from_specs",
-    "read_properties",
     "to_specs",
 ]
 
@@ -103,34 +101,6 @@ def from_specs(
         )
     to_specs(prefix, given)  # the same checks
     return {**defaults, **given}, others
-
-
-def read_properties(option: str, text: str, known: Collection[str]) -> dict[str, str]:
-    """An engine's properties, of the text of an option: ``NAME=VALUE,NAME=VALUE``.
-    Raises OptionError for other text.
-
-    ``known``: the names that a program may set. Properties of most engines name files
-    as well, and a program can be a file that somebody else made; so values are words
-    and numbers. ``option``: its name, for the errors.
-    """
-    properties = {}
-    for pair in filter(None, text.split(",")):
-        name, equals, value = map(str.strip, pair.partition("="))
-        if not equals:
-            text = (
-                f"option {option!r} is NAME=VALUE,NAME=VALUE with the engine's names;"
-                f" {pair!r:.80} has no '='"
-            )
-            raise OptionError("option-invalid", text)
-        if name not in known or not re.fullmatch(r"[\w.-]{1,40}", value):
-            text = (
-                f"option {option!r} does not set {name!r:.40} to {value!r:.40}: files"
-                " of others could"
-            )
-            hint = f"it takes words and numbers for {', '.join(sorted(known))}"
-            raise OptionError("option-invalid", text, hint=hint)
-        properties[name] = value
-    return properties
 
 
 @dataclass

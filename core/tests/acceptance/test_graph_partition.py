@@ -6,12 +6,8 @@ import delegraph
 import pytest
 import torch
 from delegraph.errors import ContractViolation
-from delegraph.partitioner import (
-    AllNodePartitioner,
-    CapabilityPartitioner,
-    PatternPartitioner,
-    matches,
-)
+from delegraph.partitioner import CapabilityPartitioner
+from delegraph_executorch.edge import AllNodePartitioner, PatternPartitioner, matches
 from torch import nn
 
 aten = torch.ops.aten

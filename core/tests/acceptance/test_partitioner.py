@@ -14,18 +14,18 @@ import torch
 from delegraph.backend import BackendDetails, CompileSpec, PreprocessResult
 from delegraph.errors import ContractViolation
 from delegraph.partitioner import (
-    AllNodePartitioner,
     CapabilityPartitioner,
     DelegationSpec,
-    DontPartition,
-    DontPartitionModule,
-    DontPartitionName,
     Partitioner,
     PartitionResult,
     tag_constant_data,
     tag_mutated_buffer,
 )
 from delegraph_executorch.edge import (
+    AllNodePartitioner,
+    DontPartition,
+    DontPartitionModule,
+    DontPartitionName,
     get_delegates,
     get_lowered_backend_modules,
     get_non_lowered_nodes,

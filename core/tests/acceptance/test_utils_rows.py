@@ -6,12 +6,7 @@ import weakref
 import pytest
 import torch
 from delegraph.errors import ContractViolation
-from delegraph.partitioner import (
-    Partitioner,
-    PartitionResult,
-    is_shape_dynamic,
-    matches,
-)
+from delegraph.partitioner import Partitioner, PartitionResult
 from delegraph_executorch.edge import (
     format_delegated_graph,
     get_delegated_payload,
@@ -20,6 +15,8 @@ from delegraph_executorch.edge import (
     get_lowered_submodules,
     get_non_lowered_nodes,
     is_identical_graph,
+    is_shape_dynamic,
+    matches,
     to_backend,
     to_edge,
 )

@@ -10,12 +10,8 @@ import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.discovery.registry import Registry
-from delegraph.partitioner import (
-    CapabilityPartitioner,
-    Reason,
-    Refusal,
-    is_shape_dynamic,
-)
+from delegraph.partitioner import CapabilityPartitioner, Reason, Refusal
+from delegraph_executorch.edge import is_shape_dynamic
 from torch import nn
 from torch.export import Dim
 

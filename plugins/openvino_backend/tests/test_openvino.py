@@ -16,11 +16,11 @@ import torch
 import torch.ao.quantization.fx._decomposed  # the operators quantized_decomposed
 from delegraph.backend import CompileSpec
 from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
-from delegraph.runtime import BlobHeader, Border, fused, saturates
+from delegraph.runtime import BlobHeader, Border, fused
 from delegraph_engines import seal, unseal
 from delegraph_openvino import support
 from delegraph_openvino.frontend import Draft
-from delegraph_openvino.runtime import CACHE, MARK, OpenVINORuntime
+from delegraph_openvino.runtime import CACHE, MARK, OpenVINORuntime, saturates
 from torch import nn
 from torch.export import Dim
 from torch.nn import functional as F

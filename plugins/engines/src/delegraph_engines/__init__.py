@@ -6,6 +6,7 @@ tell calls, and names of fused kernels.
 
 from .kernels import Kernel, computed_by
 from .numbered_calls import NumberedCalls, calls_in
+from .properties import read_properties
 from .sealed import seal, unseal
 from .signature import Signature
 from .support import why_subgraph
@@ -18,6 +19,7 @@ __all__ = [
     "TrialCompilation",
     "calls_in",
     "computed_by",
+    "read_properties",
     "seal",
     "unseal",
     "why_subgraph",

@@ -27,7 +27,6 @@ from delegraph.compiler import (
     compiles_jointly,
     fingerprint_of,
 )
-from delegraph.io.foreign_errors import StoreError, kind_and_status
 from delegraph.reports import pluralize
 from torch.export import ExportedProgram
 
@@ -35,6 +34,7 @@ from .cache import Cache, Store
 from .entry_bytes import key_of, read_result, write_result
 from .forms import Form, canonical, write
 from .installed import code_of
+from .store_errors import StoreError, kind_and_status
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from delegraph.io.foreign_errors import StoreError, kind_and_status
+from .store_errors import StoreError, kind_and_status
 
 _PATIENCE = 20.0
 """Seconds for reading or writing one entry."""

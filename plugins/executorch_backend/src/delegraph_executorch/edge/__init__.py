@@ -21,7 +21,7 @@ from delegraph.delegates import (
 )
 from delegraph.engine import extract_partition
 from delegraph.errors import InputError
-from delegraph.partitioner import AllNodePartitioner, Partitioner
+from delegraph.partitioner import Partitioner
 from torch.export import ExportedProgram
 
 from .graph_queries import (
@@ -41,15 +41,27 @@ from .manager import (
     to_edge,
     to_edge_transform_and_lower,
 )
+from .operator_support import (
+    DontPartition,
+    DontPartitionModule,
+    DontPartitionName,
+    is_shape_dynamic,
+)
+from .pattern_partitioners import AllNodePartitioner, PatternPartitioner, matches
 from .whole_call import whole_call
 
 __all__ = [
+    "AllNodePartitioner",
     "DelegateDebug",
+    "DontPartition",
+    "DontPartitionModule",
+    "DontPartitionName",
     "EdgeCompileConfig",
     "EdgeProgramManager",
     "ExecutorchProgramManager",
     "LoweredBackendModule",
     "MethodProgramsPartitionerSpec",
+    "PatternPartitioner",
     "delegate_calls",
     "delegate_map",
     "extract_partition",
@@ -60,6 +72,8 @@ __all__ = [
     "get_lowered_submodules",
     "get_non_lowered_nodes",
     "is_identical_graph",
+    "is_shape_dynamic",
+    "matches",
     "merged_named_data",
     "to_backend",
     "to_edge",

@@ -22,8 +22,9 @@ from typing import Any
 
 import delegraph
 import torch
-from delegraph import backend, lowering, partitioner
+from delegraph import backend, partitioner
 from delegraph.delegates import LoweredBackendModule
+from delegraph_executorch import edge as lowering
 from delegraph_executorch.device import build_library, load_library
 from delegraph_executorch.emit import emit_program
 from delegraph_executorch.serialize import reader
@@ -88,14 +89,14 @@ def install() -> None:
             "tag_constant_data": partitioner.tag_constant_data,
             "tag_mutated_buffer": partitioner.tag_mutated_buffer,
             "is_identical_graph": lowering.is_identical_graph,
-            "is_shape_dynamic": partitioner.is_shape_dynamic,
+            "is_shape_dynamic": lowering.is_shape_dynamic,
             "format_delegated_graph": format_delegated_graph,
             "get_delegated_payload": lowering.get_delegated_payload,
             "get_delegates": lowering.get_delegates,
             "get_non_lowered_nodes": lowering.get_non_lowered_nodes,
         },
         "exir.backend.canonical_partitioners.all_node_partitioner": {
-            "AllNodePartitioner": partitioner.AllNodePartitioner
+            "AllNodePartitioner": lowering.AllNodePartitioner
         },
         "exir.backend.canonical_partitioners.group_partitioner": {
             "GroupBasedPartitioner": GroupBasedPartitioner

@@ -4,18 +4,26 @@ patterns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+from delegraph.backend import CompileSpec
+from delegraph.partitioner import (
+    CapabilityPartitioner,
+    DelegationSpec,
+    NodeLists,
+    Partitioner,
+    PartitionResult,
+    WhyNot,
+    tag_constant_data,
+    tag_mutated_buffer,
+)
+from delegraph_programs import constant_placeholders
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Graph
 from torch.fx.passes.utils.matcher_utils import SubgraphMatcher
-
-from ..backend import CompileSpec
-from .capability import CapabilityPartitioner, NodeLists, Predicate, WhyNot
-from .contract import DelegationSpec, Partitioner, PartitionResult
-from .tagging import tag_constant_data, tag_mutated_buffer
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -84,7 +92,7 @@ class PatternPartitioner(CapabilityPartitioner):
         super().__init__(support, backend_id, compile_specs, groups=groups, **options)
 
 
-class _PatternSupport(Predicate):
+class _PatternSupport:
     """A support check that takes each call that ``patterns`` lists, and others for
     which ``otherwise`` returns None.
 
@@ -95,23 +103,37 @@ class _PatternSupport(Predicate):
         """A check without a program yet; ``begin`` fills the lists of calls that match
         ``patterns``.
         """
-        super().__init__(self._why_not_taken)
         self._patterns = patterns
         self._otherwise = otherwise
         self.lists: list[Sequence[Node]] = []
         self._in_patterns: set[Node] = set()
+        self._constant: set[Node] = set()
 
     def begin(self, exported_program: ExportedProgram) -> None:
         """List the calls of a new program that match the patterns."""
-        super().begin(exported_program)
+        self._constant = constant_placeholders(exported_program)
         self.lists = [list(nodes) for nodes in self._patterns(exported_program)]
         self._in_patterns = {n for nodes in self.lists for n in nodes}
 
-    def _why_not_taken(self, node: Node) -> str | None:
+    def why_not(self, node: Node) -> str | None:
         """Why ``node`` is not taken: None for a call that ``patterns`` lists;
         ``otherwise`` decides about any other.
         """
         return None if node in self._in_patterns else self._otherwise(node)
+
+    def is_constant(self, node: Node) -> bool:
+        """Whether ``node`` computes a constant from constants, without random numbers."""
+        tags = getattr(node.target, "tags", ())
+        is_constant = torch.Tag.nondeterministic_seeded not in tags and all(
+            operand in self._constant for operand in node.all_input_nodes
+        )
+        if is_constant:
+            self._constant.add(node)
+        return is_constant
+
+    def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
+        """{}: no partition is refused as a whole."""
+        return {}
 
 
 def matches(*patterns: Graph | ExportedProgram) -> NodeLists:
