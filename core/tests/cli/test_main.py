@@ -17,7 +17,6 @@ from delegraph.discovery.registry import default_registry
 
 from ..conftest import EchoRuntime
 from ..support.command_line import (
-    SCHEMA,
     fails,
     run,
 )
