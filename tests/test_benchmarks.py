@@ -43,7 +43,7 @@ def test_the_pages_have_the_figures_that_are_published():
 @pytest.mark.parametrize(
     "path", sorted((FOLDER / "results").glob("*.json")), ids=lambda p: p.stem
 )
-def test_what_is_published_can_be_read(path):
+def test_published_tables_have_runs_columns_and_keys(path):
     published = json.loads(path.read_text())
     assert {row[0] for table in published["tables"] for row in table["rows"]} == {
         *range(len(published["runs"]))
@@ -59,7 +59,7 @@ def test_what_is_published_can_be_read(path):
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda p: p.stem)
-def test_each_script_publishes_what_it_prints(path):
+def test_each_script_publishes_its_tables(path):
     text = path.read_text()
     if path.name not in NO_TABLES:
         questions = re.findall(r"publishing\.report\(\s*\w+,\s*\"(\w+)\"", text)
@@ -96,7 +96,7 @@ def test_a_whole_table_has_the_rows_of_one_run():
     assert again == published(["b", "3"], run=LATER)
 
 
-def test_rows_of_other_columns_are_not_mixed():
+def test_tables_with_other_columns_are_not_merged():
     with pytest.raises(ValueError, match="other columns"):
         published(["b", "3"], before=published(["a", "1"]), columns=("model", "ms"))
     assert published(["a", "3"], before=published(["a", "1"]), columns=("model", "ms"))[
@@ -106,7 +106,7 @@ def test_rows_of_other_columns_are_not_mixed():
         published(["a", "1"], columns=("us", "us"))
 
 
-def test_a_table_leaves_the_others_of_its_question():
+def test_a_new_table_keeps_other_tables_of_its_question():
     other = publishing.merged(
         published(["a", "1"]),
         LATER,
@@ -129,7 +129,7 @@ def test_a_file_is_written_whole(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["q.json"]
 
 
-def test_a_command_names_no_folder_of_a_machine_and_no_publishing():
+def test_published_commands_have_no_folders_or_publishing_options():
     words = [
         "/x/benchmarks/b.py",
         "--publish",
@@ -150,7 +150,7 @@ def test_a_command_names_no_folder_of_a_machine_and_no_publishing():
     )
 
 
-def test_a_script_publishes_when_it_is_asked_to(tmp_path, monkeypatch, capsys):
+def test_a_script_publishes_only_with_the_option(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(publishing, "RESULTS", tmp_path)
     monkeypatch.setattr(sys, "argv", ["b.py"])
     table = publishing.Table(["model", "us"], [("a", "1")])
@@ -224,7 +224,7 @@ def test_places_are_filled(filled, place, text):
         ("tables q", "a place begins with"),
     ],
 )
-def test_a_place_that_asks_for_what_is_not_there_is_named(filled, place, why):
+def test_placeholders_without_data_are_named_in_the_error(filled, place, why):
     with pytest.raises(ValueError, match=re.escape("{{" + place + "}}") + ".*" + why):
         filled("{{" + place + "}}")
 

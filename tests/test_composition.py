@@ -181,7 +181,7 @@ def test_operators_that_a_tagging_partitioner_wants_whole_stay_whole(bert):
     )
 
 
-def test_what_is_no_partitioner_is_refused():
+def test_wrapping_a_name_instead_of_a_partitioner_is_refused():
     with pytest.raises(
         OptionError, match=r"wraps a partitioner, not 'tosa'.*\n.*get_partitioner"
     ):

@@ -51,7 +51,7 @@ def test_decomposed_operators_lower_whole(name):
     assert program.verify(x).relative_error < 1e-5
 
 
-def test_what_cannot_be_decomposed_is_refused_in_words():
+def test_operators_without_decomposition_are_refused_with_a_reason():
     x = torch.randn(2, 4, 4, 8)
     text = str(
         delegraph.lower(

@@ -113,9 +113,7 @@ def test_a_generated_page_is_current(name):
     )
 
 
-def test_what_was_found_before_an_operator_had_a_rule_is_not_on_the_page(
-    tmp_path, monkeypatch
-):
+def test_refusals_recorded_before_a_rule_are_not_shown(tmp_path, monkeypatch):
     pages = generator()
     record = json.loads(pages.SUPPORT.read_text())
     refused = {"rule": False} | {target: {pages.NO_RULE: 9} for target in pages.TARGETS}
@@ -200,7 +198,7 @@ def test_every_error_code_has_advice():
 
 
 @pytest.mark.parametrize("page", GUIDES)
-def test_every_code_block_of_a_guide_is_of_a_kind_that_is_tested(page):
+def test_every_code_block_of_a_guide_is_tested(page):
     assert [b for b in blocks(page) if not KINDS.fullmatch(b.kind)] == []
     outside = re.sub(
         r"^```.+?^```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL
@@ -216,7 +214,7 @@ def test_every_code_block_of_a_guide_is_of_a_kind_that_is_tested(page):
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("page", GUIDES)
-def test_what_a_guide_shows_runs_and_prints_what_it_says(
+def test_guide_blocks_run_and_print_the_output_shown(
     page, tmp_path, monkeypatch, refreshing
 ):
     monkeypatch.chdir(tmp_path)
@@ -273,7 +271,7 @@ def test_the_blocks_that_set_up_environments_run(page, tmp_path, refreshing):
 
 
 @pytest.mark.slow
-def test_the_first_section_for_authors_runs_as_a_new_user_would_run_it(tmp_path):
+def test_the_first_section_for_authors_runs_from_a_checkout(tmp_path):
     checkout = copied(tmp_path)
     folder = tmp_path / "new"
     folder.mkdir()
@@ -555,7 +553,7 @@ wrote model.tosa (13... bytes)
         ),
     ],
 )
-def test_a_refreshed_block_keeps_what_differs_from_run_to_run(change, wanted):
+def test_refreshing_a_block_keeps_placeholders_of_varying_text(change, wanted):
     printed = re.sub(r"^\.\.\.$", "one\ntwo", SAID, flags=re.MULTILINE)
     printed = (
         printed.replace("export ...", "export 2")
@@ -567,7 +565,7 @@ def test_a_refreshed_block_keeps_what_differs_from_run_to_run(change, wanted):
     assert new != printed and refreshed(SAID, new) == wanted
 
 
-def test_blocks_are_written_where_they_stand(pytester, monkeypatch):
+def test_refreshing_replaces_blocks_in_the_page(pytester, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tests")
     pytester.makeconftest((ROOT / "conftest.py").read_text())
     (pytester.path / "guide.md").write_text(GUIDE.format(2, 12))

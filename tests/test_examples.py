@@ -38,7 +38,7 @@ def test_a_network_does_not_shrink_its_signal(name):
         assert model(*inputs).abs().max() > 0.1
 
 
-def test_an_example_is_the_same_each_time_and_leaves_the_random_state_alone():
+def test_examples_are_deterministic_and_keep_the_random_state():
     torch.manual_seed(7)
     (first, inputs), (second, same_inputs) = (
         example("resnet.py:resnet18"),

@@ -73,7 +73,7 @@ def test_the_contract_for_tosa_lists_all_that_is_not_public():
     )
 
 
-def test_the_contract_of_the_core_lists_all_modules_behind_public_names():
+def test_the_contract_lists_all_private_modules_of_the_core():
     core = ROOT / "core/src/delegraph"
     packages = ("command", "delegates", "engine", "host")
     behind = {
@@ -152,7 +152,7 @@ def test_a_forbidden_import_is_found(file, line, said, tmp_path):
     assert said in printed
 
 
-def test_the_contract_is_flat_and_says_what_is_public():
+def test_the_contract_is_flat_and_declares_public_names():
     core = ROOT / "core/src/delegraph"
     modules = {p.stem for p in core.glob("*.py")}
     assert modules == {*CONTRACT, "__init__", "__main__", "api", "lowered_program"}

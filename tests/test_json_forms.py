@@ -114,7 +114,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_what_is_printed_is_of_its_form(name, files, monkeypatch):
+def test_printed_json_matches_the_schema(name, files, monkeypatch):
     monkeypatch.chdir(files)
     definition, words = FORMS[name]
     found = printed(*words)
@@ -146,7 +146,7 @@ def test_sizes_of_one_model_in_a_file(files):
     validate(json.loads(bytes(held), parse_constant=pytest.fail), "buckets")
 
 
-def test_an_error_and_a_broken_form_are_told_apart(files):
+def test_an_error_matches_only_the_form_of_errors(files):
     found = printed("inspect", files / "absent.tosa", code=2)
     validate(found, "error")
     for definition in ("backends", "doctor", "inspect", "run", "diff", "check"):

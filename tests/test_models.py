@@ -115,7 +115,7 @@ def test_every_operator_of_mobilenet_names_a_line_of_the_model(
     assert graph.operators and not lost
 
 
-def test_the_debug_handles_of_mobilenet_cover_every_call_that_became_an_operator(
+def test_debug_handles_of_mobilenet_cover_every_compiled_call(
     mobilenet_partition,
 ):
     calls = [

@@ -82,7 +82,7 @@ def test_lowering_files_cache_and_commands(tmp_path):
 
 
 @pytest.mark.skipif("not hasattr(__import__('os'), 'fork')")
-def test_what_needs_forks_says_so(tmp_path):
+def test_checks_that_need_forks_are_refused_without_them(tmp_path):
     assert (
         "the checks run in forks, which this system does not have\n  hint: Linux"
         in without_posix(NEEDING_FORKS, tmp_path)

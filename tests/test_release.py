@@ -55,7 +55,7 @@ def _versions(file):
     )
 
 
-def test_every_distribution_says_where_it_comes_from():
+def test_every_distribution_names_its_urls_and_pythons():
     urls = {
         p: re.findall(r"\[project\.urls\]\n((?:\w+ = .+\n)+)", p.read_text())
         for p in PROJECTS
@@ -69,7 +69,7 @@ def test_every_distribution_says_where_it_comes_from():
     )
 
 
-def test_workflows_name_their_actions_by_commit_and_give_no_rights_away():
+def test_workflows_pin_actions_and_grant_no_permissions():
     files = sorted((ROOT / ".github/workflows").glob("*.yml"))
     assert [f.stem for f in files] == ["docs", "nightly", "release", "tests"]
     for file in files:
@@ -108,7 +108,7 @@ def test_archives_are_the_same_each_time(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stranger_with_pip_gets_to_a_verified_model_and_a_backend(tmp_path):
+def test_built_wheels_install_and_lower_a_model(tmp_path):
     """Needs a network, for torch."""
     assert release("build", tmp_path)[0] == 0
     code, said = release("rehearse", tmp_path)

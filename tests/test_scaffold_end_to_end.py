@@ -114,7 +114,7 @@ def test_it_passes_the_conformance_kit(installed, work):
     }
 
 
-def test_its_own_tests_pass(installed, work):
+def test_tests_of_the_new_package_pass(installed, work):
     """Of the conformance kit, those checks that take no time."""
     chosen = "not TestMyNpu or declaration or options or empty or handles"
     quiet = ("-W", "error", "-p", "no:cacheprovider", "-q")

@@ -79,7 +79,7 @@ def test_a_guide_is_cut_into_pages_without_a_loss(site, hooks):
         )
 
 
-def test_the_reference_has_the_public_names_and_no_other(site, hooks):
+def test_the_reference_has_exactly_the_public_names(site, hooks):
     page = (ROOT / "docs/compatibility.md").read_text()
     listed = hooks.modules()
     assert all(f"`{name}`" in page for name in hooks.FLAT)
@@ -158,9 +158,7 @@ def test_every_public_name_has_an_example(hooks):
     ] == []
 
 
-def test_examples_are_on_the_page_of_their_module_and_every_command_has_one(
-    site, hooks
-):
+def test_every_module_and_command_page_has_its_examples(site, hooks):
     examples = hooks._examples()
     assert {*examples} <= {*hooks.modules(), "Commands"}
     for title, text in examples.items():
@@ -197,7 +195,7 @@ def test_every_command_has_its_help_there(site):
     }
 
 
-def test_every_tutorial_is_offered_as_a_notebook_of_its_own_blocks(site, hooks):
+def test_every_tutorial_has_a_notebook_of_its_blocks(site, hooks):
     pages = {p.stem for p in (ROOT / "docs/tutorials").glob("*.md")}
     assert {f"tutorials/{name}.ipynb" for name in pages} == {*site.notebooks}
     for name in pages:

@@ -88,7 +88,7 @@ def test_small_weights_are_not_folded_to_floats(kind, size, tmp_path):
     ("kind", "size", "tolerance"),
     [("int8", 1.05, 1e-5), ("int4", 1.3, 1e-5), ("8da4w", 0.7, 0.02)],
 )
-def test_weights_stay_integers_beside_xnnpack(kind, size, tolerance, tmp_path):
+def test_xnnpack_files_keep_integer_weights(kind, size, tolerance, tmp_path):
     pytest.importorskip("executorch")
     net = quantized(kind)
     x = torch.randn(3, 256)
@@ -125,7 +125,7 @@ class Cached(nn.Module):
         return self.outer(seen.transpose(1, 2).reshape(1, 1, 64) * 1.0), cache
 
 
-def test_a_layer_behind_a_write_in_place_is_still_a_layer_of_quantized_values():
+def test_xnnpack_takes_quantized_layers_after_an_update_in_place():
     pytest.importorskip("executorch")
     from torchao.quantization import (
         Int8DynamicActivationIntxWeightConfig,
@@ -165,7 +165,7 @@ def test_a_table_of_embeddings_stays_integers(tmp_path):
     assert (tmp_path / "m.tosa").stat().st_size < 1.2 * TABLE
 
 
-def test_the_users_program_keeps_its_parameters_and_two_layers_share_one():
+def test_lowering_keeps_the_users_quantized_parameters():
     net = quantized("int8")
     x = torch.randn(2, 256)
     net.second = nn.Sequential(nn.Linear(512, 256), net.first, nn.Linear(512, 256))
@@ -184,7 +184,7 @@ def test_the_users_program_keeps_its_parameters_and_two_layers_share_one():
     )
 
 
-def test_a_subclass_that_only_dispatches_is_refused_with_the_line_that_unwraps_it():
+def test_unknown_tensor_subclasses_are_refused_with_a_hint():
     from torch._functorch._aot_autograd.subclass_parametrization import (
         unwrap_tensor_subclass_parameters,
     )

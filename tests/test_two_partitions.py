@@ -79,7 +79,7 @@ def test_two_methods_that_share_weights():
     assert held == [module.shared.weight.data_ptr()] * 2
 
 
-def test_debug_files_of_methods_stand_side_by_side(tmp_path):
+def test_each_method_writes_its_own_debug_file(tmp_path):
     module = Two().eval()
     x = torch.randn(3, 8)
     options = {"tosa": {"debug_artifact_path": str(tmp_path)}}

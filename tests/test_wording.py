@@ -54,7 +54,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.value
 
 
-def test_no_text_names_what_is_inside():
+def test_messages_name_no_internals_of_torch():
     found = [
         f"{p.relative_to(ROOT)}:{line}: {text}"
         for p in SOURCES
@@ -79,7 +79,7 @@ def reasons(kept: object) -> Iterator[str]:
     sorted(ROOT.glob("plugins/*/tests/support/verdicts/*.json")),
     ids=lambda p: p.stem,
 )
-def test_no_recorded_reason_names_what_is_inside(path):
+def test_recorded_reasons_name_no_internals_of_torch(path):
     assert not [
         reason
         for reason in reasons(json.loads(path.read_text()))
@@ -87,7 +87,7 @@ def test_no_recorded_reason_names_what_is_inside(path):
     ]
 
 
-def test_the_check_finds_what_it_looks_for():
+def test_the_check_finds_internal_names_in_texts():
     assert INSIDE.search("tracing gave _ShapeEnvGuardError: Guard attempted")
     assert not INSIDE.search(
         "aten._softmax.default takes float32 only; input_1 is int32"

@@ -85,7 +85,9 @@ def test_a_call_in_compiled_code_keeps_state() -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_exporting_a_call_is_an_error_that_says_so(program: Any, strict: bool) -> None:
+def test_exporting_a_call_of_a_lowered_program_is_refused(
+    program: Any, strict: bool
+) -> None:
     torch._dynamo.reset()
     reason = (
         "cannot export a model that calls a lowered program|a lowered program runs"
@@ -95,7 +97,7 @@ def test_exporting_a_call_is_an_error_that_says_so(program: Any, strict: bool) -
         torch.export.export(Outer(program), (torch.ones(3),), strict=strict)
 
 
-def test_lowering_a_call_is_an_error_that_says_so(program: Any) -> None:
+def test_lowering_a_call_of_a_lowered_program_is_refused(program: Any) -> None:
     with pytest.raises(
         DelegraphError, match="cannot export a model that calls a lowered program"
     ):

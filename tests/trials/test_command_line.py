@@ -72,7 +72,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", COMMANDS)
-def test_files_are_written_where_the_command_was_started(name, place, there, capsys):
+def test_output_paths_are_relative_to_the_starting_folder(name, place, there, capsys):
     write_model(there, place, f"os.chdir({str(there.parent / 'other')!r})")
     words = COMMANDS[name]
     assert main(words) == 0, capsys.readouterr().err
@@ -83,7 +83,7 @@ def test_files_are_written_where_the_command_was_started(name, place, there, cap
     assert os.getcwd() == str(there)
 
 
-def test_inputs_are_read_where_the_command_was_started(there, capsys):
+def test_input_paths_are_relative_to_the_starting_folder(there, capsys):
     import numpy as np
 
     write_model(there, "at_import", f"os.chdir({str(there.parent / 'other')!r})")
@@ -93,7 +93,7 @@ def test_inputs_are_read_where_the_command_was_started(there, capsys):
     )
 
 
-def test_quantized_programs_are_written_where_the_command_was_started(there, capsys):
+def test_quantized_output_paths_are_relative_to_the_starting_folder(there, capsys):
     import numpy as np
 
     pytest.importorskip("torchao")
@@ -142,7 +142,7 @@ def test_a_model_that_closes_a_stream_gets_an_error(line, place, there, capsys):
     assert "the model closes sys." in shown and line in shown
 
 
-def test_a_closed_stream_is_an_error_in_a_process_of_its_own(there):
+def test_models_that_close_stdout_are_refused(there):
     write_model(there, "at_import", "import sys; sys.stdout.close()")
     done = command("lower", "model.py", "--host-only", "--json", folder=there)
     assert done.returncode == 1 and "the model closes sys.stdout" in done.stderr
@@ -152,7 +152,7 @@ def test_a_closed_stream_is_an_error_in_a_process_of_its_own(there):
 @pytest.mark.parametrize(
     "line", [SURVIVING[0], "sys.__stderr__.close()", "os.close(2)"]
 )
-def test_errors_are_shown_whatever_becomes_of_the_streams(line, there):
+def test_errors_are_shown_after_a_model_changes_the_streams(line, there):
     write_model(
         there, "at_import", f"import sys; {line}; raise ValueError('this is why')"
     )
@@ -164,7 +164,7 @@ def test_errors_are_shown_whatever_becomes_of_the_streams(line, there):
 @pytest.mark.parametrize(
     "line", [line for line in SURVIVING if line != "sys.__stderr__.close()"]
 )
-def test_results_are_shown_whatever_becomes_of_the_streams(line, there):
+def test_results_are_shown_after_a_model_changes_the_streams(line, there):
     write_model(there, "at_import", f"import sys; {line}")
     done = command("lower", "model.py", "--host-only", folder=there)
     assert done.returncode == 0 and "0 of 1 operator delegated" in done.stdout, (
@@ -183,9 +183,7 @@ TABLES = [
 
 
 @pytest.mark.parametrize(("text", "named"), TABLES)
-def test_a_table_that_is_unknown_is_a_warning_and_the_others_are_used(
-    text, named, tmp_path
-):
+def test_unknown_tables_are_warned_about_and_skipped(text, named, tmp_path):
     path = tmp_path / "delegraph.toml"
     order = (text, GOOD) if "[" not in text else (GOOD, text)
     with pytest.warns(DelegraphWarning) as found:
@@ -235,7 +233,7 @@ def test_settings_have_at_most_a_megabyte(tmp_path, settings_at):
         settings_at(path)
 
 
-def test_settings_of_others_are_not_read(tmp_path, settings_at, monkeypatch):
+def test_settings_files_of_other_users_are_refused(tmp_path, settings_at, monkeypatch):
     path = tmp_path / "delegraph.toml"
     path.write_text(GOOD)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
@@ -277,7 +275,7 @@ FIXED = [
 
 @pytest.mark.parametrize(("exported", "given", "fits"), FIXED)
 @pytest.mark.parametrize("form", ["memory", "file", "executorch"])
-def test_a_fixed_input_is_compared_with_what_was_exported(
+def test_fixed_inputs_must_equal_the_exported_values(
     exported, given, fits, form, tmp_path
 ):
     program = delegraph.lower(Scaled(), (X, exported), backends=[])

@@ -195,7 +195,9 @@ def test_dynamic_sizes_by_tensor() -> None:
     ids=lambda c: c.name,
 )
 @pytest.mark.parametrize("face", ["lower", "export"])
-def test_refuses_a_program_in_which_inputs_became_one(case: Case, face: str) -> None:
+def test_refuses_programs_exported_with_one_tensor_for_two_inputs(
+    case: Case, face: str
+) -> None:
     program = torch.export.export(case.model(), case.args)
     with pytest.raises(
         InputError, match="were the same tensor when the program was exported"
@@ -206,7 +208,7 @@ def test_refuses_a_program_in_which_inputs_became_one(case: Case, face: str) -> 
             delegraph.export(program)
 
 
-def test_refuses_a_program_whose_input_became_a_parameter() -> None:
+def test_refuses_programs_exported_with_a_parameter_as_input() -> None:
     program = torch.export.export(STATE, (STATE.w,))
     with pytest.raises(
         InputError,
@@ -215,7 +217,7 @@ def test_refuses_a_program_whose_input_became_a_parameter() -> None:
         delegraph.lower(program, backends=[])
 
 
-def test_refuses_a_program_from_a_file_whose_inputs_became_one(tmp_path: Any) -> None:
+def test_refuses_files_exported_with_one_tensor_for_two_inputs(tmp_path: Any) -> None:
     torch.export.save(torch.export.export(Siamese(), (X, X)), tmp_path / "model.pt2")
     with pytest.raises(InputError, match="inputs a and b were the same tensor"):
         delegraph.lower(torch.export.load(tmp_path / "model.pt2"), backends=[])
@@ -231,7 +233,7 @@ def test_notes_an_unused_input_whose_example_equals_another() -> None:
     )
 
 
-def test_a_program_with_an_expanded_example_takes_other_elements() -> None:
+def test_expanded_example_inputs_do_not_restrict_later_inputs() -> None:
     program = torch.export.export(Siamese(), (torch.ones(1).expand(3), X))
     a = torch.randn(3)
     b = torch.randn(3)

@@ -418,7 +418,7 @@ XNNPACK_ROWS = [
     [r[1:] for r in XNNPACK_ROWS],
     ids=[r[0] for r in XNNPACK_ROWS],
 )
-def test_xnnpack_keeps_what_compiles(module, shape, sizes):
+def test_xnnpack_delegates_the_operators_that_compile(module, shape, sizes):
     pytest.importorskip("executorch")
     x = torch.randn(shape)
     program = delegraph.lower(

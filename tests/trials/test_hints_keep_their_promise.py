@@ -95,7 +95,7 @@ def followed(hint: str, program: nn.Module, x: Tensor, spec: str) -> Any:
 
 @pytest.mark.parametrize("spec", ["", "TOSA-1.0+INT", "TOSA-1.0+FP"])
 @pytest.mark.parametrize("name", [*INTEGERS, "a float64 input"])
-def test_a_followed_hint_delegates_what_it_promises(name, spec):
+def test_following_a_hint_delegates_the_promised_operators(name, spec):
     row = (INTEGERS | DOUBLES)[name]
     program = Program(row.function)
     report = lower(program, row.x, spec).report

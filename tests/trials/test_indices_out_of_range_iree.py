@@ -112,7 +112,7 @@ def test_the_command_line_refuses_the_input(lower, tmp_path):
     assert "an index is out of range" in done.stderr
 
 
-def test_irees_own_tool_refuses_the_call(lower, tmp_path):
+def test_iree_run_module_refuses_indices_out_of_range(lower, tmp_path):
     lower("index")[1].save(tmp_path / "m.vmfb")
     tool = Path(sysconfig.get_path("scripts"), "iree-run-module")
     command = [

@@ -52,9 +52,7 @@ def programs(tmp_path_factory):
 @pytest.mark.parametrize(
     "texts", [[PROMPT], [[5], PROMPT], [PROMPT[:2], [9, 9], PROMPT], [PROMPT[:1] * 9]]
 )
-def test_a_file_whose_methods_have_no_common_memory_is_refused(
-    programs, texts, warm_up
-):
+def test_generation_refuses_files_with_separate_caches(programs, texts, warm_up):
     from delegraph_transformers import generate
 
     program = delegraph.load(programs["folder"] / "apart.pte")
@@ -67,9 +65,7 @@ def test_a_file_whose_methods_have_no_common_memory_is_refused(
 
 @pytest.mark.parametrize("warm_up", [True, False])
 @pytest.mark.parametrize("prompt", [[5], PROMPT, PROMPT * 2, [*PROMPT, 1]])
-def test_a_file_whose_methods_share_memory_makes_the_same_tokens(
-    programs, prompt, warm_up
-):
+def test_files_with_shared_caches_generate_the_same_tokens(programs, prompt, warm_up):
     from delegraph_transformers import generate
 
     wanted = generate(programs["taken"], prompt, 5).tokens
@@ -161,7 +157,7 @@ def test_prompts_are_series_of_any_kind(programs, prompt):
 
 
 @pytest.mark.parametrize("program", [None, torch.nn.Linear(1, 1), [1, 2], "model.pte"])
-def test_what_is_no_program_is_an_input_error(program):
+def test_generation_refuses_objects_that_are_no_programs(program):
     from delegraph_transformers import generate
 
     with pytest.raises(InputError, match="program"):

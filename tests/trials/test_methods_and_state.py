@@ -235,7 +235,7 @@ def test_methods_share_a_buffer_that_one_only_reads(
 
 
 @EACH_BACKEND
-def test_methods_of_one_buffer_have_their_own_without_sharing(
+def test_each_method_keeps_its_own_buffer_without_sharing(
     backends: list[str], tmp_path: Any
 ) -> None:
     usable(backends)

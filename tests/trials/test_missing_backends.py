@@ -117,7 +117,9 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("kind", "name", "distribution"), NAMES)
-def test_other_names_have_their_distribution(kind, name, distribution, registry):
+def test_missing_plugins_are_named_with_their_distribution(
+    kind, name, distribution, registry
+):
     with pytest.raises(DelegraphError) as found:
         registry.find(kind, name)
     assert f"comes with {distribution}, which is not installed" in found.value.message
@@ -130,7 +132,7 @@ def test_a_file_names_the_distribution_of_its_format(registry, tmp_path):
             FileFormat(tmp_path / f"model{suffix}", registry)
 
 
-def test_the_list_is_what_our_distributions_declare():
+def test_all_declarations_of_our_distributions_are_listed():
     """A new declaration of one of our distributions has to be listed."""
     ours = {
         d.metadata["Name"]

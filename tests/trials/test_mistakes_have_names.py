@@ -111,7 +111,7 @@ def test_a_partition_for_an_unknown_backend_names_its_partitioner():
     assert "the partitioner of 'npu' gave the partition" in caught.value.hint
 
 
-def test_the_scaffold_says_what_a_refusal_does():
+def test_the_scaffold_explains_refusals():
     from importlib.resources import files
 
     template = (

@@ -64,7 +64,7 @@ RETURNED = {
 
 
 @pytest.mark.parametrize("name", RETURNED)
-def test_values_may_be_returned_beside_their_copies(name: str) -> None:
+def test_a_value_and_its_copy_may_both_be_returned(name: str) -> None:
     x = torch.randn(2, 3)
     lowered = lower(RETURNED[name], x)
     assert lowered.report.host_operators == 0
@@ -355,7 +355,7 @@ DIVISORS = torch.tensor([2, 2, -2, -2, 7, 7, 3, 5])
 @pytest.mark.parametrize(
     "dtype", [torch.int32, torch.int64, torch.int16, torch.uint8, torch.int8], ids=str
 )
-def test_quotients_beside_integers_are_those_of_eager(
+def test_integer_and_float_quotients_equal_eager(
     dtype: torch.dtype, mode: str | None
 ) -> None:
     integers = INTEGERS.to(dtype)
@@ -386,7 +386,7 @@ ADDED = {
 
 @pytest.mark.parametrize("beta,alpha", [(0, 1), (0, 2), (1, 1), (0.5, 2)])
 @pytest.mark.parametrize("name", ADDED)
-def test_a_sum_ignores_nan_of_its_first_operand_where_beta_is_zero(
+def test_beta_of_zero_ignores_nan_of_the_first_operand(
     name: str, beta: float, alpha: float
 ) -> None:
     function, *shapes = ADDED[name]
@@ -398,7 +398,7 @@ def test_a_sum_ignores_nan_of_its_first_operand_where_beta_is_zero(
     )
 
 
-def test_a_sum_ignores_nan_of_its_product_where_alpha_is_zero() -> None:
+def test_alpha_of_zero_ignores_nan_of_the_product() -> None:
     inputs = (torch.rand(5), torch.rand(3, 4) * NAN, torch.rand(4, 5))
     lowered = lower(lambda m, *given: torch.addmm(*given, beta=2, alpha=0), *inputs)
     torch.testing.assert_close(lowered(*inputs), torch.addmm(*inputs, beta=2, alpha=0))

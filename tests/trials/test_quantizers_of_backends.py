@@ -39,7 +39,7 @@ def small() -> nn.Module:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_backend_quantizes_and_runs_what_it_quantized(backend: str) -> None:
+def test_backends_run_the_programs_that_they_quantize(backend: str) -> None:
     pytest.importorskip(BACKENDS[backend])
     model = small()
     batches = [(torch.randn(1, 3, 8, 8),) for _ in range(8)]

@@ -179,7 +179,7 @@ class Broken(nn.Module):
         raise RuntimeError("the observer is broken")
 
 
-def test_the_quantizer_is_named_if_only_the_program_with_observers_fails():
+def test_errors_in_observers_name_the_quantizer():
     from delegraph_tosa.quantizer import TOSAQuantizer
     from torchao.quantization.pt2e.quantizer import (
         QuantizationAnnotation,
@@ -214,7 +214,7 @@ def test_a_batch_that_no_program_takes_is_named():
         quantize(model, batches, backend="tosa", dynamic_shapes=None)
 
 
-def test_an_error_of_the_loader_stays_what_it_is():
+def test_errors_of_the_calibration_data_are_raised_unchanged():
     def load():
         yield (torch.ones(1, 2),)
         raise OSError("no such picture")

@@ -127,7 +127,7 @@ class Store:
     write = read
 
 
-def test_errors_of_other_stores_are_shown_by_kind(tmp_path):
+def test_errors_of_remote_stores_are_reported_without_their_text(tmp_path):
     cache = Cache(tmp_path / "cache", remote=Store())
     lowered = delegraph.lower(
         torch.nn.ReLU(), (torch.ones(2),), backends=["tosa"], compiler=Compiler(cache)
@@ -147,7 +147,9 @@ def test_errors_of_other_stores_are_shown_by_kind(tmp_path):
         "simplecache::s3://k:7c0ffee7@b",
     ],
 )
-def test_a_url_in_place_of_a_folder_is_refused_without_it(url, tmp_path, monkeypatch):
+def test_a_url_as_cache_folder_is_refused_without_showing_it(
+    url, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError) as found:
         Cache(url)

@@ -322,7 +322,7 @@ def test_a_copy_of_a_called_model_computes_the_same(copied):
 
 
 @pytest.mark.parametrize("copied", [pickled, saved])
-def test_pickling_called_graphs_says_why_not(copied):
+def test_pickling_a_called_graph_is_refused_with_a_reason(copied):
     graphs = []
     model, compiled = build(graphs=graphs)
     x = torch.randn(2, 4)

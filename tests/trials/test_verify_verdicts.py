@@ -249,7 +249,7 @@ def test_a_failed_verification_names_the_command_that_explains_it(
     assert "--backend tosa --option tosa.spec=TOSA-1.0+FP" in capsys.readouterr().err
 
 
-def test_ties_are_accepted_by_their_own_command(monkeypatch):
+def test_verify_ties_accepts_results_that_verify_rejects(monkeypatch):
     x = torch.tensor([[1.0, 1.0, 0.0]])
     tied = lambda x: x.argmax(1)
 
