@@ -131,7 +131,7 @@ def test_delegates_share_weights_by_reference(registry):
     }
 
 
-def test_report_says_who_and_why(registry):
+def test_reports_name_backend_reason_and_source_line(registry):
     lowered = api.lower(
         Middle().eval(),
         (torch.randn(3, 4),),
@@ -146,7 +146,7 @@ def test_report_says_who_and_why(registry):
     assert data["refusals"][0]["source"]["code"] == "s = torch.sort(y)[0]"
 
 
-def test_require_full_lists_what_is_left(registry):
+def test_require_full_lists_the_operators_on_the_host(registry):
     with pytest.raises(errors.NotFullyDelegated) as e:
         api.lower(
             Middle().eval(),
@@ -169,7 +169,7 @@ def test_host_only(registry):
     torch.testing.assert_close(lowered(x), module(x))
 
 
-def test_the_only_backend_is_the_default_and_the_report_says_so():
+def test_the_only_backend_is_the_default_and_noted():
     registry = Registry(discover=False)
     registry.register(
         EchoBackend, partitioner=echo(is_sort), runtime=EchoRuntime, name="first"
@@ -195,7 +195,7 @@ def test_the_only_backend_is_the_default_and_the_report_says_so():
     assert {d.backend_id for d in optioned.delegates} == {"OtherEcho"}
 
 
-def test_inputs_may_have_other_strides_than_the_examples(registry):
+def test_inputs_may_differ_from_the_examples_in_strides(registry):
     """``reshape`` reaches the host as the ``view`` that the examples' strides allow."""
 
     class Flat(nn.Module):
@@ -230,7 +230,7 @@ def test_two_methods_share_weights(registry):
         lowered.method("nothing")
 
 
-def test_second_partitioner_sees_what_the_first_left(registry):
+def test_the_second_partitioner_gets_the_remaining_operators(registry):
     module = Middle().eval()
     x = torch.randn(3, 4)
     first = echo(lambda n: n.target is not aten.linear.default)
@@ -386,7 +386,7 @@ class SharedConstant(nn.Module):
         return torch.sort(y + table)[0] + y, torch.sort(deep)[0]
 
 
-def test_a_constant_that_the_host_needs_too_is_in_both_places(registry, no_folding):
+def test_constants_shared_with_the_host_are_in_both(registry, no_folding):
     module = SharedConstant().eval()
     x = torch.randn(3, 4)
     lowered = api.lower(module, (x,), backends=[echo(is_sort)], registry=registry)
@@ -449,7 +449,7 @@ def test_a_constant_that_only_the_host_needs_is_delegated(registry, no_folding):
     assert lowered.report.host["forward"] == {"aten.sort.default": 1}
 
 
-def test_what_is_known_of_a_computed_value_comes_after_it(registry):
+def test_known_constants_run_after_the_values_they_need(registry):
     """The zeros are the same whatever the sort returns, but they cannot be made in the
     partition that it needs.
     """
@@ -596,9 +596,7 @@ def returns_another_type(program):
         ),
     }.items(),
 )
-def test_a_backend_that_changes_how_its_part_is_called_is_refused_with_both_lists(
-    change, lists
-):
+def test_backends_that_change_their_signature_are_refused(change, lists):
     def compiles(program, specs):
         change(program)
         return PreprocessResult(b"blob")
@@ -661,14 +659,14 @@ def test_running_at_one_size_does_not_fix_a_symbolic_size():
     ],
     ids=["one missing", "no tuple", "another type", "another static size"],
 )
-def test_results_of_a_runtime_are_checked_as_far_as_they_are_known(change):
+def test_results_of_runtimes_must_match_known_shapes(change):
     with pytest.raises(
         errors.ContractViolation, match="runtime of EchoBackend returned"
     ):
         shaped(change)(torch.randn(3, 4))
 
 
-def test_missing_runtime_is_an_error_unless_eager_was_asked_for():
+def test_a_missing_runtime_is_an_error_unless_eager_replaces_it():
     lowered = lower_with(backend_that(lambda p, s: PreprocessResult(b"blob")))
     with pytest.raises(errors.NoRuntime, match="oddbackend.* declares no runtime"):
         lowered(torch.randn(3, 4))
@@ -918,7 +916,7 @@ def test_transforms_run_on_the_normalized_program(registry):
         )
 
 
-def test_a_transform_whose_program_is_invalid_is_named(registry):
+def test_transforms_that_return_invalid_programs_are_named(registry):
     def call_python(program):
         next(
             n for n in program.graph.nodes if n.target is aten.relu.default
@@ -1030,7 +1028,7 @@ def test_the_host_draws_random_numbers_in_eagers_order(kept, registry):
     assert lowered.report.notes == ([] if kept else [said])
 
 
-def test_a_delegate_that_draws_random_numbers_is_named_in_a_note(registry):
+def test_delegates_that_draw_random_numbers_are_noted(registry):
     everything = CapabilityPartitioner(
         lambda n: None if "rand" in str(n.target) else "unknown", "EchoBackend"
     )
@@ -1054,7 +1052,7 @@ def test_a_delegate_that_draws_random_numbers_is_named_in_a_note(registry):
         lambda x: torch.ops.aten.native_dropout(x, 0.0, True)[0],
     ],
 )
-def test_what_could_draw_random_numbers_and_does_not_is_no_note(registry, quiet):
+def test_random_operators_that_draw_nothing_are_not_noted(registry, quiet):
     class Quiet(torch.nn.Module):
         def forward(self, x):
             return quiet(x) + 1
@@ -1102,7 +1100,7 @@ def test_inputs_that_are_no_plain_tensors_are_refused(registry, given, text, bac
     assert torch.equal(lowered(torch.nn.Parameter(torch.eye(3))), torch.eye(3))
 
 
-def test_what_torch_drops_is_refused(registry):
+def test_assignments_to_data_are_refused(registry):
     class Assigned(nn.Module):
         def forward(self, x):
             y = x + 1
@@ -1131,7 +1129,7 @@ def test_a_backend_is_named_once(registry):
         )
 
 
-def test_example_inputs_in_any_plain_form_and_what_a_notebook_shows(registry):
+def test_example_inputs_may_be_a_tensor_list_or_tuple(registry):
     x = torch.randn(3, 4)
     given = [
         api.lower(Middle().eval(), inputs, backends=[echo()], registry=registry)

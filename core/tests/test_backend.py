@@ -132,7 +132,7 @@ def test_partitioner_spec_is_read_only():
         partitioner.spec = {}
 
 
-def test_delegation_spec_is_hashable_whatever_sequence_it_gets():
+def test_delegation_specs_of_lists_and_tuples_hash_equally():
     assert hash(DelegationSpec("B", [CompileSpec("k", b"v")])) == hash(
         DelegationSpec("B", (CompileSpec("k", b"v"),))
     )
@@ -159,14 +159,14 @@ def test_a_delegation_spec_is_a_named_tuple():
     assert pickle.loads(pickle.dumps(spec)) == copy.deepcopy(spec) == spec
 
 
-def test_a_backend_is_never_instantiated_and_says_what_is_enforced():
+def test_backends_cannot_be_instantiated():
     with pytest.raises(TypeError, match="abstract"):
         BackendDetails()
     assert BackendDetails.preprocess.__enforcedmethod__ is True
     assert Tags().ops_to_not_decompose(ep=None) == ([], None)
 
 
-def test_a_partition_says_which_method_and_tag_it_comes_from(registry):
+def test_partitions_name_their_method_and_tag(registry):
     seen = []
 
     class Asking(BackendDetails):

@@ -84,7 +84,7 @@ def test_a_program_of_two_partitions_runs_in_a_fresh_process(zipped, site, tmp_p
         torch.testing.assert_close(torch.from_numpy(results[name]), wanted.detach())
 
 
-def test_options_are_the_formats_own(zipped, tmp_path):
+def test_a_format_defines_its_own_options(zipped, tmp_path):
     _, _, lowered = lowered_for(zipped)
     lowered.save(tmp_path / "small.zipped", compress=True)
     lowered.save(tmp_path / "large.zipped")
@@ -165,7 +165,7 @@ def echoed(model, *args, registry, **kwargs):
     )
 
 
-def test_a_format_of_delegates_in_order_is_called_as_the_method_was(stepping, tmp_path):
+def test_loaded_step_files_are_called_like_the_method(stepping, tmp_path):
     x = torch.randn(3, 4)
     scale = torch.tensor(2.0)
     path = tmp_path / "net.steps"
@@ -196,7 +196,7 @@ def test_a_format_of_delegates_in_order_is_called_as_the_method_was(stepping, tm
         (Sized, "sym_size"),
     ],
 )
-def test_it_refuses_what_it_would_lose(model, why, stepping, tmp_path):
+def test_formats_refuse_programs_they_cannot_represent(model, why, stepping, tmp_path):
     sizes = (
         {"dynamic_shapes": {"x": {0: torch.export.Dim("rows", min=2, max=9)}}}
         if model is Sized
@@ -228,7 +228,7 @@ def offering(*specs):
         ("net.bin", "`delegraph doctor` lists plugins that are broken"),
     ],
 )
-def test_a_suffix_that_nobody_offers_says_what_to_install(name, hint):
+def test_unknown_suffixes_name_the_package_to_install(name, hint):
     registry = Registry(discover=False)
     registry.register(offering(FormatSpec(".mine", "x:Y")))
     with pytest.raises(
@@ -238,9 +238,7 @@ def test_a_suffix_that_nobody_offers_says_what_to_install(name, hint):
     assert (caught.value.code, caught.value.hint) == ("format-not-found", hint)
 
 
-def test_what_is_installed_and_broken_is_not_recommended_for_installation(
-    site, monkeypatch
-):
+def test_installed_broken_plugins_are_reported_as_broken(site, monkeypatch):
     for name in [
         n for n in sys.modules if n.partition(".")[0] == "delegraph_executorch"
     ]:  # the real one, if it is there
@@ -256,7 +254,7 @@ def test_what_is_installed_and_broken_is_not_recommended_for_installation(
         registry.get_format("net.pte")
 
 
-def test_two_plugins_with_one_suffix_are_a_conflict_that_names_both(site):
+def test_two_plugins_with_one_suffix_are_a_conflict(site):
     for name in ("one", "two"):
         site.backend(f"vendor-{name}", f"npu{name}", formats=[".Npu"])
     registry = Registry(
@@ -284,7 +282,7 @@ def test_the_longest_suffix_counts():
     )
 
 
-def test_the_formats_own_suffix_is_what_counts_and_what_errors_say(tmp_path):
+def test_the_longest_matching_suffix_selects_the_format(tmp_path):
     """Not what follows the last dot of a name, as it happens to be written."""
     registry = Registry(discover=False)
     specs = [
@@ -420,7 +418,7 @@ def hostile(monkeypatch):
         (FailingBlob(OSError(28, "disk full")), errors.WriteError, "disk full"),
     ],
 )
-def test_what_a_format_does_wrong_names_it_and_leaves_the_old_file(
+def test_faulty_formats_are_named_and_old_files_kept(
     hostile, tmp_path, content, error, text
 ):
     (tmp_path / "net.hostile").write_bytes(b"old")
@@ -432,7 +430,7 @@ def test_what_a_format_does_wrong_names_it_and_leaves_the_old_file(
 
 
 @pytest.mark.parametrize("methods", [None, {}, [1], {"forward": 3}])
-def test_what_a_format_reads_is_methods(hostile, tmp_path, methods):
+def test_formats_must_return_methods_from_read(hostile, tmp_path, methods):
     hostile(methods=methods).save(tmp_path / "net.hostile")
     with pytest.raises(
         errors.ContractViolation, match=r"Hostile\.read returned .* not the methods"
@@ -502,9 +500,7 @@ class BesideFormat(DelegateFormat):
     backend_id = "BesideBackend"
 
 
-def test_a_file_of_one_delegate_does_not_lose_the_data_beside_the_blob(
-    registry, tmp_path
-):
+def test_named_data_that_a_file_would_lose_is_refused(registry, tmp_path):
     registry.register(offering(FormatSpec(".beside", f"{__name__}:BesideFormat")))
     registry.register(
         BesideBackend,
@@ -540,9 +536,7 @@ class KeepingFormat(ProgramFormat):
         return b"program"
 
 
-def test_to_executorch_writes_what_the_plugin_makes_of_it(
-    registry, monkeypatch, tmp_path
-):
+def test_to_executorch_writes_the_file_of_the_plugin(registry, monkeypatch, tmp_path):
     registry.register(offering(FormatSpec(".pte", f"{__name__}:KeepingFormat")))
     monkeypatch.setattr(
         "delegraph_executorch.edge.manager.default_registry", lambda: registry

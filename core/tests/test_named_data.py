@@ -178,7 +178,7 @@ def test_a_merge_takes_all_or_nothing():
         ),
     ],
 )
-def test_only_what_a_store_hands_out_is_merged(output, text):
+def test_only_outputs_of_stores_can_be_merged(output, text):
     with pytest.raises(ContractViolation, match=text):
         NamedDataStore().merge_named_data_store(output)
 
@@ -199,7 +199,7 @@ def test_only_what_a_store_hands_out_is_merged(output, text):
         torch.tensor(list(b"some bytes")).byte(),
     ],
 )
-def test_named_data_is_compared_by_content_whatever_it_is(first, again):
+def test_named_data_of_any_type_is_compared_by_content(first, again):
     layout = TensorLayout(torch.uint8, (10,))
     store = NamedDataStore()
     store.add_named_data("a", first, tensor_layout=layout)
@@ -240,7 +240,7 @@ def test_a_tensor_is_named_data_by_reference_in_c_order(tensor):
     "change",
     [lambda t: t.add_(1), lambda t: t.data.add_(1), lambda t: t.set_(torch.ones(5))],
 )
-def test_a_named_tensor_that_changed_is_refused_when_it_is_read(change):
+def test_tensors_changed_after_adding_are_refused(change):
     tensor = torch.arange(5.0)
     store = NamedDataStore()
     store.add_named_data("t", tensor)
@@ -318,7 +318,7 @@ def peak():
     return int(line.split()[1]) * 1024
 
 
-def test_tensors_of_one_fingerprint_have_keys_of_their_own(monkeypatch):
+def test_different_tensors_with_one_fingerprint_get_different_keys(monkeypatch):
     monkeypatch.setattr(
         "delegraph_programs.tensor_memory.fingerprint", lambda tensor: "f"
     )

@@ -82,7 +82,7 @@ def script(tmp_path):
 
 
 @pytest.mark.slow
-def test_mypy_finds_what_is_wrong_in_a_script(script):
+def test_mypy_finds_the_errors_in_a_script(script):
     command = [
         sys.executable,
         "-m",
@@ -103,7 +103,7 @@ def test_mypy_finds_what_is_wrong_in_a_script(script):
     shutil.which("npx") is None,
     reason="pyright runs in node, which fetches it; there is no npx",
 )
-def test_pyright_finds_what_is_wrong_in_a_script(script):
+def test_pyright_finds_the_errors_in_a_script(script):
     sources = str(Path(delegraph.__file__).parents[1])
     settings = {
         "extraPaths": [sources],

@@ -98,7 +98,7 @@ def test_compile_specs_arrive_as_they_were_given():
     assert lowered.compile_specs == specs
 
 
-def test_what_preprocess_returns():
+def test_results_of_preprocess_reach_module_and_runtime():
     """PreprocessResult: bytes, debug handles, data, and facts that stay in the module's
     meta.
     """
@@ -117,7 +117,7 @@ def test_what_preprocess_returns():
 
 
 @pytest.mark.parametrize("wrong", [None, b"blob", PreprocessResult("text")])
-def test_what_preprocess_may_not_return(wrong):
+def test_other_results_of_preprocess_are_refused(wrong):
     """PreprocessResult: anything else is refused where it happens."""
     backend, _, _, _ = recording(lambda program, specs: wrong)
     with (
@@ -156,7 +156,7 @@ def test_backends_are_classes():
         type("Unfinished", (Base,), {})
 
 
-def test_preprocess_gets_a_graph_of_its_own():
+def test_preprocess_gets_a_copy_of_the_graph():
     """copy_exported_program_for_preprocess: a backend may rewrite its graph; its module
     does not see it.
     """

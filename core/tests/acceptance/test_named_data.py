@@ -223,7 +223,7 @@ def test_tensors_have_a_layout():
         ),
     ],
 )
-def test_what_cannot_be_stored(entry, kind, text):
+def test_wrong_entries_are_refused_and_not_stored(entry, kind, text):
     """NamedDataStore: ValueError or TypeError, and the store is as it was."""
     store, out = filled({"key": "a", "data": b"x"})
     with pytest.raises(kind, match=text) as caught:

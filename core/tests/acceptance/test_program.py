@@ -184,7 +184,7 @@ def test_to_edge_transform_and_lower_with_exception():
 
 # that one is core ATen as it is
 @pytest.mark.parametrize("case", [case for case in SOURCES if case != "upsample"])
-def test_a_filter_that_says_no(case):
+def test_operators_that_a_filter_refuses_are_decomposed(case):
     """program.test_to_edge_transform_and_lower (filter False): the operator is
     decomposed, and nothing delegated.
     """

@@ -69,7 +69,7 @@ def decomposed(module, inputs):
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_where_every_row_sees_something_nothing_looks_for_hidden_ones(name):
+def test_masks_without_hidden_rows_need_no_search_for_them(name):
     module, inputs = MASKS[name]
     operators, run = decomposed(module, inputs)
     assert (
@@ -87,7 +87,7 @@ def test_rows_that_see_nothing_are_zeros(name):
     torch.testing.assert_close(run(*inputs), module(*inputs))
 
 
-def test_two_calls_of_one_shape_with_different_masks_are_told_apart():
+def test_equal_shapes_with_different_masks_decompose_separately():
     class Two(nn.Module):
         def __init__(self):
             super().__init__()

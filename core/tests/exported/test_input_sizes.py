@@ -151,7 +151,7 @@ def test_only_a_multiple_is_known():
         lowered(randn(10))
 
 
-def test_what_is_refused_writes_nothing():
+def test_refused_calls_write_no_input_or_buffer():
     class Counted(torch.nn.Module):
         def __init__(self):
             super().__init__()

@@ -200,7 +200,7 @@ def test_delegates_get_the_strides_that_they_were_compiled_for():
     assert seen == [[(4, 1), (1, 4)]]
 
 
-def test_other_strides_than_an_operator_reads_are_refused(packed):
+def test_strides_that_differ_from_the_export_are_refused(packed):
     read = READS["transposed"]
     program = lowered(read, packed, torch.randn(3, 4))
     with pytest.raises(
@@ -269,7 +269,7 @@ def is_eager(registry, seed, mask):
 
 
 @pytest.mark.parametrize("mask", [0, 2**MASK - 1])
-def test_memory_of_what_is_computed_from_a_new_value(packed, mask):
+def test_written_transposed_values_keep_their_memory_order(packed, mask):
     """A write through a transposed view makes the value of ``x`` lie in another order,
     and so the sine of it.
     """

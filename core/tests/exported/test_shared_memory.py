@@ -50,7 +50,7 @@ def test_a_write_that_another_input_would_show(name):
 
 
 @pytest.mark.parametrize("name", APART)
-def test_a_write_that_no_other_input_shows(name):
+def test_writes_to_disjoint_memory_leave_other_inputs_unchanged(name):
     x, y = APART[name](memory())
     wanted = (x + 1) * y
     assert torch.equal(lowered_for(x, y)(x, y, x), wanted)
@@ -92,7 +92,7 @@ def test_storages_over_one_buffer():
     assert share_memory(first, second) and not share_memory(first, third)
 
 
-def test_tensors_without_memory_of_their_own_share_none():
+def test_sparse_and_meta_tensors_share_no_memory():
     dense = torch.ones(3)
     meta = torch.ones(3, device="meta")
     assert not share_memory(dense, dense.to_sparse())

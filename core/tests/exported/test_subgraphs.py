@@ -337,7 +337,7 @@ def test_methods_and_bodies_are_compiled_jointly(registry):
         torch.testing.assert_close(lowered.method(method)(x), model(x))
 
 
-def test_the_report_counts_and_names_what_is_in_bodies(registry):
+def test_reports_count_delegates_and_refusals_in_branches(registry):
     lowered = delegraph.lower(
         Cond().eval(),
         (torch.ones(3, 4),),
@@ -402,7 +402,7 @@ def targets(module: GraphModule) -> set[str]:
     return {str(n.target) for n in all_nodes(module) if n.op == "call_function"}
 
 
-def test_operators_in_bodies_reach_core_aten_where_a_format_asks(registry):
+def test_operators_in_branches_are_decomposed_for_core_programs(registry):
     lowered = delegraph.lower(
         Normal().eval(), (torch.ones(3, 4),), backends=[], registry=registry
     )
@@ -436,7 +436,7 @@ def test_bodies_are_decomposed_on_demand(registry):
         torch.testing.assert_close(lowered(x), Normal()(x))
 
 
-def test_writes_to_what_a_branch_made_itself_stay_local(registry):
+def test_writes_to_values_of_a_branch_stay_local(registry):
     class Writes(torch.nn.Module):
         def forward(self, x):
             return torch.cond(
@@ -468,7 +468,7 @@ def test_a_backend_may_take_the_call_with_its_bodies(registry):
         torch.testing.assert_close(lowered(each), model(each))
 
 
-def test_a_backend_is_asked_again_about_a_call_whose_bodies_it_takes_once_they_are_decomposed(
+def test_branches_taken_after_decomposition_make_the_call_supported(
     registry,
 ):
     """It takes a cond only with all that is in it, as TOSA does, and knows
@@ -532,7 +532,7 @@ def test_a_tensor_that_a_branch_makes_of_numbers(mine, registry):
         torch.testing.assert_close(lowered(x), Numbers()(x))
 
 
-def test_the_second_backend_sees_what_the_first_left_in_bodies(registry):
+def test_the_second_backend_gets_operators_left_in_branches(registry):
     x = torch.ones(3, 4)
     model = Cond().eval()
     lowered = delegraph.lower(

@@ -66,7 +66,7 @@ def test_each_call_in_training_is_named_with_the_users_line():
 
 
 @pytest.mark.filterwarnings("ignore:.*_flat_weights.*:UserWarning")
-def test_what_is_the_same_in_both_modes_is_no_training():
+def test_modules_equal_in_both_modes_get_no_note():
     assert training_note(exported(Alike().train())) is None
 
 
@@ -82,7 +82,7 @@ def test_the_report_has_it_also_of_a_branch():
 
 
 @pytest.mark.filterwarnings("ignore:.*_flat_weights.*:UserWarning")
-def test_the_dropout_between_the_layers_of_an_lstm_is_not_lost(echo_registry):
+def test_dropout_between_lstm_layers_is_kept(echo_registry):
     """torch's decomposition leaves it out."""
     from delegraph.partitioner import CapabilityPartitioner
 
@@ -140,7 +140,7 @@ class Decides(Wrapper):
         return super().forward(x) * self.depth
 
 
-def test_a_wrapper_in_training_mode_is_accepted_if_the_mode_changes_nothing():
+def test_wrappers_that_ignore_the_training_mode_are_accepted():
     model = Wrapper(Trained())
     made = api.lower(model, (X,), backends=[])
     assert made.verify(X).agrees() and model.training and not made.report.notes
@@ -149,7 +149,7 @@ def test_a_wrapper_in_training_mode_is_accepted_if_the_mode_changes_nothing():
 @pytest.mark.parametrize(
     "part", [Auxiliary, Decides, Trained, lambda m: Wrapper(m).train()]
 )
-def test_what_may_compute_otherwise_is_an_error(part):
+def test_modules_that_depend_on_the_training_mode_are_refused(part):
     model = part(Alike()) if part is not Trained else Trained()
     with pytest.raises(InputError, match="is in training mode\n  hint: call .eval"):
         api.lower(model, (X,), backends=[])

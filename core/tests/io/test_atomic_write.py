@@ -36,16 +36,14 @@ def test_write_whole(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"abcd"
 
 
-def test_a_new_file_has_the_mode_that_open_would_give_it_and_the_umask_is_never_changed(
-    tmp_path, monkeypatch
-):
+def test_new_files_get_the_mode_of_open(tmp_path, monkeypatch):
     (tmp_path / "by open").touch()
     monkeypatch.setattr(os, "umask", None)
     write_whole(tmp_path / "a", b"x")
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "by open").stat().st_mode
 
 
-def test_nothing_is_left_behind(tmp_path):
+def test_failed_writes_keep_the_old_file_only(tmp_path):
     write_whole(tmp_path / "a", b"old")
     with pytest.raises(ContractViolation):
         write_whole(tmp_path / "a", Blob(fails=True))
@@ -62,7 +60,7 @@ def test_unwritable_paths(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", b"a", 3, None, io.BytesIO()])
-def test_what_names_no_file(name, tmp_path, monkeypatch):
+def test_paths_that_name_no_file_are_refused(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for use in (
         lambda: write_whole(name, b"x"),
@@ -92,7 +90,7 @@ def test_links_that_lead_nowhere_are_refused(tmp_path):
             write(tmp_path / "a")
 
 
-def test_hard_links_stay_linked_and_a_failing_blob_leaves_them_alone(tmp_path):
+def test_writes_and_failed_writes_keep_hard_links(tmp_path):
     (tmp_path / "a").write_bytes(b"a longer old content")
     os.link(tmp_path / "a", tmp_path / "b")
     with pytest.raises(ContractViolation):
@@ -106,7 +104,7 @@ def test_hard_links_stay_linked_and_a_failing_blob_leaves_them_alone(tmp_path):
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o777])
-def test_the_mode_is_kept_and_nobody_sees_the_content_with_a_wider_one(tmp_path, mode):
+def test_writes_keep_the_mode_from_the_first_byte(tmp_path, mode):
     class Watching(Blob):
         def write_to(self, file):
             super().write_to(file)
@@ -120,9 +118,7 @@ def test_the_mode_is_kept_and_nobody_sees_the_content_with_a_wider_one(tmp_path,
     assert not seen[0] & ~mode
 
 
-def test_a_file_that_must_not_be_written_is_refused_although_its_folder_would_let_it_be_replaced(
-    tmp_path, monkeypatch
-):
+def test_read_only_files_in_writable_folders_are_refused(tmp_path, monkeypatch):
     write_whole(tmp_path / "a", b"old")
     # root may write everything
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "a")
@@ -183,7 +179,7 @@ def test_devices_are_written_into():
 
 
 @pytest.mark.parametrize("mode", ["wb", "ab"])
-def test_standard_output_gets_the_content_where_it_stands(tmp_path, mode):
+def test_standard_output_is_written_at_its_position(tmp_path, mode):
     program = (
         "from delegraph.io.atomic_write import write_whole\n"
         "print(1, flush=True); write_whole('/dev/stdout', b'2\\n'); print(3)"
@@ -193,7 +189,7 @@ def test_standard_output_gets_the_content_where_it_stands(tmp_path, mode):
     assert (tmp_path / "out").read_text() == "1\n2\n3\n"
 
 
-def test_a_descriptor_that_the_path_names_is_written_where_it_stands(tmp_path):
+def test_descriptor_paths_are_written_at_their_position(tmp_path):
     with open(tmp_path / "out", "wb", buffering=0) as file:
         file.write(b"1")
         write_whole(f"/dev/fd/{file.fileno()}", b"2")
@@ -235,7 +231,7 @@ def killed(path, by, *more):
     not hasattr(os, "O_TMPFILE"), reason="files without names are there on Linux only"
 )
 @pytest.mark.parametrize("by", ["SIGTERM", "SIGKILL"])
-def test_a_write_that_is_killed_leaves_nothing_behind(tmp_path, by):
+def test_killed_writes_leave_only_the_old_file(tmp_path, by):
     (tmp_path / "old").write_bytes(b"old")
     for name in ("old", "new"):
         killed(tmp_path / name, by)
@@ -263,9 +259,7 @@ def test_a_file_system_that_has_no_files_without_names(tmp_path, monkeypatch):
         ]
 
 
-def test_the_next_write_removes_what_a_killed_one_left_and_nothing_that_is_in_use(
-    tmp_path, file_system
-):
+def test_writes_remove_temporary_files_of_killed_ones_only(tmp_path, file_system):
     killed(tmp_path / "a", "SIGKILL", "named")
     assert len(os.listdir(tmp_path)) == 1
 
@@ -329,9 +323,7 @@ def test_a_full_disk_is_known_before_anything_is_written(tmp_path, reserving):
 
 
 @pytest.mark.parametrize("reserves", [True, False])
-def test_files_are_the_same_where_nothing_can_be_reserved(
-    tmp_path, reserving, reserves
-):
+def test_files_are_equal_without_reserved_disk_space(tmp_path, reserving, reserves):
     if not reserves:
         reserving(errno.EOPNOTSUPP)
     content = b"x" * (1 << 25) + b"y"

@@ -85,7 +85,7 @@ def test_bytes_are_views_of_the_file():
     assert bytes(view) == b"\x09\2\3"
 
 
-def test_a_name_of_the_file_and_the_place_are_in_the_error():
+def test_errors_name_the_file_kind_and_the_field():
     data = file()
     data[data.index(b"n\xc3\xa4me") + 1] = 0xFF
     with pytest.raises(
@@ -108,7 +108,7 @@ def test_sharing_cannot_make_a_small_file_large():
     "data",
     [b"", b"TEST", b"\0\0\0\0TEST", b"\x04\0\0\0TEST", b"\x08\0\0\0TESS\0\0\0\0"],
 )
-def test_what_is_no_such_file(data):
+def test_damaged_headers_are_refused(data):
     with pytest.raises(FormatError, match="damaged test file"):
         root(data, "TEST", "test file")
 

@@ -54,7 +54,7 @@ def test_another_thread_warns_as_ever(elsewhere):
         warnings.warn("here", stacklevel=1)
 
 
-def test_a_thread_that_left_first_does_not_bring_its_filters_back(elsewhere):
+def test_overlapping_threads_restore_the_original_warning_filters(elsewhere):
     """As torch's tracers do, another thread catches warnings meanwhile."""
     with warnings.catch_warnings():
         elsewhere()
