@@ -22,7 +22,7 @@ def test_elements_come_in_c_order(name):
     assert b"".join(memory_of(tensor)) == tensor.resolve_conj().numpy().tobytes()
 
 
-def test_a_fingerprint_tells_type_shape_and_elements_whatever_the_strides():
+def test_fingerprints_depend_on_elements_and_not_on_strides():
     large = torch.randn(200, 1024, generator=torch.Generator().manual_seed(0))
     turned = large.t().contiguous().t()
     halves = large.view(torch.float16)

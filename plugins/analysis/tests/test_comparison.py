@@ -90,7 +90,7 @@ def test_a_row_for_each_backend_and_one_for_all(found):
     assert compared.eager_seconds > 0
 
 
-def test_nobody_lowers_while_the_model_is_timed(found, monkeypatch):
+def test_no_lowering_runs_while_the_model_is_timed(found, monkeypatch):
     timed = comparison.call_methods
     held = []
 
@@ -130,7 +130,7 @@ class Doubling(torch.nn.Module):
         return x.sin()
 
 
-def test_a_run_that_fails_ends_its_row_and_no_input_is_written(capsys):
+def test_failed_runs_end_their_row_and_keep_inputs(capsys):
     registry = Registry(discover=False)
     for name, runtime in (("good", EchoRuntime), ("failing", FailingRuntime)):
         kind = type(name, (EchoBackend,), {})
@@ -171,7 +171,7 @@ def test_text(found):
     )
 
 
-def test_on_a_narrow_terminal_lowerings_stand_one_below_the_other(found):
+def test_narrow_terminals_show_candidates_below_each_other(found):
     _, compared = found
     assert compared.text(1000) == compared.text() == str(compared)
     lines = compared.text(40).split("\n")
@@ -204,7 +204,7 @@ def test_programs_without_inputs_are_lowered_and_not_run(found):
     )
 
 
-def test_all_that_can_be_used_are_compared_if_none_is_named(found):
+def test_all_usable_backends_are_compared_by_default(found):
     registry = Registry(discover=False)
     with pytest.raises(BackendNotFound):
         delegraph.compare(Net().eval(), torch.ones(3), registry=registry)

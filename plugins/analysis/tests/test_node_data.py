@@ -100,7 +100,7 @@ def test_figures_are_at_the_nodes_of_the_exported_program(exported):
         lowered.node_data()
 
 
-def test_a_value_that_is_not_finite_stays_a_number_and_numbers_of_several_parts_are_the_worst(
+def test_infinite_values_are_kept_and_parts_show_the_worst(
     exported,
 ):
     from delegraph_analysis import NodeData
@@ -144,7 +144,7 @@ def run(*words):
     return code, out.getvalue()
 
 
-def test_the_command_line_writes_a_file_a_column_also_for_the_nodes_of_the_file(
+def test_the_command_writes_one_file_for_each_column(
     tmp_path,
 ):
     (tmp_path / "m.py").write_text(MODEL)
@@ -207,7 +207,7 @@ class Chain(torch.nn.Module):
         return x.sin().cos().tanh()
 
 
-def test_figures_of_a_backend_are_columns_and_a_table_of_the_page(tmp_path):
+def test_figures_of_backends_are_columns_and_a_table(tmp_path):
     registry = Registry(discover=False)
     registry.register(FusingBackend)
     partitioner = CapabilityPartitioner(lambda n: None, "FusingBackend")

@@ -89,14 +89,14 @@ COPIED = Border("output", 0)
 @pytest.mark.parametrize(
     "spent", [{7: {"seconds": 0.5, "cycles": 3}, None: {"seconds": 0}}, {}]
 )
-def test_a_timer_gets_what_the_operators_took_and_copying_of_results(spent):
+def test_timers_get_times_of_operators_and_of_copies(spent):
     for given in (spent, lambda: spent):
         [(name, is_positive, found)] = told(given)
         assert found.pop(COPIED)["seconds"] > 0
         assert (name, is_positive, found) == ("lowered_module_0", True, spent)
 
 
-def test_a_runtime_whose_results_are_its_callers_has_no_copies(monkeypatch):
+def test_thread_safe_runtimes_report_no_copies(monkeypatch):
     monkeypatch.setattr(SlowRuntime, "thread_safe", True)
     assert told({7: {"seconds": 0.5}}) == [
         ("lowered_module_0", True, {7: {"seconds": 0.5}})

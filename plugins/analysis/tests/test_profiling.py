@@ -87,7 +87,7 @@ class Quantized(torch.nn.Module):
         return ops.quantize_per_tensor.default(y, 0.1, 0, -128, 127, torch.int8)
 
 
-def test_integers_are_on_the_lines_of_the_floats_that_they_stand_for():
+def test_integer_operators_count_for_the_lines_of_floats():
     importlib.import_module("torch.ao.quantization.fx._decomposed")
     options = {"tosa": {"spec": "TOSA-1.0+INT"}}
     lowered = delegraph.lower(
@@ -106,7 +106,7 @@ def test_integers_are_on_the_lines_of_the_floats_that_they_stand_for():
     } and 0 < found.attributed < 1
 
 
-def test_what_lines_were_fused_into_is_counted_under_all_of_them():
+def test_fused_operators_count_for_all_their_lines():
     class Fused(torch.nn.Module):
         def forward(self, x):
             y = x.reshape(4, 2)
@@ -120,7 +120,7 @@ def test_what_lines_were_fused_into_is_counted_under_all_of_them():
     assert any(len(listed) == 2 for listed in lines)
 
 
-def test_what_an_engine_fused_when_it_loaded_is_counted_under_all_of_them():
+def test_operators_fused_at_load_count_for_all_lines():
     lowered = delegraph.lower(Net().eval(), (torch.eye(8),), backends=["compiler-demo"])
     delegate = max(lowered.delegates, key=lambda d: len(d.nodes))
     identifiers = tuple(delegate.debug_handle_map)
@@ -156,7 +156,7 @@ def test_what_an_engine_fused_when_it_loaded_is_counted_under_all_of_them():
     ] == (0.25, ())
 
 
-def test_what_passes_a_border_is_of_the_operator_there_if_that_is_one():
+def test_border_copies_count_for_their_only_operator():
     class Ends(torch.nn.Module):
         def forward(self, x, y):
             z = torch.sin(x)
@@ -185,7 +185,7 @@ def test_what_passes_a_border_is_of_the_operator_there_if_that_is_one():
     assert "handing over input 1" in {part.what for part in clock.finish()}
 
 
-def test_times_are_read_when_the_call_has_ended_or_its_delegate_is_called_again():
+def test_times_are_read_after_the_call_or_before_another():
     lowered = delegraph.lower(Net().eval(), (torch.eye(8),), backends=["compiler-demo"])
     delegate = lowered.delegates[0]
     reads = []
@@ -211,7 +211,7 @@ def test_times_are_read_when_the_call_has_ended_or_its_delegate_is_called_again(
     assert clock.finish() == [] and len(reads) == 2
 
 
-def test_what_watching_adds_is_by_pairs_of_calls_of_one_moment():
+def test_overhead_is_measured_by_pairs_of_adjacent_calls():
     """The machine is three times slower for a while, and each watched call takes twice
     what the next one does.
     """
@@ -253,7 +253,7 @@ def profile_of(*parts):
     )
 
 
-def test_operators_that_ran_at_the_same_time_are_shares_of_all_of_them():
+def test_concurrent_operators_are_shown_as_shares_of_their_sum():
     line = (Source("net.py", 3, "forward", "x\ncan run: yes\x1b[2J"),)
     text = str(found := profile_of(Part("0", "d", 3.0, line), Part("1", "d", 1.0)))
     assert found.total == 4 and found.attributed == 0.75
@@ -315,7 +315,7 @@ def test_times_are_colours_of_the_page_and_a_column(path, tmp_path, capsys):
     assert "by module:" in (tmp_path / "r.txt").read_text()
 
 
-def test_a_picture_says_what_is_whose_and_what_is_of_several_together():
+def test_pictures_show_times_of_nodes_and_of_groups():
     times = Times(
         profile_of(
             Part("0", "d", 0.5, nodes=("a", "b")),
@@ -339,7 +339,7 @@ def test_a_picture_says_what_is_whose_and_what_is_of_several_together():
         )
 
 
-def test_inputs_in_another_number_and_repeats_of_none_are_errors():
+def test_wrong_repeats_and_missing_inputs_are_refused():
     lowered = delegraph.lower(Net().eval(), (torch.eye(8),), backends=[])
     for repeats in (0, -1, 1.5, True):
         with pytest.raises(InputError, match="repeats is a positive number of calls"):
@@ -391,7 +391,7 @@ def saved(tmp_path_factory):
     return folder
 
 
-def test_a_saved_program_is_timed_by_instruction_and_its_lines_are_those_of_the_side_file(
+def test_saved_programs_get_their_lines_from_the_side_file(
     saved,
 ):
     found = delegraph.load(saved / "with.pte").profile(torch.eye(8), repeats=2)
@@ -422,7 +422,7 @@ def test_delegates_of_a_format_that_knows_no_steps_are_timed(saved, capsys):
     )
 
 
-def test_the_operators_of_a_tosa_file_are_on_the_lines_that_it_was_written_with(
+def test_operators_of_tosa_files_keep_their_source_lines(
     tmp_path,
 ):
     class Model(torch.nn.Module):
@@ -468,7 +468,7 @@ def test_a_side_file_of_another_program_is_an_error(saved, content, says):
 @pytest.mark.parametrize(
     "words", [["--backend", "tosa"], ["--report", "r.html"], ["--input", "no.npy"]]
 )
-def test_what_is_for_a_model_is_refused_for_a_file(saved, words, capsys):
+def test_options_for_models_are_refused_for_files(saved, words, capsys):
     assert main(["profile", str(saved / "bare.pte"), *words]) == 2
     assert words[0] in (told := capsys.readouterr().err) or "no.npy" in told
 

@@ -6,7 +6,7 @@ READS = [(1, 0), (2, 1), (3, 2), (4, 3), (5, 3), (6, 4), (6, 5)]
 """0 is read by 1, and so on; 3 by 4 and 5, which 6 adds."""
 
 
-def test_a_kernel_computes_what_its_calls_read_and_no_kernel_is_made_of():
+def test_kernels_compute_the_calls_between_their_values():
     kernels = [Kernel("in", [], []), Kernel("a", [2], ["in"]), Kernel("b", [6], ["a"])]
     assert computed_by(kernels, READS) == {
         "in": None,
@@ -23,7 +23,7 @@ def test_a_kernel_computes_what_its_calls_read_and_no_kernel_is_made_of():
     ) == {"a": (9,)}
 
 
-def test_what_only_moves_a_value_counts_for_the_one_that_reads_it_or_for_the_one_that_made_it():
+def test_moves_count_for_the_reading_or_the_making_kernel():
     moves = [
         Kernel("in", [], []),
         # moved twice

@@ -32,7 +32,7 @@ def signature():
     return Signature.read(json.loads(json.dumps(Signature.of(exported).told)))
 
 
-def test_a_signature_is_read_back_and_says_which_sizes_vary(signature):
+def test_signatures_keep_types_and_varying_sizes(signature):
     assert signature.inputs == (
         ("float32", (-1, 4)),
         ("bfloat16", (2,)),
@@ -83,7 +83,7 @@ def test_an_argument_of_another_type_is_an_input_error(signature, wrong):
         signature.arrays(GIVEN[:2])
 
 
-def test_results_have_their_types_and_memory_of_their_own(signature):
+def test_results_have_the_declared_types_and_new_memory(signature):
     bits = np.array([0x3FC0, -0x4040], np.int16)
     total, short, flag, count = signature.results(
         [np.float32(2.5).reshape(()), bits, np.uint8([1]), np.int64([3])]
@@ -106,7 +106,7 @@ SIDES = ([["load", [1]]], [["float32", [-2]]], [["int", 3]], [3])
 
 
 @pytest.mark.parametrize("told", [7, [], *([side, []] for side in SIDES)])
-def test_a_signature_that_somebody_forged_is_a_format_error(told):
+def test_forged_signatures_are_a_format_error(told):
     with pytest.raises(FormatError):
         Signature.read(told)
 
@@ -141,7 +141,7 @@ def test_a_file_is_sealed_with_its_signature_and_facts(signature, tmp_path):
             Signature.unseal(seal(path, b"acme-1", told), b"acme-1")
 
 
-def test_what_an_engine_takes_and_returns_is_compared_as_far_as_it_is_known(signature):
+def test_engine_inputs_and_outputs_must_match_known_types(signature):
     inputs = [("float32", (3, 4)), None, ("bool", None)]
     outputs = [("float32", ()), ("bfloat16", (-1,)), ("bool", ()), ("int64", ())]
     assert signature.why_otherwise(inputs, iter(outputs)) is None
@@ -165,7 +165,7 @@ def test_what_an_engine_takes_and_returns_is_compared_as_far_as_it_is_known(sign
 
 
 @pytest.mark.parametrize("bad", [2**31, -(2**31) - 1])
-def test_an_int64_that_the_engine_does_not_hold_is_an_input_error(bad):
+def test_int64_values_beyond_the_engines_range_are_refused(bad):
     signature = Signature((("int64", (-1,)), ("int", ())), ())
     fits = torch.tensor([2**31 - 1, -(2**31)])
     assert signature.arrays((fits, 3), int64_bits=32)[0].tolist() == fits.tolist()

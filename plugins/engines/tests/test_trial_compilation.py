@@ -6,7 +6,7 @@ from delegraph.errors import Unsupported
 from delegraph_engines import TrialCompilation
 
 
-def test_a_compiler_is_asked_about_a_call_alone_and_once_about_equal_calls():
+def test_equal_calls_are_compiled_once_and_alone():
     class Model(torch.nn.Module):
         def forward(self, x):
             low, high = x.sin().sin().aminmax(dim=0)
@@ -41,7 +41,7 @@ def test_a_compiler_is_asked_about_a_call_alone_and_once_about_equal_calls():
     assert asked.count(("aten.sin.default", 1)) == 1 and len(asked) == 4
 
 
-def test_a_refusal_may_be_one_of_the_operator_whatever_the_shapes():
+def test_refusals_of_an_operator_hold_for_all_shapes():
     asked = []
 
     def compile(program):
@@ -76,7 +76,7 @@ def calls_of(model, *args):
 
 
 @pytest.mark.parametrize("refused", ["", "add", "sin"])
-def test_calls_of_one_operator_are_asked_about_together_and_alone_if_they_are_refused(
+def test_calls_are_compiled_together_and_alone_after_a_refusal(
     refused,
 ):
     """Each gets the answer that it gets alone; a program has the operands of each of
@@ -131,7 +131,7 @@ def test_calls_of_one_operator_are_asked_about_together_and_alone_if_they_are_re
     )
 
 
-def test_what_is_no_call_of_the_program_or_is_asked_about_again_is_looked_at_as_it_is_then():
+def test_changed_or_unknown_calls_are_checked_again():
     exported, calls = calls_of(Two(), torch.ones(3), torch.ones(4))
     _, others = calls_of(Many(), torch.ones(3, 1), torch.ones(4))
     support = TrialCompilation(lambda program: None).after(

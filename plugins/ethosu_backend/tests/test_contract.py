@@ -66,7 +66,7 @@ def test_a_blob_fits_the_accelerator_that_it_was_compiled_for(device, program):
     assert delegraph.get_runtime("ethosu").compatible(header, [], device) is None
 
 
-def test_what_vela_is_and_reads_is_in_the_fingerprint(program, tmp_path, monkeypatch):
+def test_fingerprints_depend_on_vela_and_its_files(program, tmp_path, monkeypatch):
     fingerprint = delegraph.get_backend("ethosu").fingerprint
     plain = fingerprint(compile_specs(program))
     file = tmp_path / "own.ini"

@@ -77,14 +77,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_u55_lacks_is_refused_with_the_reason_and_a_u85_has_it(name):
+def test_operators_missing_on_u55_are_refused_and_run_on_u85(name):
     function, shapes, reason = REFUSED[name]
     _, why, _ = lowered(function, U55, *shapes)
     assert any(re.search(reason, text) for text in why), why
     assert lowered(function, U85, *shapes)[1] == []
 
 
-def test_a_constant_that_leaves_is_refused_where_no_tensor_of_its_type_can_be_copied():
+def test_boolean_constants_as_outputs_are_refused_on_u55():
     mask = torch.ones(8, 8, dtype=torch.bool)
     result, why, _ = lowered(
         lambda x: torch.where(mask.tril() & (x > 0), x + x, x), U55, (8, 8)
@@ -110,7 +110,7 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_rules_choose_what_a_u55_has(name):
+def test_rules_choose_operators_that_a_u55_supports(name):
     function, shapes, without = TAKEN[name]
     result, why, inputs = lowered(function, U55, *shapes)
     assert why == []

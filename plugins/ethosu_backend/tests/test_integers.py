@@ -88,7 +88,7 @@ def test_rows_are_divided_in_16_bits(name):
     ]
 
 
-def test_rows_that_are_long_or_known_to_another_target_are_divided_in_32_bits():
+def test_long_softmax_rows_are_divided_in_32_bits():
     for shape, spec in (((2, 300), U85), ((2, 30), "TOSA-1.0+INT+int16")):
         operators, distance = compiled(lambda x: x.softmax(-1), shape, spec=spec)
         expect_equal(distance)
@@ -135,9 +135,7 @@ def test_a_last_axis_of_one_element_is_left_out():
 
 
 @pytest.mark.parametrize(("count", "products"), [(33, 2), (65, 3)])
-def test_few_positions_take_one_product_with_weights_of_8_bits_on_a_u55(
-    count, products
-):
+def test_short_sequences_take_few_products_on_u55(count, products):
     """The scores are one MATMUL; the weighted values one, or two for as many bits as
     more positions need.
     """
@@ -175,7 +173,7 @@ def test_weights_of_a_norm_are_a_convolution_on_a_u55(kind):
         ) == count
 
 
-def test_the_score_of_a_hidden_key_fits_the_shift_behind_it():
+def test_scores_of_hidden_keys_fit_the_rescale():
     """TOSA leaves a RESCALE of int32 open beyond 2**(shift - 1); no score of these is
     near -2**30.
     """
@@ -225,7 +223,7 @@ def test_images_are_summed_by_kernels_of_few_channels(name, spec):
         (lambda x: F.avg_pool2d(x, 7), (1, 16, 8, 8), U85),
     ],
 )
-def test_other_images_are_summed_channel_by_channel(function, shape, spec):
+def test_pooling_sums_other_images_by_depthwise_convolution(function, shape, spec):
     operators, distance = compiled(function, shape, spec=spec)
     expect_equal(distance)
     (kernel,) = [

@@ -88,7 +88,7 @@ def test_the_payload_is_that_of_executorchs_packer(lowered, vela_compile, capsys
     assert bytes(delegate.processed_bytes) == packed.processed_bytes
 
 
-def test_weights_and_commands_may_lie_beside_the_program(
+def test_weights_and_commands_may_be_external_files(
     program, vela_compile, tmp_path, capsys
 ):
     lowered = lower(
@@ -122,7 +122,7 @@ def test_weights_and_commands_may_lie_beside_the_program(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # what ExecuTorch warns of at import
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
-def test_the_settings_are_executorchs_and_its_reader_finds_the_scratch_size(
+def test_executorchs_reader_finds_settings_and_scratch_size(
     accelerator, program, tmp_path, capsys
 ):
     from executorch.backends.arm.ethosu import EthosUCompileSpec
@@ -159,7 +159,7 @@ def test_the_host_computes_the_tosa_file_that_was_kept(lowered, program):
         assert torch.equal(ours, wanted)
 
 
-def test_without_it_there_is_no_runtime_and_the_hint_says_what_to_do(program):
+def test_running_without_a_kept_tosa_file_is_refused(program):
     with pytest.raises(NoRuntime, match="TOSA file was not kept") as caught:
         lower(program)(*INPUTS)
     assert "ethosu.keep_tosa=true" in caught.value.hint

@@ -81,7 +81,7 @@ def test_a_wrong_setting_is_an_error(kind, program):
         lower(program, **options)
 
 
-def test_flags_are_taken_and_what_vela_prints_for_them_is_in_the_report(program):
+def test_vela_flags_are_passed_and_their_output_reported(program):
     assert further("--arena-cache-size 4096 '--tensor-allocator=Greedy'") == [
         "--arena-cache-size",
         "4096",

@@ -36,7 +36,7 @@ def names(graph):
     return [node.name for node in graph.graph.nodes]
 
 
-def test_calls_are_named_by_their_numbers_and_constants_are_attributes_in_c_order():
+def test_calls_are_numbered_and_constants_are_contiguous_attributes():
     graph = NumberedGraph(program())
     computed = [node.name for node in graph.graph.nodes if node.op == "call_function"]
     assert computed == [f"n{k}" for k in range(len(graph.calls))] and len(computed) > 4
@@ -85,7 +85,7 @@ class Written(NumberedGraph):
         )
 
 
-def test_a_call_may_become_several_whose_names_tell_it():
+def test_names_of_converted_calls_keep_the_original_number():
     graph = Written(torch.export.export(Two().eval(), (torch.ones(2), torch.ones(2))))
     assert names(graph) == ["x0", "x1", "n0", "n1_in", "n1_in_1", "n1"]
     assert [node.target for node in graph.calls] == [aten.sin.default, aten.add.Tensor]
@@ -98,7 +98,7 @@ class Two(nn.Module):
         return x.sin() + y
 
 
-def test_what_an_engine_says_tells_the_call_and_its_line():
+def test_engine_errors_are_mapped_to_call_and_line():
     graph = Written(torch.export.export(Two().eval(), (torch.ones(2), torch.ones(2))))
     said = graph.refused("no kernel for n1_in_1/Neg")
     assert said.node is graph.calls[1] and said.message == "no kernel for n1_in_1/Neg"

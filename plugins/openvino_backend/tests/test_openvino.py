@@ -70,7 +70,7 @@ class Small(nn.Module):
 IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
-def test_a_network_is_one_delegate_that_computes_what_openvino_computes_by_its_own_api():
+def test_networks_compute_the_results_of_openvinos_api():
     torch.manual_seed(0)
     model = Small().eval()
     lowered = lower(model, IMAGES)
@@ -111,7 +111,7 @@ def test_sizes_vary_and_are_computed():
         assert lowered(*given)[2] == 2 * rows
 
 
-def test_inputs_of_other_strides_and_zero_sizes_and_one_that_nobody_reads():
+def test_strided_empty_and_unused_inputs_are_accepted():
     inputs = torch.randn(2, 3, 3).unbind()
     lowered = lower(
         lambda m, x, y: torch.cat([x.transpose(0, 1) * 2, torch.zeros_like(y)]), *inputs
@@ -138,7 +138,7 @@ def test_a_result_may_be_an_input_as_it_is(function):
         assert lowered.verify(given).relative_error < 1e-6
 
 
-def test_results_are_the_callers_own_and_threads_may_call_at_once():
+def test_results_have_new_memory_and_calls_are_thread_safe():
     lowered = lower(Small(), IMAGES)
     first = lowered(IMAGES)
     again = lowered(IMAGES + 1)
@@ -163,7 +163,7 @@ def test_state_stays_with_the_host():
 
 
 @pytest.mark.parametrize("has_zero_point", [False, True])
-def test_a_quantized_network_agrees_with_eager_and_runs_in_integers_where_these_are_exact(
+def test_quantized_networks_run_in_integers_and_equal_eager(
     has_zero_point,
 ):
     torch.manual_seed(0)
@@ -253,7 +253,7 @@ def test_scales_by_channel_are_along_their_axis(axis):
     assert torch.equal(small, wanted[0]) and torch.equal(near, wanted[1])
 
 
-def test_a_sum_with_a_dequantized_constant_is_the_same_at_each_call():
+def test_sums_with_dequantized_constants_repeat_equally():
     """OpenVINO wrote it over the constant, as in an LSTM whose first state is
     quantized; the next call added to it.
     """
@@ -346,7 +346,7 @@ def test_quantized_tensors_are_concatenated_as_integers(other):
 # --- what is refused ------------------------------------------------------------------
 
 
-def test_the_reason_is_the_frontends_or_says_what_would_be_lost():
+def test_refusals_name_the_frontends_error_or_the_loss():
     def function(module, x, wide, ids, few):
         return (
             torch.linalg.cholesky_ex(x)[0],
@@ -374,7 +374,7 @@ def test_the_reason_is_the_frontends_or_says_what_would_be_lost():
     assert lowered.verify(*inputs).agrees()
 
 
-def test_random_numbers_are_the_hosts_and_a_scaled_group_norm_is_computed_in_pieces():
+def test_random_operators_are_refused_and_group_norms_decomposed():
     """OpenVINO's compiler ended the process on the whole one."""
     lowered = lower(
         lambda m, x, c: F.group_norm(x, 4) * (1 + c) + 0 * torch.rand_like(x),
@@ -386,7 +386,7 @@ def test_random_numbers_are_the_hosts_and_a_scaled_group_norm_is_computed_in_pie
 
 
 @pytest.mark.parametrize("mask", [None, "bool", "float", "bfloat16"])
-def test_attention_is_whole_and_a_row_that_a_mask_hides_is_zero_as_in_eager(mask):
+def test_attention_returns_zeros_for_hidden_rows(mask):
     """OpenVINO's is NaN there, which a padded text gives on to all that attends to it."""
     dtype = torch.bfloat16 if mask == "bfloat16" else torch.float32
     q = torch.randn(1, 2, 5, 8, dtype=dtype)
@@ -445,7 +445,7 @@ def test_distances_of_any_norm_are_those_of_eager(p):
     )
 
 
-def test_what_openvino_has_few_digits_of_is_computed_by_the_host():
+def test_operators_that_openvino_computes_inaccurately_are_refused():
     """For a logarithm it adds 1, and makes a softplus of what is an exponential before."""
     x = torch.tensor([1e-9, 15.0, 17.0, 20.0])
 
@@ -461,7 +461,7 @@ def test_what_openvino_has_few_digits_of_is_computed_by_the_host():
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=0)
 
 
-def test_variances_are_corrected_and_a_number_may_be_repeated_by_nothing():
+def test_variances_and_repeats_of_scalars_equal_eager():
     lowered = lower(
         lambda m, x: (x.std(), *torch.var_mean(x, 1), x.sum().repeat(())), IMAGES
     )
@@ -474,7 +474,7 @@ def test_variances_are_corrected_and_a_number_may_be_repeated_by_nothing():
     )
 
 
-def test_what_a_cnn_ends_with_is_taken_whole():
+def test_the_usual_end_of_a_cnn_is_supported():
     lowered = lower(
         lambda m, x: F.layer_norm(F.adaptive_avg_pool2d(x, 1).flatten(1), (3,)).reshape(
             3, 2
@@ -487,7 +487,7 @@ def test_what_a_cnn_ends_with_is_taken_whole():
     )
 
 
-def test_int64_is_an_index_and_one_that_32_bits_do_not_hold_is_an_error():
+def test_int64_indices_beyond_32_bits_are_an_error():
     lowered = lower(
         lambda m, ids: m.w0[ids].sum(1),
         torch.tensor([1, 2]),
@@ -507,7 +507,7 @@ class Waves(nn.Module):
         return low + torch.cos(x)
 
 
-def test_what_only_the_compiler_refuses_goes_to_the_host_with_the_reason(monkeypatch):
+def test_operators_that_the_compiler_refuses_run_on_the_host(monkeypatch):
     def fail(model, options):
         name = next(
             n.get_friendly_name()
@@ -524,7 +524,7 @@ def test_what_only_the_compiler_refuses_goes_to_the_host_with_the_reason(monkeyp
     assert lowered.verify(torch.ones(2)).agrees()
 
 
-def test_the_frontend_is_asked_once_about_equal_calls(monkeypatch):
+def test_equal_calls_are_converted_only_once(monkeypatch):
     asked = []
     convert = Draft.convert
     monkeypatch.setattr(
@@ -536,7 +536,7 @@ def test_the_frontend_is_asked_once_about_equal_calls(monkeypatch):
 
 
 @pytest.mark.parametrize("rank", [1, 3])
-def test_convolutions_and_norms_are_taken_whole_and_those_of_other_forms_in_pieces(
+def test_unusual_convolutions_and_norms_are_decomposed(
     rank,
 ):
     conv = getattr(F, f"conv{rank}d")
@@ -568,7 +568,7 @@ def test_convolutions_and_norms_are_taken_whole_and_those_of_other_forms_in_piec
     assert taken["convolution.default"] == 1  # the image without a batch
 
 
-def test_the_time_of_a_call_is_by_call_and_on_lines_of_the_program():
+def test_times_are_reported_by_call_and_source_line():
     lowered = lower(Small(), IMAGES)
     [delegate] = lowered.delegates
     parts = (
@@ -592,7 +592,7 @@ def test_the_time_of_a_call_is_by_call_and_on_lines_of_the_program():
     assert lines == {"return self.out(F.relu6(self.norm(self.conv(x))).mean((2, 3)))"}
 
 
-def test_a_change_of_layout_for_one_call_is_time_of_that_call():
+def test_layout_changes_count_as_time_of_their_call():
     images = torch.randn(2, 3, 64, 64)
     # a norm takes from the convolution's kernel the call's name
     weights = [torch.randn(64, 3, 3, 3), torch.rand(64)]
@@ -669,7 +669,7 @@ def test_options_reach_openvino_and_wrong_ones_are_errors(tmp_path, monkeypatch)
         )
 
 
-def test_a_file_from_elsewhere_names_no_files_to_openvino(tmp_path):
+def test_compile_specs_cannot_name_files_to_openvino(tmp_path):
     delegate = lower(Small(), IMAGES).delegates[0]
 
     def load(key, value, blob=delegate.processed_bytes):
@@ -695,14 +695,14 @@ def test_a_file_from_elsewhere_names_no_files_to_openvino(tmp_path):
         )
 
 
-def test_a_device_that_is_elsewhere_compiles_here_and_says_so_when_it_is_called():
+def test_missing_devices_compile_and_fail_when_called():
     lowered = lower(Small(), IMAGES, device="NPU")
     assert lowered.report.host_operators == 0
     with pytest.raises(NoRuntime, match="no NPU on this machine"):
         lowered(IMAGES)
 
 
-def test_weights_of_the_same_bytes_may_have_several_types_and_shapes():
+def test_weights_of_equal_bytes_may_differ_in_type():
     weights = (
         torch.zeros(64, 64),
         torch.zeros(4096),
@@ -734,7 +734,7 @@ def test_tied_weights_are_one_memory_in_several_shapes():
     assert sorted(map(len, keys)) == [1, 2] and len(set.union(*keys)) == 2
 
 
-def test_weights_are_named_data_by_content_and_the_model_is_without_them():
+def test_weights_are_stored_as_named_data():
     weight = torch.randn(64, 64)
     weights = [weight, weight.clone()]
     lowered = lower(
@@ -791,7 +791,7 @@ def test_a_damaged_blob_is_an_error():
         OpenVINORuntime.load(blob, delegate.compile_specs, {})
 
 
-def test_a_blob_that_does_not_fit_its_signature_or_is_no_model_is_an_error(tmp_path):
+def test_damaged_blobs_and_forged_signatures_are_refused(tmp_path):
     """OpenVINO reads as many bytes of an argument as the model says, so a forged
     signature would read beyond it.
     """

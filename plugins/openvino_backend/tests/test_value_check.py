@@ -105,7 +105,7 @@ def test_sizes_of_inputs_may_vary():
     assert CHECK(last_call(lambda x: x.sin(), X, sizes=({0: Dim("n")},))) is None
 
 
-def test_the_parts_of_a_concatenation_are_all_dequantized_or_none_is_told():
+def test_dequantized_parts_need_all_parts_of_a_concatenation():
     def function(x, y):
         return torch.cat([q.dequantize_per_tensor(x, 0.5, 0, -128, 127, torch.int8), y])
 

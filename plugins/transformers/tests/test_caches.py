@@ -270,7 +270,7 @@ def test_several_sequences_at_once():
         )
 
 
-def test_what_computes_otherwise_with_a_cache_of_fixed_size_is_refused():
+def test_models_that_differ_with_static_caches_are_refused():
     from delegraph_transformers import generation_steps
 
     neo = {**IDS, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 4}

@@ -269,7 +269,7 @@ def test_files_that_keep_their_caches(name, backends, runtimes, tmp_path):
             assert generate(program, prompt, 20, given=read).tokens == wanted[key]
 
 
-def test_sounds_of_a_size_that_the_config_does_not_say():
+def test_sound_lengths_missing_in_the_config_must_be_given():
     from delegraph_transformers import generation_steps
 
     sizes = {

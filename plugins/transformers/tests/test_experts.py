@@ -66,7 +66,7 @@ def test_routing(block, name):
         torch.testing.assert_close(lowered(tokens), model(tokens), rtol=1e-5, atol=1e-5)
 
 
-def test_a_tie_of_the_second_expert_with_the_third_is_no_error(block):
+def test_tied_experts_are_no_error(block):
     """torch takes any of two equal experts: ``verify_ties`` accepts both."""
     _, lowered = block
     tokens = torch.randn(1, 9, WIDTH, generator=torch.Generator().manual_seed(1))

@@ -80,7 +80,7 @@ def llama():
     )
 
 
-def test_tokens_are_those_of_eager_lowered_and_from_two_tosa_files(llama, tmp_path):
+def test_lowered_programs_and_files_generate_the_tokens_of_eager(llama, tmp_path):
     from delegraph_transformers import generate
 
     model, lowered = llama
@@ -115,7 +115,7 @@ def test_the_command_generates_from_a_pte_file(llama, tmp_path):
         Generate.run(parser.parse_args([str(tmp_path / "m.pte")]))
 
 
-def test_lower_takes_a_model_with_its_generation_config_and_leaves_it_alone():
+def test_lower_keeps_the_generation_config_of_the_model():
     model = small()
     settings = model.generation_config.to_dict()
     lowered = delegraph.lower(model, backends=[])
@@ -129,7 +129,7 @@ def test_lower_takes_a_model_with_its_generation_config_and_leaves_it_alone():
     assert {tuple(n.meta["val"].shape) for n in caches} == {(1, 1, 30, 16)}
 
 
-def test_a_model_with_states_goes_on_from_those_that_it_is_given():
+def test_models_with_states_continue_from_given_states():
     from delegraph_transformers import generation_steps
 
     model = mamba()
@@ -261,7 +261,7 @@ def test_the_command_generates_from_a_file_that_keeps_its_caches(
         (["--prompt", "w1"], "--prompt needs --tokenizer"),
     ],
 )
-def test_the_command_says_what_is_wrong(
+def test_wrong_arguments_of_the_command_are_explained(
     kept, arguments, said, tmp_path, monkeypatch, capfd
 ):
     from delegraph.cli import main
@@ -272,7 +272,7 @@ def test_the_command_says_what_is_wrong(
     assert said in capfd.readouterr().err
 
 
-def test_threads_make_one_text_after_the_other_with_caches_that_are_kept(kept):
+def test_threads_share_kept_caches_one_text_at_a_time(kept):
     from delegraph_transformers import generate
 
     program = delegraph.load(kept[2])
@@ -285,7 +285,7 @@ def test_threads_make_one_text_after_the_other_with_caches_that_are_kept(kept):
         ] == wanted
 
 
-def test_what_keeps_its_caches_takes_tokens_and_position(kept):
+def test_programs_with_kept_caches_take_tokens_and_position(kept):
     from delegraph_transformers import generate
 
     _, lowered, path = kept
@@ -311,7 +311,7 @@ def test_what_keeps_its_caches_takes_tokens_and_position(kept):
         generate(lowered, PROMPT, 5)
 
 
-def test_a_file_that_keeps_caches_of_each_method_apart_is_refused(kept, tmp_path):
+def test_files_with_separate_caches_of_methods_are_refused(kept, tmp_path):
     from delegraph_transformers import generate
 
     _, lowered, _ = kept
@@ -341,7 +341,7 @@ def test_two_files_that_keep_their_caches_are_refused(kept, tmp_path):
 
 
 @pytest.mark.parametrize("results", [1, 2])
-def test_what_takes_tokens_and_position_and_is_no_step_is_refused(results, tmp_path):
+def test_programs_with_wrong_results_are_no_generation_step(results, tmp_path):
     from delegraph_transformers import generate
 
     class Scores(torch.nn.Module):
@@ -362,7 +362,7 @@ def test_what_takes_tokens_and_position_and_is_no_step_is_refused(results, tmp_p
         generate(delegraph.load(tmp_path / "m.pte"), [1, 2], 3)
 
 
-def test_kept_states_begin_as_zeros_where_a_text_begins():
+def test_kept_states_are_zeroed_when_a_text_begins():
     from delegraph_transformers import generation_steps
 
     model = mamba()
@@ -383,7 +383,7 @@ def test_kept_states_begin_as_zeros_where_a_text_begins():
             assert made[len(PROMPT) - 1 :] == wanted
 
 
-def test_what_does_not_fit_is_said(llama):
+def test_prompts_and_models_that_do_not_fit_are_refused(llama):
     from delegraph_transformers import generate, generation_steps
     from delegraph_transformers.models import read
 
@@ -435,7 +435,7 @@ def quantized(model, weights):
     "backend",
     [None, *(pytest.param(b, marks=pytest.mark.slow) for b in ("xnnpack", "tosa"))],
 )
-def test_quantized_weights_beside_caches_that_are_kept(weights, backend, tmp_path):
+def test_quantized_weights_work_with_kept_caches(weights, backend, tmp_path):
     from delegraph_transformers import generate, generation_steps
 
     model = quantized(small(), weights)

@@ -81,7 +81,7 @@ def test_a_version_outside_of_the_window_is_not_refused(monkeypatch):
     assert generation_steps(build(), cache_length=8)["program"]
 
 
-def test_unexpected_errors_of_tried_versions_stay_what_they_are(monkeypatch):
+def test_unexpected_errors_of_supported_versions_are_raised_unchanged(monkeypatch):
     from delegraph_transformers import generation_steps
 
     def fail(*args, **kwargs):

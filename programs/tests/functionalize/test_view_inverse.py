@@ -126,7 +126,7 @@ def test_sample(kind):
 
 
 @pytest.mark.parametrize("view", [view for view in VIEWS if view not in RETRACED])
-def test_an_inverse_is_used_where_there_is_one(view):
+def test_writes_through_views_use_their_inverse(view):
     """The other tests would not notice that one is lost: elements are written one by
     one then, more slowly.
     """
@@ -173,7 +173,7 @@ class WritesByData(nn.Module):
 
 
 @pytest.mark.parametrize("name", BY_DATA)
-def test_a_view_whose_sizes_depend_on_data_is_left_to_torch(name):
+def test_views_with_data_dependent_sizes_are_retraced_by_torch(name):
     model = WritesByData(BY_DATA[name])
     functional, notes = normalize(
         torch.export.export(model, (torch.zeros(4), torch.tensor(2)))

@@ -418,12 +418,12 @@ def test_memory_around_a_written_tensor_is_refused_or_right(function, x):
         )
 
 
-def test_places_in_other_units():
+def test_writes_through_views_of_other_dtypes_equal_eager():
     run_both(fn(read_in_other_units), torch.randn(3, 4))
 
 
 @pytest.mark.parametrize("name", RETRACED)
-def test_retraced_and_said_so(name):
+def test_retraced_programs_equal_eager_and_are_noted(name):
     _, notes = run_both(RETRACED[name], torch.randn(SHAPES.get(name, (3, 4))))
     assert notes and all(n.startswith("retraced, because of ") for n in notes)
 
@@ -461,7 +461,7 @@ class Region(nn.Module):
 @pytest.mark.parametrize(
     "known", [True, False], ids=["example inputs", "made-up inputs"]
 )
-def test_what_torch_gets_wrong_is_refused(step, says, known):
+def test_programs_that_torch_functionalizes_wrongly_are_refused(step, says, known):
     """torch's own functionalization of a broadcast copy, and of a write through windows
     that leave elements out.
     """
@@ -481,7 +481,7 @@ def test_what_torch_gets_wrong_is_refused(step, says, known):
 @pytest.mark.parametrize(
     "known", [True, False], ids=["example inputs", "made-up inputs"]
 )
-def test_what_torch_gets_right_is_not(known):
+def test_programs_with_random_numbers_are_accepted(known):
     """Random numbers are the same on both sides, and the user's tensors and generator
     stay as they are.
     """
@@ -525,7 +525,7 @@ def test_a_program_that_eager_cannot_run_is_not_compared():
     "literal",
     [lambda: torch.tensor(3.0), lambda: torch.tensor([1.0, 2.0]).view(2, 1).detach()],
 )
-def test_a_literal_that_is_returned_is_another_tensor_in_each_call(literal):
+def test_returned_literals_are_new_tensors_in_each_call(literal):
     normal, _ = run_both(fn(lambda x: (x + 1, literal())), torch.randn(3, 4))
     call = normal.module(check_guards=False)
     call(torch.ones(3, 4))[1].zero_()
@@ -559,7 +559,7 @@ def two_of_ones(n, *, dtype=None):
     return torch.ones(n), torch.ones(n)
 
 
-def test_operators_of_others_are_given_no_dtype():
+def test_custom_operators_get_no_dtype_argument():
     """It need not be that of their results, of which there may be several."""
     with torch.library._scoped_library("writes_test", "FRAGMENT") as library:
         library.define("pair(int n, *, ScalarType? dtype=None) -> (Tensor, Tensor)")
@@ -657,7 +657,7 @@ def test_loaded_from_disk(name, tmp_path):
     )
 
 
-def test_what_was_added_has_the_handle_of_the_call_that_it_was_added_for():
+def test_added_calls_get_the_handle_of_their_call():
     normal, _ = normalize(torch.export.export(fn(relu_of_view), (torch.randn(3, 4),)))
     handles = {str(n.target): n.meta.get("debug_handle") for n in normal.graph.nodes}
     assert handles["aten.reshape.default"] == handles["aten.mul.Tensor"]
@@ -679,7 +679,7 @@ class Attribute(nn.Module):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_constant_that_is_written_is_kept_as_a_buffer_is(shared):
+def test_written_constants_keep_their_value_like_buffers(shared):
     x = torch.ones(3)
     wanted = torch.export.export(Attribute(shared), (x,)).module()
     normal, notes = normalize(torch.export.export(Attribute(shared), (x,)))
@@ -704,7 +704,7 @@ class Hidden(nn.Module):
         return self.seen * 2
 
 
-def test_write_to_a_constant_that_shares_its_memory_in_part_is_an_error():
+def test_writes_to_partly_shared_constants_are_refused():
     with pytest.raises(
         InputError,
         match="c_lifted_tensor_0 shares memory with b_seen in an unknown way",
@@ -712,7 +712,7 @@ def test_write_to_a_constant_that_shares_its_memory_in_part_is_an_error():
         normalize(torch.export.export(Hidden(), (torch.ones(3),)))
 
 
-def test_programs_are_what_the_constructor_makes():
+def test_assembled_programs_equal_constructed_ones():
     """Programs are assembled without generating code; their attributes are the
     constructor's.
     """
@@ -737,7 +737,7 @@ def test_programs_are_what_the_constructor_makes():
     assert "add" in str(made) and "add" in made.graph_module.code
 
 
-def test_what_nobody_can_make_functional_is_an_error():
+def test_overlapping_buffers_that_are_written_are_refused():
     class Overlapping(nn.Module):
         def __init__(self):
             super().__init__()

@@ -138,7 +138,7 @@ def test_first_and_worst_inside_of_a_delegate(image):
     assert "Accuracy by operator" not in lowered.report.to_html()
 
 
-def test_border_of_a_delegate_whose_runtime_tells_nothing(image):
+def test_only_borders_are_compared_without_an_observing_runtime(image):
     operators = (
         lower(Net(), (image,), SilentRuntime).verify(image, per_operator=True).operators
     )
@@ -165,7 +165,7 @@ def test_border_of_a_delegate_whose_runtime_tells_nothing(image):
         ),
     ],
 )
-def test_what_an_observed_delegate_returns_is_checked(image, returned, message):
+def test_results_of_observed_delegates_are_checked(image, returned, message):
     """A tensor in place of a list of one was taken for its rows: nothing matched, and
     all seemed to be fused.
     """
@@ -258,7 +258,7 @@ def test_same_bits():
     assert not any(is_same(zero, other) for other in others)
 
 
-def test_hosts_operators_and_their_own_errors(image):
+def test_operators_on_the_host_are_measured_with_equal_inputs(image):
     lowered = lower(
         Net(),
         (image,),
@@ -282,7 +282,7 @@ class Tied(torch.nn.Module):
         return index, x.new_zeros(3)[index] + index * 2
 
 
-def test_a_tie_is_no_error_and_what_follows_is_compared():
+def test_ties_are_no_error_and_later_operators_are_compared():
     x = torch.tensor([[1.0, 1.1, 0.2], [0.0, 2.0, 1.0]])
     found = lower(Tied(), (x,)).verify(x, per_operator=True)
     (tie,) = found.operators.remarked[:1]
@@ -293,7 +293,7 @@ def test_a_tie_is_no_error_and_what_follows_is_compared():
     assert all("decides as the program did" in o.remark for o in found.outputs)
 
 
-def test_ties_are_accepted_only_if_asked_for():
+def test_ties_are_accepted_only_with_the_option():
     x = torch.tensor([[1.0, 1.1, 0.2], [0.0, 2.0, 1.0]])
     lowered = lower(Tied(), (x,))
     plain = lowered.verify(x)
@@ -306,7 +306,7 @@ def test_ties_are_accepted_only_if_asked_for():
         )
 
 
-def test_a_page_never_says_that_outputs_agree_with_a_large_error():
+def test_pages_show_agreement_and_error_consistently():
     x = torch.tensor([[1.0, 1.1, 0.2], [0.0, 2.0, 1.0]])
     lowered = lower(Tied(), (x,))
     page = lowered.report.to_html({"forward": verify_ties(lowered, x)})
@@ -344,7 +344,7 @@ class Noisy(torch.nn.Module):
         return (x + torch.rand_like(x)).relu()
 
 
-def test_random_operators_have_one_seed_and_are_said():
+def test_random_operators_get_one_seed_and_are_noted():
     x = torch.zeros(4)
     lowered = lower(
         Noisy(), (x,), why_not=lambda n: "no" if "rand" in str(n.target) else None
@@ -392,7 +392,7 @@ def test_attention_that_drops_nothing_out_is_not_random(monkeypatch):
     assert found.remarked == []
 
 
-def test_what_eager_loses_itself_is_no_error():
+def test_precision_lost_by_eager_is_no_error():
     class Cancelling(torch.nn.Module):
         def forward(self, x):
             return (x + 1e8) - 1e8
@@ -486,7 +486,7 @@ def test_inside_of_branches_and_loops_by_iteration(loops):
     assert ' e4"' in lowered.report.to_html({"forward": verification})
 
 
-def test_what_is_not_looked_into_is_counted(loops, monkeypatch):
+def test_operators_that_are_not_observed_are_counted(loops, monkeypatch):
     monkeypatch.setattr(reference, "ITERATIONS", 4)
     program, x = loops
     found = (
@@ -508,7 +508,7 @@ def test_worst_of_several_inputs(image):
     assert worst.operators.first.figures == found[1].operators.first.figures
 
 
-def test_a_runtime_of_whole_files_tells_no_values(image):
+def test_runtimes_of_whole_files_refuse_values_of_operators(image):
     with pytest.raises(InputError, match="does not tell the values"):
         lower(Net(), (image,)).verify(image, runtime="executorch", per_operator=True)
 

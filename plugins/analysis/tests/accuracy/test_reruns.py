@@ -68,7 +68,7 @@ CLOSE[0, 19] *= 1 + 2e-7
     [QUANTIZED, NEAR, CLOSE, QUANTIZED.masked_fill(QUANTIZED < 0.9, -torch.inf)],
 )
 @pytest.mark.parametrize("order", [first_first, last_first])
-def test_a_detector_that_ties_agrees_and_the_tie_is_said(scores, order):
+def test_detections_that_tie_agree_and_are_noted(scores, order):
     calls = Calls(detect, scores)
     if scores is CLOSE:  # which rounds to what ties
         order = lambda _: last_first(NEAR)
@@ -110,7 +110,7 @@ def another_label_beside(got):
         another_label_beside,
     ],
 )
-def test_a_wrong_number_beside_a_tie_is_found(defect):
+def test_wrong_numbers_next_to_ties_are_found(defect):
     ours = max(
         (detect(NEAR, order) for order in (first_first, last_first)),
         key=lambda o: o[1][0, 0] != detect(NEAR)[1][0, 0],
@@ -169,7 +169,7 @@ def test_a_decision_that_hangs_on_rounding():
     assert not found.agrees() and "at 1 of 3 places" in str(found)
 
 
-def test_what_is_exact_is_not_rounded_otherwise():
+def test_exact_results_are_not_rounded_differently():
     cells = lambda x: ((x + 0.5) * 0.25).floor().long()
     x = torch.arange(8.0)
     wrong = cells(x)
@@ -177,7 +177,7 @@ def test_what_is_exact_is_not_rounded_otherwise():
     assert not Calls(cells, x).verify(wrong).agrees()
 
 
-def test_torch_says_which_of_equal_elements_stable_sorting_puts_first():
+def test_stable_sorts_leave_the_order_of_ties_fixed():
     places = lambda x: x.sort(stable=True).indices
     x = torch.tensor([2.0, 1.0, 2.0])
     assert not Calls(places, x).verify(torch.tensor([1, 2, 0])).agrees()
@@ -185,7 +185,7 @@ def test_torch_says_which_of_equal_elements_stable_sorting_puts_first():
     assert Calls(loose, x).verify(torch.tensor([1, 2, 0])).agrees()
 
 
-def test_a_plain_difference_costs_four_runs_and_is_shown_as_it_is():
+def test_plain_differences_take_four_runs():
     calls = Calls(lambda x: x.sin(), torch.linspace(0, 1, 5))
     found = calls.verify(torch.linspace(0, 1, 5).sin() * 1.01)
     assert not found.agrees() and calls.count == 4 and "another run" not in str(found)
@@ -243,7 +243,7 @@ class Strict(torch.nn.Module):
         return x.topk(1).indices
 
 
-def test_a_model_that_asserts_what_its_rounding_breaks():
+def test_reruns_continue_after_failing_assertions():
     x = torch.ones(3)
     calls = Calls(Strict(), x)
     assert calls.verify(2 - Strict()(x)).agrees() and calls.count <= 2
@@ -251,7 +251,7 @@ def test_a_model_that_asserts_what_its_rounding_breaks():
     assert not calls.verify(5 - Strict()(x)).agrees() and 4 <= calls.count <= 12
 
 
-def test_what_only_moves_is_not_rounded_and_nothing_becomes_infinite():
+def test_moved_values_are_not_rounded_and_stay_finite():
     largest = torch.finfo(torch.float32).max
     given = torch.tensor([-largest, 0.1, largest, 0.7 * largest])
     for sign in (1, -1):

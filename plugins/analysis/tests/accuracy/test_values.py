@@ -23,12 +23,12 @@ def test_errors_of_the_program_and_of_eager():
     assert found.eager_error == 0.25 / 4.25
 
 
-def test_where_only_eager_is_not_finite_eager_is_what_counts():
+def test_eager_infinities_count_as_the_reference():
     found = measure(measured([INF, 3.0], [INF, 3.0], [1e200, 3.0]))
     assert found.figures.mismatched == 0 and found.figures.max_abs_error == 0
 
 
-def test_a_difference_whose_square_is_zero():
+def test_differences_whose_square_underflows_have_no_snr():
     assert (
         compare("v", torch.tensor([1e-200], dtype=torch.float64), torch.zeros(1)).snr
         is None

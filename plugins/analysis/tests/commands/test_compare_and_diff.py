@@ -18,7 +18,7 @@ from core.tests.support.command_line import LOWER, as_data, fails, run
         ("profile", "p.nothing", "format-not-found"),
     ],
 )
-def test_reports_of_other_suffixes_are_refused_before_the_work(
+def test_unknown_report_suffixes_are_refused_before_lowering(
     command, name, error, model, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(delegraph, "lower", None)
@@ -87,7 +87,7 @@ def test_diff(model, tmp_path, capsys):
     )
 
 
-def test_a_diff_begins_with_what_matters_and_stops_after_a_screenful(tmp_path, capsys):
+def test_diffs_show_the_largest_changes_and_fit_one_screen(tmp_path, capsys):
     def report(host, inside, size):
         delegate = {
             "method": "forward",
@@ -129,7 +129,7 @@ def test_a_diff_begins_with_what_matters_and_stops_after_a_screenful(tmp_path, c
 
 
 @pytest.mark.parametrize("name", ["r.html", "r.htm"])
-def test_the_suffix_of_the_report_asks_for_a_page(model, tmp_path, capsys, name):
+def test_html_suffixes_write_the_report_as_a_page(model, tmp_path, capsys, name):
     assert run(capsys, "lower", model, *LOWER, "--report", tmp_path / name)[0] == 0
     written = (tmp_path / name).read_text()
     assert (

@@ -50,7 +50,7 @@ def test_the_command_line_lowers_inspects_and_runs_it(zipped, site, tmp_path):
     assert refused.returncode == 2 and "--input FILE.npy" in refused.stderr
 
 
-def test_what_is_read_is_not_written_over(echo, tmp_path, capsys):
+def test_output_paths_must_differ_from_the_input(echo, tmp_path, capsys):
     net = tmp_path / "net.echo"
     net.write_bytes(b"blob")
     assert "net.echo is read" in fails(
@@ -59,7 +59,7 @@ def test_what_is_read_is_not_written_over(echo, tmp_path, capsys):
     assert net.read_bytes() == b"blob"
 
 
-def test_inspect_says_whether_a_file_can_run_here(tmp_path, capsys):
+def test_inspect_shows_whether_a_file_can_run_here(tmp_path, capsys):
     lowered = delegraph.lower(
         torch.nn.Linear(4, 4).eval(), (torch.ones(1, 4),), backends=["compiler-demo"]
     )
@@ -101,7 +101,7 @@ def test_inspect_says_whether_a_file_can_run_here(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("command", ["inspect", "run"])
-def test_without_this_distribution_an_error_says_what_to_install(command, tmp_path):
+def test_missing_distributions_are_named_in_the_error(command, tmp_path):
     shown = python(
         "-m",
         "delegraph",
@@ -141,7 +141,7 @@ def hostile(site, tmp_path, monkeypatch):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_no_text_of_a_file_reaches_the_terminal_with_control_characters(
+def test_control_characters_of_files_never_reach_the_terminal(
     command, works, json, hostile, capsys
 ):
     code = main([*(word.replace("FILE", hostile) for word in command), *json])
@@ -151,7 +151,7 @@ def test_no_text_of_a_file_reaches_the_terminal_with_control_characters(
     assert (code == 0) == works and (not works or "x1b" in told or "u001b" in told)
 
 
-def test_what_a_judge_says_is_one_line(hostile, monkeypatch, capsys):
+def test_verdicts_are_shown_in_one_line(hostile, monkeypatch, capsys):
     """It quotes names of the file, which would otherwise write verdicts of their own."""
     said = f"no rule for n{EVIL}\n\naccepted by judge: all of it\x85{'x' * 100_000}"
     judged = [Verdict("judge", False, said)]
@@ -202,7 +202,7 @@ def test_every_encoding_of_the_terminal_will_do(hostile, site, encoding):
         " ".join(value).replace(LONG, "LONG") if isinstance(value, list) else None
     ),
 )
-def test_paths_that_are_too_long_and_seeds_below_zero_are_the_users_error(
+def test_long_paths_and_negative_seeds_are_user_errors(
     site, tmp_path, command, code, capsys, monkeypatch
 ):
     site.plugin(
@@ -256,9 +256,7 @@ def net():
     [("lower", "--verify"), ("profile",), ("accuracy",), ("compare",)],
     ids="".join,
 )
-def test_a_model_that_fails_on_its_own_inputs_is_nobody_else_s_fault(
-    command, tmp_path, capsys
-):
+def test_errors_of_the_model_are_blamed_on_the_model(command, tmp_path, capsys):
     (tmp_path / "net.py").write_text(FAILING)
     name, *flags = command
     assert main([name, str(tmp_path / "net.py"), "--backend", "demo", *flags]) == (

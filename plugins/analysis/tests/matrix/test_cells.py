@@ -106,7 +106,7 @@ def test_rows_of_good_models(finished):
     )
 
 
-def test_what_has_a_row_is_not_done_again(finished, cells_for, store):
+def test_cells_with_a_row_are_not_run_again(finished, cells_for, store):
     listed = cells_for("small")
     row = done(listed, store)["small"]
     executor = Here()
@@ -161,7 +161,7 @@ def test_a_limit_that_may_be_too_small_is_a_hint(cells_for):
     assert row_of(cells_for("small")[0], told, 1)["error"]["hint"] is None
 
 
-def test_a_model_that_hangs_is_stopped_where_it_is(cells_for, store):
+def test_models_that_hang_are_stopped_after_the_time_limit(cells_for, store):
     start = time.monotonic()
     row = done(cells_for("hangs", time_limit=3.0), store)["hangs"]
     assert (
@@ -213,7 +213,7 @@ def test_a_cell_that_an_executor_loses_is_tried_again(cells_for, store):
     )
 
 
-def test_an_executor_that_breaks_ends_the_command_and_costs_no_row(cells_for, store):
+def test_broken_executors_end_the_command_and_keep_rows(cells_for, store):
     breaking = Here(*[BrokenExecutor("a process died")])
     with pytest.raises(DelegraphError, match="the executor broke: a process died"):
         done(cells_for("small", "inverse"), store, breaking)
@@ -240,7 +240,7 @@ def test_a_machine_that_does_not_see_the_store_returns_files(
     )
 
 
-def test_a_machine_with_other_versions_is_refused(cells_for, store, monkeypatch):
+def test_machines_with_different_versions_are_refused(cells_for, store, monkeypatch):
     cell = cells_for("small")[0]
     job = type(cell).job
     monkeypatch.setattr(
@@ -282,7 +282,7 @@ def test_executors_that_there_are_not(text, said, tmp_path):
         pass
 
 
-def test_what_an_executor_runs_is_bytes(cells_for, store):
+def test_executors_get_cells_as_bytes(cells_for, store):
     told = json.loads(
         execute.run(
             schedule.Work(store, Engine(None), deque())._message(cells_for("small")[0])

@@ -14,7 +14,7 @@ def as_data(capsys, *words):
     return code, json.loads(out)
 
 
-def test_a_matrix_from_a_file_and_what_became_of_it(folder, finished, capsys):
+def test_matrices_of_files_are_listed_run_and_shown(folder, finished, capsys):
     shutil.copytree(finished, folder / "store")
     (folder / "m.toml").write_text(
         'models = ["zoo.py:small"]\nbackends = ["tosa", []]\nsettings.runs = 3\n'
@@ -135,11 +135,11 @@ def test_stores_are_joined_and_shown(folder, finished, capsys):
         (["show", "a", "b"], "usage-invalid"),
     ],
 )
-def test_wrong_usage_is_said_before_any_work(words, error, folder, capsys):
+def test_wrong_usage_is_refused_before_any_work(words, error, folder, capsys):
     fails(capsys, "matrix", *words, code=2, error=error)
 
 
-def test_other_files_are_refused(folder, capsys):
+def test_files_that_are_no_matrix_are_refused(folder, capsys):
     fails(capsys, "matrix", "show", "nowhere", code=1, error="input-invalid")
     (folder / "rows.jsonl").write_text("text\n")
     fails(capsys, "matrix", "show", folder, code=1, error="input-invalid")
@@ -192,7 +192,7 @@ def test_help_imports_no_torch(capsys):
     assert shown.returncode == 0 and "--executor NAME" in shown.stdout, shown.stderr
 
 
-def test_where_there_are_no_forks_it_is_said(folder, finished, capsys, monkeypatch):
+def test_systems_without_forks_are_refused(folder, finished, capsys, monkeypatch):
     monkeypatch.delattr("os.pidfd_open")
     assert "which this system does not have" in fails(
         capsys, "matrix", "zoo.py:small", "--backends", "tosa", error="matrix/no-forks"

@@ -56,7 +56,7 @@ def test_a_file(matrix):
     assert json.dumps(listed[0].job())
 
 
-def test_a_cell_is_what_its_row_depends_on(matrix, folder):
+def test_cell_identities_depend_on_contents_and_not_on_folders(matrix, folder):
     before = by_key(cells.cells_of(matrix()))
     shutil.copytree(folder, folder / "moved")
     moved = by_key(cells.cells_of(description.read_matrix(folder / "moved/m.toml")))
@@ -177,7 +177,7 @@ def test_shards_have_each_cell_once(matrix):
         ("x = " + "[" * 5000, "cannot be read as TOML"),
     ],
 )
-def test_a_wrong_file_says_what_is_wrong(text, said, tmp_path):
+def test_errors_in_matrix_files_name_file_and_entry(text, said, tmp_path):
     (tmp_path / "m.toml").write_text(text)
     with pytest.raises(InputError) as error:
         description.read_matrix(tmp_path / "m.toml")

@@ -85,7 +85,7 @@ def test_hostile_names_are_text(rows):
     xml.dom.minidom.parseString(changes.junit_of_rows([row]))
 
 
-def test_what_has_not_the_entries_of_a_row_is_none(rows):
+def test_damaged_rows_are_not_accepted(rows):
     row = named(rows, "small")
     assert is_row(row)
     damaged = [
@@ -152,7 +152,7 @@ def test_csv_has_numbers_in_full(rows):
     assert next(r for r in read if r["model"] == "wrong")["ms"] == ""
 
 
-def test_markdown_without_what_differs_from_run_to_run(rows):
+def test_markdown_can_omit_times_and_memory(rows):
     text = tables.markdown(rows, times=False)
     assert " ms" not in text and "peak MB" not in text
     assert (
@@ -191,7 +191,7 @@ def test_refusals_of_all_models(rows):
     ), "a model counts once"
 
 
-def test_what_was_measured_last_counts(rows):
+def test_the_latest_measurement_of_a_row_is_used(rows):
     old = copy.deepcopy(named(rows, "small"))
     old["measured"]["ended"], old["cell"] = "2020-01-01T00:00:00+00:00", "earlier"
     assert [key_of(r) for r in latest([*rows, old])] == [key_of(r) for r in rows]

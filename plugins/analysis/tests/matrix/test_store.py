@@ -57,7 +57,7 @@ def row(number, *paths, error=None, **more):
     return {**asked, **named, **found, "measured": measured, **more}
 
 
-def test_the_last_row_of_a_cell_counts_and_torn_lines_do_not(store):
+def test_the_last_row_counts_and_torn_lines_are_skipped(store):
     for number in (1, 2, 1):
         store.append(row(number, text="x" * number))
     with (store.folder / "rows.jsonl").open("a") as file:
@@ -116,7 +116,7 @@ def test_several_processes_add_whole_rows(store):
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_full_disk_leaves_what_there_is(store):
+def test_a_full_disk_keeps_the_earlier_rows(store):
     store.append(row(1))
     size = (store.folder / "rows.jsonl").stat().st_size
 
@@ -133,7 +133,7 @@ def test_a_full_disk_leaves_what_there_is(store):
     assert list((store.folder / "artifacts").iterdir()) == []
 
 
-def test_files_are_found_by_what_is_in_them(store, tmp_path):
+def test_files_are_stored_by_their_content(store, tmp_path):
     name = store.keep(b"content", ".html")
     assert store.keep(b"content", ".html") == name and store.content(name) == b"content"
     assert place_for(store.address()).folder == store.folder.resolve()

@@ -294,7 +294,7 @@ def test_a_refusal_leads_to_its_boxes_and_each_back(tab, pages, script):
     assert inside(row, (0, 0, *WIDE), 2) and inside(row, table, 2)
 
 
-def test_a_delegate_leads_to_what_is_inside_which_unfolds(tab, pages):
+def test_links_of_delegates_unfold_their_inside(tab, pages):
     path = pages / "tall.html"
     tab.open(path, WIDE)
     tab.click(*middle(rects(tab, ".picture a.delegate rect")[0]))
@@ -354,7 +354,7 @@ def test_texts_that_mean_harm_do_nothing(tab, pages, name):
     check_silence(tab, path)
 
 
-def test_the_policy_stops_what_would_get_into_the_page(tab, pages, tmp_path):
+def test_the_policy_blocks_injected_scripts_and_styles(tab, pages, tmp_path):
     page = (pages / "figures.html").read_text(encoding="utf-8")
     intruders = (
         "<script>document.title = 'in'</script><img src='x.png' onerror='document.title"

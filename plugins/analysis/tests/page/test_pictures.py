@@ -68,7 +68,7 @@ def places(element, kind):
 # --- the first view -------------------------------------------------------------------
 
 
-def test_delegates_are_at_the_top_of_the_first_picture_of_a_tall_program(tall):
+def test_overviews_of_tall_programs_show_delegates_first(tall):
     report, root = tall
     assert (len(report.delegates), report.host_operators) == (2, 700)
     [first, second] = [
@@ -93,7 +93,7 @@ def test_delegates_are_at_the_top_of_the_first_picture_of_a_tall_program(tall):
     )
 
 
-def test_what_is_left_to_the_host_comes_before_the_pictures(tall):
+def test_operators_on_the_host_are_listed_before_pictures(tall):
     _, root = tall
     order = [e for e in root.iter() if e.get("class") in ("short causes", "picture")]
     assert [e.get("class") for e in order[:2]] == ["short causes", "picture"]
@@ -179,7 +179,7 @@ class Sizes(torch.nn.Module):
         )
 
 
-def test_pictures_count_the_operators_of_the_host_as_the_tables_do():
+def test_pictures_and_tables_count_host_operators_equally():
     dynamic = {"x": {0: 2 * torch.export.Dim("half", max=8)}}
     inputs = (torch.ones(4, 2),)
     chosen = [taking(["relu"], "First")]
@@ -212,7 +212,7 @@ def parent_link(root, id):
     )
 
 
-def test_every_refusal_leads_to_its_boxes_and_each_of_them_back():
+def test_refusals_and_their_boxes_link_to_each_other():
     report = lowered().report
     root = check_page(report.to_html())
     rows = [tr for tr in root.iter("tr") if re.fullmatch(r"m0c\d+", tr.get("id", ""))]
@@ -239,7 +239,7 @@ def test_many_boxes_of_a_refusal_are_folded_away(tall):
     assert words(cell).endswith("…")
 
 
-def test_delegates_lead_to_their_boxes_and_boxes_to_what_is_inside(tall):
+def test_delegates_link_to_boxes_and_boxes_to_the_inside(tall):
     report, root = tall
     rows = rows_of(root, ["delegate"])
     assert [r["in the graph"] for r in rows] == ["1", "1"]
@@ -273,7 +273,7 @@ def test_delegates_of_two_methods_and_of_branches_have_different_names():
 # --- figures against eager ------------------------------------------------------------
 
 
-def test_figures_against_eager_are_in_the_page_and_lead_to_the_boxes():
+def test_figures_against_eager_link_to_their_boxes():
     report = lowered().report
     root = check_page(report.to_html({"forward": verified(report)}))
     assert (
@@ -306,7 +306,7 @@ def test_figures_against_eager_are_in_the_page_and_lead_to_the_boxes():
         assert f"error {words(tr[2])}" in [words(t) for t in group.iter("text")]
 
 
-def test_only_what_verify_returned_is_taken_for_figures():
+def test_only_results_of_verify_are_accepted_as_figures():
     report = lowered().report
     with pytest.raises(
         InputError,
@@ -338,7 +338,7 @@ def test_hostile_texts_stay_texts_and_short():
     )
 
 
-def test_a_cell_of_a_notebook_is_small_and_has_no_script_style_or_ids(tall):
+def test_notebook_cells_are_small_plain_text(tall):
     for report, least in ((tall[0], 300), (hostile(), 2000), (lowered().report, 1000)):
         shown = report._repr_html_()
         root = tree(f"<!DOCTYPE html>\n{shown}")

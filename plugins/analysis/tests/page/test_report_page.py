@@ -224,7 +224,7 @@ def test_every_delegate_has_a_row(report):
         )
 
 
-def test_every_refusal_has_its_count_its_reasons_and_its_first_line(report):
+def test_refusals_have_count_reasons_and_first_line(report):
     rows = rows_of(tree(report.to_html()), ["operators", "which", "why", "first at"])
     assert {r.operator for r in report.refusals} == {
         "aten.sum.dim_IntList",
@@ -244,7 +244,7 @@ def test_every_refusal_has_its_count_its_reasons_and_its_first_line(report):
     assert "2 x aten.sort.default" in {r["which"] for r in rows}
 
 
-def test_times_of_a_delegate_are_shown_where_they_were_measured():
+def test_measured_times_of_delegates_are_shown():
     report = without_times(lowered().report)
     assert "time" not in rows_of(tree(report.to_html()), ["delegate"])[0]
     row = report.delegates[1]
@@ -354,13 +354,13 @@ def test_methods_lead_to_their_sections(report):
     ]
 
 
-def test_a_report_without_delegates_says_so():
+def test_reports_without_delegates_are_shown_as_such():
     page = lowered(partitioners=[]).report.to_html()
     check_page(page)
     assert "No backend was asked." in page and "Delegates</h3>" not in page
 
 
-def test_a_copy_keeps_its_pictures_and_a_pickled_report_its_tables(report):
+def test_copies_keep_pictures_and_pickles_keep_tables(report):
     assert copy.deepcopy(report).to_html() == report.to_html()
     again = pickle.loads(pickle.dumps(report))
     assert again == report and "No picture" in again.to_html()
@@ -395,7 +395,7 @@ def test_the_picture_shows_owners_reasons_and_types(report):
     assert by_title["lowered_module_0"][0][1:3] == ["first", "4 operators, 5 bytes"]
 
 
-def test_the_inside_of_a_delegate_is_where_its_box_leads(report):
+def test_boxes_link_to_the_inside_of_their_delegate(report):
     root = tree(report.to_html())
     link = next(
         a
@@ -443,7 +443,7 @@ def apart(one, other, space=0):
 
 @given(pictures())
 @settings(max_examples=150, deadline=None)
-def test_boxes_do_not_overlap_and_wires_run_down_beside_them(picture):
+def test_boxes_never_overlap_and_wires_avoid_them(picture):
     layout = lay_out(picture)
     places = layout.places
     assert all(apart(a, b, 8) for a, b in itertools.combinations(places, 2))
@@ -481,7 +481,7 @@ def _check_passes(leg, places):
         assert p.y + p.height <= low or leg.y2 <= p.y
 
 
-def test_a_chain_is_a_straight_line_beside_its_shortcut():
+def test_chains_stay_straight_next_to_shortcuts():
     """The main line of a network does not give way to a value that passes by."""
     picture = Picture(
         [Box(("n",)) for _ in range(6)],
@@ -557,7 +557,7 @@ def test_small_pictures_are_drawn_whole():
     assert condense(picture) == (picture, "")
 
 
-def test_the_page_of_a_large_program_is_small_and_its_tables_are_whole():
+def test_pages_of_large_programs_are_small_with_complete_tables():
     report = delegraph.lower(
         program(8000), backends=[taking(["relu"], "Second")], registry=registered()
     ).report
@@ -572,7 +572,7 @@ def test_the_page_of_a_large_program_is_small_and_its_tables_are_whole():
     assert re.search(r"The inside of \d+ more is not drawn", page)
 
 
-def test_boxes_of_delegates_whose_inside_is_not_drawn_lead_to_their_rows(monkeypatch):
+def test_boxes_without_drawn_inside_link_to_their_rows(monkeypatch):
     monkeypatch.setattr("delegraph_analysis.page.report_page.BOXES", 25)
     report = delegraph.lower(
         program(40), backends=[taking(["relu"], "Second")], registry=registered()
@@ -601,7 +601,7 @@ print(hashlib.sha256(report.to_html().encode()).hexdigest())
 """
 
 
-def test_the_same_report_gives_the_same_bytes_and_no_sooner_than_asked(report):
+def test_pages_are_deterministic_and_drawn_on_demand(report):
     assert report.to_html() == report.to_html()
     script = SCRIPT.format(folder=str(Path(__file__).parents[1] / "support"))
     running = [
@@ -668,7 +668,7 @@ def lab(colour):
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_colours_can_be_told_apart_by_every_reader(scheme):
+def test_colours_are_distinct_for_colour_blind_readers(scheme):
     given = dict(
         re.findall(
             r"--(\w+): (#[0-9a-f]{6})",
