@@ -52,7 +52,7 @@ def test_a_library_that_registers_nothing_is_refused(tmp_path: Path) -> None:
         device.load_library(library)
 
 
-def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_no_library_are_refused(tmp_path: Path) -> None:
     pytest.importorskip(
         "executorch",
         reason="the stock runtime is not installed (pip install executorch==1.5.1)",
@@ -63,7 +63,7 @@ def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
             device.load_library(tmp_path / name)
 
 
-def test_what_the_compiler_says_is_in_the_error(tmp_path: Path) -> None:
+def test_compiler_messages_are_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(
         WriteError, match=r"cannot build .*libhalf.so from .*half.cpp: (.|\n)*gibberish"
     ):
@@ -71,7 +71,7 @@ def test_what_the_compiler_says_is_in_the_error(tmp_path: Path) -> None:
     assert not (tmp_path / "libhalf.so").exists()
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tools_and_wheels_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "wheel_folder", lambda: Path("wheel"))
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(NoRuntime, match=r"no C\+\+ compiler here \(no-such-compiler\)"):
@@ -89,7 +89,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.hint == 'pip install "delegraph-executorch[runtime]"'
 
 
-def test_what_a_plugin_s_device_half_lacks_is_said_before_the_program_runs(
+def test_incomplete_device_halves_are_refused_before_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(

@@ -75,7 +75,7 @@ def expected(modules: list[str]) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", SUITES)
-def test_what_comes_of_each_test(suite: str) -> None:
+def test_executorchs_own_tests_have_the_recorded_results(suite: str) -> None:
     pytest.importorskip(
         "executorch",
         reason="the stock runtime is not installed (pip install executorch==1.5.1)",

@@ -187,7 +187,7 @@ def test_instructions_lead_back_to_lines(
         DebugFile.read(tmp_path / "net.debug.json")
 
 
-def test_the_file_says_what_made_its_delegates_and_where_its_instructions_come_from(
+def test_files_record_producers_and_source_lines(
     registry: delegraph.Registry, tmp_path: Path
 ) -> None:
     path = tmp_path / "net.pte"
@@ -353,7 +353,7 @@ def torch_decomposes_cells(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("torch_decomposes_cells")
-def test_a_decomposition_that_asks_for_sizes_is_refused_with_the_line(
+def test_size_dependent_decompositions_are_refused_with_the_line(
     registry: delegraph.Registry,
 ) -> None:
     class Cell(nn.Module):
@@ -375,7 +375,7 @@ def test_a_decomposition_that_asks_for_sizes_is_refused_with_the_line(
 
 
 @pytest.mark.usefixtures("torch_decomposes_cells")
-def test_what_a_module_of_torch_calls_is_refused_with_the_module(
+def test_refusals_inside_torch_modules_name_the_module(
     registry: delegraph.Registry,
 ) -> None:
     rows = {0: torch.export.Dim("rows", max=8)}
@@ -391,7 +391,7 @@ def test_what_a_module_of_torch_calls_is_refused_with_the_module(
         emit_program(lowered, EmitOptions())
 
 
-def test_what_no_kernel_computes_is_refused_with_its_line(
+def test_operators_without_kernel_are_refused_with_the_line(
     registry: delegraph.Registry,
 ) -> None:
     lowered = _lower(registry, (), p.Function(lambda x: torch.linalg.svd(x)))
@@ -479,7 +479,7 @@ def test_a_backend_that_the_stock_runtime_has_not(
     assert stock.judge_loading(path).accepted is None
 
 
-def test_what_others_log_on_import_is_no_matter_here(
+def test_messages_of_imported_packages_are_suppressed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "executorch").mkdir()
@@ -501,7 +501,7 @@ def test_what_others_log_on_import_is_no_matter_here(
     assert not caplog.records
 
 
-def test_a_runtime_that_is_not_there_is_an_error_with_what_to_install(
+def test_unknown_runtimes_are_refused(
     registry: delegraph.Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lowered = _lower(registry)

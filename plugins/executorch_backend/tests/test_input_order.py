@@ -240,7 +240,7 @@ CASES: dict[str, tuple[Any, tuple[Any, ...], Tagger, Any]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_inputs_come_in_the_order_of_first_use_as_in_executorch(case: str) -> None:
+def test_inputs_are_ordered_by_first_use_like_executorch(case: str) -> None:
     model, inputs, tag, shapes = CASES[case]
     module = model if isinstance(model, nn.Module) else Function(model)
     shapes = None if shapes is None else {"inputs": shapes}
@@ -258,9 +258,7 @@ def test_inputs_come_in_the_order_of_first_use_as_in_executorch(case: str) -> No
         assert calls(lowered.exported_program().graph_module) == wanted
 
 
-def test_a_whole_program_as_one_delegate_takes_all_of_its_inputs_in_their_order() -> (
-    None
-):
+def test_whole_programs_as_delegates_keep_the_input_order() -> None:
     from executorch.exir.backend import backend_api, backend_details
 
     class WholeTwin(backend_details.BackendDetails):

@@ -168,7 +168,7 @@ def test_the_inspector_times_each_delegate(
     )
 
 
-def test_a_buffer_is_kept_for_the_runtime_that_reads_it_in_place() -> None:
+def test_buffers_stay_alive_while_the_runtime_reads_them() -> None:
     runtime = stock_runtime()
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 4)).eval()
     manager = to_edge(torch.export.export(net, (torch.ones(2, 64),))).to_executorch()

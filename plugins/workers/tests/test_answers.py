@@ -79,9 +79,7 @@ def test_an_answer_of_a_partitioner_is_found_again(registry, tmp_path):
     ] and isinstance(marks[0][1], tuple)
 
 
-def test_an_answer_belongs_to_one_program_its_names_and_what_the_partitioner_says(
-    registry, tmp_path
-):
+def test_answers_depend_on_program_names_and_partitioner(registry, tmp_path):
     class Renamed(Blocks):
         def forward(self, x):
             return super().forward(x.reshape(1, 64))

@@ -54,7 +54,7 @@ def test_without_a_cache_backends_get_the_program_with_its_names(registry):
     assert "linear" in CountingBackend.calls[0]
 
 
-def test_the_debug_map_has_the_handles_of_the_user_s_program(registry, tmp_path):
+def test_debug_maps_have_the_handles_of_the_users_program(registry, tmp_path):
     for _ in range(2):
         program = lowered(model(), registry, tmp_path)
         maps = [d.module.meta["debug_handle_map"] for d in program.delegates]
@@ -107,7 +107,7 @@ def test_one_of_many_changed_and_many_equal_ones_compile_one(registry, tmp_path)
     }
 
 
-def test_the_report_says_whence_each_delegate_is(registry, tmp_path):
+def test_reports_show_which_delegates_come_from_the_cache(registry, tmp_path):
     bare = delegraph.lower(
         model(), X, backends=[Everything()], registry=registry
     ).report
@@ -136,7 +136,9 @@ def test_an_equal_of_one_that_is_refused_is_refused_too(registry, tmp_path):
     assert len(program.report.given_back) == 2
 
 
-def test_another_fingerprint_or_other_sources_miss(registry, tmp_path, monkeypatch):
+def test_changed_fingerprints_and_sources_compile_again(
+    registry, tmp_path, monkeypatch
+):
     lowered(model(), registry, tmp_path)
     monkeypatch.setattr(CountingBackend, "version", "2")
     lowered(model(), registry, tmp_path)
@@ -147,7 +149,7 @@ def test_another_fingerprint_or_other_sources_miss(registry, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("independent", [(), ("torch",), ("torch", "delegraph")])
-def test_versions_matter_unless_the_backend_says_that_they_do_not(
+def test_entries_depend_on_versions_unless_the_backend_opts_out(
     independent, tmp_path, monkeypatch
 ):
     registry = Registry(discover=False)
@@ -205,7 +207,7 @@ def test_sources_are_hashed_by_content(tmp_path, monkeypatch):
     assert installed._sources.__wrapped__("sourced") not in (before, changed)
 
 
-def test_a_backend_without_a_fingerprint_is_not_cached_and_the_report_says_so_once(
+def test_backends_without_fingerprint_are_not_cached_and_noted_once(
     registry, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(CountingBackend, "version", None)
@@ -219,7 +221,9 @@ def test_a_backend_without_a_fingerprint_is_not_cached_and_the_report_says_so_on
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_json_is_not_stored(registry, tmp_path, monkeypatch):
+def test_results_that_json_cannot_express_are_not_stored(
+    registry, tmp_path, monkeypatch
+):
     compile_one = CountingBackend.preprocess
 
     def preprocess(edge_program, compile_specs):
@@ -242,9 +246,7 @@ def test_entries_do_not_hold_the_weights(registry, tmp_path):
     assert all(path.stat().st_size < 4_000 for path in entries(tmp_path))
 
 
-def test_a_blob_from_the_cache_notices_weights_that_were_changed_since(
-    registry, tmp_path
-):
+def test_cached_blobs_refuse_weights_changed_later(registry, tmp_path):
     lowered(model(), registry, tmp_path)
     module = model()
     program = lowered(module, registry, tmp_path)
@@ -310,7 +312,7 @@ MADE = {
     os.name != "posix", reason="other systems have other kinds of files"
 )
 @pytest.mark.parametrize("kind", MADE)
-def test_what_is_no_file_is_no_entry(kind, registry, tmp_path):
+def test_pipes_devices_and_links_are_no_entries(kind, registry, tmp_path):
     """A pipe was waited for, a device read without end, and a link followed."""
     kept = Cache(tmp_path)
     wanted = contents(lowered(model(), registry, kept))
@@ -356,7 +358,7 @@ def test_an_entry_that_cannot_be_written_is_a_note(registry, tmp_path, monkeypat
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
-def test_a_folder_that_others_can_write_to_is_refused(registry, tmp_path):
+def test_folders_writable_by_others_are_refused(registry, tmp_path):
     lowered(model(), registry, tmp_path / "new/folder")
     assert (tmp_path / "new/folder").stat().st_mode & 0o777 == 0o700
     (tmp_path / "open").mkdir()
@@ -391,9 +393,7 @@ def test_a_refusal_has_the_user_s_names_and_lines(registry, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_compile_for_the_cache_may_not_change_the_caller_s_weights(
-    registry, tmp_path, monkeypatch
-):
+def test_backends_that_change_the_weights_are_refused(registry, tmp_path, monkeypatch):
     compiled = CountingBackend.preprocess
 
     def zeroes(edge_program, compile_specs):
@@ -439,7 +439,7 @@ def test_two_threads_lower_with_one_compiler(registry, tmp_path):
     assert len(entries(tmp_path / "shared")) == 8
 
 
-def test_the_environment_names_the_folder_for_who_names_none(
+def test_the_environment_variable_names_the_default_folder(
     registry, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("DELEGRAPH_CACHE", str(tmp_path / "env"))
@@ -449,7 +449,7 @@ def test_the_environment_names_the_folder_for_who_names_none(
     assert len(CountingBackend.calls) == 4
 
 
-def test_true_is_the_user_s_folder_and_false_is_none(registry, tmp_path, monkeypatch):
+def test_true_selects_the_users_folder_and_false_none(registry, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cache_module.sys, "platform", "linux")
     lowered(model(), registry, True)
@@ -473,7 +473,7 @@ def test_true_is_the_user_s_folder_and_false_is_none(registry, tmp_path, monkeyp
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
-def test_a_shared_folder_may_be_writable_to_others(registry, tmp_path):
+def test_shared_folders_may_be_writable_by_others(registry, tmp_path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     for found in (0, 2):
@@ -549,7 +549,7 @@ def test_entries_of_a_remote_store_are_checked(registry, tmp_path):
 
 
 @pytest.mark.parametrize("answer", ["text", 7, [300], b"", memoryview(b"x" * 99)])
-def test_whatever_a_remote_store_answers_is_a_note(
+def test_wrong_answers_of_remote_stores_are_noted(
     answer, registry, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(Elsewhere, "read", lambda self, key: answer)
@@ -565,7 +565,7 @@ def test_whatever_a_remote_store_answers_is_a_note(
         (ValueError("its own"), "ValueError"),
     ],
 )
-def test_a_remote_store_that_fails_is_one_line_and_not_asked_again(
+def test_failing_remote_stores_are_noted_and_used_no_more(
     why, shown, registry, tmp_path
 ):
     store = Elsewhere()
@@ -620,7 +620,7 @@ class Times:
         self.found |= {k: v for k, v in read().items() if isinstance(k, int)}
 
 
-def test_a_plugin_with_the_api_number_of_this_core_is_cached_and_profiled(tmp_path):
+def test_plugins_with_the_current_api_are_cached_and_profiled(tmp_path):
     class Double(nn.Module):
         def forward(self, x):
             return x + x

@@ -58,7 +58,7 @@ def test_a_cache_is_filled_listed_checked_and_cleared(tmp_path, capsys, monkeypa
 @pytest.mark.parametrize(
     "header", [b"7", b"[7]", b"[]", b'[[["a"]]]', b"{}", b"[" * 100_000]
 )
-def test_an_entry_whose_facts_are_nonsense_is_damaged(header, tmp_path, capsys):
+def test_entries_with_invalid_facts_are_damaged(header, tmp_path, capsys):
     path = tmp_path / f"{0:064}.entry"
     path.write_bytes(entry(path, header))
     assert (
@@ -88,7 +88,7 @@ def test_the_user_s_folder_and_a_remote_one(tmp_path, capsys, monkeypatch):
     assert lowered(capsys, *words, "--cache-remote", far) == ["from the cache"]
 
 
-def test_what_cannot_be_read_is_not_taken_for_damaged_and_what_cannot_be_removed_is_said(
+def test_unreadable_entries_are_kept_and_failed_removals_reported(
     tmp_path, capsys, monkeypatch
 ):
     """In a folder of many, ``verify`` removed entries that only their owners can read."""
@@ -131,7 +131,7 @@ def test_what_cannot_be_read_is_not_taken_for_damaged_and_what_cannot_be_removed
 
 
 @pytest.mark.parametrize("command", ["accuracy", "compare", "profile"])
-def test_other_commands_that_lower_have_the_flags_too(command, tmp_path, capsys):
+def test_all_commands_that_lower_have_cache_flags(command, tmp_path, capsys):
     (tmp_path / "m.py").write_text(MODEL)
     kept = tmp_path / "kept"
     assert (

@@ -425,7 +425,7 @@ def test_a_table_that_is_wrong_costs_its_backend_alone(
     assert rows["well"].status in ("ok", "conflict")  # TOSA is installed here, too
 
 
-def test_settings_that_others_may_write_are_not_read(tmp_path, monkeypatch):
+def test_settings_files_writable_by_others_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "delegraph.toml"
     path.write_text("")
     path.chmod(0o666)
@@ -494,7 +494,9 @@ def tosa():
     return describe.describe("tosa")
 
 
-def test_what_is_disabled_here_is_used_there(declared, tmp_path, monkeypatch):
+def test_plugins_disabled_here_work_in_another_environment(
+    declared, tmp_path, monkeypatch
+):
     """The way out of a conflict is to disable the plugin here; the variable is not
     about the other environment.
     """
@@ -510,9 +512,7 @@ def test_what_is_disabled_here_is_used_there(declared, tmp_path, monkeypatch):
     assert "DELEGRAPH_CONFIG" in seen.read_text() and "PLUGINS" not in seen.read_text()
 
 
-def test_a_backend_that_is_installed_here_too_is_a_conflict_with_a_way_out(
-    tosa, declared, monkeypatch
-):
+def test_backends_in_both_environments_are_a_conflict(tosa, declared, monkeypatch):
     monkeypatch.setattr(plugin, "description_of", lambda setting: tosa)
     registry, path = declared(
         f'[backends.far]\npython = "{sys.executable}"\nbackend = "tosa"\n'
@@ -607,7 +607,7 @@ CONVOLUTIONS = nn.Sequential(
     ("model", "x"),
     [(Attention(), torch.randn(1, 4, 8)), (CONVOLUTIONS, torch.randn(1, 3, 8, 8))],
 )
-def test_what_comes_from_there_is_what_would_be_made_here(model, x, far):
+def test_other_environments_compile_the_same_program(model, x, far):
     model = model.eval()
     made = delegraph.lower(
         model,
@@ -630,9 +630,7 @@ def test_what_comes_from_there_is_what_would_be_made_here(model, x, far):
     assert made.verify(x).agrees()
 
 
-def test_what_is_compiled_there_is_cached_by_what_is_installed_there(
-    far, tmp_path, monkeypatch
-):
+def test_cache_keys_use_the_versions_of_the_environment(far, tmp_path, monkeypatch):
     """A renamed model misses, since TOSA keeps names; another fingerprint, or other
     code there, misses as well.
     """
@@ -727,7 +725,7 @@ def test_another_protocol_is_one_line_with_both_versions(
         delegraph.lower(nn.ReLU(), (torch.ones(1),), backends=["far"], registry=made)
 
 
-def test_the_runtime_there_says_whether_a_blob_runs(far, monkeypatch):
+def test_compatibility_is_decided_by_the_environments_runtime(far, monkeypatch):
     runtime = far.runtime_for("far")
     specs = [CompileSpec("tosa_spec", b"TOSA-1.0+FP")]
     header = BlobHeader("TOSABackend", 9, b"something", "delegraph-tosa 0.1.0")
@@ -750,7 +748,7 @@ def test_the_runtime_there_says_whether_a_blob_runs(far, monkeypatch):
     ("model", "x"),
     [(CONVOLUTIONS, torch.randn(2, 3, 8, 8)), (Attention(), torch.randn(1, 4, 8))],
 )
-def test_a_quantizer_there_makes_what_it_would_make_here(model, x, far):
+def test_other_environments_quantize_to_the_same_program(model, x, far):
     """Scales that are derived of others, layers that are written out, what stays in
     floats: the program is the same.
     """
@@ -830,7 +828,7 @@ def test_annotations_of_messages_are_not_trusted(told):
         "delegraph_tosa:x",
     ],
 )
-def test_a_message_names_no_class_but_an_observer_of_a_plugin(name):
+def test_messages_may_name_only_observers_of_plugins(name):
     graph = torch.export.export(nn.ReLU(), (torch.ones(1),)).graph
     with pytest.raises(
         Unsupported, match=f"the observer {name.replace(':', '.')}, and"
@@ -838,7 +836,7 @@ def test_a_message_names_no_class_but_an_observer_of_a_plugin(name):
         annotations.apply_annotations(graph, [[["observer", name]], []], None)
 
 
-def test_a_file_format_there_does_what_it_would_do_here(far, tmp_path, monkeypatch):
+def test_file_formats_of_environments_work_as_local_ones(far, tmp_path, monkeypatch):
     small = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
     x = torch.randn(1, 4)
     path = tmp_path / "model.tosa"
@@ -1038,7 +1036,7 @@ def test_no_two_backends_share_a_target(far, monkeypatch):
     assert len(set(kinds)) == len(names)
 
 
-def test_two_environments_of_one_backend_are_told_apart_by_name(far, monkeypatch):
+def test_environments_of_one_backend_are_distinguished_by_name(far, monkeypatch):
     """The second one's partitions were compiled in the first one, which the report did
     not say.
     """
@@ -1077,7 +1075,7 @@ def test_two_environments_of_one_backend_are_told_apart_by_name(far, monkeypatch
         }
 
 
-def test_what_nobody_has_any_more_is_let_go_there(far):
+def test_unused_delegates_are_freed_in_the_environment(far):
     """A process that lowers one model after the other kept all of their delegates."""
     before = len(kept._kept)
     for _ in range(3):
@@ -1092,7 +1090,7 @@ def test_what_nobody_has_any_more_is_let_go_there(far):
     assert len(kept._kept) == before
 
 
-def test_a_fork_has_processes_of_its_own(far, monkeypatch):
+def test_forks_start_their_own_worker_processes(far, monkeypatch):
     """It shared the pipes of the process that it is of, and ended its workers when it
     ended.
     """

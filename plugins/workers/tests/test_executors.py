@@ -108,7 +108,7 @@ def test_a_cache_and_a_pool(registry, tmp_path):
     assert len(pool.jobs) == jobs == 2
 
 
-def test_progress_names_the_partition_where_a_cache_hides_its_names(
+def test_progress_names_partitions_despite_a_cache(
     registry, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(registry.get_backend("good"), "keeps_names", False)
@@ -120,9 +120,7 @@ def test_progress_names_the_partition_where_a_cache_hides_its_names(
     )
 
 
-def test_a_worker_that_does_not_see_the_folder_gets_weights_with_the_job(
-    registry, monkeypatch
-):
+def test_workers_without_the_folder_get_weights_with_jobs(registry, monkeypatch):
     real = execute.fetch_from
     monkeypatch.setattr(
         execute,
@@ -142,7 +140,7 @@ def test_a_lost_worker_costs_one_retry(registry):
     assert len(pool.jobs) == 3
 
 
-def test_what_is_lost_twice_is_the_hosts(registry):
+def test_partitions_lost_twice_run_on_the_host(registry):
     pool = Copying(*[OSError("the worker is gone")] * 2)
     result = lowered(registry, pool, names=("sin",))
     assert not result.delegates and len(pool.jobs) == 2
@@ -268,7 +266,7 @@ def test_a_refusal_is_of_the_constants_and_the_limits(registry):
 
 
 @pytest.mark.slow
-def test_a_pool_of_processes_one_of_which_dies(registry, monkeypatch):
+def test_pools_survive_a_process_that_dies(registry, monkeypatch):
     wanted = contents(lowered(registry, names=("sin", "cos", "sin")))
     with ProcessPoolExecutor(
         2, mp_context=multiprocessing.get_context("spawn")
@@ -377,7 +375,7 @@ class Counting:
             self.now -= 1
 
 
-def test_a_broken_pool_is_replaced_by_as_many_workers_as_it_had(registry, monkeypatch):
+def test_broken_pools_are_replaced_by_as_many_workers(registry, monkeypatch):
     """Each partition had one, at the same time: a broken pool of two took all memory."""
     counting = Counting()
 
@@ -401,7 +399,7 @@ def test_a_broken_pool_is_replaced_by_as_many_workers_as_it_had(registry, monkey
     assert counting.most == 2
 
 
-def test_so_are_environments_of_their_own_which_a_pool_does_not_know():
+def test_separate_environments_respect_the_size_of_the_pool():
     counting = Counting()
     pool = Copying()
     pool._max_workers = 2
@@ -439,7 +437,7 @@ def test_so_are_environments_of_their_own_which_a_pool_does_not_know():
 
 
 @pytest.mark.parametrize("backends", [("good",), "partitioner"])
-def test_an_executor_that_was_shut_down_is_said_so(backends, registry):
+def test_executors_that_were_shut_down_are_refused(backends, registry):
     """It was an error of another module, or the partitions were the host's."""
     pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
     pool.shutdown()
@@ -453,7 +451,7 @@ def test_an_executor_that_was_shut_down_is_said_so(backends, registry):
         lowered(registry, pool, ("sin",), given)
 
 
-def test_settings_belong_to_their_programs_in_whatever_order_methods_come(registry):
+def test_settings_follow_their_programs_in_any_method_order(registry):
     there = Workers(Copying())
     jobs = []
 

@@ -91,7 +91,7 @@ def test_four_ways_to_misbehave(registry):
         lowered(["tan"], registry, "hanging", require_full=True, time_limit=1)
 
 
-def test_what_a_backend_declares_is_enough(registry, monkeypatch):
+def test_only_backends_that_declare_isolation_are_isolated(registry, monkeypatch):
     """``isolated=True``; the others are compiled here. Nothing is started, since nobody
     answers.
     """

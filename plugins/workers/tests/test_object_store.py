@@ -45,7 +45,7 @@ def store(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_team_shares_what_one_of_them_compiled(store, registry, tmp_path):
+def test_teams_share_compiled_partitions(store, registry, tmp_path):
     server, system = store
     url = "s3://team/delegraph"
     wanted = contents(lowered(model(), registry, Cache(tmp_path / "one", remote=url)))

@@ -78,7 +78,7 @@ def quantized():
 @pytest.mark.parametrize(
     "make", [mobilenet_v2.mobilenet_v2, transformer.bert_base, quantized]
 )
-def test_the_other_torch_compiles_the_same_blobs(make, other, monkeypatch):
+def test_another_torch_version_compiles_equal_blobs(make, other, monkeypatch):
     model, inputs = make()
     made = delegraph.lower(model, inputs, backends=["far"], registry=other)
     assert made.delegates and made.verify(*inputs).agrees()

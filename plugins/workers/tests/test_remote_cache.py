@@ -71,7 +71,7 @@ def full(*args):
     ("system", "why"),
     [(slow, "no answer in 0.05 s"), (full, "No space left on device")],
 )
-def test_a_remote_folder_that_is_slow_or_full_is_one_line(
+def test_slow_or_full_remote_folders_are_noted_once(
     system, why, registry, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(remote_cache, "_PATIENCE", 0.05)
@@ -85,9 +85,7 @@ def test_a_remote_folder_that_is_slow_or_full_is_one_line(
 @pytest.mark.parametrize(
     "url", ["nosuch://user:secret@host/folder?token=secret", "file:///proc/nowhere/x"]
 )
-def test_a_remote_folder_that_is_away_is_one_line_without_its_password(
-    url, registry, tmp_path
-):
+def test_missing_remote_folders_are_noted_without_password(url, registry, tmp_path):
     program = lowered(model(), registry, Cache(tmp_path / "one", remote=url))
     assert len(program.delegates) == len(entries(tmp_path / "one")) == 2
     _, note = said(program)

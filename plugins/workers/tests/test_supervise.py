@@ -76,7 +76,7 @@ def left(tmp_path):
         ),
     ],
 )
-def test_a_worker_that_says_something_else_is_stopped(said, why, speaking, tmp_path):
+def test_workers_with_wrong_answers_are_stopped(said, why, speaking, tmp_path):
     worker = speaking(
         f"say(READY)\nline = os.fdopen(requests).readline()\n{said}\ntime.sleep(60)"
     )
@@ -108,9 +108,7 @@ def test_a_worker_that_does_not_start_is_stopped(said, why, speaking, monkeypatc
     assert not worker.alive
 
 
-def test_a_worker_that_closes_its_descriptors_and_goes_on_is_stopped(
-    speaking, monkeypatch
-):
+def test_workers_that_close_their_descriptors_are_stopped(speaking, monkeypatch):
     monkeypatch.setattr(supervise, "_DYING", 0.2)
     worker = speaking(
         "say(READY)\nos.fdopen(requests).readline()\nos.close(answers)\ntime.sleep(60)"
@@ -150,7 +148,7 @@ def test_a_limit_of_years_is_waited_for(speaking):
     assert speaking(body).run(b"job", Limits(seconds=1e9))[0] == b"job"
 
 
-def test_an_environment_does_not_ask_itself(tmp_path, monkeypatch):
+def test_environments_do_not_query_themselves(tmp_path, monkeypatch):
     """The user's own settings name an environment that has this distribution, too."""
     home = tmp_path / "config" / "delegraph"
     home.mkdir(parents=True)
@@ -203,7 +201,7 @@ def wait_until(condition):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
-def test_a_worker_that_dies_is_noticed_although_what_it_started_lives(
+def test_dead_workers_are_noticed_despite_living_children(
     speaking, tmp_path, monkeypatch
 ):
     """A compiler's server had the worker's end of the pipe, which stayed open: the
@@ -230,7 +228,7 @@ os._exit(3)
 @pytest.mark.skipif(
     sys.platform != "linux", reason="other systems send no signal when a pipe is closed"
 )
-def test_what_a_worker_started_ends_with_the_process_that_asked():
+def test_children_of_workers_end_with_the_caller():
     lifeline, ours = os.pipe()
     code = (
         "from delegraph_workers.worker import _die_with; import subprocess,"
@@ -252,16 +250,14 @@ def test_what_a_worker_started_ends_with_the_process_that_asked():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it counts what is in /proc")
-def test_what_cannot_be_started_leaves_no_descriptors(tmp_path):
+def test_failed_starts_leave_no_open_descriptors(tmp_path):
     before = os.listdir("/proc/self/fd")
     with pytest.raises(DelegraphError, match="no worker could be started"):
         WorkerProcess(tmp_path, str(tmp_path / "nowhere"))
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_folder_that_is_no_absolute_path_is_not_the_working_directory(
-    tmp_path, monkeypatch
-):
+def test_relative_config_folders_are_not_read(tmp_path, monkeypatch):
     """The settings name executables."""
     (tmp_path / "delegraph").mkdir()
     (tmp_path / "delegraph/delegraph.toml").write_text(
@@ -278,7 +274,7 @@ def test_a_folder_that_is_no_absolute_path_is_not_the_working_directory(
     assert [setting.name for setting in config.settings()] == ["far"]
 
 
-def test_what_this_interpreter_was_told_is_not_told_another(tmp_path, monkeypatch):
+def test_variables_of_this_interpreter_are_not_passed_on(tmp_path, monkeypatch):
     for variable in (
         "PYTHONHOME",
         "PYTHONPATH",
@@ -300,5 +296,5 @@ def test_what_this_interpreter_was_told_is_not_told_another(tmp_path, monkeypatc
         (["UnicodeDecodeError", "UnicodeError", "ValueError"], RuntimeError),
     ],
 )
-def test_errors_of_a_worker_are_of_classes_that_are_errors_here(kinds, kind):
+def test_errors_of_workers_become_local_error_classes(kinds, kind):
     assert type(error_of({"kinds": kinds, "message": "so", "trace": ""}, {})) is kind

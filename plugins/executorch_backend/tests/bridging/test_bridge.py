@@ -106,7 +106,7 @@ def test_a_net_that_xnnpack_takes_whole(
     lowered.verify(x)
 
 
-def test_what_it_does_not_take_stays_with_its_line(tmp_path: Any) -> None:
+def test_refused_operators_stay_with_their_source_line(tmp_path: Any) -> None:
     torch.manual_seed(0)
     module = Split().eval()
     x = torch.randn(2, 8)
@@ -149,7 +149,7 @@ class Kept(nn.Module):
         return y[torch.nonzero(y.sum(1) > 0)[:, 0]]
 
 
-def test_sizes_that_depend_on_the_data_elsewhere(tmp_path: Any) -> None:
+def test_data_dependent_sizes_elsewhere_are_accepted(tmp_path: Any) -> None:
     torch.manual_seed(0)
     module = Kept().eval()
     x = torch.randn(6, 8)
@@ -172,7 +172,7 @@ def test_branches(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     "backends", [["tosa", "xnnpack"], ["xnnpack", "tosa"]], ids="+".join
 )
-def test_beside_another_backend(backends: list[str]) -> None:
+def test_bridged_and_other_backends_work_together(backends: list[str]) -> None:
     """Each sees the calls of the other's delegates, which it must not put its own
     partitions around.
     """
@@ -273,7 +273,7 @@ def test_one_declaration_makes_a_backend() -> None:
             lowered(x)
 
 
-def test_what_cannot_be_bridged() -> None:
+def test_classes_that_cannot_be_bridged_are_refused() -> None:
     from delegraph_executorch import bridge
 
     with pytest.raises(
@@ -319,7 +319,7 @@ def test_damaged_blobs_and_wrong_inputs() -> None:
         runtime.load(other, [], data)
 
 
-def test_a_program_file_says_by_its_calls_how_a_blob_is_called(tmp_path: Any) -> None:
+def test_loaded_files_call_blobs_as_the_program_does(tmp_path: Any) -> None:
     module = mlp().eval()
     x = torch.randn(2, 8)
     lowered = lower(module, (x,), backends=["xnnpack"])
@@ -362,7 +362,7 @@ def test_the_same_bytes_again() -> None:
         pytest.param("coreml", "CoreMLBackend", marks=pytest.mark.slow),
     ],
 )
-def test_what_compiles_here_and_runs_elsewhere(
+def test_backends_for_other_machines_compile_here(
     name: str, backend_id: str, tmp_path: Any
 ) -> None:
     lowered = lower(conv_net(), (torch.randn(1, 3, 16, 16),), backends=[name])

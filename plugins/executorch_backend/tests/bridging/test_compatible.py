@@ -35,7 +35,7 @@ def asked(fingerprint, beginning=bytes(4) + b"XN01", device=None):
     return delegraph.get_runtime("xnnpack").compatible(header, [], device)
 
 
-def test_a_file_says_which_executorch_compiled_it_and_that_this_one_runs_it(saved):
+def test_files_name_their_executorch_version_and_run_here(saved):
     version = __import__("importlib.metadata").metadata.version("executorch")
     answer = delegraph.load(saved).compatible()
     [(blob, _)] = answer.delegates
@@ -49,7 +49,7 @@ def test_a_file_says_which_executorch_compiled_it_and_that_this_one_runs_it(save
     )
 
 
-def test_executorch_s_own_runtime_loads_such_a_file(saved):
+def test_the_stock_runtime_loads_saved_files(saved):
     runtime = pytest.importorskip("executorch.runtime")
     method = runtime.Runtime.get().load_program(saved).load_method("forward")
     assert torch.equal(
@@ -79,7 +79,7 @@ def test_the_versions_decide(fingerprint, verdict):
     "beginning",
     [b"", b"XN01", bytes(4096), bytes(4) + b"XN02", bytes(4) + b"XH00", b"\xff" * 20],
 )
-def test_what_is_no_graph_of_xnnpack_cannot_run(beginning):
+def test_blobs_that_are_no_xnnpack_graph_cannot_run(beginning):
     pytest.importorskip("executorch")
     answer = asked("executorch 1.0.0", beginning)
     assert answer.verdict == "cannot" and "no graph of XNNPACK" in answer.reason
@@ -130,7 +130,7 @@ def test_a_text_of_any_length_is_cut():
     )
 
 
-def test_what_a_file_says_of_its_delegates_is_read_once_a_method(saved, monkeypatch):
+def test_metadata_of_delegates_is_read_once_for_each_method(saved, monkeypatch):
     """Read anew for each of 10,000 delegates, it took two minutes."""
     file = read_program(saved.read_bytes())
     (plan,) = file.program.plans

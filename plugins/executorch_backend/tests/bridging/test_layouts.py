@@ -71,7 +71,7 @@ def test_layout(name: str, tmp_path: Any) -> None:
     expect_equal(program.load_method("forward").execute([x.contiguous()]), wanted)
 
 
-def test_what_reads_memory_by_place_is_not_offered() -> None:
+def test_operators_that_read_memory_offsets_are_not_offered() -> None:
     class ByPlace(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.relu(torch.as_strided(torch.relu(x), (3, 2), (1, 3)))

@@ -54,7 +54,7 @@ def test_no_partition_is_converted_again_and_blobs_are_the_same(
     ]
 
 
-def test_what_was_changed_since_is_converted() -> None:
+def test_changed_calls_are_converted_again() -> None:
     """A value that a transform, or another backend, put in the place of a call of the
     same name.
     """
@@ -80,7 +80,7 @@ def test_what_was_changed_since_is_converted() -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("features", [4, 3])
-def test_a_transposed_weight_that_was_computed_while_lowering_is_not_transposed_again(
+def test_folded_transposed_weights_are_not_transposed_again(
     features: int, bias: bool
 ) -> None:
     """A linear layer that was decomposed is a product by its transposed weight, a call

@@ -53,7 +53,7 @@ class Shared(torch.nn.Module):
         return self.one(x) + y, y
 
 
-def test_a_change_of_layout_is_that_of_the_node_that_it_serves():
+def test_layout_changes_count_for_the_node_they_serve():
     given = (torch.randn(1, 3, 32, 32),)
     lowered = lowered_for_xnnpack(Net().eval(), given)
     first, *calls, last = nodes_of(lowered.delegates[0].processed_bytes)
@@ -73,7 +73,7 @@ def test_a_change_of_layout_is_that_of_the_node_that_it_serves():
     assert served == [None, "convolution", "add"]  # the image of both; y; the sum
 
 
-def test_operators_of_a_kind_in_another_number_than_its_nodes_are_nobody_s():
+def test_events_without_a_matching_node_are_unassigned():
     nodes = [("product", 1), ("add", 2), ("product", 3), ("clamp", 4)]
     events = [
         Event("Convolution (NHWC, F32) IGEMM #1", 1.0),

@@ -159,7 +159,7 @@ class Chain(nn.Module):
 
 
 @pytest.mark.parametrize(("read", "marked"), [(False, {"relu", "tanh"}), (True, set())])
-def test_calls_are_marked_if_all_floats_beside_them_become_integers(
+def test_calls_between_quantized_values_are_marked(
     read: bool, marked: set[str]
 ) -> None:
     program = torch.export.export(Chain(read), (torch.ones(4),))
@@ -253,7 +253,7 @@ class _DroppedPair(nn.Module):
 @pytest.mark.parametrize(
     "module", [_BetweenScales(), _DroppedPair()], ids=["scales", "dropped"]
 )
-def test_what_xnnpack_would_not_load_is_computed_otherwise(module: nn.Module) -> None:
+def test_graphs_that_xnnpack_cannot_load_are_rewritten(module: nn.Module) -> None:
     stock_runtime()
     x = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(0))
     program = torch.export.export(module, (x,))
@@ -284,7 +284,7 @@ class Branches(nn.Module):
 
 
 @pytest.mark.parametrize("mean", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_arms_partitioner_takes_what_another_quantizer_quantized(mean: bool) -> None:
+def test_arms_partitioner_accepts_programs_of_other_quantizers(mean: bool) -> None:
     pytest.importorskip(
         "tosa_serializer",
         reason="ExecuTorch's TOSA backend needs it; the extra verify has it",

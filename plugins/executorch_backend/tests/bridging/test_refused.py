@@ -93,7 +93,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, torch.Tensor], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_xnnpack_gets_wrong_stays_on_the_host(name: str, tmp_path: Any) -> None:
+def test_operators_that_xnnpack_computes_wrongly_are_refused(
+    name: str, tmp_path: Any
+) -> None:
     function, weights, reason = REFUSED[name]
     module = Function(function, **weights)
     lowered = lower(module, (ROWS,), backends=["xnnpack"])
@@ -147,7 +149,9 @@ def test_an_input_is_no_weight_that_is_packed() -> None:
         lambda x: torch.clamp(x, -1.0, None),
     ],
 )
-def test_what_xnnpack_gets_right_is_delegated(function: Callable[..., Any]) -> None:
+def test_operators_that_xnnpack_computes_correctly_are_delegated(
+    function: Callable[..., Any],
+) -> None:
     lowered = lower(Function(function), (ROWS,), backends=["xnnpack"])
     names = {op for row in lowered.report.delegates for op in row.operators}
     assert names & {

@@ -76,7 +76,7 @@ def test_blobs_are_those_of_executorch(
     ]
 
 
-def test_a_head_that_is_tied_to_the_embedding_is_in_the_file_once(
+def test_tied_weights_are_stored_once(
     lowered: Any, model: nn.Module, tmp_path: Path
 ) -> None:
     from executorch.exir._serialize._program import deserialize_pte_binary
@@ -98,7 +98,7 @@ def test_a_head_that_is_tied_to_the_embedding_is_in_the_file_once(
     assert figures.constant_bytes >= len(stored) and 0 < figures.structure_bytes < 3000
 
 
-def test_weights_that_are_alike_and_not_equal_are_both_there(tmp_path: Path) -> None:
+def test_similar_but_different_weights_are_both_stored(tmp_path: Path) -> None:
     stock_runtime()
     model = Tied(False).eval()
     with torch.no_grad():

@@ -299,7 +299,7 @@ def test_strange_backends(
         lower(Chain(), (X,), backends=["it"], require_full=True)
 
 
-def test_random_numbers_that_a_backend_draws_change_nothing_for_the_user() -> None:
+def test_backends_that_draw_numbers_keep_the_users_generator() -> None:
     """XNNPACK's passes draw example inputs when they run for the first time."""
 
     def preprocess(*_: Any) -> Any:

@@ -38,7 +38,7 @@ def sized(*sizes):
     return [torch.randn(n, 4) for n in sizes]
 
 
-def test_the_smallest_bucket_that_fits_is_padded_and_its_results_are_cut(registry):
+def test_inputs_are_padded_to_the_smallest_fitting_bucket(registry):
     model = Rows()
     program = buckets(registry, model, sized(16, 2, 8), padding=0)
     assert program.methods == ["forward_2", "forward_8", "forward_16"]
@@ -94,7 +94,7 @@ def test_only_exact_sizes_without_padding(registry):
         3.0,
     ],
 )
-def test_what_no_bucket_holds(registry, x):
+def test_inputs_larger_than_all_buckets_are_refused(registry, x):
     with pytest.raises(InputError, match="no bucket holds"):
         buckets(registry, Rows(), sized(2, 8), padding=0)(x)
 
@@ -105,7 +105,7 @@ def test_padding_is_a_number(registry, padding):
         buckets(registry, Rows(), sized(2, 8), padding=padding)
 
 
-def test_infinite_padding_is_told_from_none(registry):
+def test_infinite_padding_is_stored(registry):
     program = buckets(registry, Rows(), sized(2, 8), padding=float("-inf"))
     assert program._choice.table().to_json()["padding"] == "-inf"
 
@@ -212,7 +212,7 @@ class WritingItsInput(nn.Module):
 @pytest.mark.parametrize(
     "model, written", [(Writing(), "total"), (WritingItsInput(), "x")]
 )
-def test_what_a_model_writes_is_not_shared(registry, model, written):
+def test_models_that_write_state_are_refused(registry, model, written):
     with pytest.raises(InputError, match=f"the model writes {written}, which"):
         buckets(registry, model, sized(2, 8))
 

@@ -166,7 +166,7 @@ def test_inspect_and_run(saved, tmp_path, capsys):
     )
 
 
-def test_a_table_of_other_shapes(saved, tmp_path):
+def test_bucket_tables_must_match_the_methods(saved, tmp_path):
     _, program = saved
     larger = program._choice.table()
     larger.rows[0].inputs[0]["shape"] = [1 << 30, 4]

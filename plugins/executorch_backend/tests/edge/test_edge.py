@@ -143,7 +143,7 @@ def test_delegates_are_as_many_as_preserved_operators(case, installed):
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
 @pytest.mark.parametrize("case", ["linear", "sdpa", "combined", "lstm"])
-def test_a_filter_that_says_no_has_them_decomposed(case, installed):
+def test_operators_that_a_filter_refuses_are_decomposed(case, installed):
     """program.test_program: filter False => the operator is decomposed."""
     make, inputs, operators, _ = PRESERVED[case]
     source = make()
@@ -315,7 +315,7 @@ class Decomposes(nn.Module):
         return torch.linalg.svd(x)[1], torch.nn.functional.silu(x)
 
 
-def test_to_edge_says_what_is_not_core_aten():
+def test_to_edge_lists_operators_outside_core_aten():
     source = torch.export.export(Decomposes(), (torch.randn(3, 3),))
     assert to_edge(source).not_core == {"forward": ["aten._linalg_svd.default"]}
     kept = to_edge(

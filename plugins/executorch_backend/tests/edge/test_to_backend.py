@@ -63,7 +63,7 @@ def test_unknown_backend():
 
 
 @pytest.mark.parametrize("arguments", [(3,), ("EchoBackend", 3), (3, 4)])
-def test_other_arguments_are_refused(arguments):
+def test_to_backend_refuses_other_arguments(arguments):
     with pytest.raises(InputError, match="to_backend takes"):
         to_backend(*arguments)
 

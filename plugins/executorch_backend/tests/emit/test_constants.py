@@ -79,7 +79,7 @@ def test_results_of_weights_several_at_once() -> None:
     check_numbers(OfWeights(), [(x,), (x + 1,)])
 
 
-def test_what_only_such_a_constant_needs_is_not_emitted() -> None:
+def test_operators_used_only_for_constants_are_not_emitted() -> None:
     emitted = emit(lower(p.Function(rotated), (torch.ones(ROWS, COLUMNS),)))
     assert not kernels(emitted) & {
         "aten::arange",
@@ -92,7 +92,7 @@ def test_what_only_such_a_constant_needs_is_not_emitted() -> None:
     )
 
 
-def test_a_value_that_is_too_large_to_fold_while_lowering_is_folded_here() -> None:
+def test_large_constants_are_folded_in_the_file() -> None:
     x = torch.ones(2**22 + 2)
     lowered = lower(p.Function(windowed), (x,))
     assert lowered.report.host == {
@@ -107,7 +107,7 @@ def test_a_constant_in_a_data_file_may_change() -> None:
         emit(lowered, EmitOptions(external_constants=True))
 
 
-def test_what_the_program_writes_or_draws_is_no_constant() -> None:
+def test_written_and_random_values_are_no_constants() -> None:
     class Written(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -128,7 +128,7 @@ def test_what_the_program_writes_or_draws_is_no_constant() -> None:
             emit(lower(module, (torch.ones(3),)))
 
 
-def test_the_hint_of_what_experts_call_says_how_they_do_without() -> None:
+def test_refused_expert_kernels_have_a_hint() -> None:
     with pytest.raises(
         Unsupported, match=r"no kernel that computes aten.histc"
     ) as raised:

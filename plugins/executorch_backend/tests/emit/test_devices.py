@@ -290,14 +290,14 @@ def test_without_memory_of_devices_tensors_are_only_named_as_theirs() -> None:
         ),
     ],
 )
-def test_what_cannot_be(
+def test_wrong_device_options_are_refused(
     function: Any, devices: list[str], options: dict[str, bool], said: str
 ) -> None:
     with pytest.raises(OptionError, match=said):
         ours(function, devices, **options)
 
 
-def test_branches_take_what_the_branch_that_ran_computed(tmp_path: Path) -> None:
+def test_values_after_branches_come_from_the_branch_taken(tmp_path: Path) -> None:
     """A tensor on the device is another one in each branch; what follows takes the copy
     that both write.
     """

@@ -12,7 +12,7 @@ from ..support import programs as p
 from ..support.judge import emit, lower
 
 
-def test_sorting_what_is_too_long_to_compare_all_pairs() -> None:
+def test_sorting_of_long_tensors_is_refused() -> None:
     lowered = lower(p.Function(lambda x: x.sort(0)[0]), (torch.randn(3000),))
     with pytest.raises(
         Unsupported, match="sorting compares all pairs, up to 4194304"

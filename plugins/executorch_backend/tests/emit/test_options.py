@@ -131,7 +131,7 @@ def test_constants_in_data_files_are_those_of_executorch(
     assert named(plan) == names_of(manager.executorch_program.execution_plan[0])
 
 
-def test_what_is_lifted_out_of_code_stays_in_the_file_of_each_method(
+def test_lifted_constants_stay_in_the_program_file(
     tmp_path: Path,
 ) -> None:
     """Its number means something else in each method."""
@@ -193,7 +193,7 @@ def test_names_of_written_buffers(tmp_path: Path) -> None:
     )
 
 
-def test_written_buffers_whose_memory_the_caller_brings() -> None:
+def test_written_buffers_may_have_memory_of_the_caller() -> None:
     counter = exported(p.Counter(), torch.ones(3))
     options = {"alloc_mutable_buffers": False, "emit_mutable_buffer_names": True}
     plan = emit_program(to_edge(counter), EmitOptions(**options)).program.plans[0]
@@ -212,7 +212,7 @@ def test_written_buffers_whose_memory_the_caller_brings() -> None:
         to_edge(counter).to_executorch({"alloc_mutable_buffers": False})
 
 
-def test_a_file_whose_buffers_have_no_memory_is_refused_here(tmp_path: Path) -> None:
+def test_files_without_memory_for_buffers_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "counter.pte"
     counter = to_edge(exported(p.Counter(), torch.ones(3)))
     counter.save(path, alloc_mutable_buffers=False, emit_mutable_buffer_names=True)
@@ -338,7 +338,7 @@ def test_loops_over_rows_of_a_number_without_a_minimum(
         delegraph.load(path)(*none)
 
 
-def test_the_program_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_programs_are_written_to_streams_and_paths(tmp_path: Path) -> None:
     program = to_edge(exported(Attributes())).to_executorch()
     stream = io.BytesIO()
     program.write_to_file(stream)

@@ -186,7 +186,7 @@ def test_sizes_that_vary(function: Callable[..., Any]) -> None:
         (lambda x: x.as_strided((8,), (1,)).reshape(-1), torch.randn(4, 2).t(), None),
     ],
 )
-def test_what_the_file_has_not_is_refused(
+def test_memory_that_the_file_lacks_is_refused(
     function: Callable[..., Any], x: Tensor, said: str | None
 ) -> None:
     if said is None:
@@ -196,7 +196,7 @@ def test_what_the_file_has_not_is_refused(
     assert raised.value.source is not None and "programs.py" in str(raised.value.source)
 
 
-def test_an_input_of_other_strides_in_the_loader() -> None:
+def test_inputs_of_other_strides_are_read_correctly() -> None:
     """The file says how its input lies in memory; what the caller gives is read so."""
     emitted = emit(
         lower(Function(lambda x: x.as_strided((6,), (2,), 1)), (SQUARE,)),

@@ -121,7 +121,7 @@ def test_methods_share_buffers_here_and_in_executorchs_runtime(tmp_path: Path) -
     expect_shared(StockProgram(path), modules())
 
 
-def test_places_are_those_of_executorch_whose_file_shares_here_too(
+def test_shared_buffers_get_the_offsets_of_executorch(
     tmp_path: Path,
 ) -> None:
     stock_runtime()
@@ -186,7 +186,7 @@ def states(plan: Any) -> list[Any]:
     ]
 
 
-def test_without_the_option_each_method_has_its_own_where_the_runtime_gives_all_one_memory(
+def test_buffers_of_methods_are_separate_by_default(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "kept.pte"
@@ -202,7 +202,7 @@ def test_without_the_option_each_method_has_its_own_where_the_runtime_gives_all_
     assert not sharing_methods(plans(to_edge(exported(**modules()))))
 
 
-def test_a_method_alone_plans_its_buffers_among_its_other_tensors() -> None:
+def test_single_methods_plan_buffers_with_other_tensors() -> None:
     (plan,) = plans(to_edge(exported(put=modules()["put"])))
     assert len(plan.memory_sizes) == 2
 
@@ -221,7 +221,7 @@ def test_the_plan_is_proven_and_all_methods_state_the_memory() -> None:
     assert sharing_methods(made) == list(KINDS)
 
 
-def test_of_other_sizes_or_on_a_device_nothing_is_shared() -> None:
+def test_memory_of_different_sizes_or_devices_is_not_shared() -> None:
     from dataclasses import replace
 
     put, get = plans(
@@ -257,7 +257,7 @@ def test_calls_from_threads_take_turns(tmp_path: Path) -> None:
     assert program.method("get")(ONE)[1].tolist() == [3 + 8]
 
 
-def test_what_cannot_be_shared_is_refused() -> None:
+def test_buffers_that_cannot_be_shared_are_refused() -> None:
     other = {"put": Kept().of(Put), "get": Kept(rows=9).of(Get)}
     with pytest.raises(
         Unsupported,
@@ -373,7 +373,7 @@ OTHERWISE += ["counts from the end"]
 
 @pytest.mark.parametrize("shape", [(1, 1, 8, 4), (1, 2, 8, 4)], ids=str)
 @pytest.mark.parametrize("how", [*IN_PLACE, *OTHERWISE])
-def test_what_writes_a_few_rows_writes_them_in_place(
+def test_updates_of_few_rows_are_written_in_place(
     how: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
     module = Writes(how, shape).eval()

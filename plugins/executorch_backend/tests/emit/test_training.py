@@ -128,7 +128,7 @@ class Keeping(BackendDetails):
         return PreprocessResult(b"")
 
 
-def test_a_delegate_never_keeps_what_is_trained(model: torch.nn.Module) -> None:
+def test_trained_parameters_stay_outside_delegates(model: torch.nn.Module) -> None:
     with delegraph.register(Keeping):
         to_backend(
             to_edge(joint(model)).exported_program(),

@@ -104,7 +104,7 @@ def is_right(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_what_limits_allow_is_right_in_the_runtime(
+def test_allowed_element_types_compute_correctly_in_the_runtime(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge.stock_runtime()

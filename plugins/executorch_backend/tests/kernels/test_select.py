@@ -42,7 +42,7 @@ def test_the_kernel_of_an_operator(
 
 
 @pytest.mark.parametrize("wrong", [3, [3]])
-def test_what_is_no_kernel_set(wrong: Any) -> None:
+def test_invalid_kernel_sets_are_refused(wrong: Any) -> None:
     with pytest.raises(OptionError, match="is no list of kernels"):
         kernel_set(wrong)
 
@@ -84,7 +84,7 @@ def test_every_name_of_a_kernel_set_counts() -> None:
     ],
     ids=["kthvalue", "complex", "three axes", "half", "masked"],
 )
-def test_what_a_device_would_refuse_is_refused_here(
+def test_calls_that_a_device_would_refuse_are_refused(
     function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...], said: str
 ) -> None:
     with pytest.raises(Unsupported, match=said) as raised:

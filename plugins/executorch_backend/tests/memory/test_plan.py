@@ -43,7 +43,9 @@ def conflicts(plan: ExecutionPlan) -> list[Any]:
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
 @pytest.mark.parametrize("backends", [[], ["tosa"]], ids=["host", "tosa"])
 @pytest.mark.parametrize("name", STATIC)
-def test_what_is_read_is_what_was_written(name: str, backends: list[str]) -> None:
+def test_no_value_is_overwritten_before_it_is_read(
+    name: str, backends: list[str]
+) -> None:
     module, calls = STATIC[name]
     for plan in emit(lower(module, calls[0], backends=backends)).program.plans:
         assert conflicts(plan) == []
@@ -171,7 +173,7 @@ def test_memories_are_planned_one_by_one() -> None:
     assert (offsets, sizes) == ({here: 0, there: 0}, [0, 100, 0, 200])
 
 
-def test_what_comes_into_a_loop_stays_until_its_end() -> None:
+def test_values_before_a_loop_live_until_its_end() -> None:
     before = Storage(4, Home.PLANNED)
     inside = Storage(4, Home.PLANNED)
     found = find_lifetimes(

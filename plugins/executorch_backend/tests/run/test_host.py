@@ -57,7 +57,7 @@ def test_dynamic_batch(name: str) -> None:
     check(module, [(randn(3, 4),), (randn(16, 4),), (randn(2, 4),)], shapes)
 
 
-def test_a_file_cannot_make_the_host_take_more_memory_than_it_states() -> None:
+def test_files_cannot_allocate_more_memory_than_declared() -> None:
     emitted = emit(lower(p.Function(lambda x: x + torch.full((8,), 2.0)), (randn(8),)))
     file = read_program(emitted.file.join())
     plan = file.program.plans[0]

@@ -110,7 +110,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_arguments_that_a_schema_does_not_have_are_refused_when_the_file_is_read(
+def test_arguments_outside_the_schema_are_refused_on_load(
     name: str, tmp_path: Path
 ) -> None:
     with pytest.raises(
@@ -128,7 +128,7 @@ def test_arguments_that_a_schema_does_not_have_are_refused_when_the_file_is_read
     assert main(["run", str(path), "--runtime", "executorch"]) == 1
 
 
-def test_a_list_as_a_result_is_refused_when_the_file_is_read(tmp_path: Path) -> None:
+def test_lists_as_results_are_refused_on_load(tmp_path: Path) -> None:
     path = tmp_path / "wrong.pte"
     path.write_bytes(program([tensor(4), t.TensorList((0,))], [], [0], [1]))
     for runtime in (None, "executorch"):
@@ -175,7 +175,7 @@ def test_enumerations_that_there_are() -> None:
     ]
 
 
-def test_a_type_that_the_caller_gives_is_looked_at_when_it_is_given() -> None:
+def test_types_given_by_the_caller_are_checked_on_call() -> None:
     content = program(
         [tensor(4), t.IntList(()), t.Bool(False), t.Int(6), tensor(at=64)],
         [(SUM, (0, 1, 2, 3, 4, 4))],
@@ -293,7 +293,7 @@ def test_a_loop_that_squares_an_integer_ends() -> None:
         load(content, max_iterations=1000).run("forward", [])
 
 
-def test_kernels_without_a_schema_are_those_that_know_numbers_or_places() -> None:
+def test_only_listed_kernels_have_no_schema() -> None:
     """So that nothing that this host computes escapes the check."""
     from delegraph_executorch.kernels import stock_kernels
     from delegraph_executorch.run.arguments import signature
@@ -346,7 +346,7 @@ def test_results_outside_of_the_plan_count_as_memory() -> None:
         load(content).run("forward", [torch.ones(1, 1)])
 
 
-def test_executorch_is_asked_for_more_memory_than_there_is(tmp_path: Path) -> None:
+def test_files_that_need_too_much_memory_are_refused(tmp_path: Path) -> None:
     stock_runtime()
     path = tmp_path / "much.pte"
     path.write_bytes(program([tensor(4)], inputs=[0], outputs=[0], memory=1 << 46))
@@ -392,7 +392,7 @@ def test_limits_of_memory_and_iterations_are_the_users(
     assert "the runtime executorch does not bound memory" in capsys.readouterr().err
 
 
-def test_outputs_of_delegates_are_found_in_memory_that_grows_with_the_file() -> None:
+def test_finding_delegate_outputs_takes_linear_memory() -> None:
     count = 3000
     calls = [t.DelegateCall(0, (k, k + 1)) for k in range(count)]
     content = program(
@@ -455,7 +455,7 @@ def test_inputs_that_are_no_arguments_of_a_call(structure: Any, tmp_path: Path) 
         delegraph.load(path)
 
 
-def test_long_texts_and_lists_are_cut_where_a_file_is_shown(tmp_path: Path) -> None:
+def test_long_texts_and_lists_are_shortened_when_shown(tmp_path: Path) -> None:
     """Each instruction names the same long operator, list and text; the file has them
     once.
     """
@@ -479,7 +479,7 @@ def test_long_texts_and_lists_are_cut_where_a_file_is_shown(tmp_path: Path) -> N
     )
 
 
-def test_a_memory_plan_is_proven_in_memory_that_grows_with_the_file() -> None:
+def test_proving_a_memory_plan_takes_linear_memory() -> None:
     """Thousands of tensors in one place, and as many jumps: what is whole where is a
     set for each.
     """
@@ -576,7 +576,7 @@ def test_arrays_that_state_more_than_their_file_holds(
     assert "error [input-invalid]" in capsys.readouterr().err
 
 
-def test_what_damaged_files_raise_is_a_delegraph_error(tmp_path: Path) -> None:
+def test_damaged_files_raise_only_delegraph_errors(tmp_path: Path) -> None:
     """Each value of a plan that says everything, replaced by one of each kind."""
     kinds = [
         tensor(4),

@@ -164,7 +164,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_damaged_sizes_say_nothing(name):
+def test_damaged_input_sizes_are_ignored(name):
     def stated(places, bounds):
         sizes = {"places": places, "bounds": bounds}
         return input_sizes(

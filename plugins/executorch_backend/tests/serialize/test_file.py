@@ -12,7 +12,7 @@ from delegraph_executorch.serialize.reader import read_program
 PROGRAM = Program(plans=(ExecutionPlan("forward"),))
 
 
-def test_a_part_has_bytes_of_its_segment_and_takes_none() -> None:
+def test_parts_refer_to_bytes_of_their_segment() -> None:
     first = bytes(range(100))
     file = program_file(
         PROGRAM,
@@ -29,7 +29,7 @@ def test_a_part_has_bytes_of_its_segment_and_takes_none() -> None:
     assert read.program.segments[2].offset == read.program.segments[1].offset + 32
 
 
-def test_alignment_is_what_a_segment_says_and_else_that_of_lines_of_a_cache() -> None:
+def test_segments_are_aligned_to_cache_lines_by_default() -> None:
     file = program_file(
         PROGRAM, [Segment(b"x", 1), Segment(b"y", 4), Segment(b"z"), Segment(b"w", 96)]
     )
@@ -37,7 +37,7 @@ def test_alignment_is_what_a_segment_says_and_else_that_of_lines_of_a_cache() ->
     assert offsets == [0, 16, 128, 192]
 
 
-def test_a_pool_finds_what_it_has_and_aligns_it() -> None:
+def test_pools_find_and_align_equal_contents() -> None:
     pool = Pool(16)
     for content in (b"a" * 70, b"a" * 69 + b"b", b"c"):
         pool.add(content)

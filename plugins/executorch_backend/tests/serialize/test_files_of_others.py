@@ -77,7 +77,7 @@ def _models() -> Iterator[Any]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("partitioner", ["portable", "xnnpack"])
 @pytest.mark.parametrize(("name", "make"), list(_models()))
-def test_what_executorch_writes_now(
+def test_files_of_the_installed_executorch_are_read(
     name: str, make: Any, partitioner: str, tmp_path: Path
 ) -> None:
     """Our test models, lowered by ExecuTorch: each file is shown, proven, and computes

@@ -83,7 +83,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_an_operator_that_torch_does_not_have_is_refused_by_name(name):
+def test_unknown_operators_are_refused_by_name(name):
     def change(structure):
         structure[3][0] = name
 
@@ -218,7 +218,7 @@ def _hostile(count, seed):
     return refused
 
 
-def test_nonsense_with_digests_that_fit_is_refused_or_is_a_program():
+def test_hostile_data_with_valid_digests_is_refused_or_loads():
     assert 50 < _hostile(120, seed=5) < 120
 
 

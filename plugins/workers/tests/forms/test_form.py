@@ -40,7 +40,7 @@ def there_and_back(program, **options):
 
 @pytest.mark.parametrize("named", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_is_read_has_the_form_that_was_written(name, named):
+def test_programs_keep_their_form_when_read_back(name, named):
     program = PROGRAMS[name]()
     form = write(program)
     again = there_and_back(program, named=named)
@@ -50,7 +50,7 @@ def test_what_is_read_has_the_form_that_was_written(name, named):
 
 
 @pytest.mark.parametrize("name", ["layers", "sizes", "branches", "counts"])
-def test_what_is_read_computes_the_same(name):
+def test_programs_compute_the_same_when_read_back(name):
     program = PROGRAMS[name]()
     inputs = {
         "layers": ((1, 3, 6, 6), (1, 6, 6)),
@@ -68,7 +68,7 @@ def test_what_is_read_computes_the_same(name):
         assert torch.equal(ours, theirs)
 
 
-def test_names_are_put_back_with_what_is_beside():
+def test_names_are_restored_from_the_separate_part():
     program = delegraph.lower(
         nn.Linear(2, 2).eval(), (torch.ones(1, 2),), backends=[]
     ).exported_program("forward")
@@ -201,7 +201,7 @@ LITERALS += [
 ]
 
 
-def test_literals_come_back_as_they_were_and_no_two_are_taken_for_equal():
+def test_literals_are_restored_and_have_different_forms():
     forms = []
     program = PROGRAMS["counts"]()
     for literal in LITERALS:
@@ -220,7 +220,7 @@ def test_literals_come_back_as_they_were_and_no_two_are_taken_for_equal():
     assert len(set(forms)) == len(LITERALS)
 
 
-def test_calls_come_back_as_export_writes_them_whatever_they_say_needlessly():
+def test_redundant_arguments_of_calls_are_normalized():
     class Says(nn.Module):
         def forward(self, x, y):
             return (
@@ -271,7 +271,7 @@ def holding(*tensors):
     return program
 
 
-def test_constants_that_share_memory_do_so_again_and_equal_ones_do_not():
+def test_only_constants_that_shared_memory_share_it_again():
     base = torch.arange(12.0)
     program = holding(
         base[:6], base[2:8], base[8:], torch.ones(3), torch.ones(3), base[:6]
@@ -320,14 +320,14 @@ def test_constants_keep_elements_and_strides(name):
     assert sum(memory.size for memory in form.memories) <= tensor.nbytes  # no gaps
 
 
-def test_what_lies_between_the_elements_of_a_constant_does_not_matter():
+def test_memory_between_elements_does_not_change_the_key():
     base = torch.arange(12.0)
     before = write(holding(base[::2])).key
     base[1::2] = 99
     assert write(holding(base[::2])).key == before
 
 
-def test_large_constants_are_fetched_and_used_where_they_are():
+def test_large_constants_are_fetched_and_used_without_copies():
     program = holding(torch.randn(1 << 18), torch.ones(1 << 18), torch.ones(1 << 18))
     form = write(program)
     given = []
@@ -398,7 +398,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_form_is_refused(name):
+def test_programs_that_cannot_be_written_are_refused(name):
     with pytest.raises(
         Unsupported,
         match=(
@@ -533,11 +533,11 @@ def test_no_mutated_program_has_the_key_of_the_original():
 
 
 @pytest.mark.slow
-def test_none_of_ten_thousand_has():
+def test_ten_thousand_changed_programs_have_different_keys():
     _mutations(10_000, seed=2)
 
 
-def test_two_processes_with_other_default_dtypes_do_not_understand_each_other():
+def test_programs_of_other_default_dtypes_are_refused():
     data = packed(PROGRAMS["counts"]())
     torch.set_default_dtype(torch.float64)
     try:

@@ -143,7 +143,7 @@ def check(model, backend):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_is_read_back_compiles_to_the_same_bytes(name):
+def test_programs_read_back_compile_to_equal_bytes(name):
     check(MODELS[name](), "tosa")
 
 
@@ -156,7 +156,7 @@ def contents(program):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_cached_lowering_gives_what_one_without_a_cache_gives(name, tmp_path):
+def test_lowering_with_and_without_a_cache_is_equal(name, tmp_path):
     torch.manual_seed(0)
     module, inputs, options = MODELS[name]()
     wanted = contents(delegraph.lower(module, inputs, backends=["tosa"], **options))
@@ -204,7 +204,7 @@ def test_so_do_large_models(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*MODELS, *LARGE])
 @pytest.mark.parametrize("backend", ["xnnpack", "compiler-demo"])
-def test_so_do_other_backends(name, backend):
+def test_programs_read_back_compile_equally_on_other_backends(name, backend):
     if backend == "xnnpack":
         pytest.importorskip("executorch")
     model = (MODELS | LARGE)[name]()
