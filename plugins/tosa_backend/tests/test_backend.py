@@ -106,7 +106,7 @@ def test_results_leave_in_the_programs_order(tmp_path):
         torch.testing.assert_close(found, tuple(model(X)))
 
 
-def test_a_part_keeps_the_names_of_what_crosses_its_border():
+def test_partitions_keep_the_names_of_inputs_and_outputs():
     def chosen(x):
         return torch.linalg.inv_ex(x)[0].exp().topk(2)
 
@@ -200,7 +200,7 @@ def test_input_order():
     torch.testing.assert_close(lowered(X, Y)[0], X.exp() + Y)
 
 
-def test_weights_stay_where_they_are_until_the_file_is_written():
+def test_weights_are_not_copied_before_writing():
     layer = nn.Linear(64, 64).requires_grad_(False)
     blob = compiled(torch.export.export(layer, (torch.ones(1, 64),))).processed_bytes
     size = len(blob)
@@ -244,7 +244,7 @@ def test_debug_files(tmp_path):
     ]
 
 
-def test_a_debug_file_of_what_was_built_before_it_failed(tmp_path):
+def test_failed_lowerings_leave_a_partial_debug_file(tmp_path):
     with pytest.raises(Unsupported):
         compiled(
             export(lambda x: torch.special.bessel_j0(x.exp() + 1), X),
@@ -274,7 +274,7 @@ def test_debug_handles():
     assert result.debug_handle_map == {3: (7,), 4: (8,), 5: (9,), 6: (9,)}
 
 
-def test_debug_handles_in_control_flow_number_one_region_after_the_other():
+def test_debug_handles_number_regions_one_after_another():
     def gate(x):
         return torch.cond(
             x.sum() > 0, lambda x: torch.relu(x) + 1, lambda x: x.sin(), (x,)
@@ -330,7 +330,7 @@ def numbered(file):
     ]
 
 
-def test_the_file_names_nodes_modules_and_lines_if_that_is_asked_for():
+def test_locations_name_nodes_modules_and_lines_on_request():
     model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(Function(torch.relu))).eval()
     file = (
         delegraph.lower(model, (X,), options={"tosa": {"locations": True}})
@@ -350,7 +350,7 @@ def test_the_file_names_nodes_modules_and_lines_if_that_is_asked_for():
     )
 
 
-def test_what_decomposed_calls_became_names_their_lines():
+def test_decomposed_operators_name_their_source_lines():
     """The cells of an LSTM have no rule; two transpositions cancel, and leave a copy of
     the input.
     """

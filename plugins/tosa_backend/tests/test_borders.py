@@ -109,7 +109,7 @@ class Many(nn.Module):
 
 
 @pytest.mark.parametrize("backends", [(), ("tosa",)])
-def test_what_is_written_and_what_reads_memory(backends):
+def test_written_and_viewed_memory_crosses_borders(backends):
     image = randn(2, 3, 4, 5)
     volume = randn(1, 2, 4, 4, 6)
     row = randn(2, 3, 4)

@@ -37,7 +37,7 @@ def asked(data, specs=(), size=None, device=None):
         ("TOSA-1.1+FP", "rebuild", "TOSA 1.1 is a draft"),
     ],
 )
-def test_a_saved_file_says_what_made_it_and_which_tosa_it_is(
+def test_saved_files_name_their_producer_and_tosa_version(
     tmp_path, spec, verdict, text
 ):
     lowered, path = saved(tmp_path, spec)
@@ -94,7 +94,7 @@ def test_hostile_beginnings_give_an_answer(data, verdict):
     assert (answer and answer.verdict) == verdict
 
 
-def test_a_file_whose_version_is_further_behind_cannot_be_told():
+def test_versions_beyond_the_header_are_unknown():
     assert asked(b"\xff\xff\0\0TOSA" + bytes(4088), size=1 << 20) is None
 
 

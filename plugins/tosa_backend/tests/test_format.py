@@ -53,7 +53,7 @@ def test_statistics(path):
     ]
 
 
-def test_the_text_says_what_was_left_out(path):
+def test_shortened_texts_mark_omissions(path):
     text = str(TosaFormat.inspect(path))
     assert "// needs profile FP, extension bf16" in text
     assert "ADD(%x" in text
@@ -130,7 +130,7 @@ def test_a_truncated_file_is_one_error(path, command, capsys):
 
 
 @pytest.mark.parametrize("times", [1 << 28, 1 << 56])
-def test_what_no_memory_holds_is_one_error(times, path, monkeypatch, capsys):
+def test_tensors_larger_than_memory_are_refused(times, path, monkeypatch, capsys):
     """A file of a few hundred bytes may ask for as much as it likes."""
     x = Value(Type((4,), DType.FP32), name="x")
     tile = ops.TILE((x, literal([times], DType.SHAPE, np.int64)))
@@ -213,7 +213,7 @@ def written(graph, folder):
 @pytest.mark.parametrize(
     "given", [[], ["--input", "x.npy"]], ids=["random", "from a file"]
 )
-def test_a_file_that_breaks_a_rule_is_not_run_and_the_rule_is_named(
+def test_illegal_files_are_not_run_and_name_the_rule(
     tmp_path, capsys, monkeypatch, given
 ):
     """It can be read, and an AND of floating point numbers would only fail in numpy."""
@@ -232,7 +232,7 @@ def test_a_file_that_breaks_a_rule_is_not_run_and_the_rule_is_named(
     assert main(["inspect", str(file)]) == 0
 
 
-def test_a_file_that_breaks_very_many_rules_is_told_in_short(tmp_path, capsys):
+def test_many_violations_are_shortened(tmp_path, capsys):
     x = Value(Type((3,), DType.FP32), name="x" * 10_000)
     operators = [apply(ops.BITWISE_AND, x, x) for _ in range(1000)]
     assert (
@@ -310,7 +310,7 @@ def test_loops_that_end_in_time_are_run(tmp_path):
         np.testing.assert_array_equal(ours, wanted)
 
 
-def test_the_bound_holds_for_one_run_and_each_run_has_its_own(tmp_path):
+def test_the_iteration_limit_applies_to_each_run(tmp_path):
     file = written(doubling(4), tmp_path)
     inputs = TosaFormat.sample(file, 0)
     for _ in range(3):

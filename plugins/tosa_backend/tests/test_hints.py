@@ -49,7 +49,7 @@ def test_int64():
     )
 
 
-def test_the_line_that_makes_an_int64_is_the_one_to_change():
+def test_int64_hints_name_the_line_that_creates_it():
     """The positions of a tokenizer's padding, as in RoBERTa; the mask is computed here."""
     made = lowered(
         lambda x, ids: x + (torch.cumsum(ids, 1) * ids).float(),
@@ -103,7 +103,7 @@ def test_dynamic_sizes():
     assert len(static.delegates) == 1 and not static.report.causes, static.report
 
 
-def test_what_depends_on_the_data():
+def test_data_dependent_sizes_have_a_hint():
     function = lambda x: (x[x > 0].exp() + 1).sum()
     (cause,) = lowered(function, torch.randn(6)).report.causes
     assert "torch.where(mask, x, 0)" in cause.hint and cause.count == 4
@@ -209,7 +209,7 @@ def test_another_target():
 @pytest.mark.parametrize(
     "function", [lambda x: x.sort(-1)[0], lambda x: torch.searchsorted(x, x.flip(0))]
 )
-def test_sorting_with_too_many_comparisons_says_what_takes_fewer(function):
+def test_refused_sorts_hint_at_topk(function):
     (cause,) = lowered(function, torch.randn(2, 4000).sort(-1)[0]).report.causes
     assert "too many" in cause.reason and "x.topk(k) of k up to 64" in cause.hint
     one_delegate(lambda x: x.topk(64, -1)[0], torch.randn(2, 4000))
@@ -230,7 +230,7 @@ def test_sizes_of_the_run_time_need_another_target():
     assert not check("TOSA-1.1+FP+shape")
 
 
-def test_what_integers_leave_at_the_border():
+def test_float_borders_of_integer_targets_have_a_hint():
     """The hint leads to a program without it."""
     import torch.ao.quantization.fx._decomposed  # registers the operators
     from delegraph_tosa.borders import integer_borders

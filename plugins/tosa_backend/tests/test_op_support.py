@@ -24,7 +24,7 @@ AGAIN = (
         for name in GROUPS
     ],
 )
-def test_the_record_is_what_is_taken(group):
+def test_the_record_equals_current_support(group):
     found = verdicts(GROUPS[group]())
     recorded = json.loads(RECORD.read_text())[group]
     # the record's; others decompose into other types, which reasons name
@@ -45,7 +45,7 @@ OLDER = {"TOSA-1.0+FP": "TOSA-0.80+MI", "TOSA-1.0+INT": "TOSA-0.80+BI"}
         for name in GROUPS
     ],
 )
-def test_the_older_targets_take_what_the_newer_ones_take(group, monkeypatch):
+def test_older_targets_support_at_least_newer_ones(group, monkeypatch):
     monkeypatch.setattr(op_support, "TARGETS", (*OLDER, *OLDER.values()))
     for name, row in verdicts(GROUPS[group]()).items():
         for new, old in OLDER.items():
@@ -70,7 +70,7 @@ def test_no_rule_is_newer_than_its_row():
     )
 
 
-def test_a_rule_that_its_family_was_not_asked_about_is_stale():
+def test_rules_newer_than_the_record_are_stale():
     record = json.loads(RECORD.read_text())
     record["activation"]["aten.relu.default"][RULE] = False
     del record["pool"]["aten.max_pool2d.default"]

@@ -69,7 +69,7 @@ def _fp32_alone(operator):
 narrow("fp32alone", _fp32_alone)
 
 
-def test_an_int64_that_leaves_as_it_came_is_asked_of_the_device_as_the_int32_that_it_is_there():
+def test_copied_int64_outputs_are_checked_as_int32():
     program = export(lambda m, x, i: (x * 2, i.clone()), torch.ones(3), torch.arange(3))
     options = {"spec": "TOSA-1.0+FP+fp32alone", "int32_inputs": ["args_1"]}
     lowered = delegraph.lower(program, backends=["tosa"], options={"tosa": options})
@@ -80,7 +80,7 @@ def test_an_int64_that_leaves_as_it_came_is_asked_of_the_device_as_the_int32_tha
     assert [len(delegate.nodes) for delegate in lowered.delegates] == [1]
 
 
-def test_an_int64_that_leaves_one_of_several_partitions_as_it_came_is_asked_of_the_device():
+def test_copied_int64_outputs_of_partitions_are_checked():
     """Such a partition is interpreted by itself, with inputs of its own."""
     places = torch.empty_strided((1, 2, 1, 3), (6, 1, 6, 2), dtype=torch.int64).copy_(
         torch.arange(6).view(1, 2, 1, 3)
@@ -101,7 +101,7 @@ def test_an_int64_that_leaves_one_of_several_partitions_as_it_came_is_asked_of_t
     ]
 
 
-def test_integers_computed_of_constants_alone_are_asked_of_the_device_as_what_they_fold_to():
+def test_folded_integers_are_checked_as_constants():
     program = export(lambda m, x: (x * 2, (torch.arange(3) + 1) % 3), torch.ones(3, 2))
     lowered = delegraph.lower(
         program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+fp32alone"}}
@@ -136,7 +136,7 @@ COPIED = {
 
 
 @pytest.mark.parametrize("case", COPIED)
-def test_what_has_to_be_copied_to_leave_is_refused_where_no_operator_copies(case):
+def test_copied_outputs_are_refused_without_identity(case):
     program = export(COPIED[case], torch.ones(2, 3), c=torch.ones(3))
     lowered = delegraph.lower(
         program, backends=["tosa"], options={"tosa": {"spec": "TOSA-1.0+FP+noidentity"}}
@@ -236,7 +236,7 @@ def test_a_buffer_that_is_written_is_no_constant():
     )
 
 
-def test_what_crosses_the_border_must_be_representable():
+def test_values_at_borders_must_fit_the_element_type():
     ids = torch.arange(3) << 40
     program = export(
         lambda m, x: (x + m.ids[:1].to(torch.float32), m.ids[:1]),
@@ -273,7 +273,7 @@ def test_a_value_from_another_partition_is_an_input_there():
         assert support.partition_why_not(whole) == {}
 
 
-def test_results_that_are_not_lowered_matter_only_where_they_are_used(monkeypatch):
+def test_unused_results_may_be_missing(monkeypatch):
     rule = RULES[aten.topk.default, Value]
     values_only = rule._replace(
         function=lambda t, *arguments: (rule.function(t, *arguments)[0], None)
@@ -288,7 +288,7 @@ def test_results_that_are_not_lowered_matter_only_where_they_are_used(monkeypatc
     assert delegraph.lower(used, backends=["tosa"]).delegates == []
 
 
-def test_scalars_that_python_calls_equal_are_told_apart():
+def test_equal_scalars_of_different_types_are_distinguished():
     program = export(
         lambda m, x: (x * 2, (x * 2.0).clamp(0.5), x + True),
         torch.ones(3, dtype=torch.int32),
@@ -299,7 +299,7 @@ def test_scalars_that_python_calls_equal_are_told_apart():
     assert set(answers.values()) == {None}  # a clamp at 0.5 is taken on floats only
 
 
-def test_what_folds_is_told_apart_from_the_same_at_run_time():
+def test_folded_and_computed_calls_are_checked_separately():
     ids = torch.ones(2, 3, dtype=torch.int32)
     program = export(
         lambda m, x: (m.ids.reshape(6).float() + 1, x.reshape(6)), ids, ids=ids.clone()
@@ -360,7 +360,7 @@ STEPS = {
     ),
     st.booleans(),
 )
-def test_what_is_accepted_compiles_and_equals_eager(steps, integers):
+def test_accepted_programs_compile_and_equal_eager(steps, integers):
     def forward(m, x, y):
         values = [x, y]
         for name, pick in steps:
@@ -385,7 +385,7 @@ def test_what_is_accepted_compiles_and_equals_eager(steps, integers):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_an_integer_constant_that_the_host_needs_too_keeps_nobody_out():
+def test_int64_constants_shared_with_the_host_are_accepted():
     """TOSA 1.0 has no int64 at the border of a delegate; inside, the constant folds,
     and the host has its own.
     """
@@ -442,7 +442,7 @@ def test_an_integer_constant_leaves_no_partition(elsewhere, monkeypatch):
     assert len({d.backend_id for d in lowered.delegates}) == 2
 
 
-def test_a_call_whose_pieces_are_constants_and_host_calls_stays_whole(monkeypatch):
+def test_calls_decomposed_into_host_calls_stay_whole(monkeypatch):
     for host in (aten.roll.default, aten.index_select.default, aten.index.Tensor):
         monkeypatch.delitem(RULES, (host, Value))
     lowered = delegraph.lower(
@@ -475,7 +475,7 @@ def test_nothing_of_a_dynamic_size_is_taken_apart_in_vain(monkeypatch):
     assert lowered.verify(torch.randn(5, 4)).relative_error < 1e-6
 
 
-def test_a_constant_whose_user_somebody_else_refuses():
+def test_constants_of_operators_refused_elsewhere_stay_out():
     """A check that the user adds refuses before TOSA is asked; what it uses is then in
     no delegate.
     """

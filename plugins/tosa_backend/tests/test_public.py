@@ -102,7 +102,7 @@ class Net(nn.Module):
         return self.large(self.small(x).relu().sin()) * 2
 
 
-def test_a_plugin_narrows_the_target_reads_the_graph_and_runs_it():
+def test_plugins_can_narrow_the_target_and_run_graphs():
     x = torch.randn(1, 3, 12, 12)
     with delegraph.register(
         AcmeBackend,
@@ -131,7 +131,7 @@ def test_a_plugin_narrows_the_target_reads_the_graph_and_runs_it():
     ] == ["CONV2D", "MUL"]
 
 
-def test_a_narrowed_target_is_asked_wherever_the_target_is():
+def test_narrowed_targets_apply_everywhere():
     program = torch.export.export(Net().eval(), (torch.randn(1, 3, 12, 12),))
     spec = tosa.TosaSpec.parse("TOSA-1.0+FP")
     narrow = tosa.TosaSpec.parse("tosa-1.0+ACMELITE+fp")

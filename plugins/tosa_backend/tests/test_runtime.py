@@ -105,7 +105,7 @@ def test_wrong_inputs(layer, arguments, message):
     assert caught.value.code == "input-invalid"
 
 
-def test_outputs_are_memory_of_their_own():
+def test_outputs_have_new_memory():
     """Writing to an output must change neither the input, nor a constant of the next
     call, nor another output.
     """
@@ -216,7 +216,7 @@ def test_operator_that_the_host_cannot_compute():
         load([x], custom.outputs, [custom])
 
 
-def test_a_file_takes_inputs_by_their_names_and_says_what_it_is(tmp_path):
+def test_files_take_inputs_by_name(tmp_path):
     x, y = (Value(Type((2, 3), DType.FP32), name=name) for name in ("x", "the.y"))
     operator = node(ops.SUB, x, y)
     operator.outputs[0].name = "difference"

@@ -170,7 +170,7 @@ def made(
         (lambda x: (clamped(x, NanMode.PROPAGATE), clamped(x, 1)), "attribute-type"),
     ],
 )
-def test_what_is_like_a_legal_operator_in_all_but_one_thing_is_found(make, rule):
+def test_operators_with_one_violation_are_found(make, rule):
     x = value(2, 3)
     legal, broken = make(x)
     operators = [legal, *make(x)[:1], broken]
@@ -179,7 +179,7 @@ def test_what_is_like_a_legal_operator_in_all_but_one_thing_is_found(make, rule)
     ] == [(broken, rule)]
 
 
-def test_what_is_broken_alike_is_found_each_time():
+def test_equal_violations_are_all_reported():
     x = value(2, 3)
     operators = [reduced(x, 2), reduced(x, 2)]
     assert [

@@ -225,7 +225,7 @@ def test_the_bounds_of_sums_are_those_of_the_conformance_tests(label):
 
 
 @pytest.mark.parametrize("label", CASES)
-def test_as_accurate_as_the_specification_asks(label, right):
+def test_results_are_as_accurate_as_the_specification_requires(label, right):
     graph, arrays = CASES[label]
     assert compliant(graph, arrays, evaluate(graph, arrays), right[label])
 

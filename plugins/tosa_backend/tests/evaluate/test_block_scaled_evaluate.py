@@ -426,7 +426,7 @@ def test_inputs_and_outputs_are_pairs():
         evaluate(Graph([x], reverse.outputs, [reverse]), [bits])
 
 
-def test_control_flow_hands_over_what_memory_holds():
+def test_control_flow_keeps_the_stored_type():
     for dtype in (BF16, DType.FP8E4M3, DType.FP4E2M1, BY_VALUE[DType.FP4E2M1]):
         type = Type((1, 32), dtype)
         condition = Value(Type((1,), DType.BOOL))

@@ -100,7 +100,7 @@ def test_scaling_bfloat16_weights_takes_little_more_memory_than_the_result():
     assert peak < 2 * size + 24 * kernels.PIECE
 
 
-def test_weights_are_loaded_when_they_are_asked_for():
+def test_weights_are_loaded_on_first_use():
     loads = []
     weight = Value(
         Type((2, 3), FP32),

@@ -149,7 +149,7 @@ BEYOND = {
 
 
 @pytest.mark.parametrize("dtype", BEYOND)
-def test_what_is_too_large(dtype):
+def test_values_beyond_the_range_saturate_or_overflow(dtype):
     limit, itself, bits = BEYOND[dtype]
     assert overflow(dtype) == (limit, itself)
     given = [np.nextafter(limit, 0), np.nextafter(limit, np.inf), np.inf, -np.inf]

@@ -241,7 +241,7 @@ JUSTIFIED = {
 WRITABLE = [case for case in CASES if case.writable]
 
 
-def test_what_only_we_refuse_has_words_of_the_specification():
+def test_additional_refusals_are_stated_in_the_specification():
     some = WRITABLE[::9]
     alone = {
         (c.rule, c.operator)
@@ -264,5 +264,5 @@ def test_the_record_is_of_all_of_them():
 
 
 @pytest.mark.slow
-def test_the_record_is_what_the_judges_say():
+def test_the_record_equals_the_verdicts_of_the_tools():
     assert record(CASES) == RECORD

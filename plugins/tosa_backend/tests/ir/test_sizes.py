@@ -56,7 +56,7 @@ OPERATORS = {operator.add: operator.add, operator.sub: operator.sub, operator.mu
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_any_expression_is_what_python_computes_and_in_its_range(seed):
+def test_expressions_equal_python_and_lie_in_their_range(seed):
     draw = random.Random(seed)
     sizes = {"n": draw.randint(2, 64), "m": draw.randint(2, 64)}
     known = [
@@ -77,7 +77,7 @@ def test_any_expression_is_what_python_computes_and_in_its_range(seed):
         known.append((found, wanted))
 
 
-def test_what_is_equal_is_written_alike():
+def test_equal_expressions_have_one_form():
     assert (n + 1) * 64 // (n + 1) == 64
     assert n * m * 4 // m == 4 * n
     assert -(-n // 2) == (n + 1) // 2 == (n - 1) // 2 + 1
@@ -88,7 +88,7 @@ def test_what_is_equal_is_written_alike():
     assert hash(n * m) == hash(m * n)
 
 
-def test_what_ranges_decide_is_decided():
+def test_ranges_decide_comparisons():
     assert n > 1
     assert n <= 64
     assert n - n // 2 > 0
@@ -109,7 +109,7 @@ def test_what_ranges_decide_is_decided():
         lambda: n**0.5 < 2, lambda: math.floor(n / 2), lambda: np.arange(3) * (n / 2), lambda: max(n / 2, 1.0),
     ],
 )  # fmt: skip
-def test_what_needs_the_number_says_so(ask):
+def test_undecidable_comparisons_raise(ask):
     with pytest.raises(Undecided, match="known at run time only"):
         ask()
 

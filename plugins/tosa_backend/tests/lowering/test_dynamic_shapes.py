@@ -380,7 +380,7 @@ def test_tosa_1_0_wants_sizes_at_compile_time():
     assert found[0][1].endswith("TOSA 1.0 wants every size at compile time")
 
 
-def test_without_the_extension_only_what_computes_sizes_is_refused():
+def test_only_size_computations_need_the_shape_extension():
     found = refusals(
         lambda x: x.relu().flatten(1), (randn(3, 4, 2),), [BOTH], "TOSA-1.1+FP+INT"
     )
@@ -388,7 +388,7 @@ def test_without_the_extension_only_what_computes_sizes_is_refused():
     assert "EXT-SHAPE of TOSA 1.1" in found[0][1]
 
 
-def test_what_depends_on_the_size_is_refused_with_the_reason():
+def test_operators_that_depend_on_the_size_are_refused():
     found = dict(
         refusals(lambda x: (x.squeeze(0), x.unbind(1)), (randn(3, 4),), [ROWS])
     )
@@ -448,7 +448,7 @@ def test_a_refusal_names_a_way_out(function, hint):
     assert any(hint in cause.hint for cause in result.report.causes), result.report
 
 
-def test_a_number_that_tosa_cannot_compute_of_sizes_stays_on_the_host():
+def test_numbers_that_tosa_cannot_derive_from_sizes_are_refused():
     found = dict(
         refusals(lambda x: x * abs(x.shape[0] * 0.5 - 3.5), (randn(3, 4),), [ROWS])
     )
@@ -466,7 +466,7 @@ def test_a_product_of_sizes_and_a_fraction_stays_on_the_host():
     assert "no input tells the size" in found["aten.new_zeros.default"]
 
 
-def test_what_a_partition_cannot_read_of_its_operands_is_refused_with_the_reason():
+def test_sizes_missing_in_the_operands_are_refused():
     """After the host's operator nothing tells how many rows y had, of which the product
     makes its sum.
     """
@@ -482,7 +482,7 @@ def test_what_a_partition_cannot_read_of_its_operands_is_refused_with_the_reason
 # ---- a decoder's int32 ids alone tell the sizes, under FP alone as well
 
 
-def test_sizes_are_read_off_what_the_profile_reads():
+def test_sizes_are_read_from_operands_of_the_profile():
     make = of(lambda w, i: w(i).sum(1), nn.Embedding(10, 4))
     module, result = lower(
         make, lambda n, m: (whole(10, n, m).int(),), [BOTH], "TOSA-1.1+FP+shape"

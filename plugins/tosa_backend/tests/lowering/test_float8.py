@@ -309,13 +309,13 @@ def test_scales_of_results_and_of_blocks_stay():
     expect_equal(program(x, w), function(x, w))
 
 
-def test_another_target_is_told():
+def test_missing_float8_extensions_are_named():
     program = lowered(lambda x: x.to(E4).float(), NUMBERS, spec="TOSA-1.0+FP")
     assert "TOSA-1.0+FP+fp8e4m3" in str(program.report)
     expect_equal(program(NUMBERS), NUMBERS.to(E4).float())
 
 
-def test_a_delegate_refuses_other_bits():
+def test_delegates_refuse_inputs_of_other_types():
     x = torch.zeros(3).to(E4)
     program = lowered(lambda x: x.float(), x)
     (delegate,) = program.delegates

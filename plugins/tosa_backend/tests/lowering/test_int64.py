@@ -98,7 +98,7 @@ def test_in_one_delegate(name, spec):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
-def test_what_may_not_fit_is_left_out():
+def test_int64_values_that_may_not_fit_are_refused():
     def forward(m, x):
         return x + 1, x.relu(), x > 0
 
@@ -137,7 +137,7 @@ def test_without_pro_int_24_bits_are_the_limit(factor, left):
     torch.testing.assert_close(lowered(IDS)[1], module(IDS)[1])
 
 
-def test_a_large_constant_folds_and_is_refused_beside_what_is_computed():
+def test_large_constants_fold_and_are_refused_otherwise():
     both = lambda m, ids: (
         F.embedding(ids, m.table) + (m.large >> 38).float(),
         ids + m.large,
@@ -148,7 +148,7 @@ def test_a_large_constant_folds_and_is_refused_beside_what_is_computed():
         torch.testing.assert_close(found, wanted)
 
 
-def test_what_reads_only_a_type_takes_anything():
+def test_operators_that_read_only_the_type_are_supported():
     """No element of the int64 is read, so none has to fit."""
     module, lowered = lower(
         lambda m, x: torch.zeros_like(x, dtype=torch.float32) + 1, IDS
@@ -185,7 +185,7 @@ def test_bounds_are_those_of_sums_with_products_of_truth_values(factor, proven):
     assert ("aten.mul.Tensor" not in reasons(lowered)) == proven, lowered.report
 
 
-def test_a_cast_that_wraps_proves_nothing_of_what_it_cuts():
+def test_wrapping_casts_prove_no_range():
     """2^32 + 1 is 1 in 32 bits: the table says nothing of the int64."""
     module, lowered = lower(
         lambda m, x: (F.embedding(x.int(), m.table), x + 1), IDS, table=TABLE
@@ -240,7 +240,7 @@ SATURATED = {
 
 
 @pytest.mark.parametrize("name", SATURATED)
-def test_casts_of_floats_stop_where_their_uses_do(name):
+def test_casts_of_floats_saturate_where_uses_allow(name):
     function, numbers = SATURATED[name]
     x = torch.tensor(numbers)
     module, lowered = lower(function, x, table=TABLE, last=torch.tensor(9))
@@ -267,14 +267,14 @@ SEEN = {
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_casts_do_not_stop_where_it_would_be_seen(name):
+def test_casts_do_not_saturate_where_visible(name):
     x = torch.tensor([3e12, 200.0, 4.5])
     module, lowered = lower(SEEN[name], x, table=TABLE, last=torch.tensor(9))
     assert "aten.to.dtype" in reasons(lowered)
     torch.testing.assert_close(lowered(x), module(x))
 
 
-def test_what_the_host_casts_does_not_stop():
+def test_casts_on_the_host_do_not_saturate():
     """The rest is refused then, since a large number would be cut to 32 bits on its way
     in.
     """
@@ -346,7 +346,7 @@ def test_some_parts_prove_nothing(parts):
     torch.testing.assert_close(lowered(large), module(large))
 
 
-def test_nothing_is_proven_by_what_is_left_out():
+def test_empty_indices_prove_no_range():
     """An index tensor of which no element is used says nothing."""
     module, lowered = lower(
         lambda m, x: (F.embedding(x.expand(0, 3), m.table), x == 1), IDS, table=TABLE

@@ -149,7 +149,7 @@ def test_nothing_is_narrowed(programs):
     }
 
 
-def test_what_has_no_operator_on_int64_has_to_fit():
+def test_operators_without_int64_support_need_small_values():
     left = lowered(lambda i: i.float(), large)
     (refusal,) = left.report.refusals
     assert "more than 32 bits hold" in refusal.reason

@@ -68,7 +68,7 @@ def test_the_integers_are_the_same(name, seed):
     assert ranges[0] == ranges[1]
 
 
-def test_what_has_no_replacement_is_refused():
+def test_missing_operators_without_replacement_are_refused():
     t = Tosa(TosaSpec.parse("TOSA-1.0+INT+plain"))
     x = Value(Type((7, 3), DType.INT32))
     for refused in (

@@ -124,7 +124,7 @@ class Counter(nn.Module):
         return x + self.count
 
 
-def test_what_it_lacks_is_refused_by_name():
+def test_operators_missing_in_older_versions_are_refused():
     x = torch.ones(2, 3)
     size = torch.export.Dim("size")
     program = torch.export.export(
@@ -161,7 +161,7 @@ def test_a_mean_over_an_image_has_a_stride_of_1():
     assert torch.equal(strides["TOSA-0.80+BI"][1], strides["TOSA-1.0+INT"][1])
 
 
-def test_bytes_are_what_rescale_says():
+def test_uint8_inputs_are_declared_by_rescale():
     class Pixels(nn.Module):
         def forward(self, image):
             return image.flip(-1).float() * 2

@@ -210,7 +210,7 @@ def test_a_large_constant_is_not_expanded_in_the_file():
     assert len(lowered.delegates[0].processed_bytes) < 8192
 
 
-def test_an_empty_tensor_that_arrives_leaves_its_uses_on_the_host():
+def test_empty_inputs_keep_their_uses_on_the_host():
     """A cache that is empty at the first step."""
     module = Program(lambda m, x, cache: torch.cat([cache, x], 1).exp()).eval()
     inputs = (ROWS, ROWS[:, :0])

@@ -128,14 +128,14 @@ def operators(function, *inputs):
     return [f"{op.name} {op.outputs[0].dtype}" for op in graph.operators]
 
 
-def test_what_one_operator_computes_stays_short():
+def test_single_operators_compute_in_short_floats():
     x = randn(2, 3).bfloat16()
     assert operators(lambda x: (x * 2).tanh().reshape(6).clamp(0, 1), x) == [
         *("MUL bf16", "TANH bf16", "RESHAPE bf16", "CLAMP bf16")
     ]
 
 
-def test_what_several_compute_is_rounded_once():
+def test_several_operators_round_only_once():
     x = randn(2, 3).bfloat16()
     assert operators(torch.nn.functional.silu, x) == [
         "CAST fp32",
@@ -151,7 +151,7 @@ def test_what_several_compute_is_rounded_once():
 @pytest.mark.parametrize(
     "dtype", TARGETS, ids=lambda dtype: str(dtype).removeprefix("torch.")
 )
-def test_a_divisor_is_rounded_where_torch_makes_it_a_tensor(dtype):
+def test_divisors_are_rounded_as_torch_does(dtype):
     function = Function(lambda x: (x % 0.3, torch.fmod(x, 0.3))).eval()
     x = (torch.arange(-20, 20) / 4).to(dtype)
     lowered = delegraph.lower(

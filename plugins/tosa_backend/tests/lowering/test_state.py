@@ -104,7 +104,7 @@ def test_the_reference_tools_take_the_file(model, exported):
     np.testing.assert_allclose(found[1,], scale.numpy())
 
 
-def test_initial_values_are_in_the_file_and_the_model_is_not_touched(model, exported):
+def test_initial_values_are_stored_and_the_model_unchanged(model, exported):
     program = lowered(exported)
     graph = read(program.delegates[0].processed_bytes)
     initial = {
@@ -144,7 +144,7 @@ def test_a_variable_shares_no_memory_with_the_caller():
     assert before.tolist() == [1, 1, 1]
 
 
-def test_what_is_no_type_of_a_variable_is_passed():
+def test_states_of_unsupported_types_are_passed_as_inputs():
     program = lowered(
         torch.export.export(
             Register(torch.int32).eval(), (torch.ones(3, dtype=torch.int32),)

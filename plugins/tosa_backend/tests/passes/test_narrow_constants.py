@@ -61,7 +61,7 @@ def optimized(d: Draft, *outputs: Value) -> Graph:
 @pytest.mark.parametrize(
     "cls", [tosa.MUL, tosa.ADD, tosa.SUB], ids=lambda cls: cls.__name__
 )
-def test_a_constant_is_scaled_as_what_it_meets(cls):
+def test_constants_are_narrowed_like_the_other_operand(cls):
     d = Draft()
     x = scaled(d, d.input(1, 64, 96, dtype=DType.INT8))
     shift = [d.no_shift] if cls is tosa.MUL else []
@@ -76,13 +76,13 @@ def test_a_constant_is_scaled_as_what_it_meets(cls):
     assert constants == {DType.INT8}
 
 
-def test_a_constant_in_a_small_product_is_scaled_when_it_is_written():
+def test_constants_in_small_products_are_scaled_in_advance():
     d = Draft()
     x = scaled(d, d.input(1, 4, 96, dtype=DType.INT8))
     assert names(optimized(d, d.mul(x, gain(d, 96)))) == {"RESCALE": 1, "MUL": 1}
 
 
-def test_a_constant_that_meets_integers_of_32_bits_is_scaled_when_it_is_written():
+def test_constants_with_int32_operands_are_scaled_in_advance():
     d = Draft()
     x = d.op(tosa.ABS, scaled(d, d.input(1, 64, 96, dtype=DType.INT8)))
     assert names(optimized(d, d.mul(x, gain(d, 96)))) == {

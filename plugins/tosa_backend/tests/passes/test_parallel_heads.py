@@ -52,7 +52,7 @@ def only(graph: Graph, name: str) -> Operator:
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_query_key_and_value_are_one_layer_and_moved_by_one_transpose(batch):
+def test_query_key_and_value_become_one_layer(batch):
     d = Draft()
     result = check(d, attention(d, d.input(batch, 5, 7)))
     found = names(result)
@@ -90,7 +90,7 @@ def test_one_layer_and_one_transpose_name_the_sources_of_all():
     assert set(sources_of(first.source)).isdisjoint(sources_of(second.source))
 
 
-def test_heads_of_keys_and_values_may_be_fewer_and_bias_may_be_missing():
+def test_grouped_heads_without_bias_are_joined():
     d = Draft()
     x = d.input(2, 5, 7)
     weight = d.constant(8, 1, 1, 7)
@@ -174,7 +174,7 @@ def test_joined_weights_lie_one_after_another_in_the_file(dtype):
         )
 
 
-def test_joined_weights_are_not_scaled_for_the_gain_of_a_norm_before_them():
+def test_gains_before_joined_layers_are_not_folded():
     """They would be computed when they are written, instead of being copied."""
     d = Draft()
     x = d.mul(d.relu(d.linear(d.input(1, 5, 7), 6)), d.constant(1, 1, 6))

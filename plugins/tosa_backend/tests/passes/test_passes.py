@@ -56,7 +56,7 @@ def test_golden_head(golden):
     )
 
 
-def test_a_convolution_with_batch_norm_and_relu_is_two_operators_between_two_transposes():
+def test_convolution_batch_norm_and_relu_become_two_operators():
     d = Draft()
     x = d.input(2, 3, 5, 7)
     y = d.relu(d.norm(d.conv(d.relu(d.norm(d.conv(x, 4, 3))), 6)))
@@ -139,7 +139,7 @@ def test_a_factor_that_makes_channels_stays():
     assert names(check(d, d.conv(d.mul(x, d.constant(1, 5, 1, 1)), 3)))["MUL"] == 1
 
 
-def test_a_factor_before_a_half_precision_convolution_stays_and_one_behind_it_folds():
+def test_only_factors_after_half_precision_convolutions_fold():
     d = Draft(dtype=DType.FP16)
     x = d.mul(
         d.relu(d.mul(d.conv(d.input(1, 3, 6, 6), 3), d.constant(1, 1, 1, 1))),
@@ -240,7 +240,7 @@ def test_one_transpose_in_place_of_several_names_all_their_sources():
     ]
 
 
-def test_one_operator_that_two_views_need_names_the_sources_of_both():
+def test_merged_operators_name_both_sources():
     d = Draft()
     x = d.input(1, 3, 4, 4)
     result = check(d, d.transpose(x, *NHWC), d.transpose(x, *NHWC))
@@ -250,7 +250,7 @@ def test_one_operator_that_two_views_need_names_the_sources_of_both():
     ]
 
 
-def test_an_output_whose_operators_cancelled_names_them():
+def test_outputs_of_cancelled_operators_name_their_sources():
     d = Draft()
     x = d.input(2, 3)
     result = check(d, d.transpose(d.transpose(x, 1, 0), 1, 0))
@@ -259,7 +259,7 @@ def test_an_output_whose_operators_cancelled_names_them():
     ]
 
 
-def test_the_debug_handles_of_folded_nodes_are_those_of_the_convolution():
+def test_convolutions_get_the_debug_handles_of_folded_nodes():
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.ReLU()
     ).eval()
@@ -427,7 +427,7 @@ def test_a_transpose_that_only_moves_single_axes_is_a_reshape():
     }
 
 
-def test_a_view_meets_operands_that_are_larger_along_an_axis_that_it_added():
+def test_views_move_past_operands_that_broadcast_added_axes():
     d = Draft()
     x = d.reshape(d.input(2, 3), 2, 3, 1)
     assert (
@@ -454,7 +454,7 @@ def test_axes_of_size_one_inside_a_group_that_is_joined():
     assert names(check(d, y)) == {"TRANSPOSE": 1, "RESHAPE": 1}
 
 
-def test_an_axis_of_size_one_between_axes_that_are_joined_moves_nothing():
+def test_joining_axes_around_size_one_is_a_reshape():
     """Heads of a single token: [N,H,1,E] to [N,H*E]."""
     d = Draft()
     assert names(check(d, d.reshape(d.input(2, 4, 1, 3), 2, 12))) == {"RESHAPE": 1}
@@ -511,7 +511,7 @@ def test_argmax_over_the_channels_takes_the_transposition_along():
     assert names(result) == {"TRANSPOSE": 1, "CONV2D": 1, "ARGMAX": 1}
 
 
-def test_nothing_moves_to_an_element_type_that_the_target_does_not_transpose():
+def test_transposes_avoid_types_the_target_cannot_transpose():
     d = Draft()
     y = d.op(tosa.CAST, d.transpose(d.input(2, 3, 4), 2, 0, 1), dtype=DType.INT32)
     y = d.op(tosa.CAST, d.add(y, y), dtype=DType.FP32)
@@ -570,7 +570,7 @@ def test_equal_operators_are_computed_once_and_keep_both_sources():
     assert result.operators[0].source == ("SLICE:0", "SLICE:1")
 
 
-def test_clamps_that_differ_in_the_sign_of_zero_are_not_equal():
+def test_clamps_with_different_zero_signs_are_kept():
     d = Draft()
     x = d.input(4)
     ys = [d.op(tosa.CLAMP, x, min_val=low, max_val=1.0) for low in (0.0, -0.0)]
@@ -595,7 +595,7 @@ def test_writing_a_variable_is_a_use():
     }
 
 
-def test_reading_a_variable_before_and_after_a_write_is_not_the_same():
+def test_variable_reads_around_a_write_are_kept():
     d = Draft()
     x = d.input(4)
     types = (Type((4,), DType.FP32),)
@@ -653,7 +653,7 @@ def test_any_graph_computes_the_same(draft_and_outputs, target):
 @pytest.mark.parametrize(
     "name", [name for named in PATTERNS.values() for name in named]
 )
-def test_any_graph_with_what_a_pass_looks_for_computes_the_same(name):
+def test_passes_keep_results_of_random_graphs(name):
     pattern, targets = next(named[name] for named in PATTERNS.values() if name in named)
 
     @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -670,9 +670,7 @@ def test_any_graph_with_what_a_pass_looks_for_computes_the_same(name):
     shapes_of_any_size(),
     st.sampled_from(["TOSA-1.1+FP+INT+shape", "TOSA-1.1+FP+shape"]),
 )
-def test_shapes_of_sizes_at_run_time_are_those_of_sizes_that_are_known(
-    draft_of, target
-):
+def test_passes_treat_dynamic_sizes_like_known_sizes(draft_of, target):
     """A graph with a symbol in its shapes, at two sizes, beside the same graph with
     these sizes in its shapes.
     """
@@ -690,7 +688,7 @@ def test_shapes_of_sizes_at_run_time_are_those_of_sizes_that_are_known(
             np.testing.assert_array_equal(new, old)
 
 
-def test_each_pass_has_what_it_looks_for_drawn():
+def test_every_pass_has_random_graphs_with_its_pattern():
     """Shapes that are computed have the test before this one."""
     assert {run.__name__ for run in PASSES} == {*PATTERNS, "compute_shapes"}
 
@@ -698,7 +696,7 @@ def test_each_pass_has_what_it_looks_for_drawn():
 DRAFT = TosaSpec.parse("TOSA-1.1+FP")
 
 
-def test_a_product_by_a_transposed_matrix_is_one_operator_of_1_1():
+def test_products_with_transposed_matrices_become_matmul_t():
     d = Draft()
     y = d.matmul(d.input(2, 3, 4), d.transpose(d.input(2, 5, 4), 0, 2, 1))
     result = check(d, d.relu(y), spec=DRAFT)
@@ -716,7 +714,7 @@ def test_heads_are_joined_before_such_a_product():
     assert names(check(d, y, spec=DRAFT)) == {"RESHAPE": 1, "MATMUL_T": 1}
 
 
-def test_other_transpositions_and_other_targets_keep_the_product():
+def test_other_transposes_and_targets_keep_matmul():
     d = Draft()
     x = d.input(5, 3, 4)
     matrix = d.input(4, 5, 2)

@@ -66,7 +66,7 @@ def test_repeated_keys_that_something_else_uses_stay():
     assert found == {"TILE": 1, "RESHAPE": 1, "TRANSPOSE": 1, "MATMUL": 1}
 
 
-def test_results_of_48_bits_which_no_reshape_takes_keep_the_repetition():
+def test_products_of_48_bits_keep_repeated_operands():
     d = Draft(dtype=DType.INT16)
     keys = repeated_keys(d, (1, 4, 1, 5, 4), (1, 1, 3, 1, 1))
     y = d.op(

@@ -174,7 +174,7 @@ def split(d: Draft, spec: TosaSpec, *outputs: Value) -> Graph:
     return result
 
 
-def test_a_norm_is_computed_in_blocks_of_about_as_many_rows(npu):
+def test_norms_are_split_into_blocks_of_similar_size(npu):
     d = Draft()
     result = split(d, npu, centred(d, d.input(1, ROWS, CHANNELS, dtype=DType.INT8)))
     sums = [
@@ -230,7 +230,7 @@ def channels(graph: Graph) -> Counter:
     )
 
 
-def test_a_head_has_layers_of_its_own(npu):
+def test_each_head_gets_its_own_layers(npu):
     d = Draft()
     result = split(
         d,
@@ -251,7 +251,7 @@ def test_a_layer_that_something_else_reads_is_computed_whole(npu):
     assert channels(result) == {6: 1, 3: 2, 4: 2}
 
 
-def test_heads_that_a_reshape_mixes_are_cut_behind_it(npu):
+def test_heads_mixed_by_a_reshape_are_split_after_it(npu):
     d = Draft()
     _, key, value = layers_of_heads(d, d.input(1, 1, ROWS, 5, dtype=DType.INT8))
     query = d.reshape(d.input(ROWS, 6, dtype=DType.INT8), 2, ROWS, 3)
@@ -296,7 +296,7 @@ def test_a_mask_for_all_rows_is_read_whole(npu):
     } == {(1, 1, 6)}
 
 
-def test_results_of_a_norm_that_are_read_twice_are_joined_once(npu):
+def test_norms_that_are_read_twice_are_joined_once(npu):
     d = Draft()
     y = centred(d, d.input(1, ROWS, CHANNELS, dtype=DType.INT8))
     result = split(d, npu, y, d.op(tosa.BITWISE_NOT, y))
@@ -382,13 +382,13 @@ def test_a_product_of_rows_with_themselves_reads_them_whole_too(npu):
 
 
 @pytest.mark.parametrize("network", KEPT.values(), ids=KEPT)
-def test_what_is_no_chain_of_rows_stays(network, npu):
+def test_graphs_without_row_chains_are_unchanged(network, npu):
     d = Draft()
     given = d.graph(network(d, d.input(1, ROWS, CHANNELS, dtype=DType.INT8)))
     assert split_rows.split_rows(given, npu) is given
 
 
-def test_two_results_that_need_each_other_stay_whole(npu):
+def test_interdependent_results_are_not_split(npu):
     """What is computed from a result, and read whole by the same region, needs all rows
     first.
     """
@@ -403,7 +403,7 @@ def test_two_results_that_need_each_other_stay_whole(npu):
     assert split_rows.split_rows(given, npu) is given
 
 
-def test_other_targets_and_small_tensors_stay(npu, monkeypatch):
+def test_other_targets_and_small_tensors_are_unchanged(npu, monkeypatch):
     d = Draft()
     given = d.graph(centred(d, d.input(1, ROWS, CHANNELS, dtype=DType.INT8)))
     assert split_rows.split_rows(given, INT) is given
@@ -412,7 +412,7 @@ def test_other_targets_and_small_tensors_stay(npu, monkeypatch):
 
 
 @pytest.mark.parametrize(("larger", "blocks"), [(1, 3), (4, 1)])
-def test_what_needs_no_more_than_the_rest_of_the_network_stays(larger, blocks, npu):
+def test_regions_within_the_peak_memory_are_not_split(larger, blocks, npu):
     """Sums of 32 bits beside an image of as many bytes are computed at once."""
     d = Draft()
     x = d.input(1, ROWS, CHANNELS, dtype=DType.INT8)

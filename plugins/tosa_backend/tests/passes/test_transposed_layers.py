@@ -33,7 +33,7 @@ def test_a_linear_layer_joins_the_heads_of_an_attention_itself(batch):
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 3, 4, 5), (2, 3, 4, 1)], ids=str)
-def test_a_linear_layer_takes_a_flattened_feature_map_in_its_layout(shape):
+def test_linear_layers_read_flattened_maps_without_a_transpose(shape):
     d = Draft()
     y = d.conv(d.input(*shape), 6)
     assert (
@@ -44,7 +44,7 @@ def test_a_linear_layer_takes_a_flattened_feature_map_in_its_layout(shape):
     )
 
 
-def test_what_something_else_uses_is_transposed_for_a_linear_layer_too():
+def test_values_with_other_uses_are_transposed_for_linear_layers():
     d = Draft()
     x = joined_heads(d, 1)
     found = names(check(d, d.linear(x, 6), x))
@@ -84,13 +84,13 @@ def test_a_linear_layer_sums_axes_in_any_order(perms):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_channel_shuffle_before_a_pointwise_convolution_is_one_of_its_weight(batch):
+def test_channel_shuffles_fold_into_pointwise_convolution_weights(batch):
     d = Draft()
     y = d.conv(d.shuffle(d.conv(d.input(batch, 3, 8, 8), 6), 2), 5)
     assert names(check(d, y)) == {"TRANSPOSE": 2, "CONV2D": 2}
 
 
-def test_a_linear_layer_of_rows_in_one_axis_joins_the_heads_of_a_batch():
+def test_linear_layers_join_heads_without_a_transpose():
     d = Draft()
     found = names(check(d, d.linear(d.reshape(joined_heads(d, 2), 10, 12), 6)))
     assert found["TRANSPOSE"] == 0 and found["CONV2D"] == 1

@@ -54,11 +54,11 @@ def test_it_is_a_convolution_for_npus(npu, shape, perms):
 @pytest.mark.parametrize(
     "shape", [(2, 3, 64, 96), (1, 5, 64, 96), (1, 3, 8, 8), (1, 3, 65, 97)]
 )
-def test_it_stays_where_that_is_no_gain(npu, shape):
+def test_transposes_that_convolutions_would_slow_down_stay(npu, shape):
     assert optimized(npu, *shape) == {"TRANSPOSE": 1}
 
 
-def test_it_stays_for_other_types(npu):
+def test_transposes_of_other_types_stay(npu):
     assert (
         optimized(
             replace(npu, extensions=frozenset({"int16"})),

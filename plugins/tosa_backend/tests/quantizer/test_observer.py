@@ -54,7 +54,7 @@ DRAWN = {
 
 
 @pytest.mark.parametrize("kind", DRAWN)
-def test_no_other_limits_are_much_better(kind):
+def test_chosen_limits_are_close_to_the_best(kind):
     torch.manual_seed(0)
     x = DRAWN[kind]()
     low = min(x.min().item(), 0.0)
@@ -109,7 +109,7 @@ def test_growth_beyond_all_bins():
     ],
     ids=str,
 )
-def test_what_has_no_histogram_has_the_limits_of_all(x):
+def test_values_without_histogram_use_minimum_and_maximum(x):
     from torchao.quantization.pt2e import MinMaxObserver
 
     plain = MinMaxObserver(**SETTINGS)
@@ -120,12 +120,12 @@ def test_what_has_no_histogram_has_the_limits_of_all(x):
         assert torch.equal(chosen, all_of_it)
 
 
-def test_what_has_no_elements_changes_nothing():
+def test_empty_tensors_change_no_limits():
     x = torch.randn(100)
     assert found(observed(torch.empty(0), x, torch.empty(0, 3))) == found(observed(x))
 
 
-def test_a_state_dictionary_has_what_the_bins_mean():
+def test_state_dictionaries_restore_the_histogram():
     first = torch.randn(5_000)
     second = torch.randn(5_000) * 50
     whole = observed(first, second)

@@ -159,7 +159,7 @@ def test_parts_belong_to_the_module_and_line_of_the_operator(program):
     ],
     ids=["operator", "module"],
 )
-def test_what_stays_in_floats_stays_whole(module, batches, change):
+def test_operators_left_in_floats_are_not_decomposed(module, batches, change):
     assert calls(
         delegraph.quantize(module, batches[:1], quantizer=change(quantizer())),
         "aten.glu",
@@ -189,7 +189,7 @@ class Loss(nn.Module):
         return F.binary_cross_entropy(x.sigmoid(), y.sigmoid())
 
 
-def test_an_operator_of_which_a_part_stays_in_floats_stays_whole():
+def test_partly_float_operators_are_not_decomposed():
     given = [(torch.randn(3, 4), torch.randn(3, 4))]
     assert calls(delegraph.quantize(Loss().eval(), given), "binary_cross_entropy")
 

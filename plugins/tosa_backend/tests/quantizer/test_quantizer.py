@@ -81,7 +81,7 @@ def integers_of(node):
     return user.args[1:3] if "quantize_per_tensor" in str(user.target) else None
 
 
-def test_limits_and_batch_norms_belong_to_what_is_before_them(program):
+def test_activations_and_batch_norms_fuse_with_the_preceding_layer(program):
     assert not calls(program, "batch_norm")
     (relu,), (hardtanh,) = calls(program, "relu"), calls(program, "hardtanh")
     assert "conv2d" in str(relu.args[0].target) and "add" in str(
@@ -89,7 +89,7 @@ def test_limits_and_batch_norms_belong_to_what_is_before_them(program):
     )
 
 
-def test_what_moves_values_keeps_their_quantization(program):
+def test_operators_that_move_values_keep_their_quantization(program):
     for pool in calls(program, "max_pool2d"):
         assert integers_of(pool) == pool.args[0].args[1:3]
 
@@ -111,7 +111,7 @@ class Tables(nn.Module):
         return (x * x).clone(), torch.acosh(x)
 
 
-def test_tables_go_on_through_copies_and_are_0_where_a_function_is_nan():
+def test_tables_pass_copies_and_replace_nan_by_zero():
     x = torch.linspace(1, 4, 64)[None]
     program = delegraph.quantize(Tables(), [(x,)])
     lowered = delegraph.lower(program, options=INT)
@@ -124,7 +124,7 @@ def test_tables_go_on_through_copies_and_are_0_where_a_function_is_nan():
         assert ((ours - theirs) / node.args[1]).abs().max() <= 1.01
 
 
-def test_averages_of_pixels_keep_their_quantization_where_that_is_fine_enough():
+def test_averages_keep_the_quantization_if_fine_enough():
     class Averages(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -250,7 +250,7 @@ class Added(nn.Module):
         return x.index_put((torch.zeros(200, dtype=torch.int64),), y, accumulate=True)
 
 
-def test_sums_at_places_have_a_scale_of_their_own():
+def test_accumulating_index_put_gets_its_own_scale():
     program = delegraph.quantize(
         Added().eval(), [(torch.linspace(0, 1, 8), torch.linspace(0.9, 1, 200))]
     )
@@ -344,7 +344,7 @@ def test_masks_have_no_scale_and_attention_no_floats(module, activations):
     ],
     ids=["name", "type", "operator", "all but one"],
 )
-def test_settings_choose_what_stays_in_floats(change, floats):
+def test_settings_keep_chosen_operators_in_floats(change, floats):
     found = delegraph.quantize(net(), batches(1), quantizer=change(quantizer()))
     for call in calls(found, floats)[-1:]:
         assert "dequantize" not in str(call.args[1].target), "its weight is in floats"
@@ -457,7 +457,7 @@ def test_wrong_settings(wrong, message):
         lambda x: torch.softmax(x, 1).reshape(6, 4).transpose(0, 1) @ x,
     ],
 )
-def test_what_has_fixed_limits_is_quantized_once(function):
+def test_operators_with_fixed_limits_are_quantized_once(function):
     """A quantize call that reads integers of other limits is a pass over the tensor,
     and rounds a second time.
     """
@@ -475,7 +475,7 @@ def test_what_has_fixed_limits_is_quantized_once(function):
     assert all(n.args[1:3] == n.args[0].args[1:3] for n in borders)
 
 
-def test_what_is_joined_with_fixed_limits_has_those_of_all():
+def test_values_joined_with_fixed_limits_share_the_union():
     class Joined(nn.Module):
         def forward(self, x):
             return torch.cat((torch.sigmoid(x), x))

@@ -165,7 +165,7 @@ NO_TEXT = {
 
 
 @pytest.mark.parametrize("words", NO_TEXT)
-def test_text_that_says_nothing(words):
+def test_invalid_text_is_refused(words):
     with pytest.raises(FormatError, match=words):
         parse(NO_TEXT[words])
 
@@ -180,7 +180,7 @@ def tensor_of(dumped: dict, name: str) -> dict:
 
 
 @pytest.mark.parametrize("dtype", BLOCK_SCALED)
-def test_files_have_what_the_official_serializer_writes(dtype):
+def test_files_equal_those_of_the_official_serializer(dtype):
     reference_tools.tools()
     ts = pytest.importorskip("tosa_serializer")
     ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -261,7 +261,7 @@ def test_constants_are_views_of_the_file(dtype):
     assert all(bytes(file).find(part.tobytes()) % 16 == 0 for part in (held.scales,))
 
 
-def test_every_kind_of_constant_is_written_alike():
+def test_all_kinds_of_constants_are_written_equally():
     constant = scaled(FP8, 2, 64)
     pairs = constant.constant.materialize()
     kinds = [
@@ -315,7 +315,7 @@ NO_FILE = {
 
 
 @pytest.mark.parametrize("words", NO_FILE)
-def test_files_that_say_nothing(words):
+def test_invalid_files_are_refused(words):
     dumped = reference_tools.dump(written(cast_of(scaled(FP8, 2, 64))))
     NO_FILE[words](tensor_of(dumped, "const_0"))
     with pytest.raises(FormatError, match=words):
@@ -374,7 +374,7 @@ def test_targets():
         TosaSpec.parse("TOSA-1.1+FP+mx-fp4e2m1")
 
 
-def test_tosa_opt_accepts_what_it_knows():
+def test_tosa_opt_accepts_the_operators_that_it_knows():
     """Its table of 2026.8 lacks IDENTITY, REVERSE, SLICE, TILE, TRANSPOSE, DIM, CONV3D
     and TRANSPOSE_CONV2D.
     """

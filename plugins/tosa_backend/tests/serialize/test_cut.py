@@ -144,7 +144,7 @@ class Tied(nn.Module):
         return self.head(self.norm(self.embedding(tokens))) * 0.5
 
 
-def test_a_weight_that_is_tied_to_an_embedding_is_there_once():
+def test_tied_weights_are_stored_once():
     tokens = torch.tensor([[3, 7, 63]])
     lowered = delegraph.lower(Tied().eval(), tokens, backends=["tosa"], options=OPTIONS)
     (delegate,) = lowered.delegates
@@ -231,7 +231,7 @@ def test_the_beginning_of_a_blob_is_that_of_its_file(shared, plain):
         assert whole.startswith(begun[:100]) and len(begun) > 40
 
 
-def test_what_would_be_packed_too_tightly_is_not(monkeypatch, model):
+def test_packing_is_limited(monkeypatch, model):
     monkeypatch.setattr(sys.modules[cut.__module__], "MOST_PACKED", 1)
     lowered = delegraph.lower(model, SIZES[:1], backends=["tosa"], options=OPTIONS)
     (blob,) = (d.processed_bytes for d in lowered.delegates)
@@ -260,7 +260,7 @@ class Repeating(nn.Module):
         )
 
 
-def test_a_constant_that_repeats_its_elements_is_said_by_one():
+def test_repeated_elements_are_stored_once():
     x = torch.randn(2, 64)
     lowered = delegraph.lower(
         Repeating(16).eval(), (x,), backends=["tosa"], options=OPTIONS
@@ -297,7 +297,7 @@ def test_a_constant_that_repeats_its_elements_is_said_by_one():
         joined(large + blob[begin + 20 :], data)
 
 
-def test_what_is_repeated_is_less_than_the_rest():
+def test_repetition_is_limited_by_the_size_of_the_rest():
     """So that a small file cannot ask for a large one."""
     x = torch.randn(2, 64)
     lowered = delegraph.lower(
@@ -308,7 +308,7 @@ def test_what_is_repeated_is_less_than_the_rest():
     assert lowered.verify(x).agrees(1e-5)
 
 
-def test_joined_weights_are_shared_with_a_graph_that_has_them_apart():
+def test_joined_weights_are_shared_with_separate_ones():
     """As those of queries, keys and values are: one method of a model joins the layers,
     and another one does not.
     """

@@ -96,7 +96,7 @@ def test_files_beyond_4_gigabytes_are_read_a_constant_at_a_time(large):
 
 
 @pytest.mark.slow  # about three minutes, nearly all of which is theirs
-def test_others_read_files_beyond_2_gigabytes(tmp_path):
+def test_official_tools_read_files_beyond_2_gigabytes(tmp_path):
     reference_tools.tools()
     path = stored(17, tmp_path / "large.tosa")
     try:

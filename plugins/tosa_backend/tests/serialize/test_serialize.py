@@ -82,7 +82,7 @@ def write(graph: Graph, spec: TosaSpec = DEFAULT) -> bytes:
 # -- what others see -------------------------------------------------------------------
 
 
-def test_others_accept_and_run_every_operator_on_floats():
+def test_official_tools_run_every_float_operator():
     graph = merged(
         s.graph for s in samples(F32, DType.BOOL, DType.FP16) if "CUSTOM" not in s.label
     )
@@ -98,7 +98,7 @@ def test_others_accept_and_run_every_operator_on_floats():
         )
 
 
-def test_others_accept_and_run_every_operator_on_integers():
+def test_official_tools_run_every_integer_operator():
     integers = [
         s
         for s in samples(DType.INT8, DType.INT16, DType.INT32)
@@ -114,7 +114,7 @@ def test_others_accept_and_run_every_operator_on_integers():
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_flatc_sees_what_was_meant():
+def test_flatc_reads_the_written_values():
     file = reference_tools.dump(write(small()))
     assert file["version"] == {"_major": 1, "_minor": 0, "_patch": 0, "_draft": False}
     (region,) = file["regions"]
@@ -165,7 +165,7 @@ def test_locations_are_stored_on_request_only():
     reference_tools.check_strictly(located)
 
 
-def test_a_file_name_that_is_no_text_does_not_stop_the_writer():
+def test_source_names_that_are_no_utf8_are_written():
     """Python keeps bytes of a path that are no UTF-8 as halves of surrogate pairs."""
     graph = small()
     graph.operators[0].source = "m\udc80del.py:3"
@@ -216,7 +216,7 @@ def test_control_flow_and_variables_read_back_as_written(sample):
     ]
 
 
-def test_control_flow_and_variables_compute_the_same_after_reading_and_writing():
+def test_control_flow_and_variables_survive_reading_and_writing():
     run = [
         s.graph for s in STRUCTURED if not any(words in s.label for words in NOT_RUN)
     ]
@@ -291,7 +291,7 @@ def test_variables_inside_control_flow_as_the_official_serializer_writes_them(tm
         np.testing.assert_array_equal(evaluate(graph, inputs), wanted)
 
 
-def test_a_variable_that_only_a_body_names_is_declared_by_the_program(tmp_path):
+def test_variables_named_only_in_bodies_are_declared(tmp_path):
     dumped = reference_tools.dump(serialized(OFFICIAL, tmp_path))
     block = block_of(dumped)
     block["tensors"] = [t for t in block["tensors"] if t["name"] != "Variable_0"]
@@ -318,7 +318,7 @@ def test_a_variable_has_one_type_in_all_regions(tmp_path):
         read(reference_tools.assemble(dumped))
 
 
-def test_a_variable_that_nobody_declares_is_not_written():
+def test_undeclared_variables_are_refused():
     lost = apply(ops.VARIABLE_READ, variable="lost", types=(Type((2,), F32),))
     with pytest.raises(
         Unsupported, match="VARIABLE_READ: variable 'lost' is not declared"
@@ -326,7 +326,7 @@ def test_a_variable_that_nobody_declares_is_not_written():
         write(Graph([], lost.outputs, [lost]))
 
 
-def test_names_survive_where_they_are_unique():
+def test_unique_names_are_kept():
     a = value(2, name="a")
     b = value(2, name="same")
     add = apply(ops.ADD, a, b)
@@ -348,7 +348,7 @@ def test_generated_names_avoid_given_ones():
     )
 
 
-def test_outputs_that_are_no_results_of_their_own():
+def test_inputs_constants_and_repeated_values_may_be_outputs():
     x = value(2, name="x")
     constant = literal([1.0, 2.0], F32, np.float32)
     double = apply(ops.ADD, x, x)
@@ -532,9 +532,7 @@ def folded(cls: type[ops.RESHAPE], *inputs: Value, **attributes: Any) -> Value:
         ),
     ],
 )
-def test_folded_constants_that_only_move_elements_are_written_as_they_are_computed(
-    of, dtype
-):
+def test_folded_constants_are_computed_while_written(of, dtype):
     numbers = np.arange(24).astype(ARRAY_DTYPES[dtype]).reshape(2, 3, 4)
     constant = of(*[Value(Type((3, 4), dtype), Literal(half)) for half in numbers])
     identity = apply(ops.IDENTITY, constant)
@@ -604,7 +602,7 @@ def with_weights(*weights: Value) -> Graph:
     return Graph([x], [add.outputs[0] for add in adds], adds)
 
 
-def test_weights_are_loaded_when_they_are_written_one_at_a_time():
+def test_weights_are_loaded_one_at_a_time_when_written():
     loaded: list[int] = []
     megabytes = 4 << 20
 
@@ -789,7 +787,7 @@ def test_random_words_in_the_structure():
         (b"\xff\xff\xff\xffTOSA\0\0\0\0", "root table leads outside"),
     ],
 )
-def test_what_is_no_tosa_file(data, words):
+def test_other_files_are_refused(data, words):
     with pytest.raises(FormatError, match=words):
         read(data)
 
@@ -914,7 +912,7 @@ def test_shared_structure_does_not_explode():
 
 
 @pytest.mark.parametrize(("major", "minor"), [(0, 70), (1, 2), (2, 0), (-1, -1)])
-def test_other_versions_are_refused(major, minor):
+def test_unsupported_versions_are_refused(major, minor):
     dumped = reference_tools.dump(write(small()))
     dumped["version"].update(_major=major, _minor=minor)
     with pytest.raises(
@@ -923,7 +921,7 @@ def test_other_versions_are_refused(major, minor):
         read(reference_tools.assemble(dumped))
 
 
-def test_files_of_version_1_1_are_read_as_long_as_they_use_nothing_new():
+def test_files_of_1_1_without_new_features_are_read():
     dumped = reference_tools.dump(write(small()))
     dumped["version"].update(_minor=1, _draft=True)
     assert render(read(reference_tools.assemble(dumped))) == render(

@@ -51,7 +51,7 @@ def test_the_draft_adds_element_types():
 
 
 @pytest.mark.parametrize("label", GRAPHS)
-def test_legal_with_what_they_need_and_not_without(label):
+def test_graphs_are_legal_only_with_their_extensions(label):
     spec = spec_of(label)
     assert [str(v) for v in violations(GRAPHS[label], spec)] == []
     for extension in spec.extensions:

@@ -65,7 +65,7 @@ def path(program, tmp_path):
     return tmp_path / "m.tosa"
 
 
-def test_a_loaded_file_says_its_scales(program, path):
+def test_loaded_files_have_their_scales(program, path):
     loaded = delegraph.load(path)
     inputs, outputs = loaded.quantization
     scales = (
@@ -126,7 +126,7 @@ def test_inspecting_shows_them(path, capsys):
     assert shown["inputs"]["mask"] is None
 
 
-def test_it_stands_behind_the_same_flatbuffer(path, tmp_path):
+def test_the_trailer_follows_an_unchanged_flatbuffer(path, tmp_path):
     lowered(metadata=False).save(tmp_path / "bare.tosa")
     bare = (tmp_path / "bare.tosa").read_bytes()
     whole = path.read_bytes()
@@ -142,7 +142,7 @@ def test_it_stands_behind_the_same_flatbuffer(path, tmp_path):
     assert (tmp_path / "again.tosa").read_bytes() == whole
 
 
-def test_other_readers_do_not_see_it(path):
+def test_official_tools_ignore_the_trailer(path):
     pytest.importorskip("tosa_reference_model")
     assert [(v.judge, v.accepted) for v in TosaFormat.verify(path)] == [
         ("tosa-opt", True),
@@ -150,7 +150,7 @@ def test_other_readers_do_not_see_it(path):
     ]
 
 
-def test_a_file_of_floats_ends_with_what_made_it_and_its_blob_with_the_flatbuffer(
+def test_trailers_of_float_files_name_the_producer(
     tmp_path,
 ):
     lowered = delegraph.lower(
@@ -213,7 +213,7 @@ def described(**changes):
         (described(dtype=["int8"]), "x is int8, and not quantized as"),
     ],
 )
-def test_what_is_damaged_is_one_error_where_it_is_read(path, text, message, capsys):
+def test_damaged_trailers_fail_only_where_read(path, text, message, capsys):
     behind(path, text)
     loaded = delegraph.load(path)
     integers = torch.zeros(2, 16, dtype=INT8)
@@ -237,7 +237,7 @@ def test_what_is_damaged_is_one_error_where_it_is_read(path, text, message, caps
         "{}",
     ],
 )
-def test_wrong_ranges_are_an_error_where_the_file_is_run(path, rows):
+def test_wrong_ranges_fail_when_the_file_runs(path, rows):
     behind(path, b'{"schema": "%s", "inputs": %s}' % (RANGES.encode(), rows.encode()))
     integers = torch.zeros(2, 16, dtype=INT8)
     with pytest.raises(FormatError, match="damaged TOSA file"):
@@ -246,7 +246,7 @@ def test_wrong_ranges_are_an_error_where_the_file_is_run(path, rows):
         TosaFormat.sample(path, 0)
 
 
-def test_a_length_that_is_none(path):
+def test_wrong_trailer_lengths_are_refused(path):
     behind(path, b"{}", 0xFFFFFFFF)
     tracemalloc.start()
     with pytest.raises(FormatError, match="it has 4294967295 bytes"):
@@ -255,6 +255,6 @@ def test_a_length_that_is_none(path):
     tracemalloc.stop()
 
 
-def test_what_a_later_version_wrote_is_left_alone(path):
+def test_trailers_of_later_versions_are_ignored(path):
     behind(path, b'{"schema": "delegraph-tosa.metadata/2", "inputs": 5}')
     assert set(TosaFormat.quantization(path).inputs.values()) == {None}

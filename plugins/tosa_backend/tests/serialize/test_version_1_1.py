@@ -100,7 +100,7 @@ def judged() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("label", list(judged()))
-def test_the_validator_accepts_what_we_accept(label):
+def test_the_official_validator_accepts_legal_graphs(label):
     spec = spec_of(NEW[label].graph)
     if any(e.startswith("mx") for e in spec.extensions):
         # what the older draft called them all
@@ -221,6 +221,6 @@ ILLEGAL = {
 
 
 @pytest.mark.parametrize("words", ILLEGAL)
-def test_what_the_pseudocode_refuses(words):
+def test_graphs_that_the_pseudocode_forbids_are_refused(words):
     with pytest.raises(Illegal, match=words):
         ILLEGAL[words]()

@@ -82,7 +82,7 @@ def test_devices_narrow_them_too():
     )
 
 
-def test_what_is_an_extension_of_1_0_is_in_the_profiles():
+def test_extensions_of_1_0_are_in_profiles_of_0_80():
     """int16, int4, bfloat16, FFT and control flow."""
     integers = TosaSpec.parse("TOSA-0.80+BI")
     floats = TosaSpec.parse("TOSA-0.80+MI")

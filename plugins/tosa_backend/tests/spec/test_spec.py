@@ -108,7 +108,7 @@ def test_refuses_wrong_texts(text, words):
 
 
 @pytest.mark.parametrize("label", SAMPLES)
-def test_every_row_is_accepted_by_those_who_allow_it_and_nobody_else(label):
+def test_operators_are_accepted_only_by_specs_that_allow_them(label):
     sample = SAMPLES[label]
     operator = sample.graph.operators[0]
     for names in sample.allowed_by:
@@ -142,7 +142,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("text", REASONS)
-def test_says_why_not(text):
+def test_refusals_have_the_expected_reason(text):
     assert FP.why_not(REASONS[text]) == text
 
 
@@ -312,7 +312,7 @@ def by_requirement() -> dict[frozenset[str], list[str]]:
 @pytest.mark.parametrize(
     "names", by_requirement(), ids=lambda names: "+".join(sorted(names))
 )
-def test_the_validator_accepts_what_we_accept(names):
+def test_the_official_validator_accepts_legal_operators(names):
     graph = merged(SAMPLES[label].graph for label in by_requirement()[names])
     spec = spec_of(names)
     reference_tools.judge(TosaFile(graph, spec).join(), spec)
@@ -329,7 +329,7 @@ def refused(targets: dict[str, TosaSpec]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("label", "target"), refused({"FP": FP, "INT": INT})[::12])
-def test_the_validator_refuses_what_we_refuse(label, target):
+def test_the_official_validator_refuses_illegal_operators(label, target):
     _judge_refusal(label, target)
 
 

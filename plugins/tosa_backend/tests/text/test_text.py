@@ -58,7 +58,7 @@ def test_golden(golden):
     assert render(parse(text)) == text
 
 
-def test_what_is_parsed_is_the_graph():
+def test_parsing_text_restores_the_graph():
     graph = parse(render(network()))
     conv, clamp, mul, reshape = graph.operators
     assert [v.name for v in graph.inputs + graph.outputs] == [
@@ -90,7 +90,7 @@ def test_elided_constants_are_not_computed():
         parse(text)
 
 
-def test_folded_constants_are_shown_as_what_they_are():
+def test_folded_constants_are_shown_as_constants():
     row = literal([[1.0, 2.0]], F32, np.float32)
     column = apply(ops.TRANSPOSE, row, perms=(1, 0))
     add = apply(
@@ -225,7 +225,7 @@ def test_a_graph_is_printed_before_those_it_refers_to():
     assert render(parse(text)) == text
 
 
-def test_results_say_what_no_attribute_repeats():
+def test_result_types_are_shown_without_attributes():
     cast = apply(ops.CAST, x := value(2, name="x"), dtype=DType.INT8)
     text = render(Graph([x], cast.outputs, [cast]))
     assert "%0: [2]int8 = CAST(%x)\n" in text

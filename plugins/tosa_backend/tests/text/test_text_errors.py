@@ -93,7 +93,7 @@ def test_attributes(line, words):
         )
 
 
-def test_remarks_stand_anywhere_between_statements():
+def test_comments_may_stand_between_statements():
     text = (
         "// head\n\ngraph @main(%x: [2]fp32) {\n  // inside\n  return %x\n}\n//"
         " behind\n"
@@ -101,7 +101,7 @@ def test_remarks_stand_anywhere_between_statements():
     assert render(parse(text)) == "graph @main(%x: [2]fp32) {\n  return %x\n}\n"
 
 
-def test_what_inspect_shows_is_a_text_form():
+def test_text_of_inspect_can_be_parsed():
     graph = next(s.graph for s in samples() if s.label == "RESCALE(int8, int32)")
     text = render(graph)
     unquantized = Quantization({}, {})

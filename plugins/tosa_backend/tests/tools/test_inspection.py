@@ -57,7 +57,7 @@ def test_figures_of_a_chain():
     assert found.largest_live_bytes == 3 * 32
 
 
-def test_a_body_counts_on_top_of_what_is_alive_where_it_is_called():
+def test_peak_memory_includes_bodies_at_their_call():
     x = value(8)
     condition = Value(Type((1,), DType.BOOL))
     branches = [
@@ -73,7 +73,7 @@ def test_a_body_counts_on_top_of_what_is_alive_where_it_is_called():
     )
 
 
-def test_what_the_graphs_of_control_flow_hold_is_counted(tmp_path):
+def test_bodies_of_control_flow_are_counted(tmp_path):
     graph = next(
         sample.graph
         for sample in structured()
@@ -221,7 +221,7 @@ class _Reader(HTMLParser):
         self.text += data
 
 
-def test_the_page_shows_names_as_text_and_nothing_of_them_as_markup():
+def test_names_are_never_markup_in_pages():
     graph = chain()
     graph.inputs[0].name = EVIL
     graph.name = EVIL
@@ -317,7 +317,7 @@ VERIFIED = (
 
 
 @pytest.mark.parametrize("label", VERIFIED)
-def test_others_verify_control_flow_and_variables(label, tmp_path):
+def test_official_tools_verify_control_flow_and_variables(label, tmp_path):
     reference_tools.tools()
     file = tmp_path / "s.tosa"
     file.write_bytes(
@@ -328,7 +328,7 @@ def test_others_verify_control_flow_and_variables(label, tmp_path):
     assert [verdict.accepted for verdict in TosaFormat.verify(file)] == [True, True]
 
 
-def test_the_reference_model_is_not_asked_about_custom_operators(tmp_path):
+def test_custom_operators_skip_the_reference_model(tmp_path):
     reference_tools.tools()
     file = tmp_path / "custom.tosa"
     file.write_bytes(TosaFile(custom(), TosaSpec()).join())
@@ -338,7 +338,7 @@ def test_the_reference_model_is_not_asked_about_custom_operators(tmp_path):
     assert main(["inspect", str(file), "--verify"]) == 0
 
 
-def test_a_refusal_is_told_without_a_traceback(tmp_path):
+def test_refusals_of_tools_are_shown_without_traceback(tmp_path):
     """The reference model lacks convolutions of mixed element types, which the 1.1
     draft has.
     """

@@ -10,7 +10,7 @@ import tracemalloc
 from delegraph_tosa.tools import external_validators
 
 
-def test_what_a_tool_prints_takes_no_memory() -> None:
+def test_output_of_tools_takes_no_memory() -> None:
     said = (
         "import sys; sys.stdout.write('x' * (64 << 20)); sys.exit('error: no\\n' + 'y'"
         " * (64 << 20))"

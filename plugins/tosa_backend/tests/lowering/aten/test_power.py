@@ -71,7 +71,7 @@ FAMILY.cases(
 )
 
 
-def test_what_torch_records_otherwise_than_it_computes():
+def test_results_have_the_recorded_type_and_shape():
     """bool ** bool, of which torch records int64; a logarithm of a sum over no
     dimensions, where it adds some.
     """

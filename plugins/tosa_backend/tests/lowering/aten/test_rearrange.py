@@ -98,7 +98,7 @@ for name, settings in {
         ),
     ],
 )
-def test_what_depends_on_memory_is_refused(function, text):
+def test_operators_that_depend_on_memory_layout_are_refused(function, text):
     program = torch.export.export(Function(function), (randn(2, 3),))
     with pytest.raises(Unsupported, match=text.replace("[", r"\[")):
         lower_program(program, Tosa(SPEC))

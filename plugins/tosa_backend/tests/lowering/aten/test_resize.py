@@ -64,7 +64,7 @@ judged, test_equals_eager_through_the_reference_model = (
 )
 
 
-def test_beside_an_infinity() -> None:
+def test_resized_border_pixels_next_to_an_infinity_stay_finite() -> None:
     """RESIZE repeats the pixel at the border; eager weighs its neighbour with 0 there,
     which is NaN of an infinity.
     """

@@ -152,7 +152,7 @@ def configured():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", configured())
-def test_what_quantize_makes_is_one_delegate(name, monkeypatch):
+def test_models_quantized_by_torchao_are_one_delegate(name, monkeypatch):
     from torchao.kernel import intmm
     from torchao.quantization import quantize_
 

@@ -192,7 +192,7 @@ def test_a_weight_that_both_branches_use_is_stored_once():
     torch.testing.assert_close(torch.from_numpy(found), module(given).detach())
 
 
-def test_a_weight_is_a_constant_of_the_branch_that_uses_it():
+def test_weights_are_constants_of_their_branch():
     graph = compile_program(FAMILY.exported("cond-0"), SPEC)
     (call,) = (op for op in graph.operators if isinstance(op, COND_IF))
     assert len(call.inputs) == 2  # the predicate and x + 1
@@ -207,7 +207,7 @@ def lowered(function, *inputs, target=TARGET):
     return delegraph.lower(module.eval(), inputs, backends=["tosa"], options=options)
 
 
-def test_a_call_is_taken_whole_at_any_depth_and_its_branches_alone_without_the_extension():
+def test_branches_are_taken_alone_without_the_control_flow_extension():
     module, (given, *_) = (
         WithConstant(branches_with_weights, weight, randn(4)).eval(),
         FAMILY.rows["cond-0"][1],
@@ -229,7 +229,7 @@ def test_a_call_is_taken_whole_at_any_depth_and_its_branches_alone_without_the_e
         torch.testing.assert_close(alone(each), module(each))
 
 
-def test_what_a_branch_is_made_of_may_have_to_be_decomposed():
+def test_operators_in_branches_may_be_decomposed():
     def either(w, x):
         return torch.cond(
             x.sum() > 0, lambda x: torch.addcmul(x, x, w), lambda x: x.sin(), (x,)
@@ -271,7 +271,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_left_has_its_reason(name):
+def test_refused_branches_have_a_reason(name):
     function, reason = REFUSED[name]
     made = lowered(function, x.abs())
     assert any(r.reason.startswith(reason) for r in made.report.refusals), made.report
@@ -425,7 +425,7 @@ QUANTIZED = {
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_what_is_quantized_crosses_as_integers(name):
+def test_quantized_values_enter_branches_as_integers(name):
     function = lambda p, x: rounded(QUANTIZED[name](p, rounded(x)).reshape(8))
     inputs = (torch.tensor(True), x)
     made = lowered(function, *inputs, target="TOSA-1.0+INT+controlflow")

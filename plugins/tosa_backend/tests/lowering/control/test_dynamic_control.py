@@ -242,7 +242,7 @@ def causes(function, *inputs, dynamic, spec=SPEC):
     ).report.causes
 
 
-def test_what_is_left_has_its_reason_and_a_way_out():
+def test_refused_dynamic_loops_have_reason_and_hint():
     carried = lambda x: while_loop(
         lambda i, a: i > 1, lambda i, a: (i - 1, a * 2), (x.shape[0], x)
     )

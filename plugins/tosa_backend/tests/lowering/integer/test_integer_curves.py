@@ -46,7 +46,7 @@ test_equals_eager_for_any_scales = FAMILY.sweep(most=-1.5)
 @pytest.mark.parametrize(
     "function", [torch.floor, lambda v: torch.sqrt(v.abs())], ids=["jumps", "bends"]
 )
-def test_what_no_table_comes_near_is_refused(function):
+def test_functions_that_tables_approximate_badly_are_refused(function):
     module, inputs = row(lambda x, y: function(x + y), TWO, torch.int16, 0)
     with pytest.raises(
         Unsupported,

@@ -93,7 +93,7 @@ def test_a_size_of_floats_is_that_of_their_integers(spec):
     assert torch.equal(lowered(x), Regrouped()(x))
 
 
-def test_a_sum_of_too_many_is_refused_with_what_to_do():
+def test_sums_of_too_many_elements_are_refused():
     module, inputs = row(lambda x: x.mean(0), [(9, 5)], torch.int8, 0)
     program = torch.export.export(
         module, tuple(inputs), dynamic_shapes=(({0: Dim.DYNAMIC},),)

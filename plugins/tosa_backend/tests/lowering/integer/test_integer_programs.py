@@ -93,7 +93,7 @@ def test_curves_of_int16_are_tables_also_where_the_result_saturates(function):
     )
 
 
-def test_each_user_has_a_rescale_of_its_own():
+def test_each_use_gets_its_own_rescale():
     def twice(x, y):
         a = dequantize(x, 0.1, 3)
         b = dequantize(y, 0.2, 0)
@@ -102,7 +102,7 @@ def test_each_user_has_a_rescale_of_its_own():
     assert names(twice, whole(2, 3), whole(2, 3)) == {"RESCALE": 6, "ADD": 1, "SUB": 1}
 
 
-def test_what_has_no_integers_is_refused_for_integers_and_computed_in_floats_otherwise():
+def test_operators_without_integer_rules_need_a_float_profile():
     def ordered(x):
         return quantize(dequantize(x, 0.1, 3).cumprod(1), 0.2, 0, torch.int8)
 
@@ -133,7 +133,7 @@ def test_floats_at_the_border_stay_outside_of_integers():
         torch.testing.assert_close(lowered(x), program(x), rtol=0, atol=0.051)
 
 
-def test_the_report_has_the_scales_of_what_enters_and_leaves():
+def test_reports_have_the_scales_of_inputs_and_outputs():
     def program(x):
         return quantize(torch.tanh(dequantize(x, 0.1, 3)), 1 / 128, -7, torch.int8)
 
@@ -259,7 +259,7 @@ def test_int8_and_int16_meet(function):
     check(evaluate(graph, [x.numpy() for x in inputs])[0], module(*inputs))
 
 
-def test_rows_of_a_table_have_scales_of_their_own():
+def test_embedding_rows_have_separate_scales():
     table = WithWeight(
         lambda i, w, b: F.embedding(i, w), randn(50, 16) * torch.arange(1, 51)[:, None]
     )
@@ -323,7 +323,7 @@ def test_uint8_is_int8_inside(program):
     assert torch.equal(lowered(u), module(u)) and lowered(u).dtype is torch.uint8
 
 
-def test_a_file_with_uint8_is_what_the_judges_take(tmp_path):
+def test_files_with_uint8_pass_the_official_tools(tmp_path):
     pytest.importorskip("tosa_reference_model")
     module = BytesOfWeights().eval()
     u = torch.arange(24, dtype=torch.uint8).reshape(4, 6) * 10
@@ -337,7 +337,7 @@ def test_a_file_with_uint8_is_what_the_judges_take(tmp_path):
     assert valid and (found.view("uint8") == module(u).numpy()).all()
 
 
-def test_where_there_are_floats_numbers_of_uint8_are_floats():
+def test_uint8_values_are_computed_as_floats_where_allowed():
     """In steps of an integer that reaches to 255, what eps leaves beside 1 would be
     lost.
     """
@@ -376,9 +376,7 @@ class Dynamic(nn.Module):
 @pytest.mark.parametrize(
     ("spec", "delegates"), [(str(INT8), 0), ("TOSA-1.0+FP+INT", 1)]
 )
-def test_scales_that_are_chosen_at_run_time_are_refused_with_what_to_do(
-    spec, delegates
-):
+def test_scales_chosen_at_run_time_are_refused(spec, delegates):
     x = randn(3, 4)
     lowered = delegraph.lower(
         Dynamic().eval(), (x,), backends=["tosa"], options={"tosa": {"spec": spec}}
@@ -392,7 +390,7 @@ def test_scales_that_are_chosen_at_run_time_are_refused_with_what_to_do(
     torch.testing.assert_close(lowered(x), Dynamic()(x))
 
 
-def test_uint8_beside_other_integers_and_without_axes():
+def test_uint8_scalars_and_mixed_integers_equal_eager():
     """What is joined of mixed types is the host's; a number has no axis along which
     RESCALE could have scales.
     """

@@ -162,7 +162,7 @@ class Same(nn.Module):
     ],
     ids=["weights behind constants", "zeros", "one value twice"],
 )
-def test_alike_is_not_the_same(module, inputs):
+def test_similar_layers_compute_their_own_results(module, inputs):
     exported = program(module, *inputs)
     (got,) = evaluate(compile_program(exported, SPEC), [x.numpy() for x in inputs])
     torch.testing.assert_close(torch.from_numpy(got), module(*inputs).detach())
@@ -186,7 +186,7 @@ class Scaled(nn.Module):
         return torch.arange(20) * x * 1_000_000
 
 
-def test_what_one_program_proves_of_shared_numbers_is_not_believed_in_another():
+def test_proofs_about_shared_numbers_hold_for_one_program():
     """128 million times 19 is more than int32 holds, 128 million times 9 is not."""
     spec = TosaSpec.parse("TOSA-1.0+FP+INT")
     compile_program(program(Rows(), torch.zeros(4)), spec)

@@ -99,7 +99,7 @@ NEEDED_WHOLE = {
 
 
 @pytest.mark.parametrize("name", NEEDED_WHOLE)
-def test_what_needs_the_integer_gets_it(name):
+def test_operators_that_need_int64_run_on_the_host(name):
     lowered = lower(NEEDED_WHOLE[name], X, INPUTS)
     torch.testing.assert_close(lowered(X, INPUTS), NEEDED_WHOLE[name](X, INPUTS))
     assert lowered.report.host_operators > 0
@@ -130,7 +130,7 @@ def test_a_view_that_the_host_computes_crosses_so_as_well():
 @pytest.mark.parametrize(
     "spec", ["TOSA-1.0+INT", "TOSA-1.0+FP", "TOSA-1.1+FP+INT+int64"]
 )
-def test_other_targets(spec):
+def test_carried_integers_work_on_other_targets(spec):
     function = CARRIED["truth of a view"][1]
     lowered = lower(function, X, INPUTS, spec=spec)
     torch.testing.assert_close(lowered(X, INPUTS), function(X, INPUTS))
@@ -149,7 +149,7 @@ def masked(x, mask):
 BITS = torch.tensor([1, 0, 1, 1])
 
 
-def test_the_user_says_that_an_input_fits(tmp_path):
+def test_int32_inputs_declare_that_values_fit(tmp_path):
     assert lower(masked, X, BITS).report.host_operators > 0
     lowered = lower(masked, X, BITS, int32_inputs=["mask=0..1"])
     assert len(lowered.delegates) == 1 and lowered.report.host_operators == 0
@@ -167,7 +167,7 @@ def test_the_user_says_that_an_input_fits(tmp_path):
     }, "a .tosa file takes int32, so that nothing is cast"
 
 
-def test_an_input_that_fits_without_a_range_is_checked_for_that_of_int32():
+def test_declared_int32_inputs_are_checked_when_called():
     lowered = lower(lambda x, m: x + (m + 0) % 7, X, INPUTS % 9, int32_inputs=["mask"])
     (delegate,) = lowered.delegates
     assert "mask: int32[4]" in map(str, delegate.inputs)
@@ -228,6 +228,6 @@ def test_a_name_that_one_of_two_methods_has():
         both("mask=0..1", "mask_")
 
 
-def test_the_hint_says_how():
+def test_hints_name_the_option_int32_inputs():
     (cause,) = lower(masked, X, BITS).report.causes
     assert 'options={"tosa": {"int32_inputs": ["mask=0..32767"]}}' in cause.hint

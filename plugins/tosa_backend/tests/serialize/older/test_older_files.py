@@ -95,7 +95,7 @@ def test_both_languages_compute_the_same(label):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_what_is_an_operand_since_1_0_is_an_attribute():
+def test_operands_of_1_0_are_attributes_in_0_80():
     (convolution,) = [
         op
         for op in block(write(SAMPLES["CONV2D(int8, int8, int32, int32, int8, int8)"]))[
@@ -251,7 +251,7 @@ def test_fully_connected_is_read_as_a_convolution():
     )
 
 
-def test_unsigned_tensors_of_other_writers_are_what_rescale_says():
+def test_unsigned_tensors_are_recognized_by_their_rescale():
     x = Value(Type((2, 3), DType.INT8), name="x")
     (data,) = [
         write(g) for label, g in SAMPLES.items() if label == "RESCALE(int8, int8)"
@@ -283,7 +283,7 @@ def test_a_file_of_0_80_becomes_one_of_1_0_and_back():
         assert delegraph_tosa.convert(new, "TOSA-0.80+BI").join() == old
 
 
-def test_what_0_80_lacks_is_refused_with_its_name():
+def test_operators_missing_in_0_80_are_refused_by_name():
     x = Value(Type((2,), DType.FP32), name="x")
     wave = apply(SIN, x)
     clamp = apply(CLAMP, x, min_val=0.0, max_val=1.0, nan_mode=NanMode.IGNORE)
@@ -345,7 +345,7 @@ def test_block_scaled_types_are_refused():
         ),
     ],
 )
-def test_damaged_files_say_what_is_wrong(change, text):
+def test_damaged_files_are_refused_with_a_reason(change, text):
     data = write(SAMPLES["MAX_POOL2D(int8)"])
     dumped = dump(data)
     change(dumped["regions"][0]["blocks"][0])

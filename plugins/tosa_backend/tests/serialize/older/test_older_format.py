@@ -79,13 +79,13 @@ def test_the_scales_of_its_border_survive_conversion(quantized, tmp_path):
     assert any(TosaFormat.quantization(path).inputs.values())
 
 
-def test_other_tools_are_asked_about_the_program_as_1_0(quantized):
+def test_the_official_tools_verify_a_1_0_version(quantized):
     path, _ = quantized
     for verdict in TosaFormat.verify(path):
         assert verdict.accepted
         assert verdict.detail.endswith("of the same program as TOSA 1.0")
 
 
-def test_delegates_say_what_they_need(quantized):
+def test_reports_name_the_profile_of_delegates(quantized):
     _, lowered = quantized
     assert "needs BI" in str(lowered.report)
