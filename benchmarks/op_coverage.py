@@ -450,7 +450,7 @@ class Judge:
 
     def __init__(self, spec: str) -> None:
         from delegraph_tosa import runtime
-        from delegraph_tosa.lowering.torch_values.types import array_of
+        from delegraph_tosa.lowering.torch_values.tensor_types import array_of
         from delegraph_tosa.spec import TosaSpec
 
         self.spec = TosaSpec.parse(spec)

@@ -30,7 +30,7 @@ from delegraph_tosa.ir.rulebook import Rule as TosaRule
 from delegraph_tosa.ir.types import BLOCK_SCALED, DType
 from delegraph_tosa.lowering import CONTROL, RULES
 from delegraph_tosa.lowering.registry import Rule
-from delegraph_tosa.spec.table import Mode, rows
+from delegraph_tosa.spec.operator_table import Mode, rows
 
 FOLDER = Path(__file__).parent
 

@@ -3,7 +3,7 @@ flatbuffer.
 
 The names in ``__all__`` are for plugins that build on it (docs/backend-authors.md).
 Each is imported when it is first used, and none imports torch but ``compile_program``
-and what backends are made of (``composing``).
+and what backends are made of (``device_backend``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backend import compile_program
-    from .composing import DevicePartitioner, run_compiler, split_flags
+    from .device_backend import DevicePartitioner, run_compiler, split_flags
     from .evaluate import Program, materialize
     from .ir import operators
     from .ir.graph import Graph, Operator, Value
@@ -48,7 +48,7 @@ __all__ = [
 
 _NAMES = {
     "backend": "compile_program",
-    "composing": "DevicePartitioner run_compiler split_flags",
+    "device_backend": "DevicePartitioner run_compiler split_flags",
     "evaluate": "Program materialize",
     "ir.graph": "Graph Operator Value",
     "ir.types": "DType Type",

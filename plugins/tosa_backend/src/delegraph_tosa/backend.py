@@ -24,7 +24,7 @@ from .lowering.ranges.bounds import bounds_of
 from .lowering.registry import indexes_of
 from .options import Options, filter_tosa_compile_specs
 from .passes import run_passes, sources_of
-from .serialize import TosaFile, cut, ranges_record
+from .serialize import TosaFile, ranges_record, split_constants
 from .spec import TosaSpec, required, required_target
 from .validate import validate
 
@@ -76,7 +76,7 @@ class TOSABackend(BackendDetails):
             "needs": _needs(graph, options.spec),
             "target": str(options.spec),
         } | quantization.facts()
-        blob, data = cut(file) if options.named_constants else (file, None)
+        blob, data = split_constants(file) if options.named_constants else (file, None)
         return PreprocessResult(blob, _debug_handles(file.numbers), data, facts=facts)
 
 

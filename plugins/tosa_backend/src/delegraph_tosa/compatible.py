@@ -10,7 +10,7 @@ from delegraph.runtime import BlobHeader, Compatibility
 
 from .options import Options
 from .serialize import stated_version
-from .serialize.cut import beginning
+from .serialize.named_constants import beginning
 from .serialize.schema import IDENTIFIER
 
 _RUNS = ((1, 0), (1, 1), (0, 80))

@@ -40,7 +40,7 @@ from .ir.types import BLOCK_SCALED, DType
 from .options import Options
 from .serialize import (
     input_ranges,
-    joined,
+    join_constants,
     producer_of,
     producer_record,
     quantization,
@@ -167,7 +167,7 @@ class TosaFormat(DelegateFormat):
         delegate = program.whole_delegate()
         if isinstance(blob, bytes):
             data = delegate.named_data or NamedDataStoreOutput([], {}, {})
-            blob = joined(
+            blob = join_constants(
                 blob,
                 {
                     key: join(data.buffers[entry.buffer_index])

@@ -33,7 +33,7 @@ class Options:
     of each operator, and with it paths of this machine. ``metadata``: whether the
     scales of quantized inputs and outputs stand at the end of the file.
     ``named_constants``: whether large constants are named data, which a program file
-    has once for all its delegates; such a blob is no .tosa file (``serialize/cut.py``).
+    has once for all its delegates; such a blob is no .tosa file (``serialize/named_constants.py``).
     """
 
     spec: TosaSpec

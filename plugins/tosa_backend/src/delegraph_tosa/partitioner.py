@@ -32,15 +32,15 @@ from torch.utils import _pytree as pytree
 
 from .ir.graph import Value
 from .ir.operators import IDENTITY, VARIABLE
+from .ir.size_sources import why_unknown_sizes
 from .ir.types import DType, Type
-from .ir.witnesses import why_untold
 from .lowering.builder import Tosa
 from .lowering.interpret.dry_run import Constants, DryRun, Fact, facts_of_constants
 from .lowering.lazy.complex_numbers import Complex
 from .lowering.lazy.unsigned import Bytes
+from .lowering.ranges.border_dtypes import CARRIED, mark_carried
 from .lowering.ranges.bounds import bounds_of
-from .lowering.ranges.carried import CARRIED, mark_carried
-from .lowering.ranges.ranges import INT32, Range, inside
+from .lowering.ranges.value_ranges import INT32, Range, inside
 from .lowering.registry import Result, indexes_of, is_empty, is_unpacking
 from .lowering.torch_values.hints import (
     at_border,
@@ -50,8 +50,12 @@ from .lowering.torch_values.hints import (
     no_rule_for_integers,
     untold_size,
 )
-from .lowering.torch_values.sizes import is_dynamic_tensor, shape_of_tensor, sizes_in
-from .lowering.torch_values.types import type_of
+from .lowering.torch_values.symbolic_sizes import (
+    is_dynamic_tensor,
+    shape_of_tensor,
+    sizes_in,
+)
+from .lowering.torch_values.tensor_types import type_of
 from .options import Options
 from .spec import TosaSpec
 
@@ -190,8 +194,8 @@ class TOSASupport:
             taken.update(value for i in arriving for value in _flat(run.values.get(i)))
             why = why or self._why_not_result(run, node, inside, taken)
             if why is None and self._has_sizes:
-                untold = why_untold(inputs, _sizes(node))
-                why = untold and untold_size(untold)
+                unknown_symbols = why_unknown_sizes(inputs, _sizes(node))
+                why = unknown_symbols and untold_size(unknown_symbols)
             if why is not None:
                 found[node] = at_border(self._t.spec, node, why)
                 if alone:

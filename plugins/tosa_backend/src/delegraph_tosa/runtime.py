@@ -35,9 +35,9 @@ from .ir.operators import (
     VARIABLE,
 )
 from .ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType
-from .lowering.torch_values.types import BITS, TORCH_DTYPES, array_of
+from .lowering.torch_values.tensor_types import BITS, TORCH_DTYPES, array_of
 from .options import Options
-from .serialize import input_ranges, joined, read_numbered
+from .serialize import input_ranges, join_constants, read_numbered
 
 Scalar = int | float | bool
 
@@ -130,7 +130,7 @@ def _load(
     named_data: Mapping[str, bytes],
 ) -> tuple[LoadedGraph, dict[Operator, int]]:
     """The graph of a blob, and the number in the file of each operator."""
-    data = joined(processed_bytes, named_data)
+    data = join_constants(processed_bytes, named_data)
     graph, numbers = read_numbered(data)
     order = Options.parse(compile_specs).input_order if compile_specs else None
     return LoadedGraph(graph, input_ranges(data, graph), order), numbers

@@ -10,7 +10,7 @@ from delegraph.errors import InputError
 from delegraph_tosa.evaluate import evaluate, numbers_of
 from delegraph_tosa.evaluate.small_floats import decoded, encoded, overflow
 from delegraph_tosa.ir import operators as ops
-from delegraph_tosa.ir.blocks import paired, parted
+from delegraph_tosa.ir.block_scaled_arrays import paired, parted
 from delegraph_tosa.ir.graph import Graph, Literal, Operator, Scaled, Value, literal
 from delegraph_tosa.ir.types import (
     ARRAY_DTYPES,

@@ -24,7 +24,7 @@ from delegraph_tosa.ir.graph import Graph, Operator
 from delegraph_tosa.ir.operators import OPERATORS
 from delegraph_tosa.ir.rulebook import OF_OPERATORS, RULES
 from delegraph_tosa.spec.levels import RULE_OF_LIMIT
-from delegraph_tosa.spec.table import rows
+from delegraph_tosa.spec.operator_table import rows
 from delegraph_tosa.validate import violations
 
 from ..support.breaking import EVERYTHING, Broken, broken

@@ -11,7 +11,7 @@ from delegraph.errors import InternalError, Unsupported
 from delegraph_tosa.ir.graph import Value
 from delegraph_tosa.ir.types import DType, Type
 from delegraph_tosa.lowering import RULES, Tosa, lower_program, lowers
-from delegraph_tosa.lowering.ranges.indexes import rows
+from delegraph_tosa.lowering.ranges.index_bounds import rows
 from delegraph_tosa.spec import TosaSpec
 from torch import nn
 

@@ -13,8 +13,8 @@ from delegraph.backend import CompileSpec
 from delegraph_tosa.backend import TOSABackend
 from delegraph_tosa.evaluate import evaluate
 from delegraph_tosa.ir import operators as tosa
+from delegraph_tosa.ir.dynamic_sizes import symbol
 from delegraph_tosa.ir.graph import Folded, Value, literal
-from delegraph_tosa.ir.sizes import symbol
 from delegraph_tosa.ir.types import DType, RoundingMode, Type
 from delegraph_tosa.passes import PASSES, run_passes, sources_of
 from delegraph_tosa.serialize import read

@@ -10,7 +10,7 @@ from delegraph.errors import FormatError, OptionError, Unsupported
 from delegraph_tosa.evaluate import evaluate, numbers_of
 from delegraph_tosa.format import TosaFormat
 from delegraph_tosa.ir import operators as ops
-from delegraph_tosa.ir.blocks import paired, parted
+from delegraph_tosa.ir.block_scaled_arrays import paired, parted
 from delegraph_tosa.ir.graph import (
     Deferred,
     Folded,

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from delegraph_tosa.evaluate import evaluate
-from delegraph_tosa.ir.blocks import paired, parted
+from delegraph_tosa.ir.block_scaled_arrays import paired, parted
 from delegraph_tosa.ir.graph import Graph
 from delegraph_tosa.ir.types import (
     ARRAY_DTYPES,

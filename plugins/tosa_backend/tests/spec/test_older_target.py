@@ -10,7 +10,7 @@ import sys
 import pytest
 from delegraph.errors import OptionError
 from delegraph_tosa.spec import TosaSpec, narrow, required
-from delegraph_tosa.spec.table import rows
+from delegraph_tosa.spec.operator_table import rows
 
 from ..support.samples import samples
 

@@ -20,7 +20,7 @@ from delegraph_tosa.ir.graph import Graph, Illegal
 from delegraph_tosa.ir.types import DType
 from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec, required
-from delegraph_tosa.spec.table import Mode, rows
+from delegraph_tosa.spec.operator_table import Mode, rows
 from delegraph_tosa.spec.target import extensions
 from delegraph_tosa.validate import violations
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from delegraph_tosa.ir.blocks import paired
+from delegraph_tosa.ir.block_scaled_arrays import paired
 from delegraph_tosa.ir.graph import Graph, Literal, Operator, Value, literal
 from delegraph_tosa.ir.operators import OPERATORS
 from delegraph_tosa.ir.types import (
@@ -22,7 +22,7 @@ from delegraph_tosa.ir.types import (
     Type,
     stored_types,
 )
-from delegraph_tosa.spec.table import ELEMENTS, Mode, Row, rows
+from delegraph_tosa.spec.operator_table import ELEMENTS, Mode, Row, rows
 
 Names = frozenset[str]
 

@@ -20,8 +20,8 @@ from delegraph_tosa.ir.types import DType, Type
 from delegraph_tosa.serialize import TosaFile
 from delegraph_tosa.spec import TosaSpec
 from delegraph_tosa.tools import figures
+from delegraph_tosa.tools.graph_figures import multiply_accumulates
 from delegraph_tosa.tools.html import page
-from delegraph_tosa.tools.statistics import multiply_accumulates
 
 from ..support import reference_tools
 from ..support.samples import apply, samples

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..ir import operators as ops
-from ..ir.blocks import paired
+from ..ir.block_scaled_arrays import paired
 from ..ir.graph import Array
 from ..ir.types import BLOCK_SCALED, DType, Type
 from .convolution import biased, correlate, padded

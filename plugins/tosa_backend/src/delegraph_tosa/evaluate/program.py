@@ -11,9 +11,9 @@ from types import MappingProxyType
 import numpy as np
 from delegraph.errors import InputError, InternalError
 
+from ..ir.dynamic_sizes import agree
 from ..ir.graph import Array, Graph, Operator, Value
 from ..ir.operators.shape import ShapeOperator
-from ..ir.sizes import agree
 from ..ir.types import ARRAY_DTYPES, DType
 from .constants import materialize
 from .kernels import compute, expect_computable

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .blocks import paired
+from .block_scaled_arrays import paired
+from .dynamic_sizes import is_dynamic
 from .illegal import Illegal, Undecided
-from .sizes import is_dynamic
 from .types import DType, Type
 
 __all__ = [

@@ -9,7 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from .sizes import Atom, Quotient, Size, Symbol, atom, largest, smallest, symbols
+from .dynamic_sizes import (
+    Atom,
+    Quotient,
+    Size,
+    Symbol,
+    atom,
+    largest,
+    smallest,
+    symbols,
+)
 from .types import Type
 
 

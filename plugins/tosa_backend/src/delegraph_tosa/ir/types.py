@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .sizes import agree, is_dynamic, symbol
+from .dynamic_sizes import agree, is_dynamic, symbol
 
 
 class DType(enum.IntEnum):

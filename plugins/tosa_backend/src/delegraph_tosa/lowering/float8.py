@@ -18,7 +18,7 @@ from ..ir import operators as tosa
 from ..ir.graph import Operator, Value
 from ..ir.types import FLOAT8, FLOATS, SHORT_FLOATS, DType, Type
 from .builder import Tosa
-from .torch_values.types import finfo
+from .torch_values.tensor_types import finfo
 
 _MOVES = frozenset(
     {

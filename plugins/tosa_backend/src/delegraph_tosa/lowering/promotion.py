@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
+from ..ir.dynamic_sizes import is_dynamic, waits
 from ..ir.graph import Value
 from ..ir.operators import CAST
-from ..ir.sizes import is_dynamic, waits
 from ..ir.types import FLOAT8, FLOATS, DType
 from .builder import Operand, Tosa
 from .float8 import rounded, widened
-from .torch_values.types import TORCH_DTYPES, dtype_of
+from .torch_values.tensor_types import TORCH_DTYPES, dtype_of
 
 
 def converted(t: Tosa, x: Value, dtype: DType) -> Value:

@@ -29,13 +29,13 @@ from torch.fx import Node
 from ..ir.graph import Undecided, Value
 from ..ir.types import DType, Type
 from .builder import Tosa
-from .ranges.carried import AS_ITSELF, CARRIED
-from .ranges.indexes import Bound
-from .ranges.ranges import Range
+from .ranges.border_dtypes import AS_ITSELF, CARRIED
+from .ranges.index_bounds import Bound
+from .ranges.value_ranges import Range
 from .short_floats import apply_rounding_once
 from .torch_values.hints import no_rule, undecided
-from .torch_values.sizes import is_empty_tensor, shape_of_tensor
-from .torch_values.types import DTYPES, refused, type_of
+from .torch_values.symbolic_sizes import is_empty_tensor, shape_of_tensor
+from .torch_values.tensor_types import DTYPES, refused, type_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -21,7 +21,7 @@ from ..ir.graph import Operator, Value
 from ..ir.types import FLOAT8, SHORT_FLOATS, DType
 from .builder import Tosa
 from .float8 import any_of, apply_to_float8, rounded
-from .torch_values.types import DTYPES
+from .torch_values.tensor_types import DTYPES
 
 _PRODUCTS = frozenset(
     {

@@ -57,7 +57,7 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
     if spec.devices:
         from .joined_rescales import join_rescales
         from .joined_slices import join_slices
-        from .patches import convolve_patches
+        from .patch_convolutions import convolve_patches
         from .split_rows import split_heads, split_rows
         from .transposes_by_convolution import transpose_by_convolution
         from .unit_axes import drop_unit_axes

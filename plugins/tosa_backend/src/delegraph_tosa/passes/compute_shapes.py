@@ -7,10 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..ir import operators as tosa
+from ..ir.dynamic_sizes import Extreme, Quotient, Symbol, atom, is_dynamic, products
 from ..ir.graph import Entries, Graph, Operator, Undecided, Value, shape_value
-from ..ir.sizes import Extreme, Quotient, Symbol, atom, is_dynamic, products
+from ..ir.size_sources import size_sources
 from ..ir.types import DType, Type
-from ..ir.witnesses import witnesses
 from ..spec import TosaSpec
 from .rewriter import replaced
 
@@ -44,7 +44,7 @@ class _Computed:
     def __init__(self, graph: Graph, spec: TosaSpec) -> None:
         self.old = graph
         self.spec = spec
-        self.witnesses = witnesses(
+        self.size_sources = size_sources(
             sorted(graph.inputs, key=lambda v: not self.readable(v))
         )
         self.operators: list[Operator] = []
@@ -159,10 +159,10 @@ class _Computed:
 
     def symbol(self, one: Symbol) -> Value:
         """A symbol as a SHAPE [1]; raises Undecided if no shape of an input has it."""
-        if one not in self.witnesses:
+        if one not in self.size_sources:
             raise Undecided(f"no input of the delegate has the size {one}")
         # the size of this axis is factor * symbol + rest
-        input, axis, factor, rest = self.witnesses[one]
+        input, axis, factor, rest = self.size_sources[one]
         size = self.make(
             tosa.DIM, input if self.readable(input) else self.as_float(input), axis=axis
         )

@@ -21,8 +21,8 @@ from ..ir.operators import (
 )
 from ..ir.types import FLOATS, DType, Type
 from ..spec import TosaSpec
-from .axes import Shape
 from .rewriter import Rewrite, both, origin, replaced
+from .view_axes import Shape
 
 CONVOLUTIONS = frozenset({CONV2D, CONV3D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D})
 AFFINE = frozenset({ADD, MUL, SUB})

@@ -7,8 +7,8 @@ from itertools import accumulate, pairwise
 from ..ir.graph import Graph, Operator, Value, shape_of
 from ..ir.operators import CONCAT, SLICE
 from ..spec import TosaSpec
-from .axes import Shape
 from .rewriter import Rewrite, both, origin, replaced
+from .view_axes import Shape
 
 
 def join_slices(graph: Graph, spec: TosaSpec) -> Graph:

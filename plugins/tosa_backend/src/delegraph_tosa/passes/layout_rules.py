@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from ..ir.graph import Operator
 from ..ir.operators import IDENTITY, RESHAPE, TRANSPOSE
-from . import axes as ax
-from .axes import Axes, Shape
+from . import view_axes as ax
+from .pending_views import View, Views
 from .rewriter import both
-from .views import View, Views
+from .view_axes import Axes, Shape
 
 MAX_RANK = 6
 """MAX_RANK of level 8K (specification: Levels); rules here make no RESHAPE to a higher

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from itertools import accumulate
 
+from ..ir.dynamic_sizes import is_dynamic
 from ..ir.graph import Graph, Operator, Value
 from ..ir.operators import RESCALE, RESHAPE, SLICE, TABLE
-from ..ir.sizes import is_dynamic
 from ..ir.types import DType
-from .rows import Readers
+from .row_regions import Readers
 
 BYTES = {DType.INT16: 2, DType.INT32: 4, DType.INT48: 8}
 """Bytes of an element; 1 of other types."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from ..ir.dynamic_sizes import range_of
 from ..ir.graph import Folded, Graph, Operator, Value
 from ..ir.operators import ADD, MUL, RESCALE, RESHAPE, SUB
-from ..ir.sizes import range_of
 from ..ir.types import DType, Type
 from ..spec import TosaSpec
 from .rewriter import Rewrite, origin, rebuilt, replaced, sweep

@@ -9,13 +9,13 @@ from collections.abc import Hashable, Iterable
 from functools import reduce
 from typing import Any, NamedTuple
 
+from ..ir.dynamic_sizes import is_dynamic
 from ..ir.graph import Graph, Operator, Value
 from ..ir.operators import CONCAT, CONV2D, RESHAPE, SLICE, TILE, TRANSPOSE
-from ..ir.sizes import is_dynamic
 from ..ir.types import FLOATS, Type
-from . import axes as ax
+from . import view_axes as ax
+from .pending_views import View, Views
 from .rewriter import both, rebuilt
-from .views import View, Views
 
 
 class Heads(NamedTuple):

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
+from ..ir.dynamic_sizes import is_dynamic
 from ..ir.graph import Operator, Value, shape_of, shape_value
 from ..ir.operators import IDENTITY, TILE, TRANSPOSE
-from ..ir.sizes import is_dynamic
 from ..ir.types import Type
-from . import axes as ax
+from . import view_axes as ax
 from .layout_rules import LAYOUT
+from .pending_views import Views
 from .rewriter import both, rebuilt
-from .views import Views
 
 
 def multiply_once(views: Views, product: Operator) -> None:

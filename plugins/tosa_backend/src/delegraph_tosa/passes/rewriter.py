@@ -8,7 +8,7 @@ from typing import Any
 from ..ir.graph import Folded, Graph, Operator, Value, shape_value
 from ..ir.operators import RESHAPE, TRANSPOSE
 from ..ir.types import Type
-from .axes import Shape, plain
+from .view_axes import Shape, plain
 
 
 def rebuilt(

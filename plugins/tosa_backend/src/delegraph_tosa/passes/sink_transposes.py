@@ -10,13 +10,13 @@ from functools import partial
 from ..ir import operators as tosa
 from ..ir.graph import Graph, Operator, shape_of
 from ..spec import TosaSpec
-from . import axes as ax
-from .axes import Shape
+from . import view_axes as ax
 from .layout_rules import LAYOUT, Rule
 from .parallel_heads import join_heads, parallel_heads
+from .pending_views import View, Views
 from .repeated_operands import multiply_once
 from .transposed_layers import read_as_it_lies
-from .views import View, Views
+from .view_axes import Shape
 
 
 def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:

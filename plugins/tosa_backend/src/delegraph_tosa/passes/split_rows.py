@@ -10,11 +10,11 @@ from ..ir.graph import Graph, Operator, Value
 from ..ir.operators import CONCAT, MATMUL, SLICE
 from ..ir.types import Type
 from ..spec import TosaSpec
-from .cuts import Cuts, resized
 from .dce import drop_dead
+from .early_slices import Cuts, resized
 from .memory import Memory, bytes_of
 from .rewriter import Rewrite, rebuilt
-from .rows import Readers, Region, readers_of, regions_of
+from .row_regions import Readers, Region, readers_of, regions_of
 
 DEVICES = frozenset({"u55", "u85"})
 SMALL = 1 << 18

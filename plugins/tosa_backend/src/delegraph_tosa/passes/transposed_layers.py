@@ -8,14 +8,14 @@ import math
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from ..ir.dynamic_sizes import is_dynamic
 from ..ir.graph import Operator, Value
 from ..ir.operators import RESHAPE, TRANSPOSE
-from ..ir.sizes import is_dynamic
 from ..ir.types import Type
-from . import axes as ax
-from .axes import Shape
+from . import view_axes as ax
+from .pending_views import Views
 from .rewriter import both, rebuilt
-from .views import Views
+from .view_axes import Shape
 
 
 class _Window(NamedTuple):

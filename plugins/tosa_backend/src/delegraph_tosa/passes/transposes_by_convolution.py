@@ -8,9 +8,9 @@ import math
 
 import numpy as np
 
+from ..ir.dynamic_sizes import is_dynamic
 from ..ir.graph import Graph, Operator, literal
 from ..ir.operators import CONV2D, RESCALE, TRANSPOSE
-from ..ir.sizes import is_dynamic
 from ..ir.types import DType, RoundingMode, Type
 from ..spec import TosaSpec
 from .rewriter import Rewrite, sweep

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from ..ir import operators as tosa
+from ..ir.dynamic_sizes import range_of
 from ..ir.graph import Graph, Operator, shape_of
-from ..ir.sizes import range_of
 from ..ir.types import Type
 from ..spec import TosaSpec
 from .rewriter import Rewrite, rebuilt

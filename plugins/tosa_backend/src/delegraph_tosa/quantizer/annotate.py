@@ -24,13 +24,13 @@ from torchao.quantization.pt2e.quantizer import (
 
 from ..ir.graph import Value
 from ..lowering import RULES, has_rule
-from ..lowering.integer import activations, moves
+from ..lowering.integer import activations, data_movement
 from ..lowering.interpret.quantized_calls import computes_in_integers, is_pointwise
-from ..lowering.lazy.values import Lazy
+from ..lowering.lazy.lazy_values import Lazy
 from . import specs
 from .calls import arguments, functional, is_constant, is_float, packet
+from .decomposed_operators import is_decomposed, write_out
 from .masks import hiding
-from .parts import is_decomposed, write_out
 from .settings import (
     Precision,
     Setting,
@@ -53,7 +53,7 @@ JOINS = (
     "concat",
     "concatenate",
     "stack",
-    *(o._overloadpacket.__name__ for o in moves.WRITES),
+    *(o._overloadpacket.__name__ for o in data_movement.WRITES),
 )
 
 
@@ -322,7 +322,7 @@ class _Call:
         source = self.node.args[0]
         if self.target is operator.getitem:
             assert isinstance(source, Node)
-            if packet(source.target) not in moves.MOVES:
+            if packet(source.target) not in data_movement.MOVES:
                 return specs.activation(self.precision, self.qat)
             first = next(n for n in source.all_input_nodes if is_float(n))
             return SharedQuantizationSpec((first, source))
@@ -384,7 +384,7 @@ def is_move(node: Node) -> bool:
     theirs.
     """
     name = packet(functional(node.target))
-    return name in moves.MOVES or (
+    return name in data_movement.MOVES or (
         name == "pad" and arguments(node).get("mode", "constant") != "constant"
     )
 

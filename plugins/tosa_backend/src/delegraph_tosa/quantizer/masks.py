@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..lowering.integer import moves
+from ..lowering.integer import data_movement
 from ..lowering.integer.sums import HIDES
 from .calls import functional, is_float, packet
 
 CARRIERS = frozenset(
     {
-        *moves.MOVES,
+        *data_movement.MOVES,
         "add",
         "sub",
         "maximum",
@@ -71,7 +71,7 @@ def _inputs_added(scores: Any) -> list[Node]:
 
 
 def _moved_from(node: Node) -> Node:
-    while packet(node.target) in moves.MOVES and isinstance(node.args[0], Node):
+    while packet(node.target) in data_movement.MOVES and isinstance(node.args[0], Node):
         node = node.args[0]
     return node
 

@@ -11,7 +11,7 @@ import torch
 from delegraph.errors import OptionError
 from torch.fx import Graph, Node
 
-from .parts import WHOLE
+from .decomposed_operators import WHOLE
 
 OBSERVERS = ("minmax", "histogram")
 

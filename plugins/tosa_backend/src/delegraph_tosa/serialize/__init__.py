@@ -3,7 +3,7 @@ nothing.
 """
 
 from .convert import convert
-from .cut import cut, joined
+from .named_constants import join_constants, split_constants
 from .reader import read, read_numbered, stated_version, target_of
 from .trailer import (
     input_ranges,
@@ -17,15 +17,15 @@ from .writer import TosaFile
 __all__ = [
     "TosaFile",
     "convert",
-    "cut",
     "input_ranges",
-    "joined",
+    "join_constants",
     "producer_of",
     "producer_record",
     "quantization",
     "ranges_record",
     "read",
     "read_numbered",
+    "split_constants",
     "stated_version",
     "target_of",
 ]

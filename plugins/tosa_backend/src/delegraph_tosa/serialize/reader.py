@@ -9,8 +9,8 @@ from delegraph.io.flatbuffer import Table, root
 
 from ..ir.graph import Graph, Operator
 from ..spec import TosaSpec, required, required_target
-from ..spec.table import FILES, OLDER
-from .blocks import Block, Regions
+from ..spec.operator_table import FILES, OLDER
+from .regions import Block, Regions
 from .schema import FEATURES, IDENTIFIER, CompatibilityField, GraphField
 
 

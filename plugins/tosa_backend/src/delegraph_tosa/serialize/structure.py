@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from delegraph.errors import InternalError, Unsupported
 from delegraph.io.flatbuffer_builder import Builder, Field
 
+from ..ir.dynamic_sizes import LARGEST_SIZE
 from ..ir.graph import Folded, Graph, Illegal, Operator, Value
 from ..ir.operators import (
     IDENTITY,
@@ -19,19 +20,8 @@ from ..ir.operators import (
     VARIABLE_READ,
     VARIABLE_WRITE,
 )
-from ..ir.sizes import LARGEST_SIZE
 from ..ir.types import BLOCK_SCALED, DType, Type, stored_types
 from .elements import pack_number, size_in_file
-from .forms import (
-    ATTRIBUTES,
-    CODES_IN_FILE,
-    EMPTY_SHAPE,
-    OPERATOR,
-    OPERATOR_WITH_LOCATION,
-    SHAPE,
-    elements_of,
-    tensor_form,
-)
 from .names import Names
 from .schema import (
     DATA_ALIGNMENT,
@@ -44,6 +34,16 @@ from .schema import (
     GraphField,
     RegionField,
     ShapeField,
+)
+from .table_layouts import (
+    ATTRIBUTES,
+    CODES_IN_FILE,
+    EMPTY_SHAPE,
+    OPERATOR,
+    OPERATOR_WITH_LOCATION,
+    SHAPE,
+    elements_of,
+    tensor_form,
 )
 
 MAIN = "main"

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from ..evaluate.stored import stored_elements
+from ..evaluate.constant_elements import stored_elements
 from ..ir.graph import Array, Folded, Graph, Value
 from ..ir.operators import CONCAT, RESHAPE
 from ..ir.types import FLOATS

@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ..ir.dynamic_sizes import exceeds, is_dynamic
 from ..ir.graph import Illegal, Operator, Value, shape_of
-from ..ir.sizes import exceeds, is_dynamic
 from ..ir.types import BYTES, DType, Type
-from .table import Row, Version, load
+from .operator_table import Row, Version, load
 
 Size = Callable[[Operator], int]
 Breach = tuple[str, str]

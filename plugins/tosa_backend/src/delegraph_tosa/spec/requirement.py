@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..ir.graph import Graph
 from ..ir.types import DType
-from .table import FILES, Version
+from .operator_table import FILES, Version
 from .target import MX_COMMON, alternatives, extensions, kind_of, value_alternatives
 
 _CHOICES = (frozenset({"FP"}), frozenset({"INT"}), frozenset({"FP", "INT"}))

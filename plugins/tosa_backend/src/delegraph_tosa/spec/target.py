@@ -12,7 +12,7 @@ from delegraph.errors import OptionError
 from ..ir.graph import Operator, Value
 from ..ir.types import FLOAT8, DType, Type, why_not_blocks
 from .levels import Breach, Level
-from .table import FILES, OLDER, Version, load, rows
+from .operator_table import FILES, OLDER, Version, load, rows
 
 _FORM = re.compile(
     r"TOSA-([0-9]+)\.([0-9]+)(?:\.[0-9]+)?(\.draft)?((?:\+[\w-]+)*)", re.IGNORECASE
@@ -400,7 +400,7 @@ def _subject(operator: Operator, version: Version) -> str:
 @lru_cache(maxsize=6)
 def _level(name: str, version: Version) -> Level:
     if version in OLDER:
-        from .older import OlderLevel
+        from .older_limits import OlderLevel
 
         return OlderLevel(name, version)
     return Level(name, version)

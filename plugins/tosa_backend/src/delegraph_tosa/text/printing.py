@@ -12,7 +12,7 @@ from typing import Any
 
 from delegraph.io.escape import printable
 
-from ..evaluate.stored import stored_elements
+from ..evaluate.constant_elements import stored_elements
 from ..ir.graph import Graph, Operator, Value
 from ..ir.types import FLOATS, stored_types
 from .literals import text_of

@@ -3,8 +3,8 @@ verdicts, a page (``html``).
 """
 
 from .external_validators import verdicts
+from .graph_figures import Figures, figures
 from .random_inputs import sample
-from .statistics import Figures, figures
 from .summary import summarize
 
 __all__ = ["Figures", "figures", "sample", "summarize", "verdicts"]

@@ -13,7 +13,7 @@ from delegraph.errors import InputError
 from ..evaluate.small_floats import encoded
 from ..evaluate.specialize import is_dynamic, specialized
 from ..ir import operators as ops
-from ..ir.blocks import paired
+from ..ir.block_scaled_arrays import paired
 from ..ir.graph import Array, Graph, Operator, Value
 from ..ir.types import (
     ARRAY_DTYPES,

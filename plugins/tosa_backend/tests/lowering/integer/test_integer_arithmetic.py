@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from delegraph_tosa.ir.graph import Value
 from delegraph_tosa.ir.types import DType, Type
 from delegraph_tosa.lowering.integer.sums import aligned
+from delegraph_tosa.lowering.lazy.lazy_values import Scaled, trial
 from delegraph_tosa.lowering.lazy.quantization import Scale
-from delegraph_tosa.lowering.lazy.values import Scaled, trial
 
 from ...support.quantized_cases import IntegerFamily
 from ...support.rule_cases import WithConstant, randn

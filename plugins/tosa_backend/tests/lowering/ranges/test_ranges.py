@@ -9,7 +9,12 @@ from delegraph_tosa.ir import operators as tosa
 from delegraph_tosa.ir.graph import Literal, Value
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, Type
 from delegraph_tosa.lowering import Tosa
-from delegraph_tosa.lowering.ranges.ranges import INT32, RANGES, range_of, range_of_type
+from delegraph_tosa.lowering.ranges.value_ranges import (
+    INT32,
+    RANGES,
+    range_of,
+    range_of_type,
+)
 from delegraph_tosa.spec import TosaSpec
 from hypothesis import given, settings
 from hypothesis import strategies as st

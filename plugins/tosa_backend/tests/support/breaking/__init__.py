@@ -16,7 +16,7 @@ from typing import NamedTuple
 from delegraph_tosa.ir.graph import Graph, Operator
 from delegraph_tosa.ir.types import DType
 from delegraph_tosa.spec import TosaSpec
-from delegraph_tosa.spec.table import rows
+from delegraph_tosa.spec.operator_table import rows
 from delegraph_tosa.spec.target import extensions
 
 from ..samples import Sample, samples

@@ -17,7 +17,7 @@ from delegraph_tosa.ir.graph import (
     shape_of,
 )
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, Type
-from delegraph_tosa.spec.table import rows
+from delegraph_tosa.spec.operator_table import rows
 
 F32 = DType.FP32
 I32 = DType.INT32

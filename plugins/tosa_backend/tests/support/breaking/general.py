@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 from delegraph_tosa.ir import operators as ops
+from delegraph_tosa.ir.dynamic_sizes import symbol
 from delegraph_tosa.ir.graph import Deferred, Graph, Operator, Value, literal
-from delegraph_tosa.ir.sizes import symbol
 from delegraph_tosa.ir.types import ARRAY_DTYPES, DType, Type
-from delegraph_tosa.spec.table import rows
+from delegraph_tosa.spec.operator_table import rows
 
 from .changing import (
     BOOL,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
+from ..dynamic_sizes import agree
 from ..graph import Graph, Operator, ResultTypes, Value, Values, note
-from ..sizes import agree
 from ..substitution import bound, substituted
 from ..types import DType, Type
 

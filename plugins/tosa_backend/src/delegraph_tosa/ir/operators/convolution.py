@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from ..dynamic_sizes import differ, exceeds
 from ..graph import Illegal, Ints, Operator, Value, check, note
-from ..sizes import differ, exceeds
 from ..types import DType, Type
 from .rules import Shape, expect_length, expect_rank, expect_zero_point, idiv
 

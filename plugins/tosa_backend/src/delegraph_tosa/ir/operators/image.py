@@ -4,8 +4,8 @@ Operators).
 
 from __future__ import annotations
 
+from ..dynamic_sizes import exceeds
 from ..graph import Ints, Operator, Value, check, note
-from ..sizes import exceeds
 from ..types import BLOCK_SCALED, DType, NanMode, ResizeMode, Type
 from .convolution import AXES, windows
 from .rules import (

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
+from ..dynamic_sizes import agree, differ, exceeds
 from ..graph import Illegal, Ints, Operator, Value, Values, check, note, shape_of
-from ..sizes import agree, differ, exceeds
 from ..types import BLOCK_SCALED, DType, Type
 from .rules import (
     Shape,

@@ -4,8 +4,8 @@ Reduction Operators).
 
 from __future__ import annotations
 
+from ..dynamic_sizes import agree, differ, is_dynamic
 from ..graph import Operator, ResultDType, Value, note
-from ..sizes import agree, differ, is_dynamic
 from ..types import DType, NanMode, Type
 from .rules import expect_axis, expect_rank, expect_zero_point
 

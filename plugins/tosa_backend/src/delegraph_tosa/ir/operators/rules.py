@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..dynamic_sizes import differ, exceeds, is_dynamic
 from ..graph import Illegal, Literal, Operator, Value, check, note, shape_of
-from ..sizes import differ, exceeds, is_dynamic
 from ..types import BLOCK_SCALED, DType, Type, why_not_blocks
 
 Shape = tuple[int, ...]

@@ -11,8 +11,8 @@ import operator
 from collections.abc import Callable
 from typing import ClassVar
 
+from ..dynamic_sizes import differ, exceeds, is_dynamic, largest, smallest, symbol
 from ..graph import Operator, Value, Values, check, note, shape_of
-from ..sizes import differ, exceeds, is_dynamic, largest, smallest, symbol
 from ..types import DType, Type
 from .rules import Shape, constant_element, expect_axis
 

@@ -6,8 +6,8 @@ import math
 
 import torch
 
+from ...ir.dynamic_sizes import is_dynamic
 from ...ir.graph import Value
-from ...ir.sizes import is_dynamic
 from ...ir.types import DType
 from ..builder import Tosa
 from ..promotion import converted

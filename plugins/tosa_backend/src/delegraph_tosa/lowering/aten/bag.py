@@ -8,12 +8,12 @@ import math
 
 import torch
 
+from ...ir.dynamic_sizes import exceeds
 from ...ir.graph import Value
-from ...ir.sizes import exceeds
 from ...ir.types import DType
 from ..builder import Tosa
 from ..promotion import converted
-from ..ranges.indexes import beginnings, rows
+from ..ranges.index_bounds import beginnings, rows
 from ..registry import lowers
 from .distance import norm_along
 from .index import counted, taken

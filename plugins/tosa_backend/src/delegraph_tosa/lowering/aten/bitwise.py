@@ -12,9 +12,9 @@ from ...ir.graph import Value
 from ...ir.types import BYTES, DType
 from ..builder import Operand, Tosa
 from ..promotion import converted, promoted
-from ..ranges.ranges import inside, range_of
+from ..ranges.value_ranges import inside, range_of
 from ..registry import lowers
-from .signs import has_comparisons, in_five_bits, inverted_where, negative
+from .int32_conditions import has_comparisons, in_five_bits, inverted_where, negative
 
 aten = torch.ops.aten
 

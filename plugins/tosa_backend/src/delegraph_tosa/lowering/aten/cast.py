@@ -11,11 +11,11 @@ from ...ir.operators import CAST
 from ...ir.types import FLOATS, DType, Type
 from ..builder import Tosa
 from ..float8 import LEAST_KEPT
+from ..lazy.lazy_values import Scaled
 from ..lazy.quantization import Scale
-from ..lazy.values import Scaled
 from ..promotion import converted
 from ..registry import lowers
-from ..torch_values.types import dtype_of
+from ..torch_values.tensor_types import dtype_of
 
 aten = torch.ops.aten
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ...ir.dynamic_sizes import is_dynamic
 from ...ir.graph import Literal, Value
-from ...ir.sizes import is_dynamic
 from ...ir.types import ARRAY_DTYPES, DType
 from ..builder import Operand, Tosa
-from ..lazy.values import Joined, trial
+from ..lazy.lazy_values import Joined, trial
 from ..promotion import converted, promoted
 from ..registry import lowers
-from ..torch_values.types import dtype_of, dtype_of_number
+from ..torch_values.tensor_types import dtype_of, dtype_of_number
 
 aten = torch.ops.aten
 

@@ -9,14 +9,14 @@ from typing import cast
 
 import torch
 
+from ...ir.dynamic_sizes import Range, is_dynamic, waits
+from ...ir.dynamic_sizes import range_of as size_range
 from ...ir.graph import Value
-from ...ir.sizes import Range, is_dynamic, waits
-from ...ir.sizes import range_of as size_range
 from ...ir.types import Type
 from ..builder import Shape, Tosa
 from ..registry import lowers
 from ..torch_values.hints import by_size, too_large
-from ..torch_values.types import (
+from ..torch_values.tensor_types import (
     TORCH_DTYPES,
     array_of,
     dtype_of,

@@ -6,13 +6,13 @@ import math
 
 import torch
 
+from ...ir.dynamic_sizes import waits
 from ...ir.graph import Value
-from ...ir.sizes import waits
 from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
 from ..promotion import converted, floating, floating_value, promoted
 from ..registry import lowers
-from ..torch_values.types import finfo
+from ..torch_values.tensor_types import finfo
 
 aten = torch.ops.aten
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...ir.dynamic_sizes import exceeds, is_dynamic
 from ...ir.graph import Value
-from ...ir.sizes import exceeds, is_dynamic
 from ...ir.types import DType
 from ..builder import Tosa
 from ..promotion import converted

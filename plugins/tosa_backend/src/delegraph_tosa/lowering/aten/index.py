@@ -12,15 +12,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from ...ir.dynamic_sizes import LARGEST_SIZE
+from ...ir.dynamic_sizes import range_of as size_range
 from ...ir.graph import Value
-from ...ir.sizes import LARGEST_SIZE
-from ...ir.sizes import range_of as size_range
 from ...ir.types import DType
 from ..builder import Shape, Tosa
 from ..geometry.layout import axis_of
 from ..promotion import converted
-from ..ranges.indexes import classes, each_axis, elements, positions, rows
-from ..ranges.ranges import Range, range_of
+from ..ranges.index_bounds import classes, each_axis, elements, positions, rows
+from ..ranges.value_ranges import Range, range_of
 from ..registry import lowers
 from .shape import expanded
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ...ir.dynamic_sizes import is_dynamic
 from ...ir.graph import Value
-from ...ir.sizes import is_dynamic
 from ...ir.types import FLOATS, DType
 from ..builder import Tosa
 from ..geometry.interpolated_axis import Axis
@@ -23,7 +23,7 @@ from ..geometry.positions import picked
 from ..promotion import converted
 from ..registry import lowers
 from ..torch_values.hints import by_size
-from ..torch_values.sizes import scaled
+from ..torch_values.symbolic_sizes import scaled
 from . import interpolate_dynamic
 
 aten = torch.ops.aten

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...ir.dynamic_sizes import largest
 from ...ir.graph import Value
-from ...ir.sizes import largest
 from ...ir.types import DType
 from ..builder import Tosa
 from ..geometry.interpolated_axis import Axis

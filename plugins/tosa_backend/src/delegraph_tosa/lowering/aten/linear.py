@@ -20,7 +20,7 @@ from ..builder import Shape, Tosa
 from ..float8 import takes_float8, widened
 from ..promotion import converted
 from ..registry import lowers
-from ..torch_values.types import dtype_of
+from ..torch_values.tensor_types import dtype_of
 from .elementwise import product, scaled, sum_of
 
 aten = torch.ops.aten

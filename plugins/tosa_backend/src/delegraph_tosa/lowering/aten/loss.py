@@ -14,7 +14,7 @@ from ...ir.types import FLOATS, DType
 from ..builder import Shape, Tosa
 from ..geometry.layout import channels_last
 from ..promotion import converted
-from ..ranges.indexes import labels
+from ..ranges.index_bounds import labels
 from ..registry import lowers
 from .index import taken
 from .reduce import log_softmax_of

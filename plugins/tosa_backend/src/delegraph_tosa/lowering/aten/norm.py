@@ -12,7 +12,7 @@ from ...ir.types import DType
 from ..builder import Tosa
 from ..promotion import converted
 from ..registry import lowers
-from ..torch_values.types import finfo
+from ..torch_values.tensor_types import finfo
 from .reduce import average
 
 aten = torch.ops.aten

@@ -10,14 +10,14 @@ import math
 
 import torch
 
+from ...ir.dynamic_sizes import exceeds, is_dynamic
+from ...ir.dynamic_sizes import range_of as size_range
 from ...ir.graph import Value
-from ...ir.sizes import exceeds, is_dynamic
-from ...ir.sizes import range_of as size_range
 from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
 from ..geometry.layout import axis_of
 from ..promotion import converted, promoted
-from ..ranges.ranges import range_of
+from ..ranges.value_ranges import range_of
 from ..registry import lowers
 from ..torch_values.hints import too_many_comparisons
 from .index import addressed, along, counted, from_start, taken, without_axis

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from ...ir.dynamic_sizes import is_dynamic
 from ...ir.graph import Value
-from ...ir.sizes import is_dynamic
 from ...ir.types import ARRAY_DTYPES, FLOATS, DType
 from ..builder import Tosa
 from ..geometry.layout import batched, channels_first, channels_last, numbers, unbatched

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from delegraph.errors import Unsupported
 
+from ...ir.dynamic_sizes import is_dynamic
 from ...ir.graph import Value
-from ...ir.sizes import is_dynamic
 from ...ir.types import DType
 from ..builder import Tosa
 from ..geometry.layout import numbers
 from ..geometry.positions import LARGEST, picked
 from ..geometry.window import Window
 from ..promotion import converted
-from ..ranges.indexes import places
+from ..ranges.index_bounds import places
 from ..registry import lowers
 from .conv import joined
 from .index import gather

@@ -11,14 +11,14 @@ import math
 
 import torch
 
+from ...ir.dynamic_sizes import waits
 from ...ir.graph import Value
-from ...ir.sizes import waits
 from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
 from ..promotion import promoted
 from ..registry import lowers
 from ..torch_values.hints import by_size
-from ..torch_values.types import TORCH_DTYPES
+from ..torch_values.tensor_types import TORCH_DTYPES
 from .create import filled
 from .elementwise import product, sqrt
 from .special_values import is_negative

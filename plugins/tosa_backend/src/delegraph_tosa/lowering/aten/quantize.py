@@ -15,14 +15,14 @@ from ...evaluate import materialize
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Operand, Tosa
+from ..lazy.lazy_values import Lazy, Scaled, quantized
 from ..lazy.quantization import Quantization, Scale, expect_scale
 from ..lazy.unsigned import HALF, Bytes
-from ..lazy.values import Lazy, Scaled, quantized
 from ..promotion import converted
-from ..ranges.ranges import inside, meet, range_of, range_of_type
+from ..ranges.value_ranges import inside, meet, range_of, range_of_type
 from ..registry import lowers
 from ..torch_values.hints import cast_of_bytes, scale_at_run_time
-from ..torch_values.types import dtype_of, refused
+from ..torch_values.tensor_types import dtype_of, refused
 
 quantized_decomposed = torch.ops.quantized_decomposed
 _quantize = quantized_decomposed.quantize_per_tensor

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...ir.dynamic_sizes import is_dynamic, largest, smallest
 from ...ir.graph import Value
-from ...ir.sizes import is_dynamic, largest, smallest
 from ...ir.types import DType, Type
 from ..builder import Tosa
 from ..geometry.layout import axis_of, pair

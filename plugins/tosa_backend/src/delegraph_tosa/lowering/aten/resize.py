@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from delegraph.errors import Unsupported
 
+from ...ir.dynamic_sizes import is_dynamic
 from ...ir.graph import Value
-from ...ir.sizes import is_dynamic
 from ...ir.types import ResizeMode
 from ..builder import Tosa
 from ..geometry.layout import NCHW, NHWC, Pair, pair
 from ..registry import lowers
-from ..torch_values.sizes import scaled
+from ..torch_values.symbolic_sizes import scaled
 from . import interpolate
 
 aten = torch.ops.aten

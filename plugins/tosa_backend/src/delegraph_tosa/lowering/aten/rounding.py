@@ -25,7 +25,7 @@ from ..builder.division import halves, rounded_quotient
 from ..promotion import converted, promoted, truncated
 from ..registry import lowers
 from .elementwise import div
-from .signs import has_comparisons, negative, positive
+from .int32_conditions import has_comparisons, negative, positive
 
 aten = torch.ops.aten
 inf = math.inf

@@ -13,14 +13,14 @@ from collections.abc import Callable
 
 import torch
 
+from ...ir.dynamic_sizes import LARGEST_SIZE, is_dynamic, smallest
+from ...ir.dynamic_sizes import range_of as size_range
 from ...ir.graph import Value
-from ...ir.sizes import LARGEST_SIZE, is_dynamic, smallest
-from ...ir.sizes import range_of as size_range
 from ...ir.types import FLOATS, SHORT_FLOATS, DType
 from ..builder import Tosa
 from ..geometry.layout import axis_of
 from ..promotion import converted
-from ..ranges.ranges import range_of
+from ..ranges.value_ranges import range_of
 from ..registry import lowers
 from .elementwise import product
 from .exponential import logaddexp

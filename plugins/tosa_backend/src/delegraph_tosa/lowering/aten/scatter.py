@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 import torch
 
+from ...ir.dynamic_sizes import exceeds
 from ...ir.graph import Value
-from ...ir.sizes import exceeds
 from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
 from ..geometry.layout import axis_of
 from ..promotion import converted
-from ..ranges.indexes import each_axis, elements, positions
-from ..ranges.ranges import range_of_type
+from ..ranges.index_bounds import each_axis, elements, positions
+from ..ranges.value_ranges import range_of_type
 from ..registry import lowers
 from .elementwise import scaled
 from .index import (

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ...ir.dynamic_sizes import exceeds, is_dynamic
 from ...ir.graph import Value
-from ...ir.sizes import exceeds, is_dynamic
 from ...ir.types import Type
 from ..builder import Shape, Tosa
 from ..geometry.layout import axis_of

@@ -11,7 +11,7 @@ from ...ir.types import FLOATS, DType, NanMode
 from ..builder import Operand, Tosa
 from ..promotion import promoted
 from ..registry import lowers
-from ..torch_values.types import finfo
+from ..torch_values.tensor_types import finfo
 from .create import filled
 
 aten = torch.ops.aten

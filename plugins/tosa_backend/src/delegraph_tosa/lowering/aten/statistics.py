@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from ...ir.dynamic_sizes import waits
 from ...ir.graph import Value
-from ...ir.sizes import waits
 from ...ir.types import FLOATS, DType
 from ..builder import Operand, Tosa
 from ..promotion import converted

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...ir.dynamic_sizes import LARGEST_SIZE, is_dynamic, waits
+from ...ir.dynamic_sizes import range_of as size_range
 from ...ir.graph import Operator, Value, literal
-from ...ir.sizes import LARGEST_SIZE, is_dynamic, waits
-from ...ir.sizes import range_of as size_range
 from ...ir.types import ARRAY_DTYPES, FLOATS, DType
-from . import narrowed
+from . import device_substitutes
 from .emitter import Shape
 from .operators import Operators
 from .size_numbers import computed
@@ -42,17 +42,18 @@ class Tosa(Operators):
         other operators or in other types.
 
         On a target of TOSA 0.80, ``older.instead`` may have a replacement, and
-        ``narrowed.instead`` on one that names a device. Otherwise the base class tries
+        ``device_substitutes.instead`` on one that names a device. Otherwise the base class tries
         other types.
         """
         if self.spec.version < (1, 0):
-            from .older import instead
+            from .older_substitutes import instead
 
             if (computed_otherwise := instead(self, operator)) is not None:
                 return computed_otherwise
         if (
             self.spec.devices
-            and (computed_otherwise := narrowed.instead(self, operator)) is not None
+            and (computed_otherwise := device_substitutes.instead(self, operator))
+            is not None
         ):
             return computed_otherwise
         return super()._in_other_types(operator, why)

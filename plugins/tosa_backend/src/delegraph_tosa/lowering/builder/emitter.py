@@ -20,9 +20,9 @@ from ...ir.graph import Array, Folded, Illegal, Literal, Operator, Value, shape_
 from ...ir.types import ARRAY_DTYPES, BYTES, FLOAT8, FLOATS, SHORT_FLOATS, DType, Type
 from ...spec import TosaSpec
 from ...spec.target import alternatives
-from ..ranges.ranges import COUNTED, Range, meet, result_range
+from ..ranges.value_ranges import COUNTED, Range, meet, result_range
 from ..torch_values.hints import needs_sizes, other_target
-from ..torch_values.types import TORCH_DTYPES, refused
+from ..torch_values.tensor_types import TORCH_DTYPES, refused
 
 Shape = tuple[int, ...]
 

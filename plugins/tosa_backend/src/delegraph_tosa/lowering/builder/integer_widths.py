@@ -13,10 +13,10 @@ from ...ir import operators as tosa
 from ...ir.graph import Operator, Value
 from ...ir.types import DType, Type
 from ...spec import TosaSpec
-from ..ranges.as_floats import INDICES, runs_as_floats
-from ..ranges.ranges import INT32, Range, inside, meet, range_of
+from ..ranges.ints_as_floats import INDICES, runs_as_floats
+from ..ranges.value_ranges import INT32, Range, inside, meet, range_of
 from ..torch_values.hints import int64_result
-from ..torch_values.types import refused
+from ..torch_values.tensor_types import refused
 from .emitter import Emitter
 
 SMALL = DType.INT8, DType.INT16

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...ir import operators as tosa
+from ...ir.dynamic_sizes import waits
 from ...ir.graph import Folded, Operator, Value
-from ...ir.sizes import waits
 from ...ir.types import DType, NanMode, ResizeMode, RoundingMode
-from ..ranges.ranges import inside, range_of, range_of_type
+from ..ranges.value_ranges import inside, range_of, range_of_type
 from .emitter import Shape
 from .integer_widths import IntegerWidths
 from .regions import Regions

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...ir.dynamic_sizes import Size, Symbol, is_dynamic, products
 from ...ir.formulas import Formula, Relation
 from ...ir.graph import Value
-from ...ir.sizes import Size, Symbol, is_dynamic, products
 from ...ir.types import DType
 from .division import rounded_quotient
 from .operators import Operators

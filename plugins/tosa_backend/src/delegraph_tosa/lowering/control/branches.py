@@ -17,17 +17,17 @@ from delegraph.errors import Unsupported
 from torch.fx import Node
 
 from ...ir import operators as tosa
+from ...ir.dynamic_sizes import Symbol
 from ...ir.formulas import Relation
 from ...ir.graph import Value
-from ...ir.sizes import Symbol
 from ...ir.types import INTEGERS, DType
 from ..builder import Tosa
 from ..builder.size_numbers import truth
-from ..lazy.values import real
+from ..lazy.lazy_values import real
 from ..ranges.conditions import assumed
-from ..ranges.ranges import INT32, Range, inside, range_of, range_of_type, union
+from ..ranges.value_ranges import INT32, Range, inside, range_of, range_of_type, union
 from ..registry import lowers_control
-from ..torch_values.types import DTYPES, type_of
+from ..torch_values.tensor_types import DTYPES, type_of
 from .subgraphs import (
     Key,
     OperandOf,

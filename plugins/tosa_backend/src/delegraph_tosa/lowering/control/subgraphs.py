@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from delegraph.errors import Unsupported
 from torch.fx import GraphModule, Node
 
+from ...ir.dynamic_sizes import Symbol, atom
 from ...ir.graph import Graph, Operator, Value
-from ...ir.sizes import Symbol, atom
+from ...ir.size_sources import sizes_of, unknown_symbols
 from ...ir.types import INTEGERS, DType
-from ...ir.witnesses import sizes_of, untold
 from ..builder import Tosa
-from ..lazy.values import Scaled, real
-from ..ranges.ranges import Range
+from ..lazy.lazy_values import Scaled, real
+from ..ranges.value_ranges import Range
 from ..torch_values.hints import number_crosses, other_target, within
-from ..torch_values.types import refused
+from ..torch_values.tensor_types import refused
 
 if TYPE_CHECKING:
     from ..interpret.interpreter import Interpreter
@@ -127,11 +127,13 @@ class Subgraph:
         with self.t.inside(self.operators):
             self.results[position] = real(self.t, self.results[position])
 
-    def untold(self, keys: Iterable[Key]) -> set[Symbol]:
+    def unknown_symbols(self, keys: Iterable[Key]) -> set[Symbol]:
         """The symbols that the subgraph computes with and that are in no shape of its
         inputs for ``keys``.
         """
-        return untold([self.input(key) for key in keys], sizes_of(self.operators))
+        return unknown_symbols(
+            [self.input(key) for key in keys], sizes_of(self.operators)
+        )
 
     def graph(self, keys: Sequence[Key], passed: Sequence[Key] = ()) -> Graph:
         """The graph, with inputs for ``keys``. It returns its results, and the inputs
@@ -161,7 +163,9 @@ def keys_of(graphs: Sequence[Subgraph], carried: Iterable[Key] = ()) -> list[Key
     """
     keys = list(carried)
     keys += sorted({key for graph in graphs for key in graph.inputs}.difference(keys))
-    return keys + sorted({size for graph in graphs for size in graph.untold(keys)})
+    return keys + sorted(
+        {size for graph in graphs for size in graph.unknown_symbols(keys)}
+    )
 
 
 def module_of(owner: Node) -> GraphModule:

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ...ir.dynamic_sizes import is_dynamic, largest, smallest
 from ...ir.graph import Value
-from ...ir.sizes import is_dynamic, largest, smallest
 from ...ir.types import FLOATS
 from ..builder import Operand, Tosa
 

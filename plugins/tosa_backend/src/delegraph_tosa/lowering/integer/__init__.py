@@ -13,7 +13,7 @@ from . import (  # noqa: F401
     arithmetic,
     attention,
     averages,
-    moves,
+    data_movement,
     norm,
     products,
     resize,

@@ -9,7 +9,7 @@ import math
 import torch
 
 from ..builder import Tosa
-from ..lazy.values import Clamped, Lazy
+from ..lazy.lazy_values import Clamped, Lazy
 from ..registry import lowers
 
 aten = torch.ops.aten

@@ -12,8 +12,8 @@ import numpy as np
 from ...ir.graph import Array, Deferred, Value
 from ...ir.types import DType, Type
 from ..builder import Shape, Tosa
+from ..lazy.lazy_values import BITS, Lazy, Moved, Scaled
 from ..lazy.quantization import Scale
-from ..lazy.values import BITS, Lazy, Moved, Scaled
 from .products import Accumulating, bias_in_steps, deferred, real_elements
 from .sums import centred
 

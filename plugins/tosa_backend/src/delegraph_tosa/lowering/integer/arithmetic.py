@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from delegraph.errors import Unsupported
 
+from ...ir.dynamic_sizes import greatest, is_dynamic
 from ...ir.graph import Value
-from ...ir.sizes import greatest, is_dynamic
 from ...ir.types import DType
 from ..aten.activation import leaky_relu, slopes_shape
 from ..aten.reduce import axes_of, reduced
 from ..builder import Tosa
+from ..lazy.lazy_values import BITS, Joined, Lazy, Scaled, limit, trial
 from ..lazy.quantization import Scale
-from ..lazy.values import BITS, Joined, Lazy, Scaled, limit, trial
 from ..registry import lowering_of, lowers
 from .affine import multiplied, sloped
+from .data_movement import where
 from .division import Quotient
-from .moves import where
 from .products import real_elements
 from .sums import HIDES, Shifted, addend, aligned, centred, times
 

@@ -14,21 +14,21 @@ from typing import NamedTuple
 
 import torch
 
+from ...ir.dynamic_sizes import greatest
 from ...ir.graph import Value
-from ...ir.sizes import greatest
 from ...ir.types import DType
 from ..aten.attention import repeated, transposed
 from ..aten.comparison import lower_triangle
 from ..aten.linear import batched_product
 from ..builder import Tosa
+from ..lazy.lazy_values import Joined, Lazy, Moved, Scaled, operand, rescale
 from ..lazy.quantization import Scale
-from ..lazy.values import Joined, Lazy, Moved, Scaled, operand, rescale
-from ..ranges.ranges import range_of
+from ..ranges.value_ranges import range_of
 from ..registry import lowers
 from .fixed_point import FRACTION, exp_of, reciprocal
 from .products import WIDE, Accumulating
-from .short_rows import FINER, SHARE, STEP, has_short_rows, short_shares
 from .softmax import logits
+from .softmax_int16 import FINER, SHARE, STEP, has_short_rows, short_shares
 from .sums import Shifted
 
 aten = torch.ops.aten

@@ -18,14 +18,14 @@ import numpy as np
 import torch
 
 from ...evaluate import materialize
+from ...ir.dynamic_sizes import is_dynamic
 from ...ir.graph import Array, Deferred, Value, literal
-from ...ir.sizes import is_dynamic
 from ...ir.types import ARRAY_DTYPES, DType, Type
 from ..aten.reduce import axes_of
 from ..builder import Shape, Tosa
 from ..builder.size_numbers import computed
+from ..lazy.lazy_values import Lazy, Scaled, limit, operand, trial
 from ..lazy.quantization import Quantization, Scale
-from ..lazy.values import Lazy, Scaled, limit, operand, trial
 from ..registry import lowering_of, lowers
 from .arithmetic import summed
 from .division import Quotient

@@ -13,8 +13,8 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
+from ..lazy.lazy_values import Lazy, Scaled, limit
 from ..lazy.quantization import Quantization
-from ..lazy.values import Lazy, Scaled, limit
 from ..registry import lowering_of
 from .fixed_point import reciprocal
 from .sums import centred

@@ -15,9 +15,9 @@ import numpy as np
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
+from ..lazy.lazy_values import Scaled, rescale
+from ..lazy.lookup_tables import Entries, looked_up
 from ..lazy.quantization import Scale
-from ..lazy.tables import Entries, looked_up
-from ..lazy.values import Scaled, rescale
 
 FRACTION = 29
 """The format of mantissas, Q29: it holds numbers below 4, with room for a sign."""

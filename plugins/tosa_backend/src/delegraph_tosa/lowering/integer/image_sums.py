@@ -14,12 +14,12 @@ import math
 
 import numpy as np
 
+from ...ir.dynamic_sizes import is_dynamic
 from ...ir.graph import literal
-from ...ir.sizes import is_dynamic
 from ...ir.types import DType
 from ..builder import Shape, Tosa
+from ..lazy.lazy_values import Scaled, rescale
 from ..lazy.quantization import Scale
-from ..lazy.values import Scaled, rescale
 from .products import WIDE, Accumulating
 
 DEVICES = frozenset({"u55", "u85"})

@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import torch
 
+from ...ir.dynamic_sizes import is_dynamic
 from ...ir.graph import Value
-from ...ir.sizes import is_dynamic
 from ...ir.types import DType
 from ..aten.norm import channel_shape, factor_and_offset, last_axes
 from ..aten.reduce import reduced
 from ..builder import Tosa
+from ..lazy.lazy_values import Lazy, Scaled, operand, real, rescale
 from ..lazy.quantization import Quantization, Scale
-from ..lazy.values import Lazy, Scaled, operand, real, rescale
-from ..ranges.ranges import range_of
+from ..ranges.value_ranges import range_of
 from ..registry import lowers
 from .affine import affine, convolved, multiplied
 from .fixed_point import FRACTION, inverse_root

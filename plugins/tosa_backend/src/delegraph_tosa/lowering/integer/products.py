@@ -17,15 +17,15 @@ import torch
 
 from ...evaluate import materialize
 from ...ir import operators as tosa
+from ...ir.dynamic_sizes import greatest
 from ...ir.graph import Array, Deferred, Operator, Value
-from ...ir.sizes import greatest
 from ...ir.types import ARRAY_DTYPES, DType, Type
 from ..builder import Operand, Shape, Tosa
+from ..lazy.lazy_values import Lazy, Scaled, operand, rescale
 from ..lazy.quantization import Scale, multipliers
-from ..lazy.values import Lazy, Scaled, operand, rescale
-from ..ranges.ranges import inside, range_of
+from ..ranges.value_ranges import inside, range_of
 from ..registry import lowering_of, lowers
-from ..torch_values.types import refused
+from ..torch_values.tensor_types import refused
 from .sums import Shifted, addend, aligned, times
 
 aten = torch.ops.aten

@@ -18,8 +18,8 @@ from ...evaluate import materialize
 from ...ir.graph import Value, literal
 from ...ir.types import DType, ResizeMode
 from ..builder import Shape, Tosa
+from ..lazy.lazy_values import BITS, Lazy, Scaled, operand
 from ..lazy.quantization import Scale, multipliers
-from ..lazy.values import BITS, Lazy, Scaled, operand
 from ..registry import lowering_of, lowers
 from .sums import centred
 

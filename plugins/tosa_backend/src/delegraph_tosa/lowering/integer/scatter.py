@@ -12,10 +12,10 @@ import torch
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
+from ..lazy.lazy_values import BITS, Lazy, Scaled, integer, reach
 from ..lazy.quantization import Quantization, Scale
-from ..lazy.values import BITS, Lazy, Scaled, integer, reach
 from ..registry import lowering_of, lowers
-from .moves import PUTS, where, written
+from .data_movement import PUTS, where, written
 from .sums import addend, aligned, centred, times
 
 aten = torch.ops.aten

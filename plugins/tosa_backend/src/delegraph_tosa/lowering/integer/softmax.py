@@ -12,16 +12,16 @@ from collections.abc import Sequence
 
 import torch
 
+from ...ir.dynamic_sizes import greatest
 from ...ir.graph import Value
-from ...ir.sizes import greatest
 from ...ir.types import DType
 from ..aten.reduce import axes_of
 from ..builder import Tosa
 from ..geometry.layout import axis_of
+from ..lazy.lazy_values import BITS, Lazy, Scaled
+from ..lazy.lookup_tables import looked_up
 from ..lazy.quantization import Quantization, Scale
-from ..lazy.tables import looked_up
-from ..lazy.values import BITS, Lazy, Scaled
-from ..ranges.ranges import range_of_type
+from ..ranges.value_ranges import range_of_type
 from ..registry import lowering_of, lowers
 from .fixed_point import (
     FRACTION,
@@ -32,7 +32,7 @@ from .fixed_point import (
     logarithm,
     reciprocal,
 )
-from .short_rows import has_short_rows, short_shares
+from .softmax_int16 import has_short_rows, short_shares
 from .sums import HIDES, Shifted, addend, aligned
 
 aten = torch.ops.aten

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
+from ...ir.dynamic_sizes import greatest, is_dynamic
 from ...ir.graph import Value
-from ...ir.sizes import greatest, is_dynamic
 from ...ir.types import DType
 from ..aten.reduce import axes_of, reduced
 from ..aten.scan import scanned
 from ..builder import Tosa
 from ..geometry.layout import axis_of
+from ..lazy.lazy_values import Lazy, Scaled, operand
 from ..lazy.quantization import Scale
-from ..lazy.values import Lazy, Scaled, operand
-from ..ranges.ranges import range_of
+from ..ranges.value_ranges import range_of
 from ..registry import lowers
 from .arithmetic import lost_in_sum, summed
 from .fixed_point import FRACTION, inverse_root

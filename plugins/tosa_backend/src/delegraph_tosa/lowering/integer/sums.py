@@ -15,9 +15,9 @@ from delegraph.errors import Unsupported
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
+from ..lazy.lazy_values import BITS, Lazy, Scaled, integer, reach, real, rescale
 from ..lazy.quantization import Quantization, Scale
-from ..lazy.values import BITS, Lazy, Scaled, integer, reach, real, rescale
-from ..torch_values.types import refused
+from ..torch_values.tensor_types import refused
 
 FINE = 27
 """Bits of the integers of a lazy value that is an operand of a sum: some more than fp32

@@ -25,10 +25,10 @@ from ...ir.graph import Literal, Value
 from ...ir.types import INTEGERS, DType, Type
 from ...spec import TosaSpec
 from ..builder import Tosa
+from ..lazy.lazy_values import Lazy, any_lazy
 from ..lazy.unsigned import Bytes, is_bytes, type_of_bytes
-from ..lazy.values import Lazy, any_lazy
-from ..ranges.carried import AS_ITSELF, CARRIED
-from ..ranges.ranges import INT32, READ, Range, inside, range_of
+from ..ranges.border_dtypes import AS_ITSELF, CARRIED
+from ..ranges.value_ranges import INT32, READ, Range, inside, range_of
 from ..registry import (
     CONTROL,
     Result,
@@ -40,8 +40,8 @@ from ..registry import (
     rule_of,
 )
 from ..torch_values.hints import int64_value, within
-from ..torch_values.sizes import is_size
-from ..torch_values.types import DTYPES, constant_of, refused, type_of
+from ..torch_values.symbolic_sizes import is_size
+from ..torch_values.tensor_types import DTYPES, constant_of, refused, type_of
 from .interpreter import Interpreter
 from .lazy_calls import apply_lazy
 from .templates import ABSENT

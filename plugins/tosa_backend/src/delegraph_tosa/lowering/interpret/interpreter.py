@@ -31,11 +31,11 @@ from ...ir.types import Type
 from ...spec.target import value_alternatives
 from ..aten import import_late
 from ..builder import Tosa
+from ..lazy.lazy_values import any_lazy, real
 from ..lazy.unsigned import Bytes, constant_bytes, is_bytes, type_of_bytes
-from ..lazy.values import any_lazy, real
+from ..ranges.border_dtypes import AS_ITSELF, CARRIED
 from ..ranges.bounds import bounds_of, overloads
-from ..ranges.carried import AS_ITSELF, CARRIED
-from ..ranges.ranges import Range, meet, range_of
+from ..ranges.value_ranges import Range, meet, range_of
 from ..registry import (
     CONTROL,
     Result,
@@ -48,9 +48,15 @@ from ..registry import (
     rule_of,
 )
 from ..torch_values.hints import dynamic, no_rule, other_target
-from ..torch_values.numbers import UNKNOWN, number_of
-from ..torch_values.sizes import depends_on_data, is_size, size_of
-from ..torch_values.types import constant_of, memory_of, no_tensor, refused, type_of
+from ..torch_values.symbolic_numbers import UNKNOWN, number_of
+from ..torch_values.symbolic_sizes import depends_on_data, is_size, size_of
+from ..torch_values.tensor_types import (
+    constant_of,
+    memory_of,
+    no_tensor,
+    refused,
+    type_of,
+)
 from .lazy_calls import apply_lazy
 from .saturation import saturated, saturating_casts
 from .templates import templates_for

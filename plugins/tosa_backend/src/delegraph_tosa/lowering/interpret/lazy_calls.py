@@ -11,11 +11,11 @@ from torch.fx import Node
 
 from ..builder import Tosa
 from ..lazy.complex_numbers import Complex
+from ..lazy.lazy_values import Lazy, any_lazy
 from ..lazy.unsigned import Bytes
-from ..lazy.values import Lazy, any_lazy
 from ..registry import RULES, Result, Rule, checked
 from ..torch_values.hints import no_operand
-from ..torch_values.types import refused
+from ..torch_values.tensor_types import refused
 
 LACKING: dict[type[Lazy], torch.dtype] = {Complex: torch.complex64, Bytes: torch.uint8}
 """Lazy values whose element type TOSA lacks -> this type. Only rules on these kinds

@@ -13,11 +13,11 @@ from torch.fx import Node
 from ...ir.graph import Value
 from ...ir.types import DType
 from ..builder import Tosa
-from ..integer.curves import curve_of
-from ..lazy.values import BYTES, Lazy, Pointwise, real
+from ..integer.parabolas import curve_of
+from ..lazy.lazy_values import BYTES, Lazy, Pointwise, real
 from ..registry import RULES, Result, Rule, apply, checked, has_rule
 from ..torch_values.hints import neither
-from ..torch_values.types import refused
+from ..torch_values.tensor_types import refused
 
 POINTWISE = frozenset(
     {

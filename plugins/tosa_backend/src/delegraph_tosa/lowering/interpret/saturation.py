@@ -22,7 +22,7 @@ from ...ir.operators import CLAMP
 from ...ir.types import FLOATS, NanMode
 from ..builder import Tosa
 from ..ranges.bounds import PASSING
-from ..ranges.ranges import Range, inside, union
+from ..ranges.value_ranges import Range, inside, union
 from ..registry import RULES, indexes_of
 
 aten = torch.ops.aten

@@ -22,7 +22,7 @@ from ...ir.types import FLOATS, DType
 from ...spec import TosaSpec
 from ..builder import Tosa
 from ..registry import Result, Rule, apply
-from ..torch_values.types import refused
+from ..torch_values.tensor_types import refused
 
 COPIED = FLOATS | {DType.BOOL}
 """Types of operands that have templates. Rules read more than the type of integers

@@ -14,9 +14,9 @@ import torch
 from ...ir.graph import Value
 from ..builder import Tosa
 from ..torch_values.hints import no_dtype
-from ..torch_values.types import refused
+from ..torch_values.tensor_types import refused
+from .lazy_values import Lazy
 from .quantization import Quantization
-from .values import Lazy
 
 
 class Complex(Lazy):

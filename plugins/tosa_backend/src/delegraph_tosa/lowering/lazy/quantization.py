@@ -17,8 +17,8 @@ from ...evaluate import materialize
 from ...ir.graph import Array, Deferred, Value, literal
 from ...ir.types import DType, Type
 from ..builder import Tosa
-from ..ranges.ranges import Range
-from ..torch_values.types import refused
+from ..ranges.value_ranges import Range
+from ..torch_values.tensor_types import refused
 
 FP32 = np.finfo(np.float32)
 

@@ -17,9 +17,9 @@ from ...ir.graph import Deferred, Value
 from ...ir.types import DType, RoundingMode, Type
 from ..builder import Tosa
 from ..torch_values.hints import no_dtype
-from ..torch_values.types import array_of, refused, type_of
+from ..torch_values.tensor_types import array_of, refused, type_of
+from .lazy_values import Lazy
 from .quantization import Quantization, Scale, multipliers
-from .values import Lazy
 
 HALF = 128
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from ...ir.sizes import range_of
+from ...ir.dynamic_sizes import range_of
 from ...ir.types import DType
-from ..torch_values.sizes import shape_of_tensor, size_of
-from ..torch_values.types import DTYPES
-from .ranges import COUNTED, Range, inside, meet, range_of_type
+from ..torch_values.symbolic_sizes import shape_of_tensor, size_of
+from ..torch_values.tensor_types import DTYPES
+from .value_ranges import COUNTED, Range, inside, meet, range_of_type
 
 aten = torch.ops.aten
 ArgumentRanges = Iterable[tuple[Any, Range]]

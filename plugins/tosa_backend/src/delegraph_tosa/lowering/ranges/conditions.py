@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ...ir.dynamic_sizes import range_of as size_range
 from ...ir.graph import Value
-from ...ir.sizes import range_of as size_range
 from ...ir.types import INTEGERS, DType
-from ..torch_values.sizes import is_size
-from .ranges import Range, meet, range_of, range_of_type
+from ..torch_values.symbolic_sizes import is_size
+from .value_ranges import Range, meet, range_of, range_of_type
 
 aten = torch.ops.aten
 ValueOf = Callable[[Node], Value | int]

@@ -11,11 +11,11 @@ from delegraph.io.flatbuffer import Table
 from ...ir.graph import Constant, Illegal, Literal, Value
 from ...ir.operators import CONV2D, OPERATORS, RESHAPE
 from ...ir.types import DType, ResizeMode, Type
-from ..blocks import OPERATOR_COST, Block, implied
+from ..regions import OPERATOR_COST, Block, implied
 from ..schema import OperatorField, TensorField
 from ..tensors import constant_of, member, shape_of_tensor
+from .attribute_fields import elements, unfolded
 from .schema import DTYPES, NAMES, TABLE_OF, TABLES, TAGS, UNSIGNED, Field
-from .step import elements, unfolded
 
 _READ = DTYPES | UNSIGNED
 LITERAL_COST = 16

@@ -10,11 +10,11 @@ from delegraph.io.flatbuffer_builder import Field
 from ...ir.graph import Folded, Graph, Illegal, Operator, Value
 from ...ir.operators import CAST
 from ...ir.types import DType, Type
-from ..forms import OPERATOR, Form, form
 from ..schema import TensorField
 from ..structure import DATA_FIELD_ALIGNMENT, TO_BE_FILLED_IN, Block, Slot, Structure
+from ..table_layouts import OPERATOR, Form, form
+from .attribute_fields import float_bytes, folded, operands_of
 from .schema import CODES, NUMBERS, TABLE_OF, TABLES, TAGS, VERSION
-from .step import float_bytes, folded, operands_of
 
 _KINDS = {"int": "int32", "bool": "bool", "DType": "uint32", "ResizeMode": "uint32"}
 """Kinds of fields that are not an offset."""

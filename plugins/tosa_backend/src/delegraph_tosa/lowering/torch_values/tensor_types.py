@@ -11,11 +11,16 @@ from delegraph.errors import ContractViolation, Unsupported
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
+from ...ir.dynamic_sizes import exceeds, is_dynamic, waits
 from ...ir.graph import Array, Deferred, Value
-from ...ir.sizes import exceeds, is_dynamic, waits
 from ...ir.types import DType, Type
 from .hints import data_dependent, no_dtype, number_at_run_time
-from .sizes import depends_on_data, is_dynamic_tensor, is_empty_tensor, shape_of_tensor
+from .symbolic_sizes import (
+    depends_on_data,
+    is_dynamic_tensor,
+    is_empty_tensor,
+    shape_of_tensor,
+)
 
 DTYPES: dict[torch.dtype, DType] = {
     torch.float32: DType.FP32,

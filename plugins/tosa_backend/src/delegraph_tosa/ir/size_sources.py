@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from .dynamic_sizes import Symbol, atom, is_dynamic, products, symbols, weight
 from .graph import Entries, Operator, Value
-from .sizes import Symbol, atom, is_dynamic, products, symbols, weight
 
 
-class Witness(NamedTuple):
+class SizeSource(NamedTuple):
     """How a symbol is computed: axis ``axis`` of ``input`` has the size ``factor *
     symbol + rest``.
     """
@@ -22,11 +22,11 @@ class Witness(NamedTuple):
     rest: int
 
 
-def witnesses(inputs: Iterable[Value]) -> dict[Symbol, Witness]:
+def size_sources(inputs: Iterable[Value]) -> dict[Symbol, SizeSource]:
     """A witness for each symbol that follows from the sizes of ``inputs``: the size
     with the fewest atoms that has it.
 
-    ``factor`` and ``rest`` may have other symbols, which have witnesses too.
+    ``factor`` and ``rest`` may have other symbols, which have size_sources too.
     """
     sizes = [
         (size, value, axis)
@@ -34,7 +34,7 @@ def witnesses(inputs: Iterable[Value]) -> dict[Symbol, Witness]:
         for axis, size in enumerate(value.shape)
         if is_dynamic(size)
     ]
-    found: dict[Symbol, Witness] = {}
+    found: dict[Symbol, SizeSource] = {}
     known = -1
     while known < len(found):
         known = len(found)
@@ -46,10 +46,10 @@ def witnesses(inputs: Iterable[Value]) -> dict[Symbol, Witness]:
 
 
 def _solve(
-    found: dict[Symbol, Witness], one: Symbol, size: int, value: Value, axis: int
+    found: dict[Symbol, SizeSource], one: Symbol, size: int, value: Value, axis: int
 ) -> None:
     """Add a witness for the symbol ``one`` if ``size``, whose other symbols have
-    witnesses, is factor * one + rest.
+    size_sources, is factor * one + rest.
     """
     terms = [
         (product, factor)
@@ -59,7 +59,7 @@ def _solve(
     product, factor = terms[0]
     other = product // atom(one)
     if len(terms) == 1 and other * atom(one) == product and one not in symbols(other):
-        found[one] = Witness(value, axis, other * factor, size - product * factor)
+        found[one] = SizeSource(value, axis, other * factor, size - product * factor)
 
 
 def sizes_of(operators: Iterable[Operator]) -> list[int]:
@@ -75,13 +75,13 @@ def sizes_of(operators: Iterable[Operator]) -> list[int]:
     return [size for shape in shapes for size in shape]
 
 
-def untold(inputs: Iterable[Value], sizes: Iterable[int]) -> set[Symbol]:
+def unknown_symbols(inputs: Iterable[Value], sizes: Iterable[int]) -> set[Symbol]:
     """The symbols in ``sizes`` that cannot be computed from the shapes of ``inputs``."""
     needed = {one for size in sizes for one in symbols(size)}
-    return needed - witnesses(inputs).keys() if needed else needed
+    return needed - size_sources(inputs).keys() if needed else needed
 
 
-def why_untold(inputs: Iterable[Value], sizes: Iterable[int]) -> str | None:
+def why_unknown_sizes(inputs: Iterable[Value], sizes: Iterable[int]) -> str | None:
     """Why ``sizes`` cannot be computed from the shapes of ``inputs``; None if they can."""
-    missing = untold(inputs, sizes)
+    missing = unknown_symbols(inputs, sizes)
     return f"no input tells the size {min(map(str, missing))}" if missing else None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TypeVar
 
-from ..ir.sizes import is_dynamic
+from ..ir.dynamic_sizes import is_dynamic
 
 Axes = tuple[int | None, ...]
 Shape = tuple[int, ...]

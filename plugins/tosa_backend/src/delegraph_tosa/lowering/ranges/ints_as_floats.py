@@ -12,7 +12,7 @@ from __future__ import annotations
 from ...ir import operators as tosa
 from ...ir.graph import Operator
 from ...ir.types import DType
-from .ranges import Range, inside, range_of
+from .value_ranges import Range, inside, range_of
 
 EXACT: Range = (-(2**24), 2**24)
 """The range of integers that fp32 holds exactly."""

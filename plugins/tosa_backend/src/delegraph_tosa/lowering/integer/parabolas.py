@@ -20,10 +20,10 @@ from ...evaluate import materialize
 from ...ir.graph import Array, Value, literal
 from ...ir.types import ARRAY_DTYPES, DType
 from ..builder import Tosa
+from ..lazy.lazy_values import SMALL, Lazy, Pointwise, Scaled, quantized
+from ..lazy.lookup_tables import EQUAL, INT16_VALUES
 from ..lazy.quantization import Quantization, Scale
-from ..lazy.tables import EQUAL, INT16_VALUES
-from ..lazy.values import SMALL, Lazy, Pointwise, Scaled, quantized
-from ..ranges.ranges import range_of
+from ..ranges.value_ranges import range_of
 from .sums import FINE, addend
 
 SUM = "its operand is a sum or product that nothing quantizes before"

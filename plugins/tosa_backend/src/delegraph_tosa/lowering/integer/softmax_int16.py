@@ -13,13 +13,13 @@ import math
 
 import numpy as np
 
+from ...ir.dynamic_sizes import is_dynamic
 from ...ir.graph import Value, literal
-from ...ir.sizes import is_dynamic
 from ...ir.types import DType
 from ..builder import Tosa
+from ..lazy.lazy_values import Scaled, rescale
+from ..lazy.lookup_tables import PIECE, Entries
 from ..lazy.quantization import Scale
-from ..lazy.tables import PIECE, Entries
-from ..lazy.values import Scaled, rescale
 from .fixed_point import reciprocal
 
 DEVICES = frozenset({"u85"})

@@ -59,7 +59,7 @@ def key_of(digest: bytes) -> str:
     return f"tosa-constant-{digest.hex()}"
 
 
-def cut(file: TosaFile) -> tuple[bytes, NamedDataStoreOutput]:
+def split_constants(file: TosaFile) -> tuple[bytes, NamedDataStoreOutput]:
     """The file without its large constants, and these. Reads all constants once. Of
     equal ones, two are left out.
     """
@@ -88,7 +88,7 @@ def cut(file: TosaFile) -> tuple[bytes, NamedDataStoreOutput]:
     return content, store.get_named_data_store_output()
 
 
-def joined(content: bytes, named_data: Mapping[str, bytes]) -> bytes:
+def join_constants(content: bytes, named_data: Mapping[str, bytes]) -> bytes:
     """The whole file again; what is no such file is returned as it is. Raises
     FormatError for a damaged one.
     """

@@ -8,7 +8,7 @@ from delegraph_tosa.evaluate import Program
 from delegraph_tosa.ir.graph import Graph, Value, literal
 from delegraph_tosa.ir.types import DType, Type
 from delegraph_tosa.lowering import Tosa
-from delegraph_tosa.lowering.ranges.ranges import range_of
+from delegraph_tosa.lowering.ranges.value_ranges import range_of
 from delegraph_tosa.spec import TosaSpec
 
 LACKED = "SELECT", "BITWISE_AND", "REDUCE_MAX", "REDUCE_MIN"

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ..ir.dynamic_sizes import is_dynamic
 from ..ir.graph import Graph, Operator, Value
 from ..ir.operators import CONV2D, RESCALE
-from ..ir.sizes import is_dynamic
 from ..ir.types import Type
 from ..spec import TosaSpec
 from .rewriter import Rewrite, rebuilt

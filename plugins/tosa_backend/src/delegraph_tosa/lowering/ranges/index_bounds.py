@@ -14,9 +14,9 @@ from typing import Any
 
 from torch.fx import Node
 
-from ...ir.sizes import range_of
-from ..torch_values.sizes import shape_of_tensor
-from .ranges import Range
+from ...ir.dynamic_sizes import range_of
+from ..torch_values.symbolic_sizes import shape_of_tensor
+from .value_ranges import Range
 
 Arguments = Callable[[str], Any]
 """Returns the argument of a call by its name in the schema."""

@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable
 
 from ...ir import operators as tosa
+from ...ir.dynamic_sizes import is_dynamic
 from ...ir.graph import Literal, Operator, Value
-from ...ir.sizes import is_dynamic
 from ...ir.types import DType
-from ..ranges.ranges import INT32, range_of
+from ..ranges.value_ranges import INT32, range_of
 from .operators import Operators
 
 

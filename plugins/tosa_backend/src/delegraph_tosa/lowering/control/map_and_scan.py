@@ -17,18 +17,18 @@ import torch
 from torch.fx import Node
 
 from ...ir import operators as tosa
+from ...ir.dynamic_sizes import is_dynamic
+from ...ir.dynamic_sizes import range_of as size_range
 from ...ir.graph import Graph, Operator, Value
-from ...ir.sizes import is_dynamic
-from ...ir.sizes import range_of as size_range
+from ...ir.size_sources import sizes_of, unknown_symbols
 from ...ir.types import INTEGERS, DType
-from ...ir.witnesses import sizes_of, untold
 from ..aten.index import movable
-from ..lazy.values import Scaled, real
+from ..lazy.lazy_values import Scaled, real
 from ..promotion import converted
-from ..ranges.ranges import range_of, range_of_type
+from ..ranges.value_ranges import range_of, range_of_type
 from ..registry import lowers_control
 from ..torch_values.hints import int64_carried, other_target
-from ..torch_values.types import refused, type_of
+from ..torch_values.tensor_types import refused, type_of
 from .subgraphs import (
     Key,
     expect_taken,
@@ -361,7 +361,9 @@ class _Loop:
             # the graph reads a size off the shape of an input: a size that no input has
             # gets an input of its own
             for size in sorted(
-                untold([*carried, *taken, *self.passed.values()], sizes_of(operators))
+                unknown_symbols(
+                    [*carried, *taken, *self.passed.values()], sizes_of(operators)
+                )
             ):
                 self.passed[size] = Value(self._passed_value(size).type)
             inputs = [*carried, *taken, *self.passed.values()]

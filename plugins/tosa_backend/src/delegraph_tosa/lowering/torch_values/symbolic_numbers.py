@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from ...ir.dynamic_sizes import waits
 from ...ir.formulas import Relation, formula
-from ...ir.sizes import waits
-from .sizes import size_of_expression
+from .symbolic_sizes import size_of_expression
 
 UNKNOWN = math.nan
 """A number that TOSA cannot compute from sizes, such as a logarithm.

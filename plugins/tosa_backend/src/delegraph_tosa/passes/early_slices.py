@@ -10,10 +10,10 @@ from collections.abc import Collection
 from ..ir.graph import Operator, Value
 from ..ir.operators import CONV2D, RESCALE, RESHAPE, SLICE, TRANSPOSE
 from ..ir.types import Type
-from . import axes as ax
-from .axes import Shape
+from . import view_axes as ax
 from .rewriter import Rewrite
-from .rows import Readers
+from .row_regions import Readers
+from .view_axes import Shape
 
 
 def resized(shape: Shape, axis: int, size: int) -> Shape:

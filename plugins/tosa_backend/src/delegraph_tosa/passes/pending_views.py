@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from ..ir.dynamic_sizes import range_of
 from ..ir.graph import Operator, Value
 from ..ir.operators import TRANSPOSE
-from ..ir.sizes import range_of
 from ..ir.types import DType, Type
 from ..spec import TosaSpec
-from . import axes as ax
-from .axes import Axes, Shape
+from . import view_axes as ax
 from .rewriter import Rewrite, rebuilt, replaced
+from .view_axes import Axes, Shape
 
 
 class View(NamedTuple):

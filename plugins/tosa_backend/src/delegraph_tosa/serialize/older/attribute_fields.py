@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ...evaluate.constant_elements import stored_elements
 from ...evaluate.kernels import stored_numbers
-from ...evaluate.stored import stored_elements
 from ...ir.graph import Array, Illegal, Literal, Operator, Value
 from ...ir.types import ARRAY_DTYPES, FLOATS, DType, NanMode, RoundingMode, Type
 from ..elements import pack_number, unpack_number

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from ..evaluate.program import last_uses
 from ..ir import operators as ops
+from ..ir.dynamic_sizes import range_of
 from ..ir.graph import Graph, Operator, Value
-from ..ir.sizes import range_of
 from ..ir.types import DType
 from ..serialize.elements import size_in_file
 

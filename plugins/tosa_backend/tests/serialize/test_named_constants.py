@@ -14,9 +14,14 @@ from delegraph.formats import join
 from delegraph_tosa.ir.graph import Graph, Value
 from delegraph_tosa.ir.types import DType, Type
 from delegraph_tosa.lowering import Tosa
-from delegraph_tosa.lowering.torch_values.types import constant_of
-from delegraph_tosa.serialize import TosaFile, joined
-from delegraph_tosa.serialize.cut import LEAST, MOST_PACKED, beginning, cut
+from delegraph_tosa.lowering.torch_values.tensor_types import constant_of
+from delegraph_tosa.serialize import TosaFile, join_constants
+from delegraph_tosa.serialize.named_constants import (
+    LEAST,
+    MOST_PACKED,
+    beginning,
+    split_constants,
+)
 from delegraph_tosa.spec import TosaSpec
 from torch import nn
 
@@ -70,7 +75,7 @@ def test_all_sizes_have_one_copy_of_a_weight(shared, plain, model):
         blob.startswith(b"dlgrCUT2") and len(blob) < len(d.processed_bytes)
         for blob, d in zip(blobs, plain.delegates, strict=True)
     )
-    assert [joined(blob, named(shared.program)) for blob in blobs] == [
+    assert [join_constants(blob, named(shared.program)) for blob in blobs] == [
         d.processed_bytes for d in plain.delegates
     ]
     x = torch.randn(5, 48)
@@ -192,7 +197,7 @@ def test_damaged_blobs(shared):
         (blob[:MAGIC] + number(3) + _ascending(blob, 3), data),
     ):
         with pytest.raises(FormatError, match="constants are named data is damaged"):
-            joined(broken, there)
+            join_constants(broken, there)
 
 
 def test_damaged_graphs(shared):
@@ -219,20 +224,20 @@ def test_damaged_graphs(shared):
         (size, packed[:30] + b"\xff" * 30 + packed[60:]),
     ):
         with pytest.raises(FormatError, match="constants are named data is damaged"):
-            joined(blob[:end] + number(stated, 8) + rest, data)
+            join_constants(blob[:end] + number(stated, 8) + rest, data)
 
 
 def test_the_beginning_of_a_blob_is_that_of_its_file(shared, plain):
     blob = shared.program.delegates[0].processed_bytes
     whole = plain.delegates[0].processed_bytes
-    assert joined(blob, named(shared.program)) == whole
+    assert join_constants(blob, named(shared.program)) == whole
     for length in (400, 4096):
         begun = beginning(blob[:length])
         assert whole.startswith(begun[:100]) and len(begun) > 40
 
 
 def test_packing_is_limited(monkeypatch, model):
-    monkeypatch.setattr(sys.modules[cut.__module__], "MOST_PACKED", 1)
+    monkeypatch.setattr(sys.modules[split_constants.__module__], "MOST_PACKED", 1)
     lowered = delegraph.lower(model, SIZES[:1], backends=["tosa"], options=OPTIONS)
     (blob,) = (d.processed_bytes for d in lowered.delegates)
     (count,) = struct.unpack_from("<I", blob, MAGIC)
@@ -277,7 +282,7 @@ def test_repeated_elements_are_stored_once():
         64 * 16 * 4,
         struct.pack("<f", 0.1),
     ) and len(blob) < 2000
-    assert joined(blob, data)[place : place + size] == size // 4 * unit
+    assert join_constants(blob, data)[place : place + size] == size // 4 * unit
     assert lowered.verify(x).agrees(1e-5)
     for row in (
         struct.pack("<QQ4s", place, size + 2, unit),
@@ -286,7 +291,7 @@ def test_repeated_elements_are_stored_once():
         struct.pack("<QQ4s", 0, 2**63, unit),
     ):
         with pytest.raises(FormatError, match="constants are named data is damaged"):
-            joined(blob[:begin] + row + blob[begin + 20 :], data)
+            join_constants(blob[:begin] + row + blob[begin + 20 :], data)
     large = (
         blob[: ROWS + 8]
         + number(2**62, 8)
@@ -294,7 +299,7 @@ def test_repeated_elements_are_stored_once():
         + struct.pack("<QQ4s", place, 2**61, unit)
     )
     with pytest.raises(FormatError, match="constants are named data is damaged"):
-        joined(large + blob[begin + 20 :], data)
+        join_constants(large + blob[begin + 20 :], data)
 
 
 def test_repetition_is_limited_by_the_size_of_the_rest():
@@ -320,16 +325,16 @@ def test_joined_weights_are_shared_with_separate_ones():
         [constant_of(f"part{k}", part) for k, part in enumerate(parts)], 0
     )
     file = TosaFile(Graph([x], [t.add(x, together)], t.operators), spec)
-    content, output = cut(file)
+    content, output = split_constants(file)
     data = {
         key: join(output.buffers[entry.buffer_index])
         for key, entry in output.pte_data.items()
     }
     assert list(data.values()) == [part.numpy().tobytes() for part in parts]
-    assert joined(content, data) == file.join()
+    assert join_constants(content, data) == file.join()
     t = Tosa(spec)
     x = Value(Type((32, 64), DType.FP32), name="x")
     apart = TosaFile(
         Graph([x], [t.add(x, constant_of("part", parts[1]))], t.operators), spec
     )
-    assert cut(apart)[1].pte_data.keys() < data.keys()
+    assert split_constants(apart)[1].pte_data.keys() < data.keys()

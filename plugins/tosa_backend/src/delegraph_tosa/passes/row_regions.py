@@ -8,8 +8,8 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from ..ir import operators as tosa
+from ..ir.dynamic_sizes import is_dynamic
 from ..ir.graph import Graph, Operator, Value, Values
-from ..ir.sizes import is_dynamic
 from ..ir.types import DType
 from .unit_axes import DATA
 

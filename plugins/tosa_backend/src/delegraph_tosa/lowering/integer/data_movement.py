@@ -17,9 +17,9 @@ import torch
 from ...ir.graph import Array, Deferred, Value
 from ...ir.types import DType, Type
 from ..builder import Operand, Tosa
+from ..lazy.lazy_values import Joined, Lazy, Scaled, trial
 from ..lazy.quantization import Scale
 from ..lazy.unsigned import Bytes
-from ..lazy.values import Joined, Lazy, Scaled, trial
 from ..registry import has_rule, lowering_of, lowers
 
 aten = torch.ops.aten

@@ -19,8 +19,15 @@ import torch
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
+from ...ir.dynamic_sizes import (
+    LARGEST_SIZE,
+    is_dynamic,
+    largest,
+    range_of,
+    smallest,
+    symbol,
+)
 from ...ir.illegal import Undecided
-from ...ir.sizes import LARGEST_SIZE, is_dynamic, largest, range_of, smallest, symbol
 
 _TRIED = 1 << 12
 """For all sizes up to this one, ``scaled`` checks that its result is rounded as in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from delegraph.errors import InternalError
 
-from ..ir.blocks import parted
+from ..ir.block_scaled_arrays import parted
 from ..ir.graph import Array, Folded, Scaled, Value
 from ..ir.types import BLOCK_SCALED
 

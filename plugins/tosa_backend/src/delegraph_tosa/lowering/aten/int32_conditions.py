@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...ir.graph import Value
 from ..builder import Tosa
-from ..ranges.ranges import inside, range_of
+from ..ranges.value_ranges import inside, range_of
 
 
 def has_comparisons(t: Tosa) -> bool:

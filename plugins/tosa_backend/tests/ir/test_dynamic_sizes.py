@@ -6,9 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from delegraph_tosa.ir.graph import Undecided, Value
-from delegraph_tosa.ir.operators.rules import broadcast
-from delegraph_tosa.ir.sizes import (
+from delegraph_tosa.ir.dynamic_sizes import (
     Extreme,
     Quotient,
     Size,
@@ -21,8 +19,10 @@ from delegraph_tosa.ir.sizes import (
     symbol,
     waits,
 )
+from delegraph_tosa.ir.graph import Undecided, Value
+from delegraph_tosa.ir.operators.rules import broadcast
+from delegraph_tosa.ir.size_sources import size_sources
 from delegraph_tosa.ir.types import DType, Type
-from delegraph_tosa.ir.witnesses import witnesses
 
 n = symbol("n", 2, 64)
 m = symbol("m", 2, 64)
@@ -150,11 +150,11 @@ def test_symbols_are_read_off_the_plainest_size():
     a = value(n * m, 4)
     b = value(2 * n + 3)
     c = value(m + n)
-    found = witnesses([a, b, c])
+    found = size_sources([a, b, c])
     assert {one.name: (w.input, w.axis, w.factor, w.rest) for one, w in found.items()} == {
         "n": (b, 0, 2, 3), "m": (c, 0, 1, n),
     }  # fmt: skip
-    assert witnesses([value(n // 2), value(n * m)]) == {}
+    assert size_sources([value(n // 2), value(n * m)]) == {}
 
 
 def test_sizes_broadcast_as_far_as_they_are_known():

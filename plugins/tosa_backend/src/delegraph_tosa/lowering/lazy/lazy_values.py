@@ -25,10 +25,10 @@ from ...ir.graph import Value, literal
 from ...ir.types import DType, Type
 from ...spec import TosaSpec
 from ..builder import Shape, Tosa
-from ..ranges.ranges import Range, inside, range_of, range_of_type
-from ..torch_values.types import refused
+from ..ranges.value_ranges import Range, inside, range_of, range_of_type
+from ..torch_values.tensor_types import refused
+from .lookup_tables import gathered, interpolated, looked_up, table_sums
 from .quantization import Quantization, Scale, multipliers
-from .tables import gathered, interpolated, looked_up, table_sums
 
 Function = Callable[[Tosa, Value], Value]
 """A function of one tensor, as operators that the builder makes."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ..ir.graph import Operator
 from ..ir.types import NanMode
 from .levels import Breach, Level
-from .table import Row
+from .operator_table import Row
 
 
 class OlderLevel(Level):

@@ -13,8 +13,8 @@ from functools import cache, reduce
 
 import numpy as np
 
+from ...ir import dynamic_sizes
 from ...ir import operators as tosa
-from ...ir import sizes
 from ...ir.graph import Deferred, Literal, Operator, Value
 from ...ir.types import ARRAY_DTYPES, BYTES, INTEGERS, DType
 
@@ -169,8 +169,8 @@ def _size_range(size: int) -> Range:
     """The range of a size, from 1 if the size is dynamic: torch assumes at least 2, but
     at run time it may be 1.
     """
-    low, high = sizes.range_of(size)
-    return (min(low, 1), high) if sizes.is_dynamic(size) else (low, high)
+    low, high = dynamic_sizes.range_of(size)
+    return (min(low, 1), high) if dynamic_sizes.is_dynamic(size) else (low, high)
 
 
 def _sum(operator: Operator) -> Range:
