@@ -136,14 +136,15 @@ def test_the_borders_that_are_named():
         found, (last(wanted[0]), wanted[1], wanted[2].permute(0, 2, 1))
     )
     with pytest.raises(
-        InputError, match=r"input 'z' is none of \['args_0', 'args_1'\]"
+        InputError,
+        match=r"input 'z' is none of the program's inputs: \['args_0', 'args_1'\]",
     ):
         lower(module, inputs, partial(channels_last_borders, inputs=["z"]))
-    with pytest.raises(InputError, match="output 3 is none of"):
+    with pytest.raises(InputError, match="output 3 is none of the program's outputs"):
         lower(module, inputs, partial(channels_last_borders, outputs=[3]))
-    with pytest.raises(InputError, match=r"outputs is a list, such as \[0\]"):
+    with pytest.raises(InputError, match=r"outputs must be a list, such as \[0\]"):
         lower(module, inputs, partial(channels_last_borders, outputs=0))
-    with pytest.raises(InputError, match="output 0 is of rank 2, and has no channels"):
+    with pytest.raises(InputError, match="output 0 has rank 2; only rank 3 and above"):
         lower(
             nn.ReLU().eval(), randn(2, 3), partial(channels_last_borders, outputs=[0])
         )

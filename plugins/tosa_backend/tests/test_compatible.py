@@ -32,8 +32,8 @@ def asked(data, specs=(), size=None, device=None):
 @pytest.mark.parametrize(
     ("spec", "verdict", "text"),
     [
-        ("TOSA-1.0+FP", "runs", "TOSA 1.0 is run here"),
-        ("TOSA-0.80+MI", "runs", "TOSA 0.80 is run here"),
+        ("TOSA-1.0+FP", "runs", "this runtime runs TOSA 1.0"),
+        ("TOSA-0.80+MI", "runs", "this runtime runs TOSA 0.80"),
         ("TOSA-1.1+FP", "rebuild", "TOSA 1.1 is a draft"),
     ],
 )

@@ -94,9 +94,9 @@ def test_inputs_of_any_strides_and_with_gradients(layer):
         ),
         (
             (torch.zeros(1, 6, 7, 2, device="meta"),),
-            "input 0: a tensor on the CPU is wanted, a tensor on meta was given",
+            "input 0 must be a tensor on the CPU; a tensor on meta was given",
         ),
-        ((3.5,), r"input 0: a tensor on the CPU is wanted, 3\.5 was given"),
+        ((3.5,), r"input 0 must be a tensor on the CPU; 3\.5 was given"),
     ],
 )
 def test_wrong_inputs(layer, arguments, message):
@@ -251,7 +251,7 @@ def test_files_take_inputs_by_name(tmp_path):
             "the input 'z' is none of the file's; inputs: x, the.y",
         ),
         (lambda: loaded(a, x=b), "the input 'x' is given twice"),
-        (lambda: loaded(x=a), "the input 'the.y' is not given"),
+        (lambda: loaded(x=a), "the input 'the.y' is missing"),
         (lambda: loaded(a), "2 inputs are wanted, 1 were given"),
         (
             lambda: loaded(a, b.numpy()),

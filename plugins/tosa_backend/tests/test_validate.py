@@ -111,11 +111,11 @@ def test_all_are_found_at_once():
     exp = apply(ops.EXP, lost)
     exp.source = "model.py:9, in exp"
     assert found(Graph([x, y], [exp.outputs[0], lost], [add, sub, less, exp])) == [
-        "operator 0 (ADD): it gives [2x3]fp32, its results are declared as [2x2]fp32",
+        "operator 0 (ADD): it computes [2x3]fp32, but its results are declared as [2x2]fp32",
         "operator 2 (GREATER): TOSA GREATER from int32 to bool needs PRO-INT; the target is TOSA-1.0+FP",
         "operator 3 (EXP): operand 0 (%?: [2x3]fp32) is not defined before it is used\n    at model.py:9, in exp",
         "output 1: %?: [2x3]fp32 is not defined",
-        "name 'x': 2 inputs or outputs have it",
+        "name 'x': 2 inputs or outputs have this name",
     ]  # fmt: skip
 
 
@@ -253,22 +253,25 @@ def test_operands_that_must_be_constant():
 @pytest.mark.parametrize(
     ("operator", "words"),
     [
-        (ops.REDUCE_SUM((value(2, 3),)), "attribute axis is None, which is no int"),
-        (ops.REDUCE_SUM((value(2, 3),), axis=1 << 31), "which is no int"),
+        (ops.REDUCE_SUM((value(2, 3),)), "attribute axis is None, not of type int"),
+        (ops.REDUCE_SUM((value(2, 3),), axis=1 << 31), "not of type int"),
         (
             ops.REDUCE_SUM((value(2, 3),), axis=DType.INT64),
             "axis int64 is outside rank 2",
         ),  # an int, and no range counts to it
         (ops.REDUCE_SUM((value(2, 3),), axis=2), "axis 2 is outside rank 2"),
-        (ops.TRANSPOSE((value(2, 3),), perms=[1, 0]), "attribute perms is .* no Ints"),
-        (ops.TRANSPOSE((value(2, 3),), perms=(1.0, 0)), "no Ints"),
+        (
+            ops.TRANSPOSE((value(2, 3),), perms=[1, 0]),
+            "attribute perms is .* not of type Ints",
+        ),
+        (ops.TRANSPOSE((value(2, 3),), perms=(1.0, 0)), "not of type Ints"),
         (ops.CLAMP((value(2, 3),), min_val="0", max_val=1), "attribute min_val is '0'"),
         (
             ops.CLAMP((value(2, 3),), min_val=0, max_val=1, nan_mode="PROPAGATE"),
-            "no NanMode",
+            "not of type NanMode",
         ),
         (ops.CLAMP((value(2, 3),), min_val=0, max_val=math.nan), "not in order"),
-        (ops.ADD((value(2, 3),)), r"it has 1 operands, needs 2 \(input1, input2\)"),
+        (ops.ADD((value(2, 3),)), r"it has 1 operands instead of 2 \(input1, input2\)"),
         (ops.CONCAT((), axis=0), "at least one tensor"),
     ],
 )
@@ -298,7 +301,7 @@ def test_unknown_operators():
     unknown = SOFTMAX((x := value(2),))
     unknown.outputs = (value(2),)
     assert found(Graph([x], unknown.outputs, [unknown])) == [
-        "operator 0 (SOFTMAX): it is no operator of TOSA"
+        "operator 0 (SOFTMAX): it is not a TOSA operator"
     ]
 
 

@@ -1,9 +1,8 @@
-"""TOSA backend of delegraph: one rule an ATen operator, one typed graph, one
-flatbuffer.
+"""TOSA backend of delegraph: ATen rules, a typed graph and a flatbuffer writer.
 
-The names in ``__all__`` are for plugins that build on it (docs/backend-authors.md).
-Each is imported when it is first used, and none imports torch but ``compile_program``
-and what backends are made of (``device_backend``).
+The names in ``__all__`` are for plugins that build on this one
+(docs/backend-authors.md). Each name is imported when it is first used. Only
+``compile_program`` and the names of ``device_backend`` import torch.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ _NAMES = {
     "text": "parse render",
     "validate": "violations",
 }
-"""Module -> the public names in it."""
+"""Maps a module to the public names in it."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
-if not TYPE_CHECKING:  # a type checker that saw it would take any name, misspelt or not
-
+if not TYPE_CHECKING:
+    # Hidden from type checkers: a module with __getattr__ accepts any misspelt name.
     def __getattr__(name: str) -> Any:
         if name == "operators":
             return import_module(".ir.operators", __name__)

@@ -32,8 +32,9 @@ __all__ = ["TOSABackend", "compile_program", "filter_tosa_compile_specs"]
 
 
 class TOSABackend(BackendDetails):
-    """Writes TOSA 1.0 flatbuffers; the compile specs are those of
-    ``delegraph_tosa.options``.
+    """Writes TOSA flatbuffers.
+
+    ``delegraph_tosa.options`` describes the compile specs.
     """
 
     thread_safe = True
@@ -42,8 +43,9 @@ class TOSABackend(BackendDetails):
 
     @staticmethod
     def fingerprint(compile_specs: list[CompileSpec]) -> str | None:
-        """A file depends on the program and the compile specs alone; with source lines,
-        or debug files, on more.
+        """Return "" if a file depends only on program and compile specs, else None.
+
+        Source locations and debug files also depend on this machine.
         """
         options = Options.parse(compile_specs)
         return (
@@ -54,12 +56,12 @@ class TOSABackend(BackendDetails):
     def preprocess(
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
     ) -> PreprocessResult:
-        """The partition as a ``.tosa`` file whose weights are read when it is written.
+        """Compile a partition to a ``.tosa`` file, which reads weights when written.
 
-        Delegate debug identifiers are the numbers of operators in the file, from 0, one
-        region after the other; its CONST and CONST_SHAPE count as well. Raises
-        Unsupported with the node for what the target cannot express, OptionError for
-        wrong compile specs.
+        Delegate debug identifiers are operator numbers in the file. They start at 0 and
+        continue from region to region; CONST and CONST_SHAPE count too. Raises
+        Unsupported, with the node, for calls that the target cannot express, and
+        OptionError for wrong compile specs.
         """
         options = Options.parse(compile_specs)
         graph = _compiled(edge_program, options)
@@ -81,9 +83,7 @@ class TOSABackend(BackendDetails):
 
 
 def _ranges_of_indices(program: ExportedProgram, graph: Graph) -> bytes:
-    """Return the record of the ranges of the inputs that have indices, in the order of
-    the graph's inputs.
-    """
+    """Return the record of the ranges of index inputs, in the graph's order."""
     bounds = bounds_of(program.graph.nodes, indexes_of)
     by_name = {
         node.name: bounds[node] for node in user_inputs(program) if node in bounds
@@ -92,15 +92,17 @@ def _ranges_of_indices(program: ExportedProgram, graph: Graph) -> bytes:
 
 
 def compile_program(program: ExportedProgram, spec: TosaSpec) -> Graph:
-    """The legal TOSA graph of a functional program: lowered, optimized, validated,
-    every result named.
+    """Lower a functional program to a legal TOSA graph.
+
+    The graph is optimized and validated, and each result has a name.
     """
     return _finished(lower_program(program, Tosa(spec)), Options(spec))
 
 
 def _compiled(program: ExportedProgram, options: Options) -> Graph:
-    """As ``compile_program``, with the debug file that was asked for; of what there is,
-    if it fails.
+    """Compile as ``compile_program`` does, and write a debug file if requested.
+
+    If lowering fails, the debug file has the operators that were built until then.
     """
     t = Tosa(options.spec)
     try:
@@ -113,9 +115,7 @@ def _compiled(program: ExportedProgram, options: Options) -> Graph:
 
 
 def _finished(graph: Graph, options: Options) -> Graph:
-    """Order the inputs of a lowered graph, run the passes, validate the graph and name
-    its results.
-    """
+    """Order the graph's inputs, run the passes, validate it and name its results."""
     graph.inputs = [
         graph.inputs[position] for position in options.ordered(graph.inputs)
     ]
@@ -126,14 +126,15 @@ def _finished(graph: Graph, options: Options) -> Graph:
 
 
 def _name_results(graph: Graph) -> None:
-    """Name what is neither input nor output by its operator and position: what a file's
-    tensors are called.
+    """Name each value that is neither input nor output by its operator and position.
+
+    Tensors in the file have these names.
     """
-    kept = {*graph.inputs, *graph.outputs}
-    taken = {value.name for value in kept}
+    border = {*graph.inputs, *graph.outputs}
+    taken = {value.name for value in border}
     for position, operator in enumerate(graph.operators):
         for value in operator.outputs:
-            if value not in kept:
+            if value not in border:
                 value.name = f"{operator.name.lower()}_{position}"
                 while value.name in taken:
                     value.name += "_"
@@ -141,7 +142,7 @@ def _name_results(graph: Graph) -> None:
 
 
 def _needs(graph: Graph, spec: TosaSpec) -> str:
-    """The least profiles and extensions that the file needs, as its version calls them."""
+    """Return the smallest target that takes the file: its profiles and extensions."""
     if spec.version < (1, 0):
         return "+".join(
             TosaSpec(spec.version, *required(graph, spec.version)).profile_names
@@ -150,8 +151,9 @@ def _needs(graph: Graph, spec: TosaSpec) -> str:
 
 
 def _debug_handles(numbers: Mapping[Operator, int]) -> dict[Any, tuple[int, ...]]:
-    """Number of an operator -> debug handles of the nodes that it comes from; it can
-    stand for several.
+    """Map the number of each operator to the debug handles of its source nodes.
+
+    An operator can come from several nodes.
     """
     mapping = DelegateMappingBuilder()
     for operator, number in numbers.items():
@@ -167,39 +169,38 @@ def _debug_handles(numbers: Mapping[Operator, int]) -> dict[Any, tuple[int, ...]
 
 
 def _partial(operators: list[Operator]) -> Graph:
-    """The operators that were built before something failed; what they lack are inputs,
-    what nobody uses outputs.
+    """Return a graph of the operators that were built before an error.
+
+    Operands without a producer are its inputs, unused results its outputs.
     """
-    made = [value for operator in operators for value in operator.outputs]
-    used = list(
-        dict.fromkeys(value for operator in operators for value in operator.inputs)
-    )
+    used = dict.fromkeys(value for operator in operators for value in operator.inputs)
     inputs = [
         value for value in used if value.producer is None and value.constant is None
     ]
-    unused = [value for value in made if value not in set(used)]
+    results = [value for operator in operators for value in operator.outputs]
+    unused = [value for value in results if value not in used]
     return Graph(inputs, unused, operators)
 
 
 def _dump(
     graph: Graph, program: ExportedProgram, options: Options, suffix: str = ""
 ) -> None:
-    """Write ``output_<partition>_<spec>.tosa``, with the user's lines, into the folder
-    for debug files if there is one.
+    """Write the graph into the folder for debug files, if the options name one.
 
-    The name of a method other than ``forward`` stands before the partition's, which a
-    program by itself does not have.
+    The file is ``output_<partition>_<spec>.tosa`` and has source locations. A method
+    other than ``forward`` comes before the partition in the name. A program compiled by
+    itself has neither.
     """
     folder = options.debug_artifact_path
     if folder is None:
         return
     meta = program.graph_module.meta
-    named = [
+    labels = [
         meta[key]
         for key in ("method", "partition")
         if meta.get(key, "forward") != "forward"
     ]
-    name = "_".join(["output", *named, str(options.spec)]) + f"{suffix}.tosa"
+    name = "_".join(["output", *labels, str(options.spec)]) + f"{suffix}.tosa"
     _write(TosaFile(graph, options.spec, locations=True), folder / name)
 
 
@@ -209,6 +210,6 @@ def _write(file: TosaFile, path: Path) -> None:
     except OSError as error:
         raise WriteError(
             "write-failed",
-            f"the folder {path.parent} could not be made: {error.strerror}",
+            f"cannot create the folder {path.parent}: {error.strerror}",
         ) from error
     write_whole(path, file)

@@ -1,5 +1,6 @@
-"""Borders of programs: integers in the place of floats, channels last instead of first,
-and how both are quantized.
+"""Changes the inputs and outputs of programs: integers for floats, channels last.
+
+Also finds the quantization of inputs and outputs.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ __all__ = ["channels_last_borders", "integer_borders", "quantization_of"]
 aten = torch.ops.aten
 DEQUANTIZE = "quantized_decomposed.dequantize_per_tensor.default"
 QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
-"""By name, since torch has these operators only where somebody imported them."""
+"""Given by name: torch has these operators only after a module defines them."""
 
 
 def integer_borders(program: ExportedProgram) -> ExportedProgram:
-    """The program without the quantize of its inputs and the dequantize of its results:
-    it takes and returns integers.
+    """Make a quantized program take and return integers.
 
-    A transform for ``delegraph.lower``, which changes the program that it is given.
-    What nothing quantizes, or several calls in different ways, stays as it is.
-    Unsupported if that is everything.
+    Removes the quantize calls of its inputs and the dequantize calls of its results. A
+    value stays a float if it is not quantized, or quantized in several ways. Raises
+    Unsupported if no input or result can change.
+
+    A transform for ``delegraph.lower``. It changes ``program`` in place.
     """
     inputs = [node for node in user_inputs(program) if _take_integers(node)]
     values: Any = output_node(program.graph).args[0]
@@ -50,20 +52,19 @@ def integer_borders(program: ExportedProgram) -> ExportedProgram:
     ]
     if not inputs and kept == list(values):
         text = (
-            "integer_borders: the program quantizes no input and dequantizes no result"
+            "integer_borders: the program quantizes none of its inputs and dequantizes"
+            " none of its results"
         )
         raise Unsupported(
             "unsupported",
             text,
             hint="quantize the model first: delegraph.quantize, or --quantize FILE",
         )
-    return _returning(program, kept)
+    return _with_results(program, kept)
 
 
-def _returning(program: ExportedProgram, values: Sequence[Any]) -> ExportedProgram:
-    """The program of the same graph that returns other values, in the order of its
-    signature.
-    """
+def _with_results(program: ExportedProgram, values: Sequence[Any]) -> ExportedProgram:
+    """Return the program with other results, given in the order of its signature."""
     output_node(program.graph).args = (tuple(values),)
     program.graph.eliminate_dead_code()
     signature = program.graph_signature
@@ -82,7 +83,7 @@ def _returning(program: ExportedProgram, values: Sequence[Any]) -> ExportedProgr
 
 
 def _take_integers(node: Node) -> bool:
-    """Make a placeholder what its users quantize it to, if they all do so in one way."""
+    """Make a placeholder an integer input if all users quantize it in the same way."""
     users = list(node.users)
     if not users or any(
         str(u.target) != QUANTIZE or u.args[1:] != users[0].args[1:] for u in users
@@ -109,15 +110,17 @@ def channels_last_borders(
     inputs: Collection[str] | None = None,
     outputs: Collection[int] | None = None,
 ) -> ExportedProgram:
-    """The program with the channels of its images last: it takes and returns [N, H, W,
-    C] instead of [N, C, H, W].
+    """Make a program take and return images as [N, H, W, C] instead of [N, C, H, W].
 
-    A transform for ``delegraph.lower``, which changes the program that it is given;
-    before or after ``integer_borders``. ``inputs`` by name and ``outputs`` by position
-    say which, of rank 3 or more (give them with ``functools.partial``); by default all
-    of rank 4 and 5. What the program writes into such an input has its channels last
-    too. InputError for a name or position that is none or of a lower rank; Unsupported
-    if nothing is left to move.
+    A transform for ``delegraph.lower``. It changes ``program`` in place and works
+    before or after ``integer_borders``.
+
+    ``inputs`` are names and ``outputs`` positions of tensors of rank 3 or more. Pass
+    them with ``functools.partial``. By default, all tensors of rank 4 and 5 change. A
+    mutated input that changes is also written with its channels last.
+
+    Raises InputError for an unknown name or position and for a rank below 3. Raises
+    Unsupported if no tensor can change.
     """
     signature = program.graph_signature
     given = {node.name: node for node in user_inputs(program)}
@@ -125,9 +128,8 @@ def channels_last_borders(
     returned = [
         k for k, spec in enumerate(specs) if spec.kind is OutputKind.USER_OUTPUT
     ]
-    results = {
-        position: output_values(program)[k] for position, k in enumerate(returned)
-    }
+    values = output_values(program)
+    results = {position: values[k] for position, k in enumerate(returned)}
     names = _chosen("input", given, inputs)
     moved = {returned[position] for position in _chosen("output", results, outputs)}
     if not names and not moved:
@@ -138,24 +140,26 @@ def channels_last_borders(
         raise Unsupported("unsupported", text)
     moved |= {
         k
-        for k, s in enumerate(specs)
-        if s.kind is OutputKind.USER_INPUT_MUTATION and s.target in names
+        for k, spec in enumerate(specs)
+        if spec.kind is OutputKind.USER_INPUT_MUTATION and spec.target in names
     }
     for name in names:
         _take_channels_last(given[name])
-    # read again: an input that is returned is by now the value with its channels first
+    # Read the outputs again: a returned input is now the permuted value, channels
+    # first.
     kept = [
-        _with_channels_last(v) if k in moved else v
-        for k, v in enumerate(output_values(program))
+        _with_channels_last(value) if k in moved else value
+        for k, value in enumerate(output_values(program))
     ]
-    return _returning(program, kept)
+    return _with_results(program, kept)
 
 
 def _chosen(
     side: str, values: Mapping[Any, Any], keys: Collection[Any] | None
 ) -> list[Any]:
-    """The inputs or outputs to move: ``keys``, or all of rank 4 and 5, which torch has
-    channels-last formats for.
+    """Return the inputs or outputs to change: ``keys``, or all of rank 4 and 5.
+
+    Other ranks have no channels-last format in torch.
     """
     vals = {
         key: value.meta.get("val") if isinstance(value, Node) else None
@@ -170,15 +174,13 @@ def _chosen(
     if isinstance(keys, str) or not isinstance(keys, Collection):
         raise InputError(
             "input-invalid",
-            f"channels_last_borders: {side}s is a list, such as [{keys!r}]",
+            f"channels_last_borders: {side}s must be a list, such as [{keys!r}], not {keys!r}",
         )
     for key in keys:
         if ranks.get(key, 0) < 3:
-            why = (
-                f"is of rank {ranks[key]}, and has no channels"
-                if key in ranks
-                else f"is none of {list(ranks)}"
-            )
+            why = f"is none of the program's {side}s: {list(ranks)}"
+            if key in ranks:
+                why = f"has rank {ranks[key]}; only rank 3 and above has channels"
             raise InputError(
                 "input-invalid", f"channels_last_borders: {side} {key!r} {why}"
             )
@@ -186,11 +188,10 @@ def _chosen(
 
 
 def _take_channels_last(node: Node) -> None:
-    """Make a value with its channels first one with them last, and give its users what
-    they had.
+    """Give an input its channels last, and permute it back for its users.
 
-    What only quantizes it stays next to it, where ``integer_borders`` and
-    ``quantization_of`` look.
+    If all users quantize or dequantize it, they stay next to it and the permutation
+    follows them. ``integer_borders`` and ``quantization_of`` look for them there.
     """
     users = list(node.users)
     before = node.meta["val"]
@@ -202,18 +203,19 @@ def _take_channels_last(node: Node) -> None:
             _take_channels_last(user)
         return
     rank = before.dim()
-    calls = (n for n in node.graph.nodes if n.op != "placeholder")
-    with node.graph.inserting_before(
-        next(calls) if node.op == "placeholder" else node.next
-    ):
+    following = node.next
+    if node.op == "placeholder":
+        following = next(n for n in node.graph.nodes if n.op != "placeholder")
+    with node.graph.inserting_before(following):
         moved = _permuted(node, (0, rank - 1, *range(1, rank - 1)), before)
     for user in users:
         user.replace_input_with(node, moved)
 
 
 def _with_channels_last(value: Node) -> Node:
-    """A result with its channels first as one with them last; they are moved before it
-    is quantized.
+    """Return a result with its channels last.
+
+    They are permuted before it is quantized.
     """
     after = value.meta["val"]
     after = after.new_empty([after.shape[dim] for dim in _channels_last(after)])
@@ -231,12 +233,10 @@ def _with_channels_last(value: Node) -> Node:
 
 
 def _permuted(value: Node, order: Sequence[int], like: torch.Tensor) -> Node:
-    """``value`` with its dimensions in another order; it lies in memory as ``like``
-    does.
-    """
+    """Permute the dimensions of ``value``, with the strides of ``like`` in memory."""
     moved = value.graph.call_function(aten.permute.default, (value, list(order)))
     moved.meta["val"] = value.meta["val"].permute(order)
-    # symbolic sizes are not compared
+    # Compared as text: comparing symbolic sizes would add guards.
     if list(map(str, moved.meta["val"].stride())) != list(map(str, like.stride())):
         moved = value.graph.call_function(
             aten.clone.default, (moved,), {"memory_format": torch.contiguous_format}
@@ -246,61 +246,52 @@ def _permuted(value: Node, order: Sequence[int], like: torch.Tensor) -> Node:
 
 
 def _channels_last(val: torch.Tensor) -> list[int]:
-    """The dimensions of a tensor with its channels first, in the order in which they
-    are with its channels last.
-    """
+    """Return the channels-first dimensions in the order of the channels-last format."""
     return [0, *range(2, val.dim()), 1]
 
 
 class BorderQuantization(NamedTuple):
-    """How a program's inputs, by name, and its outputs, by position, stand for real
-    numbers, where they are quantized.
+    """The quantization of a program's inputs, by name, and outputs, by position.
 
-    An input that is dequantized in several ways is left out.
+    Leaves out inputs that are dequantized in several ways.
     """
 
     inputs: dict[str, QuantizationParameters]
     outputs: dict[int, QuantizationParameters]
 
     def facts(self) -> dict[str, str]:
-        """In words, for the report."""
-        found = {f"input {name}": row for name, row in self.inputs.items()}
-        found |= {f"output {position}": row for position, row in self.outputs.items()}
-        return {what: str(parameters) for what, parameters in found.items()}
+        """Return the quantization as text, for the report."""
+        found = {
+            f"input {name}": parameters for name, parameters in self.inputs.items()
+        }
+        for position, parameters in self.outputs.items():
+            found[f"output {position}"] = parameters
+        return {border: str(parameters) for border, parameters in found.items()}
 
     def trailer(self, graph: Graph) -> bytes:
-        """For the file of the program's graph, which may have its inputs in another
-        order.
+        """Return the trailer for the program's file.
+
+        The graph may order inputs differently.
         """
         inputs = [self.inputs.get(value.name or "") for value in graph.inputs]
-        return trailer(
-            inputs,
-            [self.outputs.get(position) for position in range(len(graph.outputs))],
-        )
+        outputs = [self.outputs.get(position) for position in range(len(graph.outputs))]
+        return trailer(inputs, outputs)
 
 
 def quantization_of(program: ExportedProgram) -> BorderQuantization:
-    """What arrives quantized and what leaves quantized."""
-    arriving = {
-        node.name: {
-            _parameters(user) for user in node.users if str(user.target) == DEQUANTIZE
-        }
-        for node in user_inputs(program)
-    }
+    """Find the quantization of a program's inputs and outputs."""
+    inputs = {}
+    for node in user_inputs(program):
+        found = {_parameters(u) for u in node.users if str(u.target) == DEQUANTIZE}
+        if len(found) == 1:
+            inputs[node.name] = found.pop()
     returned: Any = output_node(program.graph).args[0]
-    leaving = {
-        k: _parameters(v)
-        for k, v in enumerate(returned)
-        if isinstance(v, Node) and str(v.target) == QUANTIZE
+    outputs = {
+        position: _parameters(value)
+        for position, value in enumerate(returned)
+        if isinstance(value, Node) and str(value.target) == QUANTIZE
     }
-    return BorderQuantization(
-        {
-            name: next(iter(found))
-            for name, found in arriving.items()
-            if len(found) == 1
-        },
-        leaving,
-    )
+    return BorderQuantization(inputs, outputs)
 
 
 def _parameters(call: Node) -> QuantizationParameters:

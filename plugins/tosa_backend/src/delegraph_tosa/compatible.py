@@ -1,4 +1,4 @@
-"""Whether the host's runtime takes a stored TOSA file, by the version in its beginning."""
+"""Finds out from the version in its header if this host can run a TOSA file."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ DEVICES = (None, "cpu")
 def compatible(
     header: BlobHeader, compile_specs: Sequence[CompileSpec], device: str | None = None
 ) -> Compatibility | None:
-    """By the version of TOSA; None for files of other producers that have it further
-    behind than ``header`` reaches.
+    """Decide by the TOSA version of the file whether this host can run it.
+
+    Returns None if the version lies beyond ``header``, as in files of other producers.
     """
     if device not in DEVICES:
         return Compatibility(
             "cannot",
-            f"TOSA's runtime here computes on the cpu, and has no device {device!r}",
+            f"the TOSA runtime runs on the cpu only; it has no device {device!r}",
         )
     data = beginning(header.beginning)
     try:
@@ -39,13 +40,14 @@ def compatible(
         is_whole = data is header.beginning and header.size <= len(data)
         is_other = data is header.beginning and data[4:8] != IDENTIFIER.encode()
         return Compatibility("cannot", e.message) if is_whole or is_other else None
-    named = f"{version[0]}.{version[1]}"
+    text = f"{version[0]}.{version[1]}"
     if version not in _RUNS:
         return Compatibility(
-            "cannot", f"it is a file of TOSA {named}; 0.80, 1.0 and 1.1 are run here"
+            "cannot",
+            f"the file has TOSA {text}; this runtime runs 0.80, 1.0 and 1.1",
         )
     if version == (1, 1):
         return Compatibility(
             "rebuild", "TOSA 1.1 is a draft: lower the model again when it is final"
         )
-    return Compatibility("runs", f"TOSA {named} is run here")
+    return Compatibility("runs", f"this runtime runs TOSA {text}")

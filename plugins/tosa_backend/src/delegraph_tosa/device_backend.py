@@ -1,6 +1,4 @@
-"""What a backend is made of whose compiler reads TOSA: its partitioner, and its
-compiler as a process of its own.
-"""
+"""Parts for backends that compile TOSA files: a partitioner and a compiler process."""
 
 from __future__ import annotations
 
@@ -18,15 +16,15 @@ from delegraph.partitioner import WrappingPartitioner
 from .spec import TosaSpec
 
 _LONGEST = 400
-"""Characters of a compiler's output that an error shows."""
+"""Largest number of characters of a compiler's output in an error."""
 
 
 class DevicePartitioner(WrappingPartitioner):
-    """Gives a backend what TOSA's rules lower to operators that its device takes.
+    """Gives a backend the operators that TOSA's rules lower and its device supports.
 
-    ``device``: a word that ``narrow`` made; it becomes part of the target ``spec`` if
-    it is not. ``settings``: those of the backend, which become compile specs whose keys
-    begin with ``device`` and an underscore. ``tosa``: TOSA's other options.
+    ``device`` is a word registered with ``narrow``; it is added to the target ``spec``
+    if missing. ``settings`` are the backend's own. They become compile specs with the
+    prefix ``device`` and an underscore. ``tosa`` are further TOSA options.
     """
 
     def __init__(
@@ -39,15 +37,15 @@ class DevicePartitioner(WrappingPartitioner):
     ) -> None:
         if device not in TosaSpec.parse(spec).devices:
             spec = f"{spec}+{device}"
-        own = to_specs(f"{device}_", settings)
-        super().__init__(
-            delegraph.get_partitioner("tosa", spec=spec, **tosa), backend_id, own
-        )
+        backend_specs = to_specs(f"{device}_", settings)
+        partitioner = delegraph.get_partitioner("tosa", spec=spec, **tosa)
+        super().__init__(partitioner, backend_id, backend_specs)
 
 
 def split_flags(flags: str) -> list[str]:
-    """A user's arguments for a compiler. Raises OptionError for flags that a shell
-    would not take apart.
+    """Split compiler flags as a shell does.
+
+    Raises OptionError for unbalanced quotes.
     """
     try:
         return shlex.split(flags)
@@ -58,8 +56,9 @@ def split_flags(flags: str) -> list[str]:
 
 
 def run_compiler(command: Sequence[str | Path], folder: Path) -> None:
-    """Run a compiler in ``folder``. Raises Unsupported with what it said if it refuses
-    its file or crashes.
+    """Run a compiler in ``folder``.
+
+    Raises Unsupported, with the compiler's error lines, if it fails or crashes.
     """
     done = subprocess.run(
         command,
@@ -70,13 +69,11 @@ def run_compiler(command: Sequence[str | Path], folder: Path) -> None:
         check=False,
     )
     if done.returncode != 0:
-        said = done.stderr.splitlines()
-        errors = [line for line in said if "error:" in line] or said[-3:]
-        ended = (
-            f"ended with {done.returncode}"
-            if done.returncode > 0
-            else f"crashed (signal {-done.returncode})"
-        )
+        output = done.stderr.splitlines()
+        errors = [line for line in output if "error:" in line] or output[-3:]
+        ended = f"exited with status {done.returncode}"
+        if done.returncode < 0:
+            ended = f"crashed (signal {-done.returncode})"
         name = Path(command[0]).name
         raise Unsupported(
             "unsupported", f"{name} {ended}: {'; '.join(errors)[:_LONGEST]}"

@@ -1,4 +1,4 @@
-"""``.tosa`` files: saved, read back, shown and run. Imports no torch."""
+"""Saves, reads, shows and runs ``.tosa`` files. Imports no torch."""
 
 from __future__ import annotations
 
@@ -54,32 +54,28 @@ from .tools import figures, sample, summarize, verdicts
 from .validate import validate
 
 ELIDED = 16
-"""Constants of more elements are left out of the text form."""
+"""Constants with more elements are left out of the text form."""
 ADDRESSABLE = 1 << 47
-"""Bytes that a process has addresses for, on 64-bit processors."""
+"""Size in bytes of a 64-bit processor's address space."""
 MAX_ITERATIONS = 100_000
-"""Iterations of loops that ``run`` allows unless it is told another number: some
-seconds of small bodies.
-"""
+"""Default limit of loop iterations in ``run``: some seconds with small loop bodies."""
 _VERSIONS = {"1.1": " (TOSA 1.1, a draft)", "0.80": " (TOSA 0.80)"}
-"""What is said of a version that is not 1.0."""
+"""Text after the profiles for versions other than 1.0."""
 _LISTED = 8
-"""Names of inputs in an error."""
+"""Number of input names that an error lists."""
 _NEXT_SOURCE = re.compile(r" and (?=\w+ = )")
-"""What stands between the sources of an operator that several became."""
+"""Separates the sources of an operator that was made from several calls."""
 _SOURCE = re.compile(
     r"\w+ = (?P<operator>\S+)(?: in (?P<module>\S+))?(?: at (?P<line>.+))?", re.DOTALL
 )
-"""``relu_1 = aten.relu.default in layers.0 at model.py:7, in forward: x =
-self.relu(x)``
-"""
+"""Matches ``relu_1 = aten.relu.default in layers.0 at model.py:7, in forward``."""
 MAPPED = 1 << 28
-"""Bytes from which on a file is mapped into memory."""
+"""Size in bytes from which a file is mapped into memory."""
 
 
 @dataclass(frozen=True)
 class TosaInspection:
-    """Statistics of a file, and its text form with large constants left out."""
+    """Statistics of a file, and its text form without large constants."""
 
     name: str
     bytes: int
@@ -100,26 +96,23 @@ class TosaInspection:
     text: str
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary."""
-        sides = self.quantization._asdict().items()
-        rows = {
-            side: {name: p and p._asdict() for name, p in border.items()}
-            for side, border in sides
-        }
-        return asdict(self) | {"quantization": rows}
+        """Return the inspection as a dictionary."""
+        quantization = {}
+        for side, border in self.quantization._asdict().items():
+            quantization[side] = {name: p and p._asdict() for name, p in border.items()}
+        return asdict(self) | {"quantization": quantization}
 
     def __str__(self) -> str:
-        """The statistics, as comments before the text form."""
+        """Return the statistics as comments, followed by the text form."""
         return "\n".join([*(f"// {line}" for line in self.lines()), self.text])
 
     def lines(self) -> list[str]:
-        """The statistics, a sentence each."""
+        """Return the statistics, one sentence an entry."""
         operators = ", ".join(
             f"{count} {name}" for name, count in self.operators.items()
         )
-        needs = " and ".join(self.profiles) + "".join(
-            f", extension {e}" for e in self.extensions
-        )
+        extensions = [f", extension {extension}" for extension in self.extensions]
+        needs = " and ".join(self.profiles) + "".join(extensions)
         return [
             (
                 f"{self.bytes} bytes, of which {self.constant_bytes} are the elements"
@@ -149,8 +142,9 @@ class TosaInspection:
 
 
 class TosaFormat(DelegateFormat):
-    """``.tosa`` files, each the blob of one delegate. Raises FormatError for a damaged
-    one.
+    """``.tosa`` files. Each is the blob of one delegate.
+
+    Reading a damaged file raises FormatError.
     """
 
     backend_id = "TOSABackend"
@@ -160,26 +154,23 @@ class TosaFormat(DelegateFormat):
     def serialize(
         cls, program: ProgramContents, options: Mapping[str, Any]
     ) -> bytes | Blob:
-        """The file, whole, also where its constants are named data, and behind it what
-        made it.
-        """
+        """Return the whole file with its named constants and its producer."""
         blob = super().serialize(program, options)
         delegate = program.whole_delegate()
         if isinstance(blob, bytes):
             data = delegate.named_data or NamedDataStoreOutput([], {}, {})
-            blob = join_constants(
-                blob,
-                {
-                    key: join(data.buffers[entry.buffer_index])
-                    for key, entry in data.pte_data.items()
-                },
-            )
-        wanted = Options.parse(delegate.compile_specs).metadata
-        return Followed(blob, producer_record(delegate.producer) if wanted else b"")
+            constants = {
+                key: join(data.buffers[entry.buffer_index])
+                for key, entry in data.pte_data.items()
+            }
+            blob = join_constants(blob, constants)
+        has_metadata = Options.parse(delegate.compile_specs).metadata
+        record = producer_record(delegate.producer) if has_metadata else b""
+        return Followed(blob, record)
 
     @staticmethod
     def inspect(path: Path) -> TosaInspection:
-        """Statistics and the text form."""
+        """Return the statistics and the text form of a file."""
         data = _content(path)
         graph = read(data)
         target = target_of(data, graph)
@@ -208,9 +199,7 @@ class TosaFormat(DelegateFormat):
     def read(
         cls, path: Path, load_delegate: LoadDelegate
     ) -> Mapping[str, Callable[..., Any]]:
-        """``forward``, which takes its inputs in order or by the names in the file, and
-        returns a tuple.
-        """
+        """Return ``forward``, which takes inputs in order or by name."""
         (blob,) = cls.blobs(path)
         names = [value.name for value in _graph(path).inputs]
         delegate = load_delegate(cls.backend_id, path.read_bytes(), header=blob.header)
@@ -222,8 +211,9 @@ class TosaFormat(DelegateFormat):
     def profile(
         cls, path: Path, load_delegate: LoadDelegate, see: Callable[[Step], None]
     ) -> Mapping[str, Callable[..., Any]]:
-        """As ``read``; operators are of the lines that the file says, if it was written
-        with ``locations``.
+        """As ``read``; each call also reports the source lines of the operators.
+
+        Files have source lines if they were written with ``locations``.
         """
         forward = cls.read(path, load_delegate)["forward"]
         _, numbers = read_numbered(_content(path))
@@ -241,7 +231,7 @@ class TosaFormat(DelegateFormat):
 
     @classmethod
     def blobs(cls, path: Path) -> Sequence[StoredBlob]:
-        """The one blob that the file is, with what made it."""
+        """Return the file as one blob, with its producer."""
         (blob,) = super().blobs(path)
         return [
             blob._replace(
@@ -251,15 +241,13 @@ class TosaFormat(DelegateFormat):
 
     @staticmethod
     def quantization(path: Path) -> Quantization:
-        """The scales of integers that enter and leave, which stand behind the
-        flatbuffer.
-        """
+        """Return the scales of quantized inputs and outputs."""
         data = _content(path)
         return quantization(data, read(data))
 
     @staticmethod
     def summarize(path: Path) -> Summary:
-        """One screen."""
+        """Return a summary of one screen."""
         data = _content(path)
         graph = read(data)
         summary = summarize(
@@ -272,40 +260,39 @@ class TosaFormat(DelegateFormat):
 
     @staticmethod
     def page(path: Path) -> str:
-        """The statistics and the graph as one HTML page, which needs no network."""
+        """Return the statistics and the graph as one HTML page without links."""
         facts = [
             tuple(line.partition(": ")[::2])
             for line in TosaFormat.inspect(path).lines()
         ]
         provided("delegraph_analysis.drawing:figure", "a page that shows a file")
-        from .tools.html import page  # which draws by that distribution
+        # Imported late: the module needs delegraph_analysis.
+        from .tools.html import page
 
         return page(_graph(path), path.name, [(name, value) for name, value in facts])
 
     @staticmethod
     def node_of(identifier: int) -> tuple[str, str]:
-        """As Arm's adapter for Model Explorer names them: by region and number."""
+        """Name an operator as Arm's Model Explorer adapter does: region and number."""
         return "main", f"main/op{identifier}"
 
     @staticmethod
     def verify(path: Path) -> list[Verdict]:
-        """What other tools that are installed say about the file, for the smallest
-        target that takes it.
-        """
+        """Run other installed tools on the file, for the smallest possible target."""
         data = _content(path)
         graph = read(data)
         with _within_memory(graph):
-            inputs = (
-                [] if is_dynamic(graph) else sample(graph, 0, input_ranges(data, graph))
-            )
+            inputs = []
+            if not is_dynamic(graph):
+                inputs = sample(graph, 0, input_ranges(data, graph))
         return verdicts(path, graph, target_of(data, graph), inputs)
 
     @staticmethod
     def sample(path: Path, seed: int) -> list[Array]:
-        """One random array an input, on which the file runs.
+        """Return one random array for each input, which the file accepts.
 
-        Raises InvalidGraph for a file that is not legal at any level, Unsupported for
-        what no memory holds.
+        Raises InvalidGraph for a file that is not legal at any level. Raises
+        Unsupported if the arrays do not fit into memory.
         """
         graph = _legal_graph(path)
         ranges = input_ranges(_content(path), graph)
@@ -316,13 +303,16 @@ class TosaFormat(DelegateFormat):
     def run(
         path: Path, inputs: Sequence[Array], max_iterations: int = MAX_ITERATIONS
     ) -> list[tuple[str, Array]]:
-        """Outputs by name, for one array an input (BF16: its bits, as uint16).
+        """Return the outputs by name, for one array for each input.
 
-        Outputs that are BF16 or block-scaled come as float32. Raises InputError for
-        arrays of another number, shape or type; InvalidGraph for a file that is not
-        legal at any level; Unsupported for what numpy cannot compute or memory does not
-        hold, and for a program that runs more than ``max_iterations`` iterations of all
-        its loops together, branches counted as well.
+        BF16 inputs are given as bits in uint16. BF16 and block-scaled outputs are
+        returned as float32.
+
+        ``max_iterations`` limits the iterations of all loops together; a branch counts
+        as one. Raises InputError for arrays of a wrong number, shape or type, and
+        InvalidGraph for a file that is not legal at any level. Raises Unsupported for
+        programs that numpy cannot compute, need too much memory or exceed
+        ``max_iterations``.
         """
         graph = _legal_graph(path)
         ranges = input_ranges(_content(path), graph)
@@ -339,43 +329,40 @@ class TosaFormat(DelegateFormat):
 def _in_order(
     names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[Any]:
-    """The arguments of a call in the order of the file's inputs. How many there are is
-    the delegate's matter.
+    """Return the arguments of a call in the order of the file's inputs.
+
+    The delegate checks their number.
     """
     rest = names[len(args) :]
     for name in kwargs:
         if name not in rest:
-            listed = (
-                ", ".join(
-                    [*names[:_LISTED], *(["..."] if len(names) > _LISTED else [])]
-                )
-                or "none"
-            )
-            why = (
-                "is given twice"
-                if name in names
-                else f"is none of the file's; inputs: {listed}"
-            )
+            inputs = [*names[:_LISTED]]
+            if len(names) > _LISTED:
+                inputs.append("...")
+            listed = ", ".join(inputs) or "none"
+            why = f"is none of the file's; inputs: {listed}"
+            if name in names:
+                why = "is given twice"
             raise InputError("input-invalid", f"the input {name!r} {why}")
     missing = [name for name in rest if name not in kwargs]
     if missing and kwargs:
-        raise InputError("input-invalid", f"the input {missing[0]!r} is not given")
+        raise InputError("input-invalid", f"the input {missing[0]!r} is missing")
     return [*args, *(kwargs[name] for name in rest if name in kwargs)]
 
 
 def _origin(name: str, location: str | None) -> Origin:
-    """What an operator was made from, by the location in its file, which other writers
-    word otherwise.
+    """Return the sources of an operator from its location in the file.
+
+    Other writers word locations differently; such a location is returned as it is.
     """
     sources = [
         _SOURCE.fullmatch(source) for source in _NEXT_SOURCE.split(location or "")
     ]
     if not location or None in sources:
         return Origin((name,), (location,) if location else ())
-    operators, lines = (
-        [match[part] for match in sources if match and match[part]]
-        for part in ("operator", "line")
-    )
+    matches = [match for match in sources if match]
+    operators = [match["operator"] for match in matches]
+    lines = [match["line"] for match in matches if match["line"]]
     return Origin(tuple(dict.fromkeys(operators)), tuple(dict.fromkeys(lines)))
 
 
@@ -384,8 +371,9 @@ def _graph(path: Path) -> Graph:
 
 
 def _content(path: Path) -> bytes | memoryview:
-    """The bytes of a file. Of a large one only what is looked at is loaded; it must not
-    shrink meanwhile.
+    """Return the bytes of a file. Large files are memory-mapped.
+
+    A mapped file must not be truncated while it is open.
     """
     if path.stat().st_size < MAPPED:
         return path.read_bytes()
@@ -394,8 +382,9 @@ def _content(path: Path) -> bytes | memoryview:
 
 
 def _legal_graph(path: Path) -> Graph:
-    """What breaks a rule would fail somewhere inside of a kernel, and look like a
-    defect of this package.
+    """Return the graph of a file. Raises InvalidGraph if no level makes it legal.
+
+    Without this check, a kernel would fail with an error that looks like our defect.
     """
     data = _content(path)
     graph = read(data)
@@ -405,7 +394,10 @@ def _legal_graph(path: Path) -> Graph:
 
 @contextmanager
 def _within_memory(graph: Graph) -> Iterator[None]:
-    """A few bytes of a file can ask for any number: that is no defect of ours."""
+    """Raise Unsupported for a graph that needs more memory than there is.
+
+    A small file can declare tensors of any size; that is not a defect of ours.
+    """
     needed = figures(graph).largest_live_bytes
     problem = Unsupported(
         "unsupported",
@@ -432,8 +424,6 @@ def _name(position: int, value: Value) -> str:
 
 
 def _readable(array: Array, dtype: DType) -> Array:
-    return (
-        numbers_of(array, dtype)
-        if dtype is DType.BF16 or dtype in BLOCK_SCALED
-        else array
-    )
+    if dtype is DType.BF16 or dtype in BLOCK_SCALED:
+        return numbers_of(array, dtype)
+    return array

@@ -1,4 +1,4 @@
-"""The compile specs of ``TOSABackend``: what may be in the list, and what it means."""
+"""The compile specs of ``TOSABackend``, and how they are read and written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from delegraph.errors import OptionError
 from .spec import TosaSpec
 
 SWITCHES = {"locations": False, "metadata": True, "named_constants": False}
-"""Options that are on or off -> what they are if nothing is said."""
+"""Maps each on/off option to its default."""
 KEYS = (
     "output_format",
     "tosa_spec",
@@ -25,15 +25,15 @@ KEYS = (
 
 @dataclass(frozen=True)
 class Options:
-    """Compile specs, read.
+    """Options of ``TOSABackend``, as read from compile specs.
 
-    ``debug_artifact_path``: folder that gets a .tosa file of every partition, also of
-    what was built when lowering fails. ``input_order``: the file's input i is input
-    ``input_order[i]`` of the delegate. ``locations``: whether the file names the source
-    of each operator, and with it paths of this machine. ``metadata``: whether the
-    scales of quantized inputs and outputs stand at the end of the file.
-    ``named_constants``: whether large constants are named data, which a program file
-    has once for all its delegates; such a blob is no .tosa file (``serialize/named_constants.py``).
+    ``debug_artifact_path``: a folder that gets a .tosa file of every partition, also if
+    lowering fails. ``input_order``: the file's input i is input ``input_order[i]`` of
+    the delegate. ``locations``: whether the file names the source of each operator,
+    with paths of this machine. ``metadata``: whether the file ends with the scales of
+    quantized inputs and outputs. ``named_constants``: whether large constants become
+    named data, stored once for all delegates. Such a blob is no .tosa file
+    (``serialize/named_constants.py``).
     """
 
     spec: TosaSpec
@@ -52,7 +52,7 @@ class Options:
         metadata: bool = True,
         named_constants: bool = False,
     ) -> Options:
-        """Options from text; OptionError says what is wrong."""
+        """Make options from text. Raises OptionError for wrong values."""
         folder = Path(debug_artifact_path) if debug_artifact_path else None
         order = _permutation(input_order) if input_order else None
         return Options(
@@ -61,24 +61,24 @@ class Options:
 
     @staticmethod
     def parse(compile_specs: Iterable[CompileSpec]) -> Options:
-        """Options from compile specs, of which each key is there at most once."""
+        """Make options from compile specs. Each key may occur once."""
         given = _unique(compile_specs)
         if given.pop("output_format", None) != "tosa":
             raise _wrong(
-                "output_format is to be 'tosa'; Options(...).compile_specs() makes the"
+                "output_format must be 'tosa'; Options(...).compile_specs() makes the"
                 " whole list"
             )
         if "tosa_spec" not in given:
             raise _wrong("tosa_spec is missing: the target, like TOSA-1.0+FP+INT")
         if flags := given.pop("compile_flags", ""):
-            raise _wrong(f"compile_flags {flags!r}: TOSA itself knows none")
+            raise _wrong(f"compile_flags {flags!r}: TOSA has no compile flags")
         switches = {key: _switch(given, key) for key in SWITCHES}
         path = given.get("debug_artifact_path")
         order = given.get("input_order")
         return Options.of(given["tosa_spec"], path, order, **switches)
 
     def compile_specs(self) -> list[CompileSpec]:
-        """The compile specs that ``parse`` reads back."""
+        """Return compile specs that ``parse`` reads back."""
         texts = {"output_format": "tosa", "tosa_spec": str(self.spec)}
         if self.debug_artifact_path is not None:
             texts["debug_artifact_path"] = str(self.debug_artifact_path)
@@ -90,8 +90,9 @@ class Options:
         return [CompileSpec(key, text.encode()) for key, text in texts.items()]
 
     def ordered(self, inputs: Sequence[object]) -> list[int]:
-        """The positions of a delegate's inputs in the file's order; OptionError if
-        their number is another.
+        """Return the delegate's input positions in the file's order.
+
+        Raises OptionError if ``input_order`` has a different number of entries.
         """
         order = self.input_order
         if order is None:
@@ -108,8 +109,9 @@ class Options:
 def filter_tosa_compile_specs(
     compile_specs: Iterable[CompileSpec],
 ) -> list[CompileSpec]:
-    """What a backend that consumes TOSA passes on to ``TOSABackend``: the target and
-    the folder for debug files.
+    """Return the compile specs that a backend on top of TOSA passes on.
+
+    These are the target and the folder for debug files.
     """
     kept = [s for s in compile_specs if s.key in ("tosa_spec", "debug_artifact_path")]
     return [CompileSpec("output_format", b"tosa"), *kept]
@@ -121,7 +123,7 @@ def _unique(compile_specs: Iterable[CompileSpec]) -> dict[str, str]:
         if spec.key not in KEYS:
             raise _wrong(f"unknown key {spec.key!r}; known: {', '.join(KEYS)}")
         if spec.key in given:
-            raise _wrong(f"{spec.key} is there twice")
+            raise _wrong(f"{spec.key} is given twice")
         given[spec.key] = _text(spec)
     return given
 
@@ -139,7 +141,7 @@ _WRITTEN = {True: "true", False: "false"}
 def _switch(given: Mapping[str, str], key: str) -> bool:
     text = given.get(key, _WRITTEN[SWITCHES[key]])
     if text not in _WRITTEN.values():
-        raise _wrong(f"{key} {text!r} is neither 'true' nor 'false'")
+        raise _wrong(f"{key} {text!r} must be 'true' or 'false'")
     return text == _WRITTEN[True]
 
 
@@ -149,7 +151,9 @@ def _permutation(text: str) -> tuple[int, ...]:
     except ValueError:
         order = ()
     if not order or sorted(order) != list(range(len(order))):
-        raise _wrong(f"input_order {text!r} is no permutation like '1,0,2'")
+        raise _wrong(
+            f"input_order {text!r} must be a permutation of input positions, like '1,0,2'"
+        )
     return order
 
 

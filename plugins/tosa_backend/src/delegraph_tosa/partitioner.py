@@ -1,5 +1,6 @@
-"""``TOSAPartitioner``: gives TOSA what its rules lower. The check is a dry run of them,
-so both agree.
+"""``TOSAPartitioner`` gives TOSA the calls that its rules lower.
+
+The support check is a dry run of the rules, so check and lowering agree.
 """
 
 from __future__ import annotations
@@ -60,19 +61,22 @@ from .options import Options
 from .spec import TosaSpec
 
 _PROMISE = re.compile(r"([^=]+?)(?:\s*=\s*(-?\d+)\s*\.\.\s*(-?\d+))?")
-"""An entry of ``int32_inputs``."""
+"""Matches an entry of ``int32_inputs``."""
 
 
 class TOSASupport:
-    """What the capability partitioner asks: one interpretation of the program, and one
-    of each finished partition.
+    """Support check of the capability partitioner.
+
+    Interprets the whole program once, and then each finished partition.
     """
 
     def __init__(
         self, spec: TosaSpec, within: Mapping[str, Range] = MappingProxyType({})
     ) -> None:
-        """``within``: name of an int64 input of the program -> the range in which the
-        user says that it lies.
+        """Create the check for a target.
+
+        ``within`` maps an int64 input of the program to the range that the user
+        promises.
         """
         self._t = Tosa(spec)
         self._within = within
@@ -80,8 +84,9 @@ class TOSASupport:
         self._accepted: set[Node] = set()
         self._copied: set[Node] = set()
         self._of_constants: set[Node] = set()
-        """Calls on constants alone, which a compiler folds though the dry run may not
-        know their elements.
+        """Calls on constants only.
+
+        Compilers fold them, even if the dry run does not know the elements.
         """
         self._weights: Collection[Node] = ()
         self._constant: Constants = lambda node: None
@@ -97,7 +102,7 @@ class TOSASupport:
         return DryRun(self._t, self._constant, nodes, arriving, self._memo)
 
     def begin(self, exported_program: ExportedProgram) -> None:
-        """A new program: forget the last one."""
+        """Start with a new program and forget the last one."""
         self._accepted = set()
         self._copied = set()
         self._of_constants = set()
@@ -112,12 +117,11 @@ class TOSASupport:
             self._exact.casts = {}
 
     def _mark_inputs(self, program: ExportedProgram) -> None:
-        """Mark the values that have indices, and how int64 inputs cross: as the user
-        says, or as their uses read them.
+        """Mark index values and the ranges or border types of int64 inputs.
 
-        An index in one axis may name an element of the next row in the file, and int64
-        crosses as int32. So calls are refused for indices for which eager raises, also
-        if the host computes them.
+        Eager raises for an index that is out of range, but in the file it may name an
+        element of the next row. Therefore calls check the ranges, also for indices that
+        the host computes.
         """
         bounds = bounds_of(program.graph.nodes, indexes_of)
         for node in program.graph.nodes:
@@ -136,22 +140,21 @@ class TOSASupport:
                 node.meta[WITHIN] = [*within]
         if not self._t.spec.has_int64:
             written = written_values(program)
-            unknown = [
-                n
-                for n in inputs
-                if n not in bounds and WITHIN not in n.meta and n not in written
-            ]
+            unknown = []
+            for node in inputs:
+                is_promised = WITHIN in node.meta
+                if node not in bounds and not is_promised and node not in written:
+                    unknown.append(node)
             mark_carried(program.graph.nodes, unknown, "FP" in self._t.spec.profiles)
 
     def why_not(self, node: Node) -> str | None:
-        """Why ``node`` is not lowered for this target; None if it is. Asked in graph
-        order.
+        """Return why the target does not lower ``node``, or None.
+
+        Called in graph order.
         """
         why = why_factor_undecided(node) or self._run.why_not(node)
-        if all(
-            i in self._weights or _call(i) in self._of_constants
-            for i in node.all_input_nodes
-        ):
+        operands = node.all_input_nodes
+        if all(i in self._weights or _call(i) in self._of_constants for i in operands):
             self._of_constants.add(node)
         if self._exact is not self._run:
             self._exact.why_not(node)
@@ -163,9 +166,7 @@ class TOSASupport:
         return at_border(self._t.spec, node, why)
 
     def is_constant(self, node: Node) -> bool:
-        """Whether an accepted node folds to a constant, and takes nothing that has to
-        be computed before it.
-        """
+        """Return whether an accepted node folds to a constant by itself."""
         made_of = (_call(i) for i in node.all_input_nodes if i.op == "call_function")
         known = _all_constant(self._run.values.get(node)) and all(
             i in self._copied for i in made_of
@@ -175,12 +176,10 @@ class TOSASupport:
         return known
 
     def partition_why_not(self, nodes: Sequence[Node]) -> Mapping[Node, str]:
-        """Refusals of what shows only in a whole partition; {} if ``TOSABackend``
-        compiles it.
+        """Return refusals that only a whole partition shows, or {} if it compiles.
 
-        That an int64 fits into 32 bits when it crosses the border may follow from the
-        whole program; what follows from that inside, the backend has to see in the
-        partition alone.
+        The whole program can prove that an int64 fits into 32 bits at the border.
+        Inside the partition, the backend must prove it from the partition alone.
         """
         inside = set(nodes)
         alone = self._alone(nodes, inside)
@@ -194,8 +193,8 @@ class TOSASupport:
             taken.update(value for i in arriving for value in _flat(run.values.get(i)))
             why = why or self._why_not_result(run, node, inside, taken)
             if why is None and self._has_sizes:
-                unknown_symbols = why_unknown_sizes(inputs, _sizes(node))
-                why = unknown_symbols and untold_size(unknown_symbols)
+                unknown = why_unknown_sizes(inputs, _sizes(node))
+                why = unknown and untold_size(unknown)
             if why is not None:
                 found[node] = at_border(self._t.spec, node, why)
                 if alone:
@@ -204,10 +203,10 @@ class TOSASupport:
         return found
 
     def _alone(self, nodes: Sequence[Node], inside: set[Node]) -> DryRun | None:
-        """The partition interpreted by itself, as the backend will do it.
+        """Interpret the partition by itself, as the backend will.
 
-        None if the interpretation of the whole program tells the same: then it knows no
-        more of the inputs of the partition than their types, and no two of them are one
+        Returns None if the interpretation of the whole program gives the same result:
+        it knows only the types of the partition's inputs, and no two inputs are one
         value.
         """
         if len(inside) == self._calls:
@@ -220,13 +219,11 @@ class TOSASupport:
         ):
             return run
         seen = {id(value) for n in nodes for value in _flat(self._run.values.get(n))}
-        for node in dict.fromkeys(
-            i for n in nodes for i in n.all_input_nodes if i not in inside
-        ):
+        operands = [i for n in nodes for i in n.all_input_nodes if i not in inside]
+        for node in dict.fromkeys(operands):
             value = self._run.values.get(node)
             if value is None or node in self._weights:
-                # it is an input of the program, or both interpretations read the
-                # constant
+                # A program input, or a constant that both interpretations read.
                 continue
             if (
                 type(value) is not Value
@@ -234,59 +231,49 @@ class TOSASupport:
                 or not _arrives_as(value, run, node)
             ):
                 return run
-            seen.add(id(value))  # a rule may see that two operands are one value
+            # Recorded because a rule may see that two operands are the same value.
+            seen.add(id(value))
         return None
 
     def _why_not_empty(self, node: Node, inside: set[Node]) -> str | None:
-        """Why an empty tensor cannot enter the partition, also where the rule leaves it
-        out; TOSA has none.
+        """Return why an empty tensor cannot enter the partition, or None.
+
+        TOSA has no empty tensors, even as operands that the rule ignores.
         """
-        arriving = (
-            i
-            for i in node.all_input_nodes
-            if i not in inside and is_empty(i) and i not in self._weights
-        )
-        return next(
-            (
-                f"the input {i.name} is empty, and TOSA has no empty tensors"
-                for i in arriving
-            ),
-            None,
-        )
+        for operand in node.all_input_nodes:
+            arrives = operand not in inside and operand not in self._weights
+            if arrives and is_empty(operand):
+                return f"the input {operand.name} is empty; TOSA has no empty tensors"
+        return None
 
     def _inputs(self, nodes: Sequence[Node], inside: set[Node]) -> list[Value]:
-        """The tensors that arrive at a partition, as far as sizes can be read off them."""
-        given = dict.fromkeys(
-            i
-            for n in nodes
-            for i in n.all_input_nodes
-            if i not in inside and i not in self._weights
-        )
-        tensors = [
-            n.meta["val"] for n in given if isinstance(n.meta.get("val"), torch.Tensor)
-        ]
-        return [Value(Type(shape_of_tensor(val.shape), DType.INT32)) for val in tensors]
+        """Return the tensors that enter a partition, for the sizes in their shapes."""
+        values = []
+        for node in dict.fromkeys(i for n in nodes for i in n.all_input_nodes):
+            val = node.meta.get("val")
+            arrives = node not in inside and node not in self._weights
+            if arrives and isinstance(val, torch.Tensor):
+                values.append(Value(Type(shape_of_tensor(val.shape), DType.INT32)))
+        return values
 
     def _known(self, node: Node) -> Range | None:
-        """The range of a value in the whole program; Unsupported if nothing is known of
-        it there.
+        """Return the range of a value in the whole program.
 
-        Without what follows from casts that stop somewhere: they do so for uses in
-        their own partition alone.
+        Raises Unsupported if the value is unknown there. Ignores casts that stop at
+        some uses: they do so only within their own partition.
         """
         return Fact.of(self._exact.value_of(node)).range
 
     def _why_not_result(
         self, run: DryRun, node: Node, inside: set[Node], taken: set[Any]
     ) -> str | None:
-        """Why a value that others use cannot leave the partition.
+        """Return why a value with outside users cannot leave the partition, or None.
 
-        ``taken``: the values that arrive there, and those that leave already, to which
-        this one is added.
+        ``taken`` holds the values that enter the partition or leave it already. This
+        value is added to it.
         """
-        if not any(u not in inside for u in node.users) or isinstance(
-            node.meta["val"], (list, tuple)
-        ):
+        is_used_outside = any(u not in inside for u in node.users)
+        if not is_used_outside or isinstance(node.meta["val"], (list, tuple)):
             return None
         try:
             value = run.value_of(node)
@@ -297,10 +284,12 @@ class TOSASupport:
         if not self._leaves(node, value, inside):
             return None
         if not isinstance(value, Value):
-            return f"the size {value} leaves the delegate: TOSA returns tensors"
+            return (
+                f"the size {value} leaves the delegate, but TOSA returns tensors only"
+            )
         fact = Fact.of(value)
         if node.meta.get(CARRIED) == "float32":
-            return "the result leaves the delegate, which has this int64 as a float"
+            return "the int64 result leaves the delegate, which computes it as a float"
         same = [*run.same(value)]
         is_copied = _call(node) in self._of_constants or any(
             v in taken or v.constant is not None for v in same
@@ -312,8 +301,9 @@ class TOSASupport:
         return int64_result(text) if text and fact.type.dtype is DType.INT64 else text
 
     def _why_no_bytes(self, value: Value) -> str | None:
-        """Why uint8 cannot leave: a RESCALE makes it of int8, which the target may not
-        have.
+        """Return why uint8 cannot leave, or None.
+
+        A RESCALE makes it from int8; the target may lack that RESCALE.
         """
         if not isinstance(value, Bytes):
             return None
@@ -326,11 +316,11 @@ class TOSASupport:
         return None
 
     def _why_no_copy(self, type: Type) -> str | None:
-        """Why a value cannot leave that arrives, is a constant, or leaves already: an
-        IDENTITY copies it.
+        """Return why the copy of a value cannot leave, or None.
 
-        The target may have none of this type. An int64 is int32 there, unless the
-        target has int64.
+        Values that enter, constants and values that already leave are copied by
+        IDENTITY. The target may lack IDENTITY for this type. An int64 is int32 unless
+        the target has int64.
         """
         if type.dtype is DType.INT64 and not self._t.spec.has_int64:
             type = Type(type.shape, DType.INT32)
@@ -339,8 +329,9 @@ class TOSASupport:
         return self._t.spec.why_not(copy)
 
     def _leaves(self, node: Node, value: Value | int, inside: set[Node]) -> bool:
-        """Whether a user outside needs the value. Each partition that uses a constant
-        gets its own copy.
+        """Return whether a user outside needs the value.
+
+        Each partition that uses a constant has its own copy.
         """
         if not _all_constant(value) or _call(node) not in self._copied:
             return any(u not in inside for u in node.users)
@@ -349,12 +340,12 @@ class TOSASupport:
         )
 
     def _is_refused(self, node: Node) -> bool:
-        """Or another backend's, which is not asked about."""
+        """Return whether a node is refused or belongs to another backend."""
         return node.target is CALL_DELEGATE or _call(node) not in self._accepted
 
 
 def _arrives_as(value: Value, run: DryRun, node: Node) -> bool:
-    """Whether as much is known of ``node`` where it arrives in ``run`` as of ``value``."""
+    """Return whether ``node`` has the facts of ``value`` at the border of ``run``."""
     try:
         return Fact.of(run.value_of(node)) == Fact.of(value)
     except Unsupported:
@@ -366,45 +357,54 @@ def _flat(result: Result | float | None) -> tuple[Any, ...]:
 
 
 def _call(node: Node) -> Node:
-    """The call that ``node`` takes one of several results of, or itself."""
+    """Return the call that produces ``node``, which may be one of several results."""
     return _call(node.args[0]) if is_unpacking(node) else node  # type: ignore[arg-type]
 
 
 def _sizes(node: Node) -> list[int]:
-    """The sizes of what a call makes and of what it takes, to which a linear layer
-    reshapes its operand.
+    """Return the sizes of a call's results and operands.
+
+    Operands count because a linear layer reshapes them.
     """
-    several = [
-        v
+    vals = [
+        val
         for one in (node, *node.all_input_nodes)
-        for v in pytree.tree_leaves(one.meta.get("val"))
+        for val in pytree.tree_leaves(one.meta.get("val"))
     ]
-    sizes = [size for v in several if isinstance(v, torch.Tensor) for size in v.shape]
-    return [*shape_of_tensor(sizes), *(size for v in several for size in sizes_in(v))]
+    sizes: list[Any] = []
+    numbers: list[int] = []
+    for val in vals:
+        if isinstance(val, torch.Tensor):
+            sizes += val.shape
+        numbers += sizes_in(val)
+    return [*shape_of_tensor(sizes), *numbers]
 
 
 def _all_constant(result: Result | float) -> bool:
-    """Whether every result that is there is constant, or a size, which each partition
-    takes from its own inputs.
+    """Return whether all results are constants or sizes.
+
+    Each partition computes sizes from its own inputs.
     """
-    values = result if isinstance(result, tuple) else (result,)
-    there = [value for value in values if value is not None]
-    return bool(there) and all(
-        not isinstance(value, Value) or value.constant is not None for value in there
+    results = result if isinstance(result, tuple) else (result,)
+    present = [value for value in results if value is not None]
+    return bool(present) and all(
+        not isinstance(value, Value) or value.constant is not None for value in present
     )
 
 
 class TOSAPartitioner(CapabilityPartitioner):
-    """Hands to ``TOSABackend`` every operator that the target ``spec`` takes.
+    """Hands to ``TOSABackend`` every operator that the target ``spec`` supports.
 
-    ``debug_artifact_path`` is a folder that gets a .tosa file of every partition,
-    ``input_order`` a comma-separated permutation of a delegate's inputs; with
-    ``locations`` a delegate's file names the source of each operator, without
-    ``metadata`` it does not say the scales of quantized inputs and outputs; with
-    ``named_constants`` its large constants are named data, which a program file has
-    once for all its methods. ``int32_inputs`` names int64 inputs that fit into 32 bits,
-    as ``name``, or ``name=0..1`` for integers from 0 to 1, which each call is checked
-    for. OptionError if one of them is wrong.
+    ``debug_artifact_path`` is a folder that gets a .tosa file of every partition.
+    ``input_order`` is a comma-separated permutation of a delegate's inputs. With
+    ``locations``, a delegate's file names the source of each operator. Without
+    ``metadata``, the file has no scales of quantized inputs and outputs. With
+    ``named_constants``, large constants are named data, which a program file stores
+    once for all methods.
+
+    ``int32_inputs`` names int64 inputs that fit into 32 bits: ``name``, or
+    ``name=0..1`` for integers from 0 to 1. Each call checks them. Raises OptionError
+    for a wrong option.
     """
 
     def __init__(
@@ -435,48 +435,41 @@ class TOSAPartitioner(CapabilityPartitioner):
         )
 
     def check_settings(self, programs: Mapping[str, ExportedProgram]) -> None:
-        """Raise OptionError for a name in ``int32_inputs`` that is no int64 input of
-        any of the ``programs``.
-        """
-        inputs = (
-            [pair for program in programs.values() for pair in _called_inputs(program)]
-            if self._within
-            else []
-        )
-        vals = {
-            name: node.meta.get("val")
-            for node, called in inputs
-            for name in (node.name, called)
-        }
-        int64 = {
-            name
-            for node, called in inputs
-            if _is_int64(node.meta.get("val"))
-            for name in (node.name, called)
-        }
+        """Raise OptionError if a name in ``int32_inputs`` is no int64 input."""
+        if not self._within:
+            return
+        inputs = [
+            pair for program in programs.values() for pair in _called_inputs(program)
+        ]
+        dtypes: dict[str, torch.dtype] = {}
+        for node, called in inputs:
+            if isinstance(val := node.meta.get("val"), torch.Tensor):
+                dtypes[node.name] = val.dtype
+                dtypes[called] = val.dtype
+        int64 = {name for name, dtype in dtypes.items() if dtype is torch.int64}
         for name in self._within:
             if name not in int64:
                 text = (
                     f"int32_inputs names {name!r}, which is no int64 input of the"
                     " program"
                 )
-                if isinstance(val := vals.get(name), torch.Tensor):
-                    text += f", but {str(val.dtype).removeprefix('torch.')}"
-                there = dict.fromkeys(
+                if name in dtypes:
+                    text += f", but {str(dtypes[name]).removeprefix('torch.')}"
+                listed = dict.fromkeys(
                     called for node, called in inputs if node.name in int64
                 )
                 raise OptionError(
                     "option-invalid",
                     text,
-                    hint=f"int64 inputs are {', '.join(there) or 'none'}",
+                    hint=f"int64 inputs are {', '.join(listed) or 'none'}",
                 )
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """As the checks say; every int64 that enters or leaves a delegate is cast there
-        if the target has none.
+        """Partition the program and record how int64 values cross the borders.
 
-        A buffer that is read and written in one partition only is its variable, if the
-        target has such.
+        They are cast at the border if the target has no int64. A buffer becomes a
+        variable if one partition alone reads and writes it and the target has
+        variables.
         """
         result = super().partition(exported_program)
         _tag_variables(exported_program, self.spec["spec"])
@@ -492,18 +485,19 @@ class TOSAPartitioner(CapabilityPartitioner):
 
 
 def _called_inputs(program: ExportedProgram) -> list[tuple[Node, str]]:
-    """The inputs of ``program``, each with the caller's name for it."""
+    """Return the inputs of ``program``, each with the caller's name for it."""
     return list(zip(user_inputs(program), input_names(program), strict=True))
 
 
 def _promised(entry: str) -> tuple[str, Range]:
-    """(name, range) of an entry of ``int32_inputs``. Raises OptionError for one of
-    another form.
+    """Read an entry of ``int32_inputs`` as a name and a range.
+
+    Raises OptionError for malformed entries.
     """
     match = _PROMISE.fullmatch(entry)
     if match is None:
         text = (
-            f"int32_inputs {entry!r} is neither the name of an input nor of the form"
+            f"int32_inputs {entry!r} must be the name of an input, or have the form"
             " name=0..1"
         )
         raise OptionError("option-invalid", text)
@@ -511,14 +505,15 @@ def _promised(entry: str) -> tuple[str, Range]:
     if range[0] > range[1] or not inside(range, INT32):
         raise OptionError(
             "option-invalid",
-            f"int32_inputs {entry!r}: {range[0]} to {range[1]} is no range of int32",
+            f"int32_inputs {entry!r}: {range[0]} to {range[1]} is not a range of int32",
         )
     return match[1], range
 
 
 def _tag_variables(program: ExportedProgram, spec: TosaSpec) -> None:
-    """Tag the written buffers that TOSA can keep; others are inputs and outputs of
-    delegates.
+    """Tag the mutated buffers that TOSA can keep as variables.
+
+    Other buffers are inputs and outputs of delegates.
     """
     tag_mutated_buffer(program)
     for buffer in written_values(program):
@@ -527,8 +522,9 @@ def _tag_variables(program: ExportedProgram, spec: TosaSpec) -> None:
 
 
 def _is_variable(val: Any, spec: TosaSpec) -> bool:
-    """Whether the target has variables of such a type: they are an extension, and not
-    of every element type.
+    """Return whether the target has variables of this type.
+
+    Variables are an extension and do not exist for every element type.
     """
     try:
         initial = Fact(type_of(val), True, None).value()
@@ -538,7 +534,7 @@ def _is_variable(val: Any, spec: TosaSpec) -> bool:
 
 
 def _has_floats(node: Node) -> bool:
-    """Whether a call returns floats."""
+    """Return whether a call returns floats."""
     results = pytree.tree_leaves(node.meta.get("val"))
     return any(
         isinstance(result, torch.Tensor) and result.dtype.is_floating_point
@@ -551,16 +547,15 @@ def _is_int64(val: Any) -> bool:
 
 
 def why_not_dynamic(node: Node) -> str | None:
-    """Refuses dynamic sizes for TOSA 1.0. Nobody takes apart what a check refuses:
-    pieces have sizes too.
+    """Refuse dynamic sizes on targets without them.
+
+    This is a check, not a rule, because the parts of a decomposed call have the same
+    sizes.
     """
     for operand in (*node.all_input_nodes, node):
         val = operand.meta.get("val")
         if isinstance(val, torch.Tensor) and is_dynamic_tensor(val):
-            what = (
-                ("its result", None)
-                if operand is node
-                else (f"the input {operand.name}", operand)
-            )
-            return dynamic(val, *what)
+            if operand is node:
+                return dynamic(val, "its result", None)
+            return dynamic(val, f"the input {operand.name}", operand)
     return None

@@ -1,4 +1,4 @@
-"""The light module of delegraph-tosa: what it offers, without importing torch or numpy."""
+"""Light module of delegraph-tosa. Imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ OPTIONS = (
 )
 
 _BORDERS = (
-    "beside an infinity next to the border is finite; eager weighs it with 0, which"
-    " is NaN"
+    "is finite next to an infinity at the border; eager multiplies it by 0, which"
+    " gives NaN"
 )
 KNOWN_DIFFERENCES = (
     (
         "aten.gelu.default",
-        "of infinity is infinity; eager's is NaN, but for tensors of one element",
+        "of infinity is infinity; eager gives NaN, except for tensors of one element",
     ),
     ("aten.upsample_bilinear2d.default", _BORDERS),
     ("aten.upsample_bilinear2d.vec", _BORDERS),

@@ -1,4 +1,4 @@
-"""Runs TOSA blobs on this host: torch tensors in, torch tensors out, numpy in between."""
+"""Runs TOSA blobs on this host with numpy. Takes and returns torch tensors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Scalar = int | float | bool
 
 
 class TOSARuntime(BackendRuntime):
-    """The TOSA plugin's default runtime."""
+    """Default runtime of the TOSA plugin."""
 
     thread_safe = True
     compatible = staticmethod(compatible)
@@ -54,11 +54,10 @@ class TOSARuntime(BackendRuntime):
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, bytes],
     ) -> Delegate:
-        """Read a ``.tosa`` blob and prepare it for calls; of the compile specs only
-        ``input_order`` matters here.
+        """Read a ``.tosa`` blob and prepare it for calls.
 
-        Raises FormatError if it is damaged, Unsupported if it contains an operator that
-        this host does not compute.
+        Of the compile specs, only ``input_order`` matters here. Raises FormatError for
+        a damaged blob, and Unsupported for an operator that this host cannot compute.
         """
         return _load(processed_bytes, compile_specs, named_data)[0]
 
@@ -68,10 +67,9 @@ class TOSARuntime(BackendRuntime):
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, bytes],
     ) -> ObservedDelegate:
-        """As ``load``; each call also tells what the operators computed, by their
-        numbers in the file.
+        """As ``load``; each call also returns the results of the operators, by number.
 
-        Not told: operators in graphs of control flow, and types that torch does not
+        Leaves out operators in graphs of control flow and types that torch does not
         have.
         """
         loaded, numbers = _load(processed_bytes, compile_specs, named_data)
@@ -98,11 +96,9 @@ class TOSARuntime(BackendRuntime):
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, bytes],
     ) -> ProfiledDelegate:
-        """As ``load``; each call also tells how long the operators took, by their
-        numbers in the file.
+        """As ``load``; each call also returns the seconds of the operators, by number.
 
-        Not told one by one: operators in graphs of control flow, whose time the loop or
-        branch has.
+        The time of operators inside control flow counts for the loop or branch.
         """
         loaded, numbers = _load(processed_bytes, compile_specs, named_data)
 
@@ -129,7 +125,7 @@ def _load(
     compile_specs: Sequence[CompileSpec],
     named_data: Mapping[str, bytes],
 ) -> tuple[LoadedGraph, dict[Operator, int]]:
-    """The graph of a blob, and the number in the file of each operator."""
+    """Read a blob: return its graph and the number of each operator in the file."""
     data = join_constants(processed_bytes, named_data)
     graph, numbers = read_numbered(data)
     order = Options.parse(compile_specs).input_order if compile_specs else None
@@ -137,13 +133,12 @@ def _load(
 
 
 class LoadedGraph:
-    """A TOSA graph that is called with CPU tensors in the order of its inputs; returns
-    a tuple of new tensors.
+    """A TOSA graph that is called with CPU tensors and returns a tuple of new tensors.
 
-    Raises InputError for inputs of another number, shape or element type; Unsupported,
-    when it is made, for a graph that takes or returns block-scaled tensors. It keeps
-    the graph's variables from call to call. May be called from many threads; with
-    variables, calls run one after the other.
+    Raises InputError for inputs of a wrong number, shape or element type. The
+    constructor raises Unsupported if inputs or outputs are block-scaled. The graph's
+    variables persist between calls. Calls are thread-safe; with variables, they run one
+    after the other.
     """
 
     def __init__(
@@ -152,22 +147,22 @@ class LoadedGraph:
         ranges: Mapping[int, tuple[int, int]] = MappingProxyType({}),
         order: Sequence[int] | None = None,
     ) -> None:
-        """``ranges``: position of an input with indices -> the range in which they must
-        lie.
+        """Prepare a graph for calls.
 
+        ``ranges`` maps the position of an index input to the range of valid indices.
         ``order``: the graph's input i is argument ``order[i]`` of a call.
         """
         for value in (*graph.inputs, *graph.outputs):
             if value.dtype in BLOCK_SCALED:
                 why = (
-                    "crosses the boundary, and torch has no block-scaled tensors: CAST"
-                    " inside of the graph"
+                    "crosses the boundary, but torch has no block-scaled tensors: use"
+                    " CAST inside the graph"
                 )
                 raise Unsupported("unsupported", f"{value!r} {why}")
         self.program = Program(graph)
         self._ranges = ranges
         self._order = order
-        self._turn: AbstractContextManager[Any] = (
+        self._call_lock: AbstractContextManager[Any] = (
             threading.Lock() if _has_variables(graph) else nullcontext()
         )
         self._variables: dict[str, Array] = {}
@@ -182,33 +177,37 @@ class LoadedGraph:
     def observe(
         self, args: Sequence[torch.Tensor | Scalar], see: See | None
     ) -> tuple[torch.Tensor, ...]:
-        """As a call; ``see`` is told what each operator computes."""
+        """Run a call; ``see`` receives the results of each operator."""
         if self._order is not None:
             args = [args[position] for position in self._order]
         tensors = [_tensor(position, arg) for position, arg in enumerate(args)]
         wanted = self.program.graph.inputs
-        check_inputs(
-            wanted,
-            [
-                (tuple(t.shape), self._held_as(t.dtype, k))
-                for k, t in enumerate(tensors)
-            ],
-        )
-        arrays = [_held(array_of(t), v) for t, v in zip(tensors, wanted, strict=True)]
+        types = [
+            (tuple(tensor.shape), self._array_dtype(tensor.dtype, position))
+            for position, tensor in enumerate(tensors)
+        ]
+        check_inputs(wanted, types)
+        arrays = [
+            _as_signed(array_of(t), v) for t, v in zip(tensors, wanted, strict=True)
+        ]
         check_ranges(wanted, arrays, self._ranges)
-        with self._turn:
+        with self._call_lock:
             return self._run(arrays, see)
 
     def _run(
         self, inputs: Sequence[Array], see: See | None
     ) -> tuple[torch.Tensor, ...]:
-        """Variables change if the whole call succeeds, and share no memory with what
-        the caller has.
+        """Run the program and copy results that share memory.
+
+        Variables change only if the whole call succeeds. They share no memory with the
+        caller's tensors.
         """
         given = {_root(array) for array in inputs}
-        held = dict(self._variables)
-        outputs = self.program(inputs, held, see)
-        self._variables = {name: _owned(array, given) for name, array in held.items()}
+        variables = dict(self._variables)
+        outputs = self.program(inputs, variables, see)
+        self._variables = {
+            name: _in_own_memory(array, given) for name, array in variables.items()
+        }
         taken = (
             self._constants
             | given
@@ -216,7 +215,7 @@ class LoadedGraph:
         )
         results = []
         for output, value in zip(outputs, self.program.graph.outputs, strict=True):
-            result = torch.from_numpy(_owned(output, taken))
+            result = torch.from_numpy(_in_own_memory(output, taken))
             if value.dtype in _AS_BITS:
                 result = result.view(_AS_BITS[value.dtype])
             elif value in self._unsigned:
@@ -225,35 +224,31 @@ class LoadedGraph:
             taken = taken | {_root(output)}
         return tuple(results)
 
-    def _held_as(self, dtype: torch.dtype, position: int) -> str:
-        """The name of the element type of an array; of what numpy or TOSA lacks, that
-        of its bits, where it is due.
+    def _array_dtype(self, dtype: torch.dtype, position: int) -> str:
+        """Return the name of the array type for a tensor type.
 
-        Where such bits are due, integers are told by another name: they are not what
-        the caller means to give.
+        Types that numpy or TOSA lack count as the type of their bits, where the input
+        has this type. Integers given for such an input keep another name, so that the
+        check refuses them: the caller does not mean bits.
         """
         inputs = self.program.graph.inputs
-        due = inputs[position] if position < len(inputs) else None
-        if due is not None and due.dtype in _AS_BITS:
-            return (
-                ARRAY_DTYPES[due.dtype].name
-                if dtype is _AS_BITS[due.dtype]
-                else str(dtype)
-            )
-        return (
-            "int8"
-            if dtype is torch.uint8 and due in self._unsigned
-            else str(dtype).removeprefix("torch.")
-        )
+        expected = inputs[position] if position < len(inputs) else None
+        if expected is not None and expected.dtype in _AS_BITS:
+            if dtype is _AS_BITS[expected.dtype]:
+                return ARRAY_DTYPES[expected.dtype].name
+            return str(dtype)
+        if dtype is torch.uint8 and expected in self._unsigned:
+            return "int8"
+        return str(dtype).removeprefix("torch.")
 
 
 _AS_BITS = {dtype: known for dtype, known in TORCH_DTYPES.items() if known in BITS}
-"""Element types that arrays have as bits -> torch's type of them."""
+"""Maps element types that arrays hold as bits to their torch type."""
 _SHOWN = frozenset(TORCH_DTYPES)
 
 
 def _shown(array: Array, value: Value) -> torch.Tensor:
-    """A copy as a tensor: the array may be a view of what changes."""
+    """Return a copy as a tensor. The array may be a view of memory that changes."""
     tensor = torch.from_numpy(np.array(array, order="C"))
     known = _AS_BITS.get(value.dtype)
     return tensor if known is None else tensor.view(known)
@@ -266,14 +261,14 @@ def _has_variables(graph: Graph) -> bool:
 
 
 _MOVES = (RESHAPE, TRANSPOSE, SLICE, CONCAT, TILE, REVERSE, IDENTITY)
-"""Operators that passes put between RESCALE and the border."""
+"""Operators that passes move between RESCALE and the border."""
 
 
 def _unsigned(graph: Graph) -> frozenset[Value]:
-    """The int8 values that stand for uint8.
+    """Return the int8 values that represent uint8.
 
-    A RESCALE says so of its operand or result, and what only moves the one keeps the
-    type of the other. An input that nothing uses is taken as either.
+    An unsigned RESCALE marks its operand or result, and operators that only move
+    elements pass the mark on. Unused inputs are accepted as either type.
     """
     rescales = [op for op in graph.operators if isinstance(op, RESCALE)]
     found = {op.input for op in rescales if op.input_unsigned}
@@ -290,17 +285,15 @@ def _unsigned(graph: Graph) -> frozenset[Value]:
     return frozenset(value for value in found if value.dtype is DType.INT8)
 
 
-def _held(array: Array, value: Value) -> Array:
-    """An array with the bits of ``value``, which may be int8 that stands for uint8."""
+def _as_signed(array: Array, value: Value) -> Array:
+    """Return an array with the element type of ``value``; int8 may represent uint8."""
     return array.view(np.int8) if value.dtype is DType.INT8 else array
 
 
 def _tensor(position: int, arg: torch.Tensor | Scalar) -> torch.Tensor:
     if isinstance(arg, torch.Tensor) and arg.device.type == "cpu" and not arg.is_nested:
         return arg
-    text = (
-        f"input {position}: a tensor on the CPU is wanted, {_described(arg)} was given"
-    )
+    text = f"input {position} must be a tensor on the CPU; {_described(arg)} was given"
     raise InputError(
         "input-invalid",
         text,
@@ -309,36 +302,32 @@ def _tensor(position: int, arg: torch.Tensor | Scalar) -> torch.Tensor:
 
 
 def _described(arg: object) -> str:
-    """What was given in the place of a tensor on the CPU; values only of what is short."""
+    """Describe an argument that is no CPU tensor; short values are included."""
     if isinstance(arg, torch.Tensor) and arg.is_nested:
         return "a nested tensor"
     if isinstance(arg, torch.Tensor):
         return f"a tensor on {arg.device}"
-    return (
-        repr(arg)
-        if arg is None or isinstance(arg, (bool, int, float))
-        else f"a {type(arg).__name__}"
-    )
+    if arg is None or isinstance(arg, (bool, int, float)):
+        return repr(arg)
+    return f"a {type(arg).__name__}"
 
 
-def _owned(output: Array, taken: Set[int]) -> Array:
-    """An array in memory of its own, in order: torch must not write through it to an
-    input, a constant or a sibling.
+def _in_own_memory(output: Array, taken: Set[int]) -> Array:
+    """Return an output as a contiguous array that shares no memory with ``taken``.
 
-    numpy takes a reversed axis of size 1 to be in order, torch takes no negative stride
-    at all.
+    Otherwise torch could write through it into an input, a constant or another output.
+    Reversed arrays are copied too: numpy calls a reversed axis of size 1 contiguous,
+    but torch takes no negative stride.
     """
     is_shared = _root(output) in taken
     is_reversed = any(stride < 0 for stride in output.strides)
-    return (
-        np.array(output, order="C")
-        if is_shared or is_reversed
-        else np.asarray(output, order="C")
-    )
+    if is_shared or is_reversed:
+        return np.array(output, order="C")
+    return np.asarray(output, order="C")
 
 
 def _root(array: Array) -> int:
-    """Identity of the memory that an array is a view of."""
+    """Return the identity of the memory that an array is a view of."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return id(array)

@@ -1,5 +1,6 @@
-"""Whether a graph is legal TOSA for a target: every violation, each with the operator
-and the user's line.
+"""Checks that a graph is legal TOSA for a target.
+
+Lists every violation with the operator and the user's source line.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _ATTRIBUTE_TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 class Violation(NamedTuple):
-    """One rule of ``ir.rulebook`` that a graph breaks.
+    """A rule of ``ir.rulebook`` that a graph breaks.
 
-    ``where`` names the operator by number, the input, the output or the constant.
+    ``where`` names the operator by number, or the input, output or constant.
     """
 
     where: str
@@ -50,24 +51,25 @@ class Violation(NamedTuple):
 
     @property
     def section(self) -> str:
-        """Where the specification has the rule, by name."""
+        """The section of the specification that has the rule."""
         return section(self.rule, self.operator.name if self.operator else None)
 
     def __str__(self) -> str:
-        source = (
-            f"\n    at {self.operator.source}"
-            if self.operator and self.operator.source
-            else ""
-        )
+        source = ""
+        if self.operator and self.operator.source:
+            source = f"\n    at {self.operator.source}"
         return f"{self.where}: {self.problem} [{self.rule}: {self.section}]{source}"
 
 
 LISTED = 100
-"""Violations that the text of an error lists: a small file can have many thousands."""
+"""Number of violations in the text of an error. A small file can have thousands."""
 
 
 class InvalidGraph(DelegraphError, ValueError):
-    """A graph is no legal TOSA for its target; ``violations`` has all reasons."""
+    """Raised for a graph that is not legal TOSA for its target.
+
+    ``violations`` lists all reasons.
+    """
 
     def __init__(self, violations: list[Violation], spec: TosaSpec) -> None:
         listed = "\n".join(f"  {violation}" for violation in violations[:LISTED])
@@ -86,15 +88,16 @@ def validate(graph: Graph, spec: TosaSpec) -> None:
 
 
 def violations(graph: Graph, spec: TosaSpec) -> list[Violation]:
-    """Everything that makes ``graph`` illegal for ``spec``: structure, inferred types,
-    target, level, names.
+    """Return all reasons why ``graph`` is not legal for ``spec``.
+
+    Checks the structure, inferred types, target, level and names.
     """
     graphs = graph.reachable()
     check = _Check(spec, graphs)
-    found = [
-        v for number, g in enumerate(graphs) for v in check.graph(g, _place(g, number))
-    ]
-    # as tosa-opt counts: the pseudocode may be read as one more
+    found: list[Violation] = []
+    for number, g in enumerate(graphs):
+        found += check.graph(g, _place(g, number))
+    # Counted as tosa-opt does. The specification's pseudocode can be read as one more.
     if (depth := _depth(graph, {})) >= spec.max_nesting:
         how = "without end" if depth == _ENDLESS else f"{depth} deep"
         text = (
@@ -106,21 +109,20 @@ def violations(graph: Graph, spec: TosaSpec) -> list[Violation]:
 
 
 def _place(graph: Graph, number: int) -> str:
-    """What names a graph of control flow; the program itself needs no name."""
-    return (
-        f"graph {graph.name[:LONGEST_NAME] if graph.name != 'main' else number}, "
-        if number
-        else ""
-    )
+    """Return a prefix that names a graph of control flow; "" for the program itself."""
+    if not number:
+        return ""
+    name = graph.name[:LONGEST_NAME] if graph.name != "main" else number
+    return f"graph {name}, "
 
 
 _ENDLESS = math.inf
 
 
 def _depth(graph: Graph, known: dict[Graph, float]) -> float:
-    """How many graphs of control flow contain each other."""
+    """Return how deep graphs of control flow are nested; infinite for a cycle."""
     if graph not in known:
-        # what one finds that contains itself; no file can say that
+        # A cycle finds this entry. Files cannot express one, but graphs can.
         known[graph] = _ENDLESS
         known[graph] = max(
             (1 + _depth(body, known) for body in graph.bodies()), default=0
@@ -129,8 +131,10 @@ def _depth(graph: Graph, known: dict[Graph, float]) -> float:
 
 
 class _Check:
-    """``legal``: kinds of operators that were met and are. The layers of a network are
-    alike, and so are theirs.
+    """Checks the graphs of a program for a target.
+
+    ``legal`` holds the kinds of operators that passed. Layers of a network repeat, so
+    most operators have a known kind.
     """
 
     def __init__(self, spec: TosaSpec, graphs: list[Graph]) -> None:
@@ -145,7 +149,7 @@ class _Check:
             if isinstance(op, CUSTOM)
             for v in (*op.inputs, *op.outputs)
         }
-        # between which the writer puts an IDENTITY
+        # The writer puts an IDENTITY between an input and the same output.
         opaque -= {*graph.inputs} & {*graph.outputs}
         yield from self.inputs(graph, opaque, within)
         defined = set(graph.inputs)
@@ -174,7 +178,7 @@ class _Check:
             yield from self.boundary(value, value in opaque, where)
 
     def boundary(self, value: Value, opaque: bool, where: str) -> Iterator[Violation]:
-        """``opaque`` tensors are those of CUSTOM."""
+        """Check a value that enters or leaves. ``opaque`` values belong to CUSTOM."""
         if value.dtype is DType.SHAPE:
             yield Violation(
                 where, "a shape cannot cross the boundary of a graph", "shape-inside"
@@ -206,9 +210,9 @@ class _Check:
             yield from self.boundary(value, value in opaque, where)
 
     def operator(self, operator: Operator, defined: set[Value]) -> list[Breach]:
-        """The rule and the text of everything that is wrong with an operator."""
+        """Return the rule and the text of everything that is wrong with an operator."""
         if OPERATORS.get(operator.name) is not type(operator):
-            return [("operator-known", "it is no operator of TOSA")]
+            return [("operator-known", "it is not a TOSA operator")]
         found = [
             *_undefined_operands(operator, defined),
             *_results_defined_before(operator, defined),
@@ -228,11 +232,11 @@ class _Check:
 
 
 def _kind(operator: Operator) -> Hashable:
-    """All that ``infer`` and the target see of a well-formed operator: constants and
-    shapes by identity, else types.
+    """Return a key of everything that ``infer`` and the target see of an operator.
 
-    Operators of shapes, whose ``infer`` computes one, and those that nothing is known
-    of are each a kind of their own.
+    Constants and shapes count by identity, other operands by type. Shape operators
+    compute a shape in ``infer``, and CUSTOM can do anything, so each of them has its
+    own key.
     """
     if isinstance(operator, (ShapeOperator, CUSTOM)):
         return operator
@@ -267,9 +271,7 @@ def _results_defined_before(operator: Operator, defined: set[Value]) -> list[Bre
 
 
 class _Variables:
-    """Variables by name; a program has them in common with the graphs of its control
-    flow.
-    """
+    """The variables of a program, by name. Its control flow graphs share them."""
 
     def __init__(self, graphs: list[Graph]) -> None:
         operators = [op for graph in graphs for op in graph.operators]
@@ -310,20 +312,20 @@ class _Variables:
         return [
             (
                 "variable-type",
-                f"variable {operator.variable!r} is {wanted}, it is accessed as {type}",
+                f"variable {operator.variable!r} has type {wanted}, but is accessed as {type}",
             )
         ]
 
 
 def _accessed(operator: VARIABLE_READ | VARIABLE_WRITE) -> Type | None:
-    """The type that a variable is read or written with."""
+    """Return the type that a variable is read or written with."""
     if isinstance(operator, VARIABLE_WRITE):
         return operator.input1.type
     return operator.types[0] if len(operator.types) == 1 else None
 
 
 def _before_declarations(graph: Graph) -> Iterator[Operator]:
-    """Accesses to variables that the same graph declares only later."""
+    """Return accesses to variables that the same graph declares later."""
     later: set[str] = set()
     for operator in reversed(graph.operators):
         if isinstance(operator, VARIABLE):
@@ -336,7 +338,7 @@ def _before_declarations(graph: Graph) -> Iterator[Operator]:
 
 
 def _variable(operator: Operator) -> str:
-    """The variable's name; a malformed operator may have none."""
+    """Return the variable's name as text; a malformed operator may have none."""
     return str(vars(operator).get("variable"))
 
 
@@ -348,7 +350,7 @@ def _operand_count(operator: Operator) -> list[Breach]:
     return [
         (
             "operand-count",
-            f"it has {given} operands, needs {wanted} ({', '.join(operator.operands)})",
+            f"it has {given} operands instead of {wanted} ({', '.join(operator.operands)})",
         )
     ]
 
@@ -359,7 +361,7 @@ def _attributes(operator: Operator) -> list[Breach]:
         value = getattr(operator, name, None)
         if not isinstance(value, _ATTRIBUTE_TYPES[kind]) or not _in_range(kind, value):
             found.append(
-                ("attribute-type", f"attribute {name} is {value!r}, which is no {kind}")
+                ("attribute-type", f"attribute {name} is {value!r}, not of type {kind}")
             )
     return found
 
@@ -373,7 +375,7 @@ def _in_range(kind: str, value: Any) -> bool:
 
 
 def _is_int32(value: int) -> bool:
-    # ``in range`` would count up to an enumeration's member
+    # ``in range`` would iterate for members of an enumeration.
     return -(1 << 31) <= value < 1 << 31
 
 
@@ -384,12 +386,18 @@ def _inference(operator: Operator) -> list[Breach]:
         return [(illegal.rule, str(illegal)) for illegal in broken]
     wanted = ", ".join(map(str, inferred)) or "nothing"
     found = ", ".join(map(str, declared)) or "nothing"
-    return [("result-type", f"it gives {wanted}, its results are declared as {found}")]
+    return [
+        (
+            "result-type",
+            f"it computes {wanted}, but its results are declared as {found}",
+        )
+    ]
 
 
 def _duplicate_names(graph: Graph, within: str) -> Iterator[Violation]:
-    """Names of inputs and outputs are how a file's user tells them apart; other names
-    are made unique when written.
+    """Find inputs and outputs with the same name. Users address them by name.
+
+    Other values get unique names when the file is written.
     """
     names = Counter(
         v.name for v in dict.fromkeys([*graph.inputs, *graph.outputs]) if v.name
@@ -398,6 +406,6 @@ def _duplicate_names(graph: Graph, within: str) -> Iterator[Violation]:
         if count > 1:
             yield Violation(
                 f"{within}name {name!r}",
-                f"{count} inputs or outputs have it",
+                f"{count} inputs or outputs have this name",
                 "distinct-names",
             )

@@ -298,15 +298,15 @@ NO_FILE = {
     "block shape 32, scale type 11": lambda t: t.update(scale_type="FP8E4M3"),
     "scale type 16, values fp16": lambda t: t.update(type="FP16"),
     "block shape 16": lambda t: t.update(block_shape=16),
-    "2x2. ?fp8ue8m0, which takes 4 bytes, and has 3": lambda t: t["scale_data"].pop(),
-    "takes 4 bytes, and has 0": lambda t: t.pop("scale_data"),
-    "takes 128 bytes, and has 0": lambda t: t.pop("data"),
+    "2x2. ?fp8ue8m0, which takes 4 bytes, but 3": lambda t: t["scale_data"].pop(),
+    "takes 4 bytes, but 0": lambda t: t.pop("scale_data"),
+    "takes 128 bytes, but 0": lambda t: t.pop("data"),
     "not made of whole blocks": lambda t: t.update(shape=[4, 16]),
     "beyond the end of the file": lambda t: (
         t.pop("scale_data"),
         t.update(scale_offset=1 << 40, scale_size=4),
     ),
-    "2101259 is no DType": lambda t: [
+    "2101259 is not a DType": lambda t: [
         t.pop("scale_type"),
         t.pop("block_shape"),
         t.update(type=int(FP8)),

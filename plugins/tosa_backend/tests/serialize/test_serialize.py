@@ -313,7 +313,8 @@ def test_a_variable_has_one_type_in_all_regions(tmp_path):
     )
     tensor.update(shape=[1, 2])
     with pytest.raises(
-        FormatError, match=r"variable 'state' is \[2\]fp32 and \[1x2\]fp32"
+        FormatError,
+        match=r"variable 'state' is declared as \[2\]fp32 and as \[1x2\]fp32",
     ):
         read(reference_tools.assemble(dumped))
 
@@ -693,7 +694,8 @@ def test_sizes_that_files_cannot_hold():
     x = Value(Type((1 << 31,), DType.INT8))
     reverse = apply(ops.REVERSE, x, axis=0)
     with pytest.raises(
-        Unsupported, match=r"\[2147483648\]int8: sizes in a TOSA file end at 2147483647"
+        Unsupported,
+        match=r"\[2147483648\]int8: the largest size in a TOSA file is 2147483647",
     ):
         TosaFile(Graph([x], reverse.outputs, [reverse]), TosaSpec(level="NONE"))
 
@@ -806,7 +808,7 @@ def tensor_of(dumped: dict[str, Any], name: str) -> dict[str, Any]:
 
 MEANINGLESS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no region": (lambda d: d["regions"].clear(), "no region"),
-    "two regions of one name": (lambda d: d["regions"].append(d["regions"][0]), "two regions 'main'"),
+    "two regions of one name": (lambda d: d["regions"].append(d["regions"][0]), "two regions are named 'main'"),
     "two blocks": (lambda d: d["regions"][0]["blocks"].append(block_of(d)), "2 basic blocks"),
     "operator of 1.1": (lambda d: operator_of(d, "MUL").update(op="DIM", attribute_type="DimAttribute"), "DIM has 3"),
     "unknown operator": (lambda d: operator_of(d, "MUL").update(op=0), "operator number 0"),
@@ -816,43 +818,43 @@ MEANINGLESS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no attributes": (
         lambda d: [operator_of(d, "CLAMP").pop(k) for k in ("attribute", "attribute_type")], "CLAMP has no attributes"
     ),
-    "unknown mode": (lambda d: operator_of(d, "CLAMP")["attribute"].update(nan_mode=77), "77 is no NanMode"),
-    "mode left out": (lambda d: operator_of(d, "CLAMP")["attribute"].pop("nan_mode"), "0 is no NanMode"),
-    "short number": (lambda d: operator_of(d, "CLAMP")["attribute"].update(min_val=[1, 2]), "2 bytes are no number"),
+    "unknown mode": (lambda d: operator_of(d, "CLAMP")["attribute"].update(nan_mode=77), "77 is not a NanMode"),
+    "mode left out": (lambda d: operator_of(d, "CLAMP")["attribute"].pop("nan_mode"), "0 is not a NanMode"),
+    "short number": (lambda d: operator_of(d, "CLAMP")["attribute"].update(min_val=[1, 2]), "2 bytes are not a number"),
     "short list": (lambda d: operator_of(d, "CONV2D")["attribute"].update(pad=[1]), "pad must have 4 entries"),
     "stride 0": (lambda d: operator_of(d, "CONV2D")["attribute"].update(stride=[0, 1]), "must be positive"),
-    "missing operand": (lambda d: operator_of(d, "MUL")["inputs"].pop(), "MUL has 2 operands, needs 3"),
+    "missing operand": (lambda d: operator_of(d, "MUL")["inputs"].pop(), "MUL has 2 operands instead of 3"),
     "undeclared operand": (lambda d: operator_of(d, "MUL").update(inputs=["?", "x", "x"]), "before it is defined"),
     "later operand": (
         lambda d: operator_of(d, "CONV2D")["inputs"].__setitem__(0, "output_1"), "'output_1' is used before"
     ),
     "runtime shape": (lambda d: operator_of(d, "RESHAPE")["inputs"].__setitem__(1, "x"), "not a constant shape"),
-    "two results": (lambda d: operator_of(d, "MUL")["outputs"].append("output_0"), "MUL gives"),
-    "no result": (lambda d: operator_of(d, "MUL")["outputs"].clear(), "the file says nothing"),
+    "two results": (lambda d: operator_of(d, "MUL")["outputs"].append("output_0"), "MUL computes"),
+    "no result": (lambda d: operator_of(d, "MUL")["outputs"].clear(), "the file declares nothing"),
     "result defined twice": (lambda d: block_of(d)["operators"].append(operator_of(d, "MUL")), "is defined twice"),
-    "undeclared result": (lambda d: operator_of(d, "MUL").update(outputs=["?"]), "'\\?' is declared"),
-    "two tensors of one name": (lambda d: block_of(d)["tensors"].append(tensor_of(d, "x")), "'x' is there twice"),
+    "undeclared result": (lambda d: operator_of(d, "MUL").update(outputs=["?"]), "'\\?' is not declared"),
+    "two tensors of one name": (lambda d: block_of(d)["tensors"].append(tensor_of(d, "x")), "'x' occurs twice"),
     "tensor without name": (lambda d: tensor_of(d, "x").pop("name"), "it has no name"),
     "undeclared input": (lambda d: block_of(d)["inputs"].append("?"), "declared"),
     "shape as input": (lambda d: block_of(d)["inputs"].append("shape_0"), "is a shape"),
     "input defined twice": (lambda d: block_of(d)["inputs"].append("x"), "is defined twice"),
     "undefined output": (lambda d: block_of(d)["outputs"].append("?"), "before it is defined"),
-    "output twice": (lambda d: block_of(d)["outputs"].append("output_0"), "an output is there twice"),
-    "wrong type": (lambda d: tensor_of(d, "output_1").update(type="FP16"), "CLAMP gives .*fp32, the file says .*fp16"),
-    "unknown type": (lambda d: tensor_of(d, "x").update(type=99), "99 is no DType"),
-    "scales inside": (lambda d: tensor_of(d, "x").update(block_shape="BLOCK_SHAPE_32"), "has its scales inside"),
-    "wrong shape": (lambda d: tensor_of(d, "x").update(shape=[1, 4, 2, 2]), "CONV2D gives"),
-    "negative size": (lambda d: tensor_of(d, "x").update(shape=[1, 4, -2, 2]), "no shape of positive sizes"),
-    "size 0": (lambda d: tensor_of(d, "x").update(shape=[1, 4, 0, 2]), "no shape of positive sizes"),
-    "dynamic constant": (lambda d: tensor_of(d, "const_0").update(shape=[-1]), "has sizes that are not known"),
-    "no rank": (lambda d: tensor_of(d, "x").update(is_unranked=True), "no shape of positive sizes"),
-    "rank 33": (lambda d: tensor_of(d, "x").update(shape=[1] * 33), "rank up to 32"),
-    "long constant": (lambda d: tensor_of(d, "const_0")["data"].extend([0] * 9), "takes 96 bytes, and has 105"),
-    "short constant": (lambda d: tensor_of(d, "const_0")["data"].pop(), "takes 96 bytes, and has 95"),
+    "output twice": (lambda d: block_of(d)["outputs"].append("output_0"), "an output occurs twice"),
+    "wrong type": (lambda d: tensor_of(d, "output_1").update(type="FP16"), "CLAMP computes .*fp32, the file declares .*fp16"),
+    "unknown type": (lambda d: tensor_of(d, "x").update(type=99), "99 is not a DType"),
+    "scales inside": (lambda d: tensor_of(d, "x").update(block_shape="BLOCK_SHAPE_32"), "has block scales of an unknown form"),
+    "wrong shape": (lambda d: tensor_of(d, "x").update(shape=[1, 4, 2, 2]), "CONV2D computes"),
+    "negative size": (lambda d: tensor_of(d, "x").update(shape=[1, 4, -2, 2]), "needs a shape of positive sizes"),
+    "size 0": (lambda d: tensor_of(d, "x").update(shape=[1, 4, 0, 2]), "needs a shape of positive sizes"),
+    "dynamic constant": (lambda d: tensor_of(d, "const_0").update(shape=[-1]), "has unknown sizes"),
+    "no rank": (lambda d: tensor_of(d, "x").update(is_unranked=True), "needs a shape of positive sizes"),
+    "rank 33": (lambda d: tensor_of(d, "x").update(shape=[1] * 33), "rank of at most 32"),
+    "long constant": (lambda d: tensor_of(d, "const_0")["data"].extend([0] * 9), "takes 96 bytes, but 105 are stored"),
+    "short constant": (lambda d: tensor_of(d, "const_0")["data"].pop(), "takes 96 bytes, but 95"),
     "constant elsewhere": (
         lambda d: tensor_of(d, "const_0").update(data=[], offset=1 << 40, size=96), "beyond the end of the file"
     ),
-    "long shape": (lambda d: block_of(d)["shapes"][0].update(rank=1 << 31), "2147483648 entries, at most 64"),
+    "long shape": (lambda d: block_of(d)["shapes"][0].update(rank=1 << 31), "2147483648 entries; at most 64"),
     "wrong shape operand": (lambda d: block_of(d)["shapes"][0]["data"].__setitem__(0, 13), "the 52 elements"),
 }  # fmt: skip
 
@@ -916,7 +918,7 @@ def test_unsupported_versions_are_refused(major, minor):
     dumped = reference_tools.dump(write(small()))
     dumped["version"].update(_major=major, _minor=minor)
     with pytest.raises(
-        FormatError, match=f"version {major}.{minor}; 0.80, 1.0 and 1.1 are read here"
+        FormatError, match=f"version {major}.{minor}; supported are 0.80, 1.0 and 1.1"
     ):
         read(reference_tools.assemble(dumped))
 

@@ -193,24 +193,30 @@ def described(**changes):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"{", "it is no JSON"),
-        (b"\xff", "it is no JSON"),
-        (b"[" * 100_000, "it is no JSON"),
-        (b"9" * 100_000, "it is no JSON"),
+        (b"{", "it is not JSON"),
+        (b"\xff", "it is not JSON"),
+        (b"[" * 100_000, "it is not JSON"),
+        (b"9" * 100_000, "it is not JSON"),
         (b"[1]", "it has no schema"),
         (b'{"schema": 1}', "it has no schema"),
         (
             b'{"schema": "%s", "inputs": [null]}' % SCHEMA.encode(),
             "it does not describe the program's 3 inputs",
         ),
-        (described(dtype="int16"), "x is int8, and not quantized as 'int16'"),
-        (described(scale=0.0), "the scale of x is no positive number"),
-        (described(scale=float("nan")), "the scale of x is no positive number"),
-        (described(scale="1"), "the scale of x is no positive number"),
-        (described(zero_point=128), "the zero point of x is no int8"),
-        (described(zero_point=True), "the zero point of x is no int8"),
-        (described(dtype="uint8", zero_point=-1), "the zero point of x is no uint8"),
-        (described(dtype=["int8"]), "x is int8, and not quantized as"),
+        (
+            described(dtype="int16"),
+            "x has type int8, which cannot be quantized as 'int16'",
+        ),
+        (described(scale=0.0), "the scale of x must be positive and finite"),
+        (described(scale=float("nan")), "the scale of x must be positive and finite"),
+        (described(scale="1"), "the scale of x must be positive and finite"),
+        (described(zero_point=128), "the zero point of x does not fit int8"),
+        (described(zero_point=True), "the zero point of x does not fit int8"),
+        (
+            described(dtype="uint8", zero_point=-1),
+            "the zero point of x does not fit uint8",
+        ),
+        (described(dtype=["int8"]), "x has type int8, which cannot be quantized as"),
     ],
 )
 def test_damaged_trailers_fail_only_where_read(path, text, message, capsys):
@@ -220,7 +226,7 @@ def test_damaged_trailers_fail_only_where_read(path, text, message, capsys):
     assert loaded(integers, GIVEN[1], integers)[0].dtype is INT8
     with pytest.raises(
         FormatError,
-        match="damaged TOSA file: what stands behind the flatbuffer: " + message,
+        match="damaged TOSA file: the record after the flatbuffer: " + message,
     ):
         _ = loaded.quantization
     assert main(["inspect", str(path)]) == 1
@@ -249,7 +255,7 @@ def test_wrong_ranges_fail_when_the_file_runs(path, rows):
 def test_wrong_trailer_lengths_are_refused(path):
     behind(path, b"{}", 0xFFFFFFFF)
     tracemalloc.start()
-    with pytest.raises(FormatError, match="it has 4294967295 bytes"):
+    with pytest.raises(FormatError, match="its length is 4294967295 bytes"):
         TosaFormat.quantization(path)
     assert tracemalloc.get_traced_memory()[1] < 1 << 22
     tracemalloc.stop()

@@ -1,5 +1,6 @@
-"""What each TOSA operator computes, on numpy arrays: folds constants and runs graphs on
-the host. Imports no torch.
+"""Computes TOSA operators with numpy, to fold constants and run graphs.
+
+Imports no torch.
 """
 
 from __future__ import annotations

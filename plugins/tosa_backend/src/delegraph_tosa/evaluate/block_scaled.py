@@ -1,5 +1,4 @@
-"""Kernels of the block-scaled operators of the 1.1 draft, and how numbers become blocks
-with a common scale.
+"""Kernels of block-scaled operators (1.1 draft), and their conversion.
 
 Sums are computed in float64, where the product of any two scales is exact, and rounded
 to fp32 once.
@@ -28,8 +27,7 @@ def scaled(values: Array, scales: Array) -> Array:
 
 
 def blocks_of(x: Array, size: int, dtype: DType) -> tuple[Array, Array]:
-    """[*S,C] numbers -> [*S,C] quotients that ``dtype`` is to hold and [*S,C/size]
-    powers of two.
+    """[*S,C] numbers -> [*S,C] quotients for ``dtype``, [*S,C/size] powers of two.
 
     The scale is the smallest one of E8M0 with which no quotient overflows when it is
     rounded; 2**-127 for a block of zeros, NaN for one with NaN or an infinity. This is
@@ -45,7 +43,7 @@ def blocks_of(x: Array, size: int, dtype: DType) -> tuple[Array, Array]:
 
 
 def _exponents(largest: Array, dtype: DType) -> Array:
-    """The least e with ``largest / 2**e`` in range, exactly."""
+    """Return the least e with ``largest / 2**e`` in range, exactly."""
     mantissa, exponent = np.frexp(np.where(np.isfinite(largest), largest, 0))
     number, itself = overflow(dtype)
     limit, limit_exponent = np.frexp(number)
@@ -55,9 +53,7 @@ def _exponents(largest: Array, dtype: DType) -> Array:
 
 
 def paired_blocks(x: Array, dtype: DType) -> Array:
-    """Numbers as a tensor of a block-scaled type, whose scales are chosen as
-    CAST_TO_BLOCK_SCALED chooses them.
-    """
+    """Convert numbers to a block-scaled type, with CAST_TO_BLOCK_SCALED's scales."""
     size, scale, value = BLOCK_SCALED[dtype]
     quotients, scales = blocks_of(x, size, value)
     return paired(
@@ -98,7 +94,7 @@ def conv2d_block_scaled(op: ops.CONV2D_BLOCK_SCALED, *operands: Array) -> Result
 
 @computes(ops.RESHAPE_BLOCK_SCALED, as_stored=True)
 def reshape_block_scaled(op: ops.RESHAPE_BLOCK_SCALED, *operands: Array) -> Result:
-    """Values and, if they have them, their scales."""
+    """Return values and, if they have them, their scales."""
     shape = operands[-1].tolist()
     shapes = shape, [*shape[:-1], -1]
     return tuple(
@@ -110,6 +106,6 @@ def reshape_block_scaled(op: ops.RESHAPE_BLOCK_SCALED, *operands: Array) -> Resu
 def row_gather_block_scaled(
     op: ops.ROW_GATHER_BLOCK_SCALED, *operands: Array
 ) -> Result:
-    """Values and, if they have them, their scales."""
+    """Return values and, if they have them, their scales."""
     *parts, indices, row_count = operands
     return tuple(row_gather(op, part, indices, row_count) for part in parts)

@@ -10,8 +10,7 @@ from ..ir.types import BLOCK_SCALED
 
 
 def stored_elements(value: Value) -> tuple[Array, ...]:
-    """The elements of a constant, an array for each of ``types.stored_types``: values
-    and scales are apart.
+    """Return a constant's elements: an array for each of ``types.stored_types``.
 
     Expressions over constants are evaluated here and nowhere earlier.
     """

@@ -1,6 +1,4 @@
-"""The elements of constants: literals, weights that are loaded, and expressions of
-them.
-"""
+"""Evaluates constants: literals, loaded weights, and expressions of them."""
 
 from __future__ import annotations
 
@@ -14,14 +12,11 @@ from ..ir.types import ARRAY_DTYPES
 from .kernels import compute, expect_computable, result_types
 
 KEPT_BYTES = 64 * 1024
-"""A folded constant of at most this size is kept where it was computed: scales and
-shapes have many users.
-"""
+"""Largest size of a folded constant that is kept: scales and shapes are reused."""
 
 
 def materialize(value: Value) -> Array:
-    """The elements of a constant, with the value's shape and ``ARRAY_DTYPES`` of its
-    type.
+    """Return a constant's elements as an array of the value's shape and type.
 
     The array may be a view of the model's memory and need not be contiguous: do not
     write to it. A folded constant is computed anew at each call unless it is small.
@@ -44,7 +39,10 @@ def _leaf(value: Value) -> Array:
 
 
 def _folded(constant: Folded) -> Array:
-    """Operands before users, each operator once; what has no further user is dropped."""
+    """Operands before users, each operator once.
+
+    What has no further user is dropped.
+    """
     if constant.elements is not None:
         return constant.elements
     order = _expression(constant.operator)
@@ -61,8 +59,9 @@ def _folded(constant: Folded) -> Array:
 
 
 def _expression(root: Operator) -> dict[Operator, list[Operator]]:
-    """Operators to compute, operands first -> the operators they use. A stack, since
-    chains can be long.
+    """Operators to compute, operands first -> the operators they use.
+
+    A stack, since chains can be long.
     """
     order: dict[Operator, list[Operator]] = {}
     stack: list[tuple[Operator, list[Operator] | None]] = [(root, None)]

@@ -1,6 +1,4 @@
-"""Kernels of control flow (specification: Control Flow Operators): bodies are graphs of
-their own.
-"""
+"""Kernels of control flow (specification: Control Flow Operators)."""
 
 from __future__ import annotations
 
@@ -20,11 +18,10 @@ _LEFT: ContextVar[Iterator[int] | None] = ContextVar("_LEFT", default=None)
 
 @contextmanager
 def bounded_iterations(most: int) -> Iterator[None]:
-    """Raise Unsupported where the programs that run inside need more iterations of
-    loops, branches counted as well.
+    """Limit the iterations of loops inside a block; branches count as one.
 
-    Branches are counted since graphs that call each other twice, 64 deep, end no sooner
-    than a loop without end.
+    Raises Unsupported beyond the limit. Branches are counted since graphs that call
+    each other twice, 64 deep, end no sooner than a loop without end.
     """
     token = _LEFT.set(iter(range(most, 0, -1)))
     try:

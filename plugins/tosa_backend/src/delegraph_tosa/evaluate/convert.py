@@ -15,11 +15,11 @@ from .kernels import Result, computes
 
 @computes(ops.CAST)
 def cast(op: ops.CAST, x: Array) -> Result:
-    """Floats round to the nearest even integer and saturate; integers wrap; what is not
-    zero is true.
+    """Floats round to the nearest even integer and saturate; integers wrap.
 
-    The specification says nothing of NaN as an integer: it is the smallest one of 32 or
-    64 bits, and 0 in fewer, as in the reference model and in PyTorch.
+    What is not zero is true. The specification says nothing of NaN as an integer: it is
+    the smallest one of 32 or 64 bits, and 0 in fewer, as in the reference model and in
+    PyTorch.
     """
     if op.dtype in BLOCK_SCALED:
         return paired_blocks(x, op.dtype)
@@ -52,8 +52,9 @@ def rescale(
     input_zp: Array,
     output_zp: Array,
 ) -> Result:
-    """Fixed-point multiplication in int64; multiplier and shift are for all, or one for
-    each index of the last axis.
+    """Fixed-point multiplication in int64.
+
+    Multiplier and shift are for all, or one for each index of the last axis.
     """
     value = (
         _extended(x, op.input_unsigned) - _extended(input_zp, op.input_unsigned).item()
@@ -74,8 +75,9 @@ def _extended(x: Array, unsigned: bool) -> Result:
 
 
 def _rounding(value: Array, shift: Array, mode: RoundingMode) -> Result:
-    """Half of the last bit kept; DOUBLE_ROUND moves it by 2**30 away from zero
-    (``apply_scale_32``).
+    """Half of the last bit kept.
+
+    DOUBLE_ROUND moves it by 2**30 away from zero (``apply_scale_32``).
     """
     half = np.left_shift(np.int64(1), shift - 1)
     if mode is not RoundingMode.DOUBLE_ROUND:

@@ -1,5 +1,6 @@
-"""Kernels of the convolutions (specification: Tensor Operators): windows are copied to
-a matrix, a few rows at once.
+"""Kernels of convolutions (specification: Tensor Operators).
+
+They copy windows to a matrix, a few rows at a time.
 """
 
 from __future__ import annotations
@@ -18,9 +19,7 @@ from .kernels import computes
 from .matmul import accumulator, centred
 
 BLOCK = 1 << 19
-"""Elements of a temporary: large enough for a fast product, small enough to stay near
-the processor.
-"""
+"""Elements of a temporary: enough for a fast product, few enough for the cache."""
 
 
 @computes(ops.CONV2D, ops.CONV3D)
@@ -70,9 +69,7 @@ def transpose_conv2d(
     input_zp: Array,
     weight_zp: Array,
 ) -> Array:
-    """[N,IH,IW,IC], weight [OC,KH,KW,IC] -> [N,OH,OW,OC]: each tap adds a product to
-    every stride-th output.
-    """
+    """[N,IH,IW,IC], weight [OC,KH,KW,IC] -> [N,OH,OW,OC], one product for each tap."""
     dtype = accumulator(input, weight, math.prod(weight.shape[1:]))
     x = centred(input, input_zp, dtype)
     taps = centred(weight, weight_zp, dtype)
@@ -87,9 +84,7 @@ def transpose_conv2d(
 
 
 def biased(sums: Array, bias: Array) -> Array:
-    """Sums in the result's type, which is the bias's, and then the bias, as the
-    specification orders them.
-    """
+    """Add the bias to sums in the result's type, as the specification does."""
     out = sums.astype(bias.dtype if bias.dtype.kind == "f" else np.int64, copy=False)
     out += bias
     return out
@@ -97,6 +92,7 @@ def biased(sums: Array, bias: Array) -> Array:
 
 def padded(x: Array, pad: Sequence[int]) -> Array:
     """[N,*S,C] with zeros around the axes *S; ``pad`` is (before, after) for each.
+
     ``x`` itself if there are none.
     """
     if not any(pad):
@@ -112,9 +108,7 @@ def padded(x: Array, pad: Sequence[int]) -> Array:
 
 
 def _framed(whole: Array, out_pad: Sequence[int]) -> Array:
-    """Zeros added around the spatial axes, or, where ``out_pad`` is negative, outputs
-    taken away.
-    """
+    """Add zeros around the spatial axes; a negative ``out_pad`` removes outputs."""
     cuts = [max(-p, 0) for p in out_pad]
     spatial = enumerate(whole.shape[1:-1])
     inside = (
@@ -127,7 +121,7 @@ def _framed(whole: Array, out_pad: Sequence[int]) -> Array:
 def windows(
     x: Array, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> Array:
-    """[N,*S,C] -> view [N,*S',*K,C] of the elements under each position of the kernel."""
+    """[N,*S,C] -> view [N,*S',*K,C] of the elements under each kernel position."""
     spatial: Any = tuple(range(1, x.ndim - 1))
     reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
     view = sliding_window_view(x, reach, axis=spatial)
@@ -173,9 +167,7 @@ def _correlate_channels(view: Array, taps: Array) -> Array:
 
 
 def _blocks(images: int, rows: int, row_elements: int) -> Iterator[tuple[slice, slice]]:
-    """Slices of images and rows that together cover all, each of about ``BLOCK``
-    elements.
-    """
+    """Yield slices of images and rows that cover all, of about ``BLOCK`` elements."""
     together = max(1, BLOCK // (rows * row_elements))
     step = rows if together > 1 else max(1, BLOCK // row_elements)
     for image in range(0, images, together):

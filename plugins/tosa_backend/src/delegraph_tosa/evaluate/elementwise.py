@@ -1,6 +1,4 @@
-"""Kernels of the elementwise operators (specification: Activation Functions to
-Comparison Operators).
-"""
+"""Kernels of elementwise operators (specification: Activation to Comparison)."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ _UFUNCS: dict[type[Operator], np.ufunc] = {
 
 @computes(*_UFUNCS)
 def ufunc(op: Operator, *operands: Array) -> Result:
-    """Operators that are a function of numpy."""
+    """Return operators that are a function of numpy."""
     return _UFUNCS[type(op)](*operands)
 
 
@@ -71,9 +69,7 @@ _ERF_LIMIT = 4.0
 
 @functools.cache
 def _erf_quotient() -> Polynomial:
-    """erf(x) / x as a polynomial in 2 * (x / 4)**2 - 1, with a relative error below
-    1e-9 for |x| <= 4.
-    """
+    """erf(x) / x as a polynomial in 2 * (x / 4)**2 - 1, to 1e-9 for |x| <= 4."""
 
     def quotient(t: Array) -> Result:
         x = _ERF_LIMIT * np.sqrt((t + 1) / 2)
@@ -85,9 +81,7 @@ def _erf_quotient() -> Polynomial:
 
 @computes(ops.ERF)
 def erf(op: ops.ERF, x: Array) -> Result:
-    """An odd polynomial that is fitted to the one of the standard library: numpy has
-    none.
-    """
+    """Return an odd polynomial fitted to math.erf, which numpy lacks."""
     limited = np.clip(x, -_ERF_LIMIT, _ERF_LIMIT).astype(np.float64)
     t = limited * limited * (2 / _ERF_LIMIT**2) - 1
     coefficients = _erf_quotient().coef
@@ -115,8 +109,9 @@ def extreme(op: Operator, x: Array, y: Array) -> Result:
 
 @computes(ops.MUL)
 def mul(op: ops.MUL, x: Array, y: Array, shift: Array) -> Result:
-    """int32 products keep their low bits, or are shifted right with rounding; narrower
-    ones cannot overflow int32.
+    """int32 products keep their low bits, or are shifted right with rounding.
+
+    Narrower ones cannot overflow int32.
     """
     bits = int(shift.item())
     if x.dtype.kind == "f":
@@ -163,9 +158,7 @@ def logical_right_shift(op: ops.LOGICAL_RIGHT_SHIFT, x: Array, y: Array) -> Resu
 
 @computes(ops.CLZ)
 def clz(op: ops.CLZ, x: Array) -> Result:
-    """The binary exponent of an unsigned int32, which fp64 holds exactly, is the
-    position of its first one bit.
-    """
+    """Return the leading zeros from the binary exponent, exact in fp64."""
     if x.dtype.itemsize == 8:
         high = _zeros((x >> 32).astype(np.int32))
         low = _zeros(x.astype(np.int32))
@@ -185,8 +178,9 @@ def select(op: ops.SELECT, condition: Array, x: Array, y: Array) -> Result:
 
 @computes(ops.TABLE)
 def table(op: ops.TABLE, x: Array, table: Array) -> Result:
-    """int8 looks up; int16 interpolates between entries that lie 128 apart, giving 7
-    more bits.
+    """int8 looks up.
+
+    Int16 interpolates between entries that lie 128 apart, giving 7 more bits.
     """
     if op.input1.dtype is DType.INT8:
         return table[x.astype(np.int16) + 128]

@@ -1,5 +1,6 @@
-"""Kernels of the Fourier transforms (specification: FFT2D, RFFT2D; EXT-FFT), computed
-in fp64.
+"""Kernels of the Fourier transforms (specification: FFT2D, RFFT2D.
+
+EXT-FFT), computed in fp64.
 """
 
 from __future__ import annotations
@@ -28,9 +29,7 @@ def rfft2d(op: ops.RFFT2D, real: Array) -> tuple[Array, Array]:
 
 
 def _parts(spectrum: Array, values: Array) -> tuple[Array, Array]:
-    """All NaN for an image that is not finite: a fast transform does not bring each
-    element to each result.
-    """
+    """Return NaN for images that are not finite, as a direct transform would."""
     finite = np.isfinite(values).all(axis=(1, 2), keepdims=True)
     return np.where(finite, spectrum.real, np.nan), np.where(
         finite, spectrum.imag, np.nan

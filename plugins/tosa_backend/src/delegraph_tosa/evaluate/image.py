@@ -1,5 +1,6 @@
-"""Kernels of pooling and resizing (specification: Tensor Operators, RESIZE). Both axes
-are done one after the other.
+"""Kernels of pooling and resizing (specification: Tensor Operators, RESIZE).
+
+Both axes are done one after the other.
 """
 
 from __future__ import annotations
@@ -50,9 +51,7 @@ def avg_pool2d_adaptive(
 
 
 def _lowest(dtype: np.dtype[Any], nan_mode: NanMode) -> float | int:
-    """What padding counts as: nothing in the window is below it, and IGNORE drops a
-    NaN.
-    """
+    """What padding counts as: the smallest value, or NaN, which IGNORE drops."""
     if dtype.kind != "f":
         return int(np.iinfo(dtype).min)
     return np.nan if nan_mode is NanMode.IGNORE else -np.inf
@@ -76,9 +75,7 @@ def avg_pool2d(
 def _pooled(
     op: ops.MAX_POOL2D | ops.AVG_POOL2D, x: Array, fill: float | int, combine: np.ufunc
 ) -> Result:
-    """[N,IH,IW,C] -> [N,OH,OW,C]: ``combine`` over the rows of each window, then over
-    its columns.
-    """
+    """[N,IH,IW,C] -> [N,OH,OW,C]: ``combine`` over rows of a window, then columns."""
     for axis in (0, 1):
         x = _pooled_axis(
             x,
@@ -140,9 +137,7 @@ def _counts_axis(size: int, kernel: int, stride: int, pad: Sequence[int]) -> Res
 
 
 def _divided(sums: Array, counts: Array) -> Result:
-    """Quotient as the specification divides integers: ``reciprocal_scale``, then
-    ``apply_scale_32``.
-    """
+    """Divide as the specification does: ``reciprocal_scale``, ``apply_scale_32``."""
     _, exponent = np.frexp((counts - 1).astype(np.float64))
     bits = exponent.astype(np.int64)
     multiplier = (np.int64((1 << 30) + 1) << bits) // counts
@@ -154,9 +149,7 @@ def _divided(sums: Array, counts: Array) -> Result:
 def resize(
     op: ops.RESIZE, x: Array, scale: Array, offset: Array, border: Array
 ) -> Result:
-    """[N,IH,IW,C] -> [N,OH,OW,C]. Bilinear integers stay scaled by ``y_n * x_n``, as
-    the specification leaves them.
-    """
+    """[N,IH,IW,C] -> [N,OH,OW,C]. Bilinear integers stay scaled by ``y_n * x_n``."""
     if x.dtype.kind == "i" and op.mode is ResizeMode.BILINEAR:
         x = x.astype(np.int64)
     elif op.mode is ResizeMode.BILINEAR:

@@ -1,4 +1,4 @@
-"""The registry of kernels: one pure function on numpy arrays for each operator class."""
+"""Registry of kernels: a pure numpy function for each operator class."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from ..ir.types import ARRAY_DTYPES, BLOCK_SCALED, DType, NanMode, Type
 from .small_floats import FRACTIONS, decoded, encoded
 
 Result = Any
-"""An array, or a tuple of arrays; numpy annotates most of its functions as returning
-Any.
+"""An array, or a tuple of arrays.
+
+Numpy annotates most of its functions as returning Any.
 """
 Kernel = Callable[..., Result]
 K = TypeVar("K", bound=Kernel)
@@ -38,8 +39,7 @@ FAMILIES = (
 )
 """Modules of kernels, which register them."""
 _KERNELS: dict[type[Operator], Kernel] = {}
-"""Operator class -> ``kernel(operator, *operands)``, which returns an array or a tuple
-of arrays.
+"""Maps an operator class to ``kernel(operator, *operands)`` -> array or arrays.
 
 A kernel may return a wider element type than the result's (the caller converts:
 integers wrap, floats round), a view of an operand, or a scalar in place of a rank 0
@@ -47,9 +47,7 @@ array. It never writes to an operand.
 """
 
 AS_STORED: set[type[Operator]] = set()
-"""Operators whose kernels take and give arrays as they are stored: they move elements,
-or their bodies decode them.
-"""
+"""Operators with kernels on stored elements: they move elements or run bodies."""
 
 
 ELEMENTWISE = frozenset({ADD, MUL, SUB})
@@ -79,23 +77,22 @@ def computes(*operators: type[Operator], as_stored: bool = False) -> Callable[[K
 
 @cache
 def all_kernels() -> dict[type[Operator], Kernel]:
-    """All kernels, whose modules are imported with the first operator that is computed:
-    many lowerings compute none.
-    """
+    """Return all kernels. They are imported late: many lowerings compute nothing."""
     for family in FAMILIES:
         import_module(f".{family}", __package__)
     return _KERNELS
 
 
 def result_types(operator: Operator) -> tuple[Type, ...]:
-    """Types of the results; those of an operator that is only the expression of a
-    constant are inferred.
+    """Types of the results.
+
+    Those of an operator that is only the expression of a constant are inferred.
     """
     return tuple(v.type for v in operator.outputs) or operator.infer()
 
 
 def why_not(operator: Operator) -> str | None:
-    """Why this operator cannot be computed here, or None."""
+    """Return why this operator cannot be computed here, or None."""
     bodies = [v for v in operator.attribute_values().values() if isinstance(v, Graph)]
     inner = [
         op for body in bodies for graph in body.reachable() for op in graph.operators
@@ -118,8 +115,9 @@ def expect_computable(operator: Operator) -> None:
 def compute(
     operator: Operator, operands: Sequence[Array], types: Sequence[Type]
 ) -> tuple[Array, ...]:
-    """Results of one operator that is computable, exactly of ``types``. The caller
-    silences numpy's warnings.
+    """Return results of one operator that is computable, exactly of ``types``.
+
+    The caller silences numpy's warnings.
     """
     kind = type(operator)
     if kind in AS_STORED:
@@ -133,9 +131,7 @@ def compute(
 
 
 def _in_pieces(operator: Operator, operands: Sequence[Array], type: Type) -> Array:
-    """The result of an elementwise operator, some rows at a time: what numpy computes
-    in takes twice the memory.
-    """
+    """Compute an elementwise operator in blocks of rows, to save memory."""
     result = np.empty(type.shape, ARRAY_DTYPES[type.dtype])
     rows = max(1, PIECE * len(result) // max(1, result.size))
     for first in range(0, len(result), rows):
@@ -179,8 +175,7 @@ def _conform(operator: Operator, array: Array, type: Type) -> Array:
 
 
 def numbers_of(array: Array, dtype: DType, pairs: bool = False) -> Array:
-    """Elements as memory holds them in a type in which numpy computes: BF16 and smaller
-    floats in fp32.
+    """Decode elements for numpy: BF16 and smaller floats become fp32.
 
     Block-scaled elements are the fp32 products of value and scale; with ``pairs`` they
     are left as they are.
@@ -196,9 +191,7 @@ def numbers_of(array: Array, dtype: DType, pairs: bool = False) -> Array:
 
 
 def stored_numbers(array: Array, dtype: DType) -> Array:
-    """Numbers as memory holds them in ``dtype``, rounded: BF16 and smaller floats are
-    their bit patterns.
-    """
+    """Encode numbers as memory holds them: small floats as rounded bit patterns."""
     if dtype in FRACTIONS:
         return encoded(array, dtype)
     if dtype is not DType.BF16:
@@ -210,9 +203,7 @@ def stored_numbers(array: Array, dtype: DType) -> Array:
 
 
 def extreme_of(operator: Operator) -> np.ufunc:
-    """The function of numpy for MAXIMUM, REDUCE_MIN and the like, by the operator's
-    mode for NaN.
-    """
+    """Return numpy's function for MAXIMUM, REDUCE_MIN etc., by the NaN mode."""
     ignores_nan = operator.attribute_values()["nan_mode"] is NanMode.IGNORE
     if "MAX" in operator.name:
         return np.fmax if ignores_nan else np.maximum

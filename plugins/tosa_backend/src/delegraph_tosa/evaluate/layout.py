@@ -1,6 +1,4 @@
-"""Kernels of data movement (specification: Data Layout, Scatter/Gather Operators,
-IDENTITY). Views where possible.
-"""
+"""Kernels of data movement (specification: Data Layout); views if possible."""
 
 from __future__ import annotations
 
@@ -90,8 +88,9 @@ def scatter(op: ops.SCATTER, values_in: Array, indices: Array, input: Array) -> 
 
 
 def _rows(indices: Array, rows: int, name: str) -> tuple[Array, Array]:
-    """Index of ``values[n, indices[n, w]]``. Checked, since numpy counts negative ones
-    from the end.
+    """Index of ``values[n, indices[n, w]]``.
+
+    Checked, since numpy counts negative ones from the end.
     """
     low = int(indices.min())
     high = int(indices.max())

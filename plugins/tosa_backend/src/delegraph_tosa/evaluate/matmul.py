@@ -1,6 +1,4 @@
-"""Matrix products: the arithmetic that MATMUL and the convolutions share
-(specification: MATMUL).
-"""
+"""Matrix products, shared by MATMUL and the convolutions."""
 
 from __future__ import annotations
 
@@ -21,12 +19,11 @@ _EXACT: dict[np.dtype[Any], int] = {
 
 
 def accumulator(left: Array, right: Array, terms: int) -> np.dtype[Any]:
-    """The type in which a sum of ``terms`` products is computed: a float if possible,
-    since floats have fast products.
+    """Return the type for a sum of ``terms`` products, a float if exact.
 
-    Integers stay exact: the narrowest float that holds every partial sum, else int64.
-    Floats are summed in fp32, which is no less exact than the accumulator types that
-    TOSA has for them.
+    Products of floats are fast. Integers stay exact: the narrowest float that holds
+    every partial sum, else int64. Floats are summed in fp32, which is no less exact
+    than the accumulator types that TOSA has for them.
     """
     if left.dtype.kind == "f":
         return np.dtype(np.float32)
@@ -37,13 +34,13 @@ def accumulator(left: Array, right: Array, terms: int) -> np.dtype[Any]:
 
 
 def _magnitude(x: Array) -> int:
-    """A bound of abs(x - zero point): data and zero point have the same type."""
+    """Return a bound of abs(x - zero point): data and zero point have the same type."""
     limits = np.iinfo(x.dtype)
     return int(limits.max) - int(limits.min)
 
 
 def centred(x: Array, zero_point: Array, dtype: npt.DTypeLike) -> Array:
-    """``x - zero_point`` in a type that does not overflow."""
+    """Return ``x - zero_point`` in a type that does not overflow."""
     wide = x.astype(dtype, copy=False)
     zero = zero_point.item()
     return wide - wide.dtype.type(zero) if zero else wide

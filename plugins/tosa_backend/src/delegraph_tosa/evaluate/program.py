@@ -21,9 +21,7 @@ from .specialize import is_dynamic, specialized
 from .variable import variables
 
 KEPT_SIZES = 8
-"""Combinations of input shapes for which a program of dynamic shapes stays ready to
-run.
-"""
+"""Number of input shapes for which a dynamic program stays prepared."""
 
 
 See = Callable[[Operator, Sequence[Array]], None]
@@ -31,8 +29,7 @@ See = Callable[[Operator, Sequence[Array]], None]
 
 
 class Program:
-    """Constants materialized once, operators in order, each with the values that nobody
-    needs after it.
+    """Constants and operators in order, each with the values that end there.
 
     Calls share nothing that is written: one program may be called from many threads.
     Raises Unsupported, naming the operator, for a graph that cannot be computed here.
@@ -71,9 +68,9 @@ class Program:
         held: dict[str, Array] | None = None,
         see: See | None = None,
     ) -> list[Array]:
-        """Outputs in order; they may be views of inputs, of constants, of variables and
-        of each other.
+        """Outputs in order.
 
+        They may be views of inputs, of constants, of variables and of each other.
         ``held`` are the variables, by name, before the call and after it; initial
         values of those that it lacks are added. Without it they start from their
         initial values. ``see`` is told what each operator computes, but for those in
@@ -99,7 +96,7 @@ class Program:
         return [values[v] for v in self.graph.outputs]
 
     def _of_originals(self, specific: Program, see: See) -> See:
-        """``see`` for a specialized program: it is told the operators of this graph."""
+        """Return ``see`` for a specialized program: it gets operators of this graph."""
         originals = (
             o for o in self.graph.operators if not isinstance(o, ShapeOperator)
         )
@@ -108,9 +105,7 @@ class Program:
 
     @contextmanager
     def _within(self) -> Iterator[None]:
-        """Keep what ``inner_program`` makes, for the next call too, unless this is such
-        a program itself.
-        """
+        """Keep what ``inner_program`` makes for the next call, except in bodies."""
         token = _INNER.set(self._inner) if _INNER.get() is None else None
         try:
             yield
@@ -129,9 +124,7 @@ _INNER: ContextVar[dict[Graph, Program] | None] = ContextVar("_INNER", default=N
 
 
 def inner_program(graph: Graph) -> Program:
-    """The program of a graph of control flow: its constants are computed once for all
-    turns of a loop and all calls.
-    """
+    """Return the program of a control flow graph, with its constants computed once."""
     known = _INNER.get()
     if known is None:
         return Program(graph)
@@ -141,8 +134,7 @@ def inner_program(graph: Graph) -> Program:
 
 
 def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
-    """Outputs of a graph for numpy inputs in the order of ``graph.inputs`` (element
-    types as in ``ARRAY_DTYPES``).
+    """Compute a graph's outputs for numpy inputs, in the order of ``graph.inputs``.
 
     Raises InputError for inputs of another number, shape or type, and Unsupported for
     an operator without kernel.
@@ -153,9 +145,7 @@ def evaluate(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
 def check_inputs(
     wanted: Sequence[Value], given: Sequence[tuple[tuple[int, ...], str]]
 ) -> None:
-    """Raise InputError unless ``given``, shapes and names of element types, are what
-    the graph takes.
-    """
+    """Raise InputError unless ``given`` shapes and types fit the graph."""
     if len(given) != len(wanted):
         count = (
             "1 input is wanted"
@@ -185,7 +175,8 @@ def check_ranges(
     given: Sequence[Array],
     ranges: Mapping[int, tuple[int, int]],
 ) -> None:
-    """Raise InputError for an array of ``given`` with an index outside of its range;
+    """Raise InputError for an array of ``given`` with an index outside of its range.
+
     ``ranges`` are by position.
     """
     for position, (low, high) in ranges.items():

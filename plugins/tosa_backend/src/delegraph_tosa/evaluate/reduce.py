@@ -1,4 +1,4 @@
-"""Kernels of the reductions and of ARGMAX (specification: ARGMAX, Reduction Operators)."""
+"""Kernels of reductions and ARGMAX (specification: Reduction Operators)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ def reduce_extreme(op: Reduction, x: Array) -> Result:
 
 @computes(ops.REDUCE_SUM)
 def reduce_sum(op: ops.REDUCE_SUM, x: Array) -> Result:
-    """In fp64: numpy adds in order along an axis that is not the last, which costs fp32
-    digits on long axes.
-    """
+    """Sum in fp64: numpy's order along other axes than the last loses digits."""
     accumulator = np.float64 if x.dtype.kind == "f" else np.int64
     return np.add.reduce(x, axis=op.axis, keepdims=True, dtype=accumulator)
 
@@ -42,8 +40,10 @@ def reduce_product(op: ops.REDUCE_PRODUCT, x: Array) -> Result:
 
 @computes(ops.ARGMAX)
 def argmax(op: ops.ARGMAX, x: Array) -> Result:
-    """The first maximum; NaN is the maximum with PROPAGATE, and none with IGNORE unless
-    there is nothing else.
+    """Return the first maximum.
+
+    NaN is the maximum with PROPAGATE, and none with IGNORE unless there is nothing
+    else.
     """
     if op.nan_mode is not NanMode.IGNORE or x.dtype.kind != "f":
         return np.argmax(x, axis=op.axis)

@@ -1,6 +1,4 @@
-"""Kernels of the shape operators of the 1.1 draft: their results are known since their
-types were inferred.
-"""
+"""Kernels of shape operators (1.1 draft): type inference knows their results."""
 
 from __future__ import annotations
 

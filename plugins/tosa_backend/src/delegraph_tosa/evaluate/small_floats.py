@@ -1,5 +1,4 @@
-"""Element types of at most 8 bits that numpy does not have: bit patterns in memory,
-fp32 where something is computed.
+"""Floats of at most 8 bits: bit patterns in memory, computed in fp32.
 
 FP8 is OCP-OFP8's: E4M3 has no infinities, and one NaN of each sign; E5M2 is the upper
 half of an fp16. FP6, FP4, the scale E8M0 and MXINT8 are OCP-MX's: FP6 and FP4 have
@@ -19,8 +18,10 @@ from ..ir.types import SMALL_FLOATS, DType
 
 
 class Format(NamedTuple):
-    """Bits of a float. The exponent of 0 is that of subnormal numbers; ``largest`` is
-    the largest finite pattern.
+    """Bits of a float.
+
+    The exponent of 0 is that of subnormal numbers; ``largest`` is the largest finite
+    pattern.
     """
 
     exponent: int
@@ -50,7 +51,7 @@ FRACTIONS = SMALL_FLOATS | {DType.MXINT8}
 
 @lru_cache(maxsize=8)
 def _values(dtype: DType) -> Array:
-    """The fp32 numbers by bit pattern."""
+    """Return the fp32 numbers by bit pattern."""
     if dtype is DType.FP8UE8M0:
         powers = [2.0 ** (bits - 127) for bits in range(_E8M0_NAN)]
         return np.array([*powers, np.nan], np.float32)
@@ -68,8 +69,9 @@ def _values(dtype: DType) -> Array:
 
 
 def overflow(dtype: DType) -> tuple[float, bool]:
-    """The number half a step above the largest one, and whether it is rounded up, so
-    that it is out of range itself.
+    """Return the first number out of range, half a step above the largest.
+
+    Also returns whether it is rounded up.
     """
     if dtype is DType.MXINT8:
         return 127.5 / MXINT8_UNITS, True
@@ -79,7 +81,7 @@ def overflow(dtype: DType) -> tuple[float, bool]:
 
 
 def decoded(bits: Array, dtype: DType) -> Array:
-    """The numbers in fp32, exactly; bits above the type's are ignored."""
+    """Return the numbers in fp32, exactly; bits above the type's are ignored."""
     if dtype is DType.MXINT8:
         return bits.astype(np.float32) / np.float32(MXINT8_UNITS)
     table = _values(dtype)
@@ -88,7 +90,7 @@ def decoded(bits: Array, dtype: DType) -> Array:
 
 
 def encoded(array: Array, dtype: DType) -> Array:
-    """The bit patterns of the nearest numbers, ties to even.
+    """Return the bit patterns of the nearest numbers, ties to even.
 
     What is too large becomes NaN (E4M3), infinite (E5M2) or, where there is neither,
     the largest number, and NaN becomes NaN or, where there is none, 0: the

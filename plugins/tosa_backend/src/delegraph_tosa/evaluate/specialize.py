@@ -1,6 +1,4 @@
-"""A graph of dynamic shapes for inputs of one size: every shape follows from those,
-before anything is computed.
-"""
+"""Specializes a dynamic graph for inputs of one size."""
 
 from __future__ import annotations
 
@@ -18,13 +16,12 @@ Shape = tuple[int, ...]
 
 
 def is_dynamic(graph: Graph) -> bool:
-    """Whether an input has a size that is known at run time only."""
+    """Return whether an input has a size that is known at run time only."""
     return any(value.type.is_dynamic for value in graph.inputs)
 
 
 def specialized(graph: Graph, shapes: Sequence[Shape]) -> Graph:
-    """The graph for inputs of these shapes: shape operators are constants, and
-    constants stay the same values.
+    """Return the graph for these input shapes, with constant shape operators.
 
     Raises InputError if an operator does not take what comes of them.
     """
@@ -45,7 +42,7 @@ def specialized(graph: Graph, shapes: Sequence[Shape]) -> Graph:
 def _applied(
     old: Operator, inputs: Sequence[Value], shapes: Sequence[Shape]
 ) -> Operator:
-    """``old`` on other operands, the results of a shape operator as constants."""
+    """Return ``old`` on other operands; results of shape operators are constant."""
     operator = copy.copy(old)
     operator.inputs = tuple(inputs)
     for name, body in old.attribute_values().items():

@@ -1,5 +1,4 @@
-"""Kernels of variables (specification: Variable Operators): tensors that keep their
-value from call to call.
+"""Kernels of variables, which keep their value from call to call.
 
 Unless its caller holds the variables, a program starts from the initial values each
 time. A graph of control flow sees the variables of the one it is in.
@@ -22,8 +21,9 @@ _VARIABLES: ContextVar[dict[str, Array] | None] = ContextVar("_VARIABLES", defau
 
 @contextmanager
 def variables(held: dict[str, Array] | None = None) -> Iterator[dict[str, Array]]:
-    """The variables of the run that this thread is in; if it is in none, ``held``, or a
-    new set.
+    """The variables of the run that this thread is in.
+
+    If it is in none, ``held``, or a new set.
     """
     current = _VARIABLES.get()
     if current is not None:

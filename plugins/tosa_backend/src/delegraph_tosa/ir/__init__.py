@@ -1,1 +1,1 @@
-"""TOSA as a typed language: what a program is, without torch and without a file format."""
+"""TOSA as a typed language, without torch and without a file format."""

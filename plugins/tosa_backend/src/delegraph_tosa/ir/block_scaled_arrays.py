@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 
 def paired(values: Array, scales: Array, type: Type) -> Array:
-    """[*S,C] values and [*S,C/size] scales -> [*S,C] of ``ARRAY_DTYPES[type.dtype]``."""
+    """[*S,C] values, [*S,C/size] scales -> [*S,C] of ``ARRAY_DTYPES[type.dtype]``."""
     array = np.empty(type.shape, ARRAY_DTYPES[type.dtype])
     array["value"] = values
     array["scale"] = np.repeat(scales, BLOCK_SCALED[type.dtype].size, axis=-1)
@@ -26,8 +26,6 @@ def paired(values: Array, scales: Array, type: Type) -> Array:
 
 
 def parted(array: Array, type: Type) -> tuple[Array, Array]:
-    """``paired`` [*S,C] -> values [*S,C] and scales [*S,C/size], both views of
-    ``array``.
-    """
+    """``paired`` [*S,C] -> values [*S,C], scales [*S,C/size], as views."""
     scales: Array = array["scale"][..., :: BLOCK_SCALED[type.dtype].size]
     return array["value"], scales

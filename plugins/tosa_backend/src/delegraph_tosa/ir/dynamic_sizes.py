@@ -59,9 +59,7 @@ class Extreme(NamedTuple):
 
 
 MOST_ATOMS = 256
-"""The most atoms of a size, those inside of quotients included: a short file could ask
-for a polynomial without end.
-"""
+"""The most atoms of a size. Files could otherwise demand endless polynomials."""
 
 Atom = Symbol | Quotient | Extreme
 Monomial = tuple[Atom, ...]
@@ -72,9 +70,8 @@ Terms = dict[Monomial, int]
 
 class Size:
     """A sum of monomials with coefficients, at least one of which has an atom.
-    Immutable.
 
-    ``atoms`` is their number. Raises Undecided for more than MOST_ATOMS.
+    Immutable. ``atoms`` is their number. Raises Undecided for more than MOST_ATOMS.
     """
 
     __slots__ = ("_hash", "_range", "atoms", "terms")
@@ -218,8 +215,9 @@ class Size:
 
 
 def _beside(size: Size, function: str, other: Any, sign: int = 1) -> Any:
-    """A size plus or times a float or Formula, as a Formula; NotImplemented for
-    anything else.
+    """Return a size plus or times a float or Formula, as a Formula.
+
+    NotImplemented for anything else.
     """
     return (
         formula(function, _as_int(size), sign * other)
@@ -229,61 +227,61 @@ def _beside(size: Size, function: str, other: Any, sign: int = 1) -> Any:
 
 
 def _factor(size: int) -> str:
-    """A size as a factor in text: in parentheses if it is a sum."""
+    """Return a size as a factor in text: in parentheses if it is a sum."""
     return f"({size})" if len(_terms(size) or {}) > 1 else str(size)
 
 
 def _signed(monomial: Monomial, coefficient: int, first: bool) -> str:
-    """A term as text, with its sign unless it is a positive ``first`` term."""
+    """Return a term as text, with its sign unless it is a positive ``first`` term."""
     sign = "-" if coefficient < 0 else "" if first else "+"
     factors = [] if abs(coefficient) == 1 and monomial else [str(abs(coefficient))]
     return sign + "*".join(factors + [str(atom) for atom in monomial])
 
 
 def _atoms(one: Atom) -> int:
-    """How many atoms an atom has, those inside of it included."""
+    """Return how many atoms an atom has, those inside of it included."""
     if isinstance(one, Symbol):
         return 1
     return 1 + sum(map(weight, one[-2:]))
 
 
 def weight(size: int) -> int:
-    """How many atoms a size has; 0 for a number."""
+    """Return how many atoms a size has; 0 for a number."""
     return size.atoms if isinstance(size, Size) else 0
 
 
 def _as_int(size: Size) -> int:
-    """``size``, typed as the int for which code takes it."""
+    """Return ``size``, typed as the int for which code takes it."""
     return cast(int, size)
 
 
 def _ordered(atoms: Iterable[Atom]) -> Monomial:
-    """The product of ``atoms``."""
+    """Return the product of ``atoms``."""
     return tuple(sorted(atoms, key=str))
 
 
 def _sorted(terms: Terms) -> list[tuple[Monomial, int]]:
-    """The terms in order: products of many atoms first, the number last."""
+    """Return the terms in order: products of many atoms first, the number last."""
     return sorted(
         terms.items(), key=lambda term: (-len(term[0]), [str(atom) for atom in term[0]])
     )
 
 
 def _terms(size: object) -> Terms | None:
-    """The terms of a size or an int; None for anything else."""
+    """Return the terms of a size or an int; None for anything else."""
     if isinstance(size, Size):
         return size.terms
     return {(): size} if isinstance(size, int) else None
 
 
 def _made(terms: Terms) -> int:
-    """The size with these terms; an int if no term has an atom."""
+    """Return the size with these terms; an int if no term has an atom."""
     nonzero = {monomial: c for monomial, c in terms.items() if c}
     return _as_int(Size(nonzero)) if any(nonzero) else nonzero.get((), 0)
 
 
 def _sum(left: object, right: object, sign: int) -> int:
-    """left + sign * right, of two sizes."""
+    """Return left + sign * right, of two sizes."""
     terms = dict(_terms(left) or {})
     for monomial, c in (_terms(right) or {}).items():
         terms[monomial] = terms.get(monomial, 0) + sign * c
@@ -291,8 +289,9 @@ def _sum(left: object, right: object, sign: int) -> int:
 
 
 def _quotient(dividend: int, divisor: int) -> int:
-    """``dividend // divisor``; the part of the dividend that divides evenly is no
-    quotient.
+    """Return ``dividend // divisor``.
+
+    The part of the dividend that divides evenly is no quotient.
     """
     if not is_dynamic(divisor):
         return _by_number(dividend, divisor)
@@ -301,12 +300,12 @@ def _quotient(dividend: int, divisor: int) -> int:
 
 
 def _is_below(rest: int, divisor: int) -> bool:
-    """Whether 0 <= ``rest`` < ``divisor`` is known."""
+    """Return whether 0 <= ``rest`` < ``divisor`` is known."""
     return range_of(rest)[0] >= 0 and range_of(divisor - rest)[0] > 0
 
 
 def _by_number(dividend: int, divisor: int) -> int:
-    """``dividend // divisor`` for an int divisor."""
+    """Return ``dividend // divisor`` for an int divisor."""
     if divisor < 0:
         return _by_number(-dividend, -divisor)
     if divisor == 0:
@@ -329,8 +328,9 @@ def _by_number(dividend: int, divisor: int) -> int:
 
 
 def _rounded_down(rest: int, divisor: int) -> int:
-    """``rest // divisor`` as a quotient in lowest terms; (x // a + b) // c becomes (x +
-    a * b) // (a * c).
+    """Return ``rest // divisor`` as a quotient in lowest terms.
+
+    (x // a + b) // c becomes (x + a * b) // (a * c).
     """
     terms = _terms(rest) or {}
     common = math.gcd(divisor, *(c for m, c in terms.items() if m))
@@ -358,8 +358,9 @@ def _rounded_down(rest: int, divisor: int) -> int:
 
 
 def _divided(dividend: int, divisor: int) -> tuple[int, int]:
-    """(quotient, remainder) of two polynomials by polynomial division; the remainder
-    may be larger than ``divisor``.
+    """Return (quotient, remainder) of two polynomials by polynomial division.
+
+    The remainder may be larger than ``divisor``.
     """
     (first, c), *_ = _sorted(_terms(divisor) or {})
     whole = rest = 0
@@ -380,8 +381,9 @@ def _divided(dividend: int, divisor: int) -> tuple[int, int]:
 
 
 def _without(monomial: Monomial, factor: Monomial) -> Monomial | None:
-    """``monomial / factor``; None if ``monomial`` does not have all atoms of
-    ``factor``.
+    """Return ``monomial / factor``.
+
+    None if ``monomial`` does not have all atoms of ``factor``.
     """
     atoms = list(monomial)
     for one in factor:
@@ -395,38 +397,44 @@ def _without(monomial: Monomial, factor: Monomial) -> Monomial | None:
 
 
 def atom(one: Atom) -> int:
-    """An atom as a size; an int if its range has only one number."""
+    """Return an atom as a size; an int if its range has only one number."""
     low, high = _range_of_atom(one)
     return low if low == high else _as_int(Size({(one,): 1}))
 
 
 def symbol(name: str, low: int = 1, high: int = LARGEST_SIZE) -> int:
-    """A new size with a name and a range."""
+    """Return a new size with a name and a range."""
     return atom(Symbol(name, low, high))
 
 
 def is_dynamic(size: object) -> bool:
-    """Whether a size is known at run time only."""
+    """Return whether a size is known at run time only."""
     return type(size) is Size
 
 
 def waits(number: object) -> bool:
-    """Whether a number is known at run time only: a size, or a formula of sizes."""
+    """Return whether a number is known only at run time: a size or a formula."""
     return isinstance(number, (Size, Formula))
 
 
 def largest(left: int, right: int) -> int:
-    """The larger of two sizes; an Extreme if it is not known which one that is."""
+    """Return the larger of two sizes.
+
+    An Extreme if it is not known which one that is.
+    """
     return _extreme(left, right, True)
 
 
 def smallest(left: int, right: int) -> int:
-    """The smaller of two sizes; an Extreme if it is not known which one that is."""
+    """Return the smaller of two sizes.
+
+    An Extreme if it is not known which one that is.
+    """
     return _extreme(left, right, False)
 
 
 def _extreme(left: int, right: int, larger: bool) -> int:
-    """``largest`` or ``smallest``."""
+    """Return ``largest`` or ``smallest``."""
     low, high = range_of(left - right)
     if low >= 0:
         return left if larger else right
@@ -437,16 +445,14 @@ def _extreme(left: int, right: int, larger: bool) -> int:
 
 
 def agree(left: Sequence[int], right: Sequence[int]) -> bool:
-    """Whether two shapes may be equal: ranks are equal, and no sizes are known to
-    differ.
-    """
+    """Return whether two shapes of equal rank may be equal."""
     return left == right or (
         len(left) == len(right) and not any(map(differ, left, right))
     )
 
 
 def differ(left: int, right: int) -> bool:
-    """Whether two sizes are known to differ."""
+    """Return whether two sizes are known to differ."""
     if not is_dynamic(left) and not is_dynamic(right):
         return left != right
     low, high = range_of(left - right)
@@ -454,15 +460,16 @@ def differ(left: int, right: int) -> bool:
 
 
 def exceeds(left: int, right: int) -> bool:
-    """Whether ``left`` is known to be greater than ``right``."""
+    """Return whether ``left`` is known to be greater than ``right``."""
     if not is_dynamic(left) and not is_dynamic(right):
         return left > right
     return range_of(left - right)[0] > 0
 
 
 def products(size: int) -> list[tuple[int, int]]:
-    """The terms of a size as (product of atoms, factor), the number last; the size is
-    the sum of product * factor.
+    """Return the terms of a size as (product of atoms, factor), the number last.
+
+    The size is the sum of product * factor.
     """
     return [
         (_made({monomial: 1}), factor)
@@ -471,9 +478,7 @@ def products(size: int) -> list[tuple[int, int]]:
 
 
 def symbols(size: int) -> Iterator[Symbol]:
-    """The symbols of a size, with repetitions, also those inside of quotients and
-    extremes; none for a number.
-    """
+    """Return the symbols of a size, with repetitions; none for a number."""
     if not isinstance(size, Size):
         return
     for monomial in size.terms:
@@ -489,7 +494,7 @@ def symbols(size: int) -> Iterator[Symbol]:
 
 
 def range_of(size: int) -> Range:
-    """The smallest and the largest number that a size can be."""
+    """Return the smallest and the largest number that a size can be."""
     if not isinstance(size, Size):
         return size, size
     if size._range is None:
@@ -504,7 +509,7 @@ def range_of(size: int) -> Range:
 
 
 def greatest(size: int) -> int:
-    """The largest number that a size can be."""
+    """Return the largest number that a size can be."""
     return range_of(size)[1]
 
 
@@ -513,7 +518,7 @@ def _range_of_terms(
     below: Fraction = ZERO,
     above: Fraction = ZERO,
 ) -> tuple[Fraction, Fraction]:
-    """The range of the sum of ``terms``, extended by ``below`` and ``above``."""
+    """Return the range of the sum of ``terms``, extended by ``below`` and ``above``."""
     low = -below
     high = above
     for monomial, c in terms.items():
@@ -524,7 +529,7 @@ def _range_of_terms(
 
 
 def _range_of_product(monomial: Monomial) -> Range:
-    """The range of a product of atoms."""
+    """Return the range of a product of atoms."""
     low = 1
     high = 1
     for one in monomial:
@@ -535,7 +540,7 @@ def _range_of_product(monomial: Monomial) -> Range:
 
 
 def _range_of_atom(one: Atom) -> Range:
-    """The range of an atom; the divisor of a quotient counts as at least 1."""
+    """Return the range of an atom; the divisor of a quotient counts as at least 1."""
     if isinstance(one, Symbol):
         return one.low, one.high
     if isinstance(one, Extreme):
@@ -547,9 +552,7 @@ def _range_of_atom(one: Atom) -> Range:
 
 
 def _relaxed(terms: Terms) -> tuple[dict[Monomial, Fraction], Fraction, Fraction]:
-    """The terms with x / d in place of x // d, and how far the original sum can be
-    below and above their sum.
-    """
+    """Return terms with x / d for x // d, and the error below and above."""
     relaxed: dict[Monomial, Fraction] = {}
     below = above = ZERO
     for monomial, c in terms.items():
@@ -573,10 +576,10 @@ def _relaxed(terms: Terms) -> tuple[dict[Monomial, Fraction], Fraction, Fraction
 def _decided(
     size: int, what: str, answers: Callable[[int, int], tuple[bool, bool]]
 ) -> bool:
-    """Whether the condition ``what`` on ``size`` is true; raises Undecided if its range
-    does not decide.
+    """Return whether the condition ``what`` on ``size`` is true.
 
-    ``answers`` takes the range and returns (surely true, surely false).
+    Raises Undecided if its range does not decide. ``answers`` takes the range and
+    returns (surely true, surely false).
     """
     yes, no = answers(*range_of(size))
     if yes or no:

@@ -1,5 +1,4 @@
-"""Numbers that are computed from sizes and are no sizes: ``n ** 0.5``, ``n / 2``,
-whether ``n > 4``.
+"""Numbers computed from sizes that are no sizes: ``n ** 0.5``, ``n > 4``.
 
 Code computes with a ``Formula`` as with a float: arithmetic returns another Formula,
 and every use of the number itself raises ``Undecided``. ``==`` compares expressions,
@@ -17,9 +16,7 @@ Number = float
 
 
 class Formula:
-    """``function`` (``+``, ``*``, ``/`` or ``**``) of two numbers, at least one of
-    which is known at run time only.
-    """
+    """Function ``+``, ``*``, ``/`` or ``**`` of two numbers, at least one dynamic."""
 
     __slots__ = ("function", "left", "right")
 
@@ -29,7 +26,7 @@ class Formula:
         self.right = right
 
     def _as_float(self) -> Number:
-        """The formula, typed as the float for which code takes it."""
+        """Return the formula, typed as the float for which code takes it."""
         return cast(float, self)
 
     def __add__(self, other: Number) -> Number:
@@ -90,13 +87,14 @@ def _parts(one: Formula) -> tuple[Any, ...]:
 
 
 def formula(function: str, left: Number, right: Number) -> Number:
-    """``function`` of two numbers, at least one of which is known at run time only."""
+    """Return ``function`` of two numbers, at least one known only at run time."""
     return cast(float, Formula(function, left, right))
 
 
 class Relation(NamedTuple):
-    """Whether ``left`` is ``function`` (``>``, ``>=`` or ``==``) ``right``; if
-    ``not_``, whether it is not.
+    """Whether ``left`` is ``function`` (``>``, ``>=`` or ``==``) ``right``.
+
+    If ``not_``, whether it is not.
     """
 
     function: str

@@ -1,5 +1,4 @@
-"""The typed graph: values, operators that infer the types of their results, and
-constants.
+"""The typed graph: values, operators that infer result types, and constants.
 
 The elements of a constant may be computed only when a file is written. This module
 imports neither torch nor flatbuffers.
@@ -31,22 +30,19 @@ Array = npt.NDArray[Any]
 _NOTED: ContextVar[list[Illegal] | None] = ContextVar("_NOTED", default=None)
 """The list to which ``note`` adds broken rules; None lets it raise."""
 LONGEST_NAME = 100
-"""The most characters of a value's name in messages and pictures: names in a file may
-have megabytes.
-"""
+"""Longest name of a value in messages; names in a file may have megabytes."""
 
 
 def check(ok: bool, why: str, rule: str = "unnamed") -> None:
-    """Raise ``Illegal`` unless ``ok``, for a rule on which later checks of ``infer``
-    depend.
-    """
+    """Raise ``Illegal`` unless ``ok``. Later checks of ``infer`` depend on it."""
     if not ok:
         raise Illegal(why, rule)
 
 
 def note(ok: bool, why: str, rule: str) -> None:
-    """As ``check``, for a rule on which no later check depends: in ``infer_all``,
-    ``infer`` goes on after it.
+    """As ``check``, for a rule that later checks do not need.
+
+    In ``infer_all``, ``infer`` goes on after it.
     """
     if not ok:
         broken = Illegal(why, rule)
@@ -57,8 +53,9 @@ def note(ok: bool, why: str, rule: str) -> None:
 
 
 def infer_all(operator: Operator) -> tuple[tuple[Type, ...], list[Illegal]]:
-    """The result types of ``infer``, and all rules that it finds broken. If there are
-    any, the types may be wrong.
+    """Return the result types of ``infer``, and all rules that it finds broken.
+
+    If there are any, the types may be wrong.
     """
     try:
         return operator.infer(), []
@@ -79,9 +76,7 @@ def _infer_noting(operator: Operator) -> tuple[tuple[Type, ...], list[Illegal]]:
 
 
 class Literal:
-    """A constant whose elements are in memory: small constants, and those of a file
-    that was read.
-    """
+    """A constant with elements in memory: small, or from a file."""
 
     __slots__ = ("array",)
 
@@ -93,9 +88,7 @@ class Literal:
 
 
 class Deferred:
-    """A constant whose elements are read or computed by ``load`` when a file is
-    written, such as a weight.
-    """
+    """A constant that ``load`` reads or computes when a file is written."""
 
     __slots__ = ("load",)
 
@@ -107,8 +100,7 @@ class Deferred:
 
 
 class Folded:
-    """A constant that is result ``index`` of an operator on constants, evaluated when a
-    file is written.
+    """Result ``index`` of an operator on constants, evaluated when written.
 
     ``elements`` caches a small result.
     """
@@ -122,9 +114,7 @@ class Folded:
 
 
 class Scaled:
-    """A block-scaled constant of ``type`` whose values and scales are in memory, in two
-    arrays.
-    """
+    """A block-scaled constant with values and scales in two arrays."""
 
     __slots__ = ("scales", "type", "values")
 
@@ -141,12 +131,11 @@ Constant = Literal | Deferred | Folded | Scaled
 
 
 class Value:
-    """One tensor or shape: its type, and its ``constant`` if it is one. Compared by
-    identity.
+    """One tensor or shape: its type, and its ``constant`` if it is one.
 
-    ``producer`` is the operator of the graph that computes it; None for inputs and
-    constants. ``range`` is the smallest and the largest element that integers can have;
-    None if it is not known.
+    Compared by identity. ``producer`` is the operator of the graph that computes it;
+    None for inputs and constants. ``range`` is the smallest and the largest element
+    that integers can have; None if it is not known.
     """
 
     __slots__ = ("constant", "name", "producer", "range", "type")
@@ -186,9 +175,7 @@ class Value:
 
 
 def shape_of(value: Value) -> tuple[int, ...]:
-    """The entries of a SHAPE value, a constant or the result of an inferred shape
-    operator; else raises Illegal.
-    """
+    """Return the entries of a SHAPE value. Raises Illegal if they are unknown."""
     constant = value.constant
     if value.type.dtype is DType.SHAPE:
         if isinstance(constant, Literal):
@@ -215,16 +202,19 @@ class Operator:
     operands: ClassVar[tuple[str, ...]] = ()
     variadic: ClassVar[bool] = False
     attributes: ClassVar[dict[str, str]] = {}
-    """Attribute name -> kind, in schema order: int, bool, Ints, Number, DType, NanMode,
-    ResizeMode, RoundingMode, str, bytes, BlockSize, Graph. ResultDType and ResultTypes
-    are not stored: a file has them as types of the results.
+    """Maps an attribute to its kind, in schema order.
+
+    Kinds are int, bool, Ints, Number, DType, NanMode, ResizeMode, RoundingMode, str,
+    bytes, BlockSize and Graph. ResultDType and ResultTypes are not stored: the types of
+    results contain them.
     """
     has_graphs: ClassVar[bool] = False
     """Whether an attribute is a Graph."""
 
     entries: tuple[int, ...] | None = None
-    """The entries that a shape operator computes, after ``infer``; None for all other
-    operators.
+    """The entries that a shape operator computes, after ``infer``.
+
+    None for all other operators.
     """
 
     inputs: tuple[Value, ...]
@@ -269,8 +259,9 @@ class Operator:
         return type(self).__name__
 
     def infer(self) -> tuple[Type, ...]:
-        """The types of the results; raises ``Illegal`` for what the specification calls
-        ERROR_IF.
+        """Return the types of the results.
+
+        Raises ``Illegal`` for what the specification calls ERROR_IF.
         """
         raise NotImplementedError
 
@@ -283,9 +274,9 @@ class Operator:
 
 
 def _operand(position: int, is_list: bool, after: int, after_list: bool) -> property:
-    """The property of an operand. ``after`` is the number of operands after it, by
-    which those after a list are found.
+    """Return the property of an operand.
 
+    ``after`` is the number of operands after it, by which those after a list are found.
     ``is_list``: whether it is the list of ``Values``; ``after_list``: whether it comes
     after one.
     """
@@ -300,12 +291,9 @@ Values = tuple[Value, ...]
 Ints = tuple[int, ...]
 Number = float | int
 ResultDType = DType
-"""Element type of the result where operands and attributes do not determine it (CAST,
-RESCALE, MATMUL).
-"""
+"""Element type of a result that operands do not determine (CAST, MATMUL)."""
 ResultTypes = tuple[Type, ...]
-"""Types of the results of an operator that cannot be inferred (CUSTOM, VARIABLE_READ).
-"""
+"""Types of results that cannot be inferred (CUSTOM, VARIABLE_READ)."""
 
 
 class Graph:
@@ -328,15 +316,16 @@ class Graph:
         self.name = name
 
     def bodies(self) -> list[Graph]:
-        """The graphs of its control flow operators, each once."""
+        """Return the graphs of its control flow operators, each once."""
         attributes = (
             v for op in self.operators if op.has_graphs for v in vars(op).values()
         )
         return list(dict.fromkeys(v for v in attributes if isinstance(v, Graph)))
 
     def reachable(self) -> list[Graph]:
-        """The graph itself and all graphs inside of it, each once; a graph comes before
-        the graphs of its operators.
+        """Return the graph itself and all graphs inside of it, each once.
+
+        A graph comes before the graphs of its operators.
         """
         done: dict[Graph, None] = {}
         visited: set[Graph] = set()
@@ -352,14 +341,13 @@ class Graph:
         return list(reversed(done))
 
     def constants(self) -> list[Value]:
-        """The constants that are operands or outputs, each once, in order of first use."""
+        """Return the constants used or returned, each once, in order of first use."""
         used = [v for op in self.operators for v in op.inputs] + self.outputs
         return list(dict.fromkeys(v for v in used if v.constant is not None))
 
 
 class Entries(Operator):
-    """A placeholder for the shape operators that compute a SHAPE with sizes known at
-    run time only.
+    """A placeholder for the shape operators that compute a dynamic SHAPE.
 
     Rules and passes read its entries. The pass ``compute_shapes`` replaces it by
     operators of TOSA.
@@ -375,13 +363,13 @@ class Entries(Operator):
 
 
 def shape_value(entries: Sequence[int]) -> Value:
-    """A SHAPE with these entries: a constant if they are known."""
+    """Return a SHAPE with these entries: a constant if they are known."""
     if any(map(is_dynamic, entries)):
         return Entries(tuple(entries)).outputs[0]
     return literal(entries, DType.SHAPE, np.int64)
 
 
 def literal(elements: Any, dtype: DType, numpy_dtype: npt.DTypeLike) -> Value:
-    """A constant value from Python or numpy elements."""
+    """Return a constant value from Python or numpy elements."""
     array = np.asarray(elements, numpy_dtype)
     return Value(Type(array.shape, dtype), Literal(array))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 
 class Illegal(ValueError):
-    """An operator breaks a rule of the specification: the text says how, ``rule`` is
-    its name in ``ir.rulebook``.
-    """
+    """An operator breaks a rule of the specification; ``rule`` is its name."""
 
     def __init__(self, text: str, rule: str = "unnamed") -> None:
         super().__init__(text)

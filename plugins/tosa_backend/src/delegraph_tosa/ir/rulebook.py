@@ -1,5 +1,4 @@
-"""The rules that a graph can break, by name, and the section of the specification for
-each rule.
+"""The rules that a graph can break, with sections of the specification.
 
 Sections are given by name, because their numbers change from draft to draft. A rule of
 an operator is under one of the headings of the operator's own section.
@@ -14,14 +13,14 @@ FUNCTION = "Operation Function"
 CONSTANTS = "Compile Time Constant Status"
 DATA_TYPES = "Supported Data Types"
 OF_OPERATORS = frozenset({ARGUMENTS, FUNCTION, CONSTANTS, DATA_TYPES})
-"""Headings in the section of an operator; all other sections are sections of their own.
+"""Headings in the section of an operator.
+
+All other sections are sections of their own.
 """
 
 
 class Rule(NamedTuple):
-    """A rule: its ``meaning``, and its ``section``, a heading of OF_OPERATORS or a
-    section of its own.
-    """
+    """A rule: its ``meaning``, and its ``section`` of the specification."""
 
     section: str
     meaning: str
@@ -184,8 +183,9 @@ RULES: dict[str, Rule] = {
 
 
 def section(rule: str, operator: str | None) -> str:
-    """The section of a rule for an operator: ``CONV2D, Operation Function``. If
-    ``operator`` is None, that of CONST.
+    """Return the section of a rule for an operator: ``CONV2D, Operation Function``.
+
+    If ``operator`` is None, that of CONST.
     """
     heading = RULES[rule].section if rule in RULES else FUNCTION
     return f"{operator or 'CONST'}, {heading}" if heading in OF_OPERATORS else heading

@@ -1,6 +1,4 @@
-"""Which sizes that are known at run time only can be computed from the shapes of a
-graph's inputs, and how.
-"""
+"""Finds dynamic sizes that the shapes of a graph's inputs determine."""
 
 from __future__ import annotations
 
@@ -12,9 +10,7 @@ from .graph import Entries, Operator, Value
 
 
 class SizeSource(NamedTuple):
-    """How a symbol is computed: axis ``axis`` of ``input`` has the size ``factor *
-    symbol + rest``.
-    """
+    """The source of a symbol: an axis of size ``factor * symbol + rest``."""
 
     input: Value
     axis: int
@@ -23,10 +19,10 @@ class SizeSource(NamedTuple):
 
 
 def size_sources(inputs: Iterable[Value]) -> dict[Symbol, SizeSource]:
-    """A witness for each symbol that follows from the sizes of ``inputs``: the size
-    with the fewest atoms that has it.
+    """Return the source of each symbol that the sizes of ``inputs`` determine.
 
-    ``factor`` and ``rest`` may have other symbols, which have size_sources too.
+    It is the size with the fewest atoms. ``factor`` and ``rest`` may have other
+    symbols, which have size_sources too.
     """
     sizes = [
         (size, value, axis)
@@ -48,8 +44,9 @@ def size_sources(inputs: Iterable[Value]) -> dict[Symbol, SizeSource]:
 def _solve(
     found: dict[Symbol, SizeSource], one: Symbol, size: int, value: Value, axis: int
 ) -> None:
-    """Add a witness for the symbol ``one`` if ``size``, whose other symbols have
-    size_sources, is factor * one + rest.
+    """Add a source for ``one`` if ``size`` is factor * one + rest.
+
+    The other symbols have sources.
     """
     terms = [
         (product, factor)
@@ -63,9 +60,7 @@ def _solve(
 
 
 def sizes_of(operators: Iterable[Operator]) -> list[int]:
-    """The sizes in SHAPE operands of ``operators`` that are known at run time only
-    (``Entries``).
-    """
+    """Return the dynamic sizes in SHAPE operands of ``operators``."""
     shapes = [
         v.producer.entries or ()
         for op in operators
@@ -76,12 +71,15 @@ def sizes_of(operators: Iterable[Operator]) -> list[int]:
 
 
 def unknown_symbols(inputs: Iterable[Value], sizes: Iterable[int]) -> set[Symbol]:
-    """The symbols in ``sizes`` that cannot be computed from the shapes of ``inputs``."""
+    """Return the symbols in ``sizes`` that the shapes of ``inputs`` lack."""
     needed = {one for size in sizes for one in symbols(size)}
     return needed - size_sources(inputs).keys() if needed else needed
 
 
 def why_unknown_sizes(inputs: Iterable[Value], sizes: Iterable[int]) -> str | None:
-    """Why ``sizes`` cannot be computed from the shapes of ``inputs``; None if they can."""
+    """Return why ``sizes`` cannot be computed from the shapes of ``inputs``.
+
+    None if they can.
+    """
     missing = unknown_symbols(inputs, sizes)
     return f"no input tells the size {min(map(str, missing))}" if missing else None

@@ -23,9 +23,7 @@ from .types import Type
 
 
 def bound(inputs: Iterable[Type], operands: Iterable[Type]) -> dict[Symbol, int]:
-    """Symbol of a size in ``inputs``, types of a graph's inputs -> the size at its
-    place in ``operands``.
-    """
+    """Map symbols of a graph's inputs to the sizes of ``operands``."""
     types = zip(inputs, operands, strict=False)
     pairs = [
         pair
@@ -40,22 +38,23 @@ def bound(inputs: Iterable[Type], operands: Iterable[Type]) -> dict[Symbol, int]
 
 
 def _plain(size: int) -> Symbol | None:
-    """The symbol that ``size`` consists of, as ``n`` but not ``2*n`` or ``n+1``; None
-    for any other size.
+    """Return the symbol that ``size`` consists of, as ``n`` but not ``2*n`` or ``n+1``.
+
+    None for any other size.
     """
     one = next(symbols(size), None)
     return one if one is not None and size == atom(one) else None
 
 
 def substituted(type: Type, sizes: Mapping[Symbol, int]) -> Type:
-    """``type`` with each symbol in ``sizes`` replaced by its size, all at once."""
+    """Return ``type`` with each symbol in ``sizes`` replaced, all at once."""
     if not sizes or not type.is_dynamic:
         return type
     return type._replace(shape=tuple([_size(size, sizes) for size in type.shape]))
 
 
 def _size(size: int, sizes: Mapping[Symbol, int]) -> int:
-    """``size`` with symbols replaced."""
+    """Return ``size`` with symbols replaced."""
     if not isinstance(size, Size):
         return size
     return sum(
@@ -67,7 +66,7 @@ def _size(size: int, sizes: Mapping[Symbol, int]) -> int:
 
 
 def _atom(one: Atom, sizes: Mapping[Symbol, int]) -> int:
-    """An atom of a size, with symbols replaced."""
+    """Return an atom of a size, with symbols replaced."""
     if isinstance(one, Symbol):
         return sizes.get(one, atom(one))
     if isinstance(one, Quotient):

@@ -11,12 +11,12 @@ from .dynamic_sizes import agree, is_dynamic, symbol
 
 
 class DType(enum.IntEnum):
-    """An element type. The number is the flatbuffer schema's, the name in lower case is
-    the specification's.
+    """An element type.
 
-    The last six, of the 1.1 draft, are block-scaled: tensors contain scales
-    (``block_scale_t``). A file has three fields for such a type, from which its number
-    is composed: block shape, scale type and value type.
+    The number is the flatbuffer schema's, the name in lower case is the
+    specification's. The last six, of the 1.1 draft, are block-scaled: tensors contain
+    scales (``block_scale_t``). A file has three fields for such a type, from which its
+    number is composed: block shape, scale type and value type.
     """
 
     BOOL = 1
@@ -62,9 +62,7 @@ SMALL_FLOATS = FLOAT8 | {DType.FP6E2M3, DType.FP6E3M2, DType.FP4E2M1, DType.FP8U
 
 
 class Blocks(NamedTuple):
-    """The parts of a block-scaled element type: along the last axis, ``size`` values
-    share one scale.
-    """
+    """A block-scaled type: ``size`` values along the last axis share a scale."""
 
     size: int
     scale: DType
@@ -76,9 +74,10 @@ BLOCK_SCALED: dict[DType, Blocks] = {
     for t in DType
     if t.name.startswith("BS")
 }
-"""Types of tensors to which block-scaled quantization was applied (specification:
-Supported Number Formats): element i of the last axis stands for its value times scale
-``i // size``. The shape counts the values.
+"""Types of block-scaled tensors (specification: Supported Number Formats).
+
+Element i of the last axis is its value times scale ``i // size``. The shape counts the
+values.
 """
 
 
@@ -87,8 +86,9 @@ UNKNOWN = -1
 
 
 class Type(NamedTuple):
-    """Shape and element type of a value. A SHAPE value of rank 1 has shape
-    ``(length,)``.
+    """Shape and element type of a value.
+
+    A SHAPE value of rank 1 has shape ``(length,)``.
     """
 
     shape: tuple[int, ...]
@@ -104,9 +104,7 @@ class Type(NamedTuple):
 
     @property
     def declared(self) -> tuple[int, ...]:
-        """The shape as in files, with UNKNOWN for sizes that are known at run time
-        only.
-        """
+        """The shape as in files, with UNKNOWN for dynamic sizes."""
         return (
             tuple([UNKNOWN if is_dynamic(size) else size for size in self.shape])
             if self.is_dynamic
@@ -115,16 +113,12 @@ class Type(NamedTuple):
 
     @property
     def written(self) -> str:
-        """The type as in the text form, with ``?`` for sizes that are known at run time
-        only.
-        """
+        """The type as in the text form, with ``?`` for dynamic sizes."""
         sizes = ["?" if is_dynamic(size) else str(size) for size in self.shape]
         return f"[{'x'.join(sizes)}]{self.dtype}"
 
     def named(self, name: str) -> Type:
-        """The type of the tensor ``name`` that a file declares: each unknown size is a
-        symbol of its own.
-        """
+        """Return the declared type of ``name``; each unknown size is a new symbol."""
         if UNKNOWN not in self.shape:
             return self
         sizes = [
@@ -134,8 +128,9 @@ class Type(NamedTuple):
         return Type(tuple(sizes), self.dtype)
 
     def reconciled(self, declared: Type) -> Type | None:
-        """The type (inferred) with the known sizes of ``declared``; None if the two
-        contradict each other.
+        """Return the type (inferred) with the known sizes of ``declared``.
+
+        None if the two contradict each other.
         """
         if self == declared:
             return self
@@ -163,9 +158,10 @@ ARRAY_DTYPES: dict[DType, np.dtype[Any]] = {
     **{t: np.dtype(np.uint8) for t in SMALL_FLOATS},
     DType.MXINT8: np.dtype(np.int8),
 }
-"""Element type of the arrays that hold constants in memory. INT4 and INT48 are widened;
-BF16 and the floats of 8 bits and less, which numpy does not have, are their bit
-patterns; MXINT8 is in units of 1/64.
+"""Element type of the arrays that hold constants in memory.
+
+INT4 and INT48 are widened; BF16 and the floats of 8 bits and less, which numpy does not
+have, are their bit patterns; MXINT8 is in units of 1/64.
 """
 
 ARRAY_DTYPES |= {
@@ -178,15 +174,15 @@ ARRAY_DTYPES |= {
 BYTES: dict[DType, int] = {
     t: array.itemsize for t, array in ARRAY_DTYPES.items() if t not in BLOCK_SCALED
 } | {DType.INT48: 6}
-"""Bytes an element takes in a file; INT4 and FP4 pack two into one, FP6 four into
-three. Block-scaled types have none: ``stored_types`` says what a file has of them.
+"""Bytes an element takes in a file.
+
+INT4 and FP4 pack two into one, FP6 four into three. Block-scaled types have none:
+``stored_types`` says what a file has of them.
 """
 
 
 def stored_types(type: Type) -> tuple[Type, ...]:
-    """The types of the tensors that a file has for a tensor: itself, or values and
-    scales if it is block-scaled.
-    """
+    """Return the types stored for a tensor: itself, or values and scales."""
     blocks = BLOCK_SCALED.get(type.dtype)
     if blocks is None:
         return (type,)
@@ -195,9 +191,7 @@ def stored_types(type: Type) -> tuple[Type, ...]:
 
 
 def why_not_blocks(type: Type) -> str | None:
-    """Why no tensor can have this block-scaled type: its last axis does not consist of
-    whole blocks. Else None.
-    """
+    """Return why the last axis does not consist of whole blocks, or None."""
     blocks = BLOCK_SCALED.get(type.dtype)
     if blocks is None or (type.shape and type.shape[-1] % blocks.size == 0):
         return None

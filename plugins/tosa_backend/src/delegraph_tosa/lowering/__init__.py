@@ -1,5 +1,6 @@
-"""From ATen to TOSA: one rule for each operator, which is support check, type rule and
-lowering at once.
+"""Lowers ATen to TOSA by one rule for each operator.
+
+The rule is support check, type rule and lowering at once.
 """
 
 from .aten import FAMILIES

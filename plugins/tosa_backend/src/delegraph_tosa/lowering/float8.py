@@ -1,8 +1,8 @@
-"""fp8: elements are moved as they are; everything else is computed in fp32 and rounded
-once, as torch does on a host.
+"""fp8: elements are moved as they are.
 
-TOSA moves, gathers and casts fp8. Its products of fp8 add up in fp16, where torch's add
-up in fp32: so only a product that may be less exact (``_scaled_mm`` with
+Everything else is computed in fp32 and rounded once, as torch does on a host. TOSA
+moves, gathers and casts fp8. Its products of fp8 add up in fp16, where torch's add up
+in fp32: so only a product that may be less exact (``_scaled_mm`` with
 ``use_fast_accum``) is one of fp8 in the graph.
 """
 
@@ -36,9 +36,7 @@ _MOVES = frozenset(
     }
 )
 LEAST_KEPT = 512
-"""The fewest elements of a constant of 8 bits that becomes floats at run time, not in
-the file.
-"""
+"""The fewest elements of an 8-bit constant that becomes floats at run time."""
 F = TypeVar("F", bound=Callable[..., Any])
 _TAKING: set[Callable[..., Any]] = set()
 
@@ -50,9 +48,7 @@ def takes_float8(rule: F) -> F:
 
 
 def any_of(dtypes: Collection[DType], arguments: Iterable[Any]) -> bool:
-    """Whether one of the arguments is a value of these element types, or a list with
-    such a value.
-    """
+    """Return whether an argument, or an element of a list, has one of these types."""
     for argument in arguments:
         if isinstance(argument, Value):
             if argument.type.dtype in dtypes:
@@ -87,7 +83,7 @@ def apply_to_float8(
     arguments: list[Any],
     cast_back: Callable[..., Any],
 ) -> Any:
-    """The result of the rule ``function``, some of whose arguments are fp8.
+    """Return the result of the rule ``function``, some of whose arguments are fp8.
 
     A rule that only moves elements gets them as they are. Others get fp32, and
     ``cast_back`` makes of their results what torch recorded.
@@ -102,11 +98,10 @@ def apply_to_float8(
 
 
 def _only_moves(t: Tosa, function: Callable[..., Any], arguments: list[Any]) -> bool:
-    """Whether a rule does nothing with fp32 in place of fp8 but move it. Rules take fp8
-    for integers, so fp32 is asked.
+    """Return whether a rule does nothing with fp32 in place of fp8 but move it.
 
-    A builder of its own, as for a template: values that another one remembers would not
-    be in the graph.
+    Rules take fp8 for integers, so fp32 is asked. A builder of its own, as for a
+    template: values that another one remembers would not be in the graph.
     """
     trial = Tosa(t.spec)
     try:
@@ -117,8 +112,9 @@ def _only_moves(t: Tosa, function: Callable[..., Any], arguments: list[Any]) -> 
 
 
 def _moves(operator: Operator) -> bool:
-    """Whether an operator moves or casts floats, or has none, as where it computes
-    indices.
+    """Return whether an operator only moves or casts floats, or has none.
+
+    An operator that computes indices has none.
     """
     return type(operator) in _MOVES or not any(
         v.dtype in FLOATS for v in (*operator.inputs, *operator.outputs)
@@ -126,7 +122,10 @@ def _moves(operator: Operator) -> bool:
 
 
 def _stand_in(x: Value) -> Value:
-    """An fp32 in the place of an fp8, which is no constant: nothing of it is folded."""
+    """Return an fp32 value for an fp8 value.
+
+    It is no constant, so nothing is folded.
+    """
     return Value(Type(x.shape, DType.FP32)) if x.dtype in FLOAT8 else x
 
 
@@ -142,7 +141,7 @@ def _in_fp32(t: Tosa, x: Value) -> Value:
 
 
 def _each(argument: Any, function: Callable[[Value], Value]) -> Any:
-    """An argument of a rule, with ``function`` of each value, also of those in lists."""
+    """Apply ``function`` to each value in an argument of a rule, also in lists."""
     if isinstance(argument, Value):
         return function(argument)
     return (

@@ -1,5 +1,6 @@
-"""torch's type promotion: the type in which the operands of an operator are computed;
-and casts as torch has them.
+"""torch's type promotion: the type in which the operands of an operator are computed.
+
+And casts as torch has them.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from .torch_values.tensor_types import TORCH_DTYPES, dtype_of
 
 
 def converted(t: Tosa, x: Value, dtype: DType) -> Value:
-    """x [*S] -> [*S] of ``dtype``, as torch casts: floats are truncated to integers,
-    while CAST rounds to nearest.
+    """x [*S] -> [*S] of ``dtype``, cast as in torch
+
+    torch truncates floats to integers; CAST rounds to nearest.
     """
     if x.dtype is dtype:
         return x
@@ -86,7 +88,7 @@ def truncated(t: Tosa, x: Value) -> Value:
 
 
 def promoted(t: Tosa, left: Operand, right: Operand) -> tuple[Operand, Operand]:
-    """Both operands of an operator in their common type.
+    """Return both operands of an operator in their common type.
 
     A Python number stays a number, but may promote the tensor: an integer tensor plus
     0.5 is computed in floats.
@@ -102,7 +104,7 @@ def promoted(t: Tosa, left: Operand, right: Operand) -> tuple[Operand, Operand]:
 
 
 def common_type(values: Sequence[Value]) -> DType:
-    """The type to which torch promotes several tensors, as ``cat`` does."""
+    """Return the type to which torch promotes several tensors, as ``cat`` does."""
     dtype = values[0].dtype
     ranked = values[0].rank > 0
     for value in values[1:]:
@@ -117,8 +119,9 @@ def common_type(values: Sequence[Value]) -> DType:
 
 
 def floating(t: Tosa, operand: Operand) -> Operand:
-    """A tensor of integers or bools as fp32, torch's default type; floats and Python
-    numbers as they are.
+    """Return a tensor of integers or bools as fp32, torch's default type.
+
+    Floats and Python numbers as they are.
     """
     if isinstance(operand, Value) and operand.dtype not in FLOATS:
         return converted(t, operand, DType.FP32)
@@ -131,9 +134,7 @@ def floating_value(t: Tosa, value: Value) -> Value:
 
 
 def _beside_number(t: Tosa, value: Value, number: float) -> Value:
-    """``value`` in the type in which torch computes an operator on it and the Python
-    number ``number``.
-    """
+    """Cast ``value`` to the type in which torch combines it with ``number``."""
     if value.dtype in FLOATS:
         return value
     # a number that is known at run time only has no Python type: a size counts as int,
@@ -144,9 +145,7 @@ def _beside_number(t: Tosa, value: Value, number: float) -> Value:
 
 @cache
 def _with_number(dtype: DType, kind: Any) -> DType:
-    """torch's result type for a tensor of ``dtype`` and a Python number of the type
-    ``kind``.
-    """
+    """Return torch's result type for a tensor and a Python number of type ``kind``."""
     return dtype_of(
         torch.result_type(torch.empty(1, dtype=TORCH_DTYPES[dtype]), kind(1))
     )
@@ -154,8 +153,9 @@ def _with_number(dtype: DType, kind: Any) -> DType:
 
 @cache
 def _common(left: DType, left_ranked: bool, right: DType, right_ranked: bool) -> DType:
-    """torch's result type for two tensors. ``left_ranked``: whether the left one has
-    axes.
+    """torch's result type for two tensors.
+
+    ``left_ranked``: whether the left one has axes.
     """
     return dtype_of(
         torch.result_type(_sample(left, left_ranked), _sample(right, right_ranked))
@@ -163,7 +163,8 @@ def _common(left: DType, left_ranked: bool, right: DType, right_ranked: bool) ->
 
 
 def _sample(dtype: DType, ranked: bool) -> torch.Tensor:
-    """A tensor of ``dtype`` for ``torch.result_type``: [1] if ``ranked``, else [],
-    which promotes less.
+    """Return a tensor of ``dtype`` for ``torch.result_type``.
+
+    It is [1] if ``ranked``, else [], which promotes less.
     """
     return torch.empty((1,) if ranked else (), dtype=TORCH_DTYPES[dtype])

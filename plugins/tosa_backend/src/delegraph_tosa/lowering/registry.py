@@ -1,5 +1,4 @@
-"""The registry: ``@lowers(aten.relu.default)`` makes a function the rule of an
-operator.
+"""Registry of rules: ``@lowers(aten.relu.default)`` makes a function a rule.
 
 A rule is the support check, the type rule and the lowering at once. Its parameters are
 ``t``, the builder, and then those of the ATen schema, by name. A rule may leave out
@@ -40,9 +39,7 @@ from .torch_values.tensor_types import DTYPES, refused, type_of
 F = TypeVar("F", bound=Callable[..., Any])
 
 Result = Value | tuple[Value | None, ...] | None
-"""The result of a rule: a value, a tuple of them, or None if the operator has no result
-that is lowered.
-"""
+"""The result of a rule: a value, a tuple, or None if no result is lowered."""
 
 
 WITHOUT_EFFECT = frozenset(
@@ -50,8 +47,7 @@ WITHOUT_EFFECT = frozenset(
     " scale_grad_by_freq momentum cudnn_enable cudnn_enabled implicit stable sorted"
     " compute_mode generator".split()
 )
-"""Arguments of ATen that change no result which is lowered: a rule may leave them out.
-"""
+"""Arguments of ATen that do not affect lowered results. Rules may omit them."""
 _MISSING = object()
 
 
@@ -67,28 +63,25 @@ class Rule(NamedTuple):
     types: frozenset[int] = frozenset()
     values: frozenset[int] = frozenset()
     indexes: Mapping[str, Bound] = MappingProxyType({})
-    """Name of an argument that holds indices -> the indices that eager accepts
-    (``ranges.indexes``).
-    """
+    """Maps an index argument to the indices that eager accepts (``index_bounds``)."""
     by_memory: bool = False
-    """Whether the operator's arguments are positions in memory (as_strided); its first
-    tensor has to be contiguous.
+    """Whether the operator's arguments are positions in memory (as_strided).
+
+    Its first tensor has to be contiguous.
     """
     skips_empty: bool = False
-    """Whether tensors without elements are removed from lists of tensors before the
-    rule is called (cat).
-    """
+    """Whether empty tensors are removed from lists before the rule is called."""
     lazy: bool = False
     """Whether the rule returns a ``Lazy`` value, for which it emits no operators."""
 
 
 RULES: dict[tuple[OpOverload, type[Value]], Rule] = {}
-"""(operator, kind of its operands) -> rule. The kind of ordinary, computed tensors is
-``Value``.
+"""(operator, kind of its operands) -> rule.
 
-The other kinds are tensors that are not computed yet: ``Lazy`` (quantized), ``Bytes``
-(uint8), ``Complex``. The rule on ``Value`` binds the arguments of all calls, so every
-operator with a rule on another kind has a rule on ``Value`` too.
+The kind of ordinary, computed tensors is ``Value``. The other kinds are tensors that
+are not computed yet: ``Lazy`` (quantized), ``Bytes`` (uint8), ``Complex``. The rule on
+``Value`` binds the arguments of all calls, so every operator with a rule on another
+kind has a rule on ``Value`` too.
 """
 
 
@@ -100,8 +93,7 @@ def lowers(
     skips_empty: bool = False,
     lazy: bool = False,
 ) -> Callable[[F], F]:
-    """Make the decorated function the rule of these operators for operands of the kind
-    ``on``.
+    """Make the decorated function the rule of these operators on kind ``on``.
 
     The other options are fields of ``Rule``. A rule on another kind gets the same
     arguments, some of which are of that kind. A rule on ``Lazy`` may return
@@ -112,7 +104,7 @@ def lowers(
     """
 
     def register(function: F) -> F:
-        """Add ``function`` to RULES for each operator in ``overloads``, and return it."""
+        """Add ``function`` to RULES for each operator in ``overloads``. Return it."""
         for overload in overloads:
             rule = _rule_from(function, overload)
             if (overload, on) in RULES:
@@ -129,11 +121,11 @@ def lowers(
 
 
 def _rule_from(function: Callable[..., Any], overload: OpOverload) -> Rule:
-    """``function`` as a Rule; raises TypeError for parameters that do not match the
-    schema.
+    """Return ``function`` as a Rule.
 
-    A function with ``*args`` takes the arguments in the schema's order, whatever its
-    other parameters are called.
+    Raises TypeError for parameters that do not match the schema. A function with
+    ``*args`` takes the arguments in the schema's order, whatever its other parameters
+    are called.
     """
     given = list(inspect.signature(function).parameters.values())[1:]
     parameters = _parameters(overload)
@@ -162,7 +154,7 @@ def _rule_from(function: Callable[..., Any], overload: OpOverload) -> Rule:
 
     @wraps(function)
     def taking_all(t: Tosa, *arguments: Any) -> Any:
-        """The rule, for all arguments of the schema in order."""
+        """Return the rule, for all arguments of the schema in order."""
         return function(t, **{name: arguments[k] for name, k in positions.items()})
 
     return Rule(taking_all, parameters, types, values)
@@ -181,8 +173,9 @@ def _parameters(overload: OpOverload) -> tuple[tuple[str, Any], ...]:
 def _expect_arguments(
     indexes: Mapping[str, Bound], overload: OpOverload
 ) -> Mapping[str, Bound]:
-    """``indexes`` as it is; raises TypeError if one of its keys is no argument of the
-    operator ``overload``.
+    """Return ``indexes`` as it is.
+
+    Raises TypeError if one of its keys is no argument of the operator ``overload``.
     """
     unknown = indexes.keys() - {
         argument.name for argument in overload._schema.arguments
@@ -196,13 +189,12 @@ def _expect_arguments(
 
 
 def has_rule(target: Any, on: type[Value] = Value) -> bool:
-    """Whether the operator ``target`` has a rule for operands of the kind ``on``."""
+    """Return whether ``target`` has a rule for operands of the kind ``on``."""
     return (target, on) in RULES
 
 
 def lowering_of(overload: OpOverload, on: type[Value] = Value) -> Callable[..., Any]:
-    """The function of an operator's rule on operands of the kind ``on``, for another
-    rule to call.
+    """Return an operator's rule function on kind ``on``, for another rule to call.
 
     It takes a builder and all arguments of the schema, in order.
     """
@@ -210,15 +202,15 @@ def lowering_of(overload: OpOverload, on: type[Value] = Value) -> Callable[..., 
 
 
 CONTROL: dict[HigherOrderOperator, Callable[[Any, Node], tuple[Value, ...]]] = {}
-"""Higher-order operator (cond, while_loop, ..) -> the function that lowers its calls
-and their subgraphs.
+"""Maps cond, while_loop, .. to the function that lowers them and their subgraphs.
 
 Its arguments are the interpreter of the program around the call, and the call's node.
 """
 
 
 def lowers_control(op: HigherOrderOperator) -> Callable[[F], F]:
-    """Make the decorated function lower calls of the higher-order operator ``op``;
+    """Make the decorated function lower calls of the higher-order operator ``op``.
+
     ValueError for a second function.
     """
 
@@ -233,10 +225,10 @@ def lowers_control(op: HigherOrderOperator) -> Callable[[F], F]:
 
 
 def apply_control(outer: Any, call: Node) -> tuple[Value, ...]:
-    """The results of a higher-order call; ``outer`` is the interpreter of the program
-    around it.
+    """Return the results of a higher-order call.
 
-    Raises Unsupported if the call or one of its subgraphs cannot be lowered.
+    ``outer`` is the interpreter of the program around it. Raises Unsupported if the
+    call or one of its subgraphs cannot be lowered.
     """
     try:
         return CONTROL[call.target](outer, call)  # type: ignore[index]
@@ -246,11 +238,10 @@ def apply_control(outer: Any, call: Node) -> tuple[Value, ...]:
 
 
 def rule_of(node: Node) -> Rule:
-    """The rule on ``Value`` for the call ``node``; raises Unsupported if its operator
-    has none.
+    """Return the rule on ``Value`` for the call ``node``.
 
-    Also raises Unsupported if the operator is about positions in memory and its input
-    is not contiguous.
+    Raises Unsupported if its operator has none. Also raises Unsupported if the operator
+    is about positions in memory and its input is not contiguous.
     """
     try:
         rule = RULES[node.target, Value]  # type: ignore[index]
@@ -262,9 +253,7 @@ def rule_of(node: Node) -> Rule:
 
 
 def _expect_contiguous(val: torch.Tensor) -> None:
-    """Raise Unsupported unless the fake tensor ``val`` is contiguous and starts at the
-    beginning of its storage.
-    """
+    """Raise Unsupported unless ``val`` is contiguous and starts its storage."""
     if not (val.is_contiguous() and val.storage_offset() == 0):
         order = f"strides {list(val.stride())} and offset {val.storage_offset()}"
         raise refused(
@@ -279,8 +268,7 @@ def bind(
     value_of: Callable[[Node], Any],
     type_of_operand: Callable[[Node], Type],
 ) -> list[Any]:
-    """The arguments with which ``rule`` is called for ``node``, in the schema's order,
-    with its defaults.
+    """Bind the arguments of ``node`` to ``rule``, in the schema's order.
 
     ``value_of`` returns the value of an operand, ``type_of_operand`` the type of an
     operand that the rule annotates as ``Type``. Raises Unsupported for a Python number
@@ -310,17 +298,16 @@ def bind(
 
 
 def indexes_of(node: Node) -> list[tuple[Any, Range]]:
-    """The arguments of the call ``node`` that hold indices, each with the range of
-    indices that eager accepts.
-    """
+    """Return the index arguments of a call, each with the range that eager accepts."""
     rule = RULES.get((node.target, Value))  # type: ignore[arg-type]
     if rule is None or not rule.indexes:
         return []
     positions = {name: k for k, (name, _) in enumerate(rule.parameters)}
 
     def argument(name: str) -> Any:
-        """The argument of the call by its name in the schema; its default if the call
-        does not pass it.
+        """Return the argument of the call by its name in the schema.
+
+        Its default if the call does not pass it.
         """
         position = positions[name]
         return (
@@ -344,8 +331,9 @@ def indexes_of(node: Node) -> list[tuple[Any, Range]]:
 def _bound(
     argument: Any, rule: Rule, node: Node, value_of: Callable[[Node], Any]
 ) -> Any:
-    """An argument of ``node`` for ``rule``: nodes become values, also those in a list;
-    all others stay as they are.
+    """Convert an argument of ``node`` for ``rule``: nodes become values.
+
+    Nodes in lists do too.
     """
     if isinstance(argument, Node):
         return value_of(argument)
@@ -360,9 +348,7 @@ def _bound(
 
 
 def _can_be_skipped(part: Any, whole: Node) -> bool:
-    """Whether the tensor ``part`` of a list is empty and has the same dtype as the
-    result of the call ``whole``.
-    """
+    """Return whether the tensor ``part`` of a list is empty, of the right type."""
     return (
         isinstance(part, Node)
         and is_empty(part)
@@ -371,17 +357,16 @@ def _can_be_skipped(part: Any, whole: Node) -> bool:
 
 
 def is_empty(node: Node) -> bool:
-    """Whether ``node`` is a tensor that surely has no elements; TOSA has no such
-    tensors.
+    """Return whether ``node`` is a tensor that surely has no elements.
+
+    TOSA has no such tensors.
     """
     val = node.meta.get("val")
     return isinstance(val, torch.Tensor) and is_empty_tensor(val)
 
 
 def apply(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-    """The result of the rule for ``node``, with short floats rounded once
-    (``short_floats``); raises as ``checked``.
-    """
+    """Apply the rule of ``node``, with short floats rounded once; see ``checked``."""
     return checked(
         rule,
         node,
@@ -390,8 +375,7 @@ def apply(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
 
 
 def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
-    """The result of ``call``, which applies ``rule``, after a check that it has the
-    types that torch recorded.
+    """Call ``call``, which applies ``rule``, and check the types that torch recorded.
 
     Raises InternalError if it has other types. Raises Unsupported if the rule refuses
     the call, and before the call if TOSA has no tensors of the recorded type.
@@ -422,7 +406,7 @@ def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
 
 
 def _result_type(rule: Rule, val: Any) -> Type:
-    """The type that the rule's result must have, from the fake tensor ``val``.
+    """Return the type that the rule's result must have, from the fake tensor ``val``.
 
     uint8 and complex64 are lazy values in a delegate. The type of a uint8 value is
     int8; the type of a complex value is fp32, as for all other lazy values.
@@ -435,11 +419,11 @@ def _result_type(rule: Rule, val: Any) -> Type:
 
 
 def _check(rule: Rule, node: Node, value: Any, expected: Any) -> None:
-    """Raise unless ``value`` has the type ``expected``; both are None if there is no
-    result.
+    """Raise unless ``value`` has the type ``expected``.
 
-    Raises Unsupported if only sizes known at run time differ, which may be equal there.
-    Any other difference is a defect of the rule, and raises InternalError.
+    Both are None if there is no result. Raises Unsupported if only sizes known at run
+    time differ, which may be equal there. Any other difference is a defect of the rule,
+    and raises InternalError.
     """
     actual = None if value is None else value.type
     if actual != expected:
@@ -452,7 +436,7 @@ def _check(rule: Rule, node: Node, value: Any, expected: Any) -> None:
 
 
 def _wrong_result(rule: Rule, node: Node, actual: str, expected: str) -> InternalError:
-    """The error for a rule whose result differs from what torch recorded."""
+    """Return the error for a rule whose result differs from what torch recorded."""
     name = f"{rule.function.__module__}.{rule.function.__name__}"
     return InternalError(
         "internal",
@@ -462,7 +446,5 @@ def _wrong_result(rule: Rule, node: Node, actual: str, expected: str) -> Interna
 
 
 def is_unpacking(node: Node) -> bool:
-    """Whether ``node`` picks one of the several results of a call
-    (``operator.getitem``).
-    """
+    """Return whether ``node`` selects one of several results of a call."""
     return node.target is operator.getitem

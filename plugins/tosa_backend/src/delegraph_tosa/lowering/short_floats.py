@@ -1,11 +1,10 @@
-"""fp16 and bf16 ("short floats"): results are rounded once, as in torch, which computes
-an operator in fp32.
+"""fp16 and bf16 ("short floats"): rounds each result once, as torch does.
 
-A rule that makes one TOSA operator rounds once. A rule that makes several operators,
-such as tanh-gelu, would round after each of them and lose half of the eight bits of
-bf16. So this rule is applied to operands cast to fp32, and its result is cast back.
-Products (matrices, convolutions) stay in short floats: they accumulate in fp32, and
-casts would double the size of their weights.
+torch computes an operator in fp32. A rule that makes one TOSA operator rounds once. A
+rule that makes several operators, such as tanh-gelu, would round after each of them and
+lose half of the eight bits of bf16. So this rule is applied to operands cast to fp32,
+and its result is cast back. Products (matrices, convolutions) stay in short floats:
+they accumulate in fp32, and casts would double the size of their weights.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ _EXACT = frozenset(
 def apply_rounding_once(
     t: Tosa, function: Callable[..., Any], arguments: list[Any], val: Any
 ) -> Any:
-    """The result of the rule ``function``, in which short floats are rounded only once.
+    """Apply the rule ``function`` so that short floats are rounded only once.
 
     ``val`` is the result that torch recorded: a fake tensor, or several. Raises
     Unsupported if the target takes the rule's operators neither on short floats nor on
@@ -98,9 +97,9 @@ def apply_rounding_once(
 
 
 def _rounds_once(operators: list[Operator], rounded_number: bool) -> bool:
-    """Whether ``operators`` may stay in short floats: they round at most once, or have
-    a matrix product or convolution.
+    """Return whether ``operators`` may run in short floats.
 
+    They round at most once, or have a matrix product or convolution.
     ``rounded_number``, whether a constant was rounded to short floats, counts as one
     rounding.
     """
@@ -119,18 +118,14 @@ def _rounds_once(operators: list[Operator], rounded_number: bool) -> bool:
 def _applied_in_fp32(
     t: Tosa, function: Callable[..., Any], arguments: list[Any], val: Any
 ) -> Any:
-    """The result of the rule on operands cast to fp32, cast back to the types of
-    ``val``.
-    """
+    """Apply the rule to operands in fp32, and cast its result back."""
     return _as_recorded(
         t, function(t, *(_cast_to_fp32(t, argument) for argument in arguments)), val
     )
 
 
 def _as_recorded(t: Tosa, result: Any, val: Any) -> Any:
-    """What a rule made in fp32, one value or several, cast back to the types of
-    ``val``.
-    """
+    """Cast the fp32 results of a rule back to the types of ``val``."""
     if isinstance(result, tuple):
         return tuple(
             [v and _cast_back(t, v, fake) for v, fake in zip(result, val, strict=True)]
@@ -139,9 +134,7 @@ def _as_recorded(t: Tosa, result: Any, val: Any) -> Any:
 
 
 def _cast_to_fp32(t: Tosa, argument: Any) -> Any:
-    """An argument of a rule, where values of short floats, also in lists, are cast to
-    fp32.
-    """
+    """Cast values of short floats in an argument to fp32, also in lists."""
     if isinstance(argument, Value):
         return (
             t.cast(argument, DType.FP32) if argument.dtype in SHORT_FLOATS else argument
@@ -154,8 +147,9 @@ def _cast_to_fp32(t: Tosa, argument: Any) -> Any:
 
 
 def _cast_back(t: Tosa, value: Value, fake: torch.Tensor) -> Value:
-    """An fp32 result cast to the short float type, or that of fp8, of ``fake``; any
-    other result as it is.
+    """Return an fp32 result cast to the short float type, or that of fp8, of ``fake``.
+
+    Any other result as it is.
     """
     dtype = DTYPES[fake.dtype]
     if dtype in FLOAT8 and value.dtype is DType.FP32:

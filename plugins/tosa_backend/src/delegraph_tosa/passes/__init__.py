@@ -1,9 +1,8 @@
-"""Passes that make a lowered graph small: layout, constants, duplicates. Each returns a
-new graph, made in one sweep.
+"""Passes that make a lowered graph small: layout, constants, duplicates.
 
-Values and operators are immutable and shared between the old and the new graph. A
-changed operator is a new one, with the source of the old one; an operator that replaces
-several has the sources of all.
+Each returns a new graph, made in one sweep. Values and operators are immutable and
+shared between the old and the new graph. A changed operator is a new one, with the
+source of the old one; an operator that replaces several has the sources of all.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ PASSES = (
 
 
 def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
-    """An equivalent graph for ``spec`` with fewer operators; no two of its outputs are
-    the same value.
+    """Return an equivalent graph for ``spec`` with fewer operators.
 
-    Inputs stay the same values; outputs keep their names.
+    No two of its outputs are the same value. Inputs stay the same values; outputs keep
+    their names.
     """
     outputs_before = graph.outputs
     graph = _with_small_bodies(graph, spec)
@@ -85,8 +84,6 @@ def run_passes(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def _with_small_bodies(graph: Graph, spec: TosaSpec) -> Graph:
-    """``graph``, where all passes were applied to the graphs of its control flow
-    operators.
-    """
+    """Return ``graph`` with all passes applied to its control flow graphs."""
     new_bodies = {body: run_passes(body, spec) for body in graph.bodies()}
     return with_bodies(graph, new_bodies) if new_bodies else graph

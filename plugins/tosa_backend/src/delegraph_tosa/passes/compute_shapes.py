@@ -1,6 +1,4 @@
-"""Computes shapes with sizes known at run time only by the shape operators of TOSA 1.1
-(EXT-SHAPE).
-"""
+"""Computes dynamic shapes by the shape operators of TOSA 1.1 (EXT-SHAPE)."""
 
 from __future__ import annotations
 
@@ -16,8 +14,7 @@ from .rewriter import replaced
 
 
 def compute_shapes(graph: Graph, spec: TosaSpec) -> Graph:
-    """Replace ``Entries`` (shapes as expressions of symbols) by shape operators that
-    compute them.
+    """Replace ``Entries``, shapes as expressions of symbols, by shape operators.
 
     before: RESHAPE (x, [n, 64]), where x is an input of shape [n, 8, 8]
     after:  n = DIM x, s = CONCAT_SHAPE (n, [64]), RESHAPE (x, s)
@@ -33,12 +30,11 @@ def compute_shapes(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 class _Computed:
-    """The operators of the new graph; each size and each shape is computed once, before
-    its first use.
+    """The operators of the new graph.
 
-    ``sizes`` maps a size to its SHAPE [1], ``shapes`` a shape to its SHAPE, ``values``
-    old values to new ones, and ``floats`` a value to its cast, off which sizes are
-    read.
+    Each size and each shape is computed once, before its first use. ``sizes`` maps a
+    size to its SHAPE [1], ``shapes`` a shape to its SHAPE, ``values`` old values to new
+    ones, and ``floats`` a value to its cast, off which sizes are read.
     """
 
     def __init__(self, graph: Graph, spec: TosaSpec) -> None:
@@ -55,7 +51,7 @@ class _Computed:
         self.floats: dict[Value, Value] = {}
 
     def graph(self) -> Graph:
-        """The new graph."""
+        """Return the new graph."""
         for operator in self.old.operators:
             self.source = operator.source
             inputs = [self.value(v) for v in operator.inputs]
@@ -68,15 +64,13 @@ class _Computed:
         return Graph(self.old.inputs, outputs, self.operators, self.old.name)
 
     def value(self, old: Value) -> Value:
-        """The value of the new graph for ``old``."""
+        """Return the value of the new graph for ``old``."""
         if isinstance(old.producer, Entries):
             return self.shape(old.producer.entries or ())
         return self.values.get(old, old)
 
     def shape(self, entries: tuple[int, ...]) -> Value:
-        """A SHAPE with these entries: CONCAT_SHAPE of computed sizes, and of constants
-        for runs of known sizes.
-        """
+        """Return a SHAPE with these entries, a CONCAT_SHAPE of its parts."""
         if entries not in self.shapes:
             parts: list[Value] = []
             known: list[int] = []
@@ -96,13 +90,13 @@ class _Computed:
         return self.shapes[entries]
 
     def size(self, size: int) -> Value:
-        """``size`` as a SHAPE [1]."""
+        """Return ``size`` as a SHAPE [1]."""
         if size not in self.sizes:
             self.sizes[size] = self.sum(size) if is_dynamic(size) else _constant(size)
         return self.sizes[size]
 
     def sum(self, size: int) -> Value:
-        """A size known at run time only, a sum of products, as a SHAPE [1].
+        """Return a size known at run time only, a sum of products, as a SHAPE [1].
 
         Products are subtracted last, so that no intermediate result is negative.
         """
@@ -123,7 +117,7 @@ class _Computed:
         return total
 
     def scaled(self, product: int, factor: int) -> Value:
-        """A product of atoms times a number, as a SHAPE [1]."""
+        """Return a product of atoms times a number, as a SHAPE [1]."""
         if not is_dynamic(product):
             return _constant(product * factor)
         (monomial,) = product.terms  # type: ignore[attr-defined]
@@ -137,7 +131,7 @@ class _Computed:
         )
 
     def atom(self, one: Symbol | Quotient | Extreme) -> Value:
-        """A symbol, quotient, maximum or minimum as a SHAPE [1]."""
+        """Return a symbol, quotient, maximum or minimum as a SHAPE [1]."""
         key = atom(one)
         if key not in self.sizes:
             self.sizes[key] = (
@@ -146,7 +140,7 @@ class _Computed:
         return self.sizes[key]
 
     def function(self, one: Quotient | Extreme) -> Value:
-        """A quotient, maximum or minimum as a SHAPE [1]."""
+        """Return a quotient, maximum or minimum as a SHAPE [1]."""
         if isinstance(one, Quotient):
             return self.make(
                 tosa.DIV_FLOOR_SHAPE, self.size(one.dividend), self.size(one.divisor)
@@ -158,7 +152,10 @@ class _Computed:
         )
 
     def symbol(self, one: Symbol) -> Value:
-        """A symbol as a SHAPE [1]; raises Undecided if no shape of an input has it."""
+        """Return a symbol as a SHAPE [1].
+
+        Raises Undecided if no shape of an input has it.
+        """
         if one not in self.size_sources:
             raise Undecided(f"no input of the delegate has the size {one}")
         # the size of this axis is factor * symbol + rest
@@ -174,13 +171,11 @@ class _Computed:
         )
 
     def readable(self, value: Value) -> bool:
-        """Whether the target has DIM for the element type of ``value``: int32 takes
-        PRO-INT.
-        """
+        """Return whether the target has DIM for ``value``; int32 requires PRO-INT."""
         return self.spec.why_not(_dim(value)) is None
 
     def as_float(self, value: Value) -> Value:
-        """``value`` cast to fp32, for which every target with PRO-FP has DIM."""
+        """Return ``value`` cast to fp32, for which every target with PRO-FP has DIM."""
         if value not in self.floats:
             self.floats[value] = self.append(
                 tosa.CAST((value,), self.source, dtype=DType.FP32)
@@ -188,7 +183,7 @@ class _Computed:
         return self.floats[value]
 
     def make(self, cls: type[Operator], *operands: Value, **attributes: Any) -> Value:
-        """The result of a new operator."""
+        """Return the result of a new operator."""
         return self.append(cls(operands, self.source, **attributes))
 
     def append(self, operator: Operator) -> Value:
@@ -200,12 +195,12 @@ class _Computed:
 
 
 def _constant(*entries: int) -> Value:
-    """A constant SHAPE with these entries."""
+    """Return a constant SHAPE with these entries."""
     return shape_value(entries)
 
 
 def _dim(value: Value) -> Operator:
-    """A DIM of ``value``, only to ask the target whether it has such an operator."""
+    """Return a DIM of ``value``, used only to check the target."""
     operator = tosa.DIM((value,), axis=0)
     operator.outputs = (Value(Type((1,), DType.SHAPE), producer=operator),)
     return operator

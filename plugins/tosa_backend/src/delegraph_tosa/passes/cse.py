@@ -41,13 +41,15 @@ def merge_equal(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 class _Duplicates:
-    """Operators that equal an earlier one. ``sources`` maps this earlier operator to
-    the sources of all.
+    """Operators that equal an earlier one.
+
+    ``sources`` maps this earlier operator to the sources of all.
     """
 
     def __init__(self) -> None:
-        """``_same``: result of a duplicate -> that of the first operator; ``_new``: old
-        value -> its final value.
+        """``_same``: result of a duplicate -> that of the first operator.
+
+        ``_new``: old value -> its final value.
         """
         self.sources: dict[Operator, Any] = {}
         self._same: dict[Value, Value] = {}
@@ -70,8 +72,9 @@ class _Duplicates:
             )
 
     def _representative(self, value: Value) -> Value:
-        """The first of all values equal to ``value``: results of duplicates, small
-        constants (shapes, scalars).
+        """Return the first of all values equal to ``value``.
+
+        Equal are results of duplicates, and small constants (shapes, scalars).
         """
         constant = value.constant
         if not isinstance(constant, Literal) or constant.array.nbytes > SMALL_BYTES:
@@ -79,8 +82,9 @@ class _Duplicates:
         return self._constants.setdefault((value.type, constant.array.tobytes()), value)
 
     def rewritten(self, operator: Operator) -> Operator | None:
-        """``operator`` with its final operands and source; None if it is merged with an
-        earlier one.
+        """Return ``operator`` with its final operands and source.
+
+        None if it is merged with an earlier one.
         """
         if not self._same.keys().isdisjoint(operator.outputs):
             return None
@@ -96,19 +100,20 @@ class _Duplicates:
         return new
 
     def final(self, old: Value) -> Value:
-        """The value of the new graph for ``old``."""
+        """Return the value of the new graph for ``old``."""
         value = self._same.get(old, old)
         return self._new.get(value, value)
 
 
 def _widens(operator: Operator) -> bool:
-    """Whether ``operator`` is a RESCALE to int32."""
+    """Return whether ``operator`` is a RESCALE to int32."""
     return type(operator) is RESCALE and operator.outputs[0].dtype is DType.INT32
 
 
 def _attributes(operator: Operator) -> Any:
-    """A key that is equal for operators with equal attributes: numbers as text, because
-    0.0 == -0.0 and nan != nan.
+    """Return a key of an operator's attributes, with numbers as text.
+
+    0.0 == -0.0 and nan != nan would be wrong here.
     """
     cls = type(operator)
     if cls not in _GETTERS:
@@ -120,9 +125,7 @@ def _attributes(operator: Operator) -> Any:
 
 
 _GETTERS: dict[type[Operator], Callable[[Operator], Any]] = {}
-"""Class of operators -> function that returns the attributes of an operator, all at
-once.
-"""
+"""Maps an operator class to a function that returns all attributes at once."""
 
 
 SMALL_BYTES = 64

@@ -1,6 +1,4 @@
-"""Parts of a value along one axis, cut as early as possible, so that the whole value is
-not computed.
-"""
+"""Slices values along an axis as early as possible, to compute only that part."""
 
 from __future__ import annotations
 
@@ -17,28 +15,28 @@ from .view_axes import Shape
 
 
 def resized(shape: Shape, axis: int, size: int) -> Shape:
-    """``shape`` with another ``size`` of ``axis``."""
+    """Return ``shape`` with another ``size`` of ``axis``."""
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 class Cuts:
-    """Cuts parts of values of the old graph; what that takes is appended to
-    ``rewrite``.
+    """Cuts parts of values of the old graph.
+
+    What that takes is appended to ``rewrite``.
     """
 
     def __init__(
         self, rewrite: Rewrite, readers: Readers, replaced: Collection[Operator]
     ) -> None:
-        """``replaced`` are operators that others replace, so that nothing is cut before
-        them.
-        """
+        """Nothing is sliced before ``replaced`` operators."""
         self.rewrite = rewrite
         self._readers = readers
         self._replaced = replaced
 
     def cut(self, value: Value, axis: int, places: range) -> Value:
-        """SLICE of ``value`` at ``places`` along ``axis``; itself if it has nothing
-        else.
+        """SLICE of ``value`` at ``places`` along ``axis``.
+
+        Itself if it has nothing else.
         """
         if len(places) == value.shape[axis]:
             return self.rewrite.value(value)
@@ -52,10 +50,10 @@ class Cuts:
     def cut_early(
         self, value: Value, axis: int, places: range, users: Collection[Operator | None]
     ) -> Value:
-        """As ``cut``, before what moves and rescales ``value``, or by a convolution of
-        fewer channels.
+        """Slice before operators that move or rescale ``value``, or use fewer channels.
 
-        That is for values that nothing reads but ``users``, which need the parts only.
+        A convolution can compute fewer channels. That is for values that nothing reads
+        but ``users``, which need the parts only.
         """
         operator = value.producer
         is_last = axis == value.rank - 1
@@ -103,7 +101,7 @@ class Cuts:
     def _made(
         self, operator: Operator, inputs: tuple[Value, ...], shape: Shape
     ) -> Value:
-        """The result, of ``shape``, of ``operator`` with other ``inputs``."""
+        """Return the result, of ``shape``, of ``operator`` with other ``inputs``."""
         type = Type(shape, operator.outputs[0].dtype)
         attributes = operator.attribute_values()
         return self.rewrite.make(

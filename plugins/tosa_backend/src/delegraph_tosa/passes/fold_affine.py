@@ -1,5 +1,6 @@
-"""Folds scales and offsets of channels into a convolution: batch norm, bias, the 1/6 of
-a hard swish.
+"""Folds per-channel scales and offsets into a convolution.
+
+Examples are batch norm, bias, and the 1/6 of a hard swish.
 """
 
 from __future__ import annotations
@@ -29,8 +30,7 @@ AFFINE = frozenset({ADD, MUL, SUB})
 
 
 def fold_affine(graph: Graph, spec: TosaSpec) -> Graph:
-    """Fold operators by a constant for each channel into convolutions with constant
-    weights.
+    """Fold operators with a constant per channel into constant convolutions.
 
     MUL, ADD and SUB after the convolution:
         before: CONV2D (w, b) - MUL k - ADD s
@@ -56,8 +56,9 @@ class _Fold(Rewrite):
     """The new graph of ``fold_affine``."""
 
     def __init__(self, graph: Graph) -> None:
-        """``_places`` maps a new convolution to its position in ``operators``, where it
-        may still be replaced.
+        """``_places`` maps a new convolution to its position in ``operators``.
+
+        It may still be replaced there.
         """
         super().__init__()
         self._uses = Counter(v for operator in graph.operators for v in operator.inputs)
@@ -77,8 +78,9 @@ class _Fold(Rewrite):
         """Constants that are stored as they are, because other operators read them."""
 
     def visit(self, operator: Operator) -> None:
-        """Fold ``operator`` into the convolution before it, or append it, with a MUL
-        before it folded into it.
+        """Fold ``operator`` into the convolution before it, or append it.
+
+        A MUL before it is folded into it.
         """
         if type(operator) in AFFINE and self._folded(operator):
             return
@@ -89,10 +91,9 @@ class _Fold(Rewrite):
         self.put(operator, new)
 
     def _scaled(self, convolution: Operator, uses: int) -> Operator:
-        """``convolution`` with the factor of a MUL before it in its weight; itself if
-        there is none to fold.
+        """Return ``convolution`` with the factor of a MUL before it in its weight.
 
-        ``uses`` is the number of uses of its operand.
+        Itself if there is none to fold. ``uses`` is the number of uses of its operand.
         """
         x, weight, *others = convolution.inputs
         factor = x.producer
@@ -130,8 +131,9 @@ class _Fold(Rewrite):
         )
 
     def _folded(self, operator: Operator) -> bool:
-        """Fold ``operator`` into the convolution whose result it takes; returns whether
-        that was possible.
+        """Fold ``operator`` into the convolution whose result it takes.
+
+        Returns whether that was possible.
         """
         result, constant = _sides(operator)
         convolution = self.value(result).producer
@@ -153,9 +155,7 @@ class _Fold(Rewrite):
     def _replace(
         self, convolution: Operator, operator: Operator, constant: Value
     ) -> None:
-        """Replace ``convolution`` by one whose weight and bias contain ``operator``
-        with ``constant``.
-        """
+        """Replace ``convolution`` by one that includes ``operator``."""
         x, weight, bias, *zero_points = convolution.inputs
         if isinstance(operator, MUL):
             scale = self.reshape(
@@ -175,7 +175,10 @@ class _Fold(Rewrite):
         self._values[operator.outputs[0]] = new.outputs[0]
 
     def _apply(self, operator: Operator, left: Value, right: Value) -> Value:
-        """``operator`` on two constants, folded; the shift operand of MUL stays."""
+        """Return ``operator`` on two constants, folded.
+
+        The shift operand of MUL stays.
+        """
         shape = left.shape if right.shape[-1] == 1 or left.rank > 1 else right.shape
         return self.make(
             type(operator),
@@ -186,8 +189,9 @@ class _Fold(Rewrite):
 
 
 def _stored(constant: Value) -> Value:
-    """The constant whose elements ``constant`` has in another layout; itself if it has
-    elements of its own.
+    """Return the constant whose elements ``constant`` has in another layout.
+
+    Itself if it has elements of its own.
     """
     while isinstance(constant.constant, Folded) and isinstance(
         constant.constant.operator, (RESHAPE, TRANSPOSE)
@@ -197,8 +201,9 @@ def _stored(constant: Value) -> Value:
 
 
 def _sides(operator: Operator) -> tuple[Value, Value | None]:
-    """(operand, constant) of a binary operator; the constant is None if there is none,
-    or if it is the left of SUB.
+    """Return (operand, constant) of a binary operator.
+
+    The constant is None if there is none, or if it is the left of SUB.
     """
     left, right = operator.inputs[:2]
     if right.constant is not None:
@@ -209,8 +214,9 @@ def _sides(operator: Operator) -> tuple[Value, Value | None]:
 
 
 def _of_channels(constant: Value, result: Value) -> bool:
-    """Whether ``result`` has floats, and ``constant`` one element or one for each
-    channel (last axis) of ``result``.
+    """Return whether ``result`` has floats and ``constant`` fits its channels.
+
+    It has one element, or one for each channel (last axis).
     """
     *others, channels = constant.shape
     return (
@@ -221,8 +227,7 @@ def _of_channels(constant: Value, result: Value) -> bool:
 
 
 def _constant(operator: Operator, convolution: Operator) -> bool:
-    """Whether the operands of ``convolution`` that folding ``operator`` changes are
-    constants of the result's type.
+    """Return whether folding changes only constants of the result's type.
 
     MUL changes weight and bias, ADD and SUB the bias.
     """
@@ -237,8 +242,9 @@ def _constant(operator: Operator, convolution: Operator) -> bool:
 
 
 def _result_factor(convolution: Operator, channels: int) -> Shape:
-    """The shape in which a factor for each output channel broadcasts with the weight
-    [O,..] (depthwise [KH,KW,C,M]).
+    """Return the shape in which a factor per output channel broadcasts.
+
+    The weight is [O,..], or depthwise [KH,KW,C,M].
     """
     weight = convolution.inputs[1]
     if channels > 1 and isinstance(convolution, DEPTHWISE_CONV2D):
@@ -247,8 +253,9 @@ def _result_factor(convolution: Operator, channels: int) -> Shape:
 
 
 def _operand_factor(convolution: Operator, channels: int) -> Shape:
-    """The shape in which a factor for each input channel broadcasts with the weight
-    [..,C] (depthwise [KH,KW,C,M]).
+    """Return the shape in which a factor per input channel broadcasts.
+
+    The weight is [..,C], or depthwise [KH,KW,C,M].
     """
     if isinstance(convolution, DEPTHWISE_CONV2D):
         return (1, 1, channels, 1)

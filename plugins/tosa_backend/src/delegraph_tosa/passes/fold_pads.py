@@ -12,11 +12,10 @@ WINDOWED = frozenset({CONV2D, CONV3D, DEPTHWISE_CONV2D})
 
 
 def fold_pads(graph: Graph, spec: TosaSpec) -> Graph:
-    """Fold a PAD of height and width into the ``pad`` of a convolution, if it pads with
-    the convolution's zero point.
+    """Fold a PAD of height and width into the ``pad`` of a convolution.
 
-    before: PAD (0,0, 1,2, 1,2, 0,0) - CONV2D (pad 0,0,0,0)
-    after:  CONV2D (pad 1,2,1,2)
+    It must pad with the convolution's zero point. before: PAD (0,0, 1,2, 1,2, 0,0) -
+    CONV2D (pad 0,0,0,0) after: CONV2D (pad 1,2,1,2)
 
     The PAD remains; ``drop_dead`` removes it if it has no other use.
     """
@@ -29,7 +28,7 @@ def fold_pads(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def _padded(convolution: Operator, spec: TosaSpec) -> Operator:
-    """``convolution`` with the padding of the PAD before it.
+    """Return ``convolution`` with the padding of the PAD before it.
 
     Itself if there is no PAD, or one of other axes or another number, or if the target
     does not take so much padding.
@@ -66,12 +65,13 @@ def _padded(convolution: Operator, spec: TosaSpec) -> Operator:
 
 
 def _pairs(entries: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(before, after) for each axis, from a flat list."""
+    """Return (before, after) for each axis, from a flat list."""
     return list(zip(entries[::2], entries[1::2], strict=True))
 
 
 def _number(value: Value) -> float | None:
-    """The element of a constant of one element; None if ``value`` is no constant in
-    memory.
+    """Return the element of a constant of one element.
+
+    None if ``value`` is no constant in memory.
     """
     return value.constant.array.item() if isinstance(value.constant, Literal) else None

@@ -1,4 +1,4 @@
-"""Sums of int48 that are rescaled twice, to int32 and then to int8, are rescaled once."""
+"""Joins two RESCALEs of sums of int48, to int32 and then to int8."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MOST = 62
 
 
 def join_rescales(graph: Graph, spec: TosaSpec) -> Graph:
-    """Make one RESCALE of a RESCALE from int48 to int32 and one from there to int8, if
-    nothing else reads the int32.
+    """Join a RESCALE from int48 to int32 and one from there to int8.
 
-    before: CONV2D - RESCALE to int32, by a power of two - RESCALE to int8, by
-    multipliers of 31 bits after:  CONV2D - RESCALE to int8, by multipliers of 15 bits
+    Nothing else may read the int32. before: CONV2D - RESCALE to int32, by a power of
+    two - RESCALE to int8, by multipliers of 31 bits after: CONV2D - RESCALE to int8, by
+    multipliers of 15 bits
 
     A multiplier of 15 bits is exact to 2**-16, so no int8 moves by more than 1/500 of a
     step. A result of int16 could move by half a step: there, the multiplier has to be a
@@ -50,7 +50,7 @@ def join_rescales(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def _narrows(operator: Operator) -> bool:
-    """Whether ``operator`` is a RESCALE from int48 to int32 without zero points."""
+    """Return whether ``operator`` rescales int48 to int32 without zero points."""
     if not isinstance(operator, RESCALE) or operator.inputs[0].dtype is not DType.INT48:
         return False
     return operator.outputs[0].dtype is DType.INT32 and all(
@@ -59,8 +59,9 @@ def _narrows(operator: Operator) -> bool:
 
 
 def _joins(operator: Operator, uses: Counter[Value], narrowed: set[Value]) -> bool:
-    """Whether ``operator`` is a RESCALE to int8, or to int16 by a power of two, of
-    int32 that it alone reads.
+    """Return whether ``operator`` rescales an int32 that only it reads.
+
+    It rescales to int8, or to int16 by a power of two.
     """
     if not isinstance(operator, RESCALE):
         return False
@@ -76,7 +77,7 @@ def _is_zero(value: Value) -> bool:
 
 
 def _is_power(multiplier: Value) -> bool:
-    """Whether the multipliers are in memory, and powers of two."""
+    """Return whether the multipliers are in memory, and powers of two."""
     if isinstance(multiplier.constant, Deferred) or multiplier.constant is None:
         return False
     elements = materialize(multiplier).astype(np.int64)
@@ -84,7 +85,7 @@ def _is_power(multiplier: Value) -> bool:
 
 
 def _joined(operator: Operator) -> Operator:
-    """One RESCALE in place of ``operator`` and of the one before it."""
+    """Return one RESCALE in place of ``operator`` and of the one before it."""
     first = operator.inputs[0].producer
     assert isinstance(first, RESCALE) and isinstance(operator, RESCALE)
     steps = [first.inputs[1:3], operator.inputs[1:3]]
@@ -108,9 +109,7 @@ def _joined(operator: Operator) -> Operator:
 
 
 def _product(steps: list[tuple[Value, ...]]) -> tuple[Array, Array]:
-    """(multipliers, shifts) of the product of two ratios, each given as multipliers and
-    shifts.
-    """
+    """Return the multipliers and shifts of the product of two ratios."""
     ratio: Array = np.ones(1)
     for multiplier, shift in steps:
         ratio = ratio * np.ldexp(

@@ -1,4 +1,4 @@
-"""Slices of slices, and of one operand of a CONCAT, are cut from what is there before."""
+"""Slices slices and CONCATs from their operands directly."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from .view_axes import Shape
 
 
 def join_slices(graph: Graph, spec: TosaSpec) -> Graph:
-    """Cut a part of a part from the whole, and a part of joined values from the one
-    that it lies in.
+    """Slice a slice from the whole, and a part of a CONCAT from one operand.
 
     before: SLICE [25,192] - SLICE [1,192] - SLICE [1,64]        CONCAT (x, y) - SLICE of y
     after:  SLICE [25,192] - SLICE [1,64]                        y
@@ -36,9 +35,7 @@ def join_slices(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def _from_origin(operator: Operator, rewrite: Rewrite) -> Operator:
-    """A SLICE with the same result that reads no result of a SLICE, or of a CONCAT of
-    whose operands one suffices.
-    """
+    """Return an equal SLICE that reads no SLICE, and no CONCAT if possible."""
     while True:
         x, start, size = operator.inputs
         before = origin(x)
@@ -66,8 +63,9 @@ def _from_origin(operator: Operator, rewrite: Rewrite) -> Operator:
 
 
 def _operand(joined: CONCAT, start: Shape, size: Shape) -> tuple[Value | None, Shape]:
-    """The operand that a slice of a CONCAT lies in, and where it begins there; None if
-    it takes of several.
+    """Return the operand that a slice of a CONCAT lies in, and where it begins there.
+
+    None if it takes of several.
     """
     axis = joined.axis
     ends = accumulate((v.shape[axis] for v in joined.inputs), initial=0)

@@ -1,5 +1,6 @@
-"""The rules of ``sink_transposes`` for RESHAPE, TRANSPOSE and IDENTITY: their result is
-a view, if possible.
+"""The rules of ``sink_transposes`` for RESHAPE, TRANSPOSE and IDENTITY.
+
+Their result is a view if possible.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from .rewriter import both
 from .view_axes import Axes, Shape
 
 MAX_RANK = 6
-"""MAX_RANK of level 8K (specification: Levels); rules here make no RESHAPE to a higher
-rank.
+"""MAX_RANK of level 8K (specification: Levels).
+
+Rules here make no RESHAPE to a higher rank.
 """
 
 
@@ -25,7 +27,7 @@ def _identity(views: Views, operator: Operator) -> None:
 
 
 def _transpose(views: Views, operator: Operator) -> None:
-    """The result of TRANSPOSE is a view of the base of its operand, with permuted axes."""
+    """Make the result a view of the operand's base, with permuted axes."""
     assert isinstance(operator, TRANSPOSE)
     base, axes, source = views.view(operator.inputs[0])
     axes = tuple([axes[p] for p in operator.perms])
@@ -33,8 +35,9 @@ def _transpose(views: Views, operator: Operator) -> None:
 
 
 def _reshape(views: Views, operator: Operator) -> None:
-    """The result of a RESHAPE that adds and drops axes of size 1 is a view of the base;
-    else the base is reshaped.
+    """The result of a RESHAPE that adds and drops axes of size 1 is a view of the base.
+
+    Else the base is reshaped.
     """
     result, (base, axes, source) = operator.outputs[0], views.view(operator.inputs[0])
     source = both(source, operator.source)
@@ -50,12 +53,11 @@ def _reshape(views: Views, operator: Operator) -> None:
 
 
 def _regrouped(views: Views, view: View, pieces: list[ax.Piece], shape: Shape) -> View:
-    """The result, of ``shape``, of a RESHAPE that joins and splits axes of the view,
-    applied to the view's base.
+    """Return the result of a RESHAPE that joins and splits axes of a view.
 
-    Axes that a piece joins have to be adjacent in the base. If they are, but in another
-    order, the base is transposed within them (channel shuffle). Otherwise the base is
-    transposed to the order of the view first.
+    It is applied to the view's base. Axes that a piece joins have to be adjacent in the
+    base. If they are, but in another order, the base is transposed within them (channel
+    shuffle). Otherwise the base is transposed to the order of the view first.
     """
     base, axes, source = view
     joined = [
@@ -76,8 +78,7 @@ def _regrouped(views: Views, view: View, pieces: list[ax.Piece], shape: Shape) -
 
 
 def _gathered(shape: Shape, joined: list[list[int]]) -> tuple[int, ...] | None:
-    """The permutation of a base of ``shape`` that puts the axes of each list in
-    ``joined`` in the order of the list.
+    """Return the permutation that makes the axes of each list adjacent.
 
     None if the axes of a list are not adjacent in the base; axes of size 1 in between
     do not count.
@@ -96,17 +97,16 @@ def _gathered(shape: Shape, joined: list[list[int]]) -> tuple[int, ...] | None:
 
 
 def _as_viewed(axes: Axes, rank: int) -> tuple[int, ...]:
-    """The permutation of the base's axes to the order of the view; axes that are not in
-    the view come last.
+    """Return the permutation of the base's axes to the order of the view.
+
+    Axes that are not in the view come last.
     """
     named = [a for a in axes if a is not None]
     return (*named, *[a for a in range(rank) if a not in named])
 
 
 def _split(views: Views, view: View, pieces: list[ax.Piece], shape: Shape) -> View:
-    """As ``_regrouped``, for a base in which the axes of each piece are adjacent and in
-    order.
-    """
+    """As ``_regrouped``, if the axes of each piece are adjacent and in order."""
     base, axes, source = view
     targets = _targets(base.shape, axes, pieces)
     # the new base: ``sizes`` are its shape, ``new_axes`` its axis for each axis of the
@@ -129,8 +129,9 @@ def _split(views: Views, view: View, pieces: list[ax.Piece], shape: Shape) -> Vi
 def _targets(
     shape: Shape, axes: Axes, pieces: list[ax.Piece]
 ) -> dict[int, tuple[int, ...]]:
-    """Axis of the base -> the axes of the result that take its elements; axes of size 1
-    only if alone in a piece.
+    """Axis of the base -> the axes of the result that take its elements.
+
+    Axes of size 1 only if alone in a piece.
     """
     return {
         a: new

@@ -21,7 +21,7 @@ VIEWS = RESHAPE, SLICE
 
 
 def bytes_of(value: Value) -> int:
-    """The bytes of all elements; 0 if their number is not known."""
+    """Return the bytes of all elements; 0 if their number is not known."""
     return (
         0
         if any(map(is_dynamic, value.shape))
@@ -30,7 +30,7 @@ def bytes_of(value: Value) -> int:
 
 
 class Memory:
-    """What an NPU has in memory at each operator of a graph, in the order of the graph."""
+    """Finds which values an NPU has in memory at each operator of a graph."""
 
     def __init__(self, graph: Graph, readers: Readers) -> None:
         self.places = {
@@ -49,9 +49,7 @@ class Memory:
             )
 
     def alive(self, values: list[Value]) -> list[int]:
-        """The bytes of those of ``values`` that are in memory while each operator is
-        computed.
-        """
+        """Return how many bytes of ``values`` are in memory at each operator."""
         changes = [0] * (len(self.places) + 1)
         for value in values:
             if self._last[value] >= 0 and not self._is_passed_on(value):
@@ -62,17 +60,16 @@ class Memory:
         return list(accumulate(changes))[:-1]
 
     def _last_use(self, reader: Operator | None) -> int:
-        """The place of ``reader``, or the last use of its result, if what ``reader``
-        reads is kept until then.
-        """
+        """Return the last place at which the operand of ``reader`` is needed."""
         if reader is None:
             return len(self.places) - 1
         result = reader.outputs[0]
         return self._last[result] if self._is_passed_on(result) else self.places[reader]
 
     def _is_passed_on(self, value: Value) -> bool:
-        """Whether ``value`` takes no memory: the operand's serves, or it is computed
-        together with its only reader.
+        """Return whether ``value`` takes no memory of its own.
+
+        It shares that of its operand, or is computed together with its only reader.
         """
         readers = self._readers[value]
         if isinstance(value.producer, VIEWS) or len(readers) != 1:

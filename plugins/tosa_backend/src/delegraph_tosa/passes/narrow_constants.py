@@ -1,6 +1,4 @@
-"""Keeps a constant int8 whose other operand is a rescaled int8, and rescales both at
-run time.
-"""
+"""Keeps int8 constants of rescaled operands, and rescales them at run time."""
 
 from __future__ import annotations
 
@@ -16,18 +14,13 @@ from .rewriter import Rewrite, origin, rebuilt, replaced, sweep
 
 MEETING = frozenset({ADD, MUL, SUB})
 COPIES = frozenset({"u55", "u65"})
-"""What a target's words call devices that copy a small constant to scale it for a
-product.
-"""
+"""Device words of targets that copy a small constant to scale it for a product."""
 LEAST_ELEMENTS = 4096
-"""The fewest elements of a result: smaller ones cost next to nothing, and a RESCALE is
-one more operator.
-"""
+"""The fewest elements of a result. A RESCALE would cost more than it saves."""
 
 
 def narrow_constants(graph: Graph, spec: TosaSpec) -> Graph:
-    """Unfold the RESCALE of an int8 constant, if the other operand is rescaled from
-    int8 at run time.
+    """Unfold the RESCALE of an int8 constant if the other operand is rescaled too.
 
     before: MUL (RESCALE x, a constant of int32)
     after:  MUL (RESCALE x, RESCALE a constant of int8)
@@ -49,8 +42,9 @@ def narrow_constants(graph: Graph, spec: TosaSpec) -> Graph:
 def _narrowed(
     operator: Operator, rewrite: Rewrite, small: Collection[type[Operator]]
 ) -> Operator:
-    """``operator`` with a RESCALE of its constant operand, which is added to
-    ``rewrite``; itself if it does not fit.
+    """Return ``operator`` with a RESCALE of its constant, or ``operator`` itself.
+
+    The RESCALE is added to ``rewrite``.
     """
     least = 1 if type(operator) in small else LEAST_ELEMENTS
     if type(operator) not in MEETING or not _is_worth_it(operator, least):
@@ -65,22 +59,23 @@ def _narrowed(
 
 
 def _small(spec: TosaSpec) -> Collection[type[Operator]]:
-    """The operators whose constants become int8 however small the result is."""
+    """Return the operators whose constants become int8 however small the result is."""
     if not spec.devices:
         return ()
     return (ADD, SUB) if spec.devices & COPIES else MEETING
 
 
 def _is_worth_it(operator: Operator, least: int) -> bool:
-    """Whether the result has at least ``least`` elements, and an operand is rescaled
-    from int8 at run time.
+    """Return whether the result is large and an operand is rescaled int8.
+
+    It must have at least ``least`` elements.
     """
     is_large = range_of(math.prod(operator.outputs[0].shape))[0] >= least
     return is_large and any(_widens(v.producer) for v in operator.inputs)
 
 
 def _widens(operator: Operator | None) -> bool:
-    """Whether ``operator`` is a RESCALE from int8 to int32 with one scale."""
+    """Return whether ``operator`` is a RESCALE from int8 to int32 with one scale."""
     if not isinstance(operator, RESCALE) or operator.per_channel:
         return False
     return (operator.inputs[0].dtype, operator.outputs[0].dtype) == (
@@ -90,8 +85,9 @@ def _widens(operator: Operator | None) -> bool:
 
 
 def _rescale_of(value: Value) -> Operator | None:
-    """A new RESCALE that computes ``value`` from an int8 constant; None unless
-    ``value`` is such a RESCALE, folded.
+    """Return a new RESCALE that computes ``value`` from an int8 constant.
+
+    None unless ``value`` is such a RESCALE, folded.
     """
     operator = origin(value) if isinstance(value.constant, Folded) else None
     while isinstance(operator, RESHAPE):

@@ -1,4 +1,4 @@
-"""Makes each output of a graph a value of its own, with its own name, as files need it."""
+"""Makes each output of a graph a separate value with its own name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from .rewriter import Rewrite, replaced
 
 
 def separate_outputs(graph: Graph, spec: TosaSpec, sources: Iterable[Any]) -> Graph:
-    """Copy each output by IDENTITY that is an input, a constant or another output: a
-    file cannot name a value twice.
+    """Copy outputs that are inputs, constants or repeated, by IDENTITY.
 
-    ``sources`` are the sources of the outputs before the passes, for the copies: the
-    passes may have removed their operators. An IDENTITY that the target lacks is left
-    out.
+    A file cannot name a value twice. ``sources`` are the sources of the outputs before
+    the passes, for the copies: the passes may have removed their operators. An IDENTITY
+    that the target lacks is left out.
 
     before: results x, y, y, where x is an input
     after:  results IDENTITY x, y, IDENTITY y
@@ -38,8 +37,9 @@ def separate_outputs(graph: Graph, spec: TosaSpec, sources: Iterable[Any]) -> Gr
 
 
 def name_outputs(graph: Graph, names: Iterable[str]) -> Graph:
-    """The graph with these names of its outputs, which all differ; an output with an
-    empty name keeps its own.
+    """Return the graph with these names of its outputs, which all differ.
+
+    An output with an empty name keeps its own.
     """
     new_names = {
         v: name

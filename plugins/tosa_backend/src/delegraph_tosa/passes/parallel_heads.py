@@ -1,5 +1,6 @@
-"""Joins linear layers of one operand that are split into heads, as query, key and value
-of an attention.
+"""Joins linear layers of one operand that are split into heads.
+
+Examples are query, key and value of an attention.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class Heads(NamedTuple):
 
 
 def parallel_heads(graph: Graph, uses: Counter[Value]) -> list[list[Heads]]:
-    """Groups of at least two layers that can be joined to one, so that one TRANSPOSE
-    moves the heads of all.
+    """Groups of at least two layers that can be joined.
 
-    before: x - CONV2D [N,1,L,H*E] - RESHAPE [N,L,H,E] - TRANSPOSE (0,2,1,3), three
-    times with weights of their own after:  x - CONV2D [N,1,L,3*H*E] - RESHAPE
-    [N,L,3*H,E] - TRANSPOSE (0,2,1,3), and three SLICE of that
+    One TRANSPOSE then moves the heads of all. before: x - CONV2D [N,1,L,H*E] - RESHAPE
+    [N,L,H,E] - TRANSPOSE (0,2,1,3), three times with weights of their own after: x -
+    CONV2D [N,1,L,3*H*E] - RESHAPE [N,L,3*H,E] - TRANSPOSE (0,2,1,3), and three SLICE of
+    that
 
     Layers have floats (integers would have one zero point for each layer), and constant
     weights with no other use. They are equal in all but the number of heads. A key is
@@ -78,10 +79,10 @@ def parallel_heads(graph: Graph, uses: Counter[Value]) -> list[list[Heads]]:
 def _heads(
     layer: Operator, users: dict[Value, Operator], uses: Counter[Value]
 ) -> Heads | None:
-    """The CONV2D ``layer`` as Heads; None if its result is not split into heads that
-    are transposed.
+    """Return the CONV2D ``layer`` as Heads.
 
-    ``users`` maps a value with one use to its user.
+    None if its result is not split into heads that are transposed. ``users`` maps a
+    value with one use to its user.
     """
     _, weight, bias, *_ = layer.inputs
     if (
@@ -104,8 +105,9 @@ def _heads(
 
 
 def _following(value: Value, users: dict[Value, Operator]) -> Iterable[Operator]:
-    """The RESHAPE operators after ``value``, each the only user of its operand, and the
-    first TRANSPOSE after them.
+    """Return the RESHAPEs after ``value`` and the TRANSPOSE that follows them.
+
+    Each is the only user of its operand.
     """
     while (operator := users.get(value)) is not None and isinstance(
         operator, (RESHAPE, TRANSPOSE)
@@ -117,7 +119,7 @@ def _following(value: Value, users: dict[Value, Operator]) -> Iterable[Operator]
 
 
 def _kind(heads: Heads) -> Hashable:
-    """A key that is equal for layers that can be joined."""
+    """Return a key that is equal for layers that can be joined."""
     x, weight, bias, *_ = heads.layer.inputs
     while isinstance(x.producer, RESHAPE):
         x = x.producer.inputs[0]
@@ -136,7 +138,7 @@ def _kind(heads: Heads) -> Hashable:
 
 
 def _moves_again(heads: Heads, users: dict[Value, Operator]) -> bool:
-    """Whether the transposed heads are transposed again."""
+    """Return whether the transposed heads are transposed again."""
     return any(
         isinstance(operator, TRANSPOSE)
         for operator in _following(heads.transpose.outputs[0], users)
@@ -144,8 +146,9 @@ def _moves_again(heads: Heads, users: dict[Value, Operator]) -> bool:
 
 
 def join_heads(views: Views, group: list[Heads]) -> None:
-    """Replace the layers in ``group`` by one layer; the transposed heads of each become
-    a view of a SLICE.
+    """Replace the layers in ``group`` by one layer.
+
+    The transposed heads of each become a view of a SLICE.
     """
     result = _joined_layer(views, group)
     *rows, _, width = group[0].transpose.inputs[0].shape
@@ -172,8 +175,9 @@ def join_heads(views: Views, group: list[Heads]) -> None:
 def _parts(
     views: Views, moved: Value, axis: int, group: list[Heads]
 ) -> Iterable[Value]:
-    """The heads of each layer of ``group``, a SLICE of ``moved``, which has the heads
-    of all layers along ``axis``.
+    """Return the heads of each layer of ``group``, as SLICEs of ``moved``.
+
+    ``moved`` has the heads of all layers along ``axis``.
     """
     start = [0] * moved.rank
     size = list(moved.shape)
@@ -187,7 +191,7 @@ def _parts(
 
 
 def _joined_layer(views: Views, group: list[Heads]) -> Value:
-    """The result of one CONV2D with the output channels of all layers of ``group``."""
+    """Return the result of one CONV2D with the output channels of ``group``."""
     layers = [heads.layer for heads in group]
     source = _source(layers)
     _, weight, bias, *zero_points = layers[0].inputs
@@ -212,7 +216,7 @@ def _joined_layer(views: Views, group: list[Heads]) -> Value:
 
 
 def _wide_bias(views: Views, layer: Operator) -> Value:
-    """The bias of a layer as [O]; a bias [1] is repeated."""
+    """Return the bias of a layer as [O]; a bias [1] is repeated."""
     bias = layer.inputs[2]
     channels = layer.inputs[1].shape[0]
     if bias.shape == (channels,):
@@ -226,10 +230,10 @@ def _wide_bias(views: Views, layer: Operator) -> Value:
 
 
 def _reshapes(group: list[Heads]) -> list[Operator]:
-    """The RESHAPE operators of all layers of ``group``."""
+    """Return the RESHAPE operators of all layers of ``group``."""
     return [operator for heads in group for operator in heads.operators[1:-1]]
 
 
 def _source(operators: Iterable[Operator]) -> Any:
-    """The source of an operator that replaces ``operators``."""
+    """Return the source of an operator that replaces ``operators``."""
     return reduce(both, [operator.source for operator in operators], None)

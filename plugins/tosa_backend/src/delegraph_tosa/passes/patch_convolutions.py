@@ -1,5 +1,6 @@
-"""Convolutions of patches that do not overlap take small steps, on NPUs that have no
-large ones.
+"""Makes convolutions of separate patches take small steps, for some NPUs.
+
+These NPUs have no large strides.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from ..spec import TosaSpec
 from .rewriter import Rewrite, rebuilt
 
 LARGEST = 3
-"""The largest stride of an Ethos-U (docs/decisions/0028); Vela makes one convolution
-for each position of others.
+"""The largest stride of an Ethos-U (docs/decisions/0028).
+
+Vela makes one convolution for each position of others.
 """
 
 
 def convolve_patches(graph: Graph, spec: TosaSpec) -> Graph:
-    """Give a convolution whose stride is its kernel's size, the first layer of a vision
-    transformer, a stride of 1.
+    """Give a convolution with a stride of its kernel's size a stride of 1.
 
-    before: CONV2D [1,224,224,3] by [192,16,16,3], stride 16 - RESCALE after:  RESHAPE
-    [14,16,14,48] - CONV2D by [192,16,1,48], stride 1 - RESCALE - RESHAPE [1,14,14,192]
+    It is often the first layer of a vision transformer. before: CONV2D [1,224,224,3] by
+    [192,16,16,3], stride 16 - RESCALE after: RESHAPE [14,16,14,48] - CONV2D by
+    [192,16,1,48], stride 1 - RESCALE - RESHAPE [1,14,14,192]
 
     A row of a patch becomes the channels of one pixel, and each row of patches an
     image. Nothing is computed otherwise. On an Ethos-U85-256 this is 14 convolutions in
@@ -49,9 +51,7 @@ def convolve_patches(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def _of_patches(convolution: Operator) -> bool:
-    """Whether the kernel of a CONV2D reads each pixel once, in larger steps than the
-    NPU has.
-    """
+    """Return whether a CONV2D reads each pixel once, in too large steps."""
     assert isinstance(convolution, CONV2D)
     x, weight = convolution.inputs[:2]
     kernel = weight.shape[1:3]
@@ -67,8 +67,9 @@ def _of_patches(convolution: Operator) -> bool:
 
 
 def _steps(rescale: Operator) -> list[Operator]:
-    """RESHAPE, CONV2D, RESCALE and RESHAPE in place of ``rescale`` and a convolution
-    before it; else itself alone.
+    """Return RESHAPE, CONV2D, RESCALE, RESHAPE for ``rescale`` of a convolution.
+
+    For others, returns ``rescale`` alone.
     """
     convolution = rescale.inputs[0].producer
     if not isinstance(convolution, CONV2D) or not _of_patches(convolution):
@@ -97,9 +98,7 @@ def _appended(
     shape: tuple[int, ...],
     **new: object,
 ) -> Value:
-    """The result, of ``shape``, of a copy of ``operator`` with other operands and
-    attributes.
-    """
+    """Return the result of a copy of ``operator`` with other operands."""
     copied = rebuilt(operator, inputs, [Type(shape, operator.outputs[0].dtype)], **new)
     made.operators.append(copied)
     return copied.outputs[0]

@@ -1,6 +1,4 @@
-"""The state of ``sink_transposes``: for each value of the old graph a new value, or a
-view that is not computed yet.
-"""
+"""State of ``sink_transposes``: the new value of each old one, or a pending view."""
 
 from __future__ import annotations
 
@@ -20,8 +18,7 @@ from .view_axes import Axes, Shape
 
 
 class View(NamedTuple):
-    """A value that is not computed: ``base`` with its axes arranged as ``axes`` (see
-    the module ``axes``).
+    """A value that is not computed: ``base`` with its axes arranged as ``axes``.
 
     ``source`` has the sources of all operators that moved an axis. The operator that
     computes the view gets them all.
@@ -46,12 +43,13 @@ class Views(Rewrite):
         self._movable: dict[DType, bool] = {}
 
     def has_view(self, operands: Iterable[Value]) -> bool:
-        """Whether one of these old values is a view now."""
+        """Return whether one of these old values is a view now."""
         return not self._views.keys().isdisjoint(operands)
 
     def keep(self, operator: Operator) -> None:
-        """Append ``operator`` with values as operands; views are computed. Unchanged if
-        its operands did not change.
+        """Append ``operator`` with values as operands; views are computed.
+
+        Unchanged if its operands did not change.
         """
         inputs = tuple([self.value(v) for v in operator.inputs])
         if inputs == operator.inputs:
@@ -62,29 +60,28 @@ class Views(Rewrite):
             self._values.update(zip(operator.outputs, new.outputs, strict=True))
 
     def replace(self, old: Value, operator: Operator) -> None:
-        """Replace ``old`` by the result of ``operator``, reshaped to the shape of
-        ``old``.
-        """
+        """Replace ``old`` by the result of ``operator``, reshaped like ``old``."""
         new = self.reshape(operator.outputs[0], old.shape, operator.source)
         self.see(old, View(new, ax.plain(old.rank), None))
 
     def rebuild(
         self, operator: Operator, inputs: Sequence[Value], **attributes: Any
     ) -> Operator:
-        """Append a copy of ``operator`` with other operands and attributes, and return
-        it.
-        """
+        """Append and return a copy of ``operator`` with other operands."""
         new = rebuilt(operator, inputs, **attributes)
         self.operators.append(new)
         return new
 
     def value(self, old: Value) -> Value:
-        """The new value for ``old``; a view is computed."""
+        """Return the new value for ``old``; a view is computed."""
         view = self._views.get(old)
         return self._values.get(old, old) if view is None else self.arrange(*view)
 
     def view(self, old: Value) -> View:
-        """The view for ``old``; the identity view of its new value if it is no view."""
+        """Return the view for ``old``.
+
+        The identity view of its new value if it is no view.
+        """
         view = self._views.get(old)
         return (
             View(self._values.get(old, old), ax.plain(old.rank), None)
@@ -105,10 +102,10 @@ class Views(Rewrite):
         operands: Sequence[Value] | None = None,
         **attributes: Any,
     ) -> None:
-        """Apply ``operator`` to the base of its first operand; its result is a view
-        with the same axes.
+        """Apply ``operator`` to the base of its first operand.
 
-        ``operands`` are its other operands, or None for the present ones.
+        Its result is a view with the same axes. ``operands`` are its other operands, or
+        None for the present ones.
         """
         view = self.view(operator.inputs[0])
         result = operator.outputs[0]
@@ -123,8 +120,9 @@ class Views(Rewrite):
         return self.see(result, View(new.outputs[0], view.axes, view.source))
 
     def movable(self, dtype: DType) -> bool:
-        """Whether the target has TRANSPOSE and RESHAPE for ``dtype``; those for int32
-        take PRO-INT, for example.
+        """Return whether the target has TRANSPOSE and RESHAPE for ``dtype``.
+
+        Those for int32 take PRO-INT, for example.
         """
         if dtype not in self._movable:
             value = Value(Type((1, 1), dtype))
@@ -137,9 +135,7 @@ class Views(Rewrite):
         return self._movable[dtype]
 
     def arrange(self, base: Value, axes: Axes, source: Any) -> Value:
-        """The view of ``base`` as a value: ``base`` itself, or by RESHAPE, by
-        TRANSPOSE, or by both.
-        """
+        """Return the view of ``base`` as a value, by RESHAPE or TRANSPOSE."""
         shape = ax.viewed(base.shape, axes)
         if ax.ascends(ax.order(base.shape, axes)):
             return self.reshape(base, shape, source)
@@ -150,7 +146,7 @@ class Views(Rewrite):
     def _of_rank(
         self, base: Value, axes: Axes, shape: Shape, source: Any
     ) -> tuple[Value, Axes]:
-        """The same view, of ``shape``, of the base reshaped to the rank of the view."""
+        """Return the same view of the base, reshaped to the rank of the view."""
         single = [a is None or base.shape[a] == 1 for a in axes]
         # the axes of the view in the order of the base, axes of size 1 first
         in_order = sorted(range(len(axes)), key=lambda i: -1 if single[i] else axes[i])  # type: ignore[arg-type,return-value]
@@ -158,12 +154,11 @@ class Views(Rewrite):
         return reshaped, tuple([in_order.index(i) for i in range(len(axes))])
 
     def lead(self, operands: Sequence[Value], shape: Shape) -> View:
-        """The view to whose layout it is cheapest to bring all ``operands`` of an
-        operator with a result of ``shape``.
+        """Return the view with the cheapest layout for all ``operands``.
 
-        Constants cost nothing. If costs are equal, a view is preferred to a value
-        without view, so that residual branches stay in the layout of their
-        convolutions.
+        The result of their operator has the shape ``shape``. Constants cost nothing. If
+        costs are equal, a view is preferred to a value without view, so that residual
+        branches stay in the layout of their convolutions.
         """
         views = [self.view(v) for v in operands if v.constant is None]
         layouts = {(v.axes, v.base.rank): v for v in views}
@@ -178,8 +173,9 @@ class Views(Rewrite):
         return min(candidates, key=lambda lead: sum(self._cost(v, lead) for v in views))
 
     def _cost(self, view: View, lead: View) -> float:
-        """The cost of ``view`` in the layout of ``lead``: 1 for a RESHAPE, its size for
-        a TRANSPOSE, inf if neither.
+        """Return the cost of bringing ``view`` to the layout of ``lead``.
+
+        It is 1 for a RESHAPE, the size for a TRANSPOSE, and inf if neither works.
         """
         base = view.base
         axes = ax.through(view.axes, lead.axes, lead.base.rank)
@@ -197,7 +193,7 @@ class Views(Rewrite):
         )
 
     def follow(self, operand: Value, lead: View, source: Any) -> Value:
-        """``operand`` as a value in the layout of the base of ``lead``.
+        """Return ``operand`` as a value in the layout of the base of ``lead``.
 
         ``source`` is the source of the operator that uses it, for a TRANSPOSE or
         RESHAPE that this takes.
@@ -213,8 +209,7 @@ class Views(Rewrite):
     def lead_by(
         self, lead: View, operator: Operator, count: int, **attributes: Any
     ) -> None:
-        """Apply ``operator`` with its first ``count`` operands in the layout of the
-        base of ``lead``.
+        """Apply ``operator`` with ``count`` operands in the layout of ``lead``.
 
         Its result is a view with the axes of ``lead``.
         """
@@ -230,8 +225,9 @@ class Views(Rewrite):
 
 
 def _holds(view: View, shape: Shape) -> bool:
-    """Whether a result of ``shape`` can have the axes of ``view``: an axis that the
-    view adds has to be of size 1.
+    """Return whether a result of ``shape`` can have the axes of ``view``.
+
+    Axes that the view adds must have size 1.
     """
     return None not in view.axes or all(
         axis is not None or size == 1

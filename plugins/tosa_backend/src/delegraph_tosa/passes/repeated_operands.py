@@ -1,5 +1,6 @@
-"""Removes the TILE of right matrices of a product: heads of keys and values that
-several queries share.
+"""Removes the TILE of right matrices of a product.
+
+It repeats heads of keys and values that several queries share.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ from .rewriter import both, rebuilt
 
 
 def multiply_once(views: Views, product: Operator) -> None:
-    """The rule of ``sink_transposes`` for MATMUL: stacks left matrices that are
-    multiplied by the same right matrix.
+    """Stack left matrices that are multiplied by the same right matrix.
 
-    before: MATMUL (q [B*G,L,E], TILE k [B*G,E,S])
-    after:  MATMUL (RESHAPE q [B,G*L,E], k [B,E,S]) - RESHAPE [B*G,L,S]
+    This is the rule of ``sink_transposes`` for MATMUL. before: MATMUL (q [B*G,L,E],
+    TILE k [B*G,E,S]) after: MATMUL (RESHAPE q [B,G*L,E], k [B,E,S]) - RESHAPE [B*G,L,S]
     """
     repeated = _repetition(product.inputs[1], views.uses)
     result = product.outputs[0]
@@ -45,8 +45,7 @@ def multiply_once(views: Views, product: Operator) -> None:
 
 
 class _Repeated(NamedTuple):
-    """A value in which each element along ``axis`` is repeated ``times`` times in a
-    row; ``once`` has each only once.
+    """A value that repeats each element of ``once`` along ``axis``, in a row.
 
     ``operators`` compute ``once``; ``source`` is the source of the TILE, which is not
     among them.
@@ -60,11 +59,11 @@ class _Repeated(NamedTuple):
 
 
 def _repetition(value: Value, uses: Counter[Value]) -> _Repeated | None:
-    """``value`` without the TILE that repeats it along an axis; None if there is no
-    TILE, or one with another use.
+    """Return ``value`` without the TILE that repeats it along an axis.
 
-    before: k [N,H,1,S,E] - TILE (1,1,G,1,1) - RESHAPE [N*H*G,S,E] - TRANSPOSE (0,2,1)
-    after:  k - RESHAPE [N*H,S,E] - TRANSPOSE (0,2,1)
+    None if there is no TILE, or one with another use. before: k [N,H,1,S,E] - TILE
+    (1,1,G,1,1) - RESHAPE [N*H*G,S,E] - TRANSPOSE (0,2,1) after: k - RESHAPE [N*H,S,E] -
+    TRANSPOSE (0,2,1)
     """
     chain: list[Operator] = []
     operator = value.producer
@@ -82,7 +81,7 @@ def _repetition(value: Value, uses: Counter[Value]) -> _Repeated | None:
 
 
 def _tiled(tile: Operator) -> _Repeated | None:
-    """The result of a TILE of one axis of size 1; None for any other TILE."""
+    """Return the result of a TILE of one axis of size 1; None for any other TILE."""
     operand = tile.inputs[0]
     multiples = shape_of(tile.inputs[1])
     wide = [axis for axis, times in enumerate(multiples) if times != 1]
@@ -92,8 +91,9 @@ def _tiled(tile: Operator) -> _Repeated | None:
 
 
 def _arranged(repeated: _Repeated, operator: Operator) -> _Repeated | None:
-    """The result of ``operator``, one of LAYOUT, on a repeated value; None if
-    repetitions are not in a row there.
+    """Return the result of ``operator``, one of LAYOUT, on a repeated value.
+
+    None if repetitions are not in a row there.
     """
     if isinstance(operator, TRANSPOSE):
         new = rebuilt(operator, (repeated.once,))
@@ -122,8 +122,9 @@ def _arranged(repeated: _Repeated, operator: Operator) -> _Repeated | None:
 
 
 def _after(repeated: _Repeated, operator: Operator, axis: int) -> _Repeated:
-    """``repeated`` after ``operator`` was applied to ``once``; ``axis`` is the repeated
-    axis of the result.
+    """Return ``repeated`` after ``operator`` was applied to ``once``.
+
+    ``axis`` is the repeated axis of the result.
     """
     return repeated._replace(
         once=operator.outputs[0], axis=axis, operators=(*repeated.operators, operator)

@@ -17,8 +17,7 @@ def rebuilt(
     types: Iterable[Type] | None = None,
     **attributes: Any,
 ) -> Operator:
-    """A copy of ``operator`` with other operands and attributes, whose results are new
-    values without names.
+    """Return a copy of ``operator`` with other operands and new results.
 
     If ``types``, those of the results, are None, they are inferred.
     """
@@ -37,10 +36,9 @@ def rebuilt(
 def replaced(
     operator: Operator, inputs: Sequence[Value], source: Any = None
 ) -> Operator:
-    """A copy of ``operator`` with equal operands of the same types; its results keep
-    types and names.
+    """Return a copy of ``operator`` with equal operands of the same types.
 
-    A ``source`` of None keeps the source.
+    Its results keep types and names. A ``source`` of None keeps the source.
     """
     types = [v.type for v in operator.outputs]
     new = rebuilt(
@@ -52,8 +50,9 @@ def replaced(
 
 
 def origin(value: Value) -> Operator | None:
-    """The operator, of the graph or folded, whose result ``value`` is; None for inputs
-    and other constants.
+    """Return the operator, of the graph or folded, whose result ``value`` is.
+
+    None for inputs and other constants.
     """
     return (
         value.constant.operator
@@ -72,8 +71,9 @@ class Sources(tuple[Any, ...]):
 
 
 def both(first: Any, second: Any) -> Any:
-    """The source of an operator that replaces two operators with these sources: each
-    source once; None if none.
+    """Return the source of an operator that replaces two: each source once.
+
+    None if there is none.
     """
     if first is second or second is None:
         return first
@@ -82,16 +82,14 @@ def both(first: Any, second: Any) -> Any:
 
 
 def sources_of(source: Any) -> tuple[Any, ...]:
-    """An operator's ``source`` as a tuple: () for None, several for ``Sources``."""
+    """Return an operator's ``source`` as a tuple; several for ``Sources``."""
     if source is None:
         return ()
     return source if isinstance(source, Sources) else (source,)
 
 
 class Rewrite:
-    """The growing list of operators of a new graph, and the new value for each value of
-    the old graph.
-    """
+    """The operators of a new graph so far, and the new value of each old one."""
 
     def __init__(self) -> None:
         self.operators: list[Operator] = []
@@ -100,20 +98,25 @@ class Rewrite:
         self._made: dict[Any, Value] = {}
 
     def value(self, old: Value) -> Value:
-        """The value of the new graph for ``old``; itself if it did not change."""
+        """Return the value of the new graph for ``old``.
+
+        Itself if it did not change.
+        """
         return self._values.get(old, old)
 
     def renewed(self, operator: Operator) -> Operator:
-        """``operator`` of the old graph with the new values of its operands; itself if
-        these did not change.
+        """Return ``operator`` of the old graph with the new values of its operands.
+
+        Itself if these did not change.
         """
         if self._values.keys().isdisjoint(operator.inputs):
             return operator
         return replaced(operator, [self.value(v) for v in operator.inputs])
 
     def put(self, old: Operator, new: Operator) -> None:
-        """Append ``new``, whose results replace those of ``old`` and have the same
-        types; ``new`` may be ``old``.
+        """Append ``new`` and replace the results of ``old`` by its results.
+
+        They have the same types. ``new`` may be ``old``.
         """
         if new is not old:
             self._values.update(zip(old.outputs, new.outputs, strict=True))
@@ -124,9 +127,7 @@ class Rewrite:
         self._values[old] = new
 
     def graph(self, old: Graph) -> Graph:
-        """The new graph, with the inputs, the name and the new values of the outputs of
-        ``old``.
-        """
+        """Return the new graph, with inputs, name and outputs of ``old``."""
         return Graph(
             old.inputs, [self.value(v) for v in old.outputs], self.operators, old.name
         )
@@ -139,11 +140,10 @@ class Rewrite:
         source: Any,
         **attributes: Any,
     ) -> Value:
-        """The result, of ``type``, of a new operator; a folded constant if all operands
-        are constant.
+        """Return the result, of ``type``, of a new operator.
 
-        An equal operator that was made before is used again, and gets ``source`` as
-        well.
+        A folded constant if all operands are constant. An equal operator that was made
+        before is used again, and gets ``source`` as well.
         """
         key = (cls, inputs, *attributes.values())
         result = self._made.get(key)
@@ -156,9 +156,7 @@ class Rewrite:
         return result
 
     def _new(self, operator: Operator, type: Type) -> Value:
-        """The result, of ``type``, of ``operator``, which is appended, or folded if all
-        operands are constant.
-        """
+        """Append ``operator`` and return its result, folded if all is constant."""
         for operand in operator.inputs:
             if operand.constant is None:
                 result = Value(type, producer=operator)
@@ -170,14 +168,15 @@ class Rewrite:
         return result
 
     def shape(self, entries: Shape) -> Value:
-        """A SHAPE with these entries."""
+        """Return a SHAPE with these entries."""
         if entries not in self._shapes:
             self._shapes[entries] = shape_value(entries)
         return self._shapes[entries]
 
     def reshape(self, value: Value, shape: Shape, source: Any) -> Value:
-        """``value`` reshaped. RESHAPE of RESHAPE of x becomes RESHAPE of x, or x itself
-        if x has this shape.
+        """Return ``value`` reshaped.
+
+        RESHAPE of RESHAPE of x becomes RESHAPE of x, or x itself if x has this shape.
         """
         before = origin(value)
         if type(before) is RESHAPE and value.type.shape != shape:
@@ -190,8 +189,9 @@ class Rewrite:
         )
 
     def transpose(self, value: Value, perms: tuple[int, ...], source: Any) -> Value:
-        """``value`` transposed. TRANSPOSE of TRANSPOSE becomes one TRANSPOSE, or none
-        if no axis moves.
+        """Return ``value`` transposed.
+
+        TRANSPOSE of TRANSPOSE becomes one TRANSPOSE, or none if no axis moves.
         """
         before = origin(value)
         if isinstance(before, TRANSPOSE):
@@ -211,7 +211,7 @@ class Rewrite:
 
 
 def sweep(graph: Graph, change: Callable[[Operator, Rewrite], Operator]) -> Graph:
-    """The graph with each operator replaced by ``change(operator, rewrite)``, in order.
+    """Replace each operator by ``change(operator, rewrite)``, in order.
 
     ``operator`` has its new operands already. ``change`` returns it, or an operator
     whose results have the same types; it adds operators that this one needs to
@@ -224,9 +224,7 @@ def sweep(graph: Graph, change: Callable[[Operator, Rewrite], Operator]) -> Grap
 
 
 def with_bodies(graph: Graph, new: Mapping[Graph, Graph]) -> Graph:
-    """``graph`` with each graph of its control flow operators replaced as ``new`` says,
-    by one with the same types.
-    """
+    """Return ``graph`` with replaced control flow graphs of the same types."""
 
     def change(operator: Operator, _: Rewrite) -> Operator:
         bodies = {

@@ -1,5 +1,6 @@
-"""Regions of a graph that compute each row of a tensor from this row alone, such as a
-norm or an attention.
+"""Finds regions of a graph that compute each row from the same row alone.
+
+Examples are a norm and an attention.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ OPERANDS: dict[type[Operator], int] = {
     tosa.SELECT: 3,
 }
 """Operator that may compute each row alone -> how many of its operands may have rows.
+
 It reads the others whole.
 """
 KEPT = DType.INT8
 """The type of activations, where a region begins and ends."""
 
 Readers = dict[Value, list[Operator | None]]
-"""Value -> the operators that read it, each once, and None for a result of the graph.
-"""
+"""Maps a value to its readers, each once; None means a result of the graph."""
 
 
 def readers_of(graph: Graph) -> Readers:
@@ -55,22 +56,18 @@ def readers_of(graph: Graph) -> Readers:
 
 
 class Region(NamedTuple):
-    """``operators``, in order, that compute each of ``size`` rows along ``axis`` from
-    the same row of operands.
-    """
+    """Operators that compute each of ``size`` rows along ``axis`` from one row."""
 
     axis: int
     size: int
     operators: list[Operator]
 
     def has_rows(self, value: Value) -> bool:
-        """Whether ``value`` has the rows, and not one for all of them."""
+        """Return whether ``value`` has the rows, and not one for all of them."""
         return value.rank > self.axis and value.shape[self.axis] == self.size
 
     def operands(self, operator: Operator) -> tuple[Values, Values]:
-        """The operands that may have rows, of which a row of the result needs one, and
-        those that it reads whole.
-        """
+        """Return the operands that are read by row, and those that are read whole."""
         # each head of a product reads one of both operands
         count = (
             2
@@ -80,11 +77,11 @@ class Region(NamedTuple):
         return operator.inputs[:count], operator.inputs[count:]
 
     def read_by(self, operator: Operator) -> list[Value]:
-        """The operands of which a row of the result needs one row."""
+        """Return the operands of which a row of the result needs one row."""
         return [value for value in self.operands(operator)[0] if self.has_rows(value)]
 
     def fits(self, operator: Operator) -> bool:
-        """Whether ``operator`` computes each row from the same row of operands."""
+        """Return whether ``operator`` computes each row from the same row."""
         if (
             type(operator) not in OPERANDS
             or not self.has_rows(operator.outputs[0])
@@ -100,9 +97,7 @@ class Region(NamedTuple):
         )
 
     def heads(self) -> Region | None:
-        """The same operators along the first axis, if they multiply and compute each of
-        several heads alone.
-        """
+        """Return the same operators along the first axis, if heads are separate."""
         along = self._replace(axis=0, size=self.operators[0].outputs[0].shape[0])
         if along.size == 1 or not all(map(along.fits, self.operators)):
             return None
@@ -113,15 +108,14 @@ class Region(NamedTuple):
         )
 
     def outputs(self, readers: Readers) -> list[Value]:
-        """The results that something else reads."""
+        """Return the results that something else reads."""
         inside: set[Operator | None] = {*self.operators}
         made = [value for operator in self.operators for value in operator.outputs]
         return [value for value in made if not inside.issuperset(readers[value])]
 
 
 def regions_of(graph: Graph, readers: Readers) -> list[Region]:
-    """Disjoint regions between values of int8, one around each reduction that lies in
-    one.
+    """Find disjoint regions between int8 values, one around each reduction.
 
     Without a reduction there is nothing to wait for: NPUs compute a chain of
     element-wise operators in one pass.
@@ -145,8 +139,9 @@ def regions_of(graph: Graph, readers: Readers) -> list[Region]:
 def _grown(
     reduction: Operator, readers: Readers, places: dict[Operator, int]
 ) -> Region | None:
-    """All operators around ``reduction`` up to values of int8; None if something else
-    reads or makes a wider value.
+    """Return all operators around ``reduction`` up to values of int8.
+
+    None if something else reads or makes a wider value.
     """
     shape = reduction.inputs[0].shape
     reduced = reduction.attribute_values()["axis"]
@@ -184,13 +179,12 @@ def _grown(
 
 
 def _is_wide(value: Value) -> bool:
-    """Whether ``value`` is computed, with more bits than activations have."""
+    """Return whether ``value`` is computed, with more bits than activations have."""
     return value.constant is None and value.dtype is not KEPT
 
 
 def _is_together(region: Region, readers: Readers, places: dict[Operator, int]) -> bool:
-    """Whether a row of a region's results needs no other row, and all that reads them
-    can follow the region.
+    """Return whether the region's rows are independent and readers can wait.
 
     For that its last operator has to stand before these readers.
     """

@@ -1,4 +1,4 @@
-"""Strides along axes with a single window become 1, for compilers that read TOSA 0.80."""
+"""Sets strides along axes with one window to 1, for readers of TOSA 0.80."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ WINDOWED = frozenset({CONV2D, DEPTHWISE_CONV2D, AVG_POOL2D, MAX_POOL2D})
 
 
 def stride_single_windows(graph: Graph, spec: TosaSpec) -> Graph:
-    """Set the stride along an axis with a single window to 1; there the stride has no
-    effect.
+    """Set the stride along an axis with a single window to 1.
 
-    before: DEPTHWISE_CONV2D of 7x7 pixels (kernel 7,7, stride 7,7)
-    after:  DEPTHWISE_CONV2D (kernel 7,7, stride 1,1)
+    There the stride has no effect. before: DEPTHWISE_CONV2D of 7x7 pixels (kernel 7,7,
+    stride 7,7) after: DEPTHWISE_CONV2D (kernel 7,7, stride 1,1)
 
     A mean over an image is lowered to such a convolution. Vela 4.2 takes no convolution
     with a stride above 3; later versions rewrite it themselves.
@@ -29,8 +28,9 @@ def stride_single_windows(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def _with_small_stride(operator: Operator) -> Operator:
-    """``operator`` with a stride of 1 along axes with a single window; itself if it has
-    this stride already.
+    """Return ``operator`` with a stride of 1 along axes with a single window.
+
+    Itself if it has this stride already.
     """
     sizes = operator.outputs[0].shape[1:3]
     before: tuple[int, ...] = operator.stride  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
-"""Moves TRANSPOSE operators behind operators that can work in any layout, until they
-cancel or a layout is needed.
+"""Moves TRANSPOSEs behind operators that work in any layout.
+
+They cancel there, or stop where a layout is needed.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from .view_axes import Shape
 
 
 def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
-    """Move TRANSPOSE, and RESHAPE that adds or drops axes of size 1, towards the
-    results.
+    """Move TRANSPOSE, and RESHAPE that adds or drops axes of size 1, to the results.
 
     before: TRANSPOSE (0,2,3,1) - CONV2D - TRANSPOSE (0,3,1,2) - CLAMP - TRANSPOSE
     (0,2,3,1) - CONV2D - TRANSPOSE after:  TRANSPOSE (0,2,3,1) - CONV2D - CLAMP - CONV2D
@@ -56,8 +56,9 @@ def sink_transposes(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def _visit(views: Views, operator: Operator) -> None:
-    """Apply the rule of ``operator``; an operator without rule, or without an operand
-    that is a view, stays.
+    """Apply the rule of ``operator``.
+
+    An operator without rule, or without an operand that is a view, stays.
     """
     rule = LAYOUT.get(type(operator)) or DEMANDING.get(type(operator))
     if rule is None and views.has_view(operator.inputs):
@@ -66,8 +67,9 @@ def _visit(views: Views, operator: Operator) -> None:
 
 
 def _along(views: Views, operator: Operator) -> None:
-    """The rule for reductions and REVERSE, with their axis mapped to the base; kept if
-    the view added this axis.
+    """The rule for reductions and REVERSE, with their axis mapped to the base.
+
+    Kept if the view added this axis.
     """
     axis = views.view(operator.inputs[0]).axes[operator.axis]  # type: ignore[attr-defined]
     if axis is None:
@@ -104,8 +106,7 @@ def _tile(views: Views, operator: Operator) -> None:
 def _carry_entries(
     views: Views, operator: Operator, operands: list[tuple[Shape, int]]
 ) -> None:
-    """Apply ``operator`` to the base, with its SHAPE operands, which have one entry for
-    each axis, in the base's order.
+    """Apply ``operator`` to the base, with SHAPE operands in the base's order.
 
     ``operands`` are pairs: the entries, and the entry for an axis of the base that is
     not in the view. The operator is kept if it changes an axis that the view added.
@@ -124,8 +125,7 @@ def _carry_entries(
 
 
 def _pad(views: Views, operator: Operator) -> None:
-    """The rule for PAD: applied to the base, with its (before, after) pairs in the
-    order of the base's axes.
+    """Apply PAD to the base, with its pairs in the order of the base's axes.
 
     A PAD of an axis that only the view has is kept.
     """
@@ -147,8 +147,10 @@ def _pad(views: Views, operator: Operator) -> None:
 
 
 def _rescale(views: Views, operator: Operator) -> None:
-    """The rule for RESCALE; kept if it has scales of channels and the view's last axis
-    is not the base's last one.
+    """The rule for RESCALE.
+
+    Kept if it has scales of channels and the view's last axis is not the base's last
+    one.
     """
     view = views.view(operator.inputs[0])
     per_channel: bool = operator.per_channel  # type: ignore[attr-defined]
@@ -159,9 +161,7 @@ def _rescale(views: Views, operator: Operator) -> None:
 
 
 def _broadcast(views: Views, operator: Operator, count: int = 2) -> None:
-    """The rule for elementwise operators of ``count`` operands, which are all brought
-    to the layout of one of them.
-    """
+    """Bring the ``count`` operands of an elementwise operator to one layout."""
     result = operator.outputs[0]
     if views.movable(result.dtype):
         views.lead_by(
@@ -172,8 +172,9 @@ def _broadcast(views: Views, operator: Operator, count: int = 2) -> None:
 
 
 def _concat(views: Views, operator: Operator) -> None:
-    """The rule for CONCAT, with its axis mapped to the base; its operands are brought
-    to the layout of one of them.
+    """The rule for CONCAT, with its axis mapped to the base.
+
+    Its operands are brought to the layout of one of them.
     """
     lead = views.lead(operator.inputs, operator.outputs[0].shape)
     axis = lead.axes[operator.axis]  # type: ignore[attr-defined]
@@ -187,9 +188,7 @@ DEMANDING: dict[type[Operator], Rule] = {
     tosa.CONV2D: read_as_it_lies,
     tosa.MATMUL: multiply_once,
 }
-"""Operator that needs a layout -> its rule, which may read the base of a view in place
-of the view.
-"""
+"""Maps an operator that needs a layout to its rule, which may read a base."""
 
 CARRIED: dict[type[Operator], Rule] = {
     **dict.fromkeys(
@@ -223,6 +222,7 @@ CARRIED: dict[type[Operator], Rule] = {
     tosa.SLICE: _slice,
     tosa.TILE: _tile,
 }  # fmt: skip
-"""Operator that can work on the base of a view -> its rule. All other operators get
-values as operands.
+"""Operator that can work on the base of a view -> its rule.
+
+All other operators get values as operands.
 """

@@ -1,6 +1,4 @@
-"""Norms, softmax and attention compute a few rows at a time, where all rows at once
-would take the most memory.
-"""
+"""Computes norms, softmax and attention in blocks of rows to save memory."""
 
 from __future__ import annotations
 
@@ -18,22 +16,18 @@ from .row_regions import Readers, Region, readers_of, regions_of
 
 DEVICES = frozenset({"u55", "u85"})
 SMALL = 1 << 18
-"""Bytes of memory that an NPU has beside it: a network that needs no more is computed
-in as few cycles as it takes.
-"""
+"""Bytes of fast memory. A network that needs no more gains nothing."""
 SHARE = 0.75
-"""What a block may need, of what is alive beside it and stays: smaller blocks would
-gain little.
-"""
+"""Memory of a block relative to the values that stay; less would gain little."""
 MOST = 16
-"""The most blocks of a region. An operator takes about a hundred cycles, however few
-rows it computes.
+"""The most blocks of a region.
+
+An operator takes about a hundred cycles, however few rows it computes.
 """
 
 
 def split_heads(graph: Graph, spec: TosaSpec) -> Graph:
-    """Compute the heads of an attention one after the other, where all at once would
-    take the most memory.
+    """Compute the heads of an attention one by one where this saves memory.
 
     before: CONV2D [1,1,197,192] - RESCALE - RESHAPE [197,3,64] - TRANSPOSE - MATMUL
     [3,197,197] - ... after:  CONV2D [1,1,197,64] - RESCALE - RESHAPE [1,197,64] -
@@ -51,8 +45,7 @@ def split_heads(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def split_rows(graph: Graph, spec: TosaSpec) -> Graph:
-    """Compute what needs no other row than its own in blocks of rows, where that saves
-    memory.
+    """Compute independent rows in blocks where this saves memory.
 
     before: x int8 [1,197,192] - CAST - MUL, REDUCE_SUM - SUB - ... - RESCALE to int8
     after:  SLICE [1,99,192] of x - CAST - ... - RESCALE, the same with the other 98
@@ -70,7 +63,7 @@ def split_rows(graph: Graph, spec: TosaSpec) -> Graph:
 def _in_blocks(
     graph: Graph, spec: TosaSpec, regions: list[tuple[Region, int]]
 ) -> Graph:
-    """``graph``, where each of the ``regions`` is computed in so many blocks."""
+    """Return ``graph``, where each of the ``regions`` is computed in so many blocks."""
     if not regions:
         return graph
     ends = {region.operators[-1]: (region, number) for region, number in regions}
@@ -89,9 +82,7 @@ def _in_blocks(
 def _compute_in_blocks(
     region: Region, number: int, readers: Readers, cuts: Cuts
 ) -> None:
-    """Put the operators of ``region`` as often as there are blocks, and a CONCAT for
-    each of its results.
-    """
+    """Repeat the operators of ``region`` for each block, and CONCAT the results."""
     parts: dict[Value, list[Value]] = {value: [] for value in region.outputs(readers)}
     for number_of_block in range(number):
         places = range(
@@ -143,9 +134,7 @@ class Block:
         self._parts.update(zip(operator.outputs, new.outputs, strict=True))
 
     def part(self, value: Value) -> Value:
-        """The part of ``value`` at these places, computed here or cut from what is
-        computed elsewhere.
-        """
+        """Return this part of ``value``, computed here or sliced."""
         if value not in self._parts:
             place = value, self._region.axis, self._places
             # heads have channels of their own
@@ -160,9 +149,7 @@ class Block:
 
 
 def _too_large(graph: Graph, spec: TosaSpec) -> list[tuple[Region, int]]:
-    """The regions that need more memory than the rest of the network, with the number
-    of blocks that changes this.
-    """
+    """Return the regions that dominate memory, with the number of blocks."""
     if not DEVICES & spec.devices:
         return []
     readers = readers_of(graph)

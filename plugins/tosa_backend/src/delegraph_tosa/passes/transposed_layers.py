@@ -1,6 +1,4 @@
-"""Removes the TRANSPOSE before a linear layer: the layer reads the operand as it was
-before, with a permuted weight.
-"""
+"""Removes the TRANSPOSE before a linear layer, by permuting the weight."""
 
 from __future__ import annotations
 
@@ -19,11 +17,10 @@ from .view_axes import Shape
 
 
 class _Window(NamedTuple):
-    """How a layer reads ``base``: reshaped to ``image`` [N,H,W,C], with a kernel of
-    height H, so that it sums H and C.
+    """How a layer reads ``base``: reshaped to ``image``, with a kernel of height H.
 
-    ``summed`` are the axes of ``base`` that the layer sums, in the order in which its
-    weight has them.
+    The kernel sums H and C of [N,H,W,C]. ``summed`` are the axes of ``base`` that the
+    layer sums, in the order in which its weight has them.
     """
 
     base: Value
@@ -33,8 +30,9 @@ class _Window(NamedTuple):
 
 
 def read_as_it_lies(views: Views, layer: Operator) -> None:
-    """The rule of ``sink_transposes`` for CONV2D: a linear layer reads the operand of
-    the TRANSPOSE before it.
+    """Read the operand of the TRANSPOSE before a linear layer.
+
+    This is the rule of ``sink_transposes`` for CONV2D.
 
     Heads of an attention become the height of the kernel:
         before: x [N,H,L,E] - TRANSPOSE (0,2,1,3) - RESHAPE [N,1,L,H*E] - CONV2D (weight
@@ -62,10 +60,10 @@ def read_as_it_lies(views: Views, layer: Operator) -> None:
 
 
 def _windowed(views: Views, layer: Operator) -> Operator | None:
-    """``layer`` reading the operand of the TRANSPOSE before it; None if that is not
-    possible.
+    """Return ``layer`` reading the operand of the TRANSPOSE before it.
 
-    Its result may have another shape, with the same elements.
+    None if that is not possible. Its result may have another shape, with the same
+    elements.
     """
     x, weight, *others = [views.value(v) for v in layer.inputs]
     window = _window(x)
@@ -92,15 +90,13 @@ def _windowed(views: Views, layer: Operator) -> Operator | None:
 
 
 def _is_linear(layer: Operator) -> bool:
-    """Whether a CONV2D has a kernel of 1x1, a stride of 1 and no padding."""
+    """Return whether a CONV2D has a kernel of 1x1, a stride of 1 and no padding."""
     is_plain = set(layer.pad) == {0} and set(layer.stride) == {1}  # type: ignore[attr-defined]
     return is_plain and layer.inputs[1].shape[1:3] == (1, 1)
 
 
 def _window(x: Value) -> _Window | None:
-    """How a layer with the operand x, TRANSPOSE - RESHAPE, can read the operand of the
-    TRANSPOSE; None if it cannot.
-    """
+    """Return how a layer can skip the TRANSPOSE before it, or None."""
     reshape = x.producer
     transpose = reshape.inputs[0].producer if isinstance(reshape, RESHAPE) else None
     if reshape is None or not isinstance(transpose, TRANSPOSE):
@@ -129,8 +125,7 @@ def _window(x: Value) -> _Window | None:
 
 
 def _image(shape: Shape, summed: list[int], joined: Shape) -> Shape | None:
-    """``shape``, with its axes joined, as [N,H,W,C], of which H and C are summed and N
-    and W are not.
+    """Return ``shape``, with axes joined, as [N,H,W,C]; H and C are summed.
 
     None if summed and other axes alternate in another way. If only the last axes are
     summed, ``joined``, the shape of the layer's present operand.

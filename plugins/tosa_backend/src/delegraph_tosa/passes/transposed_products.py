@@ -10,11 +10,10 @@ from .rewriter import Rewrite, both, sweep
 
 
 def transpose_products(graph: Graph, spec: TosaSpec) -> Graph:
-    """Replace a MATMUL by MATMUL_T if its right operand has its last two axes
-    transposed, and the target has MATMUL_T.
+    """Replace a MATMUL of a transposed right operand by MATMUL_T.
 
-    before: MATMUL (a, TRANSPOSE (0,2,1) b)
-    after:  MATMUL_T (a, b)
+    The target must have MATMUL_T. before: MATMUL (a, TRANSPOSE (0,2,1) b) after:
+    MATMUL_T (a, b)
 
     A RESHAPE in between may join leading axes. The TRANSPOSE remains; ``drop_dead``
     removes it if it has no other use.
@@ -23,8 +22,9 @@ def transpose_products(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def _transposed(product: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator:
-    """The MATMUL_T for a MATMUL; ``product`` itself if there is none, or for any other
-    operator.
+    """Return the MATMUL_T for a MATMUL.
+
+    ``product`` itself if there is none, or for any other operator.
     """
     if type(product) is not MATMUL:
         return product
@@ -50,6 +50,6 @@ def _transposed(product: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator
 
 
 def _swaps_last(perms: tuple[int, ...]) -> bool:
-    """Whether ``perms`` only exchanges the last two axes."""
+    """Return whether ``perms`` only exchanges the last two axes."""
     rank = len(perms)
     return perms == (*range(rank - 2), rank - 1, rank - 2)

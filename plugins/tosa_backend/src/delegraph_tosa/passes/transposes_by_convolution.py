@@ -1,6 +1,4 @@
-"""Pixels whose channels lie apart are brought together by a convolution, on NPUs whose
-transpose is slow.
-"""
+"""Replaces slow TRANSPOSEs of few channels by convolutions, on some NPUs."""
 
 from __future__ import annotations
 
@@ -16,22 +14,17 @@ from ..spec import TosaSpec
 from .rewriter import Rewrite, sweep
 
 SLOW = frozenset({"u55", "u65", "u85"})
-"""Devices whose TRANSPOSE takes some cycles for each pixel, however few channels it has
-(docs/decisions/0028).
-"""
+"""Devices on which TRANSPOSE takes some cycles per pixel (decision 28)."""
 MOST_CHANNELS = 4
 """Pixels with more channels are transposed about as fast as they are convolved."""
 LEAST_PIXELS = 4096
 """Below, both take next to nothing."""
 GROUPS = (16, 8, 4)
-"""How many pixels a position of the convolution has, the best first: by cycles of three
-channels on a U85 and a U55.
-"""
+"""Pixels per position of the convolution, the best first, for U85 and U55."""
 
 
 def transpose_by_convolution(graph: Graph, spec: TosaSpec) -> Graph:
-    """Make a TRANSPOSE of int8 that brings a few channels together a convolution with
-    one 1 for each output.
+    """Replace a TRANSPOSE of int8 with few channels by a convolution of ones.
 
     before: TRANSPOSE [1,3,224,224] -> [1,224,224,3] after:  RESHAPE [1,3,3136,16] -
     CONV2D [48,3,1,16] - RESCALE by 1 - RESHAPE [1,224,224,3]
@@ -46,8 +39,9 @@ def transpose_by_convolution(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def _convolved(operator: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator:
-    """The last operator of a convolution that does what the TRANSPOSE ``operator``
-    does; itself for other operators.
+    """Return the last operator of the convolution that replaces ``operator``.
+
+    Returns ``operator`` itself if none does.
     """
     if (
         not isinstance(operator, TRANSPOSE)
@@ -76,9 +70,7 @@ def _convolved(operator: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator
 def _steps(
     operator: Operator, channels: int, pixels: int, group: int
 ) -> list[Operator]:
-    """RESHAPE, CONV2D, RESCALE and RESHAPE in place of the TRANSPOSE ``operator``, by
-    ``group`` pixels.
-    """
+    """Return RESHAPE, CONV2D, RESCALE, RESHAPE for a TRANSPOSE, by ``group`` pixels."""
     made = Rewrite()
     source = operator.source
     # output channel p * channels + c of the convolution is pixel p of channel c, which

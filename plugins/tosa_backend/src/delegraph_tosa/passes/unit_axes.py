@@ -24,8 +24,9 @@ DATA: dict[type[Operator], int] = {
         2,
     ),
 }  # fmt: skip
-"""Element-wise operator -> how many of its operands have the shape of the result; the
-others are parameters.
+"""Element-wise operator -> how many of its operands have the shape of the result.
+
+The others are parameters.
 """
 
 
@@ -46,9 +47,7 @@ def drop_unit_axes(graph: Graph, spec: TosaSpec) -> Graph:
 
 
 def _without_unit_axis(operator: Operator, rewrite: Rewrite) -> Operator:
-    """The last operator of those that compute ``operator`` without its last axis;
-    itself if it needs this axis.
-    """
+    """Return ``operator`` computed without its last axis, or itself."""
     count = _operands(operator)
     data = operator.inputs[:count]
     others = operator.inputs[count:]
@@ -77,8 +76,9 @@ def _without_unit_axis(operator: Operator, rewrite: Rewrite) -> Operator:
 
 
 def _operands(operator: Operator) -> int:
-    """How many operands have the axes of the result; 0 for an operator that needs its
-    last axis.
+    """Return how many operands have the axes of the result.
+
+    0 for an operator that needs its last axis.
     """
     if isinstance(operator, tosa.CONCAT):
         return (

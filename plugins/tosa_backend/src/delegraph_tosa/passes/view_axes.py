@@ -21,7 +21,7 @@ Entry = TypeVar("Entry")
 
 @cache
 def plain(rank: int) -> Axes:
-    """The axes of the identity view of a value of this rank."""
+    """Return the axes of the identity view of a value of this rank."""
     return tuple(range(rank))
 
 
@@ -31,21 +31,21 @@ def viewed(shape: Shape, axes: Axes) -> Shape:
 
 
 def order(shape: Shape, axes: Axes) -> list[int]:
-    """The base's axes with more than one element, in the order of the view. If they
-    ascend, the view is a RESHAPE.
+    """Return the base's axes with more than one element, in the order of the view.
+
+    If they ascend, the view is a RESHAPE.
     """
     return [a for a in axes if a is not None and shape[a] != 1]
 
 
 def ascends(axes: list[int]) -> bool:
-    """Whether ``axes`` are in ascending order."""
+    """Return whether ``axes`` are in ascending order."""
     return list(axes) == sorted(axes)
 
 
 @cache
 def through(axes: Axes, lead: Axes, rank: int) -> Axes:
-    """The view ``axes`` in the layout of the base, with ``rank`` axes, of another view
-    ``lead`` of the same shape.
+    """Return the view ``axes`` in the layout of the base of the view ``lead``.
 
     Axis ``lead[i]`` of the result is axis i of the view. For example, (0,3,1,2) in the
     layout of the base of (0,3,1,2) is (0,1,2,3), its own base. Axes that ``lead`` adds
@@ -61,10 +61,10 @@ def through(axes: Axes, lead: Axes, rank: int) -> Axes:
 def spread(
     entries: Sequence[Entry], axes: Axes, rank: int, fill: Entry
 ) -> tuple[Entry, ...] | None:
-    """One entry for each axis of the view -> one for each axis of the base, ``fill``
-    for axes that are not in ``axes``.
+    """Convert one entry per axis of the view to one per axis of the base.
 
-    None if an entry other than ``fill`` belongs to an axis that the view adds.
+    Other axes get ``fill``. None if an entry other than ``fill`` belongs to an axis
+    that the view adds.
     """
     places = [fill] * rank
     for entry, axis in zip(entries, axes, strict=True):
@@ -76,28 +76,25 @@ def spread(
 
 
 def without(axes: Axes, dropped: int) -> Axes:
-    """The view ``axes``, which do not contain ``dropped``, after axis ``dropped`` was
-    removed from the base.
-    """
+    """Return the view ``axes`` after axis ``dropped`` was removed from the base."""
     return tuple([a if a is None or a < dropped else a - 1 for a in axes])
 
 
 def completed(axes: Axes) -> tuple[int, ...]:
-    """``axes``, as many as the base has, as a permutation: new axes are replaced by the
-    base's axes not in ``axes``.
-    """
+    """Return ``axes`` as a permutation, with missing axes for new ones."""
     unnamed = (a for a in range(len(axes)) if a not in axes)
     return tuple([next(unnamed) if a is None else a for a in axes])
 
 
 Piece = tuple[tuple[int, ...], tuple[int, ...]]
-"""(old axes, new axes) of a RESHAPE: the elements along these old axes become those
-along these new axes.
+"""Return (old axes, new axes) of each piece of a RESHAPE.
+
+The elements of a piece stay together.
 """
 
 
 def pieces(old: Shape, new: Shape) -> list[Piece]:
-    """The smallest independent parts of a RESHAPE from ``old`` to ``new``.
+    """Return the smallest independent parts of a RESHAPE from ``old`` to ``new``.
 
     (8,6,1,5) -> (8,2,3,5) has the parts (0) -> (0), (1) -> (1,2), (2) -> () and (3) ->
     (3).
@@ -125,7 +122,7 @@ def pieces(old: Shape, new: Shape) -> list[Piece]:
 
 
 def _piece(old: Shape, new: Shape, i: int, j: int) -> Piece:
-    """The smallest piece that starts at ``old[i]`` and ``new[j]``, whose sizes differ."""
+    """Return the smallest piece that starts at ``old[i]`` and ``new[j]``."""
     # products of the sizes from ``start`` to i and j; the piece ends where they are
     # equal
     old_count = old[i]
@@ -148,10 +145,10 @@ def _piece(old: Shape, new: Shape, i: int, j: int) -> Piece:
 
 
 def _is_part(old_count: int, new_count: int) -> bool | None:
-    """Whether ``old_count`` is less than ``new_count``; None if that is known at run
-    time only.
+    """Return whether ``old_count`` is less than ``new_count``.
 
-    Of two counts known at run time only, a divisor of the other one is less.
+    None if that is known at run time only. Of two counts known at run time only, a
+    divisor of the other one is less.
     """
     if not is_dynamic(old_count) and not is_dynamic(new_count):
         return old_count < new_count
@@ -161,8 +158,7 @@ def _is_part(old_count: int, new_count: int) -> bool | None:
 
 
 def renamed(pieces: list[Piece], axes: Axes, rank: int) -> Axes | None:
-    """The ``axes`` of a view after a RESHAPE of the view to ``rank`` axes that consists
-    of ``pieces``.
+    """Return the ``axes`` of a view after a RESHAPE that consists of ``pieces``.
 
     None if the RESHAPE does more than to add and drop axes of size 1.
     """

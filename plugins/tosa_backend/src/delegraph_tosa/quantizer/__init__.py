@@ -1,6 +1,4 @@
-"""``TOSAQuantizer`` for torchao's PT2E flow: ``prepare_pt2e``, ``prepare_qat_pt2e``,
-``convert_pt2e``.
-"""
+"""``TOSAQuantizer`` for torchao: ``prepare_pt2e``, QAT and ``convert_pt2e``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""``TOSAQuantizer``: says of each call of an exported graph what is quantized, as the
-integer rules want it.
+"""``TOSAQuantizer`` annotates each call of an exported graph for integer rules.
 
 What can be computed in integers, what shares its input's quantization, and which limits
 become part of the operator before them, all that is asked of the registry that lowers
@@ -45,8 +44,9 @@ KEY = "quantization_annotation"
 NORMS = ("layer_norm", "rms_norm", "group_norm", "instance_norm", "batch_norm")
 """Their weight and bias are folded exactly, as floats."""
 AVERAGES = ("adaptive_avg_pool2d", "_adaptive_avg_pool2d", "mean")
-"""Averages of many pixels; those of few have ties, which AVG_POOL2D rounds otherwise
-than eager.
+"""Averages of many pixels.
+
+Those of few have ties, which AVG_POOL2D rounds otherwise than eager.
 """
 JOINS = (
     "cat",
@@ -81,8 +81,9 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
         return self
 
     def set_operator_type(self, target: Any, setting: Setting) -> TOSAQuantizer:
-        """For all calls of an operator, such as ``torch.ops.aten.add.Tensor``. Raises
-        OptionError.
+        """For all calls of an operator, such as ``torch.ops.aten.add.Tensor``.
+
+        Raises OptionError.
         """
         expect_setting(setting)
         expect_operator(
@@ -106,23 +107,18 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
         return self
 
     def set_io(self, *, inputs: bool = True, outputs: bool = True) -> TOSAQuantizer:
-        """Whether what uses the program's inputs, and what makes its outputs, is
-        quantized.
-        """
+        """Return whether users of inputs, and producers of outputs, are quantized."""
         self._inputs = inputs
         self._outputs = outputs
         return self
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Called by ``prepare_pt2e`` before ``annotate``: writes out what no rule takes
-        whole.
-        """
+        """Write out composite calls. Called by ``prepare_pt2e`` before ``annotate``."""
         write_out(model, lambda node: self._settings.of(node, node.target) is not None)
         return model
 
     def annotate(self, model: GraphModule) -> GraphModule:
-        """Called by ``prepare_pt2e``, also for bodies of branches and loops, after the
-        program that calls them.
+        """Annotate a graph. ``prepare_pt2e`` also calls this for control flow bodies.
 
         Raises OptionError for settings of a module that is not there.
         """
@@ -146,7 +142,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
         """Nothing: what is annotated is what the rules take."""
 
     def _precision(self, node: Node) -> Setting:
-        """The setting of a call that is quantized; None for what is not."""
+        """Return the setting of a call that is quantized; None for what is not."""
         if node.op != "call_function":
             return None
         if node.target is operator.getitem:
@@ -195,10 +191,10 @@ class _Call:
         return QuantizationAnnotation(operands, self._result(), _annotated=True)
 
     def _as_made(self, operand: Node) -> QuantizationSpecBase:
-        """The limits that ``operand`` was made with, if its operator has fixed ones:
-        else it is quantized twice.
+        """Return the fixed limits of ``operand``'s operator, if it has any.
 
-        What joins several operands has the limits of none of them.
+        Otherwise it would be quantized twice. What joins several operands has the
+        limits of none of them.
         """
         plain = specs.activation(self.precision, self.qat)
         while operand in self.chosen and is_move(operand):
@@ -240,16 +236,16 @@ class _Call:
         return self._unless_joined(dict.fromkeys(floats, plain))
 
     def _joins(self) -> bool:
-        """Whether results are elements of several operands; what is added to what is
-        there makes sums instead.
+        """Return whether results are elements of several operands.
+
+        What is added to what is there makes sums instead.
         """
         return packet(self.target) in JOINS and not arguments(self.node).get(
             "accumulate"
         )
 
     def _averages(self) -> bool:
-        """Whether the result is an average of pixels in the quantization of what it
-        averages.
+        """Return whether the result averages pixels in their own quantization.
 
         NPUs average int8 in a quarter of the cycles that sums take, and only in the
         operand's quantization. That is too coarse for the average of values on both
@@ -307,7 +303,7 @@ class _Call:
     def _unless_joined(
         self, operands: dict[Any, QuantizationSpecBase | None]
     ) -> dict[Node, Any]:
-        """The operands but for those that an operator before hands on without rounding."""
+        """Return the operands that no operator before passes on without rounding."""
         return {
             n: spec for n, spec in operands.items() if not self._continues(n, self.node)
         }
@@ -337,9 +333,7 @@ class _Call:
         )
 
     def _continues(self, before: Node, after: Node) -> bool:
-        """Whether ``after`` alone uses ``before``, and works on its sums or is in the
-        same table.
-        """
+        """Return whether ``after`` alone uses ``before`` and can be fused with it."""
         if len(before.users) > 1 or self.chosen.get(before) != self.chosen.get(after):
             return False
         if before not in self.chosen or before.target is operator.getitem:
@@ -358,9 +352,7 @@ class _Call:
         )
 
     def _is_of_one_value(self, node: Node) -> bool:
-        """Whether a table's operand is quantized, or itself part of such a table; a sum
-        may be neither.
-        """
+        """Return whether a table's operand is quantized or part of such a table."""
         while True:
             (before,) = [n for n in node.all_input_nodes if is_float(n)]
             if not self._continues(before, node):
@@ -380,9 +372,7 @@ def is_limit(target: Any) -> bool:
 
 
 def is_move(node: Node) -> bool:
-    """Whether results are elements of the operand, some of them twice: its limits are
-    theirs.
-    """
+    """Return whether results are elements of the operand, with its limits."""
     name = packet(functional(node.target))
     return name in data_movement.MOVES or (
         name == "pad" and arguments(node).get("mode", "constant") != "constant"
@@ -390,7 +380,7 @@ def is_move(node: Node) -> bool:
 
 
 def is_scaling(node: Node) -> bool:
-    """Whether a call multiplies by a positive number, which is part of the scale."""
+    """Return whether a call multiplies by a positive number, part of the scale."""
     other = node.args[1] if len(node.args) == 2 else None
     return (
         packet(functional(node.target)) in ("mul", "div")
@@ -400,7 +390,7 @@ def is_scaling(node: Node) -> bool:
 
 
 def is_table(node: Node) -> bool:
-    """Whether a call becomes a TABLE: a function of each element of one tensor."""
+    """Return whether a call becomes a TABLE of each element of one tensor."""
     target = functional(node.target)
     tensors = [n for n in node.all_input_nodes if is_float(n)]
     return (
@@ -411,9 +401,7 @@ def is_table(node: Node) -> bool:
 
 
 def belongs_to_convolution(node: Node) -> bool:
-    """Whether a batch norm becomes part of the convolution before it, as torchao does
-    when training ends.
-    """
+    """Return whether torchao folds a batch norm into the convolution before it."""
     source = node.args[0]
     return (
         packet(node.target) == "batch_norm"

@@ -1,6 +1,4 @@
-"""What the quantizer asks of a call: its operator, its arguments, and whether floats
-are its result.
-"""
+"""Properties of a call for the quantizer: operator, arguments, float result."""
 
 from __future__ import annotations
 
@@ -13,13 +11,13 @@ aten = torch.ops.aten
 
 
 def is_float(node: Node) -> bool:
-    """Whether its value is a tensor of float32."""
+    """Return whether its value is a tensor of float32."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and value.dtype is torch.float32
 
 
 def packet(target: Any) -> str:
-    """``conv2d`` of ``aten.conv2d.default``."""
+    """Return ``conv2d`` of ``aten.conv2d.default``."""
     return (
         target._schema.name.partition("::")[2]
         if isinstance(target, torch._ops.OpOverload)
@@ -36,14 +34,14 @@ def functional(target: Any) -> Any:
 
 
 def arguments(node: Node) -> dict[str, Any]:
-    """A call's arguments by the schema's names."""
+    """Return a call's arguments by the schema's names."""
     assert isinstance(node.target, torch._ops.OpOverload)
     names = [a.name for a in node.target._schema.arguments]
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def is_constant(node: Node) -> bool:
-    """Whether a tensor is made of parameters and buffers alone."""
+    """Return whether a tensor is made of parameters and buffers alone."""
     pending = [node]
     seen = {node}
     while pending:

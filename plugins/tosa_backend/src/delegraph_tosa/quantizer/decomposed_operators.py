@@ -1,5 +1,4 @@
-"""Operators that lowering decomposes, such as glu and einsum: their parts stand in the
-graph before it is annotated.
+"""Writes out operators that lowering decomposes, such as glu and einsum.
 
 No rule takes such an operator whole, so nothing quantizes it; between its parts there
 can be scales.
@@ -30,15 +29,13 @@ _UNFIT = frozenset(
         torch.Tag.dynamic_output_shape,
     }
 )
-"""Operators with these tags draw numbers, as in training, or cannot be traced without
-data.
-"""
+"""Tags of operators that draw random numbers or cannot be traced."""
 WHOLE = "delegraph_tosa.part_of"
 """Key in the metadata of a part: the operator that it is a part of."""
 
 
 def is_decomposed(target: Any) -> bool:
-    """Whether an operator has no rule, but is composed of others."""
+    """Return whether an operator has no rule, but is composed of others."""
     if (
         not isinstance(target, OpOverload)
         or has_rule(target)
@@ -58,8 +55,9 @@ def _table() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _lerp(self: Tensor, end: Tensor, weight: float) -> Tensor:
-    """self + weight * (end - self); torch makes tensors of the number, in order to be
-    exact at both ends.
+    """self + weight * (end - self).
+
+    Torch makes tensors of the number, in order to be exact at both ends.
     """
     return torch.add(self, end - self, alpha=weight)
 
@@ -67,7 +65,10 @@ def _lerp(self: Tensor, end: Tensor, weight: float) -> Tensor:
 def _cosine_similarity(
     x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8
 ) -> Tensor:
-    """The sum of products of unit vectors; torch writes their lengths in place."""
+    """Return the sum of products of unit vectors.
+
+    Torch writes their lengths in place.
+    """
     both = aten.broadcast_tensors.default([x1, x2])
     first, second = (
         x / torch.linalg.vector_norm(x, 2, dim, True).clamp_min(eps) for x in both
@@ -76,7 +77,7 @@ def _cosine_similarity(
 
 
 def _copy(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
-    """``src`` in the shape of ``self``; torch's own parts allocate that."""
+    """Return ``src`` in the shape of ``self``; torch's own parts allocate that."""
     return src.expand(self.shape)
 
 
@@ -113,8 +114,9 @@ _OF_TWO: dict[OpOverload, Callable[..., Tensor]] = {
     aten.fmod.Tensor: _fmod,
     aten.copy.default: _copy,
 }
-"""Operators of two tensors that integers compute in parts; of one tensor and a number
-they are a table.
+"""Operators of two tensors that integers compute in parts.
+
+Of one tensor and a number they are a table.
 """
 
 
@@ -126,9 +128,7 @@ def _is_of_two(node: Node) -> bool:
 
 
 def write_out(model: GraphModule, chosen: Callable[[Node], bool]) -> None:
-    """Replace the ``chosen`` calls that no rule takes whole by their parts, if integers
-    compute all of these.
-    """
+    """Replace ``chosen`` calls by their parts, if integers compute all of them."""
     for node in list(model.graph.nodes):
         if node.op != "call_function" or not (
             is_decomposed(node.target) or _is_of_two(node)
@@ -142,8 +142,9 @@ def write_out(model: GraphModule, chosen: Callable[[Node], bool]) -> None:
 
 
 def _parts(call: Node) -> Graph | None:
-    """A graph of what ``call`` computes, whose placeholders are its operands; None if a
-    part of it stays in floats.
+    """Return a graph of what ``call`` computes, whose placeholders are its operands.
+
+    None if a part of it stays in floats.
     """
     leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
     places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Node)]
@@ -171,9 +172,7 @@ def _parts(call: Node) -> Graph | None:
 
 
 def _is_taken(part: Node) -> bool:
-    """Whether a part is an operand or the result, has no floats as operands, or is
-    computed in integers.
-    """
+    """Return whether a part needs no floats, or integers compute it."""
     if part.op != "call_function":
         return part.op != "get_attr"
     if isinstance(part.target, OpOverload) and part.target._schema.is_mutable:
@@ -184,8 +183,9 @@ def _is_taken(part: Node) -> bool:
 
 
 def _inline(call: Node, parts: Graph) -> None:
-    """Put ``parts`` in the place of ``call``, with its module and line; the last of
-    them is the layer of its name.
+    """Put ``parts`` in the place of ``call``, with its module and line.
+
+    The last of them is the layer of its name.
     """
     graph = call.graph
     operands = [

@@ -1,8 +1,7 @@
 """Masks: floats that hide something by being added to it, or by standing in its place.
-No scale fits them.
 
-What hides is at most ``HIDES``. A value that has such elements is not quantized: a
-softmax takes it as it is.
+No scale fits them. What hides is at most ``HIDES``. A value that has such elements is
+not quantized: a softmax takes it as it is.
 """
 
 from __future__ import annotations
@@ -40,9 +39,7 @@ CREATORS = frozenset(
 
 
 def hiding(nodes: Iterable[Node]) -> set[Node]:
-    """The floats that hide something, in the order of a graph, and inputs that are
-    added to scores.
-    """
+    """Return the floats that hide elements, and the inputs added to scores."""
     nodes = list(nodes)
     found = {
         source
@@ -59,9 +56,7 @@ def hiding(nodes: Iterable[Node]) -> set[Node]:
 
 
 def _inputs_added(scores: Any) -> list[Node]:
-    """Inputs of the program that are operands of a sum, as they are or in another
-    shape.
-    """
+    """Inputs of the program that are added, directly or in another shape."""
     if not isinstance(scores, Node) or packet(functional(scores.target)) != "add":
         return []
     operands = [_moved_from(node) for node in scores.all_input_nodes]

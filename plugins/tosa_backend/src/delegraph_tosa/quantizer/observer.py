@@ -1,5 +1,6 @@
-"""Limits of a tensor with the smallest squared error: what lies beyond is clipped, what
-is within has finer steps.
+"""Chooses limits of a tensor with the smallest squared error.
+
+Values outside are clipped, values inside get finer steps.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from torch import Tensor
 from torchao.quantization.pt2e import MinMaxObserver
 
 BINS = 4096
-"""Bins of the histogram, on both sides of 0; a tensor of one sign has at least a
-quarter of them.
+"""Bins of the histogram, on both sides of 0.
+
+A tensor of one sign has at least a quarter of them.
 """
 CANDIDATES = 256
 """Limits that are tried on each side of 0, as parts of the largest value there."""
@@ -23,8 +25,7 @@ LARGEST = 126
 
 
 class SquaredErrorObserver(MinMaxObserver):  # type: ignore[misc]
-    """Counts what it sees, and takes the limits whose clipping and rounding errors have
-    the smallest sum of squares.
+    """Counts values, and returns limits with the least clipping and rounding error.
 
     torchao's HistogramObserver looks for the same, step by step from both ends, which
     takes longer than calibration. Zeros have no error, so they do not count: behind a
@@ -47,8 +48,10 @@ class SquaredErrorObserver(MinMaxObserver):  # type: ignore[misc]
         self.exponent = state
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns ``x``; the histogram reaches to a power of two, so that it doubles by
-        adding pairs of bins.
+        """Returns ``x``.
+
+        The histogram reaches to a power of two, so that it doubles by adding pairs of
+        bins.
         """
         super().forward(x)
         most = max(abs(self.min_val.item()), abs(self.max_val.item()))
@@ -98,8 +101,9 @@ class SquaredErrorObserver(MinMaxObserver):  # type: ignore[misc]
         return self._calculate_qparams(*limits)  # type: ignore[no-any-return]
 
     def _clipped(self, counts: Tensor, most: float) -> tuple[Tensor, Tensor]:
-        """Limits on one side of 0, and the squared error of what lies beyond each, from
-        bins in the order outwards.
+        """Return limits on one side of 0 with the squared error beyond each.
+
+        The bins are ordered outwards.
         """
         if most == 0:
             return torch.zeros(1, dtype=torch.float64), torch.zeros(

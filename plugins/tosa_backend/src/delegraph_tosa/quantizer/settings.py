@@ -63,8 +63,9 @@ Setting = Precision | None
 
 @dataclass
 class Settings:
-    """Settings by what they are for; the most specific one holds: name of a module, its
-    type, operator, all.
+    """Settings by what they are for.
+
+    The most specific one holds: name of a module, its type, operator, all.
     """
 
     overall: Setting = field(default_factory=Precision)
@@ -73,8 +74,9 @@ class Settings:
     module_names: dict[str, Setting] = field(default_factory=dict)
 
     def of(self, node: Node, target: Any) -> Setting:
-        """The setting of a call of ``target``; for a part of an operator, that of the
-        operator goes before its own.
+        """Return the setting of a call of ``target``.
+
+        For a part of an operator, that of the operator goes before its own.
         """
         modules = _modules(node)
         for path, _ in reversed(modules):
@@ -88,9 +90,7 @@ class Settings:
         )
 
     def expect_names(self, graphs: Sequence[Graph]) -> None:
-        """Raise OptionError for the name of a module that no call of the graphs belongs
-        to.
-        """
+        """Raise OptionError for a module name without calls in the graphs."""
         known = sorted(
             {
                 path
@@ -118,7 +118,7 @@ def _modules(node: Node) -> list[tuple[str, str]]:
 
 
 def _name(kind: Any) -> str:
-    """``torch.nn.modules.linear.Linear``, which torch has as text or as the class."""
+    """Return ``torch.nn.modules.linear.Linear`` for torch's text or class."""
     return (
         f"{kind.__module__}.{kind.__qualname__}"
         if isinstance(kind, type)
@@ -127,7 +127,7 @@ def _name(kind: Any) -> str:
 
 
 def type_name(kind: type[torch.nn.Module]) -> str:
-    """How a module's class is called in ``nn_module_stack``."""
+    """Return how a module's class is called in ``nn_module_stack``."""
     if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)):
         raise _wrong(f"a module type is a class of modules, not {kind!r}")
     return _name(kind)

@@ -1,8 +1,7 @@
-"""What torchao is told of a tensor: type, limits, and what observes it. One object for
-each kind of tensor.
+"""What torchao is told of a tensor: type, limits, and what observes it.
 
-torchao shares an observer between two uses of a tensor if both have the same spec, so
-each is made once.
+One object for each kind of tensor. torchao shares an observer between two uses of a
+tensor if both have the same spec, so each is made once.
 """
 
 from __future__ import annotations
@@ -73,8 +72,9 @@ def _limits(precision: Precision) -> tuple[int, int, torch.qscheme]:
 
 @cache
 def weight(precision: Precision, axis: int, qat: bool) -> QuantizationSpec:
-    """Of a weight whose output channels lie on ``axis``; symmetric, and without the
-    lowest integer.
+    """Of a weight whose output channels lie on ``axis``.
+
+    Symmetric, and without the lowest integer.
     """
     high = 2 ** (precision.weight_bits - 1) - 1
     settings: dict[str, Any] = {
@@ -100,8 +100,7 @@ def weight(precision: Precision, axis: int, qat: bool) -> QuantizationSpec:
 def bias(
     precision: Precision, x: Node, weight: Node, user: Node, groups: int = 1
 ) -> QuantizationSpecBase | None:
-    """Of a bias: int32 in steps of the product of the other scales, so that adding it
-    rounds nothing.
+    """Spec of a bias: int32 in the product of the other scales, so nothing rounds.
 
     With int16, sums have 48 bits; the lowering rounds that bias itself. ``groups``: how
     often the scales of the weight's channels are repeated, for transposed convolutions,

@@ -1,6 +1,4 @@
-"""TOSA flatbuffer files: a writer that streams the weights and a reader that trusts
-nothing.
-"""
+"""TOSA flatbuffer files: streams weights, reads untrusted files."""
 
 from .convert import convert
 from .named_constants import join_constants, split_constants

@@ -1,4 +1,4 @@
-"""Files of one version of TOSA as files of another."""
+"""Converts files from one version of TOSA to another."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from .writer import TosaFile
 
 
 def convert(data: bytes | memoryview, spec: str) -> TosaFile:
-    """The program of a ``.tosa`` file as one for the target ``spec``: ``TOSA-1.0+INT``
-    of a file of 0.80, or back.
+    """Convert a ``.tosa`` file to the target ``spec``, from or to TOSA 0.80.
 
-    Results, names of tensors and the scales of quantized borders stay. Raises
-    FormatError for a damaged file, OptionError for a wrong target, InvalidGraph with
-    the operators that the target does not have.
+    Keeps the results, names of tensors and scales of quantized borders. Raises
+    FormatError for a damaged file, OptionError for a wrong target, and InvalidGraph
+    with the operators that the target lacks.
     """
     graph = read(data)
     target = TosaSpec.parse(spec)

@@ -1,5 +1,6 @@
-"""Elements of constants in memory and in files (``ir.types.ARRAY_DTYPES`` says how
-memory holds them).
+"""Elements of constants in memory and in files.
+
+``ir.types.ARRAY_DTYPES`` defines their form in memory.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _SIX_BITS = frozenset({DType.FP6E2M3, DType.FP6E3M2})
 
 
 def size_in_file(type: Type) -> int:
-    """Bytes that the elements take in a file: INT4 and FP4 two in a byte, FP6 four in
-    three, INT48 six bytes each.
+    """Return the size in a file, in bytes, of a tensor's elements.
 
-    Those of a block-scaled tensor are its values' and its scales' together.
+    A byte holds two INT4 or FP4, three bytes hold four FP6, six bytes hold an INT48. A
+    block-scaled tensor counts its values and its scales.
     """
     if type.dtype in BLOCK_SCALED:
         return sum(map(size_in_file, stored_types(type)))
@@ -34,14 +35,15 @@ def size_in_file(type: Type) -> int:
 
 
 def pack(array: Array, type: Type) -> memoryview:
-    """The file's bytes of a constant of this type (one of ``stored_types``); a view
-    where memory holds them already.
+    """Return the file's bytes of a constant of a type from ``stored_types``.
+
+    This is a view if memory has the same bytes.
     """
     if array.shape != type.shape or array.dtype != ARRAY_DTYPES[type.dtype]:
-        held = f"{array.dtype}{list(array.shape)}"
+        found = f"{array.dtype}{list(array.shape)}"
         raise InternalError(
             "internal",
-            f"a constant of type {type} was computed as {held}, please report this",
+            f"a constant of type {type} was computed as {found}; please report this",
         )
     if type.dtype in _SIX_BITS:
         return memoryview(_pack_six_bits(array.reshape(-1)))
@@ -68,7 +70,7 @@ def _pack_int4(values: Array) -> bytes:
 
 
 def _pack_six_bits(values: Array) -> bytes:
-    """Four elements in three bytes, the first one in the lowest bits."""
+    """Pack four elements into three bytes, the first in the lowest bits."""
     padded = np.zeros((values.size + 3) // 4 * 4, np.uint32)
     padded[: values.size] = values & 63
     groups = padded.reshape(-1, 4) << np.array([0, 6, 12, 18], np.uint32)
@@ -90,15 +92,17 @@ def _unpack_six_bits(raw: Array) -> Array:
 
 
 def stays_in_file(type: Type) -> bool:
-    """Whether ``unpack`` gives a view: memory holds the elements as files do, not those
-    of fewer than 8 bits or 48.
+    """Return whether ``unpack`` returns a view: memory and file have the same bytes.
+
+    Elements of fewer than 8 bits and of 48 bits differ.
     """
     return type.dtype not in _SIX_BITS | _FOUR_BITS | {DType.INT48}
 
 
 def unpack(data: memoryview, type: Type) -> Array:
-    """The constant's elements, a view of ``data`` where they stay in the file; Illegal
-    for a BOOL besides 0 and 1.
+    """Return a constant's elements; see ``stays_in_file`` for when they are a view.
+
+    Raises Illegal for a BOOL other than 0 and 1.
     """
     raw = np.frombuffer(data, np.uint8, size_in_file(type))
     if type.dtype in _SIX_BITS:
@@ -112,7 +116,9 @@ def unpack(data: memoryview, type: Type) -> Array:
     if type.dtype is DType.INT48:
         return _unpack_int48(raw.reshape(-1, 6)).reshape(type.shape)
     if type.dtype is DType.BOOL and raw.size and raw.max() > 1:
-        raise Illegal(f"a bool constant holds {raw.max()}")
+        raise Illegal(
+            f"a bool constant has the element {raw.max()}; only 0 and 1 are legal"
+        )
     return raw.view(ARRAY_DTYPES[type.dtype].newbyteorder("<")).reshape(type.shape)
 
 
@@ -131,8 +137,9 @@ def _unpack_int48(raw: Array) -> Array:
 
 
 def pack_number(number: Number, dtype: DType) -> bytes:
-    """One Python number as the file's bytes of this type, rounded to nearest even;
-    Illegal if it is out of range.
+    """Return a number as the file's bytes of this type, rounded to nearest even.
+
+    Raises Illegal if it is out of range.
     """
     if dtype is DType.BF16:
         with np.errstate(over="ignore"):
@@ -146,7 +153,7 @@ def pack_number(number: Number, dtype: DType) -> bytes:
         with np.errstate(over="ignore"):
             return np.asarray(number).astype(array.newbyteorder("<")).tobytes()
     if dtype not in (DType.INT8, DType.INT16, DType.INT32, DType.INT64):
-        raise Illegal(f"no attribute is of type {dtype}")
+        raise Illegal(f"attributes cannot have type {dtype}")
     info = np.iinfo(array)
     if number != int(number) or not info.min <= number <= info.max:
         raise Illegal(f"{number} is not in the range of {dtype}")
@@ -154,7 +161,7 @@ def pack_number(number: Number, dtype: DType) -> bytes:
 
 
 def unpack_number(data: bytes, dtype: DType) -> Number:
-    """The Python number that ``pack_number`` wrote; Illegal if there are too few bytes."""
+    """Read a number that ``pack_number`` wrote. Raises Illegal for a wrong length."""
     width = BYTES.get(dtype, 0)
     if not width <= len(data) < width + 8 or dtype in (
         DType.INT4,
@@ -162,11 +169,11 @@ def unpack_number(data: bytes, dtype: DType) -> Number:
         DType.SHAPE,
         DType.BOOL,
     ):
-        raise Illegal(f"{len(data)} bytes are no number of type {dtype}")
+        raise Illegal(f"{len(data)} bytes are not a number of type {dtype}")
     if dtype is DType.BF16:
         return float(struct.unpack("<f", b"\0\0" + data[:2])[0])
     if dtype > DType.SHAPE and dtype is not DType.INT64:
-        raise Illegal(f"no attribute is of type {dtype}")
+        raise Illegal(f"attributes cannot have type {dtype}")
     number: Number = np.frombuffer(data, ARRAY_DTYPES[dtype].newbyteorder("<"), 1)[
         0
     ].item()

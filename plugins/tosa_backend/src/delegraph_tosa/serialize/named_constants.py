@@ -1,16 +1,18 @@
-"""Files without the elements of their large constants, which are named data: several
-delegates share them.
+"""TOSA files without their large constants, which become named data.
 
-    8 bytes "dlgrCUT2" | number of constants, uint32 | number of repeated ones, uint32 |
-    for each constant: its place in the file, uint64; its size, uint64; the SHA-256 of
-    its bytes | for each repeated one: its place, uint64; its size, uint64; the 4 bytes
-    that it repeats | the rest of the file: its bytes, uint64, and these as zlib packs
-    them
+Several delegates share named data. The layout of such a file:
 
-All numbers are little-endian, places ascend. Named data has the constants by ``key_of``
-their SHA-256. Repeated ones are, as a rule, zero points that are all zero. Packed, the
-rest is a third to a fifth: operators and tensors of a graph are much alike, and each
-method of a program has its own.
+    8 bytes "dlgrCUT2"
+    number of constants, uint32
+    number of repeated constants, uint32
+    for each constant: position in the file, uint64; size, uint64; SHA-256
+    for each repeated constant: position, uint64; size, uint64; the 4 repeated bytes
+    size of the rest of the file, uint64
+    the rest of the file, compressed with zlib
+
+All numbers are little-endian, and positions ascend. ``key_of`` maps a SHA-256 to the
+key of the named data. Repeated constants are mostly zero points of zeros. Compression
+reduces the rest to a third or less, because operators of a graph repeat.
 """
 
 from __future__ import annotations
@@ -31,44 +33,45 @@ from .writer import TosaFile
 
 MAGIC = b"dlgrCUT2"
 MOST_PACKED = 100
-"""How many bytes a packed one stands for at most, so that a small damaged file cannot
-ask for a large one.
+"""Largest accepted compression ratio.
+
+It stops a small damaged file from demanding much memory.
 """
 LEAST = 1024
-"""Bytes of the smallest constant that is left out of a file."""
+"""Size in bytes of the smallest constant that becomes named data."""
 MOST_EQUAL = 2
-"""How many equal constants are left out of a file: an embedding that is tied to a layer
-has its elements in two shapes.
+"""How many equal constants become named data; further ones stay in the file.
 
-Not more, so that a small damaged file cannot ask for a large multiple of the named
-data.
+Two, because a tied embedding has its elements in two shapes. Not more, so that a small
+damaged file cannot demand a multiple of the named data.
 """
 ALIGNMENT = 16
 UNIT = 4
-"""Bytes that a repeated constant repeats."""
+"""Number of bytes that a repeated constant repeats."""
 _COUNT = struct.Struct("<I")
 _SIZE = struct.Struct("<Q")
 _BEGIN = len(MAGIC) + 2 * _COUNT.size
-"""Where the rows of constants begin."""
+"""Position of the first row of the table of constants."""
 _ROW = struct.Struct("<QQ32s")
 _REPEATED = struct.Struct(f"<QQ{UNIT}s")
 
 
 def key_of(digest: bytes) -> str:
-    """The key of a constant's bytes among the named data of a program."""
+    """Return the key of a constant among a program's named data."""
     return f"tosa-constant-{digest.hex()}"
 
 
 def split_constants(file: TosaFile) -> tuple[bytes, NamedDataStoreOutput]:
-    """The file without its large constants, and these. Reads all constants once. Of
-    equal ones, two are left out.
+    """Return the file without its large constants, and these constants.
+
+    Reads all constants once. Of equal constants, only ``MOST_EQUAL`` are left out.
     """
     large = {
         constant.start: constant
         for constant in file.constants()
         if constant.size >= LEAST
     }
-    kept = _Kept(large)
+    kept = _ConstantFilter(large)
     file.write_to(kept)  # type: ignore[arg-type]
     store = NamedDataStore()
     rows = []
@@ -89,18 +92,19 @@ def split_constants(file: TosaFile) -> tuple[bytes, NamedDataStoreOutput]:
 
 
 def join_constants(content: bytes, named_data: Mapping[str, bytes]) -> bytes:
-    """The whole file again; what is no such file is returned as it is. Raises
-    FormatError for a damaged one.
+    """Put the named constants back. Returns other files unchanged.
+
+    Raises FormatError for a damaged file.
     """
     if not content.startswith(MAGIC):
         return content
-    rows, repeated, kept = _parts(content)
-    # a small blob must not ask for much more than there is to read
+    rows, repeated, kept = _table_and_rest(content)
+    # Check before allocating: a small blob must not demand much more than it contains.
     if rows and max(Counter([row.digest for row in rows]).values()) > MOST_EQUAL:
         raise _damaged(f"a constant is left out more than {MOST_EQUAL} times")
     held = sum(len(named_data.get(key_of(row.digest), b"")) for row in rows)
     if sum(row.size for row in repeated) > held + len(kept):
-        raise _damaged("most of it is repeated")
+        raise _damaged("its repeated constants are larger than all other data")
     whole = bytearray()
     position = 0
     left_out: list[_Row | _Repeated] = [*rows, *repeated]
@@ -117,8 +121,8 @@ def join_constants(content: bytes, named_data: Mapping[str, bytes]) -> bytes:
             or not 0 <= before <= len(kept) - position
         ):
             raise _damaged(
-                f"the constant at {row.start}, of {row.size} bytes, is not in the named"
-                " data or out of place"
+                f"the constant at {row.start}, of {row.size} bytes, is missing in the named"
+                " data or misplaced"
             )
         whole += kept[position : position + before]
         whole += data
@@ -127,10 +131,9 @@ def join_constants(content: bytes, named_data: Mapping[str, bytes]) -> bytes:
 
 
 def beginning(content: bytes) -> bytes:
-    """Where the flatbuffer begins in the first bytes of a file, with or without its
-    constants; b"" if further behind.
+    """Return the first bytes of the flatbuffer, with or without its constants.
 
-    Nothing is checked, except that nothing is read which is not there.
+    Returns b"" if ``content`` ends before them. Checks lengths only.
     """
     if not content.startswith(MAGIC) or len(content) < _BEGIN:
         return content
@@ -142,37 +145,40 @@ def beginning(content: bytes) -> bytes:
 
 
 class _Row(NamedTuple):
+    """A constant in named data."""
+
     start: int
     size: int
     digest: bytes
 
 
 class _Repeated(NamedTuple):
+    """A constant that repeats the same 4 bytes."""
+
     start: int
     size: int
     unit: bytes
 
 
 def _rest(content: bytes) -> int:
-    """Where the rest of the file begins, behind all rows. ``content`` has their
-    numbers.
-    """
+    """Return where the rest of the file begins, after all rows of the table."""
     count: int = _COUNT.unpack_from(content, len(MAGIC) + _COUNT.size)[0]
     return _repeated(content) + count * _REPEATED.size
 
 
 def _repeated(content: bytes) -> int:
-    """Where the rows of repeated constants begin."""
+    """Return where the rows of repeated constants begin."""
     count: int = _COUNT.unpack_from(content, len(MAGIC))[0]
     return _BEGIN + count * _ROW.size
 
 
-def _parts(content: bytes) -> tuple[list[_Row], list[_Repeated], bytes]:
-    """The rows of a blob, and the rest of its file. Raises FormatError for a damaged
-    one.
+def _table_and_rest(content: bytes) -> tuple[list[_Row], list[_Repeated], bytes]:
+    """Return the rows of a blob and the rest of its file.
+
+    Raises FormatError for a damaged blob.
     """
     if len(content) < _BEGIN or len(content) < (end := _rest(content)):
-        raise _damaged("the table of its constants does not end")
+        raise _damaged("it ends inside the table of its constants")
     middle = _repeated(content)
     rows = [_Row(*found) for found in _ROW.iter_unpack(content[_BEGIN:middle])]
     repeated = [
@@ -182,22 +188,28 @@ def _parts(content: bytes) -> tuple[list[_Row], list[_Repeated], bytes]:
 
 
 def _unpacked(kept: bytes) -> bytes:
-    """The rest of a file. Raises FormatError for what zlib did not pack, and for more
-    or less than is stated.
+    """Decompress the rest of a file.
+
+    Raises FormatError if zlib cannot decompress it, or the size differs from the
+    header.
     """
     if len(kept) < _SIZE.size:
         raise _damaged("it ends before its graph")
     (size,) = _SIZE.unpack_from(kept)
     packed = kept[_SIZE.size :]
     if size > MOST_PACKED * len(packed):
-        raise _damaged(f"{len(packed)} bytes are said to be {size}")
+        raise _damaged(
+            f"the header declares {size} bytes, but only {len(packed)} compressed bytes follow"
+        )
     unpacking = zlib.decompressobj()
     try:
         found = unpacking.decompress(packed, size + 1)
     except zlib.error as e:
         raise _damaged(f"its graph cannot be unpacked: {e}") from e
     if len(found) != size or not unpacking.eof or unpacking.unused_data:
-        raise _damaged(f"its graph is not of the {size} bytes that are stated")
+        raise _damaged(
+            f"the header declares {size} bytes, but the graph has another size"
+        )
     return found
 
 
@@ -208,13 +220,13 @@ def _damaged(why: str) -> FormatError:
     )
 
 
-class _Kept(io.RawIOBase):
-    """Keeps what is written to it but for large constants, of which ``left_out`` has
-    the places and digests.
+class _ConstantFilter(io.RawIOBase):
+    """A stream that drops large constants and keeps everything else.
 
-    ``large``: place -> the constant there. It may come in pieces. One that comes whole
-    and repeats the same bytes is in ``repeated``, as long as these are fewer than all
-    others.
+    ``large`` maps a position to its constant, which may be written in pieces.
+    ``left_out`` has the digests of dropped constants. ``repeated`` has constants that
+    are written whole and repeat 4 bytes, as long as they are smaller than all other
+    data.
     """
 
     def __init__(self, large: Mapping[int, Any]) -> None:
@@ -222,14 +234,14 @@ class _Kept(io.RawIOBase):
         self.left_out = dict[int, bytes]()
         self.repeated = dict[int, bytes]()
         self._allowed = 0
-        """How many bytes may still be repeated."""
+        """Number of bytes that ``repeated`` may still take."""
         self._large = large
         self._position = 0
-        # of the constant that is being written
+        # The constant that is being written.
         self._place = 0
         self._digest = hashlib.sha256()
         self._missing = 0
-        """How many of its bytes have not come yet."""
+        """Number of its bytes that are still to come."""
 
     def write(self, data: Any) -> int:
         size = memoryview(data).nbytes
@@ -238,7 +250,8 @@ class _Kept(io.RawIOBase):
             self._digest = hashlib.sha256()
             self._missing = self._large[self._place].size
         if self._missing == size <= self._allowed and (unit := _unit(data)) is not None:
-            self.repeated[self._place], self._missing = unit, 0
+            self.repeated[self._place] = unit
+            self._missing = 0
             self._allowed -= size
         elif self._missing:
             self._digest.update(data)
@@ -251,8 +264,9 @@ class _Kept(io.RawIOBase):
         return size
 
     def _leave_out(self, digest: bytes) -> None:
-        """The constant at ``_place`` has come. Of equal ones, the first ``MOST_EQUAL``
-        are left out.
+        """Drop the constant at ``_place``, which is complete.
+
+        Of equal constants, only the first ``MOST_EQUAL`` are dropped.
         """
         if [*self.left_out.values()].count(digest) >= MOST_EQUAL:
             self._large[self._place].write_to(self.rest)
@@ -262,12 +276,10 @@ class _Kept(io.RawIOBase):
 
 
 def _unit(data: Any) -> bytes | None:
-    """The bytes that ``data`` repeats; None if it repeats none, or is too short for
-    that.
-    """
+    """Return the 4 bytes that ``data`` repeats, or None."""
     found = memoryview(data).cast("B")
     unit = bytes(found[:UNIT])
-    # most constants differ in their first elements, and are not looked at any further
+    # Most constants differ in their first elements, so the whole is rarely compared.
     if not unit or len(found) % UNIT or found[UNIT : 2 * UNIT] != unit:
         return None
     return unit if found == unit * (len(found) // UNIT) else None

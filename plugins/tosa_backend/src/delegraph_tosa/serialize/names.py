@@ -1,6 +1,4 @@
-"""Names of tensors and shapes in a file: unique, stable, and the value's own where that
-is possible.
-"""
+"""Gives the tensors and shapes of a file unique names."""
 
 from __future__ import annotations
 
@@ -11,8 +9,9 @@ from ..ir.graph import Value
 
 
 class Names:
-    """Unique names. A value keeps its own name if no other value of the file has it;
-    others are numbered.
+    """Unique names.
+
+    A value keeps its own name unless another value of the file has it.
     """
 
     def __init__(self, values: Iterable[Value]) -> None:
@@ -21,11 +20,9 @@ class Names:
         self._counts: Counter[str] = Counter()
 
     def name(self, value: Value, kind: str, position: int | None = None) -> str:
-        """The value's own name, or ``kind`` and the position, or the next free number
-        of that kind.
-        """
+        """Return the value's own name, or ``kind`` with a position or free number."""
         if value.name and self._given[value.name] == 1:
-            # a second tensor of the same value (in another block) is numbered
+            # The same value in another block is another tensor, and gets a number.
             self._given[value.name] = 0
             return value.name
         return self.fresh(kind, position)

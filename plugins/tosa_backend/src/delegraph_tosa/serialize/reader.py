@@ -1,6 +1,4 @@
-"""Reading a TOSA flatbuffer from an untrusted source: a graph, or one FormatError that
-says what is wrong.
-"""
+"""Reads TOSA flatbuffers from untrusted sources."""
 
 from __future__ import annotations
 
@@ -15,16 +13,14 @@ from .schema import FEATURES, IDENTIFIER, CompatibilityField, GraphField
 
 
 def read(data: bytes | bytearray | memoryview) -> Graph:
-    """The graph of a ``.tosa`` file of version 1.0, 1.1 or 0.80. Raises FormatError."""
+    """Read a ``.tosa`` file of version 1.0, 1.1 or 0.80. Raises FormatError."""
     return read_numbered(data)[0]
 
 
 def read_numbered(
     data: bytes | bytearray | memoryview,
 ) -> tuple[Graph, dict[Operator, int]]:
-    """As ``read``, with the number in the file of each operator of the program, as a
-    ``TosaFile`` counts them.
-    """
+    """As ``read``, with the number of each operator in the file, as in ``TosaFile``."""
     table = root(data, IDENTIFIER, "TOSA file")
     block: type[Block] = Block
     if _version(table) < (1, 0):
@@ -41,9 +37,9 @@ def read_numbered(
 
 
 def target_of(data: bytes | bytearray | memoryview, graph: Graph) -> TosaSpec:
-    """The smallest target that takes a file and the ``graph`` in it.
+    """Return the smallest target that takes a file with this ``graph``.
 
-    It is of 0.80 if the file is, else of the first version that has all of it.
+    Its version is 0.80 for files of 0.80, otherwise the first that has all operators.
     """
     version = _version(root(data, IDENTIFIER, "TOSA file"))
     if version in OLDER:
@@ -53,10 +49,9 @@ def target_of(data: bytes | bytearray | memoryview, graph: Graph) -> TosaSpec:
 
 
 def stated_version(data: bytes) -> tuple[int, int]:
-    """The version that a file of any version says it has, of which only the beginning
-    has to be there.
+    """Return the version in a file's header. The beginning of the file is enough.
 
-    Raises FormatError if it is not in there.
+    Raises FormatError if the header is incomplete.
     """
     return _stated(root(data, IDENTIFIER, "TOSA file"))
 
@@ -73,17 +68,16 @@ def _version(table: Table) -> tuple[int, int]:
     if (major, minor) not in {**FILES, **OLDER}:
         raise FormatError(
             "format-invalid",
-            f"a TOSA file of version {major}.{minor}; 0.80, 1.0 and 1.1 are read here",
+            f"a TOSA file of version {major}.{minor}; supported are 0.80, 1.0 and 1.1",
         )
     return major, minor
 
 
 def _check_features(table: Table) -> None:
-    """Refuse a file with features that are not known here: it must not be read as if it
-    were without.
+    """Refuse a file with unknown features, which this reader would misread.
 
-    Features are what says so; the version of the official serializer that should read
-    it says nothing of this reader.
+    The features decide, not the reader version in the file: that one refers to the
+    official serializer.
     """
     held = table.table(GraphField.COMPATIBILITY, "compatibility")
     unknown = (held.scalar(CompatibilityField.FEATURES, "Q") if held else 0) & ~FEATURES
@@ -91,5 +85,5 @@ def _check_features(table: Table) -> None:
         bits = [bit for bit in range(64) if unknown >> bit & 1]
         raise FormatError(
             "format-invalid",
-            f"a TOSA file with compatibility features {bits}, which are not known here",
+            f"a TOSA file with compatibility features {bits}, which this version does not support",
         )

@@ -1,8 +1,8 @@
-"""Regions and basic blocks of a TOSA file as graphs.
+"""Reads regions and basic blocks of a TOSA file as graphs.
 
-Every name, enumeration, count and type is checked, and each operator's ``infer`` must
-agree with the types that the file declares. Constants are views of the file's bytes,
-except those of less than 8 bits and of 48, which are widened.
+Checks every name, enumeration, count and type. Each operator's ``infer`` must agree
+with the types that the file declares. Constants are views of the file's bytes, except
+elements of fewer than 8 bits and of 48 bits, which are widened.
 """
 
 from __future__ import annotations
@@ -32,15 +32,13 @@ from .schema import (
 from .tensors import constant_of, member, type_of_tensor
 
 MAX_SHAPE_LENGTH = 64
-"""Of level NONE; shape operators compute their entries when they are read."""
+"""Limit of level NONE. Shape operators compute their entries while they are read."""
 MAX_NESTING = 64
-"""Level NONE has 256, but each level is a few Python frames."""
+"""Lower than the 256 of level NONE, because each level takes several Python frames."""
 OPERATOR_COST = 16
-"""What an operator counts, in elements, since the graph's are large and a file may name
-one any number of times.
-"""
+"""Cost of an operator in elements. A small file can name one any number of times."""
 LONGEST_NUMBER = 32
-"""Bytes of a number that are looked at; it has 16 with its padding."""
+"""Largest number of bytes read for a number; with padding it has 16."""
 ENUMERATIONS: dict[str, type[Mode] | type[DType]] = {
     "BlockSize": BlockSize,
     "DType": DType,
@@ -51,8 +49,9 @@ ENUMERATIONS: dict[str, type[Mode] | type[DType]] = {
 
 
 class Regions:
-    """Regions by name; each becomes one graph, when it is first referred to. The first
-    one is the program.
+    """Regions by name. A region becomes a graph when it is first referenced.
+
+    The first region is the program.
     """
 
     def __init__(self, table: Table, block: type[Block]) -> None:
@@ -62,25 +61,25 @@ class Regions:
         self.names: list[str] = []
         self.variables: dict[str, Type] = {}
         self.declared_inside: list[Operator] = []
-        """Variables that only graphs of control flow name; the program declares them.
-        """
+        """Variables that only control flow graphs use; the program declares them."""
         self.numbers: list[int] = []
-        """Of the program's operators; -1 for a variable, which its tensor declares."""
+        """File numbers of the program's operators.
+
+        -1 for a variable, declared by its tensor.
+        """
         self.literals: dict[Hashable, Value] = {}
-        """Constants that a file of an older version has in attributes, each once."""
+        """Constants made from attributes of an older version, each once."""
         for region in table.each_table(GraphField.REGIONS, "region"):
             name = region.string(RegionField.NAME, "name")
             if name in self.tables:
-                raise region.damaged(f"there are two regions {name!r}")
+                raise region.damaged(f"two regions are named {name!r}")
             self.tables[name] = region
             self.names.append(name)
         if not self.tables:
             raise table.damaged("it has no region")
 
     def graph(self, name: str | None, within: tuple[str, ...]) -> Graph:
-        """The graph of a region; ``within`` are the regions that refer to it, which it
-        must not be one of.
-        """
+        """Return the graph of a region. ``within`` are the regions that refer to it."""
         name = self.names[0] if name is None else name
         if name not in self.tables:
             raise FormatError(
@@ -96,16 +95,14 @@ class Regions:
             blocks = self.tables[name].tables(RegionField.BLOCKS, "block")
             if len(blocks) != 1:
                 raise self.tables[name].damaged(
-                    f"it has {len(blocks)} basic blocks, TOSA wants one"
+                    f"it has {len(blocks)} basic blocks; TOSA allows one"
                 )
             self.graphs[name] = self.block(self, blocks[0], (*within, name)).graph(name)
         return self.graphs[name]
 
 
 class Block:
-    """One basic block: its declared tensors and shapes, and the values that are defined
-    so far.
-    """
+    """A basic block: its declared tensors and shapes, and the values defined so far."""
 
     def __init__(self, regions: Regions, table: Table, within: tuple[str, ...]) -> None:
         self.regions = regions
@@ -131,7 +128,7 @@ class Block:
             self.output(n) for n in self.table.strings(BlockField.OUTPUTS, "output")
         ]
         if len({*outputs}) != len(outputs):
-            raise self.table.damaged("an output is there twice")
+            raise self.table.damaged("an output occurs twice")
         return Graph(inputs, outputs, self.operators, name)
 
     # -- declarations ------------------------------------------------------------------
@@ -150,21 +147,22 @@ class Block:
         if not name:
             raise table.damaged("it has no name")
         if name in self.tensors or name in self.shapes:
-            raise table.damaged(f"the name {name!r} is there twice")
+            raise table.damaged(f"the name {name!r} occurs twice")
         return name
 
     def variable(self, name: str, tensor: Table) -> None:
-        """A tensor that keeps its value; in the graph it is the operator VARIABLE with
-        its initial value.
+        """Read a variable: a tensor that keeps its value between calls.
 
-        Files repeat it in each block. The program's stands for all of them: the others
-        would start it anew.
+        It becomes a VARIABLE operator with the initial value. Files repeat it in each
+        block, but only the program's is used: others would reset it.
         """
         initial = self.constant(name, tensor)
         variable = tensor.string(TensorField.VARIABLE_NAME, "variable name")
         known = self.regions.variables.get(variable)
         if known not in (None, initial.type):
-            raise tensor.damaged(f"variable {variable!r} is {known} and {initial.type}")
+            raise tensor.damaged(
+                f"variable {variable!r} is declared as {known} and as {initial.type}"
+            )
         self.regions.variables[variable] = initial.type
         declaration = VARIABLE((initial,), variable=variable)
         if len(self.within) == 1:
@@ -173,17 +171,17 @@ class Block:
             self.regions.declared_inside.append(declaration)
 
     def type_of(self, name: str) -> Type:
-        """The declared type of a tensor or shape."""
+        """Return the declared type of a tensor or shape."""
         if name in self.shapes:
             rank = self.shapes[name].scalar(ShapeField.RANK, "I")
             if rank > MAX_SHAPE_LENGTH:
                 raise self.shapes[name].damaged(
-                    f"{name!r} has {rank} entries, at most {MAX_SHAPE_LENGTH} are"
-                    " possible"
+                    f"{name!r} has {rank} entries; at most {MAX_SHAPE_LENGTH}"
+                    " are allowed"
                 )
             return Type((rank,), DType.SHAPE)
         if name not in self.tensors:
-            raise self.table.damaged(f"nothing of the name {name!r} is declared")
+            raise self.table.damaged(f"{name!r} is not declared")
         return type_of_tensor(self.tensors[name], name)
 
     # -- values ------------------------------------------------------------------------
@@ -213,13 +211,11 @@ class Block:
     def constant(self, name: str, declared: Table) -> Value:
         type = self.type_of(name)
         if type.is_dynamic:
-            raise declared.damaged(
-                f"the constant {name!r} has sizes that are not known"
-            )
+            raise declared.damaged(f"the constant {name!r} has unknown sizes")
         return Value(type, self.elements(declared, name, type), name)
 
     def elements(self, declared: Table, name: str, type: Type) -> Constant:
-        """The elements of a constant."""
+        """Return the elements of a constant."""
         return constant_of(declared, name, type)
 
     # -- operators ---------------------------------------------------------------------
@@ -241,7 +237,7 @@ class Block:
         if name in ("CONST", "CONST_SHAPE"):
             return self.constant_operator(name, table, inputs, results)
         if name == "VARIABLE":
-            return None  # declared by its tensor
+            return None  # its tensor declares it
         return self.computing_operator(OPERATORS[name], table, inputs, results)
 
     def constant_operator(
@@ -249,7 +245,7 @@ class Block:
     ) -> None:
         declared = self.shapes if name == "CONST_SHAPE" else self.tensors
         if inputs or len(results) != 1 or results[0] not in declared:
-            raise table.damaged(f"{name} needs no operand and one declared result")
+            raise table.damaged(f"{name} must have no operand and one declared result")
         self.define(results[0], self.constant(results[0], declared[results[0]]))
 
     def computing_operator(
@@ -265,15 +261,15 @@ class Block:
             results = []
         if not _fits(len(inputs), kind):
             raise table.damaged(
-                f"{name} has {len(inputs)} operands, needs {len(kind.operands)}"
+                f"{name} has {len(inputs)} operands instead of {len(kind.operands)}"
             )
         operands = [self.used(n, table) for n in inputs]
-        if (
-            name == "CONCAT_SHAPE"
-            and sum(v.shape[0] for v in operands if v.dtype is DType.SHAPE)
-            > MAX_SHAPE_LENGTH
-        ):
-            raise table.damaged(f"{name} gives more than {MAX_SHAPE_LENGTH} entries")
+        if name == "CONCAT_SHAPE":
+            entries = sum(v.shape[0] for v in operands if v.dtype is DType.SHAPE)
+            if entries > MAX_SHAPE_LENGTH:
+                raise table.damaged(
+                    f"{name} gives {entries} entries, more than {MAX_SHAPE_LENGTH}"
+                )
         declared = [self.type_of(n) for n in results]
         attributes = variable or self.attributes(kind, table, operands)
         location = table.table(OperatorField.LOCATION, "location")
@@ -289,7 +285,7 @@ class Block:
             raise table.damaged("it needs one variable")
         tensor = self.tensors[names[0]]
         if not tensor.flag(TensorField.VARIABLE):
-            raise table.damaged(f"{names[0]!r} is no variable")
+            raise table.damaged(f"{names[0]!r} is not a variable")
         return tensor.string(TensorField.VARIABLE_NAME, "variable name")
 
     def finish(self, operator: Operator, table: Table) -> None:
@@ -310,7 +306,7 @@ class Block:
             wanted = ", ".join(map(str, inferred)) or "nothing"
             found = ", ".join(map(str, declared)) or "nothing"
             raise table.damaged(
-                f"{operator.name} gives {wanted}, the file says {found}"
+                f"{operator.name} computes {wanted}, the file declares {found}"
             )
         for name, value, type in zip(names, operator.outputs, agreed, strict=True):
             value.name = name
@@ -320,13 +316,13 @@ class Block:
     def attributes(
         self, kind: type[Operator], table: Table, operands: list[Value]
     ) -> dict[str, Any]:
-        stored = STORED[kind]
-        held = table.table(OperatorField.ATTRIBUTE, "attributes") if stored else None
-        if held is None and stored:
+        fields = STORED[kind]
+        stored = table.table(OperatorField.ATTRIBUTE, "attributes") if fields else None
+        if stored is None and fields:
             raise table.damaged(f"{kind.__name__} has no attributes")
         return {
-            name: self.attribute(cast(Table, held), field, form, operands)
-            for field, (name, form) in enumerate(stored)
+            name: self.attribute(cast(Table, stored), field, value_kind, operands)
+            for field, (name, value_kind) in enumerate(fields)
         }
 
     def attribute(
@@ -348,15 +344,13 @@ class Block:
 
 
 def _fits(count: int, kind: type[Operator]) -> bool:
-    return (
-        count >= len(kind.operands) - 1
-        if kind.variadic
-        else count == len(kind.operands)
-    )
+    if kind.variadic:
+        return count >= len(kind.operands) - 1
+    return count == len(kind.operands)
 
 
 def implied(kind: type[Operator], declared: list[Type], table: Table) -> dict[str, Any]:
-    """Attributes that the declared results say."""
+    """Return the attributes that follow from the declared results."""
     implied = IMPLIED[kind]
     if implied and not declared:
         raise table.damaged(f"{kind.__name__} has no result")
@@ -367,9 +361,8 @@ def implied(kind: type[Operator], declared: list[Type], table: Table) -> dict[st
 
 
 def _number(held: Table, field: int, dtype: DType) -> float | int:
+    data = bytes(held.raw(field, f"field {field}")[:LONGEST_NUMBER])
     try:
-        return unpack_number(
-            bytes(held.raw(field, f"field {field}")[:LONGEST_NUMBER]), dtype
-        )
+        return unpack_number(data, dtype)
     except Illegal as problem:
         raise held.damaged(str(problem)) from None

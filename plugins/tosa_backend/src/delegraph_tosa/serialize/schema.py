@@ -1,6 +1,4 @@
-"""Numbers of the flatbuffer schema (``tosa.fbs`` of the specification): field ids and
-operator codes.
-"""
+"""Numbers of the flatbuffer schema (``tosa.fbs``): field ids and operator codes."""
 
 from __future__ import annotations
 
@@ -11,9 +9,12 @@ from ..ir.operators import OPERATORS
 
 IDENTIFIER = "TOSA"
 DATA_ALIGNMENT = 16
-"""Alignment of constants in the files that we write; the schema asks for 8."""
+"""Alignment of constants in the files that we write; the schema requires 8."""
 IMPLIED_KINDS = frozenset({"ResultDType", "ResultTypes"})
-"""Kinds of attributes that the declared results say; no file stores them."""
+"""Kinds of attributes that follow from the declared results.
+
+Files do not store them.
+"""
 
 
 class GraphField(enum.IntEnum):
@@ -43,8 +44,9 @@ class BlockField(enum.IntEnum):
 
 
 class TensorField(enum.IntEnum):
-    """Fields of TosaTensor. ``OFFSET`` and ``SIZE`` stand in for ``DATA`` in files
-    beyond 2 GiB.
+    """Fields of TosaTensor.
+
+    Files above 2 GiB use ``OFFSET`` and ``SIZE``, not ``DATA``.
     """
 
     NAME = 0
@@ -71,15 +73,11 @@ class CompatibilityField(enum.IntEnum):
 
 
 MXFP = 1 << 1
-"""Feature of files that have block-scaled tensors: readers that do not know it must not
-read them.
-"""
+"""Feature of files with block-scaled tensors. Readers without it must refuse them."""
 FEATURES = MXFP
-"""What our reader knows."""
+"""Features that our reader supports."""
 MXFP_READER = (2026, 8, 0)
-"""Version of the official serializer (major, minor, micro) that writes and reads
-block-scaled tensors.
-"""
+"""First version of the official serializer with block-scaled tensors."""
 
 
 class ShapeField(enum.IntEnum):
@@ -116,13 +114,15 @@ RESHAPE_BLOCK_SCALED ROW_GATHER_BLOCK_SCALED ROW_GATHER MATMUL_T
 CODES: dict[str, int] = {
     name: code for code, name in enumerate(_ORDER.split(), start=1)
 }
-"""Operator -> its ``Op`` number, which is the tag of its attribute table as well."""
+"""Maps an operator to its ``Op`` number, which is also the tag of its attributes."""
 NAMES: dict[int, str] = {code: name for name, code in CODES.items()}
 
 
 WRITTEN_AS = {"VARIABLE_READ": "IDENTITY", "VARIABLE_WRITE": "IDENTITY"}
-"""The official serializer gives access to variables the number of IDENTITY and the
-attributes of its own; its readers take nothing else.
+"""Operators that the official serializer writes with another number.
+
+Access to a variable has the number of IDENTITY and its own attributes. Official readers
+accept nothing else.
 """
 STORED: dict[type[Operator], tuple[tuple[str, str], ...]] = {
     operator: tuple(
@@ -132,9 +132,7 @@ STORED: dict[type[Operator], tuple[tuple[str, str], ...]] = {
     )
     for operator in OPERATORS.values()
 }
-"""Operator -> (name, kind) of the attributes that a file stores; the position is the
-field id.
-"""
+"""Maps an operator to (name, kind) of its stored attributes, by field id."""
 IMPLIED: dict[type[Operator], tuple[tuple[str, str], ...]] = {
     operator: tuple(
         (name, kind)
@@ -143,4 +141,4 @@ IMPLIED: dict[type[Operator], tuple[tuple[str, str], ...]] = {
     )
     for operator in OPERATORS.values()
 }
-"""Operator -> (name, kind) of the attributes that the declared results say."""
+"""Maps an operator to the (name, kind) of attributes that follow from its results."""

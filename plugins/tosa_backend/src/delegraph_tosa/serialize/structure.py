@@ -1,4 +1,4 @@
-"""The structure of a TOSA file: everything but the elements of its constants."""
+"""Builds the structure of a TOSA file: everything but the elements of constants."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ from .table_layouts import (
     OPERATOR,
     OPERATOR_WITH_LOCATION,
     SHAPE,
-    elements_of,
-    tensor_form,
+    element_type_fields,
+    tensor_layout,
 )
 
 MAIN = "main"
-"""Name of the first region, which is the program; the others are bodies of control
-flow.
-"""
+"""Name of the first region, the program. Other regions are control flow bodies."""
 DATA_FIELD_ALIGNMENT = 8
-"""Bytes that the schema aligns vectors of bytes to."""
+"""Alignment in bytes that the schema requires for vectors of bytes."""
 TO_BE_FILLED_IN = 1
-"""Of a field that gets its value when the structure is complete; anything but a
-default.
+"""Placeholder of a field that is set later.
+
+It must differ from the default, or the field is omitted.
 """
 LENGTH_BYTES = 4
-"""Of a vector's length, which lies before its elements."""
+"""Size in bytes of a vector's length, which precedes its elements."""
 
 
 class Placed(NamedTuple):
-    """Elements of a constant and where their vector, or without ``has_length`` the bare
-    elements, start in the file.
+    """The position in the file of a constant's elements.
 
-    ``part`` counts ``stored_types``: 1 are the scales of a block-scaled constant.
+    It is the start of their vector or, without ``has_length``, of the bare elements.
+    ``part`` is an index into ``stored_types``: 1 means the scales of a block-scaled
+    constant.
     """
 
     value: Value
@@ -78,8 +78,9 @@ class Placed(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A field that gets the position of a constant's part, by its distance from the end
-    of the structure.
+    """A field that receives the position of a part of a constant.
+
+    ``distance`` is counted from the end of the structure.
     """
 
     value: Value
@@ -92,11 +93,11 @@ _Part = tuple[Value, int]
 
 
 class Layout(NamedTuple):
-    """A file without the elements of its constants: ``placed`` are those in file order,
-    ``size`` the file's bytes.
+    """A file without the elements of its constants.
 
-    ``numbers``: operator -> its number among all operators of the file, of one region
-    after the other; a file has operators for constants too, and none for VARIABLE.
+    ``placed`` are the constants in file order, ``size`` is the file's size in bytes.
+    ``numbers`` maps an operator to its number in the file, counted region by region.
+    The file also has operators for constants, and none for VARIABLE.
     """
 
     structure: bytes
@@ -112,10 +113,10 @@ def lay_out(
     limit: int,
     kind: type[Structure] | None = None,
 ) -> Layout:
-    """Where everything lies, in a structure of this kind.
+    """Compute where everything lies in the file.
 
-    From ``limit`` bytes on, ``TosaTensor.offset`` and ``size`` name the constants:
-    32-bit offsets may not reach them.
+    From ``limit`` bytes on, tensors use ``offset`` and ``size`` for their constants,
+    which 32-bit offsets may not reach.
     """
     kind = kind or Structure
     writer, structure = _written(kind(graph, locations, False), version)
@@ -143,17 +144,15 @@ def _written(
 
 
 def _in_file_order(slots: list[Slot]) -> list[Slot]:
-    # what 32-bit offsets must reach comes first
+    # Constants with 32-bit offsets come first, so that the offsets reach them.
     return sorted(slots, key=lambda slot: slot.wide)
 
 
 def _places(slots: list[Slot], end: int) -> tuple[dict[_Part, Placed], int]:
-    """Where constants lie behind a structure of ``end`` bytes, in file order, and where
-    the last one ends.
+    """Place constants after a structure of ``end`` bytes.
 
-    A weight is there once, also if several branches use it, or several tensors of other
-    shapes, such as an embedding that is tied to a layer: their fields have the position
-    of the same vector.
+    Return where the last one ends. Tensors with the same elements share one vector.
+    Examples are a weight used in several branches, and an embedding tied to a layer.
     """
     placed: dict[_Part, Placed] = {}
     of_elements: dict[_Part, Placed] = {}
@@ -161,7 +160,7 @@ def _places(slots: list[Slot], end: int) -> tuple[dict[_Part, Placed], int]:
         part = slot.value, slot.part
         if part in placed:
             continue
-        elements = _with_the_elements_of(slot.value), slot.part
+        elements = _shared_elements(slot.value), slot.part
         if elements not in of_elements:
             length = 0 if slot.wide else LENGTH_BYTES
             data = _aligned(end + length)
@@ -173,11 +172,12 @@ def _places(slots: list[Slot], end: int) -> tuple[dict[_Part, Placed], int]:
     return placed, end
 
 
-def _with_the_elements_of(value: Value) -> Value:
-    """The constant that has the elements of ``value`` in the same order; ``value``
-    itself is a view of it, or is it.
+def _shared_elements(value: Value) -> Value:
+    """Return the constant with the same elements in the same order as ``value``.
+
+    ``value`` is a view of that constant, or the constant itself.
     """
-    if value.dtype in BLOCK_SCALED:  # the scales have an order of their own
+    if value.dtype in BLOCK_SCALED:  # its scales have another order
         return value
     views: list[_View] = []
     found = value
@@ -199,17 +199,16 @@ class _View(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """An axis of a view: its size, and how many elements lie between two of its
-    elements.
-    """
+    """An axis of a view: its size, and the distance of neighbours in elements."""
 
     size: int
     stride: int
 
 
 def _keeps_order(shape: Sequence[int], views: Sequence[_View]) -> bool:
-    """Whether ``views`` of a tensor of ``shape``, from the last one on, have its
-    elements in the same order.
+    """Return whether views of a tensor of ``shape`` keep the order of its elements.
+
+    The last of ``views`` is applied first.
     """
     axes = _split([_Axis(math.prod(shape), 1)], shape)
     for view in reversed(views):
@@ -223,9 +222,7 @@ def _keeps_order(shape: Sequence[int], views: Sequence[_View]) -> bool:
 
 
 def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
-    """The axes of a view without those of size 1, neighbours as one axis where their
-    elements follow each other.
-    """
+    """Drop axes of size 1, and merge neighbours with adjacent elements."""
     merged: list[_Axis] = []
     for axis in axes:
         if axis.size == 1:
@@ -237,9 +234,7 @@ def _merged(axes: Sequence[_Axis]) -> list[_Axis]:
 
 
 def _split(axes: Sequence[_Axis], shape: Sequence[int]) -> list[_Axis] | None:
-    """The axes of a view after RESHAPE to ``shape``; None if an axis would have several
-    strides.
-    """
+    """Return the axes of a view after RESHAPE; None if an axis breaks up."""
     rest = _merged(axes)
     split = []
     size = 1
@@ -262,10 +257,10 @@ def _aligned(position: int) -> int:
 
 
 class Structure:
-    """One pass over a graph and the graphs of its control flow."""
+    """Builds the structure of a graph and its control flow graphs in one pass."""
 
     block: ClassVar[type[Block]]
-    """What writes the block of a region."""
+    """The class that builds the block of a region."""
 
     def __init__(self, graph: Graph, locations: bool, external: bool) -> None:
         self.build = Builder()
@@ -273,7 +268,7 @@ class Structure:
         self.external = external
         self.slots: list[Slot] = []
         self.types: dict[Type, tuple[int, ...]] = {}
-        """Of the tensors so far, of which many have the same."""
+        """Fields of each tensor type so far. Many tensors share a type."""
         self.graphs = [_with_distinct_outputs(g) for g in graph.reachable()]
         self.names = Names(v for g in self.graphs for v in _values(g))
         self.regions = dict(
@@ -312,8 +307,9 @@ class Structure:
         return self.build.table(4, fields)
 
     def compatibility(self) -> int:
-        """What keeps readers away that do not know block-scaled tensors, as the
-        official serializer writes it.
+        """Return the table that stops readers without block-scaled tensors.
+
+        Written as the official serializer does.
         """
         numbers = [Field(i, "int32", number) for i, number in enumerate(MXFP_READER)]
         reader = self.build.table(4, numbers)
@@ -332,27 +328,27 @@ class Structure:
         return self.build.table(2, fields)
 
     def type_of(self, value: Value) -> tuple[int, ...]:
-        """The fields of the type of a tensor: its shape and what its elements are."""
+        """Return the values of a tensor's type fields: shape and element type."""
         found = self.types.get(value.type)
         if found is None:
             shape = value.type.declared
             if max(shape, default=0) > LARGEST_SIZE:
                 raise Unsupported(
                     "unsupported",
-                    f"{value!r}: sizes in a TOSA file end at {LARGEST_SIZE}",
+                    f"{value!r}: the largest size in a TOSA file is {LARGEST_SIZE}",
                 )
             found = self.types[value.type] = (
                 self.build.vector("int32", shape),
-                *self.elements_of(value.dtype),
+                *self.element_type_fields(value.dtype),
             )
         return found
 
-    def elements_of(self, dtype: DType) -> tuple[int, ...]:
-        """The fields of a tensor's element type."""
-        return elements_of(dtype)
+    def element_type_fields(self, dtype: DType) -> tuple[int, ...]:
+        """Return the values of a tensor's element type fields."""
+        return element_type_fields(dtype)
 
     def attributes(self, operator: Operator) -> int:
-        """The operator's attribute table, shared by operators with equal attributes."""
+        """Return the operator's attribute table. Equal attributes share a table."""
         cls = type(operator)
         values = [
             self.attribute(kind, getattr(operator, name), operator)
@@ -362,7 +358,7 @@ class Structure:
         return self.build.table(found.field_count, found.with_values(values))
 
     def attribute(self, kind: str, value: Any, operator: Operator) -> int:
-        """What the field of an attribute holds: a position, or the value itself."""
+        """Return the value of an attribute's field: an offset or the attribute."""
         if kind == "Ints":
             return self.build.vector("int32", value)
         if kind == "Number":
@@ -377,8 +373,9 @@ class Structure:
 
 
 class Block:
-    """The one basic block of a region: its tensors, shapes and operators, in the order
-    in which they are first used.
+    """Builds the only basic block of a region.
+
+    Tensors, shapes and operators are in order of first use.
     """
 
     def __init__(self, structure: Structure, graph: Graph) -> None:
@@ -400,41 +397,34 @@ class Block:
         for operator in self.graph.operators:
             self.operator(operator)
         build = self.build
+        inputs = [self.names[value] for value in self.graph.inputs]
+        outputs = [self.names[value] for value in self.graph.outputs]
         fields = [
             Field(BlockField.NAME, "offset", build.string(name)),
             Field(
                 BlockField.OPERATORS, "offset", build.vector("offset", self.operators)
             ),
             Field(BlockField.TENSORS, "offset", build.vector("offset", self.tensors)),
-            Field(
-                BlockField.INPUTS,
-                "offset",
-                build.strings([self.names[v] for v in self.graph.inputs]),
-            ),
-            Field(
-                BlockField.OUTPUTS,
-                "offset",
-                build.strings([self.names[v] for v in self.graph.outputs]),
-            ),
+            Field(BlockField.INPUTS, "offset", build.strings(inputs)),
+            Field(BlockField.OUTPUTS, "offset", build.strings(outputs)),
             *self.shapes_field(),
         ]
         return build.table(6, fields)
 
     def shapes_field(self) -> list[Field]:
-        """Where shapes are; empty for a version whose files have none."""
+        """Return the field for shapes; empty for a version without shapes."""
         return [
             Field(BlockField.SHAPES, "offset", self.build.vector("offset", self.shapes))
         ]
 
     def constants(self) -> list[Value]:
-        """Constants that operators use; initial values of variables are none."""
-        used = (
-            v
-            for op in self.graph.operators
-            if not isinstance(op, VARIABLE)
-            for v in op.inputs
-        )
-        return list(dict.fromkeys(v for v in used if v.constant is not None))
+        """Return the constants that operators use, except initial values."""
+        used: dict[Value, None] = {}
+        for operator in self.graph.operators:
+            if not isinstance(operator, VARIABLE):
+                constants = [v for v in operator.inputs if v.constant is not None]
+                used |= dict.fromkeys(constants)
+        return list(used)
 
     def name_boundary(self) -> None:
         for kind, values in (
@@ -450,9 +440,7 @@ class Block:
         return self.names[value]
 
     def constant(self, value: Value) -> None:
-        """A constant's tensor or shape, and the CONST or CONST_SHAPE that makes it a
-        value of the block.
-        """
+        """Add a constant's tensor or shape, and the operator that makes it a value."""
         is_shape = value.dtype is DType.SHAPE
         name = self.named(value, "shape" if is_shape else "const")
         if is_shape:
@@ -476,7 +464,7 @@ class Block:
         self.shapes.append(table.position)
 
     def computed_shape(self, value: Value, name: str) -> None:
-        """The result of a shape operator: declared without entries."""
+        """Declare the result of a shape operator, without entries."""
         fields = [
             Field(ShapeField.NAME, "offset", self.build.string(name)),
             Field(ShapeField.RANK, "uint32", value.shape[0]),
@@ -493,7 +481,7 @@ class Block:
         if variable is not None:
             values += [1, self.build.string(variable)]
         if value.constant is None:
-            found = tensor_form(value.dtype in BLOCK_SCALED, variable is not None)
+            found = tensor_layout(value.dtype in BLOCK_SCALED, variable is not None)
             made = self.build.table(found.field_count, found.with_values(values))
         else:
             made = self.with_data(value, variable is not None, values)
@@ -503,7 +491,7 @@ class Block:
         external = self.structure.external
         types = stored_types(value.type)
         sizes = [size_in_file(t) for t in types] if external else []
-        found = tensor_form(
+        found = tensor_layout(
             value.dtype in BLOCK_SCALED, is_variable, len(types), external
         )
         fields = found.with_values([*[TO_BE_FILLED_IN] * len(types), *sizes, *values])
@@ -548,11 +536,11 @@ class Block:
         return self.names[value]
 
     def variable(self, variable: str, operator: Operator) -> str:
-        """The name of a variable's tensor, which has the initial value: files have no
-        operator that declares it.
+        """Return the name of a variable's tensor, which holds the initial value.
 
-        Each block that uses a variable has the tensor, under one name in all of them,
-        as the official serializer does.
+        Files declare variables by tensors, not operators. Each block that uses a
+        variable repeats the tensor under the same name, as the official serializer
+        does.
         """
         structure = self.structure
         if variable not in structure.variables:
@@ -560,7 +548,7 @@ class Block:
             raise Unsupported("unsupported", text, source=operator.source)
         first = structure.variables[variable]
         name = structure.variable_names.get(variable, "")
-        # a second one is no legal graph
+        # A second declaration is illegal, but still gets a name of its own.
         if not name or (isinstance(operator, VARIABLE) and operator is not first):
             name = structure.names.name(first.initial_value, "variable")
         if name not in self.variables:
@@ -606,8 +594,9 @@ def _region_names(graphs: list[Graph]) -> list[str]:
 
 
 def _with_distinct_outputs(graph: Graph) -> Graph:
-    """The format names outputs, so each is a result of its own: inputs, constants and
-    repeated ones get an IDENTITY.
+    """Copy outputs that are inputs, constants or repeated, by IDENTITY.
+
+    The format identifies outputs by name, so each must be a separate result.
     """
     taken = set(graph.inputs)
     outputs = []

@@ -1,6 +1,4 @@
-"""The forms of tables that a file has many of: operators, their attributes, tensors and
-shapes.
-"""
+"""Layouts of frequent tables in a file: operators, attributes, tensors and shapes."""
 
 from __future__ import annotations
 
@@ -14,27 +12,25 @@ from ..ir.types import BLOCK_SCALED, DType
 from .schema import CODES, STORED, WRITTEN_AS, OperatorField, ShapeField, TensorField
 
 
-class Form(NamedTuple):
-    """A kind of table: how many fields its schema has, and id and kind of those that
-    are written, in that order.
+class TableLayout(NamedTuple):
+    """The layout of a kind of table.
+
+    ``field_count`` is the number of fields in the schema. ``fields`` has the id and
+    kind of each written field, in order.
     """
 
     field_count: int
     fields: tuple[tuple[int, str], ...]
 
     def with_values(self, values: Sequence[int]) -> list[Field]:
-        """Return the fields with these values, without those whose value is 0, which is
-        their default.
-        """
+        """Return the fields with these values. Omits zeros, which are the default."""
         pairs = zip(self.fields, values, strict=True)
         return [Field(id, kind, value) for (id, kind), value in pairs if value]
 
 
-def form(count: int, *fields: tuple[int, str]) -> Form:
-    """Return the form of tables with ``count`` fields in the schema, of which these
-    (id, kind) are written.
-    """
-    return Form(count, fields)
+def layout(count: int, *fields: tuple[int, str]) -> TableLayout:
+    """Return the layout of tables with ``count`` fields of which some are written."""
+    return TableLayout(count, fields)
 
 
 CODES_IN_FILE = {
@@ -44,15 +40,17 @@ _KINDS = {"int": "int32", "bool": "bool"} | dict.fromkeys(
     ("Ints", "Number", "bytes", "str", "Graph"), "offset"
 )
 ATTRIBUTES = {
-    cls: form(
+    cls: layout(
         len(stored),
         *[(i, _KINDS.get(kind, "uint32")) for i, (_, kind) in enumerate(stored)],
     )
     for cls, stored in STORED.items()
 }
-"""Of an operator's attributes; those that have no entry in ``_KINDS`` are enumerations.
+"""Layout of each operator's attributes.
+
+Kinds missing in ``_KINDS`` are enumerations.
 """
-OPERATOR = form(
+OPERATOR = layout(
     6,
     (OperatorField.ATTRIBUTE, "offset"),
     (OperatorField.CODE, "uint32"),
@@ -60,35 +58,36 @@ OPERATOR = form(
     (OperatorField.INPUTS, "offset"),
     (OperatorField.OUTPUTS, "offset"),
 )
-OPERATOR_WITH_LOCATION = form(6, *OPERATOR.fields, (OperatorField.LOCATION, "offset"))
-EMPTY_SHAPE = form(3, (ShapeField.DATA, "uint32"), (ShapeField.NAME, "offset"))
-SHAPE = form(3, *EMPTY_SHAPE.fields, (ShapeField.RANK, "uint32"))
+OPERATOR_WITH_LOCATION = layout(6, *OPERATOR.fields, (OperatorField.LOCATION, "offset"))
+EMPTY_SHAPE = layout(3, (ShapeField.DATA, "uint32"), (ShapeField.NAME, "offset"))
+SHAPE = layout(3, *EMPTY_SHAPE.fields, (ShapeField.RANK, "uint32"))
 _INSIDE = (TensorField.DATA, TensorField.SCALE_DATA)
 _EXTERNAL = (TensorField.OFFSET, TensorField.SCALE_OFFSET)
 _SIZES = (TensorField.SIZE, TensorField.SCALE_SIZE)
-"""Fields of each of a tensor's ``stored_types``."""
+"""The fields of each part of a tensor (``stored_types``)."""
 _OF_BLOCKS = ((TensorField.SCALE_TYPE, "uint32"), (TensorField.BLOCK_SHAPE, "uint32"))
 _OF_VARIABLE = ((TensorField.VARIABLE, "bool"), (TensorField.VARIABLE_NAME, "offset"))
 
 
 @cache
-def tensor_form(
-    is_scaled: bool, is_variable: bool, parts: int = 0, external: bool = False
-) -> Form:
-    """Of a tensor, with slots for so many ``parts`` of its elements, and their sizes if
-    they are ``external``.
+def tensor_layout(
+    is_scaled: bool, is_variable: bool, part_count: int = 0, external: bool = False
+) -> TableLayout:
+    """Return the layout of tensors with slots for ``part_count`` parts of elements.
+
+    ``external`` tensors also store the sizes of the parts.
     """
     slots = [
         (field, "uint64" if external else "uint32")
-        for field in (_EXTERNAL if external else _INSIDE)[:parts]
+        for field in (_EXTERNAL if external else _INSIDE)[:part_count]
     ]
-    sizes = [(field, "uint64") for field in _SIZES[:parts] if external]
+    sizes = [(field, "uint64") for field in _SIZES[:part_count] if external]
     always = (
         (TensorField.NAME, "offset"),
         (TensorField.SHAPE, "offset"),
         (TensorField.TYPE, "uint32"),
     )
-    return form(
+    return layout(
         14,
         *slots,
         *sizes,
@@ -99,9 +98,10 @@ def tensor_form(
 
 
 @cache
-def elements_of(dtype: DType) -> tuple[int, ...]:
-    """What the type of a tensor's elements is written as, and of block-scaled ones the
-    scales' and the blocks'.
+def element_type_fields(dtype: DType) -> tuple[int, ...]:
+    """Return the values of a tensor's element type fields.
+
+    Block-scaled tensors have three: the type of values, of scales, and the block size.
     """
     blocks = BLOCK_SCALED.get(dtype)
     return (dtype,) if blocks is None else (blocks.value, blocks.scale, blocks.size)

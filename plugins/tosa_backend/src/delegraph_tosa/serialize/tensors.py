@@ -1,6 +1,4 @@
-"""What a file declares of one tensor or shape: its type, and the elements if it is a
-constant.
-"""
+"""Reads a declared tensor or shape: its type, and its elements if it is constant."""
 
 from __future__ import annotations
 
@@ -22,19 +20,18 @@ from .elements import size_in_file, stays_in_file, unpack
 from .schema import ShapeField, TensorField
 
 MAX_RANK = 32
-"""Of level NONE, the widest."""
+"""Limit of level NONE, the largest."""
 SHARED_COPIES = 8
-"""How often, in all, the file's bytes may be widened or looked through, for constants
-that share them.
-"""
+"""How often, in all, shared bytes of the file may be widened or scanned."""
 MAX_PADDING = 8
-"""Other writers round the length of data up to a multiple of 8, that of an empty shape
-to 8.
+"""Number of padding bytes accepted.
+
+Other writers round lengths up to a multiple of 8.
 """
 
 
 def type_of_tensor(tensor: Table, name: str) -> Type:
-    """The declared type. Raises FormatError for one that no tensor has."""
+    """Return the declared type. Raises FormatError for one that tensors cannot have."""
     dtype = _element_type(tensor, name)
     shape = shape_of_tensor(tensor, name)
     if dtype is DType.SHAPE:
@@ -45,7 +42,10 @@ def type_of_tensor(tensor: Table, name: str) -> Type:
 
 
 def shape_of_tensor(tensor: Table, name: str) -> tuple[int, ...]:
-    """The declared shape. Raises FormatError for one that no tensor has."""
+    """Return the declared shape.
+
+    Raises FormatError for one that tensors cannot have.
+    """
     shape = tuple(tensor.numbers(TensorField.SHAPE, "i4", "shape"))
     if (
         tensor.flag(TensorField.IS_UNRANKED)
@@ -54,15 +54,13 @@ def shape_of_tensor(tensor: Table, name: str) -> tuple[int, ...]:
         or 0 in shape
     ):
         raise tensor.damaged(
-            f"{name!r} has no shape of positive sizes and a rank up to {MAX_RANK}"
+            f"{name!r} needs a shape of positive sizes and a rank of at most {MAX_RANK}"
         )
     return shape
 
 
 def _element_type(tensor: Table, name: str) -> DType:
-    """The element type of a tensor, which block shape and scale type make a
-    block-scaled one.
-    """
+    """Return the element type. Block shape and scale type make it block-scaled."""
     dtype: DType = member(DType, tensor.scalar(TensorField.TYPE, "I"), tensor)
     shape = tensor.scalar(TensorField.BLOCK_SHAPE, "I")
     scale = tensor.scalar(TensorField.SCALE_TYPE, "I")
@@ -73,33 +71,31 @@ def _element_type(tensor: Table, name: str) -> DType:
         None,
     )
     if found is None:
-        held = f"block shape {shape}, scale type {scale}, values {dtype}"
+        found_types = f"block shape {shape}, scale type {scale}, values {dtype}"
         raise tensor.damaged(
-            f"{name!r} has its scales inside, in a form that TOSA does not have: {held}"
+            f"{name!r} has block scales of an unknown form: {found_types}"
         )
     return found
 
 
 def member(kind: type[Mode] | type[DType], number: int, table: Table) -> Any:
-    """The member of an enumeration that a file names by its number."""
+    """Return the member of an enumeration by its number in the file."""
     try:
         found = kind(number)
     except ValueError:
-        raise table.damaged(f"{number} is no {kind.__name__}") from None
-    if found in BLOCK_SCALED:  # these numbers are of our own
-        raise table.damaged(f"{number} is no {kind.__name__}")
+        raise table.damaged(f"{number} is not a {kind.__name__}") from None
+    if found in BLOCK_SCALED:  # our own numbers, not TOSA's
+        raise table.damaged(f"{number} is not a {kind.__name__}")
     return found
 
 
 class _Place(NamedTuple):
-    """Fields of a tensor that say where elements are: a vector, or offset and size in
-    the file.
-    """
+    """The fields that locate elements: a vector, or offset and size in the file."""
 
     data: TensorField
     offset: TensorField
     size: TensorField
-    what: str
+    noun: str
 
 
 _VALUES = _Place(TensorField.DATA, TensorField.OFFSET, TensorField.SIZE, "data")
@@ -109,8 +105,9 @@ _SCALES = _Place(
 
 
 def constant_of(declared: Table, name: str, type: Type) -> Constant:
-    """The elements of a tensor or shape of this type; views of the file where
-    ``unpack`` gives them.
+    """Return the elements of a tensor or shape.
+
+    They are views where ``unpack`` allows.
     """
     if type.dtype is DType.SHAPE:
         return Literal(
@@ -127,9 +124,9 @@ def constant_of(declared: Table, name: str, type: Type) -> Constant:
 
 
 def _data(name: str, tensor: Table, type: Type, place: _Place) -> Array:
-    data = tensor.raw(place.data, place.what)
+    data = tensor.raw(place.data, place.noun)
     if not data and (start := tensor.scalar(place.offset, "Q")) > 1:
-        data = tensor.extent(start, tensor.scalar(place.size, "Q"), place.what)
+        data = tensor.extent(start, tensor.scalar(place.size, "Q"), place.noun)
     return _unpacked(name, tensor, type, data)
 
 
@@ -137,7 +134,7 @@ def _unpacked(name: str, declared: Table, type: Type, data: memoryview) -> Array
     size = size_in_file(type)
     if not size <= len(data) <= size + MAX_PADDING:
         raise declared.damaged(
-            f"{name!r} is {type}, which takes {size} bytes, and has {len(data)}"
+            f"{name!r} has type {type}, which takes {size} bytes, but {len(data)} are stored"
         )
     if type.dtype is DType.BOOL or not stays_in_file(type):
         declared.spend(size // SHARED_COPIES)

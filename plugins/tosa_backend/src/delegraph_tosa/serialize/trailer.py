@@ -1,18 +1,17 @@
-"""Records behind the flatbuffer: the scales of inputs and outputs, the ranges of
-indices, and what made the file.
+"""Records after the flatbuffer: quantization of the border, index ranges, producer.
 
-The schema has no field for these. A flatbuffer is read from its front, so that its
-readers do not see what follows. There are up to ``RECORDS`` records, one behind the
-other, each of which is found from its end:
+The schema has no field for them. Readers of flatbuffers start at the front and ignore
+bytes that follow. There are up to ``RECORDS`` records, each found from its end:
 
     JSON (UTF-8), its length (uint32, little-endian), MAGIC
 
-The JSON has an entry ``schema``. With ``SCHEMA`` it has ``inputs`` and ``outputs``:
-lists, in the order of the program's inputs and outputs in the flatbuffer, of
-``{"dtype", "scale", "zero_point"}``, or null for what is not quantized. With ``RANGES``
-it has ``inputs``: a list in the same order of ``[lowest, highest]``, or null for an
-input without indices. With ``PRODUCER`` it has ``producer``, a distribution and its
-version; a saved file ends with this record.
+The entry ``schema`` of the JSON defines its content:
+
+- ``SCHEMA``: ``inputs`` and ``outputs`` list ``{"dtype", "scale", "zero_point"}`` for
+  each input and output of the program, or null if it is not quantized.
+- ``RANGES``: ``inputs`` lists ``[lowest, highest]`` for each input, or null if it holds
+  no indices.
+- ``PRODUCER``: ``producer`` is a distribution and its version. It is the last record.
 """
 
 from __future__ import annotations
@@ -37,48 +36,46 @@ SCHEMA = "delegraph-tosa.metadata/1"
 RANGES = "delegraph-tosa.ranges/1"
 PRODUCER = "delegraph-tosa.producer/1"
 RECORDS = 8
-"""Records that are looked for; a file that was saved again has no more than three."""
+"""Number of records that are searched.
+
+A file that was saved again has at most three.
+"""
 LONGEST = 1 << 22
-"""Bytes of JSON that are read: some 60,000 inputs."""
+"""Largest accepted size of a JSON in bytes: some 60,000 inputs."""
 LONGEST_NAME = 500
-"""Characters of a producer."""
+"""Largest number of characters of a producer."""
 LIMITS = {
     DType.INT8: {"int8": (-128, 127), "uint8": (0, 255)},
     DType.INT16: {"int16": (-(1 << 15), (1 << 15) - 1), "uint16": (0, (1 << 16) - 1)},
     DType.INT32: {"int32": (-(1 << 31), (1 << 31) - 1)},
 }
-"""Types of quantized numbers that the file holds as one type, and between which numbers
-their zero points lie.
-"""
+"""Maps a TOSA type to the torch types stored in it, with the limits of zero points."""
 _LENGTH = struct.Struct("<I")
 
 Border = Sequence[QuantizationParameters | None]
 
 
 def trailer(inputs: Border, outputs: Border) -> bytes:
-    """What is written behind the flatbuffer of a program; nothing if nothing of its
-    border is quantized.
-    """
+    """Return the record of the border's quantization; b"" if nothing is quantized."""
     if not any((*inputs, *outputs)):
         return b""
     sides = {"inputs": inputs, "outputs": outputs}
     lists = {
-        side: [row and row._asdict() for row in rows] for side, rows in sides.items()
+        side: [p and p._asdict() for p in parameters]
+        for side, parameters in sides.items()
     }
     return _record({"schema": SCHEMA, **lists})
 
 
 def ranges_record(ranges: Sequence[tuple[int, int] | None]) -> bytes:
-    """Return the record of the ranges in which inputs with indices must lie; nothing if
-    no input has indices.
-    """
+    """Return the record of the ranges of index inputs; b"" if there are none."""
     if not any(ranges):
         return b""
     return _record({"schema": RANGES, "inputs": ranges})
 
 
 def producer_record(producer: str) -> bytes:
-    """What a saved file ends with; nothing if it is not known what made the file."""
+    """Return the record of the producer; b"" if it is unknown."""
     return _record({"schema": PRODUCER, "producer": producer}) if producer else b""
 
 
@@ -88,29 +85,25 @@ def _record(content: Mapping[str, Any]) -> bytes:
 
 
 def trailer_of(data: bytes | memoryview) -> bytes:
-    """The bytes behind the flatbuffer, as they are; none if nothing of ours is there."""
+    """Return our records after the flatbuffer, unparsed; b"" if there are none."""
     starts = [start for start, _ in _extents(data)]
     return bytes(data[starts[-1] :]) if starts else b""
 
 
 def producer_of(data: bytes | memoryview) -> str:
-    """What made a file, its distribution and version; "" if the file does not say it in
-    a way that is known.
-    """
+    """Return the distribution and version that made a file; "" if unknown."""
     try:
         given = (_read(data, PRODUCER) or {}).get("producer")
     except FormatError:
-        # who asks for the scales is told what is damaged; the program does not depend
-        # on it
+        # A damaged record is reported when the scales are read; the program does not
+        # need it.
         return ""
     return printable(given[:LONGEST_NAME]) if isinstance(given, str) else ""
 
 
 @dataclass(frozen=True)
 class Followed:
-    """A file with a record behind it (a ``delegraph.backend.Blob``); the file is not
-    joined for it.
-    """
+    """A file followed by a record (``delegraph.backend.Blob``)."""
 
     file: bytes | Blob
     record: bytes
@@ -128,33 +121,33 @@ class Followed:
 
 
 def quantization(data: bytes | memoryview, graph: Graph) -> Quantization:
-    """What is written behind the flatbuffer ``data`` of ``graph``, by name; nothing is
-    quantized if nothing is there.
+    """Read the quantization of inputs and outputs, by name.
 
-    Raises FormatError for what does not fit the graph.
+    All are None without a record. Raises FormatError if the record does not fit the
+    graph.
     """
-    held = _read(data, SCHEMA)
+    record = _read(data, SCHEMA)
     inputs, outputs = (
-        _named(values, None if held is None else held.get(side), side)
+        _named(values, None if record is None else record.get(side), side)
         for side, values in (("inputs", graph.inputs), ("outputs", graph.outputs))
     )
     return Quantization(inputs, outputs)
 
 
 def input_ranges(data: bytes | memoryview, graph: Graph) -> dict[int, tuple[int, int]]:
-    """Return the range of each input that has indices, by its position in ``graph``.
+    """Return the range of each index input, by its position in ``graph``.
 
-    Outside of the range, an index names another element in the file, or none. Raises
-    FormatError for wrong ranges.
+    An index outside its range would address another element, or none. Raises
+    FormatError for malformed ranges.
     """
     try:
-        held = _read(data, RANGES)
+        record = _read(data, RANGES)
     except FormatError:
-        # reading the scales raises it; the program runs without these records
+        # Reading the scales reports it. The program runs without these records.
         return {}
-    if held is None:
+    if record is None:
         return {}
-    rows = held.get("inputs")
+    rows = record.get("inputs")
     if not isinstance(rows, list) or len(rows) != len(graph.inputs):
         raise _damaged(f"it does not describe the program's {len(graph.inputs)} inputs")
     ranges = {}
@@ -162,32 +155,33 @@ def input_ranges(data: bytes | memoryview, graph: Graph) -> dict[int, tuple[int,
         if row is None:
             continue
         if not isinstance(row, list) or [type(end) for end in row] != [int, int]:
-            raise _damaged(f"the range of input {position} is not two integers")
+            raise _damaged(f"the range of input {position} must be two integers")
         low, high = row
         if not -(1 << 63) <= low <= high < 1 << 63:
-            raise _damaged(f"the range of input {position} is not one of int64")
+            raise _damaged(f"the range of input {position} does not fit int64")
         ranges[position] = (low, high)
     return ranges
 
 
 def _read(data: bytes | memoryview, schema: str) -> Mapping[str, Any] | None:
-    """The last record of that schema; None if there is none. What a later version wrote
-    has another schema.
+    """Return the last record of that schema, or None.
+
+    Later versions use other schemas.
     """
     for start, length in _extents(data):
         try:
-            held = json.loads(bytes(data[start : start + length]))
+            record = json.loads(bytes(data[start : start + length]))
         except (ValueError, RecursionError) as error:
-            raise _damaged(f"it is no JSON ({type(error).__name__})") from error
-        if not isinstance(held, dict) or not isinstance(held.get("schema"), str):
+            raise _damaged(f"it is not JSON ({type(error).__name__})") from error
+        if not isinstance(record, dict) or not isinstance(record.get("schema"), str):
             raise _damaged("it has no schema")
-        if held["schema"] == schema:
-            return held
+        if record["schema"] == schema:
+            return record
     return None
 
 
 def _extents(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
-    """Where the JSON of each record starts and how long it is, the last record first."""
+    """Return the start and length of each record's JSON, the last record first."""
     end = len(data)
     for _ in range(RECORDS):
         text_end = end - len(MAGIC) - _LENGTH.size
@@ -195,7 +189,7 @@ def _extents(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
             return
         (length,) = _LENGTH.unpack_from(data, text_end)
         if length > LONGEST or length > text_end:
-            raise _damaged(f"it has {length} bytes")
+            raise _damaged(f"its length is {length} bytes")
         end = text_end - length
         yield end, length
 
@@ -220,22 +214,22 @@ def _named(
 def _parameters(row: Any, value: Value, name: str) -> QuantizationParameters:
     types = LIMITS.get(value.dtype, {})
     given = row if isinstance(row, dict) else {}
-    dtype, scale, zero_point = (
-        given.get(key) for key in QuantizationParameters._fields
-    )
+    dtype = given.get("dtype")
+    scale = given.get("scale")
+    zero_point = given.get("zero_point")
     if not isinstance(dtype, str) or dtype not in types:
         raise _damaged(
-            f"{name} is {value.dtype}, and not quantized as {str(dtype)[:20]!r}"
+            f"{name} has type {value.dtype}, which cannot be quantized as {str(dtype)[:20]!r}"
         )
     if not isinstance(scale, float) or not 0 < scale < math.inf:
-        raise _damaged(f"the scale of {name} is no positive number")
+        raise _damaged(f"the scale of {name} must be positive and finite")
     least, most = types[dtype]
     if type(zero_point) is not int or not least <= zero_point <= most:
-        raise _damaged(f"the zero point of {name} is no {dtype}")
+        raise _damaged(f"the zero point of {name} does not fit {dtype}")
     return QuantizationParameters(dtype, scale, zero_point)
 
 
 def _damaged(why: str) -> FormatError:
     return FormatError(
-        "format-invalid", f"damaged TOSA file: what stands behind the flatbuffer: {why}"
+        "format-invalid", f"damaged TOSA file: the record after the flatbuffer: {why}"
     )

@@ -1,10 +1,9 @@
-"""Writing a graph as a TOSA flatbuffer in two parts: the structure, then the constants
-behind it.
+"""Writes a graph as a TOSA flatbuffer: first the structure, then the constants.
 
-The structure is built once. A constant's vector lies behind it, 16-byte aligned, and
-the tensor's ``data`` field is a forward offset to it: legal, and no weight goes through
-the builder, which would copy it several times. Sizes follow from the types, so the
-length is known before a weight is touched.
+The structure is built once. Each constant's vector follows it, 16-byte aligned, and the
+tensor's ``data`` field is a forward offset to it. So no weight passes through the
+builder, which would copy it several times. Sizes follow from types, so the length of
+the file is known before any weight is read.
 """
 
 from __future__ import annotations
@@ -23,16 +22,12 @@ from .elements import pack, size_in_file
 from .structure import LENGTH_BYTES, Placed, Structure, lay_out
 
 OFFSET_LIMIT = 1 << 31
-"""Files beyond this size name their constants by ``TosaTensor.offset``: many readers
-take offsets as signed.
-"""
+"""Larger files use ``TosaTensor.offset``. Many readers treat offsets as signed."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The elements of a constant as the file has them, packed when they are written (a
-    ``delegraph.backend.Blob``).
-    """
+    """A constant of a file, packed when written (``delegraph.backend.Blob``)."""
 
     placed: Placed
     start: int
@@ -43,21 +38,20 @@ class Constant:
 
     def write_to(self, file: BinaryIO) -> None:
         """Append the elements."""
-        file.write(
-            pack(stored_elements(self.placed.value)[self.placed.part], self.placed.type)
-        )
+        elements = stored_elements(self.placed.value)[self.placed.part]
+        file.write(pack(elements, self.placed.type))
 
 
 class TosaFile:
-    """A graph as the bytes of a ``.tosa`` file, joined when they are written (a
-    ``delegraph.backend.Blob``).
+    """A graph as a ``.tosa`` file, assembled when written (``delegraph.backend.Blob``).
 
-    Inputs and outputs carry the name of their value where it is given and unique,
-    otherwise their position. A result that is an input, a constant or there twice gets
-    an IDENTITY. The same graph gives the same bytes in any process. ``locations=True``
-    stores each operator's source, for debugging; such files name paths of this machine.
-    ``numbers``: operator -> its number in the file, CONST and CONST_SHAPE counted, one
-    region after the other. ``trailer`` is what stands behind the flatbuffer
+    Inputs and outputs keep the name of their value if it is unique, and are numbered
+    otherwise. A result that is an input, a constant or repeated gets an IDENTITY. The
+    same graph gives the same bytes in any process.
+
+    ``locations=True`` stores each operator's source for debugging; such files name
+    paths of this machine. ``numbers`` maps an operator to its number in the file. It
+    counts CONST and CONST_SHAPE, region by region. ``trailer`` follows the flatbuffer
     (``trailer.py``).
     """
 
@@ -78,7 +72,7 @@ class TosaFile:
         return self._size + len(self._trailer)
 
     def write_to(self, file: BinaryIO) -> None:
-        """Append the bytes to ``file``; one constant is in memory at a time."""
+        """Append the bytes to ``file``, with one constant in memory at a time."""
         file.write(self._structure)
         position = len(self._structure)
         parts: tuple[Array, ...] = ()
@@ -92,16 +86,14 @@ class TosaFile:
                 for weight in _in_order(placed.value):
                     file.write(pack(stored_elements(weight)[0], weight.type))
                 continue
-            # the scales of a block-scaled constant follow its values
+            # A block-scaled constant's scales follow its values.
             if placed.part == 0:
                 parts = stored_elements(placed.value)
             file.write(pack(parts[placed.part], type))
         file.write(self._trailer)
 
     def constants(self) -> Iterator[Constant]:
-        """The constants in the order of the file, each where its elements start; one of
-        joined weights is several.
-        """
+        """Return the constants in file order. A concatenation counts as several."""
         for placed in self._placed:
             start = placed.start + (LENGTH_BYTES if placed.has_length else 0)
             is_joined = placed.type.dtype in FLOATS
@@ -114,9 +106,9 @@ class TosaFile:
                 start += size_in_file(piece.type)
 
     def join(self) -> bytes:
-        """All bytes at once."""
+        """Return all bytes at once."""
         stream = io.BytesIO()
-        # one allocation of the right size, which getvalue() hands out without a copy
+        # Allocates once; getvalue() then returns the buffer without a copy.
         stream.seek(len(self) - 1)
         stream.write(b"\0")
         stream.seek(0)
@@ -131,8 +123,9 @@ def _older() -> type[Structure]:
 
 
 def _in_order(value: Value) -> Iterator[Value]:
-    """Weights whose elements, one after another, are those of ``value``: nothing is
-    computed, nor copied into one.
+    """Return weights that, one after another, have the elements of ``value``.
+
+    This avoids computing and copying the concatenation.
     """
     operator = value.constant.operator if isinstance(value.constant, Folded) else None
     if isinstance(operator, RESHAPE):

@@ -1,6 +1,4 @@
-"""What a target accepts: versions, profiles, extensions, levels, and the table of
-element types and who allows them.
-"""
+"""Targets: versions, profiles, extensions, levels and the operator table."""
 
 from .requirement import Requirement, required, required_target, required_version
 from .target import DEFAULT, TosaSpec, narrow

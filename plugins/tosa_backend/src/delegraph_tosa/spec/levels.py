@@ -1,6 +1,4 @@
-"""Level limits (specification: Levels): rank, kernel, stride, scale, tensor size and
-length of tensor lists.
-"""
+"""Level limits (specification: Levels), such as rank, kernel and tensor size."""
 
 from __future__ import annotations
 
@@ -46,15 +44,11 @@ RULE_OF_LIMIT = {
 
 
 OF_TYPED_OPERATORS = frozenset({"profile", "level-rank", "level-tensor-size"})
-"""Rules of tensors that the specification does not have for those of CUSTOM: it is as
-its implementation says.
-"""
+"""Rules of tensors that do not apply to those of CUSTOM operators."""
 
 
 class Limit(NamedTuple):
-    """One limit of an operator: ``measure``, divided by ``divisor`` as integers are,
-    must not exceed ``maximum``.
-    """
+    """A limit of an operator: ``measure // divisor`` is at most ``maximum``."""
 
     text: str
     measure: Size
@@ -89,7 +83,7 @@ class Level:
         self._compiled: dict[str, tuple[Limit, ...]] = {}
 
     def exceeded(self, operator: Operator, row: Row) -> Iterator[Breach]:
-        """The limits that ``operator`` exceeds."""
+        """Return the limits that ``operator`` exceeds."""
         accepted = self._accepted
         for value in (*operator.inputs, *operator.outputs):
             if value.type not in accepted:
@@ -174,8 +168,9 @@ class Level:
 
 
 def _is_common(text: str) -> bool:
-    """Whether the limit is one of rank or shape length, which ``type_breaches`` checks
-    of every operand.
+    """Return whether the limit is one of rank or shape length.
+
+    ``type_breaches`` checks these for every operand.
     """
     return text.startswith(("rank(", "length(")) and "list" not in text
 
@@ -188,9 +183,7 @@ def _product(factors: list[Size]) -> Size:
 
 
 def _named_sizes(row: Row) -> dict[str, Size]:
-    """Every name that a limit of this operator may use -> how to read it off an
-    operator.
-    """
+    """Maps each name in a limit to a function that reads it from an operator."""
     sizes: dict[str, Size] = {}
     for argument in row.arguments:
         name = argument["name"]
@@ -231,10 +224,10 @@ def _entries(argument: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _at(entries: Sequence[int], position: int) -> int:
-    """An entry; 0, which exceeds nothing, where there is none: ``infer`` says what is
-    wrong with those operators.
+    """Return an entry.
 
-    0 as well for one that is known at run time only.
+    0, which exceeds nothing, where there is none: ``infer`` says what is wrong with
+    those operators. 0 as well for one that is known at run time only.
     """
     return (
         int(entries[position])

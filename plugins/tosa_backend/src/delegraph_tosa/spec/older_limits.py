@@ -1,5 +1,4 @@
-"""What TOSA 0.80 refuses besides element types: what its attribute tables have no field
-for.
+"""Refuses operators that attribute tables of TOSA 0.80 cannot express.
 
 Imported when a target or a file names that version.
 """
@@ -18,14 +17,14 @@ class OlderLevel(Level):
     """A level of 0.80, with the rules of that version that no table states."""
 
     def exceeded(self, operator: Operator, row: Row) -> Iterator[Breach]:
-        """The limits that ``operator`` exceeds, and what it says that 0.80 cannot."""
+        """Return the limits that ``operator`` exceeds, and attributes 0.80 lacks."""
         yield from super().exceeded(operator, row)
         if why := _why_not_said(operator):
             yield "operator-version", f"TOSA {operator.name}: {why}"
 
 
 def _why_not_said(operator: Operator) -> str | None:
-    """Why no attribute table of 0.80 says what an attribute of 1.0 does, or None."""
+    """Return why 0.80 cannot express an attribute of 1.0, or None."""
     given = vars(operator)
     if given.get("nan_mode") is NanMode.IGNORE and operator.outputs[
         0

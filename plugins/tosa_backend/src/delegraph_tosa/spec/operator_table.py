@@ -36,16 +36,14 @@ Version = tuple[int, int]
 FILES: dict[Version, str] = {(1, 0): "operators.json", (1, 1): "operators_1_1.json"}
 """Versions that are known, and the file that has the table of each."""
 OLDER: dict[Version, str] = {(0, 80): "operators_0_80.json"}
-"""As ``FILES``, for versions that a target or a file has to name: no program needs one
-of these.
-"""
+"""As ``FILES``, for versions that are read only if a target or file has them."""
 
 
 class Mode(NamedTuple):
-    """One legal combination of element types; ``allowed_by`` are alternatives, each a
-    set of names needed together.
+    """One legal combination of element types.
 
-    None stands for an operand of a list that is not there.
+    ``allowed_by`` are alternatives, each a set of names needed together. None stands
+    for an operand of a list that is not there.
     """
 
     types: dict[str, DType | None]
@@ -53,8 +51,9 @@ class Mode(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What the table says of one operator. ``inputs`` and ``outputs`` hold an element
-    type or type variable each.
+    """What the table says of one operator.
+
+    ``inputs`` and ``outputs`` hold an element type or type variable each.
     """
 
     name: str
@@ -62,8 +61,9 @@ class Row(NamedTuple):
     outputs: tuple[str, ...]
     variables: frozenset[str]
     constants: tuple[tuple[int, str], ...]
-    """Position (behind a list: from the end) and name of the operands that must be
-    compile-time constants.
+    """Position and name of operands that must be constant.
+
+    Positions after a list count from the end.
     """
     modes: tuple[Mode, ...]
     arguments: tuple[dict[str, Any], ...]
@@ -71,18 +71,19 @@ class Row(NamedTuple):
     """Which of the inputs takes any number of operands."""
 
     def operands(self, count: int) -> tuple[str, ...]:
-        """The element type or variable of each of ``count`` operands."""
+        """Return the element type or variable of each of ``count`` operands."""
         return _spread(self.inputs, count, self.input_list, _SCALE in self.variables)
 
     def results(self, count: int) -> tuple[str, ...]:
-        """The element type or variable of each of ``count`` results."""
+        """Return the element type or variable of each of ``count`` results."""
         return _spread(self.outputs, count, -1, _SCALE in self.variables)
 
     def bind(
         self, inputs: tuple[DType, ...], outputs: tuple[DType, ...]
     ) -> dict[str, DType | None] | str:
-        """Type variable -> element type; or the text that says which operand does not
-        fit.
+        """Type variable -> element type.
+
+        Or the text that says which operand does not fit.
         """
         bound: dict[str, DType | None] = {}
         elements = (*self.operands(len(inputs)), *self.results(len(outputs)))
@@ -110,8 +111,9 @@ _SCALE = "scale_t"
 def _spread(
     elements: tuple[str, ...], count: int, at: int, scaled: bool
 ) -> tuple[str, ...]:
-    """Elements of ``count`` operands, where the one at ``at`` stands for a list: equal
-    tensors, or tensor and scale.
+    """Repeat the element at ``at``, a list, so that there are ``count`` operands.
+
+    A list has equal tensors, or a tensor and its scale.
     """
     if count == len(elements) or not elements:
         return elements
@@ -135,7 +137,7 @@ def _fixed(element: str) -> DType | None:
 
 @lru_cache(maxsize=len(FILES) + len(OLDER))
 def load(version: Version = (1, 0)) -> dict[str, Any]:
-    """The parsed file of a version."""
+    """Return the parsed file of a version."""
     file = resources.files(__package__).joinpath((FILES | OLDER)[version])
     loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return loaded

@@ -24,8 +24,7 @@ class Requirement(NamedTuple):
 
 
 def required(graph: Graph, version: Version = (1, 0)) -> Requirement:
-    """The fewest profiles, then the fewest extensions, that allow every operator,
-    constant and tensor of the graph.
+    """Return the fewest profiles, then extensions, that allow a graph.
 
     Operators that no target takes are left out; ``validate`` names those.
     """
@@ -33,23 +32,19 @@ def required(graph: Graph, version: Version = (1, 0)) -> Requirement:
 
 
 def required_version(graph: Graph) -> Version:
-    """The first version that has every operator, with its element types, and every
-    constant of the graph.
-    """
+    """Return the first version that has everything that the graph uses."""
     return _first_version(_Kinds(graph))
 
 
 def required_target(graph: Graph) -> tuple[Version, Requirement]:
-    """``required_version``, and what is ``required`` of it."""
+    """Return ``required_version``, and what is ``required`` of it."""
     kinds = _Kinds(graph)
     version = _first_version(kinds)
     return version, _required(kinds, version)
 
 
 class _Kinds:
-    """What is asked of a target for a graph, each kind of operator and each element
-    type of tensors once.
-    """
+    """The kinds of operators and types of a graph, each once."""
 
     def __init__(self, graph: Graph) -> None:
         graphs = graph.reachable()
@@ -111,7 +106,10 @@ def _with_profiles(
     needs: list[list[frozenset[str]]],
     known: dict[str, frozenset[str]],
 ) -> Requirement | None:
-    """The extensions needed beside these profiles; None if the profiles do not do."""
+    """Return the extensions needed beside these profiles.
+
+    None if the profiles do not do.
+    """
     chosen: set[str] = set()
     for need in sorted(needs, key=len):
         ways = [_extensions(names) for names in need if _profiles(names) <= profiles]

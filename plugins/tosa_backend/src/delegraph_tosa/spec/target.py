@@ -49,8 +49,7 @@ _DEVICES: dict[str, WhyNot] = {}
 
 
 def narrow(name: str, why_not: WhyNot) -> None:
-    """Make ``name`` a word of targets: ``TOSA-1.0+INT+<name>`` takes TOSA-1.0+INT, but
-    what a device lacks.
+    """Register a device, a word of targets such as ``TOSA-1.0+INT+<name>``.
 
     ``why_not`` returns why the device does not take an operator, or None; the user
     reads the reason. It is asked about operators that the target takes otherwise, with
@@ -71,10 +70,9 @@ def narrow(name: str, why_not: WhyNot) -> None:
 
 @dataclass(frozen=True)
 class TosaSpec:
-    """A version, profiles (of FP, INT), extensions (lower case: ``bf16``, ``int16``,
-    ...) and a level (8K or NONE).
+    """A version, profiles (FP, INT), extensions (``bf16``, ...) and a level.
 
-    ``devices``: what narrows it further (``narrow``).
+    The level is 8K or NONE. ``devices``: what narrows it further (``narrow``).
 
     Level 8K holds unless ``+nolevel`` asks for none: it is the only one the
     specification defines, and what it refuses no product promises to run. ``str`` is
@@ -89,11 +87,10 @@ class TosaSpec:
 
     @staticmethod
     def parse(text: str) -> TosaSpec:
-        """Read ``TOSA-1.0+FP[+INT][+<extension>...][+8k|+nolevel]``; ``TOSA-1.1``, a
-        draft; ``TOSA-0.80+BI``, ``+MI``.
+        """Read ``TOSA-1.0+FP[+INT][+<extension>...][+8k|+nolevel]``.
 
-        Order and case do not matter; OptionError says what is wrong and what would be
-        valid.
+        ``TOSA-1.1``, a draft; ``TOSA-0.80+BI``, ``+MI``. Order and case do not matter;
+        OptionError says what is wrong and what would be valid.
         """
         form = _FORM.fullmatch(text.strip())
         if form is None:
@@ -134,9 +131,7 @@ class TosaSpec:
         return tuple(p for p in PROFILES if p in self.profiles)
 
     def with_names(self, names: frozenset[str]) -> TosaSpec:
-        """The same target with more, given as ``names`` has them, and with the profiles
-        that extensions need.
-        """
+        """Return the target with more ``names``, and the profiles that they need."""
         added = {_word(name[4:]) for name in names if name.startswith("EXT-")}
         profiles = self.profiles | {
             name[4:] for name in names if name.startswith("PRO-")
@@ -157,23 +152,20 @@ class TosaSpec:
 
     @property
     def max_nesting(self) -> int:
-        """How deep graphs of control flow may contain each other (MAX_NESTING of the
-        level).
-        """
+        """How deep control flow may be nested (MAX_NESTING of the level)."""
         return _level(self.level, self.version).limits["max_nesting"]
 
     def why_not(self, operator: Operator) -> str | None:
-        """Why this target does not take ``operator`` (with its ``outputs`` set), or
-        None.
+        """Return why this target does not take ``operator``, or None.
+
+        Its ``outputs`` must be set.
         """
         return self._why_not_types(operator) or next(
             (limit for _, limit in self._limits(operator)), None
         )
 
     def why_not_sizes(self) -> str | None:
-        """Why this target does not compute with sizes that are known at run time only,
-        or None.
-        """
+        """Return why this target does not compute dynamic sizes, or None."""
         if "EXT-SHAPE" in self.names:
             return None
         return (
@@ -182,15 +174,11 @@ class TosaSpec:
         )
 
     def violations(self, operator: Operator) -> list[str]:
-        """Everything that this target refuses about ``operator``, where ``why_not``
-        gives the first.
-        """
+        """Return all refusals of ``operator``; ``why_not`` returns the first."""
         return [text for _, text in self.breaches(operator)]
 
     def breaches(self, operator: Operator) -> Iterator[Breach]:
-        """The rule and the text of everything that this target refuses about
-        ``operator``.
-        """
+        """Return the rule and text of each refusal of ``operator``."""
         types = self._why_not_types(operator)
         if types:
             yield self._rule_of_types(operator), types
@@ -223,12 +211,13 @@ class TosaSpec:
                 yield "profile", f"TOSA {row.name}: {why}; the target is {self}"
 
     def why_not_tensor(self, type: Type) -> str | None:
-        """Why this target does not take a graph input or output of this type, or None."""
+        """Return why this target does not take an input or output, or None."""
         return next((text for _, text in self.type_breaches("tensor", type)), None)
 
     def type_breaches(self, what: str, type: Type) -> Iterator[Breach]:
-        """The rule and the text of everything that this target refuses about ``what``
-        ("constant") of a type.
+        """Return the rule and text of each refusal of a type as ``what``.
+
+        ``what`` is "constant" or "tensor".
         """
         if why := why_not_blocks(type):
             yield "blocks", f"{what} {why}"
@@ -258,9 +247,7 @@ class TosaSpec:
 
 
 def included(version: Version) -> frozenset[str]:
-    """Extensions of TOSA 1.0 that the profiles of an older version have without being
-    asked for them.
-    """
+    """Extensions of 1.0 that profiles of an older version include."""
     return frozenset(load(version)["included"]) if version in OLDER else frozenset()
 
 
@@ -278,8 +265,9 @@ DEFAULT = TosaSpec()
 def alternatives(
     operator: Operator, version: Version = (1, 0)
 ) -> list[frozenset[str]] | str:
-    """Sets of profiles and extensions, any of which allows the operator's types; or the
-    text that says none can.
+    """Sets of profiles and extensions, any of which allows the operator's types.
+
+    Or the text that says none can.
     """
     key = version, kind_of(operator)
     if key not in _ALTERNATIVES:
@@ -288,9 +276,7 @@ def alternatives(
 
 
 def kind_of(operator: Operator) -> Hashable:
-    """All that profiles, extensions and versions see of an operator: equal for those
-    that need the same.
-    """
+    """Return a key of an operator; operators with equal keys need the same."""
     given = operator.__dict__
     inputs = tuple([v.type[1] for v in operator.inputs])
     return (
@@ -303,9 +289,7 @@ def kind_of(operator: Operator) -> Hashable:
 
 
 _ALTERNATIVES: dict[Hashable, list[frozenset[str]] | str] = {}
-"""What is said of an operator depends on its types only, and networks repeat few of
-those.
-"""
+"""Answers about an operator depend on its types, which repeat in networks."""
 
 
 def _find_alternatives(
@@ -336,8 +320,7 @@ def _find_alternatives(
 
 @cache
 def value_alternatives(dtype: DType, version: Version) -> list[frozenset[str]]:
-    """Sets of profiles and extensions, any of which allows constants, inputs and
-    outputs of an element type.
+    """Sets of profiles and extensions that allow a type at the border.
 
     The table has rows for CONST only, and CONST on FP8 asks for FP8 arithmetic;
     block-scaled operators take it as well.
@@ -353,23 +336,22 @@ def value_alternatives(dtype: DType, version: Version) -> list[frozenset[str]]:
 
 
 def _is_known(value: Value, operator: Operator) -> bool:
-    """Whether the operand is a compile-time constant; shapes that are computed of
-    constants are, and all sizes are.
+    """Return whether the operand is a compile-time constant.
+
+    Shapes that are computed of constants are, and all sizes are.
     """
     computed = value.producer is not None and value.producer.entries is not None
     return value.constant is not None or computed or operator.name == "DIM"
 
 
 def _word(word: str) -> str:
-    """A profile, extension or level as it is called here: some tools write underscores."""
+    """Return a profile, extension or level without underscores."""
     lower = word.lower().replace("_", "-")
     return _ALIASES.get(lower, lower)
 
 
 def _subject(operator: Operator, version: Version) -> str:
-    """``CAST from bool to fp32``, ``CLAMP on bf16``, ``MATMUL on fp16 with result
-    fp32``.
-    """
+    """Return ``CAST from bool to fp32``, ``CLAMP on bf16`` and the like."""
     row = rows(version)[operator.name]
     elements = row.operands(len(operator.inputs))
     variable = [
@@ -429,7 +411,7 @@ def _from_words(text: str, version: tuple[int, int], words: list[str]) -> TosaSp
 
 
 def _as_profiles_of_1_0(text: str, words: list[str]) -> list[str]:
-    """The words of a target of TOSA 0.80, with its one profile in the terms of 1.0."""
+    """Return the words of a target of TOSA 0.80, with one profile."""
     named = [word for word in words if word.upper() in OLDER_PROFILES]
     others = [word for word in words if word not in named]
     if len(named) != 1 or any(word.upper() in PROFILES for word in others):

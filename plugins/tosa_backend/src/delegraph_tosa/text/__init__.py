@@ -1,5 +1,6 @@
-"""The text form of a graph, for people and for tests. ``parse(render(graph))`` is the
-same graph.
+"""The text form of a graph, for people and for tests.
+
+``parse(render(graph))`` is the same graph.
 
     graph @main(%x: [1x4]fp32) {
       %0: [1]fp32 = const [0.5] %y: [1x4]fp32 = CLAMP(%x) {min_val=0.0, max_val=inf,

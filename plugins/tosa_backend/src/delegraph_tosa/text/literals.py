@@ -1,6 +1,4 @@
-"""Elements of constants as text: exact, short where they are few, base64 where they are
-many.
-"""
+"""Writes and reads elements of constants as text, or base64 if many."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ MOST_NUMBERS = 16
 
 
 def text_of(array: Array, type: Type) -> str:
-    """``[1.0, 2.0]``, ``splat 0.0`` or ``base64 "..."``, whichever is the shortest that
-    gives the same bytes back.
-    """
+    """Return ``[1.0, 2.0]``, ``splat 0.0`` or ``base64 "..."``, the shortest."""
     flat = np.ascontiguousarray(array).reshape(-1)
     if flat.size > 1 and _bits(flat, type.dtype) == _bits(
         np.repeat(flat[:1], flat.size), type.dtype
@@ -51,7 +47,10 @@ def _bits(array: Array, dtype: DType) -> bytes:
 
 
 def _numeral(element: Array, dtype: DType) -> str | None:
-    """The text of one element; None if only its bits say it (a NaN with a payload)."""
+    """Return the text of one element.
+
+    None if only its bits say it (a NaN with a payload).
+    """
     for text in _candidates(element, dtype):
         if _bits(_array([_number(text)], dtype), dtype) == _bits(element, dtype):
             return text
@@ -68,7 +67,10 @@ def _candidates(element: Array, dtype: DType) -> list[str]:
 
 
 def _array(numbers: list[Number], dtype: DType) -> Array:
-    """The elements in memory; floats are the nearest, Illegal if only infinity is near."""
+    """Return the elements in memory.
+
+    Floats are the nearest, Illegal if only infinity is near.
+    """
     array = ARRAY_DTYPES[dtype]
     if array.kind != "f" and dtype is not DType.BF16:
         if not all(isinstance(n, int) and _fits(n, dtype) for n in numbers):
@@ -91,7 +93,7 @@ def _floats(numbers: list[Number], dtype: DType) -> Array:
 
 
 def _bfloat16_bits(floats: Array) -> Array:
-    """The upper halves of float32 numbers, rounded to nearest, ties to even."""
+    """Return the upper halves of float32 numbers, rounded to nearest, ties to even."""
     bits = floats.view(np.uint32)
     rounded: Array = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     if np.any((rounded & 0x7FFF == 0x7F80) & np.isfinite(floats)):
@@ -116,7 +118,7 @@ def _number(text: str) -> Number:
 
 
 def number_of(text: str) -> Number:
-    """The number that a numeral says: an int, a float, ``inf`` or ``nan``."""
+    """Return the number that a numeral says: an int, a float, ``inf`` or ``nan``."""
     try:
         return _number(text)
     except ValueError:
@@ -124,8 +126,9 @@ def number_of(text: str) -> Number:
 
 
 def from_numbers(numbers: list[Number], type: Type) -> Array:
-    """A constant from all of its elements; Illegal if there are more or fewer than the
-    type has.
+    """Return a constant from all of its elements.
+
+    Illegal if there are more or fewer than the type has.
     """
     if len(numbers) != math.prod(type.shape):
         raise Illegal(
@@ -135,8 +138,9 @@ def from_numbers(numbers: list[Number], type: Type) -> Array:
 
 
 def from_splat(number: Number, type: Type) -> Array:
-    """A constant whose elements are all equal; they share their memory, so that a short
-    text cannot take much.
+    """Return a constant whose elements are all equal.
+
+    They share their memory, so that a short text cannot take much.
     """
     element = _array([number], type.dtype)
     try:
@@ -148,7 +152,7 @@ def from_splat(number: Number, type: Type) -> Array:
 
 
 def from_base64(text: str, type: Type) -> Array:
-    """A constant from the bytes of its elements, little endian as memory holds them."""
+    """Return a constant from the little-endian bytes of its elements."""
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:

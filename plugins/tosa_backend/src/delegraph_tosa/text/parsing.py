@@ -56,9 +56,7 @@ _ENUMERATIONS: dict[str, Callable[[str], Any]] = {
 
 
 class Token(NamedTuple):
-    """One token: its kind (a group of the pattern), its text and its line, counted from
-    1.
-    """
+    """A token: its kind (a group of the pattern), text and line from 1."""
 
     kind: str
     text: str
@@ -66,8 +64,9 @@ class Token(NamedTuple):
 
 
 def parse(text: str) -> Graph:
-    """The graph of its text form. FormatError names the line; elided constants cannot
-    be read back.
+    """Return the graph of its text form.
+
+    FormatError names the line; elided constants cannot be read back.
     """
     return _Parser(list(_tokens(text))).program()
 
@@ -93,8 +92,9 @@ def _tokens(text: str) -> Iterator[Token]:
 
 
 class _Parser:
-    """Recursive descent over the tokens. Graphs may refer to graphs that follow, so
-    bodies are bound at the end.
+    """Recursive descent over the tokens.
+
+    Graphs may refer to graphs that follow, so bodies are bound at the end.
     """
 
     def __init__(self, tokens: list[Token]) -> None:
@@ -110,7 +110,7 @@ class _Parser:
         return self.tokens[self.position]
 
     def wrong(self, why: str) -> FormatError:
-        """An error in what was taken last."""
+        """Return an error in what was taken last."""
         return _wrong(self.tokens[max(self.position - 1, 0)].line, why)
 
     def take(self, kind: str, text: str | None = None) -> str:
@@ -153,9 +153,7 @@ class _Parser:
     # -- graphs ------------------------------------------------------------------------
 
     def program(self) -> Graph:
-        """All graphs, from the last to the first: a graph is read after those that it
-        refers to.
-        """
+        """Return all graphs, last to first: a graph follows those it refers to."""
         starts = [
             i
             for i, token in enumerate(self.tokens)
@@ -250,8 +248,9 @@ class _Parser:
         self.define(Value(type, self.constant_elements(type), name))
 
     def constant_elements(self, type: Type) -> Constant:
-        """``[1.0, 2.0]``; of a block-scaled constant the values, then ``scales`` and
-        the scales.
+        """Return ``[1.0, 2.0]``.
+
+        Of a block-scaled constant the values, then ``scales`` and the scales.
         """
         if type.dtype not in BLOCK_SCALED:
             return Literal(self.elements(type))
@@ -276,7 +275,7 @@ class _Parser:
         return self.legal(lambda: from_numbers(numbers, type))
 
     def element(self) -> float | int:
-        """A number, or a truth value, which only elements of constants are."""
+        """Return a number, or a truth value, which only elements of constants are."""
         if self.next.text in ("true", "false"):
             return int(self.take("word") == "true")
         return self.number()
@@ -289,7 +288,7 @@ class _Parser:
         return self.unquoted(self.take("string"))
 
     def unquoted(self, text: str) -> str:
-        """A name or a string without its quotes."""
+        """Return a name or a string without its quotes."""
         if not text.startswith('"'):
             return text
         try:

@@ -22,8 +22,9 @@ _IMPLIED = ("ResultDType", "ResultTypes")
 
 
 LONGEST_NAME = 64
-"""Characters, escapes counted, of a name that an elided text shows; a value with a
-longer one is numbered.
+"""Characters, escapes counted, of a name that an elided text shows.
+
+A value with a longer one is numbered.
 """
 LONGEST_TEXT = 200
 """Characters of an attribute or location that an elided text shows."""
@@ -32,12 +33,11 @@ LONGEST_LINE = 2000
 
 
 def render(graph: Graph, *, elide: int | None = None) -> str:
-    """The graph as text, which can be parsed back; with ``elide`` a shorter one, which
-    cannot.
+    """Return the graph as text, which can be parsed back.
 
-    Then constants of more than ``elide`` elements are left out (``...``), and not even
-    computed, and long names, attributes and lines are cut: a file may refer to one long
-    text any number of times.
+    With ``elide`` a shorter one, which cannot. Then constants of more than ``elide``
+    elements are left out (``...``), and not even computed, and long names, attributes
+    and lines are cut: a file may refer to one long text any number of times.
     """
     graphs = graph.reachable()
     names = _graph_names(graphs, elide is not None)

@@ -1,6 +1,4 @@
-"""What ``delegraph inspect`` says of a graph beyond its text: figures, other tools'
-verdicts, a page (``html``).
-"""
+"""Figures, verdicts of other tools and pages for ``delegraph inspect``."""
 
 from .external_validators import verdicts
 from .graph_figures import Figures, figures

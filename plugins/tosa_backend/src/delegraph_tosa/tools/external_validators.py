@@ -1,6 +1,4 @@
-"""Verdicts of other tools on a file: those of tosa-tools (extra ``verify``), as far as
-they are installed.
-"""
+"""Runs other installed tools on a file: tosa-tools (extra ``verify``)."""
 
 from __future__ import annotations
 
@@ -28,12 +26,12 @@ from ..spec import TosaSpec, required_target
 SECONDS = 300
 """A tool that takes longer is ended."""
 WHOLE_UP_TO = 1 << 30
-"""Bytes of the largest file that the tools get as it is: the reference model takes four
-times as much memory, tosa-opt twice.
+"""Largest file that the tools get unchanged, in bytes.
+
+The reference model takes four times as much memory, tosa-opt twice.
 """
 LARGE = 1 << 16
-"""Bytes of a constant that stands as an input in what tosa-opt gets of a larger file.
-"""
+"""Size of a constant that becomes an input of a larger file for tosa-opt."""
 _SAID = 1 << 20
 """Bytes of a tool's errors that are looked at."""
 _RUN = """
@@ -48,10 +46,10 @@ sys.exit(0 if status == model.GraphStatus.TOSA_VALID else f"the reference model 
 def verdicts(
     file: Path, graph: Graph, spec: TosaSpec, inputs: Sequence[Array]
 ) -> list[Verdict]:
-    """The verdicts of tosa-opt on legality for ``spec``, and of the reference model,
-    which runs it on ``inputs``.
+    """Return the verdicts of tosa-opt and of the reference model.
 
-    ``graph`` is what the file says, which tells who need not be asked.
+    tosa-opt checks legality for ``spec``; the model runs on ``inputs``. ``graph`` is
+    what the file says, which tells who need not be asked.
     """
     if spec.version < (1, 0):
         return _verdicts_on_1_0(graph, inputs)
@@ -64,9 +62,7 @@ def verdicts(
 
 
 def _verdicts_on_1_0(graph: Graph, inputs: Sequence[Array]) -> list[Verdict]:
-    """The verdicts on the program of a file of TOSA 0.80, which these tools do not
-    read, as a file of 1.0.
-    """
+    """Return the verdicts on a 0.80 file, converted to 1.0 for these tools."""
     version, needs = required_target(graph)
     spec = TosaSpec(version, *needs)
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +75,7 @@ def _verdicts_on_1_0(graph: Graph, inputs: Sequence[Array]) -> list[Verdict]:
 
 
 def legality(file: Path, spec: TosaSpec) -> Verdict:
-    """The verdict of tosa-opt's strict validator on a file."""
+    """Return the verdict of tosa-opt's strict validator on a file."""
     program = _program("tosa-opt")
     if program is None:
         return Verdict("tosa-opt", None, "not installed: pip install tosa-tools")
@@ -103,8 +99,9 @@ def legality(file: Path, spec: TosaSpec) -> Verdict:
 
 
 def _legality_of_large(graph: Graph, spec: TosaSpec) -> Verdict:
-    """The verdict on a copy in which large constants are inputs: no rule depends on so
-    many elements.
+    """Return the verdict on a copy with large constants as inputs.
+
+    No rule depends on that many elements.
     """
     large = (
         v
@@ -168,8 +165,9 @@ def _reference_model(
 
 
 def _why_not_run(graph: Graph, size: int) -> str | None:
-    """Why the reference model cannot be asked about the graph of a file, which says
-    nothing against the graph.
+    """Return why the reference model cannot run the graph, or None.
+
+    Such a limit is no fault of the graph.
     """
     if size > WHOLE_UP_TO:
         return (
@@ -190,9 +188,7 @@ def _why_not_run(graph: Graph, size: int) -> str | None:
 
 
 def _reason(errors: str) -> str:
-    """The last lines that it wrote on stderr, without warnings and the frames of a
-    traceback, which are indented.
-    """
+    """Return the last lines of stderr, without warnings and traceback frames."""
     lines = [
         line
         for line in errors.splitlines()
@@ -204,7 +200,7 @@ def _reason(errors: str) -> str:
 
 
 def _program(name: str) -> Path | None:
-    """A program of tosa-tools, which its wheel holds without the permission to run it."""
+    """Return a program of tosa-tools. Its wheel omits the executable bit."""
     try:
         path = Path(str(metadata.distribution("tosa-tools").locate_file(f"bin/{name}")))
     except metadata.PackageNotFoundError:
@@ -215,11 +211,11 @@ def _program(name: str) -> Path | None:
 
 
 def _call(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a tool. It asks gdb for a backtrace of every refusal, so folders with gdb are
-    not on its path.
+    """Run a tool.
 
-    What it prints of the program is not kept: a small file whose operators share a long
-    text prints gigabytes.
+    It asks gdb for a backtrace of every refusal, so folders with gdb are not on its
+    path. What it prints of the program is not kept: a small file whose operators share
+    a long text prints gigabytes.
     """
     path = os.pathsep.join(p for p in os.get_exec_path() if not Path(p, "gdb").exists())
     environment = os.environ | {"PATH": path}

@@ -1,5 +1,4 @@
-"""Figures of a graph: multiply-accumulates, bytes by element type, and what is alive at
-once.
+"""Figures of a graph: multiply-accumulates, bytes by type, live memory.
 
 A size that is known at run time only counts as the least that it can be.
 """
@@ -21,8 +20,9 @@ from ..serialize.elements import size_in_file
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of a whole program; every graph of its control flow counts once, however
-    often it would run.
+    """Figures of a whole program.
+
+    Every graph of its control flow counts once, however often it would run.
     """
 
     operators: dict[str, int]
@@ -38,13 +38,11 @@ class Figures:
     computed_bytes: dict[str, int]
     """Element type -> bytes of inputs and results."""
     largest_live_bytes: int
-    """The most bytes of inputs and results that are needed at once, in the order of the
-    file.
-    """
+    """The most bytes of inputs and results alive at once, in file order."""
 
 
 def figures(graph: Graph) -> Figures:
-    """The figures of a graph and of all graphs inside of it."""
+    """Return the figures of a graph and of all graphs inside of it."""
     graphs = graph.reachable()
     constants = dict.fromkeys(v for g in graphs for v in g.constants())
     computed = [
@@ -81,8 +79,9 @@ def _bytes_by_type(values: list[Value]) -> dict[str, int]:
 
 
 def multiply_accumulates(operator: Operator) -> int:
-    """Products that are summed up, those with padding included; 0 for all but
-    convolutions and matrix products.
+    """Products that are summed up, those with padding included.
+
+    0 for all but convolutions and matrix products.
     """
     terms = _TERMS.get(type(operator))
     if terms is None:
@@ -110,13 +109,16 @@ _TERMS: dict[type[Operator], Callable[[Operator], int]] = {
         lambda op: op.inputs[0].shape[2],
     ),
 }
-"""Operator -> products for each element of its result (TRANSPOSE_CONV2D: of its input).
+"""Maps an operator to products per element of its result or input.
+
+TRANSPOSE_CONV2D counts by input.
 """
 
 
 def _largest(graphs: list[Graph]) -> int:
-    """The largest live set of the first graph; what a body needs comes on top where it
-    is called.
+    """Return the largest live set of the first graph.
+
+    What a body needs comes on top where it is called.
     """
     needed: dict[Graph, int] = {}
     for graph in reversed(graphs):
@@ -125,9 +127,7 @@ def _largest(graphs: list[Graph]) -> int:
 
 
 def largest_live_bytes(graph: Graph, of_bodies: dict[Graph, int]) -> int:
-    """The most bytes of inputs and results that some operator of the graph leaves alive
-    or uses.
-    """
+    """Return the largest live memory of inputs and results at an operator."""
     dead = last_uses(graph)
     live = sum(_bytes(v) for v in dict.fromkeys(graph.inputs))
     largest = live

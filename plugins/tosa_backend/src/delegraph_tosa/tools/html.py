@@ -1,5 +1,6 @@
-"""A graph as one HTML page that needs no other file and no network. Every text of the
-file is escaped.
+"""A graph as one HTML page that needs no other file and no network.
+
+Every text of the file is escaped.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ _CHARACTERS = 200
 
 
 def page(graph: Graph, title: str, facts: Iterable[tuple[str, str]]) -> str:
-    """The page of a graph and the graphs of its control flow; ``facts`` become a table
-    at its head.
+    """Return the page of a graph and the graphs of its control flow.
+
+    ``facts`` become a table at its head.
     """
     rows = "".join(
         f"<tr><th>{text(name)}</th><td>{text(value)}</td></tr>\n"
@@ -34,8 +36,9 @@ def page(graph: Graph, title: str, facts: Iterable[tuple[str, str]]) -> str:
 
 
 def _picture(graph: Graph) -> Picture:
-    """Boxes of inputs, operators and outputs. Constants are in the tooltips of what
-    uses them.
+    """Boxes of inputs, operators and outputs.
+
+    Constants are in the tooltips of what uses them.
     """
     boxes: list[Box] = []
     source: dict[Value, int] = {}
@@ -70,9 +73,7 @@ def _results(operator: Operator) -> str:
 
 
 def _tooltip(operator: Operator) -> tuple[str, ...]:
-    """Each text is cut here, not only where it is drawn: many operators may share a
-    long one.
-    """
+    """Shorten each text here, because many operators may share a long one."""
     operands = ", ".join(
         [
             *map(repr, operator.inputs[:_OPERANDS]),

@@ -1,6 +1,4 @@
-"""Random inputs for a graph: indices are inside of what they choose from, where that
-can be seen.
-"""
+"""Makes random inputs for a graph, with indices in range if known."""
 
 from __future__ import annotations
 
@@ -42,8 +40,7 @@ def sample(
     seed: int,
     ranges: Mapping[int, tuple[int, int]] = MappingProxyType({}),
 ) -> list[Array]:
-    """One array an input: standard normal for floating point, small numbers for
-    integers.
+    """Return an array for each input: normal floats, small integers.
 
     Inputs that choose rows, directly or after they were only moved, have indices of
     rows; those that SCATTER takes itself name none twice. Sizes that are known at run
@@ -73,8 +70,9 @@ def sample(
 
 
 def _static(graph: Graph) -> Graph:
-    """The graph with a number for each size; InputError if no number does for all of
-    them.
+    """Return the graph with a number for each size.
+
+    InputError if no number does for all of them.
     """
     if not is_dynamic(graph):
         return graph
@@ -90,7 +88,7 @@ def _static(graph: Graph) -> Graph:
 
 
 def _rows(graph: Graph) -> dict[Value, int]:
-    """How many rows there are to choose from for each value that is used as indices."""
+    """Return the number of rows for each value that is used as indices."""
     rows: dict[Value, int] = {}
     for operator in reversed(graph.operators):
         for value, count in _chosen(operator, rows):
@@ -139,8 +137,9 @@ def _indices(
 
 
 def _elements(type: Type, rng: np.random.Generator) -> Array:
-    """Elements that are valid in any integer type; BF16 is the upper half of a float32,
-    scales are from 1/2 to 2.
+    """Return elements that are valid in any integer type.
+
+    BF16 is the upper half of a float32, scales are from 1/2 to 2.
     """
     array = ARRAY_DTYPES[type.dtype]
     if type.dtype in BLOCK_SCALED:

@@ -1,6 +1,4 @@
-"""What a graph is, takes, returns and holds, as ``delegraph inspect --summary`` shows
-it.
-"""
+"""Summarizes a graph for ``delegraph inspect --summary``."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ _TORCH_NAMES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloa
 def summarize(
     graph: Graph, target: TosaSpec, size: int, quantized: Quantization
 ) -> Summary:
-    """The summary of the graph of a file of ``size`` bytes, which ``target`` takes.
+    """Return the summary of a file's graph of ``size`` bytes for ``target``.
 
     Of constants only their types are looked at.
     """

@@ -188,9 +188,9 @@ def test_declared_int32_inputs_are_checked_when_called():
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("mask=1", "neither the name"),
-        ("mask=2..1", "no range of int32"),
-        ("mask=0..9999999999", "no range of int32"),
+        ("mask=1", "must be the name"),
+        ("mask=2..1", "not a range of int32"),
+        ("mask=0..9999999999", "not a range of int32"),
     ],
 )
 def test_entries_of_another_form(entry, said):

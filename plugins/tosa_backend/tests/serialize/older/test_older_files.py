@@ -309,7 +309,7 @@ def test_operators_missing_in_0_80_are_refused_by_name():
 def test_files_beyond_2_gb_are_refused():
     weight = Value(Type((1 << 29,), DType.FP32), Literal(np.zeros(0)), "w")
     copied = apply(IDENTITY, weight)
-    with pytest.raises(Unsupported, match="files of TOSA 0.80 end at 2 GB"):
+    with pytest.raises(Unsupported, match="files of TOSA 0.80 are limited to 2 GB"):
         TosaFile(Graph([], [copied.outputs[0]], [copied]), MI)
 
 
@@ -324,7 +324,7 @@ def test_block_scaled_types_are_refused():
     [
         (
             lambda b: b["operators"][-1].update(op="DIM"),
-            "operator number 72 is not read of TOSA 0.80",
+            "operator number 72 is not supported in TOSA 0.80",
         ),
         (
             lambda b: b["operators"][-1].update(inputs=["input_0"]),
@@ -338,10 +338,10 @@ def test_block_scaled_types_are_refused():
             lambda b: b["operators"][-1].pop("attribute_type"),
             "MAX_POOL2D has attributes of kind 0, not 1",
         ),
-        (lambda b: b["operators"][-1].update(outputs=[]), "the file says nothing"),
+        (lambda b: b["operators"][-1].update(outputs=[]), "the file declares nothing"),
         (
             lambda b: b["operators"][-1].update(inputs=[]),
-            "MAX_POOL2D has 0 operands, needs 1",
+            "MAX_POOL2D has 0 operands instead of 1",
         ),
     ],
 )

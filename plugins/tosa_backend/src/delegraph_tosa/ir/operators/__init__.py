@@ -1,5 +1,4 @@
-"""The operators of TOSA 1.0 and of the 1.1 draft (specification: Operators), one family
-in each file.
+"""The operators of TOSA 1.0 and the 1.1 draft, one family in each file.
 
 CONST and CONST_SHAPE are missing: constants are values here. ``infer`` raises
 ``Illegal`` for what the specification's pseudocode calls ERROR_IF.

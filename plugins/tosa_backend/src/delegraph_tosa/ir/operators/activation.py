@@ -8,8 +8,9 @@ from .rules import same_type
 
 
 class CLAMP(Operator):
-    """input [*S] -> [*S], clamped to ``min_val`` .. ``max_val``, Python numbers in the
-    input's element type.
+    """input [*S] -> [*S], clamped to ``min_val`` ..
+
+    ``max_val``, Python numbers in the input's element type.
     """
 
     input: Value

@@ -1,7 +1,7 @@
-"""Block-scaled operators of the 1.1 draft (EXT-MX-...): blocks of the last axis share
-scales, in a tensor of their own.
+"""Block-scaled operators of the 1.1 draft (EXT-MX-...).
 
-A scale tensor has the shape of its data, with the last size divided by ``block_size``.
+Blocks of the last axis share scales, which are a separate tensor. A scale tensor has
+the shape of its data, with the last size divided by ``block_size``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from .rules import Shape, expect_rank, shape_operand, without_zero_sizes
 
 
 def scale_shape(shape: Shape, block_size: int, name: str) -> Shape:
-    """The shape of the scales of data of this ``shape``, which must consist of whole
-    blocks.
-    """
+    """Return the shape of the scales of data, which must be whole blocks."""
     whole = len(shape) > 0 and shape[-1] % block_size == 0
     check(
         whole,
@@ -44,9 +42,7 @@ def _expect_scale(scale: Value, data: Value, block_size: int, name: str) -> None
 
 
 class MATMUL_T_BLOCK_SCALED(Operator):
-    """A_data [N,H,C], A_scale [N,H,C/block], B_data [N or 1,W,C], B_scale [N or
-    1,W,C/block] -> FP32 [N,H,W].
-    """
+    """A_data [N,H,C], B_data [N or 1,W,C], with scales [..,C/block] -> FP32 [N,H,W]."""
 
     A_data: Value
     A_scale: Value
@@ -70,9 +66,7 @@ class MATMUL_T_BLOCK_SCALED(Operator):
 
 
 class CONV2D_BLOCK_SCALED(Operator):
-    """input [N,IH,IW,IC], weight [OC,KH,KW,IC], each with its scale, bias [OC or 1] ->
-    FP32 [N,OH,OW,OC].
-    """
+    """input [N,IH,IW,IC], weight [OC,KH,KW,IC], scales, bias -> FP32 [N,OH,OW,OC]."""
 
     input_data: Value
     input_scale: Value
@@ -133,7 +127,7 @@ class CAST_FROM_BLOCK_SCALED(Operator):
 
 
 class CAST_TO_BLOCK_SCALED(Operator):
-    """input_data [*S,C] -> output_data [*S,C] of ``dtype``, output_scale [*S,C/block]."""
+    """input_data [*S,C] -> output_data [*S,C], output_scale [*S,C/block]."""
 
     input_data: Value
     block_size: BlockSize
@@ -147,9 +141,7 @@ class CAST_TO_BLOCK_SCALED(Operator):
 
 
 def _expect_list(values: Values, block_size: int) -> None:
-    """``values`` must be one tensor for a block size of 1, or a tensor and its scale
-    for a larger block size.
-    """
+    """Check that ``values`` are a tensor, with a scale for block sizes above 1."""
     check(
         0 < len(values) < 3,
         f"a tensor and perhaps its scale are wanted, not {len(values)} operands",
@@ -167,9 +159,7 @@ def _expect_list(values: Values, block_size: int) -> None:
 
 
 class RESHAPE_BLOCK_SCALED(Operator):
-    """A tensor, or a tensor and its scale, new_value_shape SHAPE -> the tensor (and its
-    scale) reshaped.
-    """
+    """A tensor (and its scale), new_value_shape SHAPE -> the tensor reshaped."""
 
     input: Values
     new_value_shape: Value
@@ -194,9 +184,7 @@ class RESHAPE_BLOCK_SCALED(Operator):
 
 
 class ROW_GATHER_BLOCK_SCALED(Operator):
-    """values [N,K,C] (and their scale), indices [N,W], row_count INT32 [1] ->
-    [N,W*row_count,C] (and its scale).
-    """
+    """values [N,K,C], indices [N,W], row_count INT32 [1] -> [N,W*row_count,C]."""
 
     values: Values
     indices: Value

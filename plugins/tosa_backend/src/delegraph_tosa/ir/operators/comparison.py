@@ -1,6 +1,4 @@
-"""Comparisons (specification: Comparison Operators): two operands that broadcast, a
-BOOL result.
-"""
+"""Comparisons: two operands that broadcast, and a BOOL result."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Control flow and custom operators (specification: Control Flow Operators, Custom
-Operators).
+"""Control flow and custom operators (specification: Control Flow, Custom).
 
 Branches, conditions and bodies are graphs of their own, attributes of the operators.
 """
@@ -15,22 +14,18 @@ from ..types import DType, Type
 
 
 def _types(values: list[Value] | tuple[Value, ...]) -> list[Type]:
-    """The types of ``values``."""
+    """Return the types of ``values``."""
     return [v.type for v in values]
 
 
 def _returned(body: Graph, operands: list[Type]) -> list[Type]:
-    """The result types of ``body`` for operands of these types, with the operands'
-    symbols for unknown sizes.
-    """
+    """Return the result types of ``body`` in the operands' symbols."""
     sizes = bound(_types(body.inputs), operands)
     return [substituted(type, sizes) for type in _types(body.outputs)]
 
 
 def _fit(some: list[Type], others: list[Type]) -> bool:
-    """Whether the types may be equal: element types are equal, and no sizes are known
-    to differ.
-    """
+    """Return whether types may be equal: no known size differs."""
     alike = len(some) == len(others) and [t.dtype for t in some] == [
         t.dtype for t in others
     ]
@@ -40,9 +35,7 @@ def _fit(some: list[Type], others: list[Type]) -> bool:
 
 
 class COND_IF(Operator):
-    """condition BOOL of one element, input_list -> results of ``then_graph`` if it is
-    true, else of ``else_graph``.
-    """
+    """condition BOOL, input_list -> results of ``then_graph`` or ``else_graph``."""
 
     condition: Value
     input_list: Values
@@ -73,8 +66,9 @@ class COND_IF(Operator):
 
 
 class WHILE_LOOP(Operator):
-    """input_list -> values of the same types; ``body_graph`` is applied to them while
-    ``cond_graph`` returns true.
+    """input_list -> values of the same types.
+
+    ``body_graph`` is applied to them while ``cond_graph`` returns true.
     """
 
     input_list: Values
@@ -102,7 +96,7 @@ class WHILE_LOOP(Operator):
 
 
 class CUSTOM(Operator):
-    """An operator that an implementation defines: input_list -> results of ``types``."""
+    """A custom operator: input_list -> results of ``types``."""
 
     input_list: Values
     operator_name: str

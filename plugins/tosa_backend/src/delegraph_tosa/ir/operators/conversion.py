@@ -18,8 +18,7 @@ class CAST(Operator):
 
 
 class RESCALE(Operator):
-    """input [*S], multiplier [C or 1], shift INT8 [C or 1], zero points [1] -> [*S] of
-    ``dtype``.
+    """input [*S], multiplier and shift [C or 1], zero points -> [*S] of ``dtype``.
 
     (input - input_zp) * multiplier / 2**shift + output_zp. With ``per_channel``,
     multiplier and shift have one number for each index of the last axis; with
@@ -100,8 +99,9 @@ class RESCALE(Operator):
 def _check_zero_point(
     zero_point: Value, dtype: DType, unsigned: bool, name: str
 ) -> None:
-    """Check that a known zero point is 0, unless ``dtype`` is int8; for unsigned int16
-    it may be 32768.
+    """Check that a known zero point is 0, unless ``dtype`` is int8.
+
+    For unsigned int16 it may be 32768.
     """
     expect_single(zero_point, name)
     value = element(zero_point)

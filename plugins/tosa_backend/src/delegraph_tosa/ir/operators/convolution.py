@@ -41,7 +41,10 @@ class Convolution(Operator):
     def result(
         self, batch: int, spatial: Sequence[int], channels: int
     ) -> tuple[Type, ...]:
-        """The result type [batch, *spatial, channels]; checks bias and zero points."""
+        """Return the result type [batch, *spatial, channels].
+
+        Checks bias and zero points.
+        """
         bias = expect_rank(self.bias, 1, "bias")
         if bias[0] != 1 and differ(bias[0], channels):
             note(
@@ -56,8 +59,7 @@ class Convolution(Operator):
 
 
 class Windowed(Convolution):
-    """A convolution with ``pad``, ``stride`` and ``dilation``, which have entries for
-    each spatial axis in order.
+    """A convolution with ``pad``, ``stride`` and ``dilation`` per spatial axis.
 
     ``pad`` is a flat list of (before, after): (top, bottom, left, right) in two
     dimensions.
@@ -70,8 +72,10 @@ class Windowed(Convolution):
     acc_type: DType
 
     def spatial(self, sizes: Shape, kernel: Shape) -> list[int]:
-        """Output sizes: ``OH = idiv_check(IH - 1 + pads - (KH - 1) * dilation, stride)
-        + 1``, which must be exact.
+        """Return output sizes, e.g.
+
+        ``OH = (IH - 1 + pads - (KH - 1) * dilation) / stride + 1``. The division must
+        be exact.
         """
         return spatial_sizes(sizes, kernel, self.pad, self.stride, self.dilation)
 
@@ -93,8 +97,9 @@ def spatial_sizes(
 
 
 def windows(sizes: Shape, pad: Ints, reach: Sequence[int], stride: Ints) -> list[int]:
-    """The number of windows of size ``reach`` along each axis, ``stride`` apart; the
-    last one must end at the edge.
+    """Return the number of windows of size ``reach`` along each axis, ``stride`` apart.
+
+    The last one must end at the edge.
     """
     expect_length(stride, len(sizes), "stride")
     if min(pad) < 0:
@@ -108,7 +113,7 @@ def windows(sizes: Shape, pad: Ints, reach: Sequence[int], stride: Ints) -> list
 
 
 def _window(axes: int, axis: int, size: int, pad: Ints, reach: int, stride: int) -> int:
-    """The number of windows along one of ``axes`` axes."""
+    """Return the number of windows along one of ``axes`` axes."""
     before = pad[2 * axis]
     after = pad[2 * axis + 1]
     span = size + before + after - reach
@@ -141,16 +146,15 @@ class CONV2D(_Dense):
 
 
 class CONV3D(_Dense):
-    """input [N,ID,IH,IW,IC], weight [OC,KD,KH,KW,IC], bias [OC or 1] ->
-    [N,OD,OH,OW,OC].
-    """
+    """input [N,ID,IH,IW,IC], weight [OC,KD,KH,KW,IC], bias -> [N,OD,OH,OW,OC]."""
 
     axes = 3
 
 
 class DEPTHWISE_CONV2D(Windowed):
-    """input [N,IH,IW,C], weight [KH,KW,C,M], bias [C*M or 1] -> [N,OH,OW,C*M]; output
-    channel c*M + m.
+    """input [N,IH,IW,C], weight [KH,KW,C,M], bias [C*M or 1] -> [N,OH,OW,C*M].
+
+    Output channel c*M + m.
     """
 
     def infer(self) -> tuple[Type, ...]:
@@ -188,9 +192,7 @@ class TRANSPOSE_CONV2D(Convolution):
         )
 
     def _spatial(self, axis: int, size: int, kernel: int) -> int:
-        """The output size along one axis: ``(size - 1) * stride + before + after +
-        kernel``.
-        """
+        """Return ``(size - 1) * stride + before + after + kernel``, an output size."""
         before, after = self.out_pad[2 * axis : 2 * axis + 2]
         out_pad = list(self.out_pad)
         note(

@@ -156,8 +156,9 @@ class SUB(Binary):
 
 
 class MUL(Operator):
-    """input1 [*S], input2 [*S], shift INT8 [1] -> [*S]: product, int32 for int8 and
-    int16; int32 is shifted right.
+    """input1 [*S], input2 [*S], shift INT8 [1] -> [*S], the product.
+
+    It is int32 for int8 and int16. An int32 is shifted right.
     """
 
     input1: Value
@@ -184,8 +185,9 @@ class MUL(Operator):
 
 
 class TABLE(Operator):
-    """input1 [*S], table int8 [256] or int16 [513] -> [*S]: int8 is looked up, int16 is
-    interpolated to int32.
+    """input1 [*S], table int8 [256] or int16 [513] -> [*S].
+
+    int8 is looked up, int16 is interpolated to int32.
     """
 
     input1: Value
@@ -204,9 +206,7 @@ class TABLE(Operator):
 
 
 class SELECT(Operator):
-    """input1 BOOL [*S], input2 [*S], input3 [*S] -> [*S]: input2 where input1 is true,
-    else input3.
-    """
+    """input1 BOOL [*S], input2, input3 [*S] -> [*S]: input2 where input1 is true."""
 
     input1: Value
     input2: Value

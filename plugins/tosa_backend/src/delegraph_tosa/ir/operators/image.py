@@ -1,6 +1,4 @@
-"""Pooling and resizing of images in NHWC (specification: Tensor Operators, Image
-Operators).
-"""
+"""Pooling and resizing of images in NHWC (specification: Image Operators)."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from .rules import (
 
 
 def _pooled(input: Value, kernel: Ints, stride: Ints, pad: Ints) -> tuple[Type, ...]:
-    """The result type of a pool over ``input`` [N,IH,IW,C]."""
+    """Return the result type of a pool over ``input`` [N,IH,IW,C]."""
     n, height, width, c = expect_rank(input, 4, "input")
     expect_length(kernel, 2, "kernel")
     expect_length(pad, 4, "pad")
@@ -34,8 +32,9 @@ def _pooled(input: Value, kernel: Ints, stride: Ints, pad: Ints) -> tuple[Type, 
 
 
 class AVG_POOL2D(Operator):
-    """input [N,IH,IW,C] -> [N,OH,OW,C]: mean of each window, without padding; ``pad``
-    is (top, bottom, left, right).
+    """input [N,IH,IW,C] -> [N,OH,OW,C]: mean of each window, without padding.
+
+    ``pad`` is (top, bottom, left, right).
     """
 
     input: Value
@@ -53,8 +52,9 @@ class AVG_POOL2D(Operator):
 
 
 class MAX_POOL2D(Operator):
-    """input [N,IH,IW,C] -> [N,OH,OW,C]: maximum of each window; ``pad`` is (top,
-    bottom, left, right).
+    """input [N,IH,IW,C] -> [N,OH,OW,C]: maximum of each window.
+
+    ``pad`` is (top, bottom, left, right).
     """
 
     input: Value
@@ -68,9 +68,7 @@ class MAX_POOL2D(Operator):
 
 
 class AVG_POOL2D_ADAPTIVE(Operator):
-    """AVG_POOL2D whose kernel [2], stride [2] and pad [4] are SHAPE operands (1.1
-    draft).
-    """
+    """AVG_POOL2D with SHAPE operands kernel [2], stride [2], pad [4] (1.1)."""
 
     input: Value
     input_zp: Value
@@ -87,9 +85,7 @@ class AVG_POOL2D_ADAPTIVE(Operator):
 
 
 class MAX_POOL2D_ADAPTIVE(Operator):
-    """MAX_POOL2D whose kernel [2], stride [2] and pad [4] are SHAPE operands (1.1
-    draft).
-    """
+    """MAX_POOL2D with SHAPE operands kernel [2], stride [2], pad [4] (1.1)."""
 
     input: Value
     kernel: Value
@@ -104,7 +100,7 @@ class MAX_POOL2D_ADAPTIVE(Operator):
 def window_operands(
     pool: AVG_POOL2D_ADAPTIVE | MAX_POOL2D_ADAPTIVE,
 ) -> tuple[Shape, Shape, Shape]:
-    """The entries of the operands kernel, stride and pad."""
+    """Return the entries of the operands kernel, stride and pad."""
     kernel = shape_operand(pool.kernel, 2, "kernel")
     stride = shape_operand(pool.stride, 2, "stride")
     return kernel, stride, shape_operand(pool.pad, 4, "pad")
@@ -156,7 +152,10 @@ class RESIZE(Operator):
 
 
 def _resized(axis: int, size: int, scale: Shape, offset: int, border: int) -> int:
-    """The output size along height (``axis`` 0) or width (1); ``scale`` is (n, d)."""
+    """Return the output size along height (``axis`` 0) or width (1).
+
+    ``scale`` is (n, d).
+    """
     n, d = scale
     note(n <= 2048, f"scale numerator {n} is above 2048", "scale-numerator")
     note(d < 16 * n, f"scale {n}/{d} is not above 1/16", "downscale")

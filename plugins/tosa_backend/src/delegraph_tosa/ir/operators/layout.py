@@ -1,5 +1,4 @@
-"""Data layout, gather and scatter (specification: Data Layout, Scatter/Gather
-Operators).
+"""Data layout, gather and scatter (specification: Data Layout, Scatter/Gather).
 
 SHAPE operands are constants.
 """
@@ -24,9 +23,7 @@ from .rules import (
 
 
 class CONCAT(Operator):
-    """input1: one or more tensors, whose shapes differ along ``axis`` only -> joined
-    along ``axis``.
-    """
+    """input1: tensors that differ along ``axis`` only -> joined along ``axis``."""
 
     input1: Values
     axis: int
@@ -53,14 +50,12 @@ class CONCAT(Operator):
 
 
 def _without(shape: Shape, axis: int) -> Shape:
-    """``shape`` without ``axis``."""
+    """Return ``shape`` without ``axis``."""
     return shape[:axis] + shape[axis + 1 :]
 
 
 class PAD(Operator):
-    """input1 [*S], padding SHAPE [2*rank] (before, after for each axis), pad_const [1]
-    -> [*S'].
-    """
+    """input1 [*S], padding SHAPE [2*rank], pad_const [1] -> [*S']."""
 
     input1: Value
     padding: Value
@@ -150,9 +145,7 @@ def expect_block(start: Shape, dtype: DType) -> None:
 
 
 class TILE(Operator):
-    """input1 [*S], multiples SHAPE [rank] -> [*S'], repeated ``multiples`` times along
-    each axis.
-    """
+    """input1 [*S], multiples SHAPE [rank] -> [*S'], repeated along each axis."""
 
     input1: Value
     multiples: Value
@@ -206,8 +199,7 @@ class GATHER(Operator):
 
 
 class ROW_GATHER(Operator):
-    """values [N,K,C], indices [N,W], row_count INT32 [1], constant -> [N,W*row_count,C]
-    (1.1 draft).
+    """values [N,K,C], indices [N,W], row_count INT32 [1] -> [N,W*row_count,C] (1.1).
 
     For each index it returns ``row_count`` rows, the first of which is at the index.
     """
@@ -239,7 +231,7 @@ def expect_gather_indices(indices: Value, values: Value) -> Shape:
 
 
 def expect_row_count(row_count: Value) -> int:
-    """The number of rows for each index, which must be a constant."""
+    """Return the number of rows for each index, which must be a constant."""
     count = constant_element(row_count, "row_count")
     note(count >= 1, f"row_count {count} is below 1", "row-count")
     return count

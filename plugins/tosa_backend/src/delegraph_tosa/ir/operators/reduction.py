@@ -1,6 +1,4 @@
-"""Reductions, matrix products and Fourier transforms (specification: Tensor Operators,
-Reduction Operators).
-"""
+"""Reductions, matrix products and Fourier transforms."""
 
 from __future__ import annotations
 
@@ -51,8 +49,9 @@ class REDUCE_SUM(Reduction):
 
 
 class ARGMAX(Operator):
-    """input [*S] -> [*S'] without ``axis``, INT32 or (1.1 draft) INT64: the index of
-    the first maximum.
+    """input [*S] -> [*S'] without ``axis``: the index of the first maximum.
+
+    It is INT32 or (1.1 draft) INT64.
     """
 
     input: Value
@@ -85,7 +84,7 @@ class _Product(Operator):
         return (Type(shape, self.dtype),)
 
     def shape(self) -> tuple[int, ...]:
-        """The shape [N,H,W] of the product."""
+        """Return the shape [N,H,W] of the product."""
         raise NotImplementedError
 
 
@@ -104,9 +103,7 @@ class MATMUL(_Product):
 
 
 class MATMUL_T(_Product):
-    """A [N,H,C], B [N or 1,W,C], zero points [1] -> [N,H,W] (1.1 draft): B is
-    transposed.
-    """
+    """A [N,H,C], B [N or 1,W,C], zero points -> [N,H,W] (1.1), B transposed."""
 
     def shape(self) -> tuple[int, ...]:
         n, h, c = expect_rank(self.A, 3, "A")
@@ -127,9 +124,7 @@ def _expect_power_of_two(*sizes: int) -> None:
 
 
 class FFT2D(Operator):
-    """input_real [N,H,W], input_imag [N,H,W] -> output_real [N,H,W], output_imag
-    [N,H,W]; H and W powers of two.
-    """
+    """input_real, input_imag [N,H,W] -> output_real, output_imag; powers of two."""
 
     input_real: Value
     input_imag: Value
@@ -149,8 +144,9 @@ class FFT2D(Operator):
 
 
 class RFFT2D(Operator):
-    """input_real [N,H,W] -> output_real, output_imag [N,H,W/2+1]; H and W powers of
-    two.
+    """input_real [N,H,W] -> output_real, output_imag [N,H,W/2+1].
+
+    H and W powers of two.
     """
 
     input_real: Value

@@ -10,9 +10,7 @@ Shape = tuple[int, ...]
 
 
 def broadcast(*operands: Value) -> Shape:
-    """The shape to which operands of one rank broadcast (specification: Broadcasting);
-    Illegal if they do not.
-    """
+    """Return the shape to which operands broadcast. Raises Illegal if none."""
     shape = operands[0].type.shape
     for operand in operands[1:]:
         if operand.type.shape != shape:
@@ -21,7 +19,10 @@ def broadcast(*operands: Value) -> Shape:
 
 
 def _pair(left: Shape, right: Shape, operands: tuple[Value, ...]) -> Shape:
-    """The shape to which two shapes broadcast; ``operands`` are for the message."""
+    """Return the shape to which two shapes broadcast.
+
+    ``operands`` are for the message.
+    """
     if len(left) == len(right) and all(
         1 in (a, b) or not differ(a, b) for a, b in zip(left, right, strict=True)
     ):
@@ -57,7 +58,7 @@ def expect_length(elements: Shape, length: int, name: str) -> None:
 
 
 def shape_operand(value: Value, length: int, name: str) -> Shape:
-    """The entries of a constant SHAPE operand, which must have ``length`` of them."""
+    """Return the ``length`` entries of a constant SHAPE operand."""
     elements = shape_of(value)
     expect_length(elements, length, name)
     return elements
@@ -70,7 +71,10 @@ def expect_single(value: Value, name: str) -> None:
 
 
 def element(value: Value) -> float | int | None:
-    """The element of a constant of one element in memory; None for any other value."""
+    """Return the element of a constant of one element in memory.
+
+    None for any other value.
+    """
     constant = value.constant
     return (
         constant.array.item()
@@ -80,7 +84,7 @@ def element(value: Value) -> float | int | None:
 
 
 def constant_element(value: Value, name: str) -> int:
-    """The element of an operand [1] that must be a compile-time constant."""
+    """Return the element of an operand [1] that must be a compile-time constant."""
     if value.type.shape != (1,):
         raise Illegal(f"{name} must have shape [1], is {value.type}", "single-element")
     number = element(value)
@@ -101,9 +105,7 @@ def expect_zero_point(zero_point: Value, dtype: DType, name: str) -> None:
 
 
 def idiv(dividend: int, divisor: int, what: str) -> int:
-    """The quotient, which must be exact (``idiv_check`` of the specification): windows
-    have to end at the edge.
-    """
+    """Return the quotient, which must be exact: windows must end at the edge."""
     if exceeds(0, dividend):
         note(False, f"{what} = {dividend} is negative", "size-positive")
     elif differ(dividend % divisor, 0):
@@ -116,13 +118,14 @@ def idiv(dividend: int, divisor: int, what: str) -> int:
 
 
 def same_type(operator: Operator) -> tuple[Type, ...]:
-    """The result has the type of the first operand."""
+    """Return the result has the type of the first operand."""
     return (operator.inputs[0].type,)
 
 
 def without_zero_sizes(shape: Shape, name: str) -> Shape:
-    """``shape`` as it is; its sizes must be positive, because TOSA has no empty
-    tensors.
+    """Return ``shape`` as it is.
+
+    Its sizes must be positive, because TOSA has no empty tensors.
     """
     note(
         not any(exceeds(1, size) for size in shape),
@@ -133,8 +136,9 @@ def without_zero_sizes(shape: Shape, name: str) -> Shape:
 
 
 def whole_blocks(type: Type) -> Type:
-    """``type`` as it is; if it is block-scaled, its last axis must consist of whole
-    blocks.
+    """Return ``type`` as it is.
+
+    If it is block-scaled, its last axis must consist of whole blocks.
     """
     if type.dtype in BLOCK_SCALED:
         why = why_not_blocks(type)

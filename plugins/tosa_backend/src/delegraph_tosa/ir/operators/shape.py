@@ -1,5 +1,4 @@
-"""Shape operators of the 1.1 draft (EXT-SHAPE), which compute SHAPE values from shapes
-of inputs.
+"""Shape operators of the 1.1 draft (EXT-SHAPE), which compute SHAPE values.
 
 ``infer`` computes the entries of the result, so operands that are shapes must have been
 inferred before.
@@ -20,11 +19,15 @@ LARGEST = (1 << 63) - 1
 
 
 class ShapeOperator(Operator):
-    """An operator whose result is a SHAPE; ``infer`` sets ``entries`` to its entries."""
+    """An operator whose result is a SHAPE.
+
+    ``infer`` sets ``entries`` to its entries.
+    """
 
     def compute(self) -> Shape:
-        """The entries of the result; raises ``Illegal`` for what the pseudocode calls
-        ERROR_IF or REQUIRE.
+        """Return the entries of the result.
+
+        Raises ``Illegal`` for what the pseudocode calls ERROR_IF or REQUIRE.
         """
         raise NotImplementedError
 
@@ -68,7 +71,7 @@ class ShapeBinary(ShapeOperator):
 
 
 def _pairs(binary: ShapeBinary | ASSERT_EQUAL_SHAPE) -> list[tuple[int, int]]:
-    """The entries of both operands, which must have the same number of entries."""
+    """Return the entries of both operands, which must be equally many."""
     left = shape_of(binary.input1)
     right = shape_of(binary.input2)
     check(
@@ -139,8 +142,9 @@ class ShapeUnary(ShapeOperator):
     input: Value
 
     def each(self, lowest: int, highest: int, function: Callable[[int], int]) -> Shape:
-        """``function`` of every entry; all entries must be from ``lowest`` to
-        ``highest``.
+        """Return ``function`` of every entry.
+
+        All entries must be from ``lowest`` to ``highest``.
         """
         entries = shape_of(self.input)
         within = not any(
@@ -159,9 +163,7 @@ class ShapeUnary(ShapeOperator):
         )
 
     def _named(self, entry: int) -> int:
-        """The result for an entry known at run time only: a new symbol, named after the
-        operator and the entry.
-        """
+        """Return a new symbol for a dynamic entry, named after the operator."""
         return symbol(f"{self.name}({entry})", 0, LARGEST)
 
 
@@ -230,8 +232,9 @@ class DIM(ShapeOperator):
 
 
 class ASSERT_EQUAL_SHAPE(Operator):
-    """input1 SHAPE [n], input2 SHAPE [n] -> no result: entries must be equal; with
-    ``allow_broadcast`` one may be 1.
+    """input1 SHAPE [n], input2 SHAPE [n] -> no result: entries must be equal.
+
+    With ``allow_broadcast`` one may be 1.
     """
 
     input1: Value

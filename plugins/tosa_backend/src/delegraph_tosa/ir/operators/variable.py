@@ -1,6 +1,4 @@
-"""Variables: tensors that keep their value between calls (specification: Variable
-Operators).
-"""
+"""Variables: tensors that keep their value between calls."""
 
 from __future__ import annotations
 
@@ -9,9 +7,7 @@ from ..types import Type
 
 
 class VARIABLE(Operator):
-    """initial_value, a constant -> no result: declares ``variable``, which holds this
-    value before the first call.
-    """
+    """initial_value, a constant -> no result: declares ``variable``."""
 
     initial_value: Value
     variable: str

@@ -1,9 +1,9 @@
-"""Rules for ATen operators, one file for each family. Importing a family registers its
-rules (``@lowers``).
+"""Rules for ATen operators, one file for each family.
 
-A rule has the name of its operator. Its docstring begins with the shapes of its
-tensors: N is the batch, C and O are channels, D, H, W are depth, height, width, K is a
-kernel or the rows of a table, ``*S`` is any number of axes.
+Importing a family registers its rules (``@lowers``). A rule has the name of its
+operator. Its docstring begins with the shapes of its tensors: N is the batch, C and O
+are channels, D, H, W are depth, height, width, K is a kernel or the rows of a table,
+``*S`` is any number of axes.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ installed.
 
 
 def import_late() -> None:
-    """Import the rules for operators of other namespaces if these operators are defined
-    by now.
+    """Import the rules for operators of other namespaces that are defined by now.
 
     A program can only call them after the module in ``_REGISTERED_BY`` was imported.
     Until then it is not.

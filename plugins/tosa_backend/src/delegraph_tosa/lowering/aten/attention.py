@@ -32,10 +32,10 @@ def scaled_dot_product_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Value:
-    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; the
-    softmax is computed in fp32
+    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V].
 
-    As in torch, the result is 0 for a query whose mask hides every key.
+    The softmax is computed in fp32 As in torch, the result is 0 for a query whose mask
+    hides every key.
     """
     t.require(
         dropout_p == 0,
@@ -70,8 +70,7 @@ def transposed(t: Tosa, x: Value) -> Value:
 
 
 def repeated(t: Tosa, x: Value, query: Value) -> Value:
-    """x [*B,H',S,E], query [*B,H,L,E] -> [*B,H,S,E]: each head of x is repeated H / H'
-    times.
+    """x [*B,H',S,E], query [*B,H,L,E] -> [*B,H,S,E]: each head repeated H / H' times.
 
     In grouped-query attention, H / H' neighbouring heads of the query share one head of
     the key and value.
@@ -86,8 +85,7 @@ def repeated(t: Tosa, x: Value, query: Value) -> Value:
 
 
 def _causal_mask(t: Tosa, rows: int, columns: int) -> Value:
-    """A mask fp32 [L,S] to add to scores: -inf where the key comes after the query,
-    else 0.
+    """Return a causal mask fp32 [L,S]: -inf where the key follows the query, else 0.
 
     The first key is never hidden, so no row is all -inf, whose softmax would be NaN.
     """
@@ -97,10 +95,10 @@ def _causal_mask(t: Tosa, rows: int, columns: int) -> Value:
 
 
 def _masked_softmax(t: Tosa, scores: Value, mask: Value) -> Value:
-    """The softmax of scores fp32 [*B,L,S] over keys. The mask is bool (False hides a
-    key) or float (added to scores).
+    """Return the softmax of scores fp32 [*B,L,S] over keys.
 
-    A row in which every score is -inf gives 0.
+    The mask is bool (False hides a key) or float (added to scores). A row in which
+    every score is -inf gives 0.
     """
     if mask.dtype is DType.BOOL:
         scores = t.add(

@@ -1,5 +1,6 @@
-"""Embedding bags: the sum, mean or maximum of selected rows of a table. Also
-``embedding_renorm``.
+"""Embedding bags: the sum, mean or maximum of selected rows of a table.
+
+Also ``embedding_renorm``.
 """
 
 from __future__ import annotations
@@ -24,12 +25,11 @@ inf = math.inf
 
 SUM, MEAN, MAX = range(3)
 INDEXES = {"indices": rows("weight"), "offsets": beginnings("indices")}
-"""The indices that eager accepts: ``indices`` are rows of the table, ``offsets`` are
-positions in ``indices``.
-"""
+"""Accepted indices: rows of the table, and positions in ``indices`` as offsets."""
 MEMBERS = 1 << 22
-"""The largest intermediate tensor, bags * indices * width elements: each bag is
-computed from all indices.
+"""The largest intermediate tensor, with bags * indices * width elements.
+
+Each bag is computed from all indices.
 """
 
 
@@ -43,12 +43,12 @@ def bagged(
     include_last_offset: bool,
     padding_idx: int | None,
 ) -> Value:
-    """weight [K,C], indices [W], offsets [B] ([B+1] with ``include_last_offset``),
-    per-sample weights [W] -> [B,C].
+    """weight [K,C], indices [W], offsets [B], per-sample weights [W] -> [B,C].
 
-    Bag b combines the table's rows ``indices[offsets[b] : offsets[b + 1]]``; ``mode``
-    is SUM, MEAN or MAX. Indices equal to ``padding_idx`` are left out; None is no
-    padding. Raises Unsupported for more elements than MEMBERS.
+    With ``include_last_offset``, offsets are [B+1]. Bag b combines the table's rows
+    ``indices[offsets[b] : offsets[b + 1]]``; ``mode`` is SUM, MEAN or MAX. Indices
+    equal to ``padding_idx`` are left out; None is no padding. Raises Unsupported for
+    more elements than MEMBERS.
     """
     (count,), (rows, width) = indices.shape, weight.shape
     member = _members(t, offsets, count, include_last_offset)
@@ -78,8 +78,9 @@ def bagged(
 
 
 def _members(t: Tosa, offsets: Value, count: int, include_last_offset: bool) -> Value:
-    """bool [B,W,1]: whether index w belongs to bag b, which ends where the next one
-    begins. W is ``count``.
+    """bool [B,W,1]: whether index w belongs to bag b. W is ``count``.
+
+    A bag ends where the next one begins.
     """
     bags = offsets.shape[0] - include_last_offset
     begin = t.slice(offsets, (0,), (bags,))
@@ -93,8 +94,9 @@ def _members(t: Tosa, offsets: Value, count: int, include_last_offset: bool) -> 
 
 
 def _combined_bags(t: Tosa, member: Value, rows: Value, mode: int) -> Value:
-    """member bool [B,W,1], rows [1,W,C] -> [B,1,C], the sum, mean or maximum of each
-    bag's rows; 0 for an empty bag
+    """member bool [B,W,1], rows [1,W,C] -> [B,1,C]: sum, mean or maximum of each bag
+
+    An empty bag gives 0.
     """
     if mode == MAX:
         largest = t.reduce_max(t.select(member, rows, -inf), 1)
@@ -110,8 +112,9 @@ def _combined_bags(t: Tosa, member: Value, rows: Value, mode: int) -> Value:
 def embedding_renorm(
     t: Tosa, self: Value, indices: Value, max_norm: float, norm_type: float
 ) -> Value:
-    """self [K,C], indices [*S] -> [K,C]; scales the indexed rows with a norm above
-    ``max_norm`` to this norm
+    """self [K,C], indices [*S] -> [K,C].
+
+    Scales the indexed rows with a norm above ``max_norm`` to this norm
     """
     count = math.prod(indices.shape)
     norm = norm_along(t, self, 1, norm_type)
@@ -125,9 +128,7 @@ def embedding_renorm(
 
 
 Results = tuple[Value, None, None, None]
-"""The bags, then None three times: the tensors that torch returns for its backward pass
-are not lowered.
-"""
+"""The bags, then None three times: tensors for the backward pass are not lowered."""
 
 
 @lowers(aten.embedding_bag.padding_idx, aten.embedding_bag.default, indexes=INDEXES)
@@ -175,8 +176,9 @@ def _embedding_bag(
     include_last_offset: bool,
     padding_idx: int,
 ) -> Results:
-    """weight [K,C], indices [W], offsets [B], weights [W] -> [B,C]; a negative
-    ``padding_idx`` is no padding
+    """weight [K,C], indices [W], offsets [B], weights [W] -> [B,C].
+
+    A negative ``padding_idx`` is no padding
     """
     padding = None if padding_idx < 0 else padding_idx
     return (

@@ -1,5 +1,6 @@
-"""Bitwise operators and shifts. On bools they are the logical operators of the same
-name.
+"""Bitwise operators and shifts.
+
+On bools they are the logical operators of the same name.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ def bitwise_not(t: Tosa, self: Value) -> Value:
 
 
 def _are_bool(left: Operand, right: Operand) -> bool:
-    """Whether two operands are bools, after ``promoted``: they have one type, and at
-    least one is a tensor.
+    """Return whether two operands are bools, after ``promoted`` gave them one type.
+
+    At least one is a tensor.
     """
     return DType.BOOL in [v.dtype for v in (left, right) if isinstance(v, Value)]
 
@@ -73,8 +75,7 @@ def bitwise_xor(t: Tosa, self: Operand, other: Operand) -> Value:
 
 
 class _Shift(NamedTuple):
-    """``x``, the ``amount`` to shift it by, brought to what TOSA takes, and ``within``,
-    where this did not change it.
+    """``x``, the ``amount`` clamped to TOSA's range, and where it was ``within`` it.
 
     ``within`` is a bool tensor, or one of int32 0 and 1 on a target that cannot select;
     None is everywhere.
@@ -86,8 +87,9 @@ class _Shift(NamedTuple):
 
 
 def _limited_shift(t: Tosa, left: Operand, right: Operand) -> _Shift:
-    """A shift of ``left``, in the common type of both, by ``right``, clamped to TOSA's
-    0 .. bits - 1.
+    """Return a shift of ``left`` by ``right``, clamped to 0 .. bits - 1.
+
+    Both have the common type.
     """
     x, requested = _operands(t, left, right)
     most = 8 * BYTES[x.dtype] - 1
@@ -100,7 +102,7 @@ def _limited_shift(t: Tosa, left: Operand, right: Operand) -> _Shift:
 
 
 def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value]:
-    """``left``, in the common type of both, and ``right`` as int32."""
+    """Return ``left``, in the common type of both, and ``right`` as int32."""
     a, b = promoted(t, left, right)
     x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
     return x, converted(t, b if isinstance(b, Value) else t.like(b, x), DType.INT32)
@@ -113,7 +115,10 @@ def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value]:
 )
 @lowers(aten.__lshift__.Tensor, aten.__lshift__.Scalar)
 def bitwise_left_shift(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; 0 where the amount is negative or at least the number of bits"""
+    """[*S], [*S] -> [*S].
+
+    0 where the amount is negative or at least the number of bits
+    """
     x, amount, within = _limited_shift(t, self, other)
     shifted = t.left_shift(x, converted(t, amount, x.dtype))
     if within is None:
@@ -132,8 +137,9 @@ def bitwise_left_shift(t: Tosa, self: Operand, other: Operand) -> Value:
 )
 @lowers(aten.__rshift__.Tensor, aten.__rshift__.Scalar)
 def bitwise_right_shift(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; 0 or -1, the sign, where the amount is negative or at least
-    the number of bits
+    """[*S], [*S] -> [*S].
+
+    0 or -1, the sign, where the amount is negative or at least the number of bits
     """
     x, requested = _operands(t, self, other)
     if not has_comparisons(t) and x.dtype is DType.INT32:
@@ -151,8 +157,7 @@ def bitwise_right_shift(t: Tosa, self: Operand, other: Operand) -> Value:
 
 
 def _right_shift_of_bits(t: Tosa, x: Value, requested: Value) -> Value:
-    """x int32 shifted right, for targets whose only right shift takes the sign for a
-    bit.
+    """Return int32 x shifted right as bits, for targets without such a shift.
 
     The bits of a negative x are inverted before and after.
     """

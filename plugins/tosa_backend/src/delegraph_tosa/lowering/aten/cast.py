@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def to_torch(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
-    """x cast to ``dtype``, or x itself if that is None."""
+    """Return x cast to ``dtype``, or x itself if that is None."""
     return x if dtype is None else converted(t, x, dtype_of(dtype))
 
 

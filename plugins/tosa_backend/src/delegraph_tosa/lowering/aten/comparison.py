@@ -144,7 +144,7 @@ def masked_fill(t: Tosa, self: Value, mask: Value, value: Operand) -> Value:
 
 
 def triangle(t: Tosa, x: Value, kept: Value) -> Value:
-    """x [*S,H,W] where the bool mask ``kept`` [H,W] is true, 0 elsewhere"""
+    """Return x [*S,H,W] where the bool mask ``kept`` [H,W] is true, 0 elsewhere"""
     # with a constant mask the result folds to a constant, which needs all elements of x
     mask = t.ranked(kept, x.rank)
     x = _as_one_number(t, x) if kept.constant is None else x
@@ -152,8 +152,9 @@ def triangle(t: Tosa, x: Value, kept: Value) -> Value:
 
 
 def _as_one_number(t: Tosa, x: Value) -> Value:
-    """A constant x whose elements are all equal as one element [1,..,1], to keep the
-    file small; any other x as is.
+    """Return a constant x of equal elements as one element, to keep the file small.
+
+    Other x are returned unchanged.
     """
     if not isinstance(x.constant, Literal) or not x.constant.materialize().size:
         return x

@@ -1,4 +1,7 @@
-"""Convolutions. TOSA's images are NHWC and its weights OHWI; depthwise ones are HWCM."""
+"""Convolutions.
+
+TOSA's images are NHWC and its weights OHWI; depthwise ones are HWCM.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,7 @@ def convolve(
     axes: Sequence[Window],
     groups: int,
 ) -> Value:
-    """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S'], over two or three
-    axes.
+    """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S'], two or three axes.
 
     TOSA's convolutions have no groups. If each channel of a 2-D convolution is a group,
     it is DEPTHWISE_CONV2D; any other grouped convolution is one operator for each
@@ -55,8 +57,9 @@ def convolve(
 
 
 def depthwise_weight(t: Tosa, weight: Value, channels: int) -> Value:
-    """weight [C*M,1,KH,KW] -> [KH,KW,C,M]; torch and TOSA both number the output
-    channels c * M + m
+    """weight [C*M,1,KH,KW] -> [KH,KW,C,M].
+
+    Torch and TOSA both number the output channels c * M + m
     """
     outputs, _, height, width = weight.shape
     return t.reshape(
@@ -71,7 +74,7 @@ def in_groups(
     bias: Value,
     groups: int,
 ) -> list[tuple[Value, Value, Value]]:
-    """(input, weight, bias) for each group of a grouped convolution.
+    """Return (input, weight, bias) for each group of a grouped convolution.
 
     ``input`` and ``weight`` are pairs: a value, and the axis along which it is split
     into groups. ``bias`` is [O], or [1] for one bias of all groups.
@@ -83,7 +86,7 @@ def in_groups(
 
 
 def _split(t: Tosa, x: Value, axis: int, count: int) -> list[Value]:
-    """``count`` equal pieces along ``axis``."""
+    """Return ``count`` equal pieces along ``axis``."""
     axis %= x.rank
     # the size of a piece, and where each piece starts
     size = list(x.shape)
@@ -108,7 +111,7 @@ def joined(t: Tosa, values: Sequence[Value], axis: int) -> Value:
 def named_padding(
     name: str, kernel: Numbers, stride: Numbers, dilation: Numbers
 ) -> list[Window]:
-    """One window for each axis, with the padding that torch calls ``name``.
+    """Return one window for each axis, with the padding that torch calls ``name``.
 
     "valid" is no padding. "same" is as much as gives as many outputs as inputs; if that
     is an odd number of elements, the end gets one more than the beginning.
@@ -163,10 +166,10 @@ def conv(
 
 
 def high(t: Tosa, x: Value) -> Value:
-    """x [A,B,L] as an image of height 1 [A,B,1,L]"""
+    """Return x [A,B,L] as an image of height 1 [A,B,1,L]"""
     return t.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
 
 
 def low(t: Tosa, x: Value) -> Value:
-    """An image of height 1 [A,B,1,L] as [A,B,L]: undoes ``high``."""
+    """Return an image of height 1 [A,B,1,L] as [A,B,L]: undoes ``high``."""
     return t.reshape(x, (x.shape[0], x.shape[1], x.shape[3]))

@@ -1,5 +1,4 @@
-"""Transposed convolutions: each input element is multiplied by the kernel, and the
-products are added into the output.
+"""Transposed convolutions: add the product of each element and the kernel.
 
 Over two axes this is TRANSPOSE_CONV2D. That operator has no dilation, so zeros are put
 between the weight's elements, and no groups, so there is one operator for each group.
@@ -27,12 +26,12 @@ Numbers = Sequence[int]
 
 
 class Reach(NamedTuple):
-    """One axis of a transposed convolution, whose output has (N - 1) * stride + kernel
-    + before + after elements.
+    """An axis of a transposed convolution.
 
-    ``kernel`` is the kernel's size with its dilation. ``before`` and ``after`` are
-    elements added to both ends of the output; negative numbers, which follow from
-    padding, cut elements off.
+    Its output has (N - 1) * stride + kernel + before + after elements. ``kernel`` is
+    the kernel's size with its dilation. ``before`` and ``after`` are elements added to
+    both ends of the output; negative numbers, which follow from padding, cut elements
+    off.
     """
 
     kernel: int
@@ -48,8 +47,9 @@ def _reaches(
     extra: Numbers,
     dilation: Numbers,
 ) -> list[Reach]:
-    """One ``Reach`` for each axis, from torch's arguments; ``extra`` is its
-    output_padding.
+    """Return one ``Reach`` for each axis, from torch's arguments.
+
+    ``extra`` is its output_padding.
     """
     rows = zip(kernel, stride, padding, extra, dilation, strict=True)
     return [Reach(d * (k - 1) + 1, s, -p, e - p) for k, s, p, e, d in rows]
@@ -64,9 +64,7 @@ def transposed(
     dilation: Numbers,
     groups: int,
 ) -> Value:
-    """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S'], over two or three
-    axes
-    """
+    """input [N,C,*S], weight [C,O/groups,*K], bias [O] -> [N,O,*S'], 2 or 3 axes"""
     t.expect_one_type("a convolution", input, weight, bias)
     bias = t.no_bias(input) if bias is None else bias
     for axis, step in enumerate(dilation, start=2):
@@ -85,9 +83,7 @@ def transposed(
 def _by_transpose_conv(
     t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Reach], groups: int
 ) -> Value:
-    """x [N,H,W,C], weight [C,O/groups,KH,KW] -> [N,H',W',O] by TRANSPOSE_CONV2D, one
-    for each group
-    """
+    """x [N,H,W,C], weight [C,O/groups,KH,KW] -> [N,H',W',O], by TRANSPOSE_CONV2Ds"""
     stride = tuple([a.stride for a in axes])
     # out_pad must be greater than -kernel: where more has to be cut off, SLICE cuts the
     # rest off the result
@@ -108,8 +104,9 @@ def _by_transpose_conv(
 def _by_convolution(
     t: Tosa, x: Value, weight: Value, bias: Value, axes: list[Reach], groups: int
 ) -> Value:
-    """x [N,*S,C], weight [C,O/groups,*K] -> [N,*S',O] by a convolution of x with zeros
-    between its elements
+    """x [N,*S,C], weight [C,O/groups,*K] -> [N,*S',O], a convolution of spread x
+
+    Zeros are inserted between the elements.
     """
     for axis, reach in enumerate(axes, start=1):
         x = spread(t, x, axis, reach.stride)
@@ -187,8 +184,9 @@ def convolution(
     output_padding: Numbers,
     groups: int,
 ) -> Value:
-    """input [N,C,*S], weight [O,C/groups,*K] ([C,O/groups,*K] if transposed), bias [O]
-    -> [N,O,*S']
+    """input [N,C,*S], weight [O,C/groups,*K], bias [O] -> [N,O,*S']
+
+    A transposed weight is [C,O/groups,*K].
     """
     if transposed:
         return conv_transpose(

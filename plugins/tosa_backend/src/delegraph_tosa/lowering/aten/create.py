@@ -1,5 +1,6 @@
-"""Tensors that follow from arguments alone: constants. A tensor of equal elements is
-one element and a TILE.
+"""Tensors that follow from arguments alone: constants.
+
+A tensor of equal elements is one element and a TILE.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ LARGEST = 1 << 20
 def filled(
     t: Tosa, shape: Sequence[int], number: float, dtype: torch.dtype | None
 ) -> Value:
-    """A tensor of ``shape`` filled with ``number``; a ``dtype`` of None is torch's
-    default type for ``number``.
+    """Return a tensor of ``shape`` filled with ``number``.
+
+    A ``dtype`` of None is torch's default type for ``number``.
     """
     dtype = dtype_of_number(number) if dtype is None else dtype
     return t.tile(t.constant(number, dtype_of(dtype), (1,) * len(shape)), shape)
@@ -74,8 +76,9 @@ def full_like(
     dtype: torch.dtype | None,
     size: Shape | None = None,
 ) -> Value:
-    """[*S] -> [*size]; S where the operator has no ``size``; a ``dtype`` of None is the
-    type of ``self``
+    """[*S] -> [*size]; S where the operator has no ``size``.
+
+    A ``dtype`` of None is the type of ``self``
     """
     shape = self.shape if size is None else size
     return filled(
@@ -100,8 +103,9 @@ def ones_like(
 def zeros_like(
     t: Tosa, self: Type, dtype: torch.dtype | None, size: Shape | None = None
 ) -> Value:
-    """[*S] -> [*size]; S where the operator has no ``size``; torch leaves the elements
-    of empty tensors undefined
+    """[*S] -> [*size]; S where the operator has no ``size``.
+
+    Torch leaves the elements of empty tensors undefined
     """
     return full_like(t, self, 0, dtype, size)
 
@@ -128,8 +132,9 @@ def linspace(
 
 
 def _literal(t: Tosa, tensor: torch.Tensor, name: str) -> Value:
-    """``tensor`` as a constant. Raises Unsupported, with the operator's ``name``, for
-    more elements than LARGEST.
+    """Return ``tensor`` as a constant.
+
+    Raises Unsupported, with the operator's ``name``, for more elements than LARGEST.
     """
     count = tensor.numel()
     if count > LARGEST:
@@ -155,8 +160,7 @@ def arange(
 def _arange_at_run_time(
     t: Tosa, start: float, end: float, step: float, dtype: torch.dtype | None
 ) -> Value:
-    """As ``arange``, where ``start`` or ``end`` is known at run time only: (0, 1, ..) *
-    step + start.
+    """As ``arange`` with a dynamic ``start`` or ``end``: (0, 1, ..) * step + start.
 
     Raises Unsupported unless ``start`` and ``end`` are sizes or ints and ``step`` is an
     int.
@@ -183,9 +187,8 @@ def _arange_at_run_time(
 
 
 def _between(start: Range, end: Range, step: float) -> Range:
-    """The range of the numbers of an arange with the int ``step``, from the ranges of
-    its ``start`` and its ``end``.
+    """Return the range of an arange, from the ranges of ``start`` and ``end``.
 
-    An arange never contains its end.
+    ``step`` is an int. An arange never contains its end.
     """
     return (start[0], end[1] - 1) if step > 0 else (end[0] + 1, start[1])

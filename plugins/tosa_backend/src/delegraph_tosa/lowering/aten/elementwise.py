@@ -27,8 +27,9 @@ def abs(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.neg.default, aten.negative.default)
 def neg(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; integers are computed as 0 - x, which wraps around as in torch:
-    NEGATE saturates
+    """[*S] -> [*S].
+
+    Integers are computed as 0 - x, which wraps around as in torch: NEGATE saturates
     """
     return t.negate(self) if self.dtype in FLOATS else difference(t, 0, self, 1)
 
@@ -47,8 +48,9 @@ def log(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.sqrt.default)
 def sqrt(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; 1 / RSQRT(x), also right for 0 and infinity: TOSA has no square
-    root
+    """[*S] -> [*S].
+
+    1 / RSQRT(x), also right for 0 and infinity: TOSA has no square root
     """
     return t.reciprocal(t.rsqrt(floating_value(t, self)))
 
@@ -105,7 +107,7 @@ def square(t: Tosa, self: Value) -> Value:
 
 
 def product(t: Tosa, left: Operand, right: Operand) -> Value:
-    """left * right in their common type.
+    """Return left * right in their common type.
 
     MUL of int8 or int16 returns int32; the cast back wraps around as torch does.
     """
@@ -121,14 +123,14 @@ def product(t: Tosa, left: Operand, right: Operand) -> Value:
 
 
 def scaled(t: Tosa, x: Operand, factor: float) -> Operand:
-    """x * factor, or x itself if the factor is 1."""
+    """Return x * factor, or x itself if the factor is 1."""
     if factor == 1:
         return x
     return product(t, x, factor) if isinstance(x, Value) else x * factor
 
 
 def sum_of(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
-    """left + alpha * right. For two bools: left OR (alpha AND right)."""
+    """Return left + alpha * right. For two bools: left OR (alpha AND right)."""
     if _both_bool(left, right):
         # also if alpha is False, the result has the shape to which both broadcast
         return t.logical_or(left, right if alpha else t.logical_and(right, False))
@@ -137,13 +139,13 @@ def sum_of(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
 
 
 def difference(t: Tosa, left: Operand, right: Operand, alpha: float) -> Value:
-    """left - alpha * right."""
+    """Return left - alpha * right."""
     left, right = promoted(t, left, right)
     return t.sub(left, scaled(t, right, alpha))
 
 
 def _both_bool(left: Operand, right: Operand) -> bool:
-    """Whether both operands are bools: tensors or Python numbers."""
+    """Return whether both operands are bools: tensors or Python numbers."""
     return all(
         v.dtype is DType.BOOL if isinstance(v, Value) else isinstance(v, bool)
         for v in (left, right)
@@ -178,8 +180,9 @@ def mul(t: Tosa, self: Operand, other: Operand) -> Value:
 
 @lowers(aten.div.Tensor, aten.div.Scalar, aten.divide.Tensor, aten.true_divide.Tensor)
 def div(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; x * (1 / y), within 1.5 ulp of the quotient: TOSA has no
-    division of floats
+    """[*S], [*S] -> [*S].
+
+    X * (1 / y), within 1.5 ulp of the quotient: TOSA has no division of floats
     """
     left, right = (floating(t, operand) for operand in promoted(t, self, other))
     if isinstance(right, Value):
@@ -193,8 +196,7 @@ def div(t: Tosa, self: Operand, other: Operand) -> Value:
 
 
 def quotient_of(t: Tosa, x: Operand, y: Value) -> Value:
-    """x / y as (x * s) * (1 / (y * s)), whose reciprocal neither overflows nor is
-    subnormal.
+    """Return x / y as (x * s) * (1 / (y * s)), to avoid overflow of the reciprocal.
 
     ``s`` is a power of two, so that the products are exact: ``power`` where abs(y) < 1
     / power, 1 / power where abs(y) > power, else 1.
@@ -210,11 +212,10 @@ def quotient_of(t: Tosa, x: Operand, y: Value) -> Value:
 
 
 def inverse(t: Tosa, number: float, dtype: DType) -> float:
-    """1 / number, the factor that replaces a division by ``number``; 0 gives an
-    infinity of its sign.
+    """1 / number, the factor that replaces a division by ``number``.
 
-    Raises Unsupported if the factor is finite but no normal number of ``dtype``: a
-    subnormal one loses digits.
+    0 gives an infinity of its sign. Raises Unsupported if the factor is finite but no
+    normal number of ``dtype``: a subnormal one loses digits.
     """
     if waits(number):
         return 1 / number

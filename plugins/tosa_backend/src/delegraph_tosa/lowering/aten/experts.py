@@ -1,5 +1,4 @@
-"""Mixtures of experts: products of rows with the matrix of their group, and the
-histogram that counts the groups.
+"""Mixtures of experts: products of rows with their group's matrix, and counts.
 
 How many rows a group has is known at run time only, and TOSA wants every shape
 beforehand. So a product is dense: for few rows, each row's matrix is read for it; for
@@ -29,8 +28,7 @@ aten = torch.ops.aten
 
 
 def grouped_product(t: Tosa, x: Value, matrices: Value, ends: Value) -> Value:
-    """x [S,K], matrices [E,K,N], ends [E] -> [S,N]: each row times the matrix of its
-    group.
+    """x [S,K], matrices [E,K,N], ends [E] -> [S,N]: rows times their group's matrix.
 
     Group e has the rows from ``ends[e - 1]`` (0 for the first) to ``ends[e]``, and may
     be empty. Rows behind the last group give 0.
@@ -66,8 +64,9 @@ def _grouped_mm(
     bias: Value | None,
     out_dtype: torch.dtype | None,
 ) -> Value:
-    """[S,K], mat2 [E,K,N], offs [E] -> [S,N]; without ``offs`` [E,S,K], mat2 [E,K,N] ->
-    [E,S,N]
+    """[S,K], mat2 [E,K,N], offs [E] -> [S,N].
+
+    Without ``offs`` [E,S,K], mat2 [E,K,N] -> [E,S,N]
     """
     t.require(
         bias is None and out_dtype is None,
@@ -87,8 +86,9 @@ def _grouped_mm(
 
 @lowers(aten.histc.default)
 def histc(t: Tosa, self: Value, bins: int, min: float, max: float) -> Value:
-    """[*S] -> [bins]; how many elements each bin from ``min`` to ``max`` has; NaN and
-    others outside are left out
+    """[*S] -> [bins]; how many elements each bin from ``min`` to ``max`` has.
+
+    NaN and others outside are left out
     """
     size = math.prod(self.shape)
     t.require(self.dtype is DType.FP32, f"a histogram of {self.dtype} is not lowered")
@@ -123,11 +123,10 @@ def histc(t: Tosa, self: Value, bins: int, min: float, max: float) -> Value:
 
 
 def _beginnings(bins: int, least: float, most: float) -> np.ndarray[Any, Any]:
-    """The smallest float32 of each bin, floor((x - least) * bins / (most - least)) as
-    eager rounds it.
+    """Return the smallest float32 of each bin, as eager rounds it.
 
-    The last bin has ``most`` as well. Found by halving: the bin does not fall where x
-    grows.
+    A bin is floor((x - least) * bins / (most - least)). The last bin has ``most`` as
+    well. Found by halving: the bin does not fall where x grows.
     """
     low = np.float32(least)
     high = np.float32(most)
@@ -142,12 +141,12 @@ def _beginnings(bins: int, least: float, most: float) -> np.ndarray[Any, Any]:
 
 
 def _order(number: np.float32) -> int:
-    """The place of a float32 among all: neighbours differ by 1, and 0.0 and -0.0 are 0."""
+    """Return the rank of a float32 among all: neighbours differ by 1, zeros are 0."""
     bits = int(number.view(np.int32))
     return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
 
 
 def _float(order: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The float32 at each place of ``_order``."""
+    """Return the float32 at each place of ``_order``."""
     size = np.abs(order).astype(np.int32).view(np.float32)
     return np.where(order < 0, -size, size)

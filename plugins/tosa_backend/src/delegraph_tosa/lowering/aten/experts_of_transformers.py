@@ -1,5 +1,6 @@
-"""The operator that transformers exports for experts. Imported once transformers has
-registered it.
+"""The operator that transformers exports for experts.
+
+Imported once transformers has registered it.
 """
 
 from __future__ import annotations

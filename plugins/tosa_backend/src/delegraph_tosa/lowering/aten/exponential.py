@@ -1,6 +1,4 @@
-"""Exponentials and logarithms that keep their digits where the argument or the result
-is near 0.
-"""
+"""Exponentials and logarithms that keep their digits near 0."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ inf = math.inf
 LN2 = math.log(2)
 LN10 = math.log(10)
 LN2_HIGH = 0xB17 / (1 << 12)
-"""The first 12 bits of log(2). Their product with a whole number below 2^12 is exact in
-fp32.
+"""The first 12 bits of log(2).
+
+Their product with a whole number below 2^12 is exact in fp32.
 """
 
 
@@ -30,11 +29,10 @@ TAYLOR = [1 / math.factorial(k) for k in range(8, 0, -1)]
 
 
 def expm1_of(t: Tosa, x: Value) -> Value:
-    """exp(x) - 1: the difference for |x| > 1/2, a Taylor series below, where the
-    difference would lose digits.
+    """Return exp(x) - 1: the difference for |x| > 1/2, a Taylor series below.
 
-    A formula with TANH would not do: TOSA does not bound the relative error of TANH
-    near 0.
+    The difference would lose digits there. A formula with TANH would not do: TOSA does
+    not bound the relative error of TANH near 0.
     """
     small = t.clamp(x, -0.5, 0.5)
     series = t.mul(small, polynomial(t, small, TAYLOR))
@@ -42,11 +40,10 @@ def expm1_of(t: Tosa, x: Value) -> Value:
 
 
 def log1p_of(t: Tosa, x: Value) -> Value:
-    """log(1 + x) as log(u) * x / (u - 1), where u is 1 + x rounded: the rounding error
-    of u cancels (Kahan).
+    """Return log(1 + x) as log(u) * x / (u - 1), where u is 1 + x rounded (Kahan).
 
-    The result is x where u is 1, and log(u) where u is 0 or inf, where the formula
-    would give NaN.
+    The rounding error of u cancels. The result is x where u is 1, and log(u) where u is
+    0 or inf, where the formula would give NaN.
     """
     u = t.add(x, 1)
     difference = t.sub(u, 1)
@@ -57,11 +54,11 @@ def log1p_of(t: Tosa, x: Value) -> Value:
 
 @lowers(aten.exp2.default, aten.special_exp2.default)
 def exp2(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; 2^x = exp(w * LN2_HIGH) * exp(w * (LN2 - LN2_HIGH) + (x - w) *
-    LN2), where w = floor(x)
+    """[*S] -> [*S].
 
-    The product w * LN2_HIGH is exact, so the large exponent has no rounding error. POW
-    would be off by 2e-6 at 2^80 (``power``).
+    2^x = exp(w * LN2_HIGH) * exp(w * (LN2 - LN2_HIGH) + (x - w) * LN2), where w =
+    floor(x) The product w * LN2_HIGH is exact, so the large exponent has no rounding
+    error. POW would be off by 2e-6 at 2^80 (``power``).
     """
     # 2^-256 is 0 in fp32, and 2^256 is inf: beyond these limits nothing changes
     x = t.clamp(floating_value(t, self), -256, 256)
@@ -126,8 +123,9 @@ def xlogy(t: Tosa, self: Operand, other: Operand) -> Value:
 
 
 def _value(t: Tosa, operand: Operand, other: Operand) -> Value:
-    """``operand`` as floats; a Python number becomes a constant of the float type of
-    ``other``, which is a value.
+    """Return ``operand`` as floats.
+
+    A Python number becomes a constant of the float type of ``other``, which is a value.
     """
     if isinstance(operand, Value):
         return floating_value(t, operand)

@@ -1,8 +1,7 @@
-"""Fourier transforms of small sizes, as products with the matrix of the transform; and
-operators on complex tensors.
+"""Fourier transforms of small sizes, as products with the matrix of the transform.
 
-FFT2D and RFFT2D are not used: they need the extension EXT-FFT and take powers of two
-only.
+And operators on complex tensors. FFT2D and RFFT2D are not used: they need the extension
+EXT-FFT and take powers of two only.
 """
 
 from __future__ import annotations
@@ -28,15 +27,11 @@ from .trigonometry import atan2
 aten = torch.ops.aten
 
 LARGEST = 1 << 21
-"""The most elements of a transform's matrix: 1024 real or 724 complex numbers can be
-transformed.
-"""
+"""The most elements of a transform's matrix: 1024 real or 724 complex numbers."""
 
 
 def _waves(size: int, count: int) -> tuple[Any, Any]:
-    """cos and sin of 2 pi j k / size, for j < size and k < count: two arrays
-    [size,count]
-    """
+    """cos and sin of 2 pi j k / size, j < size, k < count: two arrays [size,count]"""
     turns = np.outer(np.arange(size), np.arange(count)) % size / size
     # rounding makes cos(pi / 2) 0 instead of 6e-17
     cosine, sine = (
@@ -46,8 +41,9 @@ def _waves(size: int, count: int) -> tuple[Any, Any]:
 
 
 def _times_matrix(t: Tosa, x: Value, matrix: Any, scale: float) -> Value:
-    """x [*S,K], numpy ``matrix`` [K,M] -> x @ (matrix * scale) [*S,M]; Unsupported
-    above LARGEST elements
+    """x [*S,K], numpy ``matrix`` [K,M] -> x @ (matrix * scale) [*S,M].
+
+    Unsupported above LARGEST elements
     """
     t.require(
         matrix.size <= LARGEST,
@@ -59,14 +55,12 @@ def _times_matrix(t: Tosa, x: Value, matrix: Any, scale: float) -> Value:
 
 
 def _axis_last(rank: int, axis: int) -> list[int]:
-    """The permutation of ``rank`` axes that makes ``axis`` the last one."""
+    """Return the permutation of ``rank`` axes that makes ``axis`` the last one."""
     return [*(a for a in range(rank) if a != axis), axis]
 
 
 def _transform_of_real(t: Tosa, x: Value, axis: int, count: int, scale: float) -> Value:
-    """x [*A,N,*B] -> the first ``count`` terms of its transform along ``axis``, as
-    (real, imaginary) [*A,count,*B,2]
-    """
+    """x [*A,N,*B] -> ``count`` terms of its transform along ``axis`` [*A,count,*B,2]"""
     order = _axis_last(x.rank, axis)
     cosine, sine = _waves(x.shape[axis], count)
     # the transform sums x * (cos - i sin): the matrix has columns for real and
@@ -84,8 +78,9 @@ def _transform_of_real(t: Tosa, x: Value, axis: int, count: int, scale: float) -
 def _transform_of_complex(
     t: Tosa, parts: Value, axis: int, forward: bool, scale: float
 ) -> Value:
-    """(real, imaginary) [*A,N,*B,2] -> the transform along ``axis`` [*A,N,*B,2], its
-    inverse unless ``forward``
+    """[*A,N,*B,2] -> the transform along ``axis`` [*A,N,*B,2], or its inverse
+
+    The last axis has real and imaginary part.
     """
     rank = parts.rank - 1
     size = parts.shape[axis]
@@ -110,9 +105,7 @@ def _transform_of_complex(
 def _inverse_to_real(
     t: Tosa, parts: Value, axis: int, size: int, scale: float
 ) -> Value:
-    """(real, imaginary) [*A,size/2+1,*B,2] of the transform of real numbers -> these
-    numbers [*A,size,*B]
-    """
+    """[*A,size/2+1,*B,2], a transform of real numbers -> these numbers [*A,size,*B]"""
     rank = parts.rank - 1
     count = parts.shape[axis]
     cosine, sine = _waves(size, count)
@@ -134,7 +127,7 @@ def _inverse_to_real(
 
 
 def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
-    """The factor of a transform over N = prod(sizes) elements.
+    """Return the factor of a transform over N = prod(sizes) elements.
 
     ATen's ``normalization`` is 0 for a factor of 1, 1 for 1 / sqrt(N), and 2 for 1 / N.
     """
@@ -148,8 +141,9 @@ def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
 def _fft_r2c(
     t: Tosa, self: Value, dim: Sequence[int], normalization: int, onesided: bool
 ) -> Complex:
-    """real [*S] -> complex [*S']; if ``onesided``, the last of ``dim`` has only N / 2 +
-    1 elements
+    """real [*S] -> complex [*S'].
+
+    If ``onesided``, the last of ``dim`` has only N / 2 + 1 elements
     """
     axes = [axis_of(d, self.rank) for d in dim]
     size = self.shape[axes[-1]]
@@ -184,9 +178,7 @@ def _fft_c2c(
 def _fft_c2r(
     t: Tosa, self: Value, dim: Sequence[int], normalization: int, last_dim_size: int
 ) -> Value:
-    """complex [*S] -> real [*S'], the inverse of a transform of ``last_dim_size`` real
-    numbers
-    """
+    """complex [*S] -> real [*S'], an inverse transform of ``last_dim_size`` numbers"""
     assert isinstance(self, Complex)
     axes = [axis_of(d, self.rank) for d in dim]
     parts = self.parts
@@ -199,11 +191,10 @@ def _fft_c2r(
 
 
 def _normalization(norm: str | None, forward: bool) -> int:
-    """torch.fft's ``norm`` (None is "backward") as the number that
-    ``_normalization_factor`` takes.
+    """Return torch.fft's ``norm`` as a number for ``_normalization_factor``.
 
-    "forward" and "backward" name the direction that is divided by N; the other one gets
-    0.
+    None means "backward". "forward" and "backward" name the direction that is divided
+    by N; the other one gets 0.
     """
     # the transform is divided by N (2) if ``norm`` names its own direction, else not
     # (0)
@@ -211,7 +202,7 @@ def _normalization(norm: str | None, forward: bool) -> int:
 
 
 def _complex(t: Tosa, x: Value) -> Complex:
-    """x as a complex value; a real x has imaginary parts 0."""
+    """Return x as a complex value; a real x has imaginary parts 0."""
     if isinstance(x, Complex):
         return x
     return Complex(
@@ -222,9 +213,7 @@ def _complex(t: Tosa, x: Value) -> Complex:
 
 
 def _expect_size(t: Tosa, sizes: Any) -> None:
-    """Raise Unsupported unless ``sizes``, to which torch would pad or cut the input, is
-    None.
-    """
+    """Raise Unsupported unless ``sizes`` is None: torch would pad or cut the input."""
     t.require(
         sizes is None, "only a Fourier transform of the size of its input is lowered"
     )
@@ -240,9 +229,7 @@ def fft_rfft(
 
 
 def _register_transforms() -> None:
-    """Register the rules of the transforms of complex numbers over one and two axes,
-    and of their inverses.
-    """
+    """Register complex transforms over one and two axes, and their inverses."""
     transforms = (
         (aten.fft_fft.default, True),
         (aten.fft_fft2.default, True),
@@ -312,8 +299,9 @@ def view_as_real(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.abs.default, on=Complex)
 def abs(t: Tosa, self: Complex) -> Value:
-    """[*S] -> [*S]; overflows where the real or imaginary part is above 1e19, because
-    both are squared
+    """[*S] -> [*S].
+
+    Overflows where the real or imaginary part is above 1e19, because both are squared
     """
     square = t.reduce_sum(t.mul(self.parts, self.parts), self.rank)
     return sqrt(t, t.reshape(square, self.shape))
@@ -326,7 +314,7 @@ def angle(t: Tosa, self: Complex) -> Value:
 
 
 def _part(t: Tosa, x: Complex, which: int) -> Value:
-    """The real (``which`` is 0) or imaginary (1) part of x [*S], as [*S]."""
+    """Return the real (``which`` is 0) or imaginary (1) part of x [*S], as [*S]."""
     return t.reshape(t.slice(x.parts, [0] * x.rank + [which], [*x.shape, 1]), x.shape)
 
 

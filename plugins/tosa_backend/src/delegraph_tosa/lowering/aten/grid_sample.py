@@ -1,5 +1,4 @@
-"""Sampling of images and volumes at places computed at run time: one GATHER for each
-neighbour of a place.
+"""Samples images and volumes at computed places, by a GATHER per neighbour.
 
 A place is a position along one axis in elements, a float. Places are clamped to -2 ..
 size + 1 before they become integers; everywhere outside of the tensor the padding gives
@@ -33,18 +32,18 @@ REFLECTION = 2
 
 
 class Grid:
-    """How one call samples: ``sizes`` of the input's axes, the last axis first as in
-    the grid, padding and alignment.
+    """Settings of a call: ``sizes`` of the axes, padding and alignment.
 
-    ``corners`` is torch's align_corners: whether -1 and 1 are the centres of the
-    outermost elements, or their outer edges.
+    The last axis comes first, as in the grid. ``corners`` is torch's align_corners:
+    whether -1 and 1 are the centres of the outermost elements, or their outer edges.
     """
 
     def __init__(
         self, t: Tosa, sizes: Sequence[int], padding: int, corners: bool
     ) -> None:
-        """``sizes``: of the input's axes in torch's order, reversed here. ``padding``:
-        ZEROS, BORDER or REFLECTION.
+        """``sizes``: of the input's axes in torch's order, reversed here.
+
+        ``padding``: ZEROS, BORDER or REFLECTION.
         """
         self.t = t
         self.sizes = sizes[::-1]
@@ -52,8 +51,9 @@ class Grid:
         self.corners = corners
 
     def place(self, coordinate: Value, size: int) -> Value:
-        """A coordinate from -1 to 1 as a position in elements, along an axis of
-        ``size``; NaN counts as -1.
+        """Convert a coordinate from -1 to 1 to a position in elements.
+
+        NaN counts as -1.
         """
         t = self.t
         coordinate = t.select(t.equal(coordinate, coordinate), coordinate, -1.0)
@@ -63,8 +63,9 @@ class Grid:
         return t.mul(t.sub(t.mul(raised, size), 1), 0.5)
 
     def padded(self, place: Value, size: int) -> Value:
-        """``place`` moved into the tensor, as border or reflection padding says; for
-        zero padding, as it is.
+        """Return ``place`` moved into the tensor, as border or reflection padding says.
+
+        For zero padding, as it is.
         """
         if self.padding == ZEROS:
             return place
@@ -75,7 +76,7 @@ class Grid:
         return self.t.clamp(place, 0, size - 1)
 
     def _reflected(self, place: Value, low: float, high: float) -> Value:
-        """``place``, mirrored at ``low`` and ``high`` until it lies between them."""
+        """Reflect ``place`` at ``low`` and ``high`` until it lies between them."""
         t = self.t
         span = high - low
         if span == 0:
@@ -123,17 +124,16 @@ def _column(t: Tosa, grid: Value, axis: int) -> Value:
 
 
 Tap = tuple[Value, Value | None]
-"""A neighbour along one axis: its place [N,P], whole numbers as floats, and its weight
-[N,P]; None is a weight of 1.
+"""A neighbour along one axis: its place [N,P] as float, and its weight [N,P].
+
+A weight of None is 1.
 """
 
 
 def _nearest_or_linear(
     g: Grid, values: Value, places: Sequence[Value], mode: int
 ) -> Value:
-    """values [N,K,C], places [N,P] for each axis -> [N,P,C]: the nearest element, or
-    linear interpolation.
-    """
+    """values [N,K,C], places [N,P] for each axis -> [N,P,C]: nearest or linear."""
     t = g.t
     # -2 and size + 1 are so far outside that every neighbour of a place beyond them is
     # padding, and int32 holds them
@@ -147,18 +147,14 @@ def _nearest_or_linear(
 
 
 def _neighbours(t: Tosa, place: Value) -> list[Tap]:
-    """The elements before and after ``place`` along one axis, with their weights in
-    linear interpolation.
-    """
+    """Return the elements before and after ``place``, with linear weights."""
     first = t.floor(place)
     share = t.sub(place, first)
     return [(first, t.sub(1, share)), (t.add(first, 1), share)]
 
 
 def _cubic(g: Grid, values: Value, places: Sequence[Value]) -> Value:
-    """values [N,K,C], places [N,P] for each axis -> [N,P,C]: cubic interpolation of
-    four elements along each axis.
-    """
+    """values [N,K,C], places [N,P] for each axis -> [N,P,C]: cubic interpolation."""
     return _weighted_sum(
         g,
         values,
@@ -167,7 +163,7 @@ def _cubic(g: Grid, values: Value, places: Sequence[Value]) -> Value:
 
 
 def _four_neighbours(g: Grid, place: Value, size: int) -> list[Tap]:
-    """The four elements around ``place`` along one axis, weighted by the cubic kernel.
+    """Return the four elements around ``place``, weighted by the cubic kernel.
 
     As in torch, padding moves each of the four, not ``place``.
     """
@@ -183,23 +179,20 @@ def _four_neighbours(g: Grid, place: Value, size: int) -> list[Tap]:
 
 
 def _spline(t: Tosa, share: Value) -> list[Value]:
-    """The weights of four neighbours by Keys' cubic convolution with torch's parameter
-    a = -0.75.
+    """Return four weights of Keys' cubic convolution, with torch's a = -0.75.
 
     ``share`` s is the position between the second and the third neighbour, from 0 to 1.
     The distances of the four are 1 + s, s, 1 - s and 2 - s.
     """
 
     def inner(x: Value) -> Value:
-        """The weight at a distance x up to 1: (a + 2) x^3 - (a + 3) x^2 + 1 = 1.25 x^3
+        """Return the weight at a distance x up to 1: (a + 2) x^3 - (a + 3) x^2 + 1 = 1.25 x^3
         - 2.25 x^2 + 1
         """
         return t.add(t.mul(t.mul(t.sub(t.mul(x, 1.25), 2.25), x), x), 1)
 
     def outer(x: Value) -> Value:
-        """At x from 1 to 2: a x^3 - 5 a x^2 + 8 a x - 4 a = -0.75 x^3 + 3.75 x^2 - 6 x
-        + 3, where a = -0.75
-        """
+        """a x^3 - 5 a x^2 + 8 a x - 4 a for x from 1 to 2, where a = -0.75"""
         return t.add(t.mul(t.sub(t.mul(t.add(t.mul(x, -0.75), 3.75), x), 6), x), 3)
 
     rest = t.sub(1, share)
@@ -207,8 +200,7 @@ def _spline(t: Tosa, share: Value) -> list[Value]:
 
 
 def _weighted_sum(g: Grid, values: Value, taps: Sequence[list[Tap]]) -> Value:
-    """values [N,K,C], the taps of each axis -> [N,P,C]: the weighted sum over all
-    combinations of one tap an axis.
+    """values [N,K,C], taps of each axis -> [N,P,C]: the sum over combinations of taps.
 
     With two taps for each of two axes, these are the four corners of a square.
     """
@@ -225,8 +217,7 @@ def _weighted_sum(g: Grid, values: Value, taps: Sequence[list[Tap]]) -> Value:
 
 
 def _index_of_place(g: Grid, places: Sequence[Value]) -> Value:
-    """places [N,P] for each axis -> int32 [N,P], the index of the element there among
-    all elements of an image.
+    """places [N,P] for each axis -> int32 [N,P], flat indices into an image.
 
     Places outside of the tensor are moved to its edge; ``_weight`` is 0 for them.
     """
@@ -242,10 +233,9 @@ def _index_of_place(g: Grid, places: Sequence[Value]) -> Value:
 
 
 def _weight(g: Grid, corner: Sequence[Tap]) -> Value | None:
-    """The weight [N,P] of one combination of taps: the product of their weights; None
-    is a weight of 1.
+    """Return the weight [N,P] of one combination of taps: the product of their weights.
 
-    With zero padding, the weight is 0 outside of the tensor.
+    None is a weight of 1. With zero padding, the weight is 0 outside of the tensor.
     """
     t = g.t
     weight: Value | None = None
@@ -275,7 +265,8 @@ def grid_sampler(
     padding_mode: int,
     align_corners: bool,
 ) -> Value:
-    """input [N,C,*S], grid [N,*S',axes] of coordinates from -1 to 1, the last axis
-    first -> [N,C,*S']
+    """input [N,C,*S], grid [N,*S',axes] from -1 to 1 -> [N,C,*S']
+
+    The grid has the last axis first.
     """
     return sampled(t, input, grid, interpolation_mode, padding_mode, align_corners)

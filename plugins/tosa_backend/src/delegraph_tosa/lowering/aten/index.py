@@ -30,9 +30,7 @@ aten = torch.ops.aten
 
 
 def movable(t: Tosa, dtype: DType) -> DType:
-    """The type in which GATHER and SCATTER move elements of ``dtype``: a number for
-    BOOL, which they do not take.
-    """
+    """Return the type in which GATHER and SCATTER move ``dtype``: a number for BOOL."""
     if dtype is not DType.BOOL:
         return dtype
     return DType.INT8 if "INT" in t.spec.profiles else DType.FP32
@@ -45,24 +43,22 @@ def taken(t: Tosa, values: Value, indices: Value) -> Value:
 
 
 def counted(t: Tosa, size: int, shape: Sequence[int]) -> Value:
-    """The numbers 0 .. size - 1, int64, reshaped to ``shape``."""
+    """Return the numbers 0 .. size - 1, int64, reshaped to ``shape``."""
     return t.reshape(t.numbers(size, DType.INT64), shape)
 
 
 def along(rank: int, axis: int, size: int) -> Shape:
-    """A shape of ``rank`` axes: ``size`` along ``axis``, 1 along all others."""
+    """Return a shape of ``rank`` axes: ``size`` along ``axis``, 1 along all others."""
     return tuple([size if a == axis else 1 for a in range(rank)])
 
 
 def without_axis(t: Tosa, y: Value, axis: int) -> Value:
-    """y without the axis ``axis``, which has size 1."""
+    """Return y without the axis ``axis``, which has size 1."""
     return t.reshape(y, (*y.shape[:axis], *y.shape[axis + 1 :]))
 
 
 def from_start(t: Tosa, index: Value, size: int) -> Value:
-    """``index`` into an axis of ``size`` as int64, with negative numbers, which count
-    from the end, made positive.
-    """
+    """Return ``index`` into an axis of ``size`` as int64, without negative numbers."""
     index = converted(t, index, DType.INT64)
     if range_of(index)[0] >= 0:
         return index
@@ -72,7 +68,7 @@ def from_start(t: Tosa, index: Value, size: int) -> Value:
 
 
 def addresses(shape: Shape) -> Range:
-    """The range of addresses, flat indices into all elements of a tensor of ``shape``.
+    """Return the range of flat indices into a tensor of ``shape``.
 
     GATHER reads from an axis that has all elements, and TOSA has no axis longer than
     LARGEST_SIZE. So sizes known at run time only, whose product could be larger, are
@@ -82,12 +78,11 @@ def addresses(shape: Shape) -> Range:
 
 
 def addressed(t: Tosa, x: Value, dim: int, index: Value) -> tuple[Value, Value]:
-    """Values [N,K',1] and indices [N,W] with which GATHER reads x [*A,K,*B] at
-    ``index`` [*A',W',*B'] along ``dim``.
+    """Return GATHER's values [N,K',1] and indices [N,W], to index x along ``dim``.
 
-    Indices are addresses, flat indices into the elements of one batch. If x and
-    ``index`` have the same axes before ``dim``, N is their product; else N is 1, and
-    the addresses count through all of x.
+    x is [*A,K,*B], ``index`` is [*A',W',*B']. Indices are addresses, flat indices into
+    the elements of one batch. If x and ``index`` have the same axes before ``dim``, N
+    is their product; else N is 1, and the addresses count through all of x.
     """
     axis = axis_of(dim, x.rank)
     batched = index.shape[:axis] == x.shape[:axis]
@@ -106,7 +101,7 @@ def addressed(t: Tosa, x: Value, dim: int, index: Value) -> tuple[Value, Value]:
 
 
 def ranked_pair(t: Tosa, x: Value, index: Value) -> tuple[Value, Value]:
-    """x and index with at least one axis: torch treats a tensor [] as [1]."""
+    """Return x and index with at least one axis: torch treats a tensor [] as [1]."""
     return t.ranked(x, max(x.rank, 1)), t.ranked(index, max(index.rank, 1))
 
 
@@ -125,10 +120,11 @@ class Rows(NamedTuple):
 
 
 def rows_of(t: Tosa, x: Value, indices: Sequence[Value | None]) -> Rows:
-    """The rows that ``x[indices]`` selects; an index of None selects a whole axis.
+    """Return the rows that ``x[indices]`` selects.
 
-    If the indexed axes are adjacent, the axes before them are the batch. Otherwise
-    there is no batch: torch puts the axes of the indices first in the result.
+    An index of None selects a whole axis. If the indexed axes are adjacent, the axes
+    before them are the batch. Otherwise there is no batch: torch puts the axes of the
+    indices first in the result.
     """
     axes = [a for a, index in enumerate(indices) if index is not None]
     are_adjacent = axes == list(range(axes[0], axes[-1] + 1))
@@ -152,10 +148,9 @@ def rows_of(t: Tosa, x: Value, indices: Sequence[Value | None]) -> Rows:
 
 
 def _joint_index(t: Tosa, indices: Sequence[Value], sizes: Shape) -> Value:
-    """One index into flattened axes of ``sizes``, from one index for each axis; the
-    indices broadcast.
+    """Return one index into flattened axes of ``sizes``, from one index for each axis.
 
-    Raises Unsupported for a mask (an index of type bool).
+    The indices broadcast. Raises Unsupported for a mask (an index of type bool).
     """
     joint: Value | None = None
     for index, size in zip(indices, sizes, strict=True):
@@ -198,8 +193,9 @@ def index_select(t: Tosa, self: Value, dim: int, index: Value) -> Value:
     aten.index.Tensor, aten._unsafe_index.Tensor, indexes={"indices": each_axis("self")}
 )
 def index_tensor(t: Tosa, self: Value, indices: Sequence[Value | None]) -> Value:
-    """self [*S], several indices [*I] that broadcast -> [*A,*I,*B]; A and B are the
-    axes without an index
+    """self [*S], several indices [*I] that broadcast -> [*A,*I,*B].
+
+    A and B are the axes without an index
     """
     rows = rows_of(t, self, indices)
     return t.reshape(taken(t, rows.values, rows.places), rows.result)
@@ -224,8 +220,9 @@ def take(t: Tosa, self: Value, index: Value) -> Value:
     indexes={"indices": positions("self", "dim", from_end=True)},
 )
 def take_along_dim(t: Tosa, self: Value, indices: Value, dim: int | None) -> Value:
-    """self [*A,K,*B], indices [*A,W,*B], which broadcast -> [*A,W,*B]; without a
-    ``dim`` both are flattened
+    """self [*A,K,*B], indices [*A,W,*B], which broadcast -> [*A,W,*B].
+
+    Without a ``dim`` both are flattened
     """
     if dim is None:
         axis = 0
@@ -247,7 +244,10 @@ def take_along_dim(t: Tosa, self: Value, indices: Value, dim: int | None) -> Val
 
 @lowers(aten.one_hot.default, indexes={"self": classes("num_classes")})
 def one_hot(t: Tosa, self: Value, num_classes: int) -> Value:
-    """[*S] -> [*S,num_classes]; int64: 1 at the position that an element names, else 0"""
+    """[*S] -> [*S,num_classes].
+
+    Int64: 1 at the position that an element names, else 0
+    """
     t.require(
         num_classes > 0, "the shape of one_hot without num_classes depends on the data"
     )

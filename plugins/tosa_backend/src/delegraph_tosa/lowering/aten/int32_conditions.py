@@ -12,7 +12,7 @@ from ..ranges.value_ranges import inside, range_of
 
 
 def has_comparisons(t: Tosa) -> bool:
-    """Whether the target compares and selects int32."""
+    """Return whether the target compares and selects int32."""
     return "INT" in t.spec.profiles
 
 
@@ -22,8 +22,9 @@ def negative(t: Tosa, x: Value) -> Value:
 
 
 def positive(t: Tosa, x: Value) -> Value:
-    """int32 [*S] -> [*S]; 1 where x is above 0, else 0; x is not -2**31, whose negative
-    is no int32
+    """int32 [*S] -> [*S]; 1 where x is above 0, else 0.
+
+    X is not -2**31, whose negative is no int32
     """
     return negative(t, t.sub(0, x))
 
@@ -38,8 +39,9 @@ def inverted_where(t: Tosa, condition: Value, x: Value) -> Value:
 
 
 def in_five_bits(t: Tosa, x: Value) -> tuple[Value, Value | None]:
-    """int32 [*S] -> the last five bits of x, [*S], and 1 where x has no others, else 0,
-    [*S]; None is 1 everywhere
+    """int32 [*S] -> the last five bits [*S], and 1 where there are no others, else 0
+
+    None is 1 everywhere.
     """
     if inside(range_of(x), (0, 31)):
         return x, None

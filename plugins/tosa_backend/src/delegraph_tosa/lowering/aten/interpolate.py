@@ -1,5 +1,4 @@
-"""Interpolation along any axes: each output element is a weighted sum of input elements
-at known positions.
+"""Interpolates by weighted sums of input elements at constant positions.
 
 Positions and weights are computed in fp32, as torch does. ``resize`` has interpolation
 that RESIZE can express, ``interpolate_dynamic`` has positions that depend on sizes
@@ -31,8 +30,7 @@ f32 = np.float32
 
 
 class Tap(NamedTuple):
-    """One term of the weighted sums: positions [out] of an input element for each
-    output, and its weights [out].
+    """A term of the weighted sums: positions [out] in the input, and weights [out].
 
     Both are numpy arrays; ``weights`` of None is a weight of 1.
     """
@@ -42,8 +40,9 @@ class Tap(NamedTuple):
 
 
 Kind = Callable[[Axis, bool], list[Tap]]
-"""A kind of interpolation: returns the taps for an axis and ``corners`` (torch's
-align_corners).
+"""A kind of interpolation: returns taps for an axis and ``corners``.
+
+``corners`` is torch's align_corners.
 """
 
 
@@ -53,8 +52,9 @@ def _limited_to_axis(positions: Any, axis: Axis) -> Any:
 
 
 def nearest(axis: Axis, corners: bool) -> list[Tap]:
-    """The input element in which the start of an output lies, as in torch's "nearest";
-    ``corners`` is unused.
+    """Return the element in which an output starts, as "nearest".
+
+    Ignores ``corners``.
     """
     return [
         Tap(
@@ -66,8 +66,9 @@ def nearest(axis: Axis, corners: bool) -> list[Tap]:
 
 
 def nearest_exact(axis: Axis, corners: bool) -> list[Tap]:
-    """The input element in which the centre of an output lies, as in torch's
-    "nearest-exact"; ``corners`` is unused.
+    """Return the element at an output's centre, as "nearest-exact".
+
+    Ignores ``corners``.
     """
     return [
         Tap(
@@ -80,9 +81,7 @@ def nearest_exact(axis: Axis, corners: bool) -> list[Tap]:
 
 
 def linear(axis: Axis, corners: bool) -> list[Tap]:
-    """The input elements on both sides of an output's centre, with the weights of
-    linear interpolation.
-    """
+    """Return the elements around an output's centre, with linear weights."""
     places = np.maximum(axis.places(corners), f32(0))
     first = _limited_to_axis(np.floor(places), axis)
     share = np.clip(places - first.astype(f32), f32(0), f32(1))
@@ -90,8 +89,9 @@ def linear(axis: Axis, corners: bool) -> list[Tap]:
 
 
 def cubic(axis: Axis, corners: bool) -> list[Tap]:
-    """The four input elements around an output's centre, weighted by the cubic kernel
-    with torch's a = -0.75.
+    """Return four elements around an output's centre, with cubic weights.
+
+    torch uses a = -0.75.
     """
     places = axis.places(corners)
     first = np.floor(places)
@@ -117,13 +117,12 @@ def _spline(x: Any, a: np.float32) -> Any:
 
 
 def _linear_kernel(x: Any) -> Any:
-    """The triangular kernel at distance x: max(1 - |x|, 0)."""
+    """Return the triangular kernel at distance x: max(1 - |x|, 0)."""
     return np.maximum(1 - np.abs(x), 0)
 
 
 def _filtered(width: float, weight: Callable[[Any], Any]) -> Kind:
-    """A kind of interpolation with antialias: each output is an average of all input
-    elements under ``weight``.
+    """Return an interpolation that averages all elements under ``weight`` (antialias).
 
     ``weight`` is a filter as a function of the distance from the output's centre; it is
     0 from ``width`` / 2 on.
@@ -134,8 +133,7 @@ def _filtered(width: float, weight: Callable[[Any], Any]) -> Kind:
 def _taps_under(
     weight: Callable[[Any], Any], radius: np.float32, axis: Axis, corners: bool
 ) -> list[Tap]:
-    """The taps of the filter ``weight``, which is 0 from the distance ``radius`` on,
-    along ``axis``.
+    """Return taps of the filter ``weight`` along ``axis``; it is 0 from ``radius`` on.
 
     If there are fewer outputs than inputs, the filter is widened by the step, the
     number of input elements per output.
@@ -162,8 +160,7 @@ def _taps_under(
 def _without_reading_beyond(
     counts: Any, positions: Any, weights: Any
 ) -> tuple[Any, Any]:
-    """Positions and weights [outputs, taps] with taps that do no harm after the first
-    ``counts[i]`` of output i.
+    """Positions and weights [outputs, taps], with unused taps after ``counts[i]``.
 
     These surplus taps have weight 0, but would still read their elements, and 0 * inf
     is NaN. So they repeat the last element that the output needs, and share its weight:
@@ -188,11 +185,10 @@ cubic_filter = _filtered(4, lambda x: _spline(np.abs(x).astype(f32), f32(-0.5)))
 def interpolated(
     t: Tosa, x: Value, axes: Sequence[Axis], kind: Kind, corners: bool = False
 ) -> Value:
-    """x [N,C,*S] -> [N,C,*S'], interpolated along one axis after the other; weighted
-    sums are in fp32.
+    """x [N,C,*S] -> [N,C,*S'], interpolated along one axis after the other.
 
-    Raises Unsupported for weighted sums of integers, and for antialias if a size is
-    known at run time only.
+    Weighted sums are in fp32. Raises Unsupported for weighted sums of integers, and for
+    antialias if a size is known at run time only.
     """
     y = x
     for number, axis in enumerate(axes, start=2):
@@ -257,8 +253,9 @@ def _weighted(t: Tosa, x: Value, axis: int, taps: list[Tap]) -> Value:
 def axes_of(
     x: Value, output_size: Sequence[int] | None, scales: Sequence[float | None] | None
 ) -> list[Axis]:
-    """The spatial axes of x [N,C,*S] with output sizes and scales; without
-    ``output_size`` it follows from scales.
+    """Return the spatial axes of x [N,C,*S] with output sizes and scales.
+
+    Without ``output_size`` it follows from scales.
     """
     sizes = x.shape[2:]
     factors = [None] * len(sizes) if scales is None else list(scales)
@@ -275,9 +272,7 @@ Scales = Sequence[float] | None
 
 
 def _register(kind: Kind, *packets: Any) -> None:
-    """Register ``interpolated`` by ``kind`` as the rule of both overloads of each of
-    ``packets``.
-    """
+    """Register ``interpolated`` by ``kind`` for both overloads of ``packets``."""
     for packet in packets:
 
         @lowers(packet.vec)

@@ -1,5 +1,4 @@
-"""Interpolation along an axis whose size is known at run time only: TOSA operators
-compute positions and weights.
+"""Interpolates along an axis of dynamic size, with computed positions and weights.
 
 The formulas are those of ``interpolate``, in fp32, as in torch. GATHER reads the
 elements.
@@ -24,8 +23,7 @@ SHARPNESS = -0.75
 
 
 class Tap(NamedTuple):
-    """One term of the weighted sums: positions [out], whole numbers as fp32, and
-    weights fp32 [out].
+    """A term of the weighted sums: positions [out] as fp32, and weights fp32 [out].
 
     ``weights`` of None is a weight of 1.
     """
@@ -59,33 +57,32 @@ def _elements_at(t: Tosa, x: Value, axis: int, positions: Value) -> Value:
 
 
 def nearest(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """The input element in which the start of an output lies, as in torch's "nearest";
-    ``corners`` is unused.
+    """Return the element in which an output starts, as "nearest".
+
+    Ignores ``corners``.
     """
     return [_nearest(t, axis, t.numbers(axis.out, DType.FP32))]
 
 
 def nearest_exact(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """The input element in which the centre of an output lies, as in torch's
-    "nearest-exact"; ``corners`` is unused.
+    """Return the element at an output's centre, as "nearest-exact".
+
+    Ignores ``corners``.
     """
     return [_nearest(t, axis, t.add(t.numbers(axis.out, DType.FP32), 0.5))]
 
 
 def _nearest(t: Tosa, axis: Axis, outputs: Value) -> Tap:
-    """The tap at ``outputs`` fp32 [out], positions in units of output elements, rounded
-    down as torch does.
+    """Return the tap at fp32 ``outputs`` [out], rounded down as torch does.
 
-    From sizes of 2**18 on, the ratio of the sizes may be rounded otherwise than in
-    torch: then a neighbour is taken.
+    They are in units of output elements. From sizes of 2**18 on, the ratio of the sizes
+    may be rounded otherwise than in torch: then a neighbour is taken.
     """
     return Tap(t.clamp(t.floor(t.mul(outputs, _step(axis, False))), 0, axis.size - 1))
 
 
 def linear(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """The input elements on both sides of an output's centre, with the weights of
-    linear interpolation.
-    """
+    """Return the elements around an output's centre, with linear weights."""
     places = t.maximum(_places(t, axis, corners), 0)
     first = t.minimum(t.floor(places), axis.size - 1)
     share = t.clamp(t.sub(places, first), 0, 1)
@@ -96,7 +93,7 @@ def linear(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
 
 
 def cubic(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
-    """The four input elements around an output's centre, weighted by the cubic kernel."""
+    """Return four elements around an output's centre, with cubic weights."""
     places = _places(t, axis, corners)
     first = t.floor(places)
     share = t.sub(places, first)
@@ -115,25 +112,19 @@ def cubic(t: Tosa, axis: Axis, corners: bool) -> list[Tap]:
 
 
 def _inner(t: Tosa, x: Value) -> Value:
-    """Keys' cubic convolution kernel at a distance x from 0 to 1: (a + 2) x^3 - (a + 3)
-    x^2 + 1.
-    """
+    """Keys' cubic kernel at x from 0 to 1: (a + 2) x^3 - (a + 3) x^2 + 1."""
     a = SHARPNESS
     return t.add(t.mul(t.mul(t.sub(t.mul(x, a + 2), a + 3), x), x), 1)
 
 
 def _outer(t: Tosa, x: Value) -> Value:
-    """Keys' cubic convolution kernel at a distance x from 1 to 2: a x^3 - 5 a x^2 + 8 a
-    x - 4 a.
-    """
+    """Keys' cubic kernel at x from 1 to 2: a x^3 - 5 a x^2 + 8 a x - 4 a."""
     a = SHARPNESS
     return t.sub(t.mul(t.add(t.mul(t.sub(t.mul(x, a), 5 * a), x), 8 * a), x), 4 * a)
 
 
 def _step(axis: Axis, corners: bool) -> float:
-    """Input elements per output element, as ``Axis.step``, where the sizes may be known
-    at run time only.
-    """
+    """Return input elements per output element, as ``Axis.step``, for dynamic sizes."""
     if corners:
         return (axis.size - 1) / largest(axis.out - 1, 1)
     if axis.scale is not None and axis.scale > 0:
@@ -142,7 +133,7 @@ def _step(axis: Axis, corners: bool) -> float:
 
 
 def _places(t: Tosa, axis: Axis, corners: bool) -> Value:
-    """The positions [out] of the outputs' centres in the input, in elements."""
+    """Return the positions [out] of the outputs' centres in the input, in elements."""
     outputs = t.numbers(axis.out, DType.FP32)
     step = _step(axis, corners)
     return (

@@ -42,8 +42,7 @@ def affine(t: Tosa, x: Value, weight: Value, bias: Value | None) -> Value:
 
 
 def _image(shape: Shape) -> Shape:
-    """The shape [N,1,W,I] to which ``affine`` reshapes x [*S,I], given as ``shape``, to
-    be an image for CONV2D.
+    """Return the shape [N,1,W,I] in which x [*S,I] is an image for CONV2D.
 
     Rows lie along the width: along the height, Vela's code takes twice the cycles. If
     ``S`` has one or two axes, the reshape only adds axes of size 1, which costs
@@ -78,7 +77,7 @@ def batched_product(t: Tosa, left: Value, right: Value) -> Value:
 
 
 def broadcast(left: Shape, right: Shape) -> Shape:
-    """The shape to which both shapes broadcast."""
+    """Return the shape to which both shapes broadcast."""
     rank = max(len(left), len(right))
     pairs = zip(
         (1,) * (rank - len(left)) + left,
@@ -89,7 +88,7 @@ def broadcast(left: Shape, right: Shape) -> Shape:
 
 
 def _in_batch(t: Tosa, x: Value, batch: Shape) -> Value:
-    """x [*B',L,K] -> [B,L,K], broadcast to the batch axes ``batch``, whose product is B"""
+    """x [*B',L,K] -> [B,L,K], broadcast to batch axes ``batch`` with product B"""
     x = t.ranked(x, len(batch) + 2)
     x = t.tile(x, [*(n // m for n, m in zip(batch, x.shape, strict=False)), 1, 1])
     return t.reshape(x, (math.prod(batch), *x.shape[-2:]))
@@ -109,8 +108,9 @@ def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Value:
 
 @lowers(aten.matmul.default)
 def matmul(t: Tosa, self: Value, other: Value) -> Value:
-    """[*B,L,K], [*B,K,M] -> [*B,L,M]; a vector is a row on the left and a column on the
-    right
+    """[*B,L,K], [*B,K,M] -> [*B,L,M].
+
+    A vector is a row on the left and a column on the right
     """
     t.expect_one_type("a matrix product", self, other)
     left = self if self.rank > 1 else t.reshape(self, (1, *self.shape))
@@ -154,8 +154,9 @@ def addmm(
 def baddbmm(
     t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float
 ) -> Value:
-    """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M]; beta * self + alpha *
-    batch1 @ batch2
+    """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M].
+
+    Beta * self + alpha * batch1 @ batch2
     """
     t.expect_one_type("a matrix product", self, batch1, batch2)
     return _added(t, self, t.matmul(batch1, batch2), beta, alpha)
@@ -165,8 +166,9 @@ def baddbmm(
 def addbmm(
     t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float
 ) -> Value:
-    """self [L,M], batch1 [B,L,K], batch2 [B,K,M] -> [L,M]; beta * self + alpha * the
-    sum of batch1 @ batch2
+    """self [L,M], batch1 [B,L,K], batch2 [B,K,M] -> [L,M].
+
+    Beta * self + alpha * the sum of batch1 @ batch2
     """
     t.expect_one_type("a matrix product", self, batch1, batch2)
     batch, rows, depth = batch1.shape
@@ -184,8 +186,9 @@ def addbmm(
 def bilinear(
     t: Tosa, input1: Value, input2: Value, weight: Value, bias: Value | None
 ) -> Value:
-    """input1 [*S,A], input2 [*S,B], weight [O,A,B], bias [O] -> [*S,O]; input1 @
-    weight[o] @ input2 for each o
+    """input1 [*S,A], input2 [*S,B], weight [O,A,B], bias [O] -> [*S,O].
+
+    Input1 @ weight[o] @ input2 for each o
     """
     t.expect_one_type("a matrix product", input1, input2, weight, bias)
     outputs, first, second = weight.shape
@@ -238,8 +241,9 @@ def _scaled_mm(
     out_dtype: torch.dtype | None,
     use_fast_accum: bool,
 ) -> Value:
-    """fp8 self [L,K], mat2 [K,M], fp32 scales of tensors or of rows [L,1] and columns
-    [1,M], bias [M] -> [L,M]
+    """fp8 self [L,K], mat2 [K,M], fp32 scales, bias [M] -> [L,M]
+
+    Scales belong to tensors, or to rows [L,1] and columns [1,M].
     """
     dtype = self.dtype if out_dtype is None else dtype_of(out_dtype)
     known = scale_result is None or dtype not in FLOAT8
@@ -274,8 +278,9 @@ def _scaled_mm(
 
 
 def _is_one(scale: Value) -> bool:
-    """Whether a scale is known to be 1. The elements of a program without weights are
-    not known.
+    """Return whether a scale is known to be 1.
+
+    The elements of a program without weights are not known.
     """
     if scale.constant is None or math.prod(scale.shape) != 1:
         return False
@@ -286,8 +291,9 @@ def _is_one(scale: Value) -> bool:
 
 
 def _added(t: Tosa, self: Value, y: Value, beta: float, alpha: float) -> Value:
-    """beta * self + alpha * y. If beta is 0, ``self`` is not read, as in torch: a NaN
-    there has no effect.
+    """beta * self + alpha * y.
+
+    If beta is 0, ``self`` is not read, as in torch: a NaN there has no effect.
     """
     y = y if alpha == 1 else product(t, y, alpha)
     return y if beta == 0 else sum_of(t, y, scaled(t, self, beta), 1)

@@ -1,5 +1,6 @@
-"""Losses over class labels. A label equal to ``ignore_index`` is ignored and need not
-be a class.
+"""Losses over class labels.
+
+A label equal to ``ignore_index`` is ignored and need not be a class.
 """
 
 from __future__ import annotations
@@ -28,8 +29,7 @@ INDEXES = {"target": labels("self", "ignore_index")}
 
 
 class Labels(NamedTuple):
-    """Flattened labels: their classes (integers), whether they count (bool) and their
-    weights, all [M].
+    """Flattened labels [M]: classes (integer), validity (bool) and weights.
 
     An ignored label has class 0 and weight 0.
     """
@@ -42,9 +42,9 @@ class Labels(NamedTuple):
 def _labels(
     t: Tosa, target: Value, weight: Value | None, count: int, ignored: int, dtype: DType
 ) -> Labels:
-    """The labels ``target``, of any shape. ``weight`` [C] has one weight for each of
-    ``count`` classes; None is all 1.
+    """Return the labels ``target``, of any shape.
 
+    ``weight`` [C] has one weight for each of ``count`` classes; None is all 1.
     ``ignored`` is the ignore_index, ``dtype`` the type of the weights.
     """
     flat = t.reshape(target, (math.prod(target.shape),))
@@ -74,8 +74,7 @@ def _rows(t: Tosa, x: Value) -> Value:
 def _reduced(
     t: Tosa, losses: Value, weights: Value | None, shape: Shape, reduction: int
 ) -> Value:
-    """losses [M] -> losses in ``shape`` (NONE), their sum [] (SUM), or sum / sum of
-    ``weights`` [] (MEAN).
+    """losses [M] -> ``shape`` (NONE), sum [] (SUM), or weighted mean [] (MEAN).
 
     ``weights`` [M] are None if all of them are 1.
     """
@@ -93,8 +92,9 @@ def _reduced(
 
 
 def _likelihoods(t: Tosa, rows: Value, labels: Labels) -> Value:
-    """rows [M,C] of log-probabilities -> losses [M]: -rows[m, class of m] * weight of
-    m, 0 for ignored labels
+    """rows [M,C] of log-probabilities -> losses [M]; ignored labels give 0
+
+    A loss is -rows[m, class of m] * weight of m.
     """
     count, classes = rows.shape
     selected = taken(
@@ -116,9 +116,7 @@ def nll_loss_nd(
     reduction: int,
     ignore_index: int,
 ) -> Value:
-    """self [N,C,*S] or [C], target [N,*S] or [], weight [C] -> [N,*S] without
-    reduction, else []
-    """
+    """self [N,C,*S] or [C], target [N,*S] or [], weight [C] -> [N,*S], or [] reduced"""
     rows = _rows(t, self)
     labels = _labels(t, target, weight, rows.shape[1], ignore_index, self.dtype)
     return _reduced(
@@ -166,10 +164,9 @@ def cross_entropy_loss(
 def _losses_of_probabilities(
     t: Tosa, rows: Value, probabilities: Value, label_smoothing: float
 ) -> Value:
-    """rows [M,C], log-probabilities times the weights of their classes; probabilities
-    [M,C] -> losses [M].
+    """rows [M,C], log-probabilities times the weights of their classes.
 
-    The loss is -sum(row * smoothed probabilities).
+    Probabilities [M,C] -> losses [M]. The loss is -sum(row * smoothed probabilities).
     """
     count, classes = rows.shape
     if label_smoothing:

@@ -1,6 +1,4 @@
-"""Operators that compute nothing: copies, detach, memory formats, dropout outside of
-training, metadata checks.
-"""
+"""Operators that compute nothing: copies, detach, dropout in inference, checks."""
 
 from __future__ import annotations
 

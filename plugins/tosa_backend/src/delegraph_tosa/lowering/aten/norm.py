@@ -27,8 +27,7 @@ def normalized(
     variance: Value,
     eps: float,
 ) -> Value:
-    """x [N,C,*S], the others [C] -> [N,C,*S]: (x - mean) / sqrt(variance + eps) *
-    weight + bias, as x * k + s.
+    """x [N,C,*S], statistics, weight, bias [C] -> [N,C,*S]: batch norm as x * k + s.
 
     If the statistics are constant, so are k and s, and a pass folds them into the
     preceding convolution.
@@ -46,9 +45,7 @@ def factor_and_offset(
     variance: Value,
     eps: float,
 ) -> tuple[Value, Value]:
-    """all [C] -> k, s [C], with which (x - mean) / sqrt(variance + eps) * weight + bias
-    is x * k + s
-    """
+    """all [C] -> k, s [C], with which a batch norm is x * k + s"""
     k = t.rsqrt(t.add(variance, eps))
     k = k if weight is None else t.mul(k, weight)
     centre = t.mul(mean, k)
@@ -56,17 +53,16 @@ def factor_and_offset(
 
 
 def channel_shape(x: Value) -> tuple[int, ...]:
-    """The shape (1, C, 1, ..) in which one number for each channel broadcasts with x
-    [N,C,*S].
-    """
+    """Return the shape (1, C, 1, ..) in which per-channel numbers broadcast with x."""
     return (1, x.shape[1], *(1,) * (x.rank - 2))
 
 
 def last_axes(
     x: Value, normalized_shape: Sequence[int]
 ) -> tuple[Sequence[int], tuple[int, ...]]:
-    """The last axes of x, whose sizes are ``normalized_shape``, and the shape in which
-    these broadcast with x.
+    """Return the last axes of x, of sizes ``normalized_shape``, and their shape.
+
+    In this shape, they broadcast with x.
     """
     before = x.rank - len(normalized_shape)
     return range(before, x.rank), (1,) * before + tuple(normalized_shape)
@@ -105,8 +101,9 @@ def _native_batch_norm_legit_no_training(
     running_var: Value,
     eps: float,
 ) -> tuple[Value, None, None]:
-    """input [N,C,*S] -> [N,C,*S]; torch's other two results are for training and are
-    not lowered
+    """input [N,C,*S] -> [N,C,*S].
+
+    Torch's other two results are for training and are not lowered
     """
     _expect_one_type(t, input, weight, bias, running_mean, running_var)
     return (
@@ -132,11 +129,10 @@ def _expect_one_type(t: Tosa, input: Value, *others: Value | None) -> None:
 def standardized(
     t: Tosa, x: Value, axes: Sequence[int], eps: float
 ) -> tuple[Value, Value, Value]:
-    """x [*S] -> (x - mean) * scale [*S], mean and scale = 1 / sqrt(variance + eps), all
-    fp32; statistics over ``axes``.
+    """x [*S] -> (x - mean) * scale [*S], mean and scale, over ``axes``, all fp32.
 
-    Where the variance overflows (deviations above 1e19), the result is 0; torch returns
-    0 or NaN there.
+    scale is 1 / sqrt(variance + eps). Where the variance overflows (deviations above
+    1e19), the result is 0; torch returns 0 or NaN there.
     """
     x = converted(t, x, DType.FP32)
     mean = average(t, x, axes, True)
@@ -148,8 +144,9 @@ def standardized(
 def _times_weight_plus_bias(
     t: Tosa, y: Value, weight: Value | None, bias: Value | None, shape: Sequence[int]
 ) -> Value:
-    """y * weight + bias in fp32; both are reshaped to ``shape``, and None leaves the
-    step out.
+    """Return y * weight + bias in fp32.
+
+    Both are reshaped to ``shape``, and None leaves the step out.
     """
     if weight is not None:
         y = t.mul(y, t.reshape(converted(t, weight, DType.FP32), shape))
@@ -168,9 +165,7 @@ def _layer_norm(
     bias: Value | None,
     eps: float,
 ) -> tuple[Value, Value, Value]:
-    """The three results of ``native_layer_norm``: the normalized tensor, means and 1 /
-    standard deviations.
-    """
+    """Return ``native_layer_norm``'s results: normalized, means, 1 / deviations."""
     axes, shape = last_axes(x, normalized_shape)
     y, mean, scale = standardized(t, x, axes, eps)
     mean, scale = (converted(t, v, _statistics_type(x, weight)) for v in (mean, scale))
@@ -182,9 +177,7 @@ def _layer_norm(
 
 
 def _statistics_type(x: Value, weight: Value | None) -> DType:
-    """The type of the statistics that torch returns: the weight's, which may be wider
-    than the input's.
-    """
+    """Return torch's type of the statistics: the weight's, which may be wider."""
     return x.dtype if weight is None else weight.dtype
 
 
@@ -197,8 +190,9 @@ def layer_norm(
     bias: Value | None,
     eps: float,
 ) -> Value:
-    """input [*A,*S], weight [*S], bias [*S] -> [*A,*S]; computed in fp32, the
-    statistics too
+    """input [*A,*S], weight [*S], bias [*S] -> [*A,*S].
+
+    Computed in fp32, the statistics too
     """
     return _layer_norm(t, input, normalized_shape, weight, bias, eps)[0]
 
@@ -224,8 +218,9 @@ def rms_norm(
     weight: Value | None,
     eps: float | None,
 ) -> Value:
-    """input [*A,*S], weight [*S] -> [*A,*S]; x / sqrt(mean(x^2) + eps); an ``eps`` of
-    None is the machine epsilon
+    """input [*A,*S], weight [*S] -> [*A,*S]; x / sqrt(mean(x^2) + eps).
+
+    An ``eps`` of None is the machine epsilon
     """
     x = converted(t, input, DType.FP32)
     axes, shape = last_axes(input, normalized_shape)
@@ -235,9 +230,7 @@ def rms_norm(
 
 
 def _grouped(t: Tosa, x: Value, groups: int, eps: float) -> tuple[Value, Value, Value]:
-    """x [N,C,*S] -> x standardized over groups of channels, means and 1 / standard
-    deviations [N,groups,1]
-    """
+    """x [N,C,*S] -> x standardized over groups, means, 1 / deviations [N,groups,1]"""
     n = x.shape[0]
     y, mean, scale = standardized(
         t, t.reshape(x, (n, groups, math.prod(x.shape[1:]) // groups)), [2], eps
@@ -275,7 +268,7 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> tuple[Value, Value, Value]:
-    """input [N,C,*S] -> [N,C,*S], and the means and 1 / standard deviations [N,group]"""
+    """input [N,C,*S] -> [N,C,*S], means and 1 / standard deviations [N,group]"""
     y, mean, scale = _grouped(t, input, group, eps)
     mean, scale = (
         converted(t, t.reshape(v, (N, group)), _statistics_type(input, weight))
@@ -303,8 +296,9 @@ def instance_norm(
     use_input_stats: bool,
     eps: float,
 ) -> Value:
-    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; statistics over each channel of
-    each sample
+    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S].
+
+    Statistics over each channel of each sample
     """
     if not use_input_stats and running_mean is not None and running_var is not None:
         _expect_one_type(t, input, weight, bias, running_mean, running_var)

@@ -28,21 +28,17 @@ inf = math.inf
 Pair = tuple[Value, Value]
 
 COMPARISONS = 1 << 22
-"""The most pairs of elements that a rule compares: TOSA has no sort, so each element is
-compared with every other one.
+"""The most pairs of elements that a rule compares.
 
-A size that is known at run time only is counted as small as it can be.
+TOSA has no sort: each element is compared with every other. A size that is known at run
+time only is counted as small as it can be.
 """
 ONE_BY_ONE = 64
-"""If rows are too long for COMPARISONS, up to this many first elements of their order
-are found one after the other.
-"""
+"""For long rows, this many first elements are found one after the other."""
 
 
 def comparable(t: Tosa, x: Value) -> Value:
-    """x in a type that TOSA compares: floats, int32 and int64 as they are, smaller
-    integers and bool as int32.
-    """
+    """Return x in a type that TOSA compares: small integers and bool as int32."""
     return (
         x
         if x.dtype in FLOATS or x.dtype is DType.INT64
@@ -54,9 +50,7 @@ def comparable(t: Tosa, x: Value) -> Value:
 
 
 def first_extreme(t: Tosa, x: Value, axis: int, largest: bool) -> Value:
-    """x [*A,N,*B] -> int64 [*A,*B], the index of the first of the largest (or smallest)
-    elements along ``axis``
-    """
+    """x [*A,N,*B] -> int64 [*A,*B], the index of the first extreme along ``axis``"""
     if x.dtype in FLOATS:
         return converted(t, t.argmax(x if largest else t.negate(x), axis), DType.INT64)
     # ARGMAX takes no int32: find the smallest index of an element that equals the
@@ -69,8 +63,9 @@ def first_extreme(t: Tosa, x: Value, axis: int, largest: bool) -> Value:
 
 
 def position(t: Tosa, x: Value, dim: int | None, keepdim: bool, largest: bool) -> Value:
-    """x [*A,N,*B] -> int64 [*A,*B], the index of the extreme along ``dim``; among all
-    elements if ``dim`` is None
+    """x [*A,N,*B] -> int64 [*A,*B], the index of the extreme along ``dim``.
+
+    Among all elements if ``dim`` is None
     """
     flat = t.reshape(x, (math.prod(x.shape),)) if dim is None or x.rank == 0 else x
     axis = 0 if dim is None else axis_of(dim, x.rank)
@@ -86,20 +81,24 @@ def position(t: Tosa, x: Value, dim: int | None, keepdim: bool, largest: bool) -
 
 @lowers(aten.argmax.default)
 def argmax(t: Tosa, self: Value, dim: int | None, keepdim: bool) -> Value:
-    """[*A,N,*B] -> [*A,*B]; int64; if ``dim`` is None, the position among all elements"""
+    """[*A,N,*B] -> [*A,*B]; int64.
+
+    If ``dim`` is None, the position among all elements
+    """
     return position(t, self, dim, keepdim, largest=True)
 
 
 @lowers(aten.argmin.default)
 def argmin(t: Tosa, self: Value, dim: int | None, keepdim: bool) -> Value:
-    """[*A,N,*B] -> [*A,*B]; int64; if ``dim`` is None, the position among all elements"""
+    """[*A,N,*B] -> [*A,*B]; int64.
+
+    If ``dim`` is None, the position among all elements
+    """
     return position(t, self, dim, keepdim, largest=False)
 
 
 def extreme(t: Tosa, x: Value, dim: int, keepdim: bool, largest: bool) -> Pair:
-    """x [*A,N,*B] -> the largest (or smallest) elements along ``dim``, and their
-    indices; both [*A,*B] or [*A,1,*B]
-    """
+    """x [*A,N,*B] -> extremes along ``dim`` and their indices, [*A,*B] or [*A,1,*B]"""
     if x.rank == 0:
         return x, t.constant(0, DType.INT64, ())
     axis = axis_of(dim, x.rank)
@@ -128,8 +127,7 @@ def min_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Pair:
 
 
 def running(t: Tosa, x: Value, dim: int, largest: bool) -> Pair:
-    """x [*A,N,*B] -> for each n, the largest (or smallest) of the elements 0 .. n along
-    ``dim``, and its index.
+    """x [*A,N,*B] -> the extreme of elements 0 .. n along ``dim``, and its index.
 
     Of several equal elements it is the index of the last one; NaN equals NaN here.
     """
@@ -178,8 +176,7 @@ def cummin(t: Tosa, self: Value, dim: int) -> Pair:
 
 
 def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
-    """x [N,K] -> int64 [N,count]: the positions of the first ``count`` elements in
-    sorted order; the order is stable.
+    """x [N,K] -> int64 [N,count]: positions of the first in a stable sort.
 
     An element's place in the order is the number of elements that precede it. If K is
     too large for that and ``count`` is small, the elements are found one by one. Raises
@@ -214,8 +211,7 @@ def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
 
 
 def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
-    """As ``places``: each step finds the first extreme among the elements that no
-    earlier step found.
+    """As ``places``: each step finds the first extreme that is not found yet.
 
     NaN is the greatest element: it is found first if ``descending``, else last.
     """
@@ -245,8 +241,9 @@ def _one_by_one(t: Tosa, x: Value, descending: bool, count: int) -> Value:
 
 
 def _precedes(t: Tosa, x: Value, descending: bool) -> Value:
-    """x [N,K] -> bool [N,K,K]: whether element j (last axis) comes before element i
-    (middle axis) in sorted order
+    """x [N,K] -> bool [N,K,K]: whether element j comes before element i when sorted
+
+    j is the last axis.
     """
     rows, size = x.shape
     wide = comparable(t, x)
@@ -270,8 +267,7 @@ def _precedes(t: Tosa, x: Value, descending: bool) -> Value:
 def ordered(
     t: Tosa, x: Value, dim: int, descending: bool, first: int, count: int
 ) -> Pair:
-    """x [*A,N,*B] -> ``count`` elements of the sorted order along ``dim`` from place
-    ``first`` on, and their indices.
+    """x [*A,N,*B] -> ``count`` sorted elements along ``dim`` from ``first``, indices.
 
     Both are [*A,count,*B]; a tensor [] gives itself and 0.
     """
@@ -322,24 +318,24 @@ def msort(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.topk.default)
 def topk(t: Tosa, self: Value, k: int, dim: int, largest: bool) -> Pair:
-    """[*A,N,*B] -> [*A,k,*B], [*A,k,*B]; values and indices, sorted even if ``sorted``
-    is False
+    """[*A,N,*B] -> [*A,k,*B], [*A,k,*B].
+
+    Values and indices, sorted even if ``sorted`` is False
     """
     return ordered(t, self, dim, largest, 0, k)
 
 
 @lowers(aten.kthvalue.default)
 def kthvalue(t: Tosa, self: Value, k: int, dim: int, keepdim: bool) -> Pair:
-    """[*A,N,*B] -> [*A,*B], [*A,*B]; the k-th smallest element, where k = 1 is the
-    smallest, and its index
+    """[*A,N,*B] -> [*A,*B], [*A,*B].
+
+    The k-th smallest element, where k = 1 is the smallest, and its index
     """
     return _element_at_place(t, self, k - 1, dim, keepdim)
 
 
 def _element_at_place(t: Tosa, x: Value, place: int, dim: int, keepdim: bool) -> Pair:
-    """The element that comes at ``place`` in ascending order along ``dim``, and its
-    index.
-    """
+    """Return the element at ``place`` of the ascending order, and its index."""
     value, index = ordered(t, x, dim, False, place, 1)
     if keepdim or x.rank == 0:
         return value, index
@@ -349,8 +345,9 @@ def _element_at_place(t: Tosa, x: Value, place: int, dim: int, keepdim: bool) ->
 
 @lowers(aten.median.dim)
 def median_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Pair:
-    """[*A,N,*B] -> [*A,*B], [*A,*B]; the median (the lower of two) and its index; NaN
-    if any element is NaN
+    """[*A,N,*B] -> [*A,*B], [*A,*B]; the median (the lower of two) and its index.
+
+    NaN if any element is NaN
     """
     size = self.shape[axis_of(dim, self.rank)] if self.rank else 1
     value, index = _element_at_place(t, self, (size - 1) // 2, dim, keepdim)
@@ -372,8 +369,7 @@ def median(t: Tosa, self: Value) -> Value:
 
 
 def count_before(t: Tosa, row: Value, x: Value, right: bool, out_int32: bool) -> Value:
-    """row [*A,K] in ascending order, x [*A,N] -> [*A,N]: how many elements of the row
-    are less than each x.
+    """row [*A,K] ascending, x [*A,N] -> [*A,N]: how many elements are less than x.
 
     With ``right``, elements equal to x are counted too. NaN is the greatest element.
     Raises Unsupported for more than COMPARISONS pairs.

@@ -17,8 +17,9 @@ aten = torch.ops.aten
 
 
 def _frame(x: Value, pad: Sequence[int]) -> list[tuple[int, int]]:
-    """(before, after) for each axis of x. ATen's ``pad`` is a flat list: the last axis
-    first, leading ones missing.
+    """Return (before, after) for each axis of x.
+
+    ATen's ``pad`` is a flat list: the last axis first, leading ones missing.
     """
     pairs = [(pad[k], pad[k + 1]) for k in range(0, len(pad), 2)]
     return [(0, 0)] * (x.rank - len(pairs)) + pairs[::-1]
@@ -41,9 +42,7 @@ drops it.
 def _mirrored(
     t: Tosa, x: Value, axis: int, before: int, after: int
 ) -> tuple[Value, Value]:
-    """The ``Border`` of "reflect": x mirrored at its outermost elements, which are not
-    repeated.
-    """
+    """Return the border of "reflect": x mirrored, without repeating the edge."""
     size = x.shape[axis]
     return (
         t.reverse(cut(t, x, axis, 1, max(before, 1)), axis) if before else x,
@@ -58,7 +57,7 @@ def _mirrored(
 def _repeated(
     t: Tosa, x: Value, axis: int, before: int, after: int
 ) -> tuple[Value, Value]:
-    """The ``Border`` of "replicate": the outermost elements, repeated."""
+    """Return the ``Border`` of "replicate": the outermost elements, repeated."""
     times = [1] * axis, [1] * (x.rank - axis - 1)
     return (
         t.tile(cut(t, x, axis, 0, 1), [*times[0], max(before, 1), *times[1]]),
@@ -71,7 +70,7 @@ def _repeated(
 def _wrapped(
     t: Tosa, x: Value, axis: int, before: int, after: int
 ) -> tuple[Value, Value]:
-    """The ``Border`` of "circular": elements from the other end of the axis."""
+    """Return the ``Border`` of "circular": elements from the other end of the axis."""
     return cut(t, x, axis, x.shape[axis] - max(before, 1), max(before, 1)), cut(
         t, x, axis, 0, max(after, 1)
     )
@@ -85,11 +84,11 @@ BORDERS: dict[str, Border] = {
 
 
 def bordered(t: Tosa, x: Value, pad: Sequence[int], mode: str) -> Value:
-    """x [*S] -> [*S'], padded with its own elements, one axis after the other; ``mode``
-    is a key of BORDERS.
+    """x [*S] -> [*S'], padded with its own elements, one axis after the other.
 
-    A negative number cuts elements off after the padding. In mode "circular" it cuts
-    before, so that the other end is not padded with elements that were cut off.
+    ``mode`` is a key of BORDERS. A negative number cuts elements off after the padding.
+    In mode "circular" it cuts before, so that the other end is not padded with elements
+    that were cut off.
     """
     frame = _frame(x, pad)
     if mode == "circular":

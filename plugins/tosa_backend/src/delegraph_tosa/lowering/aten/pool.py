@@ -1,5 +1,7 @@
-"""Pooling. TOSA pools images [N,H,W,C]. Volumes are pooled in two steps: over height
-and width, then over depth.
+"""Pooling.
+
+TOSA pools images [N,H,W,C]. Volumes are pooled in two steps: over height and width,
+then over depth.
 """
 
 from __future__ import annotations
@@ -28,9 +30,7 @@ Pool = Callable[[Value, list[Window]], Value]
 
 
 def pooled(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
-    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], by ``pool`` over the last two or
-    three axes.
-    """
+    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], by ``pool`` over the last axes."""
     rank = len(axes) + 2
     image = batched(t, x, rank)
     y = _pooled_channels_last(t, t.transpose(image, channels_last(rank)), axes, pool)
@@ -38,9 +38,7 @@ def pooled(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
 
 
 def _pooled_channels_last(t: Tosa, x: Value, axes: list[Window], pool: Pool) -> Value:
-    """x [N,*S,C] -> [N,*S',C]. TOSA pools two axes, so a volume takes two pools: its
-    depth is pooled by the second.
-    """
+    """x [N,*S,C] -> [N,*S',C]. A volume takes two pools, the second along its depth."""
     n, *size, c = x.shape
     if len(axes) == 2:
         return pool(x, axes)
@@ -60,8 +58,9 @@ def windows_of(
     dilation: Numbers,
     ceil: bool,
 ) -> list[Window]:
-    """The windows of a pool over ``count`` axes. An empty ``stride`` means the kernel's
-    size, as in torch.
+    """Return the windows of a pool over ``count`` axes.
+
+    An empty ``stride`` means the kernel's size, as in torch.
     """
     size = numbers(kernel, count)
     step = numbers(stride, count) if stride else size
@@ -69,7 +68,7 @@ def windows_of(
 
 
 def _kernel_and_stride(axes: list[Window]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Sizes and strides of the windows, as TOSA takes them."""
+    """Return sizes and strides of the windows, as TOSA takes them."""
     return tuple([a.kernel for a in axes]), tuple([a.stride for a in axes])
 
 
@@ -77,17 +76,16 @@ def _kernel_and_stride(axes: list[Window]) -> tuple[tuple[int, ...], tuple[int, 
 
 
 def max_pooled(t: Tosa, x: Value, axes: list[Window]) -> Value:
-    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], the largest element of each window,
-    NaN if one is NaN
-    """
+    """x [N,C,*S] or [C,*S] -> [N,C,*S'] or [C,*S'], the maxima; NaN if one is NaN"""
     if len(axes) == 1:
         image = t.reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
         y = max_pooled(t, image, [Window(1, 1, 0, 0), *axes])
         return t.reshape(y, (*y.shape[:-2], y.shape[-1]))
 
     def pool(image: Value, windows: list[Window]) -> Value:
-        """Max-pool ``image`` [N,H,W,C] by the windows of H and W; axis by axis if one
-        is dilated.
+        """Max-pool ``image`` [N,H,W,C] by the windows of H and W.
+
+        Axis by axis if one is dilated.
         """
         if any(w.dilation > 1 for w in windows):
             return _max_pooled_dilated(
@@ -100,11 +98,11 @@ def max_pooled(t: Tosa, x: Value, axes: list[Window]) -> Value:
 
 
 def _max_pooled_dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
-    """x [N,H,W,C] max-pooled along ``axis`` (1 or 2) by a dilated window, which
-    MAX_POOL2D does not have.
+    """Return x [N,H,W,C] max-pooled along ``axis`` by a dilated window.
 
-    The axis is reshaped to rows of ``dilation`` elements. The elements of a window then
-    follow one another in a column, which a window without dilation covers.
+    MAX_POOL2D has no dilation. The axis is reshaped to rows of ``dilation`` elements.
+    The elements of a window then follow one another in a column, which a window without
+    dilation covers.
     """
     n, *size, c = x.shape
     length = x.shape[axis]
@@ -174,8 +172,9 @@ def avg_pooled(
     """
 
     def pool(image: Value, windows: list[Window]) -> Value:
-        """Average ``image`` [N,H,W,C] over the windows of H and W; zeros are added
-        where padding has to count.
+        """Average ``image`` [N,H,W,C] over the windows of H and W.
+
+        Zeros are added where padding has to count.
         """
         image, pad = exact(t, image, windows)
         if divisor is not None:
@@ -198,8 +197,9 @@ def avg_pooled(
 
 
 def _ceil_padding(pad: Pad, windows: list[Window]) -> Pad:
-    """``pad`` without the user's padding: the elements that ceil_mode adds after it.
-    torch never counts them.
+    """Return ``pad`` without the user's padding: torch never counts the rest.
+
+    ceil_mode adds the rest.
     """
     return tuple(
         [
@@ -211,7 +211,7 @@ def _ceil_padding(pad: Pad, windows: list[Window]) -> Pad:
 
 
 def _zero_padded(t: Tosa, x: Value, pad: Sequence[int]) -> Value:
-    """x [N,H,W,C] with zeros around; pad is (top, bottom, left, right)."""
+    """Return x [N,H,W,C] with zeros around; pad is (top, bottom, left, right)."""
     return t.pad(x, (0, 0, *pad, 0, 0))
 
 
@@ -263,8 +263,9 @@ def adaptive_averaged(t: Tosa, x: Value, output_size: Sequence[int]) -> Value:
 
 
 def adaptive_bounds(size: int, count: int) -> list[tuple[int, int]]:
-    """Start and end of torch's ``count`` adaptive windows over ``size`` elements;
-    windows may overlap.
+    """Start and end of torch's ``count`` adaptive windows over ``size`` elements.
+
+    Windows may overlap.
     """
     return [(k * size // count, -(-(k + 1) * size // count)) for k in range(count)]
 
@@ -272,8 +273,7 @@ def adaptive_bounds(size: int, count: int) -> list[tuple[int, int]]:
 def by_parts(
     t: Tosa, x: Value, axis: int, count: int, each: Callable[[Tosa, Value], Value]
 ) -> Value:
-    """x [*A,L,*B] -> [*A,count,*B]: reduces each of ``count`` adaptive windows along
-    ``axis`` by ``each``.
+    """x [*A,L,*B] -> [*A,count,*B]: ``each`` over adaptive windows of ``axis``.
 
     ``each`` gets a window [N,n,W,1] and returns [N,1,W,1]. Raises Unsupported if
     ``count`` is known at run time only.

@@ -35,8 +35,9 @@ aten = torch.ops.aten
 
 
 def _taps(size: int, window: Window) -> list[list[int]]:
-    """For each window along one axis, the positions of its elements; those in the
-    padding are left out.
+    """For each window along one axis, the positions of its elements.
+
+    Those in the padding are left out.
     """
     starts = [k * window.stride - window.before for k in range(window.count(size))]
     return [
@@ -46,8 +47,7 @@ def _taps(size: int, window: Window) -> list[list[int]]:
 
 
 def _table(sizes: Sequence[int], taps: list[list[list[int]]]) -> Any:
-    """numpy [windows, taps]: the flat positions of each window's elements in a plane of
-    ``sizes``.
+    """numpy [windows, taps]: flat positions of windows in a plane of ``sizes``.
 
     ``taps`` has the windows' positions for each axis. A window with fewer elements
     repeats its last position.
@@ -65,8 +65,7 @@ def _table(sizes: Sequence[int], taps: list[list[list[int]]]) -> Any:
 def _largest_of_windows(
     t: Tosa, x: Value, taps: list[list[list[int]]]
 ) -> tuple[Value, Value]:
-    """x [*N,*S] -> the largest element of each window and its flat position in *S, both
-    [*N,*S'].
+    """x [*N,*S] -> each window's maximum and its flat position in *S, [*N,*S'].
 
     ``taps`` has the windows' positions for each axis. Of several equal elements, the
     first one is found.
@@ -117,9 +116,7 @@ def _with_indices(t: Tosa, x: Value, axes: list[Window]) -> tuple[Value, Value |
 
 
 def _register_max_pools() -> None:
-    """Register the rules of the max pools with indices, and of the adaptive ones, over
-    one, two and three axes.
-    """
+    """Register max pools with indices, also adaptive, over one to three axes."""
     with_indices = (
         aten.max_pool1d_with_indices.default,
         aten.max_pool2d_with_indices.default,
@@ -138,8 +135,9 @@ def _register_max_pools() -> None:
             ceil_mode: bool,
             axes: int = axes,
         ) -> tuple[Value, Value | None]:
-            """[N,C,*S] -> [N,C,*S'], and flat positions in S; of several NaN that of
-            the first (in torch: the last)
+            """[N,C,*S] -> [N,C,*S'], and flat positions in S.
+
+            Of several NaN that of the first (in torch: the last)
             """
             return _with_indices(
                 t,
@@ -165,8 +163,7 @@ def _register_max_pools() -> None:
 def _adaptive(
     t: Tosa, x: Value, output_size: Sequence[int]
 ) -> tuple[Value, Value | None]:
-    """x [*N,*S] -> the largest elements [*N,*output_size], and their flat positions in
-    *S.
+    """x [*N,*S] -> the maxima [*N,*output_size], and their flat positions in *S.
 
     Positions are None if S is known at run time only and the target lacks an operator
     for them.
@@ -192,8 +189,7 @@ def _adaptive(
 def _adaptive_at_run_time(
     t: Tosa, x: Value, counts: Sequence[int]
 ) -> tuple[Value, Value]:
-    """As ``_adaptive``, for sizes S that are known at run time only: reduces one axis
-    after the other.
+    """As ``_adaptive``, for dynamic sizes S: reduces one axis after the other.
 
     It begins with the last axis, so that of several equal elements the first one in
     memory is found.
@@ -217,8 +213,7 @@ def _adaptive_at_run_time(
 
 
 def _largest_of_parts(t: Tosa, x: Value, axis: int, count: int) -> tuple[Value, Value]:
-    """x [*A,L,*B] -> the largest element of each of ``count`` adaptive windows along
-    ``axis``, and its position in L.
+    """x [*A,L,*B] -> maxima of ``count`` adaptive windows of ``axis``, and positions.
 
     Both are [*A,count,*B].
     """
@@ -239,8 +234,7 @@ def _largest_of_parts(t: Tosa, x: Value, axis: int, count: int) -> tuple[Value, 
 
 
 def _unpooled(t: Tosa, x: Value, indices: Value, sizes: Sequence[int]) -> Value:
-    """x [*B,*S] -> planes [*B,*sizes] with the elements of x at the flat positions
-    ``indices`` [*B,*S], 0 elsewhere.
+    """x [*B,*S], ``indices`` [*B,*S] -> planes [*B,*sizes] with x there, 0 elsewhere.
 
     Overlapping windows may name a position twice, with the same element: "amax" keeps
     it, where a sum would double it.

@@ -29,7 +29,7 @@ nan = math.nan
 
 
 def integer_power(t: Tosa, x: Value, exponent: int) -> Value:
-    """x ** exponent for a positive integer exponent, by repeated squaring."""
+    """Return x ** exponent for a positive integer exponent, by repeated squaring."""
     if exponent == 1:
         return x
     half = integer_power(t, x, exponent // 2)
@@ -38,10 +38,10 @@ def integer_power(t: Tosa, x: Value, exponent: int) -> Value:
 
 
 def fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
-    """x [*S] ** exponent: small integer exponents by products, multiples of 1/2 by a
-    square root, all others by POW.
+    """Return x [*S] ** exponent, by products, square roots or POW.
 
-    Raises Unsupported for integers to a power that is negative or not whole.
+    Small integers use products, multiples of 1/2 a square root. Raises Unsupported for
+    integers to a power that is negative or not whole.
     """
     if exponent == 0:
         return filled(t, x.shape, 1, TORCH_DTYPES[x.dtype])
@@ -60,7 +60,7 @@ def fixed_power(t: Tosa, x: Value, exponent: float) -> Value:
 
 
 def _power_of_magnitude(t: Tosa, x: Value, exponent: float) -> Value:
-    """x ** exponent, computed as |x| ** exponent.
+    """Return x ** exponent, computed as |x| ** exponent.
 
     For negative x, the result is negated if the exponent is odd, and NaN if the
     exponent is no integer.
@@ -87,15 +87,13 @@ def _power_of_magnitude(t: Tosa, x: Value, exponent: float) -> Value:
 
 
 def _positive_power(t: Tosa, base: Value, exponent: Operand, otherwise: Value) -> Value:
-    """``base`` ** exponent where ``base`` is positive and finite, and ``otherwise``
-    elsewhere
-    """
+    """Return ``base`` ** exponent for positive finite ``base``, else ``otherwise``"""
     defined = t.logical_and(t.greater(base, 0), t.greater(inf, base))
     return t.select(defined, t.pow(t.select(defined, base, 1), exponent), otherwise)
 
 
 def power(t: Tosa, x: Value, y: Value) -> Value:
-    """x [*S] ** y [*S] of floats, with the special cases of C's pow"""
+    """Return x [*S] ** y [*S] of floats, with the special cases of C's pow"""
     magnitude = t.abs(x)
     y_is_finite = t.greater(inf, t.abs(y))
     # POW does not take the bases 0 and infinity: for y > 0 the power of both is the
@@ -123,7 +121,7 @@ def power(t: Tosa, x: Value, y: Value) -> Value:
 
 
 def _with_sign_of_power(t: Tosa, x: Value, y: Value, magnitude: Value) -> Value:
-    """x ** y, given ``magnitude`` = |x| ** y.
+    """Return x ** y, given ``magnitude`` = |x| ** y.
 
     It is negated where x is negative and y odd, and NaN where x is negative and finite
     and y no integer.
@@ -142,9 +140,9 @@ def _with_sign_of_power(t: Tosa, x: Value, y: Value, magnitude: Value) -> Value:
 
 @lowers(aten.pow.Tensor_Scalar)
 def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
-    """[*S] -> [*S]; POW rounds the exponent to the type of x: 1e20 ** 1.7 is off by
-    2e-6 of its value
+    """[*S] -> [*S].
 
+    POW rounds the exponent to the type of x: 1e20 ** 1.7 is off by 2e-6 of its value
     ``exponent`` may be known at run time only (``waits``); then x must have floats.
     """
     base, _ = promoted(t, self, exponent)
@@ -167,8 +165,9 @@ def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
 
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def pow(t: Tosa, self: Operand, exponent: Value) -> Value:
-    """[*S], [*S] -> [*S]; by POW, with an error up to 4e-6 of the value for bases and
-    exponents up to 20
+    """[*S], [*S] -> [*S].
+
+    By POW, with an error up to 4e-6 of the value for bases and exponents up to 20
     """
     left, right = promoted(t, self, exponent)
     assert isinstance(right, Value)

@@ -1,6 +1,4 @@
-"""Quantize and dequantize operators, per tensor and per channel, as PT2E writes them
-(``quantized_decomposed``).
-"""
+"""Quantize and dequantize operators of PT2E, per tensor and per channel."""
 
 from __future__ import annotations
 
@@ -59,14 +57,15 @@ def requantize_per_tensor(
     quant_max: Operand,
     dtype: torch.dtype,
 ) -> Value:
-    """lazy [*S] -> integers [*S]: emits the operators that the lazy value has put off"""
+    """lazy [*S] -> integers [*S]: emits the operators of the lazy value"""
     target = _quantization(t, scale, zero_point, quant_min, quant_max, dtype)
     return _as_bytes_if_unsigned(input.integer(t, target), dtype)
 
 
 def _as_bytes_if_unsigned(q: Value, dtype: torch.dtype) -> Value:
-    """The int8 integers ``q`` as ``Bytes`` if ``dtype`` is uint8; any other ``q`` as it
-    is.
+    """Return the int8 integers ``q`` as ``Bytes`` if ``dtype`` is uint8.
+
+    Any other ``q`` as it is.
     """
     return Bytes(q) if dtype is torch.uint8 else q
 
@@ -79,8 +78,7 @@ def _quantization(
     quant_max: Operand,
     dtype: torch.dtype,
 ) -> Quantization:
-    """The arguments of a quantize operator as a Quantization. uint8 becomes int8 with
-    all integers 128 less.
+    """Return a quantize operator's arguments as a Quantization; uint8 becomes int8.
 
     Raises Unsupported if the scale is no positive number of fp32, or the limits exceed
     the type.
@@ -129,9 +127,7 @@ def dequantize_per_tensor(
 
 
 def _as_signed(x: Value) -> tuple[Value, int]:
-    """The integers of x, and by how much they are less than what they stand for: uint8
-    is held as int8.
-    """
+    """Return the integers of x, and how much less they are: uint8 is held as int8."""
     return (x.q, HALF) if isinstance(x, Bytes) else (x, 0)
 
 
@@ -148,8 +144,9 @@ def dequantize_per_channel(
     dtype: torch.dtype,
     out_dtype: torch.dtype | None,
 ) -> Scaled:
-    """integers or uint8 [*A,C,*B], scales [C], equal zero points int64 [C] -> lazy
-    [*A,C,*B]; emits no operators
+    """integers [*A,C,*B], scales [C], zero points [C] -> lazy [*A,C,*B]
+
+    Emits no operators. The zero points must be equal.
     """
     _expect_fp32(t, out_dtype)
     t.require(scales.constant is not None, "its scales are computed at run time")
@@ -168,10 +165,10 @@ def dequantize_per_channel(
 def bytes_to_floats(
     t: Tosa, input: Bytes, dtype: torch.dtype | None, *settings: Any
 ) -> Value:
-    """uint8 [*S] -> the same numbers as fp32 [*S]; on a target without floats, a lazy
-    value with a scale of 1.
+    """uint8 [*S] -> the same numbers as fp32 [*S].
 
-    Raises Unsupported for a cast to any other type.
+    On a target without floats, a lazy value with a scale of 1. Raises Unsupported for a
+    cast to any other type.
     """
     if dtype is not torch.float32:
         raise refused(
@@ -182,10 +179,11 @@ def bytes_to_floats(
 
 
 def _with_declared_range(input: Value, quant_min: int, quant_max: int) -> Value:
-    """``input``; if it is a constant, its range is narrowed to quant_min .. quant_max.
+    """Return ``input``.
 
-    A tensor that is computed at run time may hold integers outside of these limits, so
-    its range stays.
+    If it is a constant, its range is narrowed to quant_min .. quant_max. A tensor that
+    is computed at run time may hold integers outside of these limits, so its range
+    stays.
     """
     if input.constant is not None:
         input.range = meet(range_of(input), (quant_min, quant_max))
@@ -203,10 +201,10 @@ def _expect_fp32(t: Tosa, out_dtype: torch.dtype | None) -> None:
 def _read_parameters(
     t: Tosa, scale: Operand, zero_point: Operand, quant_min: Operand, quant_max: Operand
 ) -> tuple[float, int, int, int]:
-    """(scale, zero point, quant_min, quant_max) as Python numbers; those that are
-    tensors of the model are read.
+    """Return (scale, zero point, quant_min, quant_max) as Python numbers.
 
-    Raises Unsupported if one of them is computed at run time.
+    Those that are tensors of the model are read. Raises Unsupported if one of them is
+    computed at run time.
     """
     if isinstance(scale, Value):
         t.require(scale.constant is not None, scale_at_run_time())
@@ -220,10 +218,10 @@ def _read_parameters(
 
 
 def _read_integer(t: Tosa, value: Operand) -> int:
-    """The number that all elements of ``value``, a constant of integers, equal; a
-    Python number as it is.
+    """Return the number that all elements of ``value``, a constant of integers, equal.
 
-    Raises Unsupported if the elements differ, or if ``value`` is computed at run time.
+    A Python number as it is. Raises Unsupported if the elements differ, or if ``value``
+    is computed at run time.
     """
     if not isinstance(value, Value):
         return value  # type: ignore[return-value]

@@ -1,5 +1,4 @@
-"""Elements in another order: reversed, rotated, in windows, on diagonals, at places in
-memory; and replaced slices.
+"""Reorders elements: reversed, rotated, windows, diagonals; replaces slices.
 
 Rules use SLICE, CONCAT and REVERSE where a few of them are enough, else one GATHER with
 constant positions.
@@ -33,7 +32,7 @@ Pairs = Sequence[int]
 
 
 def _reversed(t: Tosa, x: Value, dims: Sequence[int]) -> Value:
-    """x reversed along ``dims``."""
+    """Return x reversed along ``dims``."""
     for dim in dims:
         x = t.reverse(x, axis_of(dim, x.rank)) if x.rank else x
     return x
@@ -59,8 +58,9 @@ def flipud(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.rot90.default)
 def rot90(t: Tosa, self: Value, k: int, dims: Sequence[int]) -> Value:
-    """[..,A,..,B,..] -> [..,A,..,B,..] or [..,B,..,A,..]; turned k times by 90 degrees
-    from dims[0] to dims[1]
+    """[..,A,..,B,..] -> [..,A,..,B,..] or [..,B,..,A,..].
+
+    Turned k times by 90 degrees from dims[0] to dims[1]
     """
     first, second = (axis_of(d, self.rank) for d in dims)
     if k % 2 == 0:
@@ -72,8 +72,9 @@ def rot90(t: Tosa, self: Value, k: int, dims: Sequence[int]) -> Value:
 
 @lowers(aten.roll.default)
 def roll(t: Tosa, self: Value, shifts: Sequence[int], dims: Sequence[int]) -> Value:
-    """[*S] -> [*S]; rotated along ``dims``. If ``dims`` is empty, the flattened tensor
-    is rotated
+    """[*S] -> [*S]; rotated along ``dims``.
+
+    If ``dims`` is empty, the flattened tensor is rotated
     """
     if not dims:
         flat = t.reshape(self, (math.prod(self.shape),))
@@ -84,7 +85,7 @@ def roll(t: Tosa, self: Value, shifts: Sequence[int], dims: Sequence[int]) -> Va
 
 
 def _rolled(t: Tosa, x: Value, shift: int, axis: int) -> Value:
-    """x rotated along ``axis``: element i moves to (i + shift) % size."""
+    """Return x rotated along ``axis``: element i moves to (i + shift) % size."""
     size = x.shape[axis]
     offset = shift % size
     if offset == 0:
@@ -103,8 +104,7 @@ def _rolled(t: Tosa, x: Value, shift: int, axis: int) -> Value:
 
 @lowers(aten.diagonal.default, aten.diagonal_copy.default)
 def diagonal(t: Tosa, self: Value, offset: int, dim1: int, dim2: int) -> Value:
-    """[..,N,..,M,..] -> [..,K], the elements (k, k + offset) of the axes ``dim1`` and
-    ``dim2``.
+    """[..,N,..,M,..] -> [..,K]: elements (k, k + offset) of ``dim1`` and ``dim2``.
 
     With both axes flattened, these are every (M + 1)-th element.
     """
@@ -142,9 +142,7 @@ def linalg_diagonal(t: Tosa, A: Value, offset: int, dim1: int, dim2: int) -> Val
 def windows_along(
     t: Tosa, x: Value, axis: int, kernel: int, step: int, dilation: int = 1
 ) -> Value:
-    """x [*A,N,*B] -> [*A,count,kernel,*B], the windows of ``kernel`` elements that
-    begin every ``step`` elements
-    """
+    """x [*A,N,*B] -> [*A,count,kernel,*B], windows, one every ``step`` elements"""
     reach = dilation * (kernel - 1) + 1
     count = (x.shape[axis] - reach) // step + 1
     if step == kernel and dilation == 1:
@@ -188,9 +186,7 @@ def im2col(
     padding: Pairs,
     stride: Pairs,
 ) -> Value:
-    """[N,C,H,W] or [C,H,W] -> [N,C*KH*KW,L] or [C*KH*KW,L]: the elements of each of L
-    windows as a column
-    """
+    """[N,C,H,W] or [C,H,W] -> [N,C*KH*KW,L] or [C*KH*KW,L]: a window per column"""
     (kh, kw), (dh, dw), (ph, pw), (sh, sw) = map(
         pair, (kernel_size, dilation, padding, stride)
     )
@@ -212,9 +208,7 @@ def col2im(
     padding: Pairs,
     stride: Pairs,
 ) -> Value:
-    """[N,C*KH*KW,L] or [C*KH*KW,L] -> [N,C,H,W] or [C,H,W]: the inverse of im2col,
-    summing where windows overlap
-    """
+    """[N,C*KH*KW,L] or [C*KH*KW,L] -> [N,C,H,W] or [C,H,W]: sums im2col back"""
     (kh, kw), (dh, dw), (ph, pw), (sh, sw) = map(
         pair, (kernel_size, dilation, padding, stride)
     )
@@ -246,8 +240,7 @@ def col2im(
 def _overlapping_sum(
     t: Tosa, x: Value, axis: int, stride: int, dilation: int, size: int
 ) -> Value:
-    """x [N,K,A,B] -> [N,A',B']: the K elements of each window added into a result with
-    ``size`` along ``axis``.
+    """x [N,K,A,B] -> [N,A',B']: windows added into a result of ``size`` along ``axis``.
 
     Element k of window w is added at position w * stride + k * dilation. ``axis`` (2 or
     3) counts the windows in x.
@@ -265,8 +258,9 @@ def _overlapping_sum(
 
 @lowers(aten.pixel_unshuffle.default)
 def pixel_unshuffle(t: Tosa, self: Value, downscale_factor: int) -> Value:
-    """[*A,C,H,W] -> [*A,C*r*r,H/r,W/r]; the pixels of each square of r * r become
-    channels
+    """[*A,C,H,W] -> [*A,C*r*r,H/r,W/r].
+
+    The pixels of each square of r * r become channels
     """
     *lead, channels, height, width = self.shape
     r = downscale_factor
@@ -287,8 +281,9 @@ def _strided(
     stride: Sequence[int],
     offset: int | None,
 ) -> Any:
-    """numpy [*size]: the positions in memory of the elements of a view; an ``offset``
-    of None is 0.
+    """numpy [*size]: the positions in memory of the elements of a view.
+
+    An ``offset`` of None is 0.
     """
     axes = [np.arange(n) * s for n, s in zip(size, stride, strict=True)]
     return (offset or 0) + (sum(np.ix_(*axes)) if axes else np.array(0))
@@ -302,8 +297,10 @@ def as_strided(
     stride: Sequence[int],
     storage_offset: int | None,
 ) -> Value:
-    """[*S] -> [*size]; element i, j, .. is at position storage_offset + i * stride[0] +
-    j * stride[1] + .. of self
+    """[*S] -> [*size].
+
+    Element i, j, .. is at position storage_offset + i * stride[0] + j * stride[1] + ..
+    of self
     """
     return rearranged(
         t,
@@ -321,9 +318,7 @@ def as_strided_scatter(
     stride: Sequence[int],
     storage_offset: int | None,
 ) -> Value:
-    """self [*S], src [*size] -> [*S] with the elements of ``src`` at the positions that
-    ``as_strided`` reads
-    """
+    """self [*S], src [*size] -> [*S] with ``src`` where ``as_strided`` reads"""
     return replaced(
         t,
         self,
@@ -333,8 +328,9 @@ def as_strided_scatter(
 
 
 def _expect_inside(t: Tosa, x: Value, places: Any) -> Any:
-    """``places`` as they are; raises Unsupported if one is beyond the last element of
-    x.
+    """Return ``places`` as they are.
+
+    Raises Unsupported if one is beyond the last element of x.
     """
     inside = places.size == 0 or int(places.max()) < math.prod(x.shape)
     t.require(inside, "it reads memory beyond its input, of which TOSA knows nothing")
@@ -362,9 +358,7 @@ def resize(t: Tosa, self: Value, size: Sequence[int], memory_format: Any) -> Val
 
 
 def replaced(t: Tosa, x: Value, src: Value, places: Any) -> Value:
-    """x [*S] with the elements of ``src`` at ``places``, constant flat positions
-    (numpy) in the shape of ``src``
-    """
+    """Return x [*S] with ``src`` at ``places``, constant flat positions (numpy)"""
     sources = numbered(x.shape).ravel()
     # GATHER reads x and ``src`` joined: positions from the size of x on are elements of
     # ``src``
@@ -385,9 +379,7 @@ def slice_scatter(
     end: int | None,
     step: int,
 ) -> Value:
-    """self [*A,N,*B], src [*A,M,*B] -> [*A,N,*B] with ``src`` in place of
-    self[start:end:step]
-    """
+    """self [*A,N,*B], src [*A,M,*B] -> [*A,N,*B] with self[start:end:step] = src"""
     axis = axis_of(dim, self.rank)
     size = self.shape[axis]
     first, last = bounds(start, end, size)
@@ -412,8 +404,9 @@ def slice_scatter(
 def _put_at_run_time(
     t: Tosa, x: Value, src: Value, axis: int, before: int, after: int
 ) -> Value:
-    """x [*A,N,*B] with src [*A,M,*B] in place of the elements ``before`` .. N -
-    ``after`` of ``axis``, by a SELECT
+    """Return x [*A,N,*B] with src [*A,M,*B] in place of the elements ``before`` ..
+
+    N - ``after`` of ``axis``, by a SELECT
     """
     padding = [0] * (2 * x.rank)
     ones = [1] * x.rank
@@ -448,7 +441,8 @@ def diagonal_scatter(
 
 @lowers(aten.copy.default)
 def copy(t: Tosa, self: Type, src: Value) -> Value:
-    """self [*S], src [*S'] -> [*S]; ``src``, cast and broadcast to the type and shape
-    of self
+    """self [*S], src [*S'] -> [*S].
+
+    ``src``, cast and broadcast to the type and shape of self
     """
     return expanded(t, converted(t, src, self.dtype), self.shape)

@@ -25,8 +25,7 @@ Dims = Sequence[int] | int | None
 def reduced(
     t: Tosa, x: Value, step: Callable[[Value, int], Value], dims: Dims, keepdim: bool
 ) -> Value:
-    """x [*S] -> [*S']: ``step(y, axis)`` for each of ``dims``, or for every axis if
-    ``dims`` is empty or None.
+    """x [*S] -> [*S']: ``step(y, axis)`` for each of ``dims``; none means all axes.
 
     ``step`` keeps its axis with size 1; without ``keepdim`` these axes are removed at
     the end.
@@ -45,7 +44,10 @@ def reduced(
 
 
 def axes_of(dims: Dims, rank: int) -> list[int]:
-    """``dims`` as axes counted from 0, in order; every axis if it is empty or None."""
+    """Return ``dims`` as axes counted from 0, in order.
+
+    Every axis if it is empty or None.
+    """
     if isinstance(dims, int):
         dims = [dims]
     return (
@@ -56,8 +58,9 @@ def axes_of(dims: Dims, rank: int) -> list[int]:
 def total(
     t: Tosa, x: Value, dims: Dims, keepdim: bool, dtype: torch.dtype | None
 ) -> Value:
-    """The sum over ``dims``, in the type ``dtype``. fp16 and bf16 are summed in fp32,
-    and integers in int64.
+    """Return the sum over ``dims`` as ``dtype``.
+
+    Short floats in fp32, ints in int64.
     """
     x = summand(t, x, dtype)
     wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
@@ -65,8 +68,9 @@ def total(
 
 
 def summand(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
-    """x in the type of its sum in torch: ``dtype``; if that is None, int64 for integers
-    and bools, else x as it is.
+    """Return x in the type of its sum in torch: ``dtype``.
+
+    If that is None, int64 for integers and bools, else x as it is.
     """
     if dtype is None:
         return x if x.dtype in FLOATS else converted(t, x, DType.INT64)
@@ -74,8 +78,9 @@ def summand(t: Tosa, x: Value, dtype: torch.dtype | None) -> Value:
 
 
 def average(t: Tosa, x: Value, dims: Dims, keepdim: bool) -> Value:
-    """The mean of x over ``dims``, computed in fp32; raises Unsupported unless x has
-    floats.
+    """Return the mean of x over ``dims``, computed in fp32.
+
+    Raises Unsupported unless x has floats.
     """
     t.require(x.dtype in FLOATS, f"a mean of {x.dtype} is not defined")
     count = math.prod([x.shape[axis] for axis in axes_of(dims, x.rank)])
@@ -141,8 +146,9 @@ def _integer_product(t: Tosa, x: Value, axis: int) -> Value:
 def multiplied(
     t: Tosa, x: Value, dims: Dims, keepdim: bool, dtype: torch.dtype | None
 ) -> Value:
-    """The product over ``dims``, in the type ``dtype``. fp16 and bf16 are multiplied in
-    fp32, and integers in int64.
+    """Return the product over ``dims`` as ``dtype``.
+
+    Short floats are multiplied in fp32, integers in int64.
     """
     x = summand(t, x, dtype)
     if x.dtype not in FLOATS:
@@ -170,8 +176,9 @@ def prod(
 
 @lowers(aten.any.default, aten.any.dim, aten.any.dims)
 def any(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    """[*S] -> [*S']; bool; unlike in other reductions, an empty ``dim`` means no axis,
-    not all
+    """[*S] -> [*S']; bool.
+
+    Unlike in other reductions, an empty ``dim`` means no axis, not all
     """
     x = converted(t, self, DType.BOOL)
     return x if dim == [] else reduced(t, x, t.reduce_any, dim, keepdim)
@@ -179,8 +186,9 @@ def any(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
 
 @lowers(aten.all.default, aten.all.dim, aten.all.dims)
 def all(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    """[*S] -> [*S']; bool; unlike in other reductions, an empty ``dim`` means no axis,
-    not all
+    """[*S] -> [*S']; bool.
+
+    Unlike in other reductions, an empty ``dim`` means no axis, not all
     """
     x = converted(t, self, DType.BOOL)
     return x if dim == [] else reduced(t, x, t.reduce_all, dim, keepdim)
@@ -190,9 +198,7 @@ def all(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
 
 
 def shifted(t: Tosa, x: Value, axis: int) -> Value:
-    """x minus its largest element along ``axis``, so that its exponentials do not
-    overflow.
-    """
+    """Return x minus its maximum along ``axis``, so that exponentials are finite."""
     return t.sub(x, t.reduce_max(x, axis))
 
 

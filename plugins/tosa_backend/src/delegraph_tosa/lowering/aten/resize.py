@@ -28,8 +28,9 @@ aten = torch.ops.aten
 
 
 class Axis(NamedTuple):
-    """The arguments of RESIZE along one axis: the ratio d / n, and ``offset`` and
-    ``border`` in 1 / n input pixels.
+    """Arguments of RESIZE along one axis: ratio d / n, ``offset`` and ``border``.
+
+    Offset and border are in 1 / n input pixels.
     """
 
     n: int
@@ -39,9 +40,7 @@ class Axis(NamedTuple):
 
 
 def ratio(t: Tosa, size: int, out: int, scale: float | None) -> Fraction:
-    """Input pixels per output pixel, exactly: size / out, or 1 / scale if the user gave
-    a scale.
-    """
+    """Return input pixels per output pixel, exactly: size / out or 1 / scale."""
     if scale is None or scale <= 0:
         return _ratio_of_sizes(t, size, out)
     # the nearest fraction of small numbers: RESIZE takes a scale_n of up to 2048
@@ -54,8 +53,10 @@ def ratio(t: Tosa, size: int, out: int, scale: float | None) -> Fraction:
 
 
 def _ratio_of_sizes(t: Tosa, size: int, out: int) -> Fraction:
-    """size / out. Raises Unsupported for sizes known at run time only, unless one is a
-    known multiple of the other.
+    """size / out.
+
+    Raises Unsupported for sizes known at run time only, unless one is a known multiple
+    of the other.
     """
     if not is_dynamic(size) and not is_dynamic(out):
         return Fraction(size, out)
@@ -71,8 +72,7 @@ def _ratio_of_sizes(t: Tosa, size: int, out: int) -> Fraction:
 
 
 def nearest(t: Tosa, size: int, out: int, scale: float | None) -> Axis:
-    """The arguments with which output pixel o is input pixel floor(o * ratio), as in
-    torch.
+    """Return arguments that read input pixel floor(o * ratio), as torch does.
 
     RESIZE rounds to the nearest pixel instead of down, so the offset is minus half a
     pixel. Where pixels are repeated, any offset up to d more takes the same ones; that
@@ -92,8 +92,9 @@ def nearest(t: Tosa, size: int, out: int, scale: float | None) -> Axis:
 
 
 def _same_pixels(size: int, out: int, scale: float | None, step: Fraction) -> bool:
-    """Whether floor(o * step), with the exact ratio ``step``, are the pixels that torch
-    computes in fp32.
+    """Return whether floor(o * step) are the pixels that torch computes in fp32.
+
+    ``step`` is exact.
     """
     if is_dynamic(size) or is_dynamic(out):
         # a product with a power of two is exact in fp32
@@ -116,7 +117,7 @@ def _same_pixels(size: int, out: int, scale: float | None, step: Fraction) -> bo
 
 
 def bilinear(t: Tosa, size: int, out: int, scale: float | None, corners: bool) -> Axis:
-    """The arguments with which output pixel o is read at (o + 1/2) * ratio - 1/2.
+    """Return arguments that read output pixel o at (o + 1/2) * ratio - 1/2.
 
     With ``corners`` (align_corners) it is read at o * (size - 1) / (out - 1).
     """
@@ -130,8 +131,7 @@ def bilinear(t: Tosa, size: int, out: int, scale: float | None, corners: bool) -
 
 
 def _axis(t: Tosa, size: int, out: int, n: int, d: int, offset: int) -> Axis:
-    """The arguments along one axis, with the border for which RESIZE makes ``out``
-    pixels.
+    """Return the arguments of an axis, with a border that gives ``out`` pixels.
 
     Raises Unsupported if the border is known at run time only: RESIZE has it as a
     constant.
@@ -150,8 +150,9 @@ _UNCHANGED = Axis(1, 1, 0, 0)
 
 
 def resized(t: Tosa, x: Value, axes: Sequence[Axis], mode: ResizeMode) -> Value:
-    """x [N,C,H,W] -> [N,C,H',W'] by RESIZE with ``axes`` for H and W; x itself if both
-    are unchanged
+    """x [N,C,H,W] -> [N,C,H',W'] by RESIZE with ``axes`` for H and W.
+
+    X itself if both are unchanged
     """
     y, w = axes
     if y == w == _UNCHANGED:
@@ -170,8 +171,7 @@ def upsampled(
     scales: Sequence[float | None],
     align_corners: bool | None,
 ) -> Value:
-    """x [N,C,H,W] -> [N,C,*out], by RESIZE if it can express the call, else by weighted
-    sums (``interpolate``).
+    """x [N,C,H,W] -> [N,C,*out], by RESIZE if possible, else by ``interpolate``.
 
     An ``align_corners`` of None takes the nearest elements, else the interpolation is
     bilinear.
@@ -195,8 +195,9 @@ def _by_resize(
     mode: ResizeMode,
     corners: bool,
 ) -> Value:
-    """x [N,C,H,W] -> [N,C,*out] by RESIZE; raises Unsupported if RESIZE cannot express
-    the call.
+    """x [N,C,H,W] -> [N,C,*out] by RESIZE.
+
+    Raises Unsupported if RESIZE cannot express the call.
     """
     repeats = [1, 1, 1, 1]
     axes = []
@@ -228,8 +229,9 @@ def upsample2d(
     scales_w: float | None,
     align_corners: bool | None = None,
 ) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']; the nearest element, or bilinear where the operator has
-    ``align_corners``
+    """[N,C,H,W] -> [N,C,H',W'].
+
+    The nearest element, or bilinear where the operator has ``align_corners``
     """
     return upsampled(t, self, pair(output_size), (scales_h, scales_w), align_corners)
 
@@ -242,8 +244,9 @@ def upsample2d_by_factors(
     scale_factors: Sequence[float] | None,
     align_corners: bool | None = None,
 ) -> Value:
-    """[N,C,H,W] -> [N,C,H',W']; the nearest element, or bilinear where the operator has
-    ``align_corners``
+    """[N,C,H,W] -> [N,C,H',W'].
+
+    The nearest element, or bilinear where the operator has ``align_corners``
     """
     if output_size is not None:
         return upsampled(t, input, pair(output_size), (None, None), align_corners)

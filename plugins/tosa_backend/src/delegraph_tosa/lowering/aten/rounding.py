@@ -34,8 +34,9 @@ DIGIT = 1 << 12
 
 
 def nearest(t: Tosa, x: Value) -> Value:
-    """x [*S] -> [*S], rounded to the nearest whole number, ties to even; a zero keeps
-    the sign of x.
+    """x [*S] -> [*S], rounded to the nearest whole number, ties to even.
+
+    A zero keeps the sign of x.
     """
     low = t.floor(x)
     rest = t.sub(x, low)
@@ -68,8 +69,9 @@ def round(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.round.decimals)
 def round_decimals(t: Tosa, self: Value, decimals: int) -> Value:
-    """[*S] -> [*S]; multiplied by 10^decimals, rounded, and divided again, as torch
-    does
+    """[*S] -> [*S].
+
+    Multiplied by 10^decimals, rounded, and divided again, as torch does
     """
     if self.dtype not in FLOATS or decimals == 0:
         t.require(
@@ -83,8 +85,9 @@ def round_decimals(t: Tosa, self: Value, decimals: int) -> Value:
 
 
 def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DType]:
-    """Both operands as values in the type to compute in (fp32, int32 or int64), and
-    their common type.
+    """Return both operands in the type to compute in, and their common type.
+
+    They are computed in fp32, int32 or int64.
     """
     a, b = promoted(t, left, right)
     x = a if isinstance(a, Value) else t.like(a, b)  # type: ignore[arg-type]
@@ -106,8 +109,7 @@ def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DTy
 def _operands_of_one_type(
     t: Tosa, left: Operand, right: Operand
 ) -> tuple[Value, Value, DType]:
-    """As ``_operands``, for operators that convert a Python number to the tensor's type
-    before they compute.
+    """As ``_operands``, but a number is first converted to the tensor's type.
 
     For a bf16 tensor, ``x % 0.3`` is computed in torch with 0.3 rounded to bf16.
     """
@@ -121,7 +123,7 @@ def _operands_of_one_type(
 def _integer_quotient(
     t: Tosa, x: Value, y: Value, towards_zero: bool
 ) -> tuple[Value, Value]:
-    """(quotient, remainder) of integers, the quotient rounded towards zero or down."""
+    """Return (quotient, remainder) of integers, rounded towards zero or down."""
     quotient = t.intdiv(x, y)
     if x.dtype is DType.INT64 and not t.has_int64:
         # what is computed of a quotient of 32 bits has as many, though no range says
@@ -135,8 +137,9 @@ def _integer_quotient(
 def _corrected(
     t: Tosa, x: Value, y: Value, quotient: Value, towards_zero: bool
 ) -> tuple[Value, Value]:
-    """(quotient, remainder) of integers, of the ``quotient`` that is rounded towards
-    zero.
+    """Return (quotient, remainder) of integers.
+
+    ``quotient`` is rounded towards zero.
     """
     rest = t.sub(x, t.mul(quotient, y))
     if towards_zero:
@@ -162,13 +165,12 @@ def _corrected(
 def _whole_quotient(
     t: Tosa, x: Value, y: Value, towards_zero: bool
 ) -> tuple[Value, Value]:
-    """(quotient, remainder) of x / y, rounded down (remainder with the sign of y) or
-    towards zero (with the sign of x).
+    """Return (quotient, remainder) of x / y, rounded down or towards zero.
 
-    A remainder of 0 has the sign of x in both cases. The quotient is rounded to the
-    nearest whole number first. Where its remainder has the wrong sign, the quotient is
-    changed by 1, and the remainder by y. See the module for the digits ``high`` and
-    ``low``.
+    The remainder has the sign of y or of x, respectively. A remainder of 0 has the sign
+    of x in both cases. The quotient is rounded to the nearest whole number first. Where
+    its remainder has the wrong sign, the quotient is changed by 1, and the remainder by
+    y. See the module for the digits ``high`` and ``low``.
     """
     if x.dtype not in FLOATS:
         return _integer_quotient(t, x, y, towards_zero)
@@ -204,7 +206,7 @@ def _whole_quotient(
 
 
 def _high_digit(t: Tosa, x: Value, y: Value, inverse: Value) -> Value:
-    """The multiple of 2^12 nearest to x / y, from ``inverse`` = 1 / y.
+    """Return the multiple of 2^12 nearest to x / y, from ``inverse`` = 1 / y.
 
     It is 0 for |y| above 2^110, where its product with y could overflow.
     """
@@ -216,8 +218,9 @@ def _high_digit(t: Tosa, x: Value, y: Value, inverse: Value) -> Value:
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend; exact for
-    quotients below 2^24, else wrong
+    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend.
+
+    Exact for quotients below 2^24, else wrong
     """
     x, y, dtype = _operands_of_one_type(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=True)[1], dtype)
@@ -225,8 +228,10 @@ def fmod(t: Tosa, self: Value, other: Operand) -> Value:
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the remainder with the sign of the divisor (0 has the
-    dividend's); exact for quotients below 2^24, else wrong
+    """[*S], [*S] -> [*S].
+
+    The remainder with the sign of the divisor (0 has the dividend's); exact for
+    quotients below 2^24, else wrong
     """
     x, y, dtype = _operands_of_one_type(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=False)[1], dtype)
@@ -234,15 +239,19 @@ def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the quotient, rounded down; exact for floats while it is
-    below 2^24, where torch's may be one off
+    """[*S], [*S] -> [*S]; the quotient, rounded down.
+
+    Exact for floats while it is below 2^24, where torch's may be one off
     """
     return _rounded_division(t, self, other, "floor")
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.divide.Tensor_mode)
 def div_mode(t: Tosa, self: Value, other: Operand, rounding_mode: str | None) -> Value:
-    """[*S], [*S] -> [*S]; rounded down ("floor"), towards zero ("trunc") or not at all"""
+    """[*S], [*S] -> [*S].
+
+    Rounded down ("floor"), towards zero ("trunc") or not at all
+    """
     return (
         div(t, self, other)
         if rounding_mode is None
@@ -251,7 +260,7 @@ def div_mode(t: Tosa, self: Value, other: Operand, rounding_mode: str | None) ->
 
 
 def _rounded_division(t: Tosa, left: Operand, right: Operand, mode: str) -> Value:
-    """left / right, rounded down (``mode`` "floor") or towards zero ("trunc").
+    """Return left / right, rounded down (``mode`` "floor") or towards zero ("trunc").
 
     Special cases are those of torch: where y is 0, the quotient is infinite or NaN;
     where x is infinite, "trunc" gives the infinite quotient, and "floor" gives NaN.
@@ -278,7 +287,7 @@ def _rounded_division(t: Tosa, left: Operand, right: Operand, mode: str) -> Valu
 
 
 def _scaled_alike(t: Tosa, x: Value, y: Value) -> tuple[Value, Value]:
-    """x and y, both multiplied by the same power of two, which keeps their quotient.
+    """Return x and y multiplied by a power of two, which keeps their quotient.
 
     Without it, 1 / y would overflow for a tiny y (below 2**-100), and products near a
     huge x (above 2**100) would too.

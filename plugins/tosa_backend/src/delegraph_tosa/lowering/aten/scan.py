@@ -1,5 +1,4 @@
-"""Running sums, products and extremes, and ``masked_scatter``, which needs a running
-sum.
+"""Running sums, products and extremes, and ``masked_scatter``, which uses a sum.
 
 TOSA has no scan. In step k, each element is combined with the element 2^k before it, so
 log2(N) steps are enough. Partial results are combined in pairs, which rounds less than
@@ -36,8 +35,7 @@ inf = math.inf
 def scanned(
     t: Tosa, x: Value, dim: int, step: Callable[[Value, Value], Value], neutral: float
 ) -> Value:
-    """x [*A,N,*B] -> [*A,N,*B]: element n combines the elements 0 .. n along ``dim`` by
-    the associative ``step``.
+    """x [*A,N,*B] -> [*A,N,*B]: combines elements 0 .. n along ``dim`` by ``step``.
 
     ``neutral`` is the neutral number of ``step``: 0 for sums, 1 for products. Each
     round combines every element with the one ``distance`` before it, and doubles the
@@ -56,12 +54,13 @@ def scanned(
 
 
 def _longest(x: Value, axis: int) -> int:
-    """The largest size that the axis can have."""
+    """Return the largest size that the axis can have."""
     return min(size_range(x.shape[axis])[1], LARGEST_SIZE)
 
 
 def _moved_back(t: Tosa, x: Value, axis: int, distance: int, neutral: float) -> Value:
-    """x [*A,N,*B] -> [*A,N,*B] with element i at i + ``distance`` along ``axis``;
+    """x [*A,N,*B] -> [*A,N,*B] with element i at i + ``distance`` along ``axis``.
+
     ``neutral`` fills the beginning
     """
     size = list(x.shape)
@@ -96,8 +95,9 @@ def _running_sums(t: Tosa, x: Value, dim: int) -> Value:
 
 @lowers(aten.cumprod.default)
 def cumprod(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
-    """[*A,N,*B] -> [*A,N,*B]; fp16 and bf16 are multiplied in fp32; an overflow
-    followed by a 0 is NaN: inf * 0
+    """[*A,N,*B] -> [*A,N,*B]; fp16 and bf16 are multiplied in fp32.
+
+    An overflow followed by a 0 is NaN: inf * 0
     """
     x = summand(t, self, dtype)
     wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
@@ -108,8 +108,9 @@ def cumprod(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
 
 @lowers(aten.masked_scatter.default)
 def masked_scatter(t: Tosa, self: Value, mask: Value, source: Value) -> Value:
-    """self [*S], mask bool [*S] -> [*S]; true elements of the mask take the elements of
-    ``source``, in order
+    """self [*S], mask bool [*S] -> [*S].
+
+    True elements of the mask take the elements of ``source``, in order
     """
     shape = broadcast(self.shape, mask.shape)
     mask = expanded(t, mask, shape)

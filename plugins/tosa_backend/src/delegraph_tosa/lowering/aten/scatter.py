@@ -44,8 +44,9 @@ ALONG = {"index": positions("self", "dim")}
 ALONG_FROM_END = {"index": positions("self", "dim", from_end=True)}
 """As ALONG; negative positions count from the end."""
 COMPARISONS = 1 << 22
-"""The most comparisons of places with indices; a size known at run time only is counted
-as small as it can be.
+"""The most comparisons of places with indices.
+
+A size known at run time only is counted as small as it can be.
 """
 
 
@@ -61,8 +62,7 @@ def written(t: Tosa, values: Value, places: Value, source: Value) -> Value:
 
 
 class Combination(NamedTuple):
-    """A reduction of the values for one place: ``along`` an axis, and of a ``pair`` of
-    tensors.
+    """A reduction of values for one place: ``along`` an axis, and of a ``pair``.
 
     ``neutral`` is a number that does not change the result.
     """
@@ -89,9 +89,7 @@ NAMES = {
 
 
 def hits(t: Tosa, x: Value, axis: int, index: Value) -> Value:
-    """x [*A,K,*B], index [*A',W,*B'] -> bool [*A',K,W,*B']: whether index w names place
-    k
-    """
+    """x [*A,K,*B], index [*A',W,*B'] -> bool [*A',K,W,*B']: whether index w is k"""
     before = index.shape[:axis]
     count = index.shape[axis]
     after = index.shape[axis + 1 :]
@@ -116,14 +114,13 @@ def combined(
     name: str,
     include_self: bool = True,
 ) -> Value:
-    """x [*A,K,*B], index and source [*A',W,*B'] -> x with the values ``source``
-    combined into the places of ``index``.
+    """x [*A,K,*B], index and source [*A',W,*B'] -> x combined with ``source``.
 
-    ``name`` is a key of NAMES. Places that no index names stay as they are;
-    ``include_self``: whether the element of x at a named place is combined too. Axes of
-    ``index`` may have size 1 and broadcast. Short floats and small integers are
-    combined in 32 bits. Raises Unsupported for a mean of integers, and above
-    COMPARISONS.
+    Each value goes to the place of its index. ``name`` is a key of NAMES. Places that
+    no index names stay as they are; ``include_self``: whether the element of x at a
+    named place is combined too. Axes of ``index`` may have size 1 and broadcast. Short
+    floats and small integers are combined in 32 bits. Raises Unsupported for a mean of
+    integers, and above COMPARISONS.
     """
     combination = NAMES[name]
     dtype = x.dtype
@@ -156,17 +153,17 @@ def combined(
 
 
 def _wide(dtype: DType) -> DType:
-    """The type in which elements of ``dtype`` are combined: fp32, int64 or int32."""
+    """Return the type to combine ``dtype`` in: fp32, int64 or int32."""
     if dtype in FLOATS:
         return DType.FP32
     return dtype if dtype is DType.INT64 else DType.INT32
 
 
 def _neutral(t: Tosa, combination: Combination, x: Value) -> Value:
-    """The neutral number of ``combination`` as a constant of the type of x, [1, ..., 1]
-    with one axis more than x.
+    """Return the neutral number of ``combination`` as a constant [1, ..., 1].
 
-    For integers, the smallest and the largest int32 stand for -inf and inf.
+    It has the type of x and one axis more. For integers, the smallest and the largest
+    int32 stand for -inf and inf.
     """
     number = combination.neutral
     if x.dtype not in FLOATS and math.isinf(number):
@@ -175,7 +172,7 @@ def _neutral(t: Tosa, combination: Combination, x: Value) -> Value:
 
 
 def _filled_up(t: Tosa, part: Value, x: Value, number: float) -> Value:
-    """``part`` padded with ``number`` at the end of each axis to the shape of x."""
+    """Return ``part`` padded with ``number`` at the ends to the shape of x."""
     return t.pad(
         part,
         [n for a in range(x.rank) for n in (0, x.shape[a] - part.shape[a])],
@@ -184,8 +181,9 @@ def _filled_up(t: Tosa, part: Value, x: Value, number: float) -> Value:
 
 
 def _corner(t: Tosa, source: Value, index: Value) -> Value:
-    """The first elements of ``source`` along each axis, as many as ``index`` has: torch
-    ignores the rest.
+    """Return as many first elements of ``source`` as ``index`` has.
+
+    torch ignores the rest.
     """
     return t.slice(t.ranked(source, index.rank), [0] * index.rank, index.shape)
 
@@ -204,8 +202,9 @@ def scatter_src(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Val
 
 @lowers(aten.scatter.value, indexes=ALONG)
 def scatter_value(t: Tosa, self: Value, dim: int, index: Value, value: float) -> Value:
-    """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; writes ``value`` at each index;
-    indices may be equal
+    """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; writes ``value`` at each index.
+
+    Indices may be equal
     """
     x, places = ranked_pair(t, self, index)
     axis = axis_of(dim, x.rank)
@@ -224,9 +223,7 @@ def _combined_elements(
     name: str,
     include_self: bool = True,
 ) -> Value:
-    """As ``combined``, with the arguments as torch has them: tensors may have no axes,
-    and the source may be larger.
-    """
+    """As ``combined``, with torch's arguments: axes may be missing, source larger."""
     ranked, places = ranked_pair(t, x, index)
     axis = axis_of(dim, ranked.rank)
     return t.reshape(
@@ -252,8 +249,9 @@ def scatter_reduce(
     reduce: str = "add",
     include_self: bool = True,
 ) -> Value:
-    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]; ``reduce``, or
-    added without it
+    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B].
+
+    ``reduce``, or added without it
     """
     return _combined_elements(t, self, dim, index, src, reduce, include_self)
 
@@ -274,8 +272,7 @@ def scatter_value_reduce(
 def _slices(
     t: Tosa, x: Value, dim: int, index: Value, source: Value
 ) -> tuple[Value, int, Value, Value]:
-    """(x, axis, index, source) for ``combined``, where ``index`` [W] names slices of x
-    along ``dim``.
+    """Return arguments of ``combined``; ``index`` [W] names slices of x along ``dim``.
 
     x and ``source`` get at least one axis; the index [1,..,W,..,1] broadcasts over all
     others.
@@ -311,8 +308,9 @@ def index_reduce(
     reduce: str,
     include_self: bool,
 ) -> Value:
-    """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]; prod, mean, amax or
-    amin
+    """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B].
+
+    Prod, mean, amax or amin
     """
     x, axis, places, values = _slices(t, self, dim, index, source)
     return t.reshape(
@@ -333,8 +331,9 @@ def index_copy(t: Tosa, self: Value, dim: int, index: Value, source: Value) -> V
 
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, indexes=ALONG_FROM_END)
 def index_fill(t: Tosa, self: Value, dim: int, index: Value, value: Operand) -> Value:
-    """self [*A,K,*B], index [W], value [] -> [*A,K,*B]; writes ``value`` at each index;
-    indices may be equal
+    """self [*A,K,*B], index [W], value [] -> [*A,K,*B]; writes ``value`` at each index.
+
+    Indices may be equal
     """
     number = value if isinstance(value, Value) else t.constant(value, self.dtype, ())
     x = t.ranked(self, max(self.rank, 1))
@@ -363,8 +362,9 @@ def index_put(
     values: Value,
     accumulate: bool,
 ) -> Value:
-    """self [*S], several indices [*I] that broadcast, values [*A,*I,*B] -> [*S]; or one
-    mask instead of the indices
+    """self [*S], several indices [*I] that broadcast, values [*A,*I,*B] -> [*S].
+
+    Or one mask instead of the indices
     """
     mask = next((index for index in indices if index is not None), None)
     if mask is not None and mask.dtype is DType.BOOL:
@@ -384,8 +384,9 @@ def index_put(
 
 @lowers(aten.put.default, indexes={"index": elements("self")})
 def put(t: Tosa, self: Value, index: Value, source: Value, accumulate: bool) -> Value:
-    """self [*S], index [*I], source [*I] -> [*S]; an index into self as if it had one
-    axis
+    """self [*S], index [*I], source [*I] -> [*S].
+
+    An index into self as if it had one axis
     """
     flat = t.reshape(self, (math.prod(self.shape),))
     values = t.reshape(source, index.shape)
@@ -395,11 +396,10 @@ def put(t: Tosa, self: Value, index: Value, source: Value, accumulate: bool) -> 
 def _put_masked(
     t: Tosa, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool
 ) -> Value:
-    """x, with ``values`` where the mask, the only index that is not None, is true;
-    added to x if ``accumulate``.
+    """x, with ``values`` where the mask, the only index that is not None, is true.
 
-    ``values`` has to be the same for each true element: one number, or one slice of the
-    axes after the mask's. Raises Unsupported otherwise.
+    Added to x if ``accumulate``. ``values`` has to be the same for each true element:
+    one number, or one slice of the axes after the mask's. Raises Unsupported otherwise.
     """
     (mask,) = [index for index in indices if index is not None]
     # x has ``before`` axes, then those of the mask, then ``after`` axes, which are

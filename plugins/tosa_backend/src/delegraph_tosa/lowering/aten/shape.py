@@ -1,5 +1,6 @@
-"""Shapes: reshaping, joining, cutting, repeating, reordering; for any element type that
-the target can move.
+"""Shapes: reshaping, joining, cutting, repeating, reordering.
+
+For any element type that the target can move.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ aten = torch.ops.aten
 
 
 def resolved(size: Sequence[int], elements: int) -> list[int]:
-    """``size`` with -1 replaced so that the product of all sizes is ``elements``."""
+    """Return ``size`` with -1 replaced so that the product is ``elements``."""
     known = math.prod([n for n in size if n != -1])
     return [elements // known if n == -1 else n for n in size]
 
@@ -79,9 +80,10 @@ def unsqueeze(t: Tosa, self: Value, dim: int) -> Value:
 
 
 def without(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
-    """x without those of ``axes`` that have size 1; for x [], ``axes`` may contain 0.
+    """Return x without those of ``axes`` that have size 1.
 
-    Raises Unsupported if one of these sizes is known at run time only.
+    For x [], ``axes`` may contain 0. Raises Unsupported if one of these sizes is known
+    at run time only.
     """
     for size in [x.shape[axis] for axis in axes if axis < x.rank]:
         why = f"whether an axis of the size {size} is dropped is known at run time only"
@@ -97,7 +99,10 @@ def without(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
 @lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 @lowers(aten.squeeze_copy.default, aten.squeeze_copy.dim, aten.squeeze_copy.dims)
 def squeeze(t: Tosa, self: Value, dim: Sequence[int] | int | None = None) -> Value:
-    """[*S] -> [*S'] without those axes of ``dim`` that have size 1; None is every axis"""
+    """[*S] -> [*S'] without those axes of ``dim`` that have size 1.
+
+    None is every axis
+    """
     if dim is None:
         return without(t, self, range(self.rank))
     return without(
@@ -142,14 +147,15 @@ def t_(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.mT.default, aten.mH.default, aten.matrix_H.default, aten.adjoint.default)
 def mT(t: Tosa, self: Value) -> Value:
-    """[*S,A,B] -> [*S,B,A]; mH and adjoint too, since real numbers are their own
-    conjugates
+    """[*S,A,B] -> [*S,B,A].
+
+    MH and adjoint too, since real numbers are their own conjugates
     """
     return _swapped(t, self, -2, -1)
 
 
 def _swapped(t: Tosa, x: Value, first: int, second: int) -> Value:
-    """x with the axes ``first`` and ``second`` exchanged; x [] as it is."""
+    """Return x with the axes ``first`` and ``second`` exchanged; x [] as it is."""
     perms = list(range(x.rank))
     if perms:
         a = axis_of(first, x.rank)
@@ -164,8 +170,9 @@ def _swapped(t: Tosa, x: Value, first: int, second: int) -> Value:
 def movedim(
     t: Tosa, self: Value, source: Sequence[int] | int, destination: Sequence[int] | int
 ) -> Value:
-    """[*S] -> [*S'], the axes ``source`` moved to the positions ``destination``; the
-    others keep their order
+    """[*S] -> [*S'], the axes ``source`` moved to the positions ``destination``.
+
+    The others keep their order
     """
     sources, destinations = (
         [dims] if isinstance(dims, int) else dims for dims in (source, destination)
@@ -189,8 +196,9 @@ def movedim(
     aten.cat.default, aten.concat.default, aten.concatenate.default, skips_empty=True
 )
 def cat(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
-    """[*A,N,*B], [*A,M,*B], ... -> [*A,N+M+..,*B]; tensors without elements are left
-    out
+    """[*A,N,*B], [*A,M,*B], ... -> [*A,N+M+..,*B].
+
+    Tensors without elements are left out
     """
     values = _one_type(t, tensors)
     return joined(t, values, axis_of(dim, values[0].rank))
@@ -204,7 +212,7 @@ def stack(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
 
 
 def _one_type(t: Tosa, values: Sequence[Value]) -> list[Value]:
-    """All values in the type to which torch promotes them."""
+    """Return all values in the type to which torch promotes them."""
     dtype = common_type(values)
     return [converted(t, v, dtype) for v in values]
 
@@ -221,8 +229,7 @@ def cut(t: Tosa, x: Value, axis: int, start: int, length: int) -> Value:
 
 
 def every(t: Tosa, x: Value, axis: int, step: int) -> Value:
-    """x [*A,N,*B] -> [*A,ceil(N/step),*B]: the elements 0, step, 2*step, .. along
-    ``axis``, as x[::step] takes them.
+    """x [*A,N,*B] -> [*A,ceil(N/step),*B]: elements 0, step, .. along ``axis``.
 
     SLICE has no step. So the axis is padded to a multiple of ``step``, reshaped to rows
     of ``step`` elements, and the first element of each row is kept.
@@ -240,8 +247,9 @@ def every(t: Tosa, x: Value, axis: int, step: int) -> Value:
 def slice(
     t: Tosa, self: Value, dim: int, start: int | None, end: int | None, step: int
 ) -> Value:
-    """[*A,N,*B] -> [*A,N',*B]; negative bounds count from the end, and bounds beyond
-    the axis stop at its end
+    """[*A,N,*B] -> [*A,N',*B].
+
+    Negative bounds count from the end, and bounds beyond the axis stop at its end
     """
     axis = axis_of(dim, self.rank)
     first, last = bounds(start, end, self.shape[axis])
@@ -250,11 +258,11 @@ def slice(
 
 
 def bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
-    """First and last position (exclusive) of ``[start:end]`` on an axis of ``size``: 0
-    <= first <= last <= size.
+    """First and last position of ``[start:end]``: 0 <= first <= last <= size.
 
-    None is the start or the end of the axis. If only run time tells whether a bound
-    lies beyond the axis, it is taken as it is, as torch did when it recorded the sizes.
+    The last position is exclusive. None is the start or the end of the axis. If only
+    run time tells whether a bound lies beyond the axis, it is taken as it is, as torch
+    did when it recorded the sizes.
     """
     first = 0 if start is None else _bound_inside(start, size)
     last = size if end is None else _bound_inside(end, size)
@@ -262,8 +270,9 @@ def bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
 
 
 def _bound_inside(position: int, size: int) -> int:
-    """One bound of a slice: a negative ``position`` counts from the end; clamped to 0
-    .. size.
+    """Return one bound of a slice: a negative ``position`` counts from the end.
+
+    Clamped to 0 .. size.
     """
     from_start = max(position + size if position < 0 else position, 0)
     return size if exceeds(from_start, size) else from_start
@@ -285,7 +294,7 @@ def select(t: Tosa, self: Value, dim: int, index: int) -> Value:
 
 
 def pieces(t: Tosa, x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ...]:
-    """x cut along ``dim`` into parts of these sizes, one after the other"""
+    """Return x cut along ``dim`` into parts of these sizes, one after the other"""
     axis = axis_of(dim, x.rank)
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
     return tuple(
@@ -297,11 +306,10 @@ def pieces(t: Tosa, x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ..
 
 
 def _equal_sizes(size: int, step: int) -> list[int]:
-    """Sizes of the pieces when ``size`` is cut into pieces of ``step``; the last one
-    may be smaller.
+    """Return sizes of the pieces when ``size`` is cut into pieces of ``step``.
 
-    If both are known at run time only, ``size // step`` has to be a known number of
-    pieces, and all are equal.
+    The last one may be smaller. If both are known at run time only, ``size // step``
+    has to be a known number of pieces, and all are equal.
     """
     if is_dynamic(step) and not is_dynamic(size // step):
         return [step] * (size // step)
@@ -312,8 +320,9 @@ def _equal_sizes(size: int, step: int) -> list[int]:
 def split(
     t: Tosa, self: Value, split_size: int | Sequence[int], dim: int
 ) -> tuple[Value, ...]:
-    """[*A,N,*B] -> [*A,split_size,*B], ..; the last one may be smaller, and each may
-    have a size of its own
+    """[*A,N,*B] -> [*A,split_size,*B], ..
+
+    The last one may be smaller, and each may have a size of its own
     """
     if isinstance(split_size, Sequence):
         return pieces(t, self, dim, split_size)
@@ -332,8 +341,9 @@ def split_with_sizes(
 
 @lowers(aten.chunk.default)
 def chunk(t: Tosa, self: Value, chunks: int, dim: int) -> tuple[Value, ...]:
-    """[*A,N,*B] -> [*A,ceil(N/chunks),*B], ..; at most ``chunks`` pieces, the last of
-    which may be smaller
+    """[*A,N,*B] -> [*A,ceil(N/chunks),*B], ..
+
+    At most ``chunks`` pieces, the last of which may be smaller
     """
     size = self.shape[axis_of(dim, self.rank)]
     return pieces(t, self, dim, _equal_sizes(size, -(-size // chunks)))
@@ -384,8 +394,9 @@ def repeat(t: Tosa, self: Value, repeats: Sequence[int]) -> Value:
 
 @lowers(aten.tile.default)
 def tile(t: Tosa, self: Value, dims: Sequence[int]) -> Value:
-    """[*S] -> [*S']; the whole tensor repeated along each axis; missing leading numbers
-    count as 1
+    """[*S] -> [*S']; the whole tensor repeated along each axis.
+
+    Missing leading numbers count as 1
     """
     rank = max(len(dims), self.rank)
     return t.tile(t.ranked(self, rank), [1] * (rank - len(dims)) + list(dims))

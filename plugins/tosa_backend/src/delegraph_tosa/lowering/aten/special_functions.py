@@ -1,5 +1,4 @@
-"""Functions that TOSA has no operator for: erfinv, erfc and erfcx, i0 and i0e, hypot,
-angle, logaddexp2.
+"""Functions without a TOSA operator: erfinv, erfc, i0, hypot, angle and others.
 
 ``exponential`` has exponentials and logarithms, also those of torch.special.
 """
@@ -29,8 +28,9 @@ ERFINV_TAIL = (
     *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773),
     *(-0.0076224613, 0.00943887047, 1.00167406, 2.83297682),
 )
-"""erfinv(x) = x P(w - 2.5) where w = -log(1 - x^2) is below 5, else x P(sqrt(w) - 3)
-(M. Giles, 2010), to 4e-7.
+"""erfinv(x) = x P(w - 2.5) for w = -log(1 - x^2) < 5, else x P(sqrt(w) - 3)
+
+By M. Giles, 2010. The error is 4e-7.
 """
 
 ERFC_BORDER = 0.5
@@ -38,8 +38,9 @@ ERFC_TAIL = (
     *(0.106993519, -0.593489733, 1.14853707, -0.863645835, 0.153026687),
     *(-0.152220297, 0.0916377577, 0.37447827, 1.00001263, -1.26551217),
 )
-"""erfcx(x) = u exp(P(u)) where u = 1 / (1 + x / 2), fitted in float64 to 5e-8 of the
-value for x from 1/2 on.
+"""erfcx(x) = u exp(P(u)), u = 1 / (1 + x / 2), to 5e-8 for x from 1/2 on.
+
+Fitted in float64.
 """
 
 I0_BORDER = 3.75
@@ -48,8 +49,9 @@ I0_FAR = (
     *(0.00392377, -0.01647633, 0.02635537, -0.02057706, 0.00916281),
     *(-0.00157565, 0.00225319, 0.01328592, 0.39894228),
 )
-"""i0(x) = P((x / 3.75)^2) up to 3.75, exp(x) / sqrt(x) P(3.75 / x) beyond (Abramowitz
-and Stegun, 9.8.1), to 2e-7.
+"""i0(x) = P((x / 3.75)^2) up to 3.75, exp(x) / sqrt(x) P(3.75 / x) beyond
+
+Abramowitz and Stegun, 9.8.1. The error is 2e-7.
 """
 
 
@@ -69,8 +71,10 @@ def erfinv(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.erfc.default, aten.special_erfc.default)
 def erfc(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; 1 - erf(x), with an error up to 4e-7 of the value: above 1/2 it is
-    exp(-x^2) erfcx(x)
+    """[*S] -> [*S].
+
+    1 - erf(x), with an error up to 4e-7 of the value: above 1/2 it is exp(-x^2)
+    erfcx(x)
     """
     x = floating_value(t, self)
     clamped = t.clamp(x, ERFC_BORDER, 16)
@@ -97,8 +101,7 @@ def _scaled_tail(t: Tosa, x: Value) -> Value:
 
 
 def _exp_of_square(t: Tosa, x: Value, sign: int) -> Value:
-    """exp(sign * x^2) = exp(sign * c^2) * exp(sign * (x - c) (x + c)) for |x| <= 16,
-    where c is x cut to 12 bits.
+    """exp(s x^2) = exp(s c^2) exp(s (x - c) (x + c)), |x| <= 16, c has 12 bits of x.
 
     c^2 is exact in fp32. A rounded x^2 of up to 256 would be off by too much for an
     exponent.
@@ -111,8 +114,10 @@ def _exp_of_square(t: Tosa, x: Value, sign: int) -> Value:
 
 @lowers(aten.hypot.default)
 def hypot(t: Tosa, self: Value, other: Value) -> Value:
-    """[*S], [*S] -> [*S]; sqrt(x^2 + y^2) as larger * sqrt(1 + (smaller / larger)^2),
-    whose squares do not overflow
+    """[*S], [*S] -> [*S].
+
+    Sqrt(x^2 + y^2) as larger * sqrt(1 + (smaller / larger)^2), whose squares do not
+    overflow
     """
     left, right = promoted(t, self, other)
     x, y = t.abs(left), t.abs(right)  # type: ignore[arg-type]
@@ -137,7 +142,8 @@ def logaddexp2(t: Tosa, self: Value, other: Value) -> Value:
 
 @lowers(aten.angle.default)
 def angle(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; the angle of real numbers in the complex plane: pi below 0, else 0;
+    """[*S] -> [*S]; the angle of real numbers in the complex plane: pi below 0, else 0.
+
     NaN for NaN
     """
     x = floating_value(t, self)
@@ -146,9 +152,7 @@ def angle(t: Tosa, self: Value) -> Value:
 
 
 def _bessel_0(t: Tosa, x: Value) -> Value:
-    """exp(-x) i0(x) for x [*S] >= 0, where i0 is the modified Bessel function of order
-    0
-    """
+    """exp(-x) i0(x) for x [*S] >= 0; i0 is the modified Bessel function of order 0"""
     near = t.minimum(x, I0_BORDER)
     far = t.maximum(x, I0_BORDER)
     ratio = t.mul(near, 1 / I0_BORDER)

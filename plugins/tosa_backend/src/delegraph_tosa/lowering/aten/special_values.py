@@ -48,8 +48,9 @@ def signbit(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.copysign.Tensor, aten.copysign.Scalar)
 def copysign(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the magnitude of self with the sign of ``other`` (see
-    ``signbit``)
+    """[*S], [*S] -> [*S].
+
+    The magnitude of self with the sign of ``other`` (see ``signbit``)
     """
     if isinstance(other, Value):
         left, right = promoted(t, self, other)
@@ -116,8 +117,9 @@ def isneginf(t: Tosa, self: Value) -> Value:
 def nan_to_num(
     t: Tosa, self: Value, nan: float | None, posinf: float | None, neginf: float | None
 ) -> Value:
-    """[*S] -> [*S]; NaN becomes ``nan``, inf ``posinf``, -inf ``neginf``; for None 0
-    and the largest finite numbers
+    """[*S] -> [*S]; NaN becomes ``nan``, inf ``posinf``, -inf ``neginf``.
+
+    For None 0 and the largest finite numbers
     """
     if self.dtype not in FLOATS:
         return self

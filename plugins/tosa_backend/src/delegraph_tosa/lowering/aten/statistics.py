@@ -21,16 +21,13 @@ aten = torch.ops.aten
 inf = math.inf
 Dims = Sequence[int] | None
 SMALLEST = 2.0**-100
-"""The smallest number by which deviations are divided: the reciprocal of a subnormal
-number may be infinite.
-"""
+"""Smallest divisor of deviations; 1 / subnormal may be infinite."""
 
 
 def moments(
     t: Tosa, x: Value, dims: Dims, correction: float, root: bool
 ) -> tuple[Value, Value]:
-    """(variance, mean) of x [*S] over ``dims``, or with ``root`` (standard deviation,
-    mean), in fp32.
+    """Return (variance, mean) of x over ``dims``, or with ``root`` (deviation, mean).
 
     The axes stay, with size 1. The mean is the sum of x / N. The variance is the sum of
     (deviation / sqrt(divisor))^2. So a sum overflows only if the result does. For the
@@ -70,13 +67,14 @@ def _reciprocal_root(t: Tosa, divisor: float, x: Value) -> Operand:
 
 
 def _squares(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
-    """The sum of the squares of x over ``axes``, which stay with size 1."""
+    """Return the sum of the squares of x over ``axes``, which stay with size 1."""
     return reduced(t, t.mul(x, x), t.reduce_sum, axes, True)
 
 
 def _as_torch_returns(t: Tosa, x: Value, y: Value, dims: Dims, keepdim: bool) -> Value:
-    """Cast y, a statistic of x over ``dims``, to the dtype of x; without ``keepdim``,
-    remove the axes of size 1.
+    """Cast y, a statistic of x over ``dims``, to the dtype of x.
+
+    Without ``keepdim``, remove the axes of size 1.
     """
     axes = axes_of(dims, x.rank)
     y = converted(t, y, x.dtype)
@@ -96,8 +94,7 @@ def _spread_and_mean(
     keepdim: bool,
     root: bool,
 ) -> tuple[Value, Value]:
-    """(variance, mean) of x, or with ``root`` (standard deviation, mean), in the type
-    and shape that torch returns.
+    """Return variance or, with ``root``, deviation, and mean, as torch returns them.
 
     A ``correction`` of None is 1 if ``unbiased``, else 0.
     """

@@ -41,14 +41,20 @@ SINH = (2.03721912945e-4, 8.33028376239e-3, 1.66667160211e-1)
 
 
 def odd_polynomial(t: Tosa, x: Value, coefficients: Sequence[float]) -> Value:
-    """x + x z P(z) where z = x * x; the coefficient of the highest power comes first."""
+    """Return x + x z P(z) where z = x * x.
+
+    The coefficient of the highest power comes first.
+    """
     z = t.mul(x, x)
     y = polynomial(t, z, coefficients)
     return t.add(x, t.mul(t.mul(x, z), y))
 
 
 def with_sign(t: Tosa, magnitude: Value, x: Value) -> Value:
-    """``magnitude`` with the sign of ``x``; where ``x`` is 0 or NaN, ``x`` itself."""
+    """Return ``magnitude`` with the sign of ``x``.
+
+    Where ``x`` is 0 or NaN, ``x`` itself.
+    """
     signed = t.select(t.greater(x, 0), magnitude, t.negate(magnitude))
     return t.select(t.greater(t.abs(x), 0), signed, x)
 
@@ -83,8 +89,9 @@ def atan(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.atan2.default, aten.arctan2.default)
 def atan2(t: Tosa, self: Value, other: Value) -> Value:
-    """y [*S], x [*S] -> [*S]; the angle of (x, y) in radians; 0.0 and -0.0 differ, as
-    in torch
+    """y [*S], x [*S] -> [*S]; the angle of (x, y) in radians.
+
+    0.0 and -0.0 differ, as in torch
     """
     left, right = promoted(t, self, other)
     assert isinstance(left, Value) and isinstance(right, Value)
@@ -132,7 +139,10 @@ def acos(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.sinh.default)
 def sinh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; (exp(|x|) - exp(-|x|)) / 2 with the sign of x; a polynomial up to 1"""
+    """[*S] -> [*S]; (exp(|x|) - exp(-|x|)) / 2 with the sign of x.
+
+    A polynomial up to 1
+    """
     x = floating_value(t, self)
     m = t.abs(x)
     # exp(m) / 2 as exp(m / 2) / 2 * exp(m / 2): exp(m) itself could overflow
@@ -152,15 +162,18 @@ def cosh(t: Tosa, self: Value) -> Value:
 
 
 LARGE = 1e4
-"""For larger x, 1 + x * x rounds to x * x in fp32; up to here, x * x is far from
-overflowing.
+"""For larger x, 1 + x * x rounds to x * x in fp32.
+
+Up to here, x * x is far from overflowing.
 """
 
 
 @lowers(aten.asinh.default, aten.arcsinh.default)
 def asinh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; with m = |x|: log1p(m + m^2 / (1 + sqrt(1 + m^2))), or log(m) +
-    log(2) for large m; sign of x
+    """[*S] -> [*S].
+
+    With m = |x|: log1p(m + m^2 / (1 + sqrt(1 + m^2))), or log(m) + log(2) for large m;
+    sign of x
     """
     x = floating_value(t, self)
     m = t.abs(x)
@@ -175,8 +188,10 @@ def asinh(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.acosh.default, aten.arccosh.default)
 def acosh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; log1p(y + sqrt(2 y + y^2)) where y = x - 1, or log(x) + log(2) for
-    large x; NaN below 1
+    """[*S] -> [*S].
+
+    Log1p(y + sqrt(2 y + y^2)) where y = x - 1, or log(x) + log(2) for large x; NaN
+    below 1
     """
     x = floating_value(t, self)
     y = t.sub(t.minimum(x, LARGE), 1)

@@ -21,9 +21,7 @@ NIBBLE = (-8, 7)
 _FLOAT32 = 6
 """What the schema of torchao's operators has as default: the number of float32."""
 LEAST_PACKED = 512
-"""The fewest weights of which two are put into one byte: reading them out again takes
-four operators.
-"""
+"""The fewest weights that are packed two per byte: unpacking takes four operators."""
 
 
 @lowers(torch.ops.torchao.dequantize_affine.default)
@@ -38,8 +36,9 @@ def dequantize_affine(
     quant_max: Any,
     output_dtype: Any,
 ) -> Value:
-    """constant int8 [*S], of which each block of ``block_size`` has a scale and a zero
-    point -> fp32 [*S]
+    """constant int8 [*S], scales and zero points of blocks -> fp32 [*S]
+
+    A block has the size ``block_size``.
     """
     t.require(
         input.constant is not None and input.dtype is DType.INT8,
@@ -88,8 +87,7 @@ def _as_floats(t: Tosa, integers: Value) -> Value:
 
 
 def _packed(t: Tosa, q: Value) -> Value:
-    """int8 [*S] from -8 to 7 -> the same integers, of a constant of half the size that
-    is taken apart at run time.
+    """int8 [*S] from -8 to 7 -> the same integers, unpacked from half the size.
 
     Its low four bits are the first half of the elements, the others the second. ``q``
     itself where that is not worth it, or the target lacks an operator.

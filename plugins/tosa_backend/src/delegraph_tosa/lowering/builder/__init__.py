@@ -1,10 +1,10 @@
-"""The builder: ``Tosa``, the ``t`` of every rule, which makes TOSA operators, and the
-classes that it extends.
+"""The builder: ``Tosa``, the ``t`` of every rule, and its base classes.
 
-From the ground up: ``emitter`` makes one operator and asks the target whether it takes
-it. ``integer_widths`` computes integers in a width that the target has. ``regions``
-makes the graphs of branches and loops. ``operators`` has one method for each operator.
-``builder`` adds numbers that take several operators to compute.
+It makes TOSA operators. From the ground up: ``emitter`` makes one operator and asks the
+target whether it takes it. ``integer_widths`` computes integers in a width that the
+target has. ``regions`` makes the graphs of branches and loops. ``operators`` has one
+method for each operator. ``builder`` adds numbers that take several operators to
+compute.
 """
 
 from .builder import Tosa

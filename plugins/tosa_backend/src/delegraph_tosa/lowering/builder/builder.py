@@ -1,6 +1,4 @@
-"""``Tosa``, the ``t`` of every rule: all operators, and numbers that take several
-operators to compute.
-"""
+"""``Tosa``, the ``t`` of every rule: all operators, and numbers computed by several."""
 
 from __future__ import annotations
 
@@ -16,12 +14,14 @@ from .operators import Operators
 from .size_numbers import computed
 
 MOST_NUMBERS = 1 << 16
-"""The longest tensor 0, 1, 2, .. that a file stores for a count known at run time only;
-a longer one is computed.
+"""The longest tensor 0, 1, 2, .. that a file stores for a count known at run time only.
+
+A longer one is computed.
 """
 ROW = 1 << 15
-"""A longer tensor is computed from up to MOST_NUMBERS rows of ROW numbers: as many as
-one axis can have.
+"""A longer tensor is computed from up to MOST_NUMBERS rows of ROW numbers.
+
+One axis can have as many.
 """
 
 
@@ -33,13 +33,13 @@ class Tosa(Operators):
     """
 
     weighs_integers = False
-    """Whether ``mul`` takes integers and fp32 weights of an interpolation; the builder
-    of ``integer.resize`` does.
+    """Whether ``mul`` takes integers and fp32 weights of an interpolation.
+
+    The builder of ``integer.resize`` does.
     """
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
-        """The result of an operator that the target refuses (``why``), computed by
-        other operators or in other types.
+        """Compute an operator in another way if the target refuses it for ``why``.
 
         On a target of TOSA 0.80, ``older.instead`` may have a replacement, and
         ``device_substitutes.instead`` on one that names a device. Otherwise the base class tries
@@ -59,7 +59,7 @@ class Tosa(Operators):
         return super()._in_other_types(operator, why)
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
-        """A tensor filled with ``number``.
+        """Return a tensor filled with ``number``.
 
         It is a constant unless ``number`` is a size known at run time only, or computed
         from such sizes: then operators compute it.

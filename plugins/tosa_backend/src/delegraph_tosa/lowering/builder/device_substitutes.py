@@ -1,5 +1,4 @@
-"""Replaces integer operators that an NPU lacks (``narrow``) by others that it has,
-where both give the same integers.
+"""Replaces integer operators that an NPU lacks (``narrow``) by equal ones that it has.
 
 The builder calls ``instead`` when a target that names a device refuses an operator. If
 that returns None, the call that needs the operator is refused.
@@ -19,8 +18,9 @@ from .operators import Operators
 
 
 def instead(t: Operators, operator: Operator) -> Value | None:
-    """The result of ``operator`` on integers by other operators; None without a
-    replacement.
+    """Return the result of ``operator`` on integers by other operators.
+
+    None without a replacement.
     """
     dtype = operator.outputs[0].dtype
     if isinstance(operator, tosa.SELECT) and dtype in (
@@ -47,11 +47,10 @@ def instead(t: Operators, operator: Operator) -> Value | None:
 
 
 def _rounded_down(t: Operators, shift: tosa.ARITHMETIC_RIGHT_SHIFT) -> Value | None:
-    """A shift by a known number of bits that rounds down, on Ethos-U55, whose shifts
-    round; None for other shifts.
+    """Return a shift that rounds down on Ethos-U55, where shifts round to nearest.
 
-    A shift that rounds adds half of the last bit that stays. So that half is taken off
-    before.
+    Returns None unless the number of bits is known. A shift that rounds adds half of
+    the last bit that stays. So that half is taken off before.
     """
     x, amount = shift.inputs
     bits = _number(amount)
@@ -71,8 +70,9 @@ def _rounded_down(t: Operators, shift: tosa.ARITHMETIC_RIGHT_SHIFT) -> Value | N
 
 
 def _low_bits(t: Operators, masked: Operator) -> Value | None:
-    """x & (2**bits - 1) as what x loses when it is shifted right by ``bits`` and back;
-    None for other masks.
+    """Return x & (2**bits - 1) as x minus x shifted right by ``bits`` and back.
+
+    Returns None for other masks.
     """
     x, mask = masked.inputs
     number = _number(mask)
@@ -87,8 +87,9 @@ def _by_halves(
     reduction: tosa.REDUCE_MAX | tosa.REDUCE_MIN,
     larger: Callable[[Value, Value], Value],
 ) -> Value | None:
-    """The largest or smallest element along an axis: of two halves, which may overlap,
-    until one element is left.
+    """Return the largest or smallest element along an axis.
+
+    Combines two halves, which may overlap, until one element is left.
     """
     x = reduction.inputs[0]
     axis = reduction.axis
@@ -108,8 +109,9 @@ def _by_halves(
 def _selected(
     t: Operators, selection: Operator, condition: Value, on_true: Value, on_false: Value
 ) -> Value | None:
-    """A selection of which is known what is selected, as by a causal mask; None for
-    others.
+    """Return a selection of which is known what is selected, as by a causal mask.
+
+    None for others.
     """
     if condition.constant is None:
         return None
@@ -132,6 +134,9 @@ def _selected(
 
 
 def _number(constant: Value) -> int | None:
-    """The integer of a constant with one element in memory; None for other values."""
+    """Return the integer of a constant with one element in memory.
+
+    None for other values.
+    """
     array = constant.constant.array if isinstance(constant.constant, Literal) else None
     return int(array.item()) if array is not None and array.size == 1 else None

@@ -16,11 +16,10 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def halves(t: Operators, y: Value) -> tuple[Value, Value]:
-    """(upper 12 bits of y, the rest), whose sum is y; (y, 0) for |y| above 2^110, whose
-    splitting would overflow.
+    """Return (upper 12 bits of y, the rest), whose sum is y.
 
-    An infinite y becomes the largest finite number, because products of it with 0 have
-    to be 0.
+    (y, 0) for |y| above 2^110, whose splitting would overflow. An infinite y becomes
+    the largest finite number, because products of it with 0 have to be 0.
     """
     y = t.clamp(y, -LARGEST, LARGEST)
     # Dekker: with p = (2^12 + 1) y, p - (p - y) is y rounded to 12 bits
@@ -31,13 +30,13 @@ def halves(t: Operators, y: Value) -> tuple[Value, Value]:
 
 
 def rounded_quotient(t: Operators, x: Value, y: Value, estimate: Value) -> Value:
-    """x / y, rounded to the nearest float, from an ``estimate`` with an error of a few
-    units in the last place.
+    """Return x / y, rounded to the nearest float.
 
-    The result is estimate + remainder / y. The correction is exact to 22 bits. So the
-    result is the nearest float, unless the quotient is nearer than 2**-44 (relative) to
-    the middle between two floats. A quotient of integers with a divisor d < 2**18 never
-    is: its relative distance from such a middle is at least 2**-25 / d.
+    ``estimate`` is x / y with an error of a few units in the last place. The result is
+    estimate + remainder / y. The correction is exact to 22 bits. So the result is the
+    nearest float, unless the quotient is nearer than 2**-44 (relative) to the middle
+    between two floats. A quotient of integers with a divisor d < 2**18 never is: its
+    relative distance from such a middle is at least 2**-25 / d.
     """
     # remainder = x - (high + low) * (upper + lower): each of the four products is
     # exact, the largest comes first

@@ -1,7 +1,7 @@
-"""``Emitter``: makes operators. It infers their types, asks the target, folds constants
-and shares equal constants.
+"""``Emitter``: makes operators.
 
-An operator whose operands are all constant is folded: its result is a constant that is
+It infers their types, asks the target, folds constants and shares equal constants. An
+operator whose operands are all constant is folded: its result is a constant that is
 computed when the file is written, and no operator is emitted.
 """
 
@@ -35,8 +35,9 @@ class Emitter:
     """
 
     folded_bytes = 64 * 1024
-    """The largest folded constant that is larger than its operands: a larger one would
-    make the file too large.
+    """Largest size of a folded constant that is larger than its operands.
+
+    Larger ones would make the file too large.
     """
 
     def __init__(self, spec: TosaSpec) -> None:
@@ -48,20 +49,17 @@ class Emitter:
         self._constants: dict[Any, Value] = {}
         """Key -> a constant or shape that was made before: equal ones are made once."""
         self._proven: Range | None = None
-        """The range that the caller guarantees for results inside of ``with
-        proven(..)``; None outside.
-        """
+        """Range that the caller guarantees inside ``with proven(..)``; None outside."""
         self.rounded_number = False
-        """Whether a number was rounded to become a constant of short floats;
+        """Whether a number was rounded to become a constant of short floats.
+
         ``short_floats`` clears and reads it.
         """
 
     def takes(
         self, cls: type[Operator], inputs: Sequence[Value], **attributes: Any
     ) -> bool:
-        """Whether the target has the operator ``cls`` for these operands and
-        attributes; nothing is emitted.
-        """
+        """Return whether the target has ``cls`` for these operands. Emits nothing."""
         operator, types = self._inferred(cls, inputs, attributes)
         operator.outputs = tuple(map(Value, types))
         return self.spec.why_not(operator) is None
@@ -72,8 +70,9 @@ class Emitter:
             raise refused(why)
 
     def expect_one_type(self, what: str, *values: Value | None) -> None:
-        """Raise Unsupported unless all ``values`` that are not None have one element
-        type. ``what`` names the call.
+        """Raise Unsupported unless all ``values`` have one element type.
+
+        Values that are None do not count. ``what`` names the call.
         """
         types = sorted({v.dtype for v in values if v is not None})
         self.require(
@@ -90,10 +89,10 @@ class Emitter:
         fold: bool = True,
         **attributes: Any,
     ) -> Value:
-        """The (first) result of a new operator ``cls``; folded if all operands are
-        constant and ``fold`` is true.
+        """Return the (first) result of a new operator ``cls``.
 
-        Raises Unsupported if TOSA or the target has no such operator.
+        Folded if all operands are constant and ``fold`` is true. Raises Unsupported if
+        TOSA or the target has no such operator.
         """
         if fold and _all_constant(inputs):
             return self._folded(cls, inputs, attributes)
@@ -102,7 +101,7 @@ class Emitter:
     def _inferred(
         self, cls: type[Operator], inputs: Sequence[Value], attributes: dict[str, Any]
     ) -> tuple[Operator, tuple[Type, ...]]:
-        """The operator, not yet emitted, and the types of its results.
+        """Return the operator, not yet emitted, and the types of its results.
 
         Raises Unsupported if TOSA (on any target) has no such operator for the types of
         ``inputs``.
@@ -116,11 +115,10 @@ class Emitter:
     def _folded(
         self, cls: type[Operator], inputs: Sequence[Value], attributes: dict[str, Any]
     ) -> Value:
-        """The folded result of an operator, a constant; an equal operator that was
-        folded before gives the same one.
+        """Return the folded result of an operator, a constant.
 
-        If the constant would be too large for the file, the operator is emitted
-        instead.
+        An equal operator that was folded before gives the same one. If the constant
+        would be too large for the file, the operator is emitted instead.
         """
         key = (cls, *inputs, repr(attributes))
         if key not in self._constants:
@@ -135,11 +133,10 @@ class Emitter:
         return self._constants[key]
 
     def _appended(self, operator: Operator, types: tuple[Type, ...]) -> Value:
-        """Emit ``operator`` and return its first result; ``types`` are those of its
-        results.
+        """Emit ``operator`` and return its first result.
 
-        If the target refuses the operator, other operators are emitted in its place
-        (``_in_other_types``).
+        ``types`` are those of its results. If the target refuses the operator, other
+        operators are emitted in its place (``_in_other_types``).
         """
         operator.outputs = tuple([Value(type, producer=operator) for type in types])
         _bound_results(operator)
@@ -155,8 +152,7 @@ class Emitter:
         return operator.outputs[0]
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
-        """The result of an operator that the target refuses (``why``), computed in
-        element types that the target has.
+        """Compute an operator that the target refuses in other element types.
 
         This class knows no other types: it raises Unsupported, with a hint to targets
         that take the operator. ``IntegerWidths`` overrides this method.
@@ -171,12 +167,12 @@ class Emitter:
     def copied(
         self, old: Operator, attributes: str, inputs: tuple[Value, ...]
     ) -> tuple[Value, ...]:
-        """The results of a copy of ``old``, an operator of a template, on other
-        operands ``inputs`` of the same types.
+        """Return the results of a copy of ``old``, an operator of a template.
 
-        Nothing is checked or inferred again. The copy is emitted if ``old`` was, and
-        folded to a constant if ``old`` was. ``attributes`` is the text of the
-        attributes of ``old``, a part of the key under which a folded copy is cached.
+        The copy has other operands ``inputs`` of the same types. Nothing is checked or
+        inferred again. The copy is emitted if ``old`` was, and folded to a constant if
+        ``old`` was. ``attributes`` is the text of the attributes of ``old``, a part of
+        the key under which a folded copy is cached.
         """
         cls = type(old)
         # not by __init__, which would check all attributes again
@@ -199,12 +195,11 @@ class Emitter:
 
     @contextmanager
     def proven(self, range: Range) -> Iterator[None]:
-        """A block (``with t.proven(range):``) in which all integers that operators
-        compute lie in ``range``.
+        """Guarantee that all integers computed in a block lie in ``range``.
 
-        The caller guarantees this. Rules use it where they know more than the ranges of
-        the operands prove. After the block, the guarantee of an outer block holds
-        again.
+        Use it as ``with t.proven(range):``. The caller guarantees this. Rules use it
+        where they know more than the ranges of the operands prove. After the block, the
+        guarantee of an outer block holds again.
         """
         self._proven, before = range, self._proven
         try:
@@ -215,27 +210,26 @@ class Emitter:
     # ---- constants
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """The result of ``make``, cached under ``key``, so that equal constants are
-        made only once.
-        """
+        """Return ``make()``, cached under ``key``, to make equal constants once."""
         if key not in self._constants:
             self._constants[key] = make()
         return self._constants[key]
 
     def literals(self) -> Iterator[tuple[Any, Value]]:
-        """All cached literals (shapes and numbers), each with its key."""
+        """Return all cached literals (shapes and numbers), each with its key."""
         for key, value in self._constants.items():
             if isinstance(value, Value) and isinstance(value.constant, Literal):
                 yield key, value
 
     def intern(self, key: Any, literal: Value) -> Value:
-        """The literal that this builder caches under ``key``. If it has none, it caches
-        and returns ``literal``.
+        """Return the literal that this builder caches under ``key``.
+
+        If it has none, it caches and returns ``literal``.
         """
         return self._constants.setdefault(key, literal)
 
     def shape(self, entries: Sequence[int]) -> Value:
-        """A SHAPE with these entries.
+        """Return a SHAPE with these entries.
 
         Raises Unsupported if an entry is known at run time only and the target does not
         compute with sizes.
@@ -250,11 +244,10 @@ class Emitter:
         return self._constants[key]
 
     def literal(self, elements: Array, dtype: DType) -> Value:
-        """A constant with these ``elements``, whose type ARRAY_DTYPES has for
-        ``dtype``; equal ones are one value.
+        """Return a constant with ``elements``, of the type ``ARRAY_DTYPES[dtype]``.
 
-        So a rule that runs for each of many equal calls makes one constant, as the
-        copies of a template share one.
+        Equal constants are one value. So a rule that runs for each of many equal calls
+        makes one constant, as the copies of a template share one.
         """
         key = (dtype, elements.shape, elements.tobytes())
         value: Value = self.once(
@@ -263,7 +256,7 @@ class Emitter:
         return value
 
     def constant(self, number: float, dtype: DType, shape: Shape = (1,)) -> Value:
-        """A constant filled with ``number``; equal calls return the same value.
+        """Return a constant filled with ``number``; equal calls return the same value.
 
         Sets ``rounded_number`` if ``dtype`` is a short float that does not hold
         ``number`` exactly. Raises Unsupported if ``dtype`` is an integer type into
@@ -284,16 +277,14 @@ class Emitter:
 
 
 def _bound_results(operator: Operator) -> None:
-    """Set ``Value.range`` of each integer result of ``operator`` to the range that the
-    operator's rule proves.
-    """
+    """Set the range of each integer result of ``operator`` that its rule proves."""
     for value in operator.outputs:
         if value.dtype in COUNTED and value.dtype is not DType.BOOL:
             value.range = result_range(operator, value.dtype)
 
 
 def _all_constant(values: Sequence[Value]) -> bool:
-    """Whether all values are constants."""
+    """Return whether all values are constants."""
     for value in values:
         if value.constant is None:
             return False
@@ -301,16 +292,15 @@ def _all_constant(values: Sequence[Value]) -> bool:
 
 
 def _bytes(types: Sequence[Type]) -> int:
-    """The size in bytes of tensors of these types together."""
+    """Return the size in bytes of tensors of these types together."""
     return sum([math.prod(shape) * BYTES[dtype] for shape, dtype in types])
 
 
 def _to_kind(number: float, dtype: DType) -> float:
-    """``number`` as a Python float, bool or int, whichever ``dtype`` has; as a bool,
-    every number but 0 is True.
+    """Return ``number`` as a Python float, bool or int, whichever ``dtype`` has.
 
-    Raises Unsupported if ``dtype`` is an integer type and ``number`` is infinite or
-    NaN.
+    As a bool, every number but 0 is True. Raises Unsupported if ``dtype`` is an integer
+    type and ``number`` is infinite or NaN.
     """
     if dtype is DType.FP8E4M3 and not math.isnan(number):
         # what torch makes of all beyond it
@@ -327,10 +317,10 @@ def _to_kind(number: float, dtype: DType) -> float:
 
 
 def _filled(number: float, dtype: DType, shape: Shape) -> Any:
-    """A numpy array of ``shape`` filled with ``number``. A float that does not fit into
-    ``dtype`` becomes infinite.
+    """Return a numpy array of ``shape`` filled with ``number``.
 
-    Raises Unsupported for an integer that does not fit.
+    A float that does not fit into ``dtype`` becomes infinite. Raises Unsupported for an
+    integer that does not fit.
     """
     # for bf16 and fp8, ARRAY_DTYPES has the type of their bits, which
     # ``stored_numbers`` makes of numbers
@@ -345,5 +335,5 @@ def _filled(number: float, dtype: DType, shape: Shape) -> Any:
 
 
 def _too_large(number: float, dtype: DType) -> str:
-    """The reason to refuse ``number`` as an integer of the type ``dtype``."""
+    """Return the reason to refuse ``number`` as an integer of the type ``dtype``."""
     return f"the number {number} does not fit into {dtype}"

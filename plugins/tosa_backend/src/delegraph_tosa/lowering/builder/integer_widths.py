@@ -1,10 +1,10 @@
-"""Integers that a target computes in another type than rules see: int64, int16 and int8
-as int32, and int32 as fp32.
+"""Computes integers in other types than rules see.
 
-TOSA 1.0 has no int64, but rules see values of type int64. Constants are folded in
-int64; values that are computed at run time are int32 in the graph. This class maps each
-int64 to its int32, and refuses a result that is not proven to fit. A target with
-EXT-INT64 computes in int64, and in int32 only where it has no int64 operator.
+int64, int16 and int8 are computed as int32, and int32 as fp32. TOSA 1.0 has no int64,
+but rules see values of type int64. Constants are folded in int64; values that are
+computed at run time are int32 in the graph. This class maps each int64 to its int32,
+and refuses a result that is not proven to fit. A target with EXT-INT64 computes in
+int64, and in int32 only where it has no int64 operator.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class IntegerWidths(Emitter):
         """Int32 value -> the fp32 tensor with the same elements."""
 
     def _in_other_types(self, operator: Operator, why: str) -> Value:
-        """The result of an operator that the target refuses (``why``), computed in
-        another integer type or in fp32.
+        """Compute an operator that the target refuses in other integers or in fp32.
 
         Raises Unsupported if the target has the operator in no other type.
         """
@@ -60,7 +59,7 @@ class IntegerWidths(Emitter):
     # ---- int64 that is computed as int32
 
     def _appended_narrow(self, wide: Operator) -> Value:
-        """The result of the operator ``wide`` on int64, computed on int32.
+        """Return the result of the operator ``wide`` on int64, computed on int32.
 
         An int64 result is returned as an int64 value for rules, which stands for the
         int32 tensor of the graph.
@@ -80,11 +79,11 @@ class IntegerWidths(Emitter):
         )
 
     def narrowed(self, value: Value) -> Value:
-        """The int32 tensor with the elements of an int64 ``value``; values of other
-        types as they are.
+        """Return the int32 tensor with the elements of an int64 ``value``.
 
-        A constant, or any int64 on a target with int64, is cast. Raises Unsupported if
-        the range of the int64 does not fit into int32.
+        Values of other types as they are. A constant, or any int64 on a target with
+        int64, is cast. Raises Unsupported if the range of the int64 does not fit into
+        int32.
         """
         if value.dtype is not DType.INT64:
             return value
@@ -108,7 +107,7 @@ class IntegerWidths(Emitter):
         return narrow
 
     def widened(self, narrow: Value, range: Range | None = None) -> Value:
-        """The int64 that rules see for ``narrow``, an int32 of the graph.
+        """Return the int64 that rules see for ``narrow``, an int32 of the graph.
 
         On a target with int64, a CAST makes it. Without int64 no operator is emitted:
         the result only stands for ``narrow``, by which ``narrowed`` replaces it where
@@ -124,15 +123,14 @@ class IntegerWidths(Emitter):
         return wide
 
     def held(self, value: Value) -> Value:
-        """The tensor of the graph for a value that rules see: int32 for int64, unless
-        the target has int64.
+        """Return the tensor of the graph for a value that rules see.
+
+        It is int32 for int64, unless the target has int64.
         """
         return value if self.has_int64 else self.narrowed(value)
 
     def held_type(self, type: Type) -> Type:
-        """The type that ``held`` returns for a value of ``type``: int32 for int64,
-        unless the target has int64.
-        """
+        """Return the type that ``held`` returns for a value of ``type``."""
         return (
             type._replace(dtype=DType.INT32)
             if type.dtype is DType.INT64 and not self.has_int64
@@ -140,18 +138,18 @@ class IntegerWidths(Emitter):
         )
 
     def seen(self, held: Value, type: Type, range: Range | None) -> Value:
-        """The value of ``type`` that rules see for ``held``, a tensor of the graph: the
-        reverse of the method ``held``.
+        """Return the value of ``type`` that rules see for a tensor of the graph.
 
-        ``range`` becomes the range of its integers, and of ``held`` too; None is the
-        range of the type of ``held``.
+        This is the reverse of the method ``held``. ``range`` becomes the range of its
+        integers, and of ``held`` too; None is the range of the type of ``held``.
         """
         held.range = range
         return held if held.type == type else self.widened(held, range)
 
     def _expect_32_bits(self, value: Value, what: str) -> None:
-        """Raise Unsupported unless the elements of ``value`` fit into int32; ``what``
-        names it.
+        """Raise Unsupported unless the elements of ``value`` fit into int32.
+
+        ``what`` names it.
         """
         low, high = range_of(value)
         if not inside((low, high), INT32):
@@ -164,7 +162,7 @@ class IntegerWidths(Emitter):
     # ---- int8 and int16 that are computed as int32
 
     def _appended_in_32_bits(self, small: Operator) -> Value:
-        """The result of the operator ``small`` on int8 or int16, computed on int32.
+        """Compute the operator ``small`` on int8 or int16 in int32.
 
         The CAST back keeps the low bits, so the result wraps around as in torch.
         """
@@ -181,7 +179,7 @@ class IntegerWidths(Emitter):
     # ``as_floats``)
 
     def _appended_as_floats(self, operator: Operator) -> Value:
-        """The result of ``operator`` on int32, computed on fp32.
+        """Return the result of ``operator`` on int32, computed on fp32.
 
         An int32 result is cast back. The fp32 tensor before this cast is remembered in
         ``_floats``, for an operator that needs the result in fp32 again.
@@ -215,8 +213,9 @@ class IntegerWidths(Emitter):
         return integers
 
     def _as_fp32(self, value: Value) -> Value:
-        """An int32 as fp32, which holds its elements exactly; each int32 is cast once.
-        Other values as they are.
+        """Return an int32 as fp32, which holds its elements exactly.
+
+        Each int32 is cast once. Other values as they are.
         """
         if value.dtype is not DType.INT32:
             return value

@@ -1,5 +1,4 @@
-"""Replaces operators of TOSA 1.0 that a target of TOSA 0.80 lacks by operators that it
-has.
+"""Replaces operators of TOSA 1.0 that a target of TOSA 0.80 lacks.
 
 The builder calls ``instead`` when the table of the target refuses an operator. If that
 returns None, the call that needs the operator is refused. The module is imported when
@@ -16,20 +15,23 @@ from .operators import Operators
 from .polynomials import polynomial
 
 HALF_PI = (1.5703125, 4.837512969970703e-4, 7.543712854385376e-8, 6.07710062827671e-11)
-"""pi / 2 as a sum of parts of 8, 11, 8 and 24 bits. Products of the first three with
-integers up to 2**13 are exact.
+"""pi / 2 as a sum of parts of 8, 11, 8 and 24 bits.
+
+Products of the first three with integers up to 2**13 are exact.
 """
 SIN = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
-"""sin(x) = x + x z P(z), z = x * x, for |x| <= pi / 4; coefficients of the Cephes
-library (S. Moshier)
+"""sin(x) = x + x z P(z), z = x * x, for |x| <= pi / 4.
+
+Coefficients of the Cephes library (S. Moshier)
 """
 COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 """cos(x) = 1 - z / 2 + z z P(z)"""
 
 
 def instead(t: Operators, operator: Operator) -> Value | None:
-    """The result of ``operator``, which a target of TOSA 0.80 lacks, by other
-    operators; None without a replacement.
+    """Compute ``operator``, which TOSA 0.80 lacks, by other operators.
+
+    Returns None without a replacement.
     """
     if isinstance(operator, tosa.SIN | tosa.COS):
         return _wave(t, operator.inputs[0], isinstance(operator, tosa.COS))
@@ -44,8 +46,7 @@ def instead(t: Operators, operator: Operator) -> Value | None:
 
 
 def _rounded_sum(t: Operators, convolution: Convolution) -> Value:
-    """A convolution of fp16 or bf16 that sums in fp32 and rounds once at the end, as in
-    1.0.
+    """Compute a convolution of fp16 or bf16 with one rounding at the end, as 1.0 does.
 
     0.80 sums in the type of the result. So the convolution returns fp32 here, which is
     then cast.
@@ -62,12 +63,11 @@ def _rounded_sum(t: Operators, convolution: Convolution) -> Value:
 
 
 def _without_nan(t: Operators, operator: Operator) -> Value | None:
-    """The result of MAXIMUM, MINIMUM or CLAMP with nan_mode IGNORE; None for other
-    operators.
+    """Return the result of MAXIMUM, MINIMUM or CLAMP with nan_mode IGNORE.
 
-    With IGNORE, MAXIMUM and MINIMUM of NaN and a number are the number, and CLAMP of
-    NaN is ``min_val``. In 0.80 these operators propagate NaN, so SELECT replaces NaN
-    elements.
+    None for other operators. With IGNORE, MAXIMUM and MINIMUM of NaN and a number are
+    the number, and CLAMP of NaN is ``min_val``. In 0.80 these operators propagate NaN,
+    so SELECT replaces NaN elements.
     """
     if isinstance(operator, tosa.CLAMP):
         x = operator.inputs[0]
@@ -89,11 +89,11 @@ def _without_nan(t: Operators, operator: Operator) -> Value | None:
 
 
 def _wave(t: Operators, x: Value, is_cosine: bool) -> Value:
-    """sin(x) or cos(x) as +-sin(r) or +-cos(r), where r = x - quarters * pi / 2 and |r|
-    <= pi / 4.
+    """Return sin(x) or cos(x) as +-sin(r) or +-cos(r).
 
-    The error is below 2e-7 for |x| up to 12,000 and 1e-6 at 100,000. For larger x,
-    quarters * pi / 2 is not exact: the error is 0.03 at a million. Infinity gives NaN.
+    r is x - quarters * pi / 2, and |r| <= pi / 4. The error is below 2e-7 for |x| up to
+    12,000 and 1e-6 at 100,000. For larger x, quarters * pi / 2 is not exact: the error
+    is 0.03 at a million. Infinity gives NaN.
     """
     if x.dtype in SHORT_FLOATS:
         return t.cast(_wave(t, t.cast(x, DType.FP32), is_cosine), x.dtype)

@@ -1,5 +1,4 @@
-"""``Operators``: one method for each operator of TOSA, with the name of the
-specification in lower case.
+"""``Operators`` has one method for each TOSA operator, named in lower case.
 
 A method adds the operands that are always the same (zero points, the shift of MUL,
 shapes) and emits the operator (``emitter``), with integers in a width that the target
@@ -25,37 +24,39 @@ Operand = Value | float
 
 
 class Operators(IntegerWidths, Regions):
-    """Builds operators for the target ``spec``; ``Tosa`` adds methods that take several
-    operators.
+    """Builds operators for the target ``spec``.
 
-    ``operators`` are the operators emitted so far. ``source`` is the node of the
-    program that is lowered now.
+    ``Tosa`` adds methods that take several operators. ``operators`` are the operators
+    emitted so far. ``source`` is the node of the program that is lowered now.
     """
 
     # ---- operands that are always the same; builders for integers override them
 
     def like(self, number: float, value: Value) -> Value:
-        """``number`` as a constant [1,..,1] of the element type and rank of ``value``."""
+        """Return ``number`` as a constant [1,..,1] like ``value``.
+
+        It has the type and rank of ``value``.
+        """
         return self.constant(number, value.dtype, (1,) * value.rank)
 
     def zero(self, value: Value) -> Value:
-        """The zero point [1] of a value that is not quantized: 0."""
+        """Return the zero point [1] of a value that is not quantized: 0."""
         return self.constant(0, value.dtype)
 
     def zeros(self, left: Value, right: Value) -> tuple[Value, Value]:
-        """The zero points [1] of both operands of a product."""
+        """Return the zero points [1] of both operands of a product."""
         return self.zero(left), self.zero(right)
 
     def no_bias(self, x: Value) -> Value:
-        """The bias [1] for a convolution of ``x`` without bias: 0."""
+        """Return the bias [1] for a convolution of ``x`` without bias: 0."""
         return self.constant(0, x.dtype)
 
     def accumulator(self, x: Value) -> DType:
-        """The acc_type of convolutions and average pools of ``x``: fp32."""
+        """Return the acc_type of convolutions and average pools of ``x``: fp32."""
         return DType.FP32
 
     def _pair(self, left: Operand, right: Operand) -> tuple[Value, Value]:
-        """Both operands as values of one rank; at least one is a value.
+        """Return both operands as values of one rank; at least one is a value.
 
         A number becomes a constant [1,..,1] of the other operand's type. A value of
         lower rank gets leading axes of size 1.
@@ -69,7 +70,7 @@ class Operators(IntegerWidths, Regions):
         return self.ranked(left, rank), self.ranked(right, rank)
 
     def ranked(self, x: Value, rank: int) -> Value:
-        """``x`` with leading axes of size 1, so that it has ``rank`` axes."""
+        """Return ``x`` with leading axes of size 1, so that it has ``rank`` axes."""
         return (
             x if x.rank == rank else self.reshape(x, (1,) * (rank - x.rank) + x.shape)
         )
@@ -77,7 +78,7 @@ class Operators(IntegerWidths, Regions):
     def _binary(
         self, cls: type[Operator], left: Operand, right: Operand, **attributes: Any
     ) -> Value:
-        """An operator on two operands that broadcast."""
+        """Return an operator on two operands that broadcast."""
         return self.emit(cls, self._pair(left, right), **attributes)
 
     # ---- elementwise, one operand
@@ -92,7 +93,7 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.CEIL, (x,))
 
     def clz(self, x: Value) -> Value:
-        """The number of leading zero bits of each int32."""
+        """Return the number of leading zero bits of each int32."""
         return self.emit(tosa.CLZ, (x,))
 
     def cos(self, x: Value) -> Value:
@@ -108,7 +109,7 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.FLOOR, (x,))
 
     def identity(self, x: Value) -> Value:
-        """A copy, never folded: it makes an input or a constant a result of the graph."""
+        """Copy an input or a constant, so that it can be a result. Never folded."""
         return self.emit(tosa.IDENTITY, (x,), fold=False)
 
     def log(self, x: Value) -> Value:
@@ -136,8 +137,9 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.TANH, (x,))
 
     def clamp(self, x: Value, low: float, high: float) -> Value:
-        """Each element clamped to ``low`` .. ``high``, which may be infinite; NaN stays
-        NaN.
+        """Return each element clamped to ``low`` ..
+
+        ``high``, which may be infinite; NaN stays NaN.
         """
         if waits(low) or waits(high):
             # a limit known at run time only cannot be an attribute of CLAMP
@@ -147,7 +149,8 @@ class Operators(IntegerWidths, Regions):
         )
 
     def cast(self, x: Value, dtype: DType) -> Value:
-        """TOSA's CAST, which rounds a float to the nearest integer;
+        """TOSA's CAST, which rounds a float to the nearest integer.
+
         ``promotion.converted`` truncates as torch does.
         """
         if (
@@ -181,21 +184,20 @@ class Operators(IntegerWidths, Regions):
         return x if x.dtype is dtype else self.emit(tosa.CAST, (x,), dtype=dtype)
 
     def _rescales(self, x: Value, dtype: DType) -> bool:
-        """Whether a RESCALE by 1 stands for the CAST of x to ``dtype``: the target has
-        no CAST, and x is in range.
+        """Return whether a RESCALE by 1 replaces the CAST of x to ``dtype``.
 
-        RESCALE saturates where CAST keeps the low bits. Ethos-U55 has no CAST from
-        int32.
+        The target has no CAST, and x is in range. RESCALE saturates where CAST keeps
+        the low bits. Ethos-U55 has no CAST from int32.
         """
         in_range = x.constant is None and inside(range_of(x), range_of_type(dtype))
         return in_range and not self.takes(tosa.CAST, (x,), dtype=dtype)
 
     def table(self, x: Value, entries: Value) -> Value:
-        """x int8, entries int8 [256] -> int8; or x int16, entries int16 [513] -> int32
-        with 7 fraction bits.
+        """x int8, entries int8 [256] -> int8.
 
-        For int16 there is an entry for every 128th integer x; results between two
-        entries are interpolated linearly.
+        Or x int16, entries int16 [513] -> int32 with 7 fraction bits. For int16 there
+        is an entry for every 128th integer x; results between two entries are
+        interpolated linearly.
         """
         return self.emit(tosa.TABLE, (x, entries))
 
@@ -208,12 +210,12 @@ class Operators(IntegerWidths, Regions):
         after: int,
         dtype: DType,
     ) -> Value:
-        """(x - before) * multiplier / 2**shift + after, rounded and saturated to
-        ``dtype``.
+        """Return (x - before) * multiplier / 2**shift + after.
 
-        ``before`` is the zero point of x, ``after`` that of the result. ``multiplier``
-        (int32 or int16) and ``shift`` (int8) are [1], or [C] with a number for each of
-        C elements of the last axis.
+        The result is rounded and saturated to ``dtype``. ``before`` is the zero point
+        of x, ``after`` that of the result. ``multiplier`` (int32 or int16) and
+        ``shift`` (int8) are [1], or [C] with a number for each of C elements of the
+        last axis.
         """
         operands = (
             x,
@@ -242,8 +244,9 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.SUB, left, right)
 
     def mul(self, left: Operand, right: Operand, shift: int = 0) -> Value:
-        """left * right; for int32, left * right / 2**shift, rounded to nearest. Other
-        types take a shift of 0 only.
+        """Return left * right; for int32, left * right / 2**shift, rounded to nearest.
+
+        Other types take a shift of 0 only.
         """
         return self.emit(
             tosa.MUL, (*self._pair(left, right), self.constant(shift, DType.INT8))
@@ -263,7 +266,7 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.MINIMUM, left, right, nan_mode=nan_mode)
 
     def intdiv(self, left: Operand, right: Operand) -> Value:
-        """The quotient of int32, rounded towards zero."""
+        """Return the quotient of int32, rounded towards zero."""
         return self._binary(tosa.INTDIV, left, right)
 
     def bitwise_and(self, left: Operand, right: Operand) -> Value:
@@ -276,18 +279,20 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.BITWISE_XOR, left, right)
 
     def left_shift(self, left: Operand, right: Operand) -> Value:
-        """left << right, for ``right`` from 0 to one less than the number of bits."""
+        """Return left << right.
+
+        ``right`` is at least 0 and less than the number of bits.
+        """
         return self._binary(tosa.LOGICAL_LEFT_SHIFT, left, right)
 
     def right_shift_of_bits(self, left: Operand, right: Operand) -> Value:
-        """left shifted right by ``right`` bits, with zeros from the left: the sign is a
-        bit as any other.
-        """
+        """Shift ``left`` right by ``right`` bits, with zeros from the left."""
         return self.emit(tosa.LOGICAL_RIGHT_SHIFT, self._pair(left, right))
 
     def right_shift(self, left: Operand, right: Operand) -> Value:
-        """left >> right with the sign kept, rounded down, for ``right`` from 0 to one
-        less than the number of bits.
+        """Return left >> right, rounded down; the sign is kept.
+
+        ``right`` is at least 0 and less than the number of bits.
         """
         return self._binary(tosa.ARITHMETIC_RIGHT_SHIFT, left, right, round=False)
 
@@ -310,7 +315,7 @@ class Operators(IntegerWidths, Regions):
         return self._binary(tosa.LOGICAL_XOR, left, right)
 
     def select(self, condition: Value, on_true: Operand, on_false: Operand) -> Value:
-        """Elements of ``on_true`` where ``condition`` is true, else of ``on_false``.
+        """Select ``on_true`` where ``condition`` is true, else ``on_false``.
 
         All three broadcast. ``on_true`` or ``on_false`` may be a number.
         """
@@ -341,8 +346,9 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.REDUCE_SUM, (x,), axis=axis)
 
     def argmax(self, x: Value, axis: int) -> Value:
-        """The index of the first maximum along ``axis``, int32, without this axis; NaN
-        is the largest element.
+        """Return the int32 index of the first maximum, without the axis.
+
+        NaN is the largest element.
         """
         return self.emit(tosa.ARGMAX, (x,), axis=axis, nan_mode=NanMode.PROPAGATE)
 
@@ -371,14 +377,14 @@ class Operators(IntegerWidths, Regions):
         )
 
     def slice(self, x: Value, start: Sequence[int], size: Sequence[int]) -> Value:
-        """The elements of ``x`` from ``start`` on, ``size`` of them along each axis."""
+        """Return ``size`` elements of ``x`` along each axis, beginning at ``start``."""
         # a slice of the whole size can only start at 0
         if x.type.shape == tuple(size):
             return x
         return self.emit(tosa.SLICE, (x, self.shape(start), self.shape(size)))
 
     def tile(self, x: Value, multiples: Sequence[int]) -> Value:
-        """``x`` repeated ``multiples[axis]`` times along each axis."""
+        """Return ``x`` repeated ``multiples[axis]`` times along each axis."""
         return (
             x
             if set(multiples) <= {1}
@@ -386,7 +392,7 @@ class Operators(IntegerWidths, Regions):
         )
 
     def pad(self, x: Value, padding: Sequence[int], number: Operand = 0) -> Value:
-        """x padded with ``number``, a Python number or a constant [1].
+        """Return x padded with ``number``, a Python number or a constant [1].
 
         ``padding`` is a flat list: before and after of the first axis, of the second
         axis, ..
@@ -411,10 +417,10 @@ class Operators(IntegerWidths, Regions):
         return self.emit(tosa.GATHER, (values, indices))
 
     def scatter(self, values: Value, indices: Value, source: Value) -> Value:
-        """values [N,K,C], indices [N,W], source [N,W,C] -> ``values`` with rows
-        replaced by ``source`` at ``indices``.
+        """values [N,K,C], indices [N,W], source [N,W,C] -> ``values``, rows replaced.
 
-        The indices of one n must differ: no row may be replaced twice.
+        Row ``indices[n, w]`` becomes ``source[n, w]``. The indices of one n must
+        differ: no row may be replaced twice.
         """
         return self.emit(tosa.SCATTER, (values, indices, source))
 
@@ -429,8 +435,9 @@ class Operators(IntegerWidths, Regions):
         stride: Shape,
         dilation: Shape,
     ) -> Value:
-        """x [N,H,W,C], weight [O,KH,KW,C], bias [O or 1] -> [N,H',W',O]; accumulated in
-        fp32.
+        """x [N,H,W,C], weight [O,KH,KW,C], bias [O or 1] -> [N,H',W',O].
+
+        Accumulated in fp32.
         """
         return self._convolution(tosa.CONV2D, x, weight, bias, pad, stride, dilation)
 
@@ -443,8 +450,9 @@ class Operators(IntegerWidths, Regions):
         stride: Shape,
         dilation: Shape,
     ) -> Value:
-        """x [N,H,W,C], weight [KH,KW,C,M], bias [C*M or 1] -> [N,H',W',C*M];
-        accumulated in fp32.
+        """x [N,H,W,C], weight [KH,KW,C,M], bias [C*M or 1] -> [N,H',W',C*M].
+
+        Accumulated in fp32.
         """
         return self._convolution(
             tosa.DEPTHWISE_CONV2D, x, weight, bias, pad, stride, dilation
@@ -459,16 +467,18 @@ class Operators(IntegerWidths, Regions):
         stride: Shape,
         dilation: Shape,
     ) -> Value:
-        """x [N,D,H,W,C], weight [O,KD,KH,KW,C], bias [O or 1] -> [N,D',H',W',O];
-        accumulated in fp32.
+        """x [N,D,H,W,C], weight [O,KD,KH,KW,C], bias [O or 1] -> [N,D',H',W',O].
+
+        Accumulated in fp32.
         """
         return self._convolution(tosa.CONV3D, x, weight, bias, pad, stride, dilation)
 
     def transpose_conv2d(
         self, x: Value, weight: Value, bias: Value, out_pad: Shape, stride: Shape
     ) -> Value:
-        """x [N,H,W,C], weight [O,KH,KW,C], bias [O or 1] -> [N,H',W',O]; accumulated in
-        fp32.
+        """x [N,H,W,C], weight [O,KH,KW,C], bias [O or 1] -> [N,H',W',O].
+
+        Accumulated in fp32.
         """
         operands = (x, weight, bias, *self.zeros(x, weight))
         return self.emit(
@@ -521,8 +531,9 @@ class Operators(IntegerWidths, Regions):
         )
 
     def matmul(self, left: Value, right: Value) -> Value:
-        """left [B,L,K], right [B,K,M] -> [B,L,M] of the type of ``left``; accumulated
-        in fp32.
+        """left [B,L,K], right [B,K,M] -> [B,L,M] of the type of ``left``.
+
+        Accumulated in fp32.
         """
         operands = (left, right, *self.zeros(left, right))
         return self.cast(self.emit(tosa.MATMUL, operands, dtype=DType.FP32), left.dtype)
@@ -530,9 +541,9 @@ class Operators(IntegerWidths, Regions):
     def resize(
         self, x: Value, scale: Shape, offset: Shape, border: Shape, mode: ResizeMode
     ) -> Value:
-        """x [N,H,W,C] -> [N,H',W',C]; ``scale`` is (scale_y_n, scale_y_d, scale_x_n,
-        scale_x_d) of the specification.
+        """x [N,H,W,C] -> [N,H',W',C].
 
+        ``scale`` is (scale_y_n, scale_y_d, scale_x_n, scale_x_d) of the specification.
         ``offset`` and ``border`` are (y, x).
         """
         operands = (x, self.shape(scale), self.shape(offset), self.shape(border))

@@ -9,8 +9,9 @@ from .operators import Operators
 
 
 def polynomial(t: Operators, x: Value, coefficients: Sequence[float]) -> Value:
-    """The polynomial of x with these coefficients, by Horner's scheme; the highest
-    power comes first.
+    """Return the polynomial of x with these coefficients, by Horner's scheme.
+
+    The highest power comes first.
     """
     y: Value | float = coefficients[0]
     for coefficient in coefficients[1:]:

@@ -1,5 +1,6 @@
-"""Control flow operators and their graphs, and the variables that a program keeps from
-one call to the next.
+"""Control flow operators with their graphs, and the variables of a program.
+
+Variables keep their value from one call to the next.
 """
 
 from __future__ import annotations
@@ -14,20 +15,17 @@ from .emitter import Emitter
 
 
 class Regions(Emitter):
-    """Emits operators into graphs of control flow, the operators that have such graphs,
-    and those on variables.
-    """
+    """Emits control flow operators, operators in their graphs, and variables."""
 
     def __init__(self, spec: TosaSpec) -> None:
-        """A builder for the target ``spec``, which begins outside of all control flow."""
+        """Create a builder for the target ``spec``, outside of all control flow."""
         super().__init__(spec)
         self._depth = 0
         """How many graphs of control flow the operators that are emitted now are in."""
 
     @contextmanager
     def inside(self, operators: list[Operator]) -> Iterator[None]:
-        """A block whose operators are appended to ``operators``, the list of a graph of
-        control flow.
+        """Append the operators of a block to the list of a control flow graph.
 
         Raises Unsupported if graphs are then nested deeper than MAX_NESTING of the
         target's level.
@@ -50,8 +48,7 @@ class Regions(Emitter):
 
     @contextmanager
     def appending_to(self, operators: list[Operator]) -> Iterator[None]:
-        """A block whose operators are appended to ``operators``, not to
-        ``self.operators``.
+        """Append the operators of a block to ``operators``, not to ``self.operators``.
 
         After the block, the list and the ``source`` from before it are restored.
         """
@@ -67,12 +64,12 @@ class Regions(Emitter):
     def control(
         self, cls: type[Operator], inputs: Sequence[Value], **graphs: Graph
     ) -> tuple[Value, ...]:
-        """The results of a new COND_IF or WHILE_LOOP, as tensors of the graph around
-        it.
+        """Return the results of a new COND_IF or WHILE_LOOP.
 
-        ``inputs`` are tensors of this graph: int32 for an int64 of the rules, unless
-        the target has int64 (see ``held``). ``graphs`` are the operator's graphs by
-        attribute name. Raises Unsupported if the target lacks the operator.
+        They are tensors of the surrounding graph. ``inputs`` are tensors of this graph:
+        int32 for an int64 of the rules, unless the target has int64 (see ``held``).
+        ``graphs`` are the operator's graphs by attribute name. Raises Unsupported if
+        the target lacks the operator.
         """
         operator, types = self._inferred(cls, inputs, graphs)
         operator.outputs = tuple([Value(type, producer=operator) for type in types])
@@ -82,10 +79,10 @@ class Regions(Emitter):
     # ---- state
 
     def variable(self, name: str, initial: Value) -> Value:
-        """Declare the variable ``name``, which holds the constant ``initial`` before
-        the first call of the program.
+        """Declare the variable ``name``, with ``initial`` before the first call.
 
-        Returns the value that the variable holds when a call begins.
+        ``initial`` is a constant. Returns the value that the variable holds when a call
+        begins.
         """
         self._append_taken(tosa.VARIABLE((initial,), self.source, variable=name))
         return self.emit(

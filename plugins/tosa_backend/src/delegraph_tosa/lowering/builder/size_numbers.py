@@ -1,5 +1,4 @@
-"""Sizes as numbers: tensors of one element, computed from sizes that are known at run
-time only.
+"""Computes sizes that are known only at run time as tensors of one element.
 
 TOSA has no operator that returns an element of a shape as a tensor. But TILE can repeat
 a 1 as often as a size says, and the sum of these ones is the size.
@@ -21,7 +20,7 @@ Number = Any
 
 
 def computed(t: Operators, number: Number, dtype: DType) -> Value:
-    """``number`` as a tensor [1] of ``dtype``, int32 or fp32.
+    """Return ``number`` as a tensor [1] of ``dtype``, int32 or fp32.
 
     A formula is computed in fp32; as int32 it is rounded towards zero, as torch does.
     """
@@ -38,7 +37,7 @@ def computed(t: Operators, number: Number, dtype: DType) -> Value:
 
 
 def truth(t: Operators, relation: Relation) -> Value:
-    """``relation``, a comparison of sizes, as a tensor [1] of BOOL."""
+    """Return ``relation``, a comparison of sizes, as a tensor [1] of BOOL."""
     compare = {">": t.greater, ">=": t.greater_equal, "==": t.equal}[relation.function]
     left, right = (
         computed(t, size, DType.INT32) for size in (relation.left, relation.right)
@@ -48,7 +47,7 @@ def truth(t: Operators, relation: Relation) -> Value:
 
 
 def _size_as_number(t: Operators, size: int, dtype: DType) -> Value:
-    """The size as a tensor [1], exact up to 2**24 if ``dtype`` is fp32.
+    """Return the size as a tensor [1], exact up to 2**24 if ``dtype`` is fp32.
 
     A size known at run time only is a sum of products count * factor, where ``count``
     is a product of symbols and ``factor`` an int.
@@ -62,7 +61,7 @@ def _size_as_number(t: Operators, size: int, dtype: DType) -> Value:
 
 
 def _ones(t: Operators, count: int, dtype: DType) -> Value:
-    """``count`` as a tensor [1]: the sum of ``count`` ones.
+    """Return ``count`` as a tensor [1]: the sum of ``count`` ones.
 
     TOSA has no empty tensors. So if ``count`` may be 0, one more is summed, and 1 is
     subtracted.
@@ -73,7 +72,7 @@ def _ones(t: Operators, count: int, dtype: DType) -> Value:
 
 
 def _may_be_zero(product: int) -> bool:
-    """Whether a product of sizes may be 0 at run time.
+    """Return whether a product of sizes may be 0 at run time.
 
     A symbol is a size of an input, which is at least 1. Another factor, such as ``n //
     2``, may be 0.
@@ -86,13 +85,14 @@ def _may_be_zero(product: int) -> bool:
 
 
 def _as_fp32(t: Operators, number: Number) -> Value:
-    """``number`` as a tensor [1] of fp32."""
+    """Return ``number`` as a tensor [1] of fp32."""
     return computed(t, number, DType.FP32)
 
 
 def _quotient(t: Operators, left: Number, right: Number) -> Value:
-    """left / right, rounded to the nearest float as in torch: the last bit may decide
-    which pixel is the nearest.
+    """Return left / right, rounded to the nearest float as torch does.
+
+    The last bit may decide which pixel is the nearest.
     """
     divisor = _as_fp32(t, right)
     inverse = t.reciprocal(divisor)
@@ -104,8 +104,9 @@ def _quotient(t: Operators, left: Number, right: Number) -> Value:
 
 
 def _power(t: Operators, base: Number, exponent: Number) -> Value:
-    """base ** exponent. An exponent of 0.5 or -0.5 is computed by RSQRT, which is more
-    exact than POW.
+    """base ** exponent.
+
+    An exponent of 0.5 or -0.5 is computed by RSQRT, which is more exact than POW.
     """
     if exponent in (0.5, -0.5):
         root = t.rsqrt(_as_fp32(t, base))

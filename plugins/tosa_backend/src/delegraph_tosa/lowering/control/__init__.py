@@ -1,3 +1,1 @@
-"""Branches and loops: the operators of control flow, and the inputs and outputs of
-their graphs.
-"""
+"""Branches and loops: control flow operators, and their graphs' inputs and outputs."""

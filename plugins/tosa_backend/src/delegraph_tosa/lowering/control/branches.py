@@ -1,10 +1,9 @@
-"""Branches and loops: a higher-order call is lowered together with its subgraphs, or
-not at all.
+"""Lowers ``cond`` and ``while_loop``.
 
-``cond`` and ``while_loop`` become COND_IF and WHILE_LOOP; ``map`` and ``scan`` are in
-``repeated``. Calls in a subgraph are lowered by the same rules as elsewhere, in a dry
-run too. If one of them is refused, so is the whole call, and the core lowers the
-subgraph as a program of its own.
+A call is lowered with its subgraphs or not at all. ``cond`` and ``while_loop`` become
+COND_IF and WHILE_LOOP; ``map`` and ``scan`` are in ``repeated``. Calls in a subgraph
+are lowered by the same rules as elsewhere, in a dry run too. If one of them is refused,
+so is the whole call, and the core lowers the subgraph as a program of its own.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ Ranges = list[Range | None]
 def _as_rules_see(
     t: Tosa, call: Node, outputs: Sequence[Value], like: Sequence[Value], ranges: Ranges
 ) -> tuple[Value, ...]:
-    """The ``outputs`` of a control flow operator as the values that rules see for the
-    results of ``call``.
+    """Return the values that rules see for the ``outputs`` of a control flow operator.
 
     An output is a tensor of the graph: the integers of a quantized value, or int32 for
     an int64. Each one gets the quantization or the type of the value at its position in
@@ -77,7 +75,7 @@ def _as_rules_see(
 
 
 def _range_if_integer(value: Value) -> Range | None:
-    """The range of an integer value; None for others."""
+    """Return the range of an integer value; None for others."""
     return range_of(value) if value.dtype in INTEGERS else None
 
 
@@ -113,15 +111,15 @@ def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
 
 
 def _unions(left: Iterable[Range | None], right: Iterable[Range | None]) -> Ranges:
-    """The union of each pair of ranges; None where one of them is None."""
+    """Return the union of each pair of ranges; None where one of them is None."""
     return [union(a, b) if a and b else None for a, b in zip(left, right, strict=True)]
 
 
 def _predicate(outer: Interpreter, argument: Any) -> Value:
-    """The predicate ``argument`` as a bool value; operators compute it if it is a
-    comparison of sizes (``Relation``).
+    """Return the predicate ``argument`` as a bool value.
 
-    Raises Unsupported for any other Python value, such as a size.
+    Operators compute it if it is a comparison of sizes (``Relation``). Raises
+    Unsupported for any other Python value, such as a size.
     """
     value = argument_in(outer, argument, "the predicate is")
     return (
@@ -133,11 +131,11 @@ def _predicate(outer: Interpreter, argument: Any) -> Value:
 
 @lowers_control(torch.ops.higher_order.while_loop)
 def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """WHILE_LOOP, which needs the extension `controlflow`; an int64 that it carries
-    gets its range from the condition.
+    """WHILE_LOOP, which needs the extension `controlflow`.
 
-    WHILE_LOOP carries everything that its two graphs use. So operands that are no
-    constants, and sizes, are carried too, and the body returns them unchanged.
+    An int64 that it carries gets its range from the condition. WHILE_LOOP carries
+    everything that its two graphs use. So operands that are no constants, and sizes,
+    are carried too, and the body returns them unchanged.
     """
     t = outer.t
     expect_taken(t, tosa.WHILE_LOOP)
@@ -175,8 +173,9 @@ def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
 
 
 class _Loop:
-    """A call of ``while_loop``; finds out which carried values are quantized, and the
-    ranges of carried integers.
+    """A call of ``while_loop``.
+
+    Finds out which carried values are quantized, and the ranges of carried integers.
     """
 
     def __init__(self, outer: Interpreter, call: Node) -> None:
@@ -219,17 +218,15 @@ class _Loop:
         return condition, Subgraph(self.outer, self.owners[1], self._at(narrowed), only)
 
     def _at(self, ranges: Ranges) -> OperandOf:
-        """A function that returns the operands of condition and body, with carried
-        values in ``ranges``.
+        """Return a function that gives the operands of condition and body.
 
-        A carried value is a new value of the type and quantization with which the loop
-        starts. It is never constant, even if the loop starts with a constant.
+        Carried values lie in ``ranges``. A carried value is a new value of the type and
+        quantization with which the loop starts. It is never constant, even if the loop
+        starts with a constant.
         """
 
         def operand_of(key: Key) -> Value | int:
-            """The operand for a key: a carried value by position, else what no step
-            changes.
-            """
+            """Return a carried value by position, or an unchanged operand."""
             # a key from len(ranges) on, or a size, is an operand that no step changes
             if isinstance(key, Symbol) or key >= len(ranges):
                 return self.operand_of(key)
@@ -239,8 +236,7 @@ class _Loop:
         return operand_of
 
     def settle(self) -> None:
-        """Decide which carried values are quantized, and compute the start of all
-        others in floats.
+        """Decide which carried values are quantized, and start all others in floats.
 
         A carried value is quantized if the body returns it in the quantization in which
         it starts. A value that becomes float may change the other results of the body,
@@ -263,14 +259,14 @@ class _Loop:
             quantized -= changed
 
     def invariant(self) -> Ranges:
-        """A range for each carried integer that holds before the first step, and after
-        each step (a loop invariant).
+        """Return ranges of carried integers that hold before and after each step.
 
-        The body is lowered for candidate ranges, first those before the first step. If
-        its results leave them, they are widened to the next of ``WIDTHS``. If its
-        results stay inside, the ranges are proven; then the ranges of these results are
-        tried, which may be narrower. If no candidate is proven, the ranges are those of
-        the types. None stands for a carried value that is no integer.
+        Such a range is a loop invariant. The body is lowered for candidate ranges,
+        first those before the first step. If its results leave them, they are widened
+        to the next of ``WIDTHS``. If its results stay inside, the ranges are proven;
+        then the ranges of these results are tried, which may be narrower. If no
+        candidate is proven, the ranges are those of the types. None stands for a
+        carried value that is no integer.
         """
         start = [_range_if_integer(v) for v in self.start]
         if not any(start):
@@ -313,10 +309,10 @@ class _Loop:
         ]
 
     def _ranges_after(self, ranges: Ranges) -> Ranges:
-        """The ranges of carried values after a step that begins with values in
-        ``ranges``; None where these have None.
+        """Return the ranges of carried values after a step from ``ranges``.
 
-        Raises Unsupported if a rule of the body refuses them.
+        They are None where ``ranges`` has None. Raises Unsupported if a rule of the
+        body refuses them.
         """
         # only integer results of the body are lowered, so the k-th of them belongs to
         # the k-th range that is not None
@@ -326,20 +322,17 @@ class _Loop:
 
 
 def _is_integer(node: Node) -> bool:
-    """Whether torch recorded an integer tensor for ``node``."""
+    """Return whether torch recorded an integer tensor for ``node``."""
     val = node.meta.get("val")
     return isinstance(val, torch.Tensor) and DTYPES.get(val.dtype) in INTEGERS
 
 
 WIDTHS = (0, 7, 15, 30, 31, 63)
-"""The numbers of bits to which the ranges of a loop's integers are widened, one after
-the other.
-"""
+"""Numbers of bits to which the ranges of a loop's integers are widened, in order."""
 
 
 def _wider(before: Range, after: Range) -> Range:
-    """``after``, with each end that differs from ``before`` widened to the next number
-    of bits in ``WIDTHS``.
+    """Return ``after`` with each changed end widened to the next width in ``WIDTHS``.
 
     With w bits, the lower end is -2**w and the upper end 2**w - 1.
     """

@@ -1,5 +1,4 @@
-"""``map`` and ``scan``: the operators of all steps written out (unrolled), or a loop if
-there are too many steps.
+"""Lowers ``map`` and ``scan``: unrolls few steps, and makes a loop of many.
 
 TOSA has neither operator. Up to ``MOST_STEPS`` steps are written out, which needs no
 extension. More steps, or a number that is known at run time only, become a WHILE_LOOP
@@ -52,10 +51,10 @@ MOST_STEPS = 1024
 
 @lowers_control(torch.ops.higher_order.map_impl)
 def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """``map``: the operators of all steps, or a WHILE_LOOP for more than 1024 steps or
-    a number known at run time only.
+    """Lower ``map``: unrolled, or as a WHILE_LOOP for many or unknown steps.
 
-    The loop needs the extension `controlflow`.
+    More than 1024 steps, or a number known only at run time, make a loop. The loop
+    needs the extension `controlflow`.
     """
     body, xs, additional = call.args
     steps = _Steps(outer, body, xs)
@@ -66,8 +65,7 @@ def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
 
 @lowers_control(torch.ops.higher_order.scan)
 def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """As ``map``, but each step also gets the values that the step before it carries
-    on.
+    """Lower ``scan``: like ``map``, but steps pass values to the next step.
 
     In a loop, these cannot be int64 on a target without int64: they would have to fit
     into int32 after any number of steps, and no condition bounds them as in
@@ -87,17 +85,15 @@ def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
 
 
 class _Steps:
-    """The steps of ``map`` and ``scan``, one for each index of the first axis of the
-    tensors ``xs``.
-    """
+    """The steps of ``map`` and ``scan``, one for each index of the first axis."""
 
     def __init__(self, outer: Interpreter, body: Any, xs: Any) -> None:
-        """``outer`` is the interpreter of the program around the call, ``xs`` are the
-        nodes of the tensors.
+        """Prepare the steps. ``outer`` interprets the program around the call.
 
-        ``body`` is the get_attr node of the subgraph of one step: ``nodes`` are the
-        nodes of this subgraph, ``position`` maps its placeholders to 0, 1, .. ``count``
-        is the number of steps, ``most`` the largest that it can be.
+        ``xs`` are the nodes of the tensors that are sliced. ``body`` is the get_attr
+        node of the subgraph of one step: ``nodes`` are the nodes of this subgraph,
+        ``position`` maps its placeholders to 0, 1, .. ``count`` is the number of steps,
+        ``most`` the largest that it can be.
         """
         self.outer = outer
         self.name = str(body.target)
@@ -111,7 +107,7 @@ class _Steps:
         self.are_too_many = is_dynamic(self.count) or self.count > MOST_STEPS
 
     def run(self, step: int, carried: Sequence[Value], additional: Any) -> list[Value]:
-        """The results of step number ``step``, whose operators are emitted here.
+        """Return the results of step number ``step``, whose operators are emitted here.
 
         ``carried`` are the carried values after the step before; ``additional`` are
         operands that are the same for all steps.
@@ -133,7 +129,7 @@ class _Steps:
         of_all_steps = operands_of(self.outer, additional)
 
         def operand(node: Node) -> Value | int:
-            """The value, or the size, for the placeholder ``node`` of the body."""
+            """Return the value or size of the placeholder ``node`` of the body."""
             k = self.position[node]
             return (
                 of_this_step[k]
@@ -147,8 +143,7 @@ class _Steps:
         return [value_in(inner, v, "a step returns") for v in results_of(self.nodes)]
 
     def stacked(self, rows: Sequence[Sequence[Value]]) -> tuple[Value, ...]:
-        """For each result of the body, one tensor with its values in all steps, joined
-        along a new first axis.
+        """Join each result of the body over all steps, along a new first axis.
 
         ``rows[k]`` are the results of step k.
         """
@@ -164,8 +159,9 @@ class _Steps:
 
 
 def _in_steps_of(like: Value, held: Value) -> Value:
-    """The tensor ``held`` as rules see it: in the quantization of ``like`` if that is
-    quantized.
+    """Return the tensor ``held`` as rules see it, with the quantization of ``like``.
+
+    If ``like`` is not quantized, returns ``held``.
     """
     return Scaled(held, like.scale, like.zero_point) if is_quantized(like) else held
 
@@ -223,8 +219,9 @@ class _Loop:
         self.passed: dict[Key, Value] = {}
 
     def _expect_loops(self) -> None:
-        """Raise Unsupported if the target has no loops; the reason says why the steps
-        need one.
+        """Raise Unsupported if the target has no loops.
+
+        The reason says why the steps need one.
         """
         text = (
             f"its {self.steps.count} steps are more than the {MOST_STEPS} that are"
@@ -242,15 +239,17 @@ class _Loop:
         expect_taken(self.t, tosa.WHILE_LOOP)
 
     def _as_rows(self, x: Value) -> Value:
-        """x [N,*S] -> [1,N,C], the form in which GATHER takes rows; C is the product of
-        S. A bool becomes a number.
+        """x [N,*S] -> [1,N,C], the form in which GATHER takes rows.
+
+        C is the product of S. A bool becomes a number.
         """
         x = self.t.reshape(x, (1, x.shape[0], math.prod(x.shape[1:])))
         return self.t.held(converted(self.t, x, movable(self.t, x.dtype)))
 
     def _zero_rows(self, row: Any) -> Value:
-        """Zeros [1,N,C], into which SCATTER writes N rows: each has the type ``row``
-        and C elements.
+        """Return zeros [1,N,C], into which SCATTER writes N rows of the type ``row``.
+
+        C is the number of elements of a row.
         """
         dtype = self.t.held_type(row).dtype
         shape = (1, self.steps.count, math.prod(row.shape))
@@ -260,9 +259,7 @@ class _Loop:
         return self.t.constant(0, dtype, shape)
 
     def results(self) -> tuple[Value, ...]:
-        """The results of the whole call: the carried values after the last step, and
-        the rows of all steps.
-        """
+        """Return the carried values after the last step, and the rows of all steps."""
         t = self.t
         n = len(self.start)
         body, rows = self._body()
@@ -291,8 +288,7 @@ class _Loop:
         return (*last, *stacked)
 
     def _carried_as_rules_see(self, held: Value, like: Value) -> Value:
-        """The value that rules see for ``held``, the tensor of the graph for a value
-        that the scan carries.
+        """Return the value that rules see for the tensor of a carried value.
 
         It has the type of ``like``, the value before the first step, and the range of
         this type: nothing is known of the integers after several steps.
@@ -304,7 +300,7 @@ class _Loop:
         )
 
     def _condition(self, carried: Sequence[Value]) -> Graph:
-        """The graph of the loop's condition: number of the step < count of steps.
+        """Return the graph of the loop's condition: the step's number < count of steps.
 
         It has an input for each of ``carried``, here all inputs of the loop.
         """
@@ -322,7 +318,7 @@ class _Loop:
         return Graph(inputs, [goes_on], operators, f"{self.steps.name}_condition")
 
     def _body(self) -> tuple[Graph, list[Value]]:
-        """The graph of one step, and the rows that it computes, as rules see them.
+        """Return the graph of one step, and the rows that it computes.
 
         While the step is lowered, ``_operand`` adds additional operands to ``passed``;
         afterwards this method adds sizes.
@@ -373,7 +369,7 @@ class _Loop:
         return Graph(inputs, outputs, operators, self.steps.name), returned[n:]
 
     def _operand(self, node: Node, of_this_step: Sequence[Value]) -> Value | int:
-        """The value of the body's placeholder ``node``.
+        """Return the value of the body's placeholder ``node``.
 
         The first placeholders are ``of_this_step``: what the scan carries, and the
         slices for this step. The others are additional operands, the same for all
@@ -395,16 +391,15 @@ class _Loop:
         return self.t.seen(input, value.type, value.range)
 
     def _passed_value(self, key: Key) -> Value:
-        """The tensor that the program around the loop passes for ``key``: an additional
-        operand, or a size.
-        """
+        """Return the tensor that the outer program passes: an operand, or a size."""
         value = self.operand_of(key)
         assert isinstance(value, Value)
         return self.t.held(real(self.t, value))
 
     def _row_of(self, x: Value, rows: Value, index: Value) -> Value:
-        """x[index] [*S], as rules see it. ``rows`` [1,N,C] is x [N,*S] as ``_as_rows``
-        made it, ``index`` is [1,1].
+        """x[index] [*S], as rules see it.
+
+        ``rows`` [1,N,C] is x [N,*S] as ``_as_rows`` made it, ``index`` is [1,1].
         """
         row = self.t.reshape(self.t.gather(rows, index), x.shape[1:])
         row = converted(self.t, row, DType.BOOL) if x.dtype is DType.BOOL else row
@@ -415,9 +410,7 @@ class _Loop:
         )
 
     def _with_row(self, rows: Value, index: Value, row: Value) -> Value:
-        """``rows`` [1,N,C] with ``row`` [*S], which has C elements, written at
-        ``index`` [1,1].
-        """
+        """Write ``row`` [*S] of C elements into ``rows`` [1,N,C] at ``index`` [1,1]."""
         row = converted(self.t, row, movable(self.t, row.dtype))
         return self.t.scatter(
             rows, index, self.t.reshape(self.t.held(row), (1, 1, rows.shape[2]))
@@ -425,6 +418,6 @@ class _Loop:
 
 
 def _counter(value: Value, most: int) -> Value:
-    """``value``, the number of a step; sets its range to 0 .. ``most``."""
+    """Return ``value``, the number of a step; sets its range to 0 .. ``most``."""
     value.range = 0, most
     return value

@@ -1,5 +1,4 @@
-"""Subgraphs of higher-order calls, lowered to graphs of their own: what ``branches``
-and ``repeated`` share.
+"""Lowers subgraphs of higher-order calls to graphs of their own.
 
 A graph of TOSA cannot use values of the graph around it. So an operand of the call that
 is constant, such as a weight, becomes a constant of each graph that uses it, and every
@@ -31,12 +30,14 @@ if TYPE_CHECKING:
     from ..interpret.interpreter import Interpreter
 
 Key = int | Symbol
-"""An input of a graph: an operand of the call, by position, or a tensor [size] that
-carries a symbol in its shape.
+"""An input of a graph: an operand of the call by position, or a symbol.
+
+A symbol is passed as the shape of a tensor [size].
 """
 OperandOf = Callable[[Key], Value | int]
-"""Returns the operand of the call for a key: a value, or a size. Raises Unsupported for
-other Python values.
+"""Returns the operand of the call for a key: a value, or a size.
+
+Raises Unsupported for other Python values.
 """
 Wanted = Callable[[Node], bool]
 """Selects results of a subgraph."""
@@ -57,13 +58,12 @@ class Subgraph:
         operand_of: OperandOf,
         only: Wanted | None = None,
     ) -> None:
-        """Lower the subgraph that the get_attr node ``owner`` fetches, inside of the
-        program of ``outer``.
+        """Lower the subgraph that the get_attr node ``owner`` fetches.
 
-        ``operand_of`` returns operands of the higher-order call by key. ``only``
-        selects results by their nodes: other results are not lowered, nor the calls on
-        which only these depend; None selects all. Raises Unsupported if a call of the
-        subgraph is refused.
+        ``outer`` interprets the surrounding program. ``operand_of`` returns operands of
+        the higher-order call by key. ``only`` selects results by their nodes: other
+        results are not lowered, nor the calls on which only these depend; None selects
+        all. Raises Unsupported if a call of the subgraph is refused.
         """
         self.t = outer.t
         self.operand_of = operand_of
@@ -91,8 +91,7 @@ class Subgraph:
             ]
 
     def _operand(self, node: Node) -> Value | int:
-        """The value of the placeholder ``node``: a size, a constant, or an input of the
-        graph, as rules see it.
+        """Return the value of a placeholder: a size, a constant or an input.
 
         Called when a call of the subgraph first uses ``node``; an operand that is
         neither size nor constant gets an input.
@@ -106,7 +105,7 @@ class Subgraph:
         return seen(self.t, self.input(self.position[node]), value, value.range)
 
     def input(self, key: Key) -> Value:
-        """The input of the graph for ``key``, made when it is first asked for.
+        """Return the input of the graph for ``key``, made when it is first asked for.
 
         Raises Unsupported if the target has no tensors of its type.
         """
@@ -121,23 +120,20 @@ class Subgraph:
         return self.inputs[key]
 
     def compute(self, position: int) -> None:
-        """Replace the quantized result at ``position`` by its real numbers, computed in
-        floats.
-        """
+        """Replace the quantized result at ``position`` by real numbers, in floats."""
         with self.t.inside(self.operators):
             self.results[position] = real(self.t, self.results[position])
 
     def unknown_symbols(self, keys: Iterable[Key]) -> set[Symbol]:
-        """The symbols that the subgraph computes with and that are in no shape of its
-        inputs for ``keys``.
-        """
+        """Return the symbols that the subgraph needs, without those of its inputs."""
         return unknown_symbols(
             [self.input(key) for key in keys], sizes_of(self.operators)
         )
 
     def graph(self, keys: Sequence[Key], passed: Sequence[Key] = ()) -> Graph:
-        """The graph, with inputs for ``keys``. It returns its results, and the inputs
-        for ``passed`` unchanged.
+        """Return the graph, with inputs for ``keys``.
+
+        It returns its results, and the inputs for ``passed`` unchanged.
         """
         inputs = [self.input(key) for key in keys]
         # each result is attributed to the output node
@@ -154,7 +150,7 @@ class Subgraph:
 
 
 def keys_of(graphs: Sequence[Subgraph], carried: Iterable[Key] = ()) -> list[Key]:
-    """The keys of the inputs that all ``graphs`` of one operator get, in order.
+    """Return the keys of the inputs that all ``graphs`` of one operator get, in order.
 
     A key is an operand of the call, by position, or the symbol of a size, for which the
     input is a tensor of this length. ``carried`` come first, then the operands that any
@@ -169,14 +165,15 @@ def keys_of(graphs: Sequence[Subgraph], carried: Iterable[Key] = ()) -> list[Key
 
 
 def module_of(owner: Node) -> GraphModule:
-    """The module of the subgraph that the ``get_attr`` node ``owner`` fetches."""
+    """Return the module of the subgraph that the node ``owner`` fetches."""
     module: Any = getattr(owner.graph.owning_module, str(owner.target))
     return module  # type: ignore[no-any-return]
 
 
 def lower_calls(inner: Interpreter, nodes: Sequence[Node], name: str) -> None:
-    """Lower the calls of the subgraph ``name``. If one is refused, raises Unsupported
-    that begins with ``name``.
+    """Lower the calls of the subgraph ``name``.
+
+    If one is refused, raises Unsupported that begins with ``name``.
     """
     for node in nodes:
         try:
@@ -192,15 +189,16 @@ def lower_calls(inner: Interpreter, nodes: Sequence[Node], name: str) -> None:
 
 
 def results_of(nodes: Sequence[Node]) -> Sequence[Any]:
-    """What a subgraph with these ``nodes`` returns, always as a sequence; the last node
-    is its output.
+    """What a subgraph with these ``nodes`` returns, always as a sequence.
+
+    The last node is its output.
     """
     returned: Any = nodes[-1].args[0]
     return returned if isinstance(returned, (tuple, list)) else (returned,)
 
 
 def _nodes_that_compute(values: Iterable[Any]) -> list[Node]:
-    """The nodes on which ``values`` depend, these included, in graph order."""
+    """Return the nodes on which ``values`` depend, these included, in graph order."""
     needed: set[Node] = set()
     waiting = [v for v in values if isinstance(v, Node)]
     while waiting:
@@ -213,7 +211,7 @@ def _nodes_that_compute(values: Iterable[Any]) -> list[Node]:
 
 
 def value_in(interpreter: Interpreter, argument: Any, what: str) -> Value:
-    """The value of ``argument``, an operand or result of a subgraph.
+    """Return the value of ``argument``, an operand or result of a subgraph.
 
     Raises Unsupported if it is no tensor; the reason begins with ``what``, as in "the
     loop carries".
@@ -241,15 +239,15 @@ def argument_in(interpreter: Interpreter, argument: Any, what: str) -> Value | i
 
 
 def is_quantized(value: Value) -> TypeGuard[Scaled]:
-    """Whether ``value`` is passed to a graph as its integers: a quantized activation
-    is, but no constant.
+    """Return whether ``value`` is passed to a graph as its integers.
+
+    Quantized activations are, constants are not.
     """
     return isinstance(value, Scaled) and value.is_small and value.constant is None
 
 
 def held(value: Value) -> Value:
-    """The tensor that stands for ``value`` in a graph: the integers of a quantized
-    value, else ``value`` itself.
+    """Return the tensor for ``value`` in a graph: the integers if it is quantized.
 
     An int64 is not narrowed here: callers pass the result to ``Tosa.held``, which
     returns its int32.
@@ -258,8 +256,7 @@ def held(value: Value) -> Value:
 
 
 def crossing(t: Tosa, operand: Value | int) -> Value:
-    """The tensor that the graph around the call passes to the call's graphs for
-    ``operand``.
+    """Return the tensor that the surrounding graph passes for ``operand``.
 
     For a quantized value these are its integers, for an int64 its int32, else the value
     itself.
@@ -269,12 +266,11 @@ def crossing(t: Tosa, operand: Value | int) -> Value:
 
 
 def seen(t: Tosa, crossed: Value, like: Value, range: Range | None) -> Value:
-    """The value that rules see for the tensor ``crossed`` of a graph: the reverse of
-    ``crossing``.
+    """Return the value that rules see for a tensor that crossed into a graph.
 
-    If ``like`` is quantized, the result is ``crossed`` in the same quantization, and
-    ``range`` is not used. Otherwise the result has the type of ``like`` and ``range``;
-    a range of None is that of the type.
+    This is the reverse of ``crossing``. If ``like`` is quantized, the result is
+    ``crossed`` in the same quantization, and ``range`` is not used. Otherwise the
+    result has the type of ``like`` and ``range``; a range of None is that of the type.
     """
     if is_quantized(like):
         return Scaled(crossed, like.scale, like.zero_point)
@@ -282,9 +278,7 @@ def seen(t: Tosa, crossed: Value, like: Value, range: Range | None) -> Value:
 
 
 def is_alike(first: Value, second: Value) -> bool:
-    """Whether both values are quantized with the same scale, zero point and type, or
-    neither is quantized.
-    """
+    """Return whether both values have the same quantization, or neither has any."""
     if not (is_quantized(first) and is_quantized(second)):
         return is_quantized(first) == is_quantized(second)
     return (first.scale, first.zero_point, first.q.dtype) == (
@@ -295,8 +289,7 @@ def is_alike(first: Value, second: Value) -> bool:
 
 
 def operands_of(outer: Interpreter, arguments: Any) -> OperandOf:
-    """A function that returns the operands of a call by key, from its ``arguments``;
-    each is computed only once.
+    """Return a function that computes the operands of a call by key, each once.
 
     Operators that compute an operand, such as those of a lazy value, are appended to
     the graph around the call, even if the function is called while a subgraph is
@@ -308,9 +301,7 @@ def operands_of(outer: Interpreter, arguments: Any) -> OperandOf:
     operands: dict[Key, Value | int] = {}
 
     def operand_of(key: Key) -> Value | int:
-        """The operand for ``key``: a size as a tensor of this length, else the argument
-        at this position.
-        """
+        """Return the operand: a tensor of this length for a size, else the argument."""
         if key not in operands:
             with outer.t.appending_to(operators):
                 if isinstance(key, Symbol):
@@ -325,18 +316,18 @@ def operands_of(outer: Interpreter, arguments: Any) -> OperandOf:
 
 
 def as_long_as(t: Tosa, size: Symbol) -> Value:
-    """A tensor [size], which passes ``size`` to a graph by its shape. It is BOOL, a
-    type that every target has.
+    """Return a tensor [size], which passes ``size`` to a graph by its shape.
+
+    It is BOOL, a type that every target has.
     """
     return t.tile(t.constant(0, DType.BOOL), (atom(size),))
 
 
 def own(constant: Value) -> Value:
-    """A copy of an integer constant for use in one subgraph; constants of other types
-    as they are.
+    """Return a copy of an integer constant for use in one subgraph.
 
-    Rules may narrow the range of the copy, which holds only if the subgraph runs: the
-    original must not change.
+    Constants of other types as they are. Rules may narrow the range of the copy, which
+    holds only if the subgraph runs: the original must not change.
     """
     return (
         Value(constant.type, constant.constant, constant.name)

@@ -1,3 +1,1 @@
-"""Where the elements of images and windows lie: order of axes, padding, positions that
-a kernel or a resize reads.
-"""
+"""Geometry of images and windows: order of axes, padding and positions to read."""

@@ -21,8 +21,9 @@ class Axis(NamedTuple):
     scale: float | None = None
 
     def step(self, corners: bool = False) -> np.float32:
-        """Input elements per output element. ``corners``: whether the centres of the
-        outermost elements coincide.
+        """Input elements per output element.
+
+        ``corners``: whether the centres of the outermost elements coincide.
         """
         if corners:
             return f32(self.size - 1) / f32(self.out - 1) if self.out > 1 else f32(0)
@@ -31,9 +32,7 @@ class Axis(NamedTuple):
         return f32(self.size) / f32(self.out)
 
     def places(self, corners: bool) -> Any:
-        """fp32 [out]: the positions of the output elements' centres in the input, in
-        elements.
-        """
+        """Return fp32 [out]: the centres of output elements, in input positions."""
         outputs = np.arange(self.out, dtype=f32)
         step = self.step(corners)
         return outputs * step if corners else (outputs + f32(0.5)) * step - f32(0.5)

@@ -1,6 +1,4 @@
-"""Permutations between the layouts of torch and TOSA, and arguments that users may
-write in several ways.
-"""
+"""Permutations between the layouts of torch and TOSA, and forms of arguments."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ NHWC = (0, 2, 3, 1)
 NCHW = (0, 3, 1, 2)
 """The permutation from TOSA's images (N,H,W,C) to torch's (N,C,H,W)."""
 OHWI = (0, 2, 3, 1)
-"""The permutation from torch's convolution weights (O,I,KH,KW) to TOSA's (O,KH,KW,I).
-"""
+"""The permutation from torch's convolution weights (O,I,KH,KW) to (O,KH,KW,I)."""
 HWOI = (2, 3, 0, 1)
 """The permutation from torch's depthwise weights (C*M,1,KH,KW) to (KH,KW,C*M,1)."""
 
@@ -23,20 +20,22 @@ Pair = tuple[int, int]
 
 
 def channels_last(rank: int) -> tuple[int, ...]:
-    """The permutation from torch's (N,C,*S) to TOSA's (N,*S,C); for weights, from
-    (O,C,*K) to (O,*K,C).
+    """Return the permutation from torch's (N,C,*S) to TOSA's (N,*S,C).
+
+    For weights, from (O,C,*K) to (O,*K,C).
     """
     return (0, *range(2, rank), 1)
 
 
 def channels_first(rank: int) -> tuple[int, ...]:
-    """The permutation from TOSA's (N,*S,C) to torch's (N,C,*S)."""
+    """Return the permutation from TOSA's (N,*S,C) to torch's (N,C,*S)."""
     return (0, rank - 1, *range(1, rank - 1))
 
 
 def pair(numbers: int | Sequence[int]) -> Pair:
-    """(height, width) from an argument of torch: two numbers, or one for both, as an
-    int or as a list of one.
+    """Return (height, width) from two numbers, or from one for both.
+
+    One number is an int or a list of one.
     """
     if isinstance(numbers, int):
         return numbers, numbers
@@ -44,8 +43,9 @@ def pair(numbers: int | Sequence[int]) -> Pair:
 
 
 def numbers(argument: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """``count`` numbers, one for each axis, from an argument that may be one number for
-    all (int or list of one).
+    """Return ``count`` numbers, one for each axis.
+
+    ``argument`` may be one number for all axes: an int or a list of one.
     """
     if isinstance(argument, int):
         return (argument,) * count
@@ -53,23 +53,25 @@ def numbers(argument: int | Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def axis_of(dim: int, rank: int) -> int:
-    """The axis, counted from 0, for ``dim`` in a tensor of ``rank`` axes; negative dims
-    count from the end.
+    """Return the axis, counted from 0, for ``dim`` in a tensor of ``rank`` axes.
 
-    0 for a tensor without axes, for which torch accepts the dims 0 and -1.
+    Negative dims count from the end. 0 for a tensor without axes, for which torch
+    accepts the dims 0 and -1.
     """
     return dim % rank if rank else 0
 
 
 def batched(t: Tosa, x: Value, rank: int) -> Value:
-    """x as a tensor of ``rank`` axes: without a batch axis, which torch allows, it gets
-    one: [C,H,W] -> [1,C,H,W]
+    """Return x with a batch axis if it lacks one: [C,H,W] -> [1,C,H,W].
+
+    torch allows operands without a batch.
     """
     return t.ranked(x, rank) if x.rank == rank - 1 else x
 
 
 def unbatched(t: Tosa, y: Value, x: Value) -> Value:
-    """The result ``y`` without its batch axis of size 1 if the operand ``x`` has none:
-    undoes ``batched``.
+    """Remove the batch axis of the result ``y`` if the operand ``x`` has none.
+
+    This undoes ``batched``.
     """
     return t.reshape(y, y.shape[y.rank - x.rank :])

@@ -16,8 +16,9 @@ LARGEST = 1 << 20
 
 
 def picked(t: Tosa, x: Value, axis: int, positions: Any) -> Value:
-    """x [*A,N,*B], numpy ``positions`` [*P] along ``axis`` -> [*A,*P,*B]; raises
-    Unsupported for more than LARGEST
+    """x [*A,N,*B], numpy ``positions`` [*P] along ``axis`` -> [*A,*P,*B].
+
+    Raises Unsupported for more than LARGEST
     """
     places = np.asarray(positions)
     t.require(
@@ -44,7 +45,8 @@ def rearranged(t: Tosa, x: Value, positions: Any) -> Value:
 
 
 def numbered(shape: tuple[int, ...]) -> Any:
-    """numpy 0, 1, 2, .. in ``shape``. After numpy has moved them, ``rearranged`` moves
-    a tensor in the same way.
+    """numpy 0, 1, 2, .. in ``shape``.
+
+    After numpy has moved them, ``rearranged`` moves a tensor in the same way.
     """
     return np.arange(math.prod(shape)).reshape(shape)

@@ -21,10 +21,10 @@ Ints = Sequence[int]
 
 
 class Window(NamedTuple):
-    """A window along one axis, in elements: its size, step, padding ``before`` and
-    ``after`` the input, and dilation.
+    """A window along one axis: size, step, padding and dilation, in elements.
 
-    ``ceil``: whether a last window may reach beyond the padding (torch's ceil_mode).
+    The padding lies ``before`` and ``after`` the input. ``ceil``: whether a last window
+    may reach beyond the padding (torch's ceil_mode).
     """
 
     kernel: int
@@ -36,13 +36,11 @@ class Window(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """How many elements of the axis a window spans, from its first to its last one,
-        with the gaps of dilation.
-        """
+        """Number of elements that a window spans, with the gaps of dilation."""
         return self.dilation * (self.kernel - 1) + 1
 
     def count(self, size: int) -> int:
-        """How many windows torch makes of an axis of ``size`` elements."""
+        """Return how many windows torch makes of an axis of ``size`` elements."""
         # elements, with padding, that are left behind the first window
         room = size + self.before + self.after - self.reach
         if not self.ceil:
@@ -53,8 +51,7 @@ class Window(NamedTuple):
         return count - 1 if (count - 1) * self.stride >= size + self.before else count
 
     def trailing(self, size: int) -> int:
-        """The padding after ``size`` elements with which the last window ends at the
-        edge.
+        """Return the padding after ``size`` elements that completes the last window.
 
         A negative number counts trailing elements that are in no window.
         """
@@ -68,10 +65,10 @@ def windows(
     dilation: Ints | None = None,
     ceil: bool = False,
 ) -> list[Window]:
-    """One window for each axis, from torch's arguments: padding is the same on both
-    sides, ``ceil`` is ceil_mode.
+    """Return one window for each axis, from torch's arguments.
 
-    A ``dilation`` of None is 1 for every axis.
+    The padding is the same on both sides, and ``ceil`` is ceil_mode. A ``dilation`` of
+    None is 1 for every axis.
     """
     dilation = (1,) * len(kernel) if dilation is None else dilation
     return [
@@ -83,13 +80,13 @@ def windows(
 def exact(
     t: Tosa, x: Value, axes: Sequence[Window], fill: float | None = None
 ) -> tuple[Value, Pad]:
-    """x [N,*S,C] -> an input and a padding, (before, after) for each axis, for which
-    TOSA's windows are ``axes``.
+    """x [N,*S,C] -> an input and a padding for which TOSA's windows are ``axes``.
 
-    Trailing elements that are in no window are removed, first from the padding and then
-    from the input. If their number is known at run time only, the trailing padding
-    becomes part of the input, as elements ``fill``. Raises Unsupported in that case if
-    ``fill`` is None or x has integers, and for a window that has only padding.
+    The padding has (before, after) for each axis. Trailing elements that are in no
+    window are removed, first from the padding and then from the input. If their number
+    is known at run time only, the trailing padding becomes part of the input, as
+    elements ``fill``. Raises Unsupported in that case if ``fill`` is None or x has
+    integers, and for a window that has only padding.
     """
     x, axes = _with_trailing_inside(t, x, axes, fill)
     size = list(x.shape)
@@ -119,7 +116,7 @@ def exact(
 def _with_trailing_inside(
     t: Tosa, x: Value, axes: Sequence[Window], fill: float | None
 ) -> tuple[Value, Sequence[Window]]:
-    """x padded with ``fill``, and ``axes`` with ``after`` 0 where x was padded.
+    """Return x padded with ``fill``, and ``axes`` with ``after`` 0 where x was padded.
 
     Only axes are padded whose windows read a number of trailing padding elements that
     is known at run time only. For such an axis, raises Unsupported if ``fill`` is None
@@ -144,10 +141,10 @@ def _with_trailing_inside(
 def _with_ceil_inside(
     t: Tosa, x: Value, axis: int, trailing: int, fill: float | None
 ) -> Value:
-    """x with max(trailing, 0) elements ``fill`` at the end of ``axis``, which the
-    windows of ceil_mode read beyond x.
+    """Append max(trailing, 0) elements ``fill`` to ``axis`` of x.
 
-    Raises Unsupported if ``fill`` is None or x has integers.
+    Windows of ceil_mode read them beyond x. Raises Unsupported if ``fill`` is None or x
+    has integers.
     """
     why = (
         f"how far ceil_mode reaches behind {x.shape[axis]} elements is known at run"
@@ -162,8 +159,9 @@ def _with_ceil_inside(
 def framed(
     t: Tosa, x: Value, frame: Sequence[tuple[int, int]], number: Operand = 0
 ) -> Value:
-    """x [*S] padded with ``number``: (before, after) elements for each axis; a negative
-    number cuts elements off.
+    """Return x [*S] padded with ``number``: (before, after) elements for each axis.
+
+    A negative number cuts elements off.
     """
     # cut first: (-1, 2) on an axis of 5 leaves the elements from 1 on, 4 of them, and
     # then adds 2
@@ -177,9 +175,7 @@ def framed(
 
 
 def spread(t: Tosa, x: Value, axis: int, step: int) -> Value:
-    """x [*A,N,*B] -> [*A,(N-1)*step+1,*B], with step - 1 zeros between two elements of
-    ``axis``.
-    """
+    """x [*A,N,*B] -> [*A,(N-1)*step+1,*B], with step - 1 zeros between elements."""
     size = x.shape[axis]
     if step == 1 or size == 1:
         return x

@@ -1,5 +1,6 @@
-"""Clamps of quantized values. They become clamps of the integers when a quantize
-operator gives the quantization.
+"""Clamps of quantized values.
+
+They become clamps of the integers when a quantize operator gives the quantization.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ inf = math.inf
 
 
 def between(x: Lazy, low: float | None, high: float | None) -> Lazy:
-    """x clamped to ``low`` .. ``high``; None means no limit.
+    """Return x clamped to ``low`` .. ``high``; None means no limit.
 
     If ``low`` is above ``high``, every element becomes ``high``, as in torch.
     """

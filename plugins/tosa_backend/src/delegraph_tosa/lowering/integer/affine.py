@@ -1,6 +1,4 @@
-"""Products and sums of a quantized value with constants that have one number for each
-channel.
-"""
+"""Multiplies and adds constants with one number for each channel."""
 
 from __future__ import annotations
 
@@ -22,25 +20,25 @@ GAIN = 28
 
 
 def multiplied(t: Tosa, x: Scaled, by: Value, bias: Value | None = None) -> Scaled:
-    """x * by + bias, where ``by`` and ``bias`` are constants that broadcast with x and
-    each other; None is no bias.
+    """Return x * by + bias, for constants that broadcast with x and each other.
 
-    Raises Unsupported if ``by`` or ``bias`` is no constant.
+    No bias is None. Raises Unsupported if ``by`` or ``bias`` is no constant.
     """
     return affine(t, _with_all_bits(t, x), by.shape, by, bias)
 
 
 def sloped(t: Tosa, x: Scaled, shape: Shape, slopes: Value) -> Scaled:
-    """x above 0 and x * slopes below, for constant slopes that broadcast with x in
-    ``shape``
+    """Return x where it is positive and x * slopes elsewhere.
+
+    The constant slopes broadcast with x in ``shape``.
     """
     y = _with_all_bits(t, x)
 
     def gain() -> float:
-        """The step of the integers for the factors 1 and slope, of which the largest
-        gets GAIN bits.
+        """Return the step of the integers for the factors 1 and slope.
 
-        It is computed when the file is written and the slopes are read.
+        The larger factor gets GAIN bits. It is computed when the file is written and
+        the slopes are read.
         """
         return float(max(np.abs(real_elements(slopes)).max(), 1.0)) / 2.0**GAIN
 
@@ -58,8 +56,9 @@ def sloped(t: Tosa, x: Scaled, shape: Shape, slopes: Value) -> Scaled:
 
 
 def _with_all_bits(t: Tosa, x: Scaled) -> Scaled:
-    """x as int32 without zero point, rescaled so that the largest one has BITS bits,
-    the most for a RESCALE.
+    """Return x as int32 without zero point, scaled so that the largest has BITS bits.
+
+    A RESCALE takes no more.
     """
     step = x.scale.factor / 2.0 ** (BITS - x.size.bit_length())
     return Scaled(centred(t, x, step), Scale(step))
@@ -68,13 +67,12 @@ def _with_all_bits(t: Tosa, x: Scaled) -> Scaled:
 def affine(
     t: Tosa, y: Scaled, shape: Shape, weight: Value | None, bias: Value | None
 ) -> Scaled:
-    """y * weight + bias, for constants that broadcast with y in ``shape``; a weight of
-    None is 1, a bias of None is 0.
+    """Return y * weight + bias, for constants that broadcast with y in ``shape``.
 
-    The scale of the integer weight is large enough that neither the weight, nor the
-    bias in the scale of the product, overflows. It is computed when the file is written
-    (``gain``), because the constants are read only then. Raises Unsupported if
-    ``weight`` or ``bias`` is no constant.
+    A weight of None is 1, a bias of None is 0. The scale of the integer weight is large
+    enough that neither the weight, nor the bias in the scale of the product, overflows.
+    It is computed when the file is written (``gain``), because the constants are read
+    only then. Raises Unsupported if ``weight`` or ``bias`` is no constant.
     """
     if weight is None and bias is None:
         return y
@@ -85,9 +83,7 @@ def affine(
         )
 
     def gain() -> Array:
-        """fp32 [1]: the step of the integer weight, computed from the constants when
-        the file is written.
-        """
+        """fp32 [1]: the step of the integer weight, computed when the file is made."""
         factors = np.ones(1) if weight is None else np.abs(real_elements(weight))
         offsets = np.zeros(1) if bias is None else np.abs(real_elements(bias))
         # the bias has at most 29 bits in the scale of the product; 1e-30 avoids a scale
@@ -110,12 +106,13 @@ def affine(
 def _constant_in_steps(
     shape: Shape, value: Value | None, step: Callable[[], float]
 ) -> Value:
-    """round(value / step()) as an int32 constant of ``shape``; None is 1. Computed when
-    the file is written.
+    """round(value / step()) as an int32 constant of ``shape``; None is 1.
+
+    Computed when the file is written.
     """
 
     def load() -> Array:
-        """The elements in steps, read when the file is written."""
+        """Return the elements in steps, read when the file is written."""
         elements = np.ones(math.prod(shape)) if value is None else real_elements(value)
         steps: Array = np.rint(elements / step()).astype(np.int32).reshape(shape)
         return steps
@@ -124,19 +121,17 @@ def _constant_in_steps(
 
 
 def convolved(t: Tosa, y: Scaled, weight: Value | None, bias: Value | None) -> Lazy:
-    """As ``affine``, for y int16 [*S,C] and constants [C]: a DEPTHWISE_CONV2D with
-    kernels of one element.
+    """As ``affine``, for y int16 [*S,C] and constants [C], by DEPTHWISE_CONV2D.
 
-    Each channel has a weight of 127 or -127, and a scale of its own. On an NPU
-    (docs/decisions/0028) this takes less time than a MUL and an ADD of int32.
+    The kernels have one element. Each channel has a weight of 127 or -127, and a scale
+    of its own. On an NPU (docs/decisions/0028) this takes less time than a MUL and an
+    ADD of int32.
     """
     count = y.shape[-1]
     step = y.scale.factor
 
     def steps() -> Array:
-        """fp32 [C]: the steps of the integer weights, so large that no bias has more
-        than 29 bits.
-        """
+        """fp32 [C]: the steps of the integer weights. No bias has more than 29 bits."""
         factors = np.ones(count) if weight is None else np.abs(real_elements(weight))
         offsets = np.zeros(count) if bias is None else np.abs(real_elements(bias))
         # a weight far below all others becomes 0: ratios of a RESCALE have a limit
@@ -146,7 +141,7 @@ def convolved(t: Tosa, y: Scaled, weight: Value | None, bias: Value | None) -> L
         ).astype(np.float32)
 
     def kernels() -> Array:
-        """The integer weights [1,1,C,1]."""
+        """Return the integer weights [1,1,C,1]."""
         factors = np.ones(count) if weight is None else real_elements(weight)
         integers: Array = (
             np.rint(factors / steps()).astype(np.int8).reshape(1, 1, count, 1)

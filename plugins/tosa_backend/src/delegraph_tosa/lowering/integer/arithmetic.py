@@ -33,8 +33,7 @@ aten = torch.ops.aten
 
 
 def _is_table(*operands: Any) -> bool:
-    """Whether a call with these operands is a function of single elements of one
-    quantized value.
+    """Return whether the call is a function of elements of one quantized value.
 
     Lazy operands have to be functions of the same quantized value; all others have to
     be single numbers.
@@ -51,7 +50,7 @@ def _is_table(*operands: Any) -> bool:
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether an operand is a Python number or a constant that is not quantized."""
+    """Return whether an operand is a number or a constant that is not quantized."""
     return not isinstance(value, Lazy) and (
         not isinstance(value, Value) or value.constant is not None
     )
@@ -76,11 +75,10 @@ def rsub(t: Tosa, self: Any, other: Any, alpha: float) -> Any:
 
 
 def _sum(t: Tosa, left: Any, right: Any, alpha: float, sign: int) -> Any:
-    """left + sign * alpha * right, where at least one operand is lazy and ``sign`` is 1
-    or -1.
+    """Return left + sign * alpha * right, for at least one lazy operand.
 
-    NotImplemented if the call is a function of one quantized value, which can be a
-    TABLE.
+    ``sign`` is 1 or -1. NotImplemented if the call is a function of one quantized
+    value, which can be a TABLE.
     """
     if _is_table(left, right):
         return NotImplemented
@@ -98,8 +96,7 @@ def _sum(t: Tosa, left: Any, right: Any, alpha: float, sign: int) -> Any:
 
 
 def _has_no_common_scale(t: Tosa, value: Any) -> bool:
-    """Whether an operand cannot be brought to one scale with others: a float, or a
-    mask.
+    """Return whether an operand has no scale in common with others: a float or a mask.
 
     A mask has numbers below ``HIDES``, such as -inf, for which the common scale would
     be too coarse.
@@ -109,7 +106,7 @@ def _has_no_common_scale(t: Tosa, value: Any) -> bool:
 
 
 def _shifted_by(t: Tosa, x: Lazy, by: Any) -> Lazy:
-    """x + by, as a lazy value that is added when the scale of the result is known."""
+    """Return x + by as a lazy value, added when the scale of the result is known."""
     number = by if isinstance(by, Value) else t.constant(by, x.dtype, ())
     # a trial run of the float rule gives the shape of the result
     return Shifted(
@@ -122,8 +119,10 @@ def _shifted_by(t: Tosa, x: Lazy, by: Any) -> Lazy:
 
 
 def _operand_times(t: Tosa, value: Any, factor: float) -> Any:
-    """``value`` * factor: a lazy value gets another scale, a computed tensor a MUL, a
-    number is multiplied here.
+    """Return ``value`` * factor.
+
+    A lazy value gets another scale, a computed tensor a MUL, and a number is multiplied
+    here.
     """
     if factor == 1:
         return value
@@ -151,8 +150,9 @@ def abs(t: Tosa, self: Lazy) -> Any:
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor, on=Lazy)
 def mul(t: Tosa, self: Any, other: Any) -> Any:
-    """[*S], [*S] -> [*S]; one factor is quantized, the other may be too, or a number, a
-    mask or a constant
+    """[*S], [*S] -> [*S].
+
+    One factor is quantized, the other may be too, or a number, a mask or a constant
     """
     if _is_table(self, other):
         return NotImplemented
@@ -168,8 +168,9 @@ def mul(t: Tosa, self: Any, other: Any) -> Any:
 
 @lowers(aten.prelu.default, on=Lazy)
 def prelu(t: Tosa, self: Lazy, weight: Value) -> Lazy:
-    """[N,C,*S], [C] or [1] -> [N,C,*S]; a TABLE if slopes are equal and self is a
-    function of one quantized value
+    """[N,C,*S], [C] or [1] -> [N,C,*S].
+
+    A TABLE if slopes are equal and self is a function of one quantized value
     """
     t.require(weight.constant is not None, "its slopes are computed at run time")
     function = self.pointwise()
@@ -180,7 +181,7 @@ def prelu(t: Tosa, self: Lazy, weight: Value) -> Lazy:
 
 
 def _single_number(constant: Value) -> float | None:
-    """The number that all elements of ``constant`` equal.
+    """Return the number that all elements of ``constant`` equal.
 
     None if they differ, and during the support check, which cannot read constants.
     """
@@ -209,15 +210,17 @@ def hardswish(t: Tosa, self: Lazy) -> Any:
 
 
 def _is_int16(x: Lazy) -> bool:
-    """Whether x is quantized to int16, whose TABLE interpolates linearly and would miss
-    kinks between two entries.
+    """Return whether x is quantized to int16.
+
+    Its TABLE interpolates linearly and would miss kinks between entries.
     """
     return isinstance(x, Scaled) and x.q.dtype is DType.INT16
 
 
 def _gate(t: Tosa, self: Lazy) -> Scaled:
-    """The gate clamp(x + 3, 0, 6) / 6 of hardsigmoid and hardswish, as int32; x + 3 has
-    29 bits
+    """Return the gate clamp(x + 3, 0, 6) / 6 of hardsigmoid and hardswish, as int32.
+
+    X + 3 has 29 bits
     """
     x = addend(t, self)
     # both terms, x and 3, have at most BITS - 1 bits
@@ -228,8 +231,9 @@ def _gate(t: Tosa, self: Lazy) -> Scaled:
 
 
 def _product(t: Tosa, left: Scaled, right: Scaled) -> Scaled:
-    """left * right as int32. If a product may have more than BITS bits, its ``lost``
-    low bits are rounded off.
+    """Return left * right as int32.
+
+    If a product may have more than BITS bits, its ``lost`` low bits are rounded off.
     """
     scale = left.scale.times(right.scale)
     # MUL of int8 or int16 returns int32
@@ -266,9 +270,7 @@ def div(t: Tosa, self: Any, other: Any) -> Any:
 
 
 def _register_comparison(packet: Any) -> None:
-    """Register the rules for both overloads of a comparison, ``packet.Tensor`` and
-    ``packet.Scalar``.
-    """
+    """Register the rules of a comparison, ``packet.Tensor`` and ``packet.Scalar``."""
 
     def compared(t: Tosa, self: Any, other: Any) -> Any:
         """[*S], [*S] -> bool [*S]"""
@@ -281,7 +283,7 @@ def _register_comparison(packet: Any) -> None:
 
 
 def _comparable(t: Tosa, value: Any) -> Scaled:
-    """An operand of a comparison as integers with a scale.
+    """Return an operand of a comparison as integers with a scale.
 
     A Python number x becomes the integer 1, 0 or -1 (its sign) with the scale |x|; 0
     gets the scale 1.
@@ -300,13 +302,12 @@ for compare in (aten.eq, aten.ne, aten.gt, aten.ge, aten.lt, aten.le):
 
 
 def _register_choice(*overloads: Any, larger: bool) -> None:
-    """Register the rule of the element-wise maximum (if ``larger``) or minimum for the
-    operators ``overloads``.
-    """
+    """Register the rule of the element-wise maximum (``larger``) or minimum."""
 
     def choose(t: Tosa, pair: Sequence[Value]) -> Value:
-        """MAXIMUM or MINIMUM of two tensors of one type; smaller integers are compared
-        as int32, and cast back.
+        """MAXIMUM or MINIMUM of two tensors of one type.
+
+        Smaller integers are compared as int32, and cast back.
         """
         left, right = (
             v if v.dtype is DType.FP32 else t.cast(v, DType.INT32) for v in pair
@@ -314,8 +315,9 @@ def _register_choice(*overloads: Any, larger: bool) -> None:
         return t.cast((t.maximum if larger else t.minimum)(left, right), pair[0].dtype)
 
     def chosen(t: Tosa, self: Any, other: Any) -> Any:
-        """[*S], [*S] -> [*S]; a constant is quantized with the result; quantized values
-        are brought to one scale
+        """[*S], [*S] -> [*S]; a constant is quantized with the result.
+
+        Quantized values are brought to one scale
         """
         if _is_table(self, other):
             return NotImplemented
@@ -363,8 +365,9 @@ def sum(
 
 
 FACTORS = 8
-"""The most elements of a product. Its scale fits the largest possible product and
-leaves small ones few bits.
+"""The most elements of a product.
+
+Its scale fits the largest possible product and leaves small ones few bits.
 """
 
 
@@ -392,17 +395,18 @@ def prod_dim(
 
 
 KEPT = 20
-"""The fewest bits of each element in a sum whose length is known at run time only: the
-sum may turn out to be short.
+"""The fewest bits of an element in a sum of unknown length.
+
+The sum may be short.
 """
 
 
 def lost_in_sum(t: Tosa, size: int, count: int, bits: int) -> int:
-    """How many low bits ``count`` integers of magnitude ``size`` have to lose for a sum
-    of at most ``bits`` bits.
+    """Return the low bits that each of ``count`` integers loses in a sum.
 
-    Raises Unsupported if ``count`` is known at run time only and elements would keep
-    fewer than KEPT bits.
+    The integers are at most ``size``, and the sum has at most ``bits`` bits. Raises
+    Unsupported if ``count`` is known at run time only and elements would keep fewer
+    than KEPT bits.
     """
     lost = max(0, (size * greatest(count)).bit_length() - bits)
     fine = lost == 0 or not is_dynamic(count) or size.bit_length() - lost >= KEPT

@@ -1,10 +1,10 @@
-"""Scaled dot-product attention in integers: MATMULs of int8 or int16, and between them
-exp in 32 bits.
+"""Computes scaled dot-product attention in integers.
 
-The weights of the second product are exp(score - largest score of the row). Their
-division by the sum of the row comes after the product, because divided weights would
-use few of their bits. Weights have more bits than activations, so there are two
-products, one with their high bits and one with their low bits.
+MATMULs have int8 or int16, and exp between them has 32 bits. The weights of the second
+product are exp(score - largest score of the row). Their division by the sum of the row
+comes after the product, because divided weights would use few of their bits. Weights
+have more bits than activations, so there are two products, one with their high bits and
+one with their low bits.
 """
 
 from __future__ import annotations
@@ -37,26 +37,23 @@ HIDDEN = -(2**30)
 LOWER = 8
 """How many low bits of a weight go into the second of the two products."""
 ONCE = frozenset({"u55"})
-"""Devices that take a MATMUL as long as ten other operators: the weights have 8 bits
-there, and one product.
+"""Devices on which a MATMUL takes as long as ten other operators.
+
+There, weights have 8 bits and one product is enough.
 """
 FEW = 64
-"""The most positions for which weights of 8 bits are enough: results are then within a
-step, as a rule.
-"""
+"""The most positions for 8-bit weights, which keep results within a step."""
 
 
 class Widths(NamedTuple):
-    """Numbers of bits: of a ``value``, the most of a ``weight``, and ``total`` of the
-    sum of a row of weights.
-    """
+    """Numbers of bits: of a value, of a weight, and of the sum of a row of weights."""
 
     value: int
     weight: int
     total: int
 
     def of_weights(self, t: Tosa, count: int) -> int:
-        """How many bits weights may have if ``count`` of them are summed.
+        """Return how many bits weights may have if ``count`` of them are summed.
 
         Raises Unsupported if that is over 7 bits fewer than ``weight``: the weights
         would be too coarse.
@@ -69,8 +66,9 @@ class Widths(NamedTuple):
         return bits
 
     def lost(self, bits: int, count: int) -> int:
-        """How many low bits a sum of ``count`` products loses to fit into int32, for
-        weights of ``bits`` bits.
+        """Return the low bits that a sum of ``count`` products loses to fit into int32.
+
+        Weights have ``bits`` bits.
         """
         return max(0, bits + math.ceil(math.log2(count)) + self.value - 30)
 
@@ -91,8 +89,9 @@ def scaled_dot_product_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Lazy:
-    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; 0 if a
-    mask hides every key
+    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V].
+
+    0 if a mask hides every key
     """
     t.require(dropout_p == 0, "it has dropout")
     q = operand(t, query, "the query")
@@ -134,8 +133,9 @@ def scaled_dot_product_attention(
 
 
 def _short(t: Tosa, scores: Scaled, seen: Value | None, values: Scaled) -> Lazy:
-    """The result by one product of int16: the weights, divided by the sums of their
-    rows, and the ``values``.
+    """Return the result by one product of int16 weights and the ``values``.
+
+    The weights are divided by the sums of their rows.
     """
     fine = STEP / 2**FINER
     wide = Scaled(rescale(t, scores, fine, 0, DType.INT32), Scale(fine))
@@ -152,11 +152,10 @@ def _short(t: Tosa, scores: Scaled, seen: Value | None, values: Scaled) -> Lazy:
 def _masked(
     t: Tosa, scores: Scaled, mask: Value | None, hidden: int = HIDDEN
 ) -> tuple[Scaled, Value | None]:
-    """The scores with the mask applied, and bool [*B,L,S], false for hidden keys; None
-    if no key is hidden.
+    """Return the masked scores, and bool [*B,L,S] that is false for hidden keys.
 
-    The mask is bool (False hides a key, whose score becomes ``hidden``), a float or
-    lazy value that is added to scores, or None.
+    The second is None if no key is hidden. The mask is bool (False hides a key, whose
+    score becomes ``hidden``), a float or lazy value that is added to scores, or None.
     """
     if mask is None:
         return scores, None
@@ -168,10 +167,10 @@ def _masked(
 
 
 def _above_minus_infinity(t: Tosa, mask: Value) -> Value | None:
-    """bool, false where a mask that is added to scores is -inf; None if it is -inf
-    nowhere.
+    """bool, false where a mask that is added to scores is -inf.
 
-    Quantized numbers are finite, so only computed floats and constants can be -inf.
+    None if it is -inf nowhere. Quantized numbers are finite, so only computed floats
+    and constants can be -inf.
     """
     if isinstance(mask, Joined):
         parts = [_above_minus_infinity(t, part) for part in mask.parts]
@@ -201,11 +200,10 @@ def _weights(t: Tosa, scores: Scaled, seen: Value | None, bits: int) -> Value:
 def _weighted_values(
     t: Tosa, weights: Value, values: Value, zero_point: int, lost: int
 ) -> Value:
-    """weights [*B,L,S], values [*B,S,V] -> [*B,L,V] in steps of 2**lost: weights @
-    (values - zero_point).
+    """weights [*B,L,S], values [*B,S,V] -> [*B,L,V], in steps of 2**lost.
 
-    The result is the sum of two products, one with the high bits of the weights, one
-    with the low bits.
+    This is weights @ (values - zero_point). The result is the sum of two products, one
+    with the high bits of the weights, one with the low bits.
     """
     # weights = high * 2**LOWER + low, where low is from -2**(LOWER - 1) to 2**(LOWER -
     # 1) - 1
@@ -226,8 +224,9 @@ def _weighted_values(
 
 
 def _in_one_product(t: Tosa, weights: Value, bits: int, values: Scaled) -> Lazy:
-    """The result by one product with the upper 8 of the ``bits`` bits of the weights,
-    as int8 from -128 on.
+    """Return the result by one product with the upper 8 bits of the weights.
+
+    The weights have ``bits`` bits, and are stored as int8 from -128 on.
     """
     coarse = Scaled(weights, Scale(2.0 ** (8 - bits)))
     q = rescale(t, coarse, 1.0, -128, DType.INT8)
@@ -240,20 +239,23 @@ def _in_one_product(t: Tosa, weights: Value, bits: int, values: Scaled) -> Lazy:
 
 
 class Weighing(Accumulating):
-    """A builder for a product of ``_weighted_values``: rescales sums of int48 to int32
-    without ``lost`` low bits.
+    """Builder for a product of ``_weighted_values``.
+
+    It rescales sums of int48 to int32 without ``lost`` low bits.
     """
 
     def __init__(self, t: Tosa, values: Value, zero_point: int, lost: int) -> None:
-        """A builder that appends to the operators of ``t``; ``zero_point`` is that of
-        ``values``, weights have 0.
+        """A builder that appends to the operators of ``t``.
+
+        ``zero_point`` is that of ``values``, weights have 0.
         """
         super().__init__(t, WIDE[values.dtype], 0, zero_point)
         self._lost = lost
 
     def _narrow_sums(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """The sums in int32: int48 is divided by 2**lost and rounded. The other
-        arguments are not needed for this.
+        """Return the sums in int32: int48 is divided by 2**lost and rounded.
+
+        The other arguments are not needed for this.
         """
         return (
             sums
@@ -265,12 +267,12 @@ class Weighing(Accumulating):
 def _divided_by_sums(
     t: Tosa, y: Value, total: Value, scale: Scale, bits: int, lost: int
 ) -> Lazy:
-    """(y << lost) / total, integers in ``scale``, for |y << lost| less than total <<
-    bits.
+    """Return (y << lost) / total as integers in ``scale``.
 
-    n / total is (n << inverse.shift) * inverse.mantissa, divided by a power of two. y
-    is shifted only once, by the sum of three shifts: left by ``lost`` and by the shift
-    of the reciprocal, right by ``bits``, so that the product fits.
+    |y << lost| must be less than total << bits. n / total is (n << inverse.shift) *
+    inverse.mantissa, divided by a power of two. y is shifted only once, by the sum of
+    three shifts: left by ``lost`` and by the shift of the reciprocal, right by
+    ``bits``, so that the product fits.
     """
     inverse = reciprocal(t, t.maximum(total, 1))
     shifted = t.left_shift(y, t.maximum(t.sub(inverse.shift, bits - lost), 0))

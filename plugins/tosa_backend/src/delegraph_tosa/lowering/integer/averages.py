@@ -38,16 +38,15 @@ MOST_ENTRIES = 1 << 20
 
 
 class Averaged(Lazy):
-    """Averages of windows of ``of``: the ATen operator ``pool`` with the arguments
-    ``settings`` after its input.
+    """Averages of windows of ``of``, by the ATen operator ``pool``.
+
+    ``settings`` are the arguments after its input.
     """
 
     __slots__ = ("of", "pool", "settings", "windows")
 
     def __init__(self, of: Scaled, pool: Any, settings: tuple[Any, ...]) -> None:
-        """``of`` is the pool's input, ``pool`` the ATen operator, ``settings`` its
-        arguments after the input.
-        """
+        """Describe a pool: its input ``of``, its operator and its other arguments."""
         self.of = of
         self.pool = pool
         self.settings = settings
@@ -57,8 +56,7 @@ class Averaged(Lazy):
         super().__init__(self.average(self.windows, Value(of.type)).shape)
 
     def average(self, t: Tosa, x: Value) -> Value:
-        """The result of the float rule of ``pool`` for the input x, on the builder
-        ``t``.
+        """Return the result of the float rule of ``pool`` for x, on the builder ``t``.
 
         On ``Accumulating`` these are averages of the integers x, on ``Summing`` the
         sums of each window.
@@ -67,7 +65,7 @@ class Averaged(Lazy):
         return result
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The averages as integers in the quantization ``to``.
+        """Return the averages as integers in the quantization ``to``.
 
         They are computed by AVG_POOL2D if the quantization stays, by sums of windows if
         these have the same size, else by a product with a matrix (see the module).
@@ -82,8 +80,9 @@ class Averaged(Lazy):
         return sums.integer(t, to)
 
     def _sums(self, t: Tosa) -> Lazy:
-        """The sums of windows of n elements, with a scale that is divided by n, so that
-        they stand for averages.
+        """Return the sums of windows of n elements, with a scale divided by n.
+
+        So they represent averages.
         """
         is_of_images = self.of.rank == 4 and self.windows.kernels == [self.of.shape[2:]]
         if is_of_images and (total := sums_of_images(t, self.of)) is not None:
@@ -94,8 +93,7 @@ class Averaged(Lazy):
         return Scaled(sums, self.of.scale.times(builder.unit).over(builder.count))
 
     def _columns(self, t: Tosa) -> Lazy:
-        """Averages of any windows, as products with a constant matrix [elements,
-        windows] of zeros and ones.
+        """Computes averages of any windows by a product with a constant matrix.
 
         The sums of window w have their own scale: the share of one element in the
         average, 1 / its number of elements.
@@ -134,10 +132,10 @@ class Averaged(Lazy):
         )
 
     def _shares(self, size: Shape) -> Array:
-        """The share of each element in each window's average, an array [elements,
-        windows], for axes of ``size``.
+        """Return the share of each element in each average: [elements, windows].
 
-        Row e is the average of an input that is 1 at element e and 0 elsewhere.
+        The axes have the sizes ``size``. Row e is the average of an input that is 1 at
+        element e and 0 elsewhere.
         """
         elements = math.prod(size)
         units = literal(
@@ -146,20 +144,20 @@ class Averaged(Lazy):
         return materialize(self.average(trial(), units)).reshape(elements, -1)
 
     def real(self, t: Tosa) -> Value:
-        """The averages of the real numbers that ``of`` stands for, by the float rule."""
+        """Return the averages of the real numbers of ``of``, by the float rule."""
         return self.average(t, self.of.real(t))
 
 
 def _ones_where_shared(shares: Any, shape: Shape, dtype: DType) -> Value:
-    """A constant in ``shape``, a matrix [elements, windows]: 1 where the element
-    belongs to the window, else 0.
+    """Return a constant matrix [elements, windows] in ``shape``.
 
-    ``shares`` returns the share of each element in each window's average, a matrix of
-    the same size. It is called when the file is written.
+    It has 1 where the element belongs to the window, else 0. ``shares`` returns the
+    share of each element in each window's average, a matrix of the same size. It is
+    called when the file is written.
     """
 
     def ones() -> Any:
-        """The elements of the constant."""
+        """Return the elements of the constant."""
         return (shares() != 0).astype(ARRAY_DTYPES[dtype]).reshape(shape)
 
     matrix = Value(Type(shape, dtype), Deferred(ones))
@@ -168,13 +166,15 @@ def _ones_where_shared(shares: Any, shape: Shape, dtype: DType) -> Value:
 
 
 class Windows(Tosa):
-    """A builder on which the float rule of a pool is tried; it notes the padding and a
-    division after the pool.
+    """A builder on which the float rule of a pool is tried.
+
+    It notes the padding and a division after the pool.
     """
 
     def __init__(self) -> None:
-        """A builder for a target that has nearly every operator; what it emits is
-        discarded.
+        """A builder for a target that has nearly every operator.
+
+        What it emits is discarded.
         """
         self.__dict__.update(trial().__dict__)
         self.kernels: list[Shape] = []
@@ -186,15 +186,14 @@ class Windows(Tosa):
 
     @property
     def are_averages(self) -> bool:
-        """Whether one AVG_POOL2D computes the averages: no second one, no division by
-        another divisor than the size.
-        """
+        """Whether one AVG_POOL2D computes the averages, divided by window sizes."""
         return len(self._pads) == 1 and not self._divides
 
     @property
     def are_equal(self) -> bool:
-        """Whether one AVG_POOL2D without padding computes the averages, so that all
-        windows have the same size.
+        """Whether one AVG_POOL2D without padding computes the averages.
+
+        Then all windows have the same size.
         """
         return self.are_averages and not any(self._pads[0])
 
@@ -205,16 +204,13 @@ class Windows(Tosa):
         return super().avg_pool2d(x, kernel, stride, pad)
 
     def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
-        """Notes that the averages are multiplied after the pool, because the divisor is
-        not the window's size.
-        """
+        """Records that averages are multiplied later, for another divisor."""
         self._divides = True
         return super().mul(left, right, shift)
 
 
 class Summing(Accumulating):
-    """A builder whose ``avg_pool2d`` sums each window, by a depthwise convolution with
-    ones.
+    """Builder with an ``avg_pool2d`` that sums windows by a depthwise convolution.
 
     ``count`` is the number of elements of a window.
     """
@@ -222,7 +218,7 @@ class Summing(Accumulating):
     count = 1
 
     def avg_pool2d(self, x: Value, kernel: Shape, stride: Shape, pad: Shape) -> Value:
-        """The sum of each window, in place of its average."""
+        """Return the sum of each window, in place of its average."""
         self.count = math.prod(kernel)
         shape = (*kernel, x.shape[3], 1)
         ones = self.once(
@@ -272,8 +268,9 @@ def mean(
     dim: Sequence[int] | None = None,
     keepdim: bool = False,
 ) -> Lazy:
-    """[*S] -> [*S']; a pool over height and width of images; over other axes a sum
-    whose scale is divided by N
+    """[*S] -> [*S']; a pool over height and width of images.
+
+    Over other axes a sum whose scale is divided by N
     """
     t.require(dtype in (None, torch.float32), f"a mean in {dtype} is not lowered")
     if (

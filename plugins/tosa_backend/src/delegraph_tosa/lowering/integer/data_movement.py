@@ -1,5 +1,4 @@
-"""Operators that move quantized elements, or choose among them by size: the rules for
-floats, applied to the integers.
+"""Moves or selects quantized elements, by the float rules on integers.
 
 Quantization is monotonic, so the largest integer stands for the largest number.
 """
@@ -42,26 +41,24 @@ MOVES = (
     " upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d"
     " _upsample_nearest_exact2d _upsample_nearest_exact3d"
 ).split()
-"""Operators whose results are elements of their only quantized operand, or positions of
-such elements.
-"""
+"""Operators that return elements of their quantized operand, or their positions."""
 
 PUTS = aten.index_put.default, aten._unsafe_index_put.default
-"""Writes that add to the present elements if ``accumulate`` is true; ``scatter`` has
-their rules.
+"""Writes that add to the present elements if ``accumulate`` is true.
+
+``scatter`` has their rules.
 """
 WRITES = (
     aten.scatter.src, aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default,
     aten.index_copy.default, aten.masked_scatter.default, *PUTS,
 )  # fmt: skip
-"""Operators that write elements of one operand into another, at positions that other
-arguments name.
-"""
+"""Operators that write elements of one operand into another, at given positions."""
 
 
 def _overloads() -> list[Any]:
-    """All overloads of ``MOVES`` that have a rule for floats, without the element-wise
-    max and min of two tensors.
+    """Return the overloads of ``MOVES`` with a float rule.
+
+    The element-wise max and min of two tensors are left out.
     """
     packets = [getattr(aten, name) for name in MOVES]
     overloads = [
@@ -75,13 +72,11 @@ def _overloads() -> list[Any]:
 
 
 def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
-    """The rule for an operator of ``MOVES``: the rule for floats, with integers in
-    place of the quantized operand.
-    """
+    """Return the rule for an operator of ``MOVES``: its float rule, on integers."""
     (x,) = [a for a in arguments if isinstance(a, Lazy)]
 
     def move(t: Tosa, v: Value) -> Any:
-        """The rule for floats, applied to ``v`` in place of x."""
+        """Return the rule for floats, applied to ``v`` in place of x."""
         return lowering_of(overload)(t, *[v if a is x else a for a in arguments])
 
     # three cases are special: a table with a scale for each row, a weight with scales
@@ -102,11 +97,10 @@ def _moved(overload: Any, t: Tosa, *arguments: Any) -> Any:
 def _moved_weight(
     t: Tosa, x: Scaled, overload: Any, move: Any, settings: Sequence[Any]
 ) -> Value:
-    """A constant with a scale for each channel, transposed; the axis of the scales
-    moves along.
+    """Return a constant with a scale for each channel, transposed.
 
-    ``settings`` are the operator's arguments after the tensor. Raises Unsupported for
-    operators that do not transpose.
+    The axis of the scales moves along. ``settings`` are the operator's arguments after
+    the tensor. Raises Unsupported for operators that do not transpose.
     """
     axes = list(range(x.rank))
     if overload in (aten.t.default, aten.t_copy.default, aten.numpy_T.default):
@@ -134,11 +128,10 @@ ROW_BITS = 22
 
 
 def _rows_of_table(t: Tosa, x: Scaled, move: Any) -> Value:
-    """Rows that ``move`` takes from an int8 table x [K,C] that has a scale for each
-    row, as int32 with one scale.
+    """Select rows of an int8 table x [K,C] with a scale for each row.
 
-    Each integer, without the zero point, is multiplied by round(scale of its row /
-    largest scale * 2**ROW_BITS).
+    They are returned as int32 with one scale. Each integer, without the zero point, is
+    multiplied by round(scale of its row / largest scale * 2**ROW_BITS).
     """
     t.require(
         x.q.dtype is DType.INT8,
@@ -146,8 +139,9 @@ def _rows_of_table(t: Tosa, x: Scaled, move: Any) -> Value:
     )
 
     def load() -> Array:
-        """int32 [K,1]: the scale of each row as a share of the largest, with ROW_BITS
-        fraction bits.
+        """int32 [K,1]: each row's scale relative to the largest.
+
+        It has ROW_BITS fraction bits.
         """
         scales = x.scale.elements()
         shares: Array = np.rint(scales / scales.max() * (1 << ROW_BITS)).astype(
@@ -166,7 +160,7 @@ def _rows_of_table(t: Tosa, x: Scaled, move: Any) -> Value:
 
 
 def _in_scale_of(x: Scaled, q: Value | None) -> Value | None:
-    """The moved integers ``q`` as a value in the quantization of ``x``.
+    """Return the moved integers ``q`` as a value in the quantization of ``x``.
 
     If ``q`` has another type than the integers of x, it holds positions (as of max) and
     is returned as it is. None, a result that is not lowered, stays None.
@@ -177,7 +171,7 @@ def _in_scale_of(x: Scaled, q: Value | None) -> Value | None:
 
 
 def _moved_once_quantized(t: Tosa, x: Lazy, move: Any) -> Any:
-    """The results of ``move`` as lazy values, which are moved when they are quantized.
+    """Return the results of ``move`` as lazy values, moved once they are quantized.
 
     A trial run of ``move`` gives their number and shapes. Elements cannot be compared
     before they are quantized, so a result that holds positions (as of topk) cannot be
@@ -203,15 +197,13 @@ def _moved_once_quantized(t: Tosa, x: Lazy, move: Any) -> Any:
 
 
 def _result_at(move: Any, position: int, t: Tosa, v: Value) -> Value:
-    """The result number ``position`` of moving ``v``, for a ``move`` that returns
-    several.
-    """
+    """Return result ``position`` of moving ``v``, for several results."""
     result: Value = move(t, v)[position]
     return result
 
 
 def _shape_of_elements(t: Tosa, x: Lazy, result: Value) -> tuple[int, ...]:
-    """The shape of ``result``, one result of moving x.
+    """Return the shape of ``result``, one result of moving x.
 
     Raises Unsupported if it holds positions (as of max or topk): elements cannot be
     compared before they are quantized.
@@ -223,16 +215,18 @@ def _shape_of_elements(t: Tosa, x: Lazy, result: Value) -> tuple[int, ...]:
 
 
 def _moved_bytes(overload: Any, t: Tosa, *arguments: Any) -> Any:
-    """The rule on uint8 for an operator of ``MOVES``: the float rule, on int8 integers,
-    which have the same order.
+    """Return the uint8 rule for an operator of ``MOVES``: its float rule, on int8.
+
+    The int8 integers have the same order.
     """
     results = lowering_of(overload)(
         t, *[a.q if isinstance(a, Bytes) else a for a in arguments]
     )
 
     def wrapped(result: Value | None) -> Value | None:
-        """A result of int8 as uint8; positions and what is not lowered (None) as they
-        are.
+        """Return a result of int8 as uint8.
+
+        Positions and what is not lowered (None) as they are.
         """
         return (
             Bytes(result)
@@ -269,8 +263,9 @@ def stack(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
 def _joined(
     t: Tosa, tensors: Sequence[Value], join: Callable[[Tosa, list[Value]], Value]
 ) -> Value:
-    """``join`` of the integers if all tensors have the same quantization, else a lazy
-    value that is joined later.
+    """Return ``join`` of the integers, or a lazy value that is joined later.
+
+    Integers of equal quantization are joined at once.
     """
     first = tensors[0]
     if (
@@ -284,7 +279,7 @@ def _joined(
 
 
 def _has_quantization_of(value: Value, first: Scaled) -> bool:
-    """Whether ``value`` is quantized with the scale, zero point and type of ``first``."""
+    """Return whether ``value`` has the scale, zero point and type of ``first``."""
     quantization = isinstance(value, Scaled) and (
         value.scale,
         value.zero_point,
@@ -294,8 +289,9 @@ def _has_quantization_of(value: Value, first: Scaled) -> bool:
 
 
 def written(overload: Any, t: Tosa, *arguments: Any) -> Value:
-    """The rule for an operator of ``WRITES``: the rule for floats, on integers of all
-    operands in one quantization.
+    """Return the rule for an operator of ``WRITES``: its float rule, on integers.
+
+    All operands get the same quantization.
     """
     # the operands that are quantized: lazy values are fp32 to torch; indices and masks
     # are not
@@ -306,9 +302,7 @@ def written(overload: Any, t: Tosa, *arguments: Any) -> Value:
     ]
 
     def join(t: Tosa, parts: list[Value]) -> Value:
-        """The rule for floats, with ``parts`` in place of the operands at
-        ``positions``.
-        """
+        """Apply the float rule with ``parts`` for the operands at ``positions``."""
         replaced = dict(zip(positions, parts, strict=True))
         result: Value = lowering_of(overload)(
             t, *[replaced.get(k, a) for k, a in enumerate(arguments)]
@@ -325,8 +319,9 @@ for overload in WRITES:
 
 @lowers(aten.constant_pad_nd.default, on=Lazy)
 def constant_pad_nd(t: Tosa, self: Lazy, pad: Sequence[int], value: float) -> Value:
-    """[*S] -> [*S']; ``value`` is quantized with the result, unless it is a whole
-    number of steps of self
+    """[*S] -> [*S'].
+
+    ``value`` is quantized with the result, unless it is a whole number of steps of self
     """
     function = lowering_of(aten.constant_pad_nd.default)
     if isinstance(self, Scaled) and self.is_small:
@@ -373,7 +368,7 @@ def where(t: Tosa, condition: Value, self: Operand, other: Operand) -> Value:
 
 
 def _ranked(t: Tosa, parts: Sequence[Value]) -> list[Value]:
-    """All parts with leading axes of size 1 up to the largest rank."""
+    """Return all parts with leading axes of size 1 up to the largest rank."""
     rank = max(part.rank for part in parts)
     return [t.ranked(part, rank) for part in parts]
 

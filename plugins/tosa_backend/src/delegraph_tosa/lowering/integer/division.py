@@ -20,9 +20,7 @@ from .fixed_point import reciprocal
 from .sums import centred
 
 MOST = 17
-"""Bits of a quotient before it is clamped to the result's range: one more than int16
-has.
-"""
+"""Bits of a quotient before it is clamped: one more than int16 has."""
 
 
 class Quotient(Lazy):
@@ -31,16 +29,15 @@ class Quotient(Lazy):
     __slots__ = ("left", "right")
 
     def __init__(self, left: Scaled, right: Scaled, shape: tuple[int, ...]) -> None:
-        """``shape`` is the one to which the integers of ``left`` and ``right``
-        broadcast.
-        """
+        """Compute left / right. Their integers broadcast to ``shape``."""
         super().__init__(shape)
         self.left = left
         self.right = right
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The quotient in the quantization ``to``; raises Unsupported unless this is
-        int8 or int16.
+        """Return the quotient in the quantization ``to``.
+
+        Raises Unsupported unless this is int8 or int16.
         """
         t.require(
             to.dtype in (DType.INT8, DType.INT16),
@@ -56,7 +53,7 @@ class Quotient(Lazy):
         return t.cast(limit(t, t.add(signed, to.zero_point), to.low, to.high), to.dtype)
 
     def real(self, t: Tosa) -> Value:
-        """left / right of the real numbers, computed in floats."""
+        """Return left / right of the real numbers, computed in floats."""
         result: Value = lowering_of(torch.ops.aten.div.Tensor)(
             t, self.left.real(t), self.right.real(t)
         )

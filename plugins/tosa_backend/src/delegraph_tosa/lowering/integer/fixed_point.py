@@ -1,5 +1,4 @@
-"""Functions of int32 values whose magnitude is not known at compile time: 1 / x, 1 /
-sqrt(x), exp, ln.
+"""Functions of int32 values of unknown magnitude: 1 / x, 1 / sqrt(x), exp, ln.
 
 CLZ and a shift normalize a value to 30 or 31 bits, and Newton's iterations compute in
 fixed point. An integer i in the format Qn stands for the number i * 2**-n.
@@ -22,8 +21,9 @@ from ..lazy.quantization import Scale
 FRACTION = 29
 """The format of mantissas, Q29: it holds numbers below 4, with room for a sign."""
 ITERATIONS = 3
-"""Newton's iterations from a relative error of 1/10 to one below 1e-7: each one squares
-the error, approximately.
+"""Number of Newton iterations from a relative error of 1/10 to below 1e-7.
+
+Each one roughly squares the error.
 """
 
 
@@ -39,10 +39,9 @@ class Normalized(NamedTuple):
 
 
 def reciprocal(t: Tosa, x: Value, iterations: int = ITERATIONS) -> Normalized:
-    """1 / x for x int32 > 0, such that n / x = (n << shift) * mantissa / 2**(31 + 29);
-    undefined for 0.
+    """1 / x for x int32 > 0, such that n / x = (n << shift) * mantissa / 2**(31 + 29).
 
-    With two ``iterations`` the relative error is below 2e-5.
+    Undefined for 0. With two ``iterations`` the relative error is below 2e-5.
     """
     # x is shifted until its highest bit is bit 30. Read as Q31, that is a number m with
     # 1/2 <= m < 1
@@ -58,8 +57,9 @@ def reciprocal(t: Tosa, x: Value, iterations: int = ITERATIONS) -> Normalized:
 
 
 def inverse_root(t: Tosa, x: Value) -> Normalized:
-    """1 / sqrt(x) for x int32 > 0, such that n / sqrt(x) = (n << shift) * mantissa /
-    2**(15.5 + 29).
+    """Return 1 / sqrt(x) for int32 x > 0, as a mantissa and a shift.
+
+    n / sqrt(x) is (n << shift) * mantissa / 2**(15.5 + 29).
     """
     # x is shifted by an even number of bits, 2 * shift, until its highest bit is bit 29
     # or 30. Read as Q31, that is a number m with 1/4 <= m < 1
@@ -78,14 +78,12 @@ def inverse_root(t: Tosa, x: Value) -> Normalized:
 
 
 def _in_q29(number: float) -> int:
-    """The integer that stands for a number in Q29."""
+    """Return the integer that stands for a number in Q29."""
     return round(number * (1 << FRACTION))
 
 
 def exp_table(step: float, bits: int) -> Entries:
-    """exp(step * d) for d from -255 to 0, as integers in which ``exp_one(bits)`` stands
-    for 1.
-    """
+    """Return exp(step * d) for d from -255 to 0, with 1 as ``exp_one(bits)``."""
     entries: Entries = np.rint(
         np.exp(step * np.arange(-255, 1)) * exp_one(bits)
     ).astype(np.int64)
@@ -93,7 +91,7 @@ def exp_table(step: float, bits: int) -> Entries:
 
 
 def exp_one(bits: int) -> int:
-    """The integer that stands for 1 in results of ``exp_of``: 2**bits - 2**(bits - 7).
+    """Return the integer for 1 in results of ``exp_of``: 2**bits - 2**(bits - 7).
 
     With 2**bits, the upper 8 bits of a result could be rounded up to 128, which is no
     int8.
@@ -106,8 +104,9 @@ PLACES = 16
 BETWEEN = 20
 """Bits of the position between two entries."""
 LEAST = 255 / PLACES
-"""For x <= -LEAST, where exp(x) is at most 1.2e-7, the result is 0: many such terms
-would add up in a sum.
+"""For x <= -LEAST, exp(x) is at most 1.2e-7 and becomes 0.
+
+Many such terms would add up in a sum.
 """
 
 

@@ -1,5 +1,4 @@
-"""Sums of whole images on an Ethos-U, for averages that have a quantization of their
-own.
+"""Sums whole images on an Ethos-U, for averages with their own quantization.
 
 A depthwise convolution with ones reads a kernel for every channel, and takes more than
 a cycle for each element. But an image [N,H,W,C] is in memory one of H * W rows of C /
@@ -26,20 +25,20 @@ DEVICES = frozenset({"u55", "u85"})
 LANES = 16, 8
 """Channels of a kernel: the first of these that divides their number."""
 TALLEST = 64
-"""The most rows of a kernel on Ethos-U55. Sums of so many int8, less their zero point,
-have 15 bits.
+"""The most rows of a kernel on Ethos-U55.
+
+Sums of so many int8, less their zero point, have 15 bits.
 """
 SPARE = 15
 """Bits of an int16 beside its sign."""
 
 
 def sums_of_images(t: Tosa, x: Scaled) -> Scaled | None:
-    """int8 x [N,C,H,W] -> the sums of each channel, [N,1,C/16,16] as int32; None where
-    this does not do.
+    """int8 x [N,C,H,W] -> the sums of each channel, [N,1,C/16,16] as int32.
 
-    A kernel sums up to 64 rows, and the next one these sums, as int16. That is exact up
-    to 4,096 pixels; of more, low bits are rounded off, less than a hundredth of a step
-    of the average.
+    None where this does not do. A kernel sums up to 64 rows, and the next one these
+    sums, as int16. That is exact up to 4,096 pixels; of more, low bits are rounded off,
+    less than a hundredth of a step of the average.
     """
     if (
         x.q.dtype is not DType.INT8
@@ -69,8 +68,9 @@ def sums_of_images(t: Tosa, x: Scaled) -> Scaled | None:
 
 
 def _heights(pixels: int) -> list[int]:
-    """The heights of kernels that together sum so many pixels, few of them; a prime may
-    be too large for one.
+    """Return the heights of kernels that together sum so many pixels, few of them.
+
+    A prime may be too large for one.
     """
     heights: list[int] = []
     while pixels > 1 or not heights:
@@ -83,8 +83,9 @@ def _heights(pixels: int) -> list[int]:
 
 
 def _summed(t: Tosa, x: Scaled, shape: Shape) -> Scaled:
-    """x as rows of the ``shape`` [N,H,W,C] -> the sums of its columns [N,1,W,C] as
-    int32
+    """x -> the sums of the columns of its rows, int32 [N,1,W,C]
+
+    The rows have the ``shape`` [N,H,W,C].
     """
     rows = t.reshape(x.q, shape)
     builder = Accumulating(t, WIDE[x.q.dtype], x.zero_point, 0)

@@ -1,6 +1,4 @@
-"""Normalization in integers: sums of squares in 32 bits, and one 1 / sqrt for each row
-by Newton's iterations.
-"""
+"""Normalizes in integers: sums squares in 32 bits, with one 1 / sqrt for each row."""
 
 from __future__ import annotations
 
@@ -30,14 +28,16 @@ aten = torch.ops.aten
 DEVICES = frozenset({"u55"})
 """Devices that take a few operators of 16 bits for less than as many of int32."""
 COARSE = 15
-"""Bits that results of 8 bits do not need: of the normalized integers, which have 30,
-and of the mantissa less one.
+"""Bits that 8-bit results do not need, of normalized integers and of the mantissa.
+
+Normalized integers have 30 bits.
 """
 
 
 class Normalized(NamedTuple):
-    """(c << shift + left) * mantissa * scale: integers c [*S], and the inverse root of
-    each row.
+    """Compute (c << shift + left) * mantissa * scale.
+
+    c are integers [*S]; shift and mantissa are each row's inverse root.
     """
 
     c: Value
@@ -48,15 +48,16 @@ class Normalized(NamedTuple):
     """Whether the integers of ``computed`` have at most 30 bits."""
 
     def computed(self, t: Tosa) -> Scaled:
-        """The result as int32."""
+        """Return the result as int32."""
         shifted = t.left_shift(self.c, t.add(self.inverse.shift, self.left))
         y = t.mul(shifted, self.inverse.mantissa, shift=FRACTION)
         y.range = (-1 << 30, 1 << 30) if self.is_bounded else None
         return Scaled(y, self.scale)
 
     def coarse(self, t: Tosa) -> Scaled:
-        """The result as int16, if it ``is_bounded``; the factor of each row has 15
-        bits, so that it can be shifted.
+        """Return the result as int16, if it ``is_bounded``.
+
+        The factor of each row has 15 bits, so that it can be shifted.
         """
         mantissa = t.right_shift(self.inverse.mantissa, COARSE)
         # the shift is 15 at most
@@ -70,15 +71,15 @@ class Normalized(NamedTuple):
 def normalized(
     t: Tosa, x: Scaled, axes: Sequence[int], eps: float, centre: bool
 ) -> Normalized:
-    """(x - mean) / sqrt(variance + eps) over ``axes``, or x / sqrt(mean square + eps)
-    without ``centre``.
+    """Return (x - mean) / sqrt(variance + eps) over ``axes``.
 
-    With n elements, c = n * x - sum (without ``centre``, n * x) is exact, and sum(c**2)
-    is n**3 * variance (or mean square). So the result is sqrt(n) * c / sqrt(sum(c**2) +
-    n**3 * eps). ``lost`` low bits of the squares are rounded off, so that their sum has
-    31 bits. If n**3 * eps needs more bits than that, 2 * ``extra`` more are rounded
-    off; this makes the inverse root 2**extra times as large, which the scale of the
-    result undoes. Raises Unsupported if c has more than 31 bits.
+    Without ``centre``, returns x / sqrt(mean square + eps). With n elements, c = n * x
+    - sum (without ``centre``, n * x) is exact, and sum(c**2) is n**3 * variance (or
+    mean square). So the result is sqrt(n) * c / sqrt(sum(c**2) + n**3 * eps). ``lost``
+    low bits of the squares are rounded off, so that their sum has 31 bits. If n**3 *
+    eps needs more bits than that, 2 * ``extra`` more are rounded off; this makes the
+    inverse root 2**extra times as large, which the scale of the result undoes. Raises
+    Unsupported if c has more than 31 bits.
     """
     n = math.prod([x.shape[a] for a in axes])
     low, high = range_of(x.q)
@@ -120,9 +121,7 @@ def normalized(
 
 
 class Weighed(Lazy):
-    """A normalized value times ``weight`` [C] plus ``bias`` [C] along the last axis, on
-    an NPU.
-    """
+    """A normalized value times ``weight`` [C] plus ``bias`` [C], on an NPU."""
 
     __slots__ = ("bias", "of", "weight")
 
@@ -136,7 +135,10 @@ class Weighed(Lazy):
         self.bias = bias
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The sum in the quantization ``to``; of int8 by a convolution of int16."""
+        """Return the sum in the quantization ``to``.
+
+        Of int8 by a convolution of int16.
+        """
         if to.dtype is DType.INT8:
             return convolved(t, self.of.coarse(t), self.weight, self.bias).integer(
                 t, to
@@ -144,11 +146,11 @@ class Weighed(Lazy):
         return self._computed(t).integer(t, to)
 
     def real(self, t: Tosa) -> Value:
-        """The sum of the real numbers, computed in floats."""
+        """Return the sum of the real numbers, computed in floats."""
         return self._computed(t).real(t)
 
     def _computed(self, t: Tosa) -> Scaled:
-        """The sum by operators of int32."""
+        """Return the sum by operators of int32."""
         return affine(
             t,
             self.of.computed(t),
@@ -165,7 +167,7 @@ def _weighed(
     weight: Value | None,
     bias: Value | None,
 ) -> Lazy:
-    """y * weight + bias along the last axes, which have these ``sizes``."""
+    """Return y * weight + bias along the last axes, which have these ``sizes``."""
     constants = [value for value in (weight, bias) if value is not None]
     is_short = len(sizes) == 1 and y.is_bounded and not any(map(is_dynamic, y.c.shape))
     if is_short and DEVICES & t.spec.devices and "int16" in t.spec.extensions:
@@ -218,8 +220,9 @@ def group_norm(
     bias: Value | None,
     eps: float,
 ) -> Lazy:
-    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; statistics over each group of
-    channels of each sample
+    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S].
+
+    Statistics over each group of channels of each sample
     """
     x = operand(t, input, "its input")
     parts = t.reshape(
@@ -243,8 +246,9 @@ def instance_norm(
     use_input_stats: bool,
     eps: float,
 ) -> Lazy:
-    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; statistics over each channel of
-    each sample
+    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S].
+
+    Statistics over each channel of each sample
     """
     if not use_input_stats:
         return batch_norm(t, input, weight, bias, running_mean, running_var, False, eps)
@@ -269,8 +273,9 @@ def batch_norm(
     training: bool,
     eps: float,
 ) -> Lazy:
-    """input [N,C,*S], the others [C] -> [N,C,*S]; x * k + s from constant running
-    statistics
+    """input [N,C,*S], the others [C] -> [N,C,*S].
+
+    X * k + s from constant running statistics
     """
     t.require(
         not training and running_mean is not None and running_var is not None,

@@ -1,5 +1,4 @@
-"""Functions of sums and products that are not quantized before, such as ``tanh(x +
-y)``.
+"""Functions of sums and products that are not quantized, such as ``tanh(x + y)``.
 
 Such a sum is int32 in a known range. The range is cut into equal pieces, and over each
 piece a parabola approximates the function; GATHER reads its coefficients from a
@@ -28,26 +27,28 @@ from .sums import FINE, addend
 
 SUM = "its operand is a sum or product that nothing quantizes before"
 PIECES = (8, 10, 12)
-"""2**8, 2**10, 2**12 pieces are tried. More would take more than the 64 KB that all
-values of 16 bits take.
+"""2**8, 2**10, 2**12 pieces are tried.
+
+More would take more than the 64 KB that all values of 16 bits take.
 """
 MORE_PIECES = (14, 16)
 """2**14 and 2**16 pieces are tried too if the sum has more than 16 bits."""
 PLACES = 3
 """Each piece is compared at 2**PLACES places at least."""
 ALL_PLACES = 16
-"""The whole range is compared at 2**ALL_PLACES places. Between two, gelu near 0 bends
-by less than an int16 step.
+"""The whole range is compared at 2**ALL_PLACES places.
+
+Between two, gelu near 0 bends by less than an int16 step.
 """
 COEFFICIENT = 28
 """Bits of a parabola's coefficient."""
 
 
 def curve_of(t: Tosa, x: Lazy) -> Pointwise:
-    """x as a function of one quantized value, else as the identity of the sum x; the
-    caller appends its own function.
+    """Return x as a function of one quantized value, else as the identity of the sum x.
 
-    Raises Unsupported if the range of the sum is not known.
+    The caller appends its own function. Raises Unsupported if the range of the sum is
+    not known.
     """
     function = x.pointwise()
     if function is not None:
@@ -57,18 +58,15 @@ def curve_of(t: Tosa, x: Lazy) -> Pointwise:
 
 
 class Pieces(NamedTuple):
-    """Parabolas c0 + c1 * u + c2 * u**2 over pieces of 2**``width`` integers from
-    ``start`` on.
+    """Parabolas c0 + c1 * u + c2 * u**2 over pieces of 2**``width`` integers.
 
-    In each piece, ``u`` runs from 0 to 1.
+    The first piece begins at ``start``. In each piece, ``u`` runs from 0 to 1.
     """
 
     start: int
     width: int
     coefficients: Array
-    """c0, c1, c2 of each piece, float64 [N, 3], in steps of the result and without its
-    zero point.
-    """
+    """c0, c1, c2 of each piece, float64 [N, 3], in steps without the zero point."""
 
 
 class Curve(Pointwise):
@@ -77,10 +75,10 @@ class Curve(Pointwise):
     __slots__ = ()
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The results by parabolas over the fewest pieces that are near enough, else
-        from a constant of all results.
+        """Return the results by parabolas, or from a constant of all results.
 
-        Raises Unsupported if neither is possible for a sum of more than 16 bits.
+        Uses the fewest pieces that are near enough. Raises Unsupported if neither is
+        possible for a sum of more than 16 bits.
         """
         start, end = range_of(self.source.q)
         count = end - start + 1
@@ -101,8 +99,7 @@ class Curve(Pointwise):
         )[0]
 
     def _pieces(self, t: Tosa, to: Quantization, width: int) -> Pieces | None:
-        """Parabolas through both ends and the middle of each piece of 2**width
-        integers.
+        """Fit parabolas through both ends and the middle of each piece.
 
         None if they are not near enough to the function's results in the quantization
         ``to``.
@@ -148,10 +145,9 @@ class Curve(Pointwise):
         )
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest absolute value among the function's results for up to
-        2**ALL_PLACES evenly spaced integers.
+        """Return the largest absolute result for evenly spaced integers.
 
-        Results below ``least`` do not count.
+        There are up to 2**ALL_PLACES of them. Results below ``least`` do not count.
         """
         start, most = range_of(self.source.q)
         results = materialize(
@@ -162,8 +158,9 @@ class Curve(Pointwise):
         )
 
     def truth(self, t: Tosa) -> Value:
-        """The results of a function that returns bools, looked up; Unsupported for a
-        sum of more than 16 bits.
+        """Return the results of a function that returns bools, looked up.
+
+        Unsupported for a sum of more than 16 bits.
         """
         start, most = range_of(self.source.q)
         t.require(most - start < INT16_VALUES, SUM)
@@ -175,20 +172,21 @@ class Curve(Pointwise):
 
 
 def _spacing(q: Value) -> int:
-    """The smallest s >= 0 with which every 2**s-th integer of the range of ``q`` makes
-    at most 2**ALL_PLACES places.
+    """Return the smallest s for which every 2**s-th integer of ``q`` is enough.
+
+    These are at most 2**ALL_PLACES integers.
     """
     start, most = range_of(q)
     return max(0, (most - start + 1).bit_length() - ALL_PLACES)
 
 
 def _is_near_enough(distance: Array, to: Quantization) -> bool:
-    """Whether all errors ``distance``, in steps of ``to``, are at most 1/4 step, and 99
-    % (EQUAL) of them at most 1 %.
+    """Return whether errors are small: all at most 1/4 step, most at most 1 %.
 
-    A result with an error of 1 % of a step rounds to another integer in 1 % of cases. A
-    result in int32 has FINE bits and is quantized to at most 16 bits later, so its step
-    counts as 2**(FINE - 15).
+    ``distance`` is in steps of ``to``; most means 99 % (EQUAL). A result with an error
+    of 1 % of a step rounds to another integer in 1 % of cases. A result in int32 has
+    FINE bits and is quantized to at most 16 bits later, so its step counts as 2**(FINE
+    - 15).
     """
     step = 1 if to.dtype in SMALL else 1 << (FINE - 15)
     return bool(
@@ -197,9 +195,7 @@ def _is_near_enough(distance: Array, to: Quantization) -> bool:
 
 
 def _parabolas(t: Tosa, q: Value, pieces: Pieces, to: Quantization) -> Value:
-    """q int32 [*S] -> integers [*S], by the parabola of the piece in which each element
-    lies
-    """
+    """q int32 [*S] -> integers [*S], by the parabola of each element's piece"""
     # the largest coefficient gets COEFFICIENT bits
     fraction_bits = COEFFICIENT - math.ceil(
         math.log2(max(np.abs(pieces.coefficients).max(), 1))
@@ -220,9 +216,7 @@ def _parabolas(t: Tosa, q: Value, pieces: Pieces, to: Quantization) -> Value:
 
 
 def _gathered_columns(t: Tosa, index: Value, table: Value) -> list[Value]:
-    """index int32 [*S], table [1,K,C] -> a list of C values [*S]: table[0, index, c]
-    for each column c
-    """
+    """index int32 [*S], table [1,K,C] -> C values [*S]: table[0, index, c]"""
     count = math.prod(index.shape)
     rows = t.gather(table, t.reshape(index, (1, count)))
     columns = [t.slice(rows, (0, 0, c), (1, count, 1)) for c in range(table.shape[2])]

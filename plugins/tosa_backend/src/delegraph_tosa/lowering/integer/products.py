@@ -1,8 +1,7 @@
-"""Convolutions and matrix products of integers: the rules for floats, on a builder that
-sums in int32 or int48.
+"""Convolves and multiplies integers: float rules on a builder that sums integers.
 
-The scale of these sums is the product of the operands' scales. The next quantize
-operator makes one RESCALE of it.
+It sums in int32 or int48. The scale of these sums is the product of the operands'
+scales. The next quantize operator makes one RESCALE of it.
 """
 
 from __future__ import annotations
@@ -44,8 +43,9 @@ class Accumulating(Tosa):
     """
 
     unit: Scale = Scale(1.0)
-    """The scale of the results relative to the sums: a power of two if int48 loses low
-    bits to become int32.
+    """The scale of the results relative to the sums.
+
+    It is a power of two if int48 loses low bits to become int32.
     """
     terms: int | None = None
     """The number of products in each sum of int48; None before the first one."""
@@ -59,12 +59,11 @@ class Accumulating(Tosa):
         weight: Value | None = None,
         bias: Value | None = None,
     ) -> None:
-        """A builder that appends to the operators of ``t``, and sums products in
-        ``dtype`` (int32 or int48).
+        """Create a builder that sums products in ``dtype`` and appends to ``t``.
 
-        ``left`` and ``right`` are the zero points of a product's operands. ``weight``
-        is the right operand, if it may be padded; ``bias`` is the constant that is part
-        of the sums, None if there is none.
+        ``dtype`` is int32 or int48. ``left`` and ``right`` are the zero points of a
+        product's operands. ``weight`` is the right operand, if it may be padded;
+        ``bias`` is the constant that is part of the sums, None if there is none.
         """
         self.__dict__.update(t.__dict__)
         self.sums = dtype
@@ -80,8 +79,9 @@ class Accumulating(Tosa):
         fold: bool = True,
         **attributes: Any,
     ) -> Value:
-        """As in the base class; also notes results that are computed from the weight,
-        for ``pad``.
+        """As in the base class.
+
+        Also notes results that are computed from the weight, for ``pad``.
         """
         result = super().emit(cls, inputs, fold, **attributes)
         if inputs[0] in self._of_weight:
@@ -89,30 +89,22 @@ class Accumulating(Tosa):
         return result
 
     def zero(self, value: Value) -> Value:
-        """The zero point of the left operand, as a constant [1] of the type of
-        ``value``.
-        """
+        """Return the zero point of the left operand as a constant [1]."""
         return self.constant(self._left, value.dtype)
 
     def zeros(self, left: Value, right: Value) -> tuple[Value, Value]:
-        """The zero points of both operands of a product, as constants [1] of their
-        types.
-        """
+        """Return the zero points of both operands of a product as constants [1]."""
         return self.constant(self._left, left.dtype), self.constant(
             self._right, right.dtype
         )
 
     def pad(self, x: Value, padding: Sequence[int], number: Operand = 0) -> Value:
-        """As in the base class, but a padding with 0 becomes one with the zero point,
-        which stands for 0.0.
-        """
+        """Pad as the base class does, but with the zero point, which means 0.0."""
         zero_point = self._right if x in self._of_weight else self._left
         return super().pad(x, padding, zero_point if number == 0 else number)
 
     def expect_one_type(self, what: str, *values: Value | None) -> None:
-        """Checks nothing: for integers, the bias has the type of the sums, and input
-        and weight may differ too.
-        """
+        """Check nothing: integer operands and the bias may differ in type."""
 
     def _convolution(
         self, cls: type[Operator], x: Value, weight: Value, *settings: Any
@@ -135,8 +127,7 @@ class Accumulating(Tosa):
         return self._narrow_sums(sums, math.prod(weight.shape[1:]), x, weight)
 
     def _narrow_sums(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """The sums of products of ``left`` and ``right`` as int32, with ``terms``
-        products in each sum.
+        """Return the sums of ``terms`` products of ``left`` and ``right`` as int32.
 
         int32 stays as it is. No other operator takes int48, so a RESCALE rounds off the
         low bits that do not fit, and ``unit`` becomes the power of two by which it
@@ -167,10 +158,11 @@ class Accumulating(Tosa):
         return self._rescaled(sums, Scale(1.0, (down,)))
 
     def _bounded(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
-        """``sums``; sets their range to what ``terms`` products of ``left`` and
-        ``right`` can add up to, in ``unit``.
+        """Return ``sums``.
 
-        The range is not known (None) if there is a bias, or if it exceeds 31 bits.
+        Sets their range to what ``terms`` products of ``left`` and ``right`` can add up
+        to, in ``unit``. The range is not known (None) if there is a bias, or if it
+        exceeds 31 bits.
         """
         most = (
             greatest(terms)
@@ -186,22 +178,21 @@ class Accumulating(Tosa):
         return sums
 
     def _rescaled(self, sums: Value, ratio: Scale) -> Value:
-        """The int48 ``sums`` times ``ratio`` as int32, by a RESCALE with multipliers of
-        15 bits.
-        """
+        """Return int48 ``sums`` times ``ratio`` as int32, by a 15-bit RESCALE."""
         return self.rescale(sums, *multipliers(self, ratio, 15), 0, 0, DType.INT32)
 
     def no_bias(self, x: Value) -> Value:
-        """A bias of 0 in the type of the sums."""
+        """Return a bias of 0 in the type of the sums."""
         return self.constant(0, self.sums)
 
     def accumulator(self, x: Value) -> DType:
-        """The type of the sums."""
+        """Return the type of the sums."""
         return self.sums
 
     def matmul(self, left: Value, right: Value) -> Value:
-        """The sums of products of two matrices [B,L,K] and [B,K,M]; the base class
-        would sum in fp32.
+        """Return the sums of products of two matrices [B,L,K] and [B,K,M].
+
+        The base class would sum in fp32.
         """
         sums = self.emit(
             tosa.MATMUL, (left, right, *self.zeros(left, right)), dtype=self.sums
@@ -217,8 +208,7 @@ def _sums_and_scale(
     bias: Value | None,
     *settings: Any,
 ) -> tuple[Value, Scale]:
-    """The result of the float rule of ``overload`` on the integers of x, weight and
-    bias, and its scale.
+    """Apply the float rule to integers of x, weight and bias; return the scale too.
 
     ``bias`` is a constant, quantized or not, or None. ``settings`` are the operator's
     arguments after the bias.
@@ -233,7 +223,8 @@ def _sums_and_scale(
 
 
 def _fits_int4(t: Tosa, x: Scaled, weight: Scaled) -> bool:
-    """Whether the constant ``weight`` may be stored as int4 for a product with ``x``;
+    """Return whether ``weight`` may be stored as int4 for a product with ``x``.
+
     int4 has no zero point.
     """
     possible = (
@@ -245,32 +236,32 @@ def _fits_int4(t: Tosa, x: Scaled, weight: Scaled) -> bool:
 
 
 def _bits(value: Value) -> int:
-    """The smallest n, at least 0, such that all integers of ``value`` are from -2**n to
-    2**n.
-    """
+    """Return the smallest n >= 0 with all integers of ``value`` in -2**n .. 2**n."""
     low, high = range_of(value)
     return (max(-low, high, 1) - 1).bit_length()
 
 
 def _largest_distance(value: Value, zero_point: int) -> int:
-    """The largest distance of an integer of ``value`` from the zero point."""
+    """Return the largest distance of an integer of ``value`` from the zero point."""
     return max(abs(end - zero_point) for end in range_of(value))
 
 
 def _unit(largest: float) -> float:
-    """The smallest power of two, at least 1, by which numbers up to ``largest`` are
-    divided to be below 2**30.
+    """Return the smallest power of two that scales ``largest`` below 2**30.
+
+    It is at least 1.
     """
     return 2.0 ** max(0, math.ceil(math.log2(largest)) - 29)
 
 
 def _unit_with_bias(bias: Value, products: float, sign: int) -> Value:
-    """fp32 [1]: ``_unit(products + largest |bias|) ** sign``, computed when the file is
-    written.
+    """fp32 [1]: ``_unit(products + largest |bias|) ** sign``, computed late.
+
+    It is computed when the file is written.
     """
 
     def load() -> Array:
-        """The unit, read from the bias when the file is written."""
+        """Return the unit, read from the bias when the file is written."""
         # |product + bias| is at most the sum of both limits
         largest = products + float(np.abs(materialize(bias)).max())
         return np.array([_unit(largest) ** sign], np.float32)
@@ -281,11 +272,10 @@ def _unit_with_bias(bias: Value, products: float, sign: int) -> Value:
 def bias_in_steps(
     t: Tosa, bias: Value | None, scale: Scale, sums: DType
 ) -> Value | None:
-    """A constant bias [O], quantized or not, as integers round(bias / scale) of the
-    type ``sums``; None stays None.
+    """Return a constant bias [O] as integers round(bias / scale) of the type ``sums``.
 
-    They are computed when the file is written, which raises Unsupported if one does not
-    fit into the type.
+    None stays None. They are computed when the file is written, which raises
+    Unsupported if one does not fit into the type.
     """
     if bias is None:
         return None
@@ -293,7 +283,10 @@ def bias_in_steps(
     most = 2 ** (31 if sums is DType.INT32 else 47) - 1
 
     def load() -> Array:
-        """The bias as integers; raises Unsupported if one does not fit, or is NaN."""
+        """Return the bias as integers.
+
+        Raises Unsupported if one does not fit, or is NaN.
+        """
         steps = np.rint(real_elements(bias) / scale.elements())
         largest = np.abs(steps).max()
         if not largest <= most:  # or NaN
@@ -311,8 +304,9 @@ def bias_in_steps(
 
 
 def deferred(type: Type, load: Callable[[], Array], most: int) -> Value:
-    """An integer constant between -most and most that ``load`` computes when the file
-    is written.
+    """Return an integer constant from ``load``, which runs when the file is written.
+
+    Its elements are between -most and most.
     """
     constant = Value(type, Deferred(load))
     constant.range = (-most, most)
@@ -320,8 +314,9 @@ def deferred(type: Type, load: Callable[[], Array], most: int) -> Value:
 
 
 def real_elements(value: Value) -> Array:
-    """The real numbers of a constant [O], quantized or not, as float64. This reads the
-    constant.
+    """Return the real numbers of a constant [O], quantized or not, as float64.
+
+    This reads the constant.
     """
     if not isinstance(value, Scaled):
         return materialize(value).astype(np.float64)
@@ -331,8 +326,9 @@ def real_elements(value: Value) -> Array:
 
 
 def _weight(t: Tosa, weight: Value, axis: int) -> Scaled:
-    """``weight`` as a quantized value; raises Unsupported if its scales of channels lie
-    along another axis.
+    """Return ``weight`` as a quantized value.
+
+    Raises Unsupported if its scales of channels lie along another axis.
     """
     w = operand(t, weight, "its weight")
     t.require(
@@ -342,7 +338,10 @@ def _weight(t: Tosa, weight: Value, axis: int) -> Scaled:
 
 
 def _kernel(t: Tosa, weight: Value, axis: int) -> Scaled:
-    """As ``_weight``, for convolutions; raises Unsupported unless the weight is int8."""
+    """As ``_weight``, for convolutions.
+
+    Raises Unsupported unless the weight is int8.
+    """
     w = _weight(t, weight, axis)
     t.require(
         w.q.dtype is DType.INT8,
@@ -352,19 +351,23 @@ def _kernel(t: Tosa, weight: Value, axis: int) -> Scaled:
 
 
 INT4 = (-7, 7)
-"""The smallest and largest int4; TOSA leaves -8 out (specification: Supported Number
-Formats).
+"""The smallest and largest int4.
+
+TOSA leaves -8 out (specification: Supported Number Formats).
 """
 
 
 def _as_int4(t: Tosa, weight: Value) -> Value:
-    """A constant of int8 as int4, which takes half a byte for each element in the file.
+    """Return an int8 constant as int4, which takes half a byte for each element.
 
     Writing the file raises Unsupported for integers beyond INT4.
     """
 
     def load() -> Array:
-        """The elements of the weight; raises Unsupported if one is beyond INT4."""
+        """Return the elements of the weight.
+
+        Raises Unsupported if one is beyond INT4.
+        """
         elements = materialize(weight)
         if np.abs(elements).max(initial=0) > INT4[1]:
             raise refused(
@@ -386,8 +389,9 @@ def _convolution(
     bias: Value | None,
     *settings: Any,
 ) -> Lazy:
-    """A convolution of quantized values. A constant bias is part of the operator; any
-    other is added to its sums.
+    """Return a convolution of quantized values.
+
+    A constant bias is part of the operator; any other is added to its sums.
     """
     # the bias that the operator takes; None if there is none, or if it is computed at
     # run time
@@ -401,10 +405,10 @@ def _convolution(
 
 
 def _with_bias(t: Tosa, y: Scaled, bias: Value | None, axis: int) -> Lazy:
-    """y + bias, where ``bias`` [O] has a number for each element of ``axis``; None is
-    no bias.
+    """Return y + bias, where ``bias`` [O] has a number for each element of ``axis``.
 
-    Raises Unsupported if there is a bias and y has a scale for each channel.
+    None is no bias. Raises Unsupported if there is a bias and y has a scale for each
+    channel.
     """
     if bias is None:
         return y
@@ -422,14 +426,15 @@ def _with_bias(t: Tosa, y: Scaled, bias: Value | None, axis: int) -> Lazy:
 
 
 def _real_elements_fp32(value: Value, shape: Shape) -> Array:
-    """The real numbers of a constant, fp32, in ``shape``."""
+    """Return the real numbers of a constant, fp32, in ``shape``."""
     elements: Array = real_elements(value).astype(np.float32).reshape(shape)
     return elements
 
 
 def _register_convolutions(*overloads: Any) -> None:
-    """Register the rules of the convolutions ``overloads``; ``of`` binds each rule to
-    its operator.
+    """Register the rules of the convolutions ``overloads``.
+
+    ``of`` binds each rule to its operator.
     """
     for overload in overloads:
 
@@ -461,14 +466,16 @@ _register_convolutions(
 
 
 def _register_products(*overloads: Any) -> None:
-    """Register the rules of the matrix products ``overloads``; ``of`` binds each rule
-    to its operator.
+    """Register the rules of the matrix products ``overloads``.
+
+    ``of`` binds each rule to its operator.
     """
     for overload in overloads:
 
         def multiplied(t: Tosa, *matrices: Value, of: Any = overload) -> Lazy:
-            """[*B,L,K], [*B,K,M] -> [*B,L,M]; the right matrix may have a scale for
-            each column
+            """[*B,L,K], [*B,K,M] -> [*B,L,M].
+
+            The right matrix may have a scale for each column
             """
             left, right = matrices
             return product(
@@ -482,11 +489,10 @@ def _register_products(*overloads: Any) -> None:
 
 
 def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
-    """The sums of a product of two quantized matrices. ``overload`` is the ATen
-    operator.
+    """Return the sums of a product of two quantized matrices.
 
-    Raises Unsupported for scales of channels, other than one for each column of the
-    right matrix.
+    ``overload`` is the ATen operator. Raises Unsupported for scales of channels, other
+    than one for each column of the right matrix.
     """
     t.require(left.axis is None, f"the left matrix has scales along axis {left.axis}")
     columns = right.rank - 1
@@ -502,8 +508,9 @@ def product(t: Tosa, overload: Any, left: Scaled, right: Scaled) -> Scaled:
 
 
 def _widened(t: Tosa, x: Scaled, other: Scaled) -> Scaled:
-    """x as int16 without zero point if x is int8 and ``other`` int16, else x: operands
-    of MATMUL have one type.
+    """Return x as int16 without zero point if x is int8 and ``other`` is int16.
+
+    Operands of MATMUL have one type. Otherwise returns x.
     """
     if x.q.dtype is other.q.dtype or x.q.dtype is DType.INT16 or x.axis is not None:
         return x
@@ -514,8 +521,9 @@ _register_products(aten.matmul.default, aten.mm.default, aten.bmm.default)
 
 
 def _register_transposed(*overloads: Any) -> None:
-    """Register the rules of the transposed convolutions ``overloads``; ``of`` binds
-    each rule to its operator.
+    """Register the rules of the transposed convolutions ``overloads``.
+
+    ``of`` binds each rule to its operator.
     """
     for overload in overloads:
 
@@ -539,9 +547,7 @@ def _register_transposed(*overloads: Any) -> None:
 
 
 def _scale_of_groups(t: Tosa, scale: Scale, groups: int) -> Scale:
-    """The scales of all output channels: the scales of one group's channels, repeated
-    for each group.
-    """
+    """Return the scales of all output channels: a group's scales for each group."""
     if scale.channels == 1:
         return scale
     return Scale(
@@ -561,8 +567,9 @@ _register_transposed(
 def baddbmm(
     t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float
 ) -> Lazy:
-    """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M]; beta * self + alpha *
-    batch1 @ batch2
+    """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M].
+
+    Beta * self + alpha * batch1 @ batch2
     """
     left = operand(t, batch1, "the left matrix")
     right = operand(t, batch2, "the right matrix")

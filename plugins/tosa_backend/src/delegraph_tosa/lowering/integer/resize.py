@@ -27,11 +27,11 @@ aten = torch.ops.aten
 
 
 class Resizing(Tosa):
-    """A builder for one RESIZE of integers. ``weight`` is the sum of its integer
-    weights: the factor of the result.
+    """A builder for one RESIZE of integers.
 
-    The float rule falls back to weighted sums where RESIZE cannot express the call;
-    their operators raise Unsupported.
+    ``weight`` is the sum of its integer weights: the factor of the result. The float
+    rule falls back to weighted sums where RESIZE cannot express the call; their
+    operators raise Unsupported.
     """
 
     weight = 1
@@ -44,6 +44,7 @@ class Resizing(Tosa):
         self, x: Value, scale: Shape, offset: Shape, border: Shape, mode: ResizeMode
     ) -> Value:
         """RESIZE, with int48 sums as int32; raises Unsupported if they may not fit.
+
         Sets ``weight``.
         """
         # bilinear weights add up to scale_y_n * scale_x_n
@@ -68,9 +69,7 @@ class Resizing(Tosa):
 
 
 class Weighing(Tosa):
-    """A builder for weighted sums of int32: the fp32 constants by which a rule
-    multiplies become fixed point.
-    """
+    """Builder for weighted sums of int32: fp32 factors become fixed point."""
 
     weighs_integers = True
 
@@ -79,7 +78,7 @@ class Weighing(Tosa):
         self.__dict__.update(t.__dict__)
 
     def mul(self, left: Any, right: Any, shift: int = 0) -> Value:
-        """left * right, after the fp32 constant ``right`` was converted to fixed point."""
+        """Return left * right, with the fp32 constant ``right`` as fixed point."""
         weights = np.rint(materialize(right) * 2.0**WEIGHT).astype(np.int64)
         return super().mul(left, literal(weights, DType.INT32, np.int32), shift=WEIGHT)
 
@@ -87,8 +86,7 @@ class Weighing(Tosa):
 WEIGHT = 28
 """Fraction bits of a weight."""
 ROOM = 4
-"""How many bits a cubic interpolation over three axes may add to the largest element.
-"""
+"""Bits that a cubic interpolation over three axes may add to the largest element."""
 
 
 def _by_weighted_sums(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
@@ -102,9 +100,7 @@ def _by_weighted_sums(overload: Any, t: Tosa, self: Value, *settings: Any) -> La
 
 
 def _by_resize(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
-    """[N,C,H,W] -> [N,C,H',W'], by RESIZE, or by weighted sums if RESIZE cannot express
-    the call
-    """
+    """[N,C,H,W] -> [N,C,H',W'], by RESIZE or, if that fails, by weighted sums"""
     x = operand(t, self, "its input")
     start = len(t.operators)
     builder = Resizing(t)

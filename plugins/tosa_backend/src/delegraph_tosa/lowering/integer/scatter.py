@@ -1,4 +1,4 @@
-"""Adding and writing at indices, of quantized values: the rules for floats, on int32."""
+"""Adds and writes quantized values at indices: applies the float rules to int32."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ aten = torch.ops.aten
 
 
 def _added_at_indices(overload: Any, t: Tosa, *arguments: Any, count: int) -> Lazy:
-    """The float rule of ``overload``, on int32 with one scale for all operands, in
-    which the sum at any position fits.
+    """Return the float rule of ``overload`` on int32 with one scale for all.
 
-    ``count`` is the largest number of values that are added at one position; the
-    element that is there comes on top.
+    In this scale, the sum at any position fits. ``count`` is the largest number of
+    values that are added at one position; the element that is there comes on top.
     """
     # the operands with numbers to add: lazy values, and floats, which ``integer``
     # converts
@@ -108,8 +107,7 @@ for overload in PUTS:
 def _filled_at_indices(
     overload: Any, t: Tosa, self: Lazy, dim: int, index: Value, value: float
 ) -> Value:
-    """self [*A,K,*B], index -> [*A,K,*B] with ``value`` at the positions that ``index``
-    names.
+    """self [*A,K,*B], index -> [*A,K,*B] with ``value`` at the indexed positions
 
     The float rule of ``overload``, applied to a tensor of False with the value True,
     gives the mask for a SELECT.

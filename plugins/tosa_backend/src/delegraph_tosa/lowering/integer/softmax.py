@@ -1,8 +1,7 @@
-"""Softmax in integers: exp by tables, the sum in 32 bits, and one division for each row
-by Newton's iterations.
+"""Computes softmax in integers: exp by tables, a 32-bit sum, one division a row.
 
-Intermediate values have 15 bits and more, so that their errors do not show in a result
-of 8 bits.
+The division uses Newton's iterations. Intermediate values have 15 bits and more, so
+that their errors do not show in a result of 8 bits.
 """
 
 from __future__ import annotations
@@ -37,30 +36,29 @@ from .sums import HIDES, Shifted, addend, aligned
 
 aten = torch.ops.aten
 MARGIN = 32.0
-"""How far hidden elements are placed below the smallest of the others: their exp is
-then 1e-14.
-"""
+"""Distance of hidden elements below the smallest other one: their exp is 1e-14."""
 _UNKNOWN = "nothing quantizes its operand before"
 
 
 class Softmax(Lazy):
-    """The softmax of ``of`` along ``axis``, computed when the type of the result is
-    known.
-    """
+    """The softmax of ``of`` along ``axis``, computed for the result's type."""
 
     __slots__ = ("axis", "of")
 
     def __init__(self, of: Lazy, dim: int) -> None:
-        """``of`` is the operand; ``dim``, which may be negative, is the axis along
-        which the elements are divided.
+        """``of`` is the operand.
+
+        ``dim``, which may be negative, is the axis along which the elements are
+        divided.
         """
         super().__init__(of.shape)
         self.of = of
         self.axis = axis_of(dim, of.rank)
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """exp of each element, times the reciprocal of their sum; the exponentials have
-        15 bits for int8, else 23.
+        """exp of each element, times the reciprocal of their sum.
+
+        The exponentials have 15 bits for int8, else 23.
         """
         x = logits(t, self.of)
         if to.dtype is DType.INT8 and has_short_rows(t, x, self.axis):
@@ -71,19 +69,19 @@ class Softmax(Lazy):
         return Scaled(shares, Scale(2.0**-FRACTION)).integer(t, to)
 
     def real(self, t: Tosa) -> Value:
-        """The softmax of the real numbers that ``of`` stands for, by the float rule."""
+        """Return the softmax of the real numbers of ``of``, by the float rule."""
         result: Value = lowering_of(aten.softmax.int)(
             t, self.of.real(t), self.axis, None
         )
         return result
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest absolute value: a softmax is at most 1."""
+        """Return the largest absolute value: a softmax is at most 1."""
         return 1.0
 
 
 def softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
-    """The softmax of x [*S] along ``dim``, as a lazy value.
+    """Return the softmax of x [*S] along ``dim``, as a lazy value.
 
     Raises Unsupported if x is not quantized, or if the sum of exponentials is too
     large. This is checked here already: once ``integer`` is called, this call can no
@@ -96,11 +94,11 @@ def softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
 
 
 def logits(t: Tosa, x: Lazy) -> Scaled:
-    """The operand of a softmax as integers; raises Unsupported if x is not quantized.
+    """Return the operand of a softmax as integers.
 
-    Elements that a mask hides become the smallest integer, MARGIN below all others. If
-    a mask hides a whole row, its elements are equal, as they are in torch if the mask
-    adds the lowest number of fp32.
+    Raises Unsupported if x is not quantized. Elements that a mask hides become the
+    smallest integer, MARGIN below all others. If a mask hides a whole row, its elements
+    are equal, as they are in torch if the mask adds the lowest number of fp32.
     """
     most = x.reach(t, HIDES)
     t.require(most < math.inf, _UNKNOWN)
@@ -114,8 +112,9 @@ def logits(t: Tosa, x: Lazy) -> Scaled:
 
 
 def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
-    """exp(x - the largest x along ``axis``), int32 of at most ``bits`` bits; the sum
-    along the axis is below 2**30
+    """exp(x - the largest x along ``axis``), int32 of at most ``bits`` bits.
+
+    The sum along the axis is below 2**30
     """
     bits = min(_bits_in_sum(t, x, axis), bits)
     distance = _distance_from_largest(t, x, axis)
@@ -129,7 +128,7 @@ def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
 
 
 def _bits_in_sum(t: Tosa, x: Value, axis: int) -> int:
-    """How many bits each exponential may have if their sum along ``axis`` has 30.
+    """Return how many bits an exponential may have for a 30-bit sum along ``axis``.
 
     Raises Unsupported if these are fewer than 15.
     """
@@ -140,13 +139,14 @@ def _bits_in_sum(t: Tosa, x: Value, axis: int) -> int:
 
 
 def _distance_from_largest(t: Tosa, x: Scaled, axis: int) -> Value:
-    """x minus the largest x along ``axis``, int32"""
+    """Return x minus the largest x along ``axis``, int32"""
     return t.sub(t.cast(x.q, DType.INT32), t.cast(t.reduce_max(x.q, axis), DType.INT32))
 
 
 def log_softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
-    """x [*S] -> [*S]; d - ln(sum(exp(d))), where d is x minus its largest element along
-    ``dim``
+    """x [*S] -> [*S].
+
+    D - ln(sum(exp(d))), where d is x minus its largest element along ``dim``
     """
     distance, total = _logarithm_of_sum(t, logits(t, x), axis_of(dim, x.rank))
     (left, right), step = aligned(t, [distance, total])
@@ -154,7 +154,7 @@ def log_softmax_of(t: Tosa, x: Lazy, dim: int) -> Lazy:
 
 
 def _logarithm_of_sum(t: Tosa, x: Scaled, axis: int) -> tuple[Scaled, Scaled]:
-    """(d, ln(sum(exp(d)))), where d is x minus the largest x along ``axis``."""
+    """Return (d, ln(sum(exp(d)))), where d is x minus the largest x along ``axis``."""
     distance = Scaled(_distance_from_largest(t, x, axis), x.scale)
     bits = min(_bits_in_sum(t, x, axis), 23)
     total = logarithm(t, t.reduce_sum(exp_of(t, distance, bits), axis), exp_one(bits))

@@ -1,5 +1,4 @@
-"""Softmax on NPUs that rescale what an operator reads and writes for free: 16 bits in
-each pass over the elements.
+"""Softmax with 16 bits, for NPUs that rescale operands and results at no cost.
 
 The other forms of softmax keep 23 bits and more by passes in 32 bits, each of which an
 NPU takes as long for as for the whole of this one (docs/decisions/0028). Results of 8
@@ -25,8 +24,9 @@ from .fixed_point import reciprocal
 DEVICES = frozenset({"u85"})
 """Devices that rescale for free, and interpolate in a TABLE of int16."""
 DEPTH = 12.0
-"""Elements this far below the largest of their row have a share of 0: exp(-12) is 0.2
-of the smallest share.
+"""Elements this far below the largest of their row have a share of 0.
+
+exp(-12) is 0.2 of the smallest share.
 """
 STEP = DEPTH / 2**16
 """The distance that one step of the table's index stands for."""
@@ -35,16 +35,18 @@ FINER = 4
 FAR = 2.0**28
 """The most finer steps that an element may be away from 0."""
 COUNT = 256
-"""The most elements in a row: the reciprocal of their sum is then exact to 0.4 %, and
-better where shares are large.
+"""The most elements in a row. The reciprocal of their sum is exact to 0.4 %.
+
+It is more exact where shares are large.
 """
 SHARE = 15
 """Fraction bits of a share."""
 
 
 def has_short_rows(t: Tosa, x: Scaled, axis: int) -> bool:
-    """Whether the target is such an NPU, and the rows of x along ``axis`` are short and
-    near enough to 0 for it.
+    """Return whether the target is such an NPU and the rows are short enough.
+
+    The elements of x must also be near enough to 0.
     """
     fits = (
         x.reach(t) * 2**FINER / STEP < FAR
@@ -55,7 +57,7 @@ def has_short_rows(t: Tosa, x: Scaled, axis: int) -> bool:
 
 
 def short_shares(t: Tosa, x: Scaled, axis: int, seen: Value | None = None) -> Scaled:
-    """The softmax of x [*S] along ``axis``, as int32.
+    """Return the softmax of x [*S] along ``axis``, as int32.
 
     Elements where ``seen``, bool, is false have no share; a ``seen`` of None hides
     none. A row of which nothing is seen is 0. Each reader of an operand has a RESCALE
@@ -82,13 +84,14 @@ def short_shares(t: Tosa, x: Scaled, axis: int, seen: Value | None = None) -> Sc
 
 
 def _fine(t: Tosa, x: Scaled) -> Value:
-    """x as int32 in finer steps."""
+    """Return x as int32 in finer steps."""
     return rescale(t, x, STEP / 2**FINER, 0, DType.INT32)
 
 
 def _exponentials() -> Entries:
-    """The entries [513] of the table: exp for every 128th index, where the last index
-    stands for exp(0) = 1.
+    """Return the entries [513] of the table: exp for every 128th index.
+
+    The last index represents exp(0) = 1.
     """
     places = (np.arange(-(2**15), 2**15 + 1, PIECE) - (2**15 - 1)) * STEP
     entries: Entries = np.minimum(
@@ -98,7 +101,7 @@ def _exponentials() -> Entries:
 
 
 def _largest(t: Tosa, x: Scaled, axis: int) -> Scaled:
-    """The largest element along ``axis``, which keeps size 1.
+    """Return the largest element along ``axis``, which keeps size 1.
 
     By halves of what is left: an NPU takes 9 cycles for each element of a REDUCE_MAX of
     int32, 5 of int8.

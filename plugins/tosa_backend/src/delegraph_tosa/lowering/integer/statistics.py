@@ -1,6 +1,4 @@
-"""Running sums, variances, deviations and norms of quantized values, by sums of squares
-in 32 bits.
-"""
+"""Running sums, variances, deviations and norms, by sums of squares in 32 bits."""
 
 from __future__ import annotations
 
@@ -31,8 +29,9 @@ Dims = Sequence[int] | int | None
 
 @lowers(aten.cumsum.default, on=Lazy)
 def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
-    """[*A,N,*B] -> [*A,N,*B]; elements lose low bits if the sum of N elements would not
-    fit into 32 bits
+    """[*A,N,*B] -> [*A,N,*B].
+
+    Elements lose low bits if the sum of N elements would not fit into 32 bits
     """
     t.require(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
     x = addend(t, self)
@@ -46,10 +45,10 @@ def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
 
 
 def sum_of_squares(t: Tosa, c: Value, axes: Sequence[int], keepdim: bool) -> Scaled:
-    """The sum of the squares of c int32 [*S] over ``axes``, with 30 bits; squares lose
-    low bits if they have to.
+    """Return the sum of the squares of c int32 [*S] over ``axes``, with 30 bits.
 
-    Raises Unsupported if the sum has more than 92 bits.
+    Squares lose low bits if they have to. Raises Unsupported if the sum has more than
+    92 bits.
     """
     count = math.prod([c.shape[axis] for axis in axes])
     most = max(abs(end) for end in range_of(c)) ** 2
@@ -61,8 +60,9 @@ def sum_of_squares(t: Tosa, c: Value, axes: Sequence[int], keepdim: bool) -> Sca
 
 
 def root(t: Tosa, x: Scaled) -> Scaled:
-    """The square root of x int32 >= 0 as int32, with 13.5 fraction bits: x * (1 /
-    sqrt(x)), by ``inverse_root``.
+    """Return the square root of int32 x >= 0 as int32 with 13.5 fraction bits.
+
+    It is x * (1 / sqrt(x)), by ``inverse_root``.
     """
     # sqrt(x) = (x << shift) * mantissa / 2**(15.5 + 29); the MUL divides by 2**31, so
     # 13.5 bits remain
@@ -75,7 +75,7 @@ def root(t: Tosa, x: Scaled) -> Scaled:
 def _variance(
     t: Tosa, x: Scaled, dims: Dims, correction: float, keepdim: bool
 ) -> Scaled:
-    """The variance of x over ``dims``.
+    """Return the variance of x over ``dims``.
 
     With n elements, c = n * x - sum is exact, and sum(c**2) = n**2 * (n - correction) *
     variance. Raises Unsupported if n is known at run time only, is not above
@@ -105,8 +105,9 @@ def _variance(
 def _moments(
     t: Tosa, self: Lazy, dims: Dims, correction: float, keepdim: bool, rooted: bool
 ) -> tuple[Lazy, Lazy]:
-    """(variance, mean) of ``self`` over ``dims``, or with ``rooted`` (standard
-    deviation, mean).
+    """Return (variance, mean) of ``self`` over ``dims``.
+
+    With ``rooted``, returns (standard deviation, mean).
     """
     x = operand(t, self, "its input")
     spread = _variance(t, x, dims, correction, keepdim)

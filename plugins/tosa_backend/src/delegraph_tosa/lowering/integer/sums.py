@@ -1,5 +1,4 @@
-"""Sums of values in different quantizations, which are rescaled to one scale in 32 bits
-first.
+"""Sums values of different quantizations after rescaling them to one 32-bit scale.
 
 The common scale is the largest scale divided by a power of two. It is so fine that
 rounding errors do not show; values with equal scales are not rounded at all.
@@ -20,19 +19,18 @@ from ..lazy.quantization import Quantization, Scale
 from ..torch_values.tensor_types import refused
 
 FINE = 27
-"""Bits of the integers of a lazy value that is an operand of a sum: some more than fp32
-has.
-"""
+"""Bits of a lazy value's integers as an operand of a sum: more than fp32 has."""
 UP = {DType.INT8: 19, DType.INT16: 14}
-"""Type -> n: NPUs add two such operands in one step if the one with the larger scale is
-multiplied by 2**n.
+"""Maps a type to n: NPUs add two such operands in one step.
+
+The operand with the larger scale is multiplied by 2**n.
 """
 HIDES = -1000.0
 """Numbers below this, added to a score by a mask, hide the score: its softmax is 0."""
 
 
 def addend(t: Tosa, value: Value) -> Scaled:
-    """``value`` as integers with one scale for all elements, of at most BITS bits.
+    """Return ``value`` as integers of at most BITS bits with a single scale.
 
     A lazy value that has no such integers yet is computed as int32 with a scale in
     which its largest absolute value has FINE bits. Raises Unsupported for floats, and
@@ -53,23 +51,26 @@ def addend(t: Tosa, value: Value) -> Scaled:
 
 
 def in_steps(t: Tosa, value: Value, step: float, most: int = 1 << FINE) -> Scaled:
-    """``value`` as int32 with the scale ``step``, clamped to -most .. most."""
+    """Return ``value`` as int32 with the scale ``step``, clamped to -most .. most."""
     return Scaled(
         integer(t, value, Quantization(step, 0, -most, most, DType.INT32)), Scale(step)
     )
 
 
 def aligned(t: Tosa, values: Sequence[Scaled]) -> tuple[list[Value], float]:
-    """The values as int32 without zero points in one scale, and this scale. Their sum
-    fits into int32.
+    """Return the values as int32 without zero points in one scale, and this scale.
+
+    Their sum fits into int32.
     """
     step = _common_step(values)
     return [centred(t, x, step) for x in values], step
 
 
 def _common_step(values: Sequence[Scaled]) -> float:
-    """The scale of ``aligned``: that in which NPUs add int8 and int16
-    (docs/decisions/0028), else one of BITS bits.
+    """Return the scale of ``aligned``.
+
+    It is the one in which NPUs add int8 and int16 (docs/decisions/0028), else one of
+    BITS bits.
     """
     scales = {x.scale.factor for x in values}
     types = {x.q.dtype for x in values}
@@ -86,17 +87,17 @@ def _common_step(values: Sequence[Scaled]) -> float:
 
 
 def centred(t: Tosa, x: Scaled, step: float) -> Value:
-    """The integers of x as int32 with the scale ``step`` and without zero point."""
+    """Return the integers of x as int32 with the scale ``step``, without zero point."""
     if x.q.dtype is DType.INT32 and (x.scale.factor, x.zero_point) == (step, 0):
         return x.q
     return rescale(t, x, step, 0, DType.INT32)
 
 
 def times(t: Tosa, x: Value, factor: float) -> Scaled:
-    """x * factor. The scale changes, and for a negative factor also the sign of the
-    integers.
+    """Return x * factor.
 
-    Raises Unsupported for a factor of 0, inf or NaN.
+    The scale changes, and for a negative factor also the sign of the integers. Raises
+    Unsupported for a factor of 0, inf or NaN.
     """
     y = x if isinstance(x, Scaled) and factor > 0 else addend(t, x)
     t.require(
@@ -108,11 +109,10 @@ def times(t: Tosa, x: Value, factor: float) -> Scaled:
 
 
 class Shifted(Lazy):
-    """The sum of a value ``of`` and numbers ``by`` that may be too large for a common
-    scale: masks, biases.
+    """The sum of ``of`` and numbers ``by`` that may exceed any common scale.
 
-    It is computed when the quantization of the result is known. Numbers far outside of
-    its range are clamped first.
+    Examples are masks and biases. It is computed when the quantization of the result is
+    known. Numbers far outside of its range are clamped first.
     """
 
     __slots__ = ("by", "of")
@@ -124,7 +124,7 @@ class Shifted(Lazy):
         self.by = by
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The sum in the quantization ``to``.
+        """Return the sum in the quantization ``to``.
 
         Both operands are brought to int32 in a scale in which the largest number of
         ``of`` and the result's range fit together; numbers of ``by`` beyond that are
@@ -143,11 +143,10 @@ class Shifted(Lazy):
         return Scaled(t.add(x, by), Scale(step)).integer(t, to)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest absolute value of ``of`` plus that of ``by``; elements below
-        ``least`` do not count.
+        """Return the largest absolute value of ``of`` plus that of ``by``.
 
-        If ``least`` is HIDES, numbers of a mask computed at run time are taken to be
-        above it.
+        Elements below ``least`` do not count. If ``least`` is HIDES, numbers of a mask
+        computed at run time are taken to be above it.
         """
         return self.of.reach(t, least) + (
             _reach_unless_hiding(t, self.by)
@@ -156,12 +155,12 @@ class Shifted(Lazy):
         )
 
     def real(self, t: Tosa) -> Value:
-        """The sum of the real numbers, computed in floats."""
+        """Return the sum of the real numbers, computed in floats."""
         return t.add(real(t, self.of), real(t, self.by))
 
 
 def _reach_unless_hiding(t: Tosa, by: Value) -> float:
-    """The largest absolute value in ``by``, without numbers below HIDES.
+    """Return the largest absolute value in ``by``, without numbers below HIDES.
 
     For floats that are computed at run time this is a guess, -HIDES. In the support
     check, which cannot read constants, it is 0 for a constant.

@@ -1,3 +1,1 @@
-"""The walk over a torch program: each call is bound to its rule, which is applied for
-real or as a dry run.
-"""
+"""Walks over a torch program and applies each call's rule, for real or as a dry run."""

@@ -1,6 +1,4 @@
-"""The support check: rules are applied to facts (what is known of values at compile
-time); operators are discarded.
-"""
+"""The support check: applies rules to compile-time facts and discards operators."""
 
 from __future__ import annotations
 
@@ -48,10 +46,10 @@ from .templates import ABSENT
 
 
 class Fact(NamedTuple):
-    """All that a rule may read of a value at compile time. For operands with equal
-    facts, a rule does the same.
+    """All that a rule may read of a value at compile time.
 
-    ``range`` of None: no range is known.
+    For operands with equal facts, a rule does the same. ``range`` of None: no range is
+    known.
     """
 
     type: Type
@@ -62,8 +60,9 @@ class Fact(NamedTuple):
 
     @staticmethod
     def of(value: Value) -> Fact:
-        """The fact of ``value``. Floats have a range only if ``saturation`` clamped
-        them.
+        """Return the fact of ``value``.
+
+        Floats have a range only if ``saturation`` clamped them.
         """
         range = (
             None
@@ -75,7 +74,7 @@ class Fact(NamedTuple):
         return Fact(value.type, value.constant is not None, range)
 
     def value(self) -> Value:
-        """A value with this fact, as an operand of a rule.
+        """Return a value with this fact, as an operand of a rule.
 
         Of a constant only a single float (``number``) can be read; reading other
         elements raises Unsupported.
@@ -90,11 +89,10 @@ class Fact(NamedTuple):
         return value
 
     def why_not_result(self, spec: TosaSpec) -> str | None:
-        """Why a delegate for the target ``spec`` cannot return the value; None if it
-        can.
+        """Return why a delegate for the target ``spec`` cannot return the value.
 
-        On a target without int64, a delegate returns an int64 as int32, which the core
-        casts outside of the delegate.
+        None if it can. On a target without int64, a delegate returns an int64 as int32,
+        which the core casts outside of the delegate.
         """
         if self.type.dtype is not DType.INT64 or self.range is None or spec.has_int64:
             return spec.why_not_tensor(self.type)
@@ -104,7 +102,7 @@ class Fact(NamedTuple):
 
 
 def _why_not_32_bits(range: Range) -> str | None:
-    """Why an int64 with this range cannot be int32; None if it fits."""
+    """Return why an int64 with this range cannot be int32; None if it fits."""
     if inside(range, INT32):
         return None
     return (
@@ -113,9 +111,7 @@ def _why_not_32_bits(range: Range) -> str | None:
 
 
 class Passed(NamedTuple):
-    """The fact of a result that is an operand as it came, and the operand's number
-    among the values of the call.
-    """
+    """The fact of a result that is one of the operands, with the operand's position."""
 
     fact: Fact
     operand: int
@@ -126,15 +122,16 @@ Constants = Callable[[Node], Fact | None]
 
 
 def facts_of_constants(program: ExportedProgram) -> Constants:
-    """A function from a constant placeholder to its fact, with the range of elements
-    for types in ``READ``; cached.
+    """Return a cached function that maps a constant placeholder to its fact.
+
+    The fact has the range of the elements for types in ``READ``.
     """
     constant = constant_placeholders(program)
     specs = dict(placeholders(program))
     facts: dict[Node, Fact] = {}
 
     def fact(node: Node) -> Fact | None:
-        """The fact of ``node`` if it is a constant placeholder, else None."""
+        """Return the fact of ``node`` if it is a constant placeholder, else None."""
         if node not in constant:
             return None
         if node not in facts:
@@ -148,7 +145,7 @@ def facts_of_constants(program: ExportedProgram) -> Constants:
 
 
 def _fact_of(type: Type, tensor: torch.Tensor) -> Fact:
-    """The fact of a constant.
+    """Return the fact of a constant.
 
     A single float is read, because it often is a limit, a factor or the fill value of a
     mask; other floats are not. Nothing is read of a tensor without elements in memory
@@ -167,7 +164,7 @@ def _fact_of(type: Type, tensor: torch.Tensor) -> Fact:
 
 
 class DryRun(Interpreter):
-    """Applies rules to facts: finds out which calls can be lowered, and emits nothing."""
+    """Applies rules to facts to find out which calls can be lowered. Emits nothing."""
 
     def __init__(
         self,
@@ -190,16 +187,17 @@ class DryRun(Interpreter):
         self.arriving = arriving or self.bounds.get
         self.memo = memo
         self._passed: dict[Value, Value] = {}
-        """Result of a call -> the operand that it is: both are one value where the call
-        is lowered.
+        """Maps a result of a call to the operand that it is.
+
+        Lowering makes them one value.
         """
 
     def input(self, node: Node) -> Value:
-        """The value of ``node`` as an input of the delegate; raises Unsupported if it
-        cannot be one.
+        """Return the value of ``node`` as an input of the delegate.
 
-        On a target without int64, an int64 has to be known to fit into 32 bits. It is
-        an int32 input, and rules see an int64 with the range of int32.
+        Raises Unsupported if it cannot be one. On a target without int64, an int64 has
+        to be known to fit into 32 bits. It is an int32 input, and rules see an int64
+        with the range of int32.
         """
         val = node.meta.get("val")
         if (
@@ -224,7 +222,10 @@ class DryRun(Interpreter):
         return Fact(type, False, INT32 if within is None else range).value()
 
     def _carried(self, node: Node, type: Type, kind: str) -> Value:
-        """The value of an int64 input that crosses as ``kind``; ``type`` is its own."""
+        """Return the value of an int64 input that crosses as ``kind``.
+
+        ``type`` is its own.
+        """
         crossing = Type(type.shape, DTYPES[getattr(torch, kind)])
         self.expect_tensor(node, crossing)
         return Fact(
@@ -234,8 +235,7 @@ class DryRun(Interpreter):
         ).value()
 
     def run(self, node: Node) -> Result | float:
-        """Apply the rule of ``node`` to the facts of its operands, and return facts as
-        values.
+        """Apply the rule of ``node`` to facts, and return values of facts.
 
         None stands for a result without elements, and for a getitem. Raises Unsupported
         if the call cannot be lowered.
@@ -267,9 +267,7 @@ class DryRun(Interpreter):
         return result
 
     def same(self, value: Value) -> Iterator[Value]:
-        """The value, and those that it is, each an operand of the call that passed the
-        one before.
-        """
+        """Return the value, and the operands that calls passed on to become it."""
         yield value
         while (passed := self._passed.get(value)) is not None:
             value = passed
@@ -291,8 +289,10 @@ class DryRun(Interpreter):
             self.t.operators.clear()
 
     def lower(self, node: Node) -> None:
-        """Lower one call; if it is refused, raises Unsupported with a reason that
-        begins with the operator's name.
+        """Lower one call.
+
+        If it is refused, raises Unsupported with a reason that begins with the
+        operator's name.
         """
         try:
             self.run(node)
@@ -313,9 +313,7 @@ class DryRun(Interpreter):
         return result
 
     def _attempt(self, node: Node, arguments: list[Any]) -> Any:
-        """The outcome of a call for ``memo``: the reason as text if it is refused, else
-        the facts of its results.
-        """
+        """Return the facts of a call's results, or the refusal, for ``memo``."""
         try:
             return _facts_of(
                 self.templates.outline(self.t, rule_of(node), node, arguments),
@@ -327,7 +325,7 @@ class DryRun(Interpreter):
             self.t.operators.clear()
 
     def _results_of(self, facts: Any, arguments: list[Any]) -> Any:
-        """The reverse of ``_facts_of``: values with these facts."""
+        """Return the reverse of ``_facts_of``: values with these facts."""
         if isinstance(facts, list):
             return tuple([self._results_of(fact, arguments) for fact in facts])
         if isinstance(facts, Passed):
@@ -337,7 +335,7 @@ class DryRun(Interpreter):
         return facts if facts is None or isinstance(facts, Lazy) else facts.value()
 
     def why_not(self, node: Node) -> str | None:
-        """The reason why ``node`` cannot be lowered; None if it can."""
+        """Return the reason why ``node`` cannot be lowered; None if it can."""
         try:
             self.run(node)
         except Unsupported as refusal:
@@ -346,8 +344,9 @@ class DryRun(Interpreter):
 
 
 def _constant(node: Node, fact: Fact | None) -> Value | None:
-    """The value of the constant ``node`` with the fact ``fact``; None if ``node`` is no
-    constant.
+    """Return the value of the constant ``node`` with the fact ``fact``.
+
+    None if ``node`` is no constant.
     """
     if fact is None:
         return None
@@ -355,9 +354,7 @@ def _constant(node: Node, fact: Fact | None) -> Value | None:
 
 
 def _key(argument: Any) -> Hashable:
-    """An argument as a part of a key of ``memo``: the facts of values, everything else
-    as it is.
-    """
+    """Return an argument as part of a key of ``memo``, with facts for values."""
     if isinstance(argument, Value):
         return Fact.of(argument)
     if isinstance(argument, (list, tuple)):
@@ -368,8 +365,9 @@ def _key(argument: Any) -> Hashable:
 
 
 def _facts_of(result: Result, operands: list[Value]) -> Any:
-    """The facts of a rule's results: a list for several results; None and lazy values
-    stay as they are.
+    """Return the facts of a rule's results: a list for several results.
+
+    None and lazy values stay as they are.
     """
     if isinstance(result, tuple):
         return [_facts_of(value, operands) for value in result]
@@ -384,7 +382,7 @@ def _facts_of(result: Result, operands: list[Value]) -> Any:
 
 
 def _values_in(argument: Any) -> list[Value]:
-    """The values among arguments, in order."""
+    """Return the values among arguments, in order."""
     if isinstance(argument, (list, tuple)):
         return [value for a in argument for value in _values_in(a)]
     return [argument] if isinstance(argument, Value) else []

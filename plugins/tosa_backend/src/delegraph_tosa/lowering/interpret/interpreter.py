@@ -1,6 +1,4 @@
-"""The lowering of a whole program: placeholders become inputs and constants, and each
-call is lowered by its rule.
-"""
+"""Lowers a whole program: placeholders become inputs or constants, calls use rules."""
 
 from __future__ import annotations
 
@@ -68,8 +66,7 @@ R = TypeVar("R", bound=Result | int)
 
 
 class Origin:
-    """Where an operator of the graph comes from: node, debug handle, module, and the
-    line that the user wrote.
+    """The origin of an operator: node, debug handle, module and the user's line.
 
     Operator, module and line are looked up when somebody asks: a program has thousands
     of origins.
@@ -109,9 +106,7 @@ class Origin:
         return hash(self.node)
 
     def __str__(self) -> str:
-        """``relu_1 = aten.relu.default in layers.0 at model.py:7, in forward: x =
-        self.relu(x)``
-        """
+        """Return text like ``relu_1 = aten.relu.default in layers.0 at model.py:7``."""
         module = self.module
         source = self.source
         text = f"{self.node} = {self.operator}" + (f" in {module}" if module else "")
@@ -147,18 +142,18 @@ class Interpreter:
         self.constant = constant
         self.bounds = bounds_of(nodes, indexes_of) if bounds is None else bounds
         self.casts = saturating_casts(nodes, self.bounds)
-        """Cast of floats to int64 -> the range to which its operand is clamped first
-        (``saturation``).
-        """
+        """Maps casts of floats to int64 to the range of a clamp (``saturation``)."""
         self.values: dict[Node, Result | float] = {}
-        """Node -> its lowered value or values; a number if the node computes with
-        sizes.
+        """Node -> its lowered value or values.
+
+        A number if the node computes with sizes.
         """
         self.templates = templates_for(t.spec)
 
     def value_of(self, node: Node) -> Value:
-        """The value of ``node`` as an operand; raises Unsupported if the node is not
-        lowered and cannot be an input.
+        """Return the value of ``node`` as an operand.
+
+        Raises Unsupported if the node is not lowered and cannot be an input.
         """
         value = self.values.get(node)
         if value is None:
@@ -168,11 +163,11 @@ class Interpreter:
         return value  # type: ignore[return-value]
 
     def _first_use(self, node: Node) -> Value | int:
-        """The value of a node that is not in ``values`` yet: one of several results of
-        a call, a constant, or an input.
+        """Return the value of a node that has none yet.
 
-        Raises Unsupported if the rule of the call does not lower this result, or if the
-        node cannot be an input.
+        It is one of several results of a call, a constant or an input. Raises
+        Unsupported if the rule of the call does not lower this result, or if the node
+        cannot be an input.
         """
         producer, index = self._unpacked_call(node)
         results = self.values.get(producer)
@@ -188,14 +183,11 @@ class Interpreter:
         return self.bounded(node, result)
 
     def _unpacked_call(self, node: Node) -> tuple[Any, Any]:
-        """(call, index) of a getitem node, which picks one of the results of ``call``;
-        (None, None) for other nodes.
-        """
+        """Return the call and index of a getitem node; (None, None) for other nodes."""
         return (node.args[0], node.args[1]) if is_unpacking(node) else (None, None)
 
     def bounded(self, node: Node, result: R) -> R:
-        """``result`` of ``node``, with its range narrowed to the bounds that the uses
-        of ``node`` prove.
+        """Narrow the range of ``result`` to the bounds that the uses of ``node`` prove.
 
         A constant keeps the range of its elements: equal calls, and other programs, may
         share it.
@@ -209,8 +201,7 @@ class Interpreter:
         return result
 
     def type_of_operand(self, node: Node) -> Type:
-        """The type of an operand of which a rule reads only the type, as full_like
-        does.
+        """Return the type of an operand, for rules that read only types.
 
         An operand that is not lowered here is an input of the delegate, even if no
         operator reads it. So this raises Unsupported if the target has no tensors of
@@ -222,8 +213,9 @@ class Interpreter:
         return type
 
     def input(self, node: Node) -> Value:
-        """The value of a node that is an input of the graph; raises Unsupported if the
-        target has no such tensor.
+        """Return the value of a node that is an input of the graph.
+
+        Raises Unsupported if the target has no such tensor.
         """
         val = node.meta.get("val")
         what = f"the input {node.name}"
@@ -235,9 +227,7 @@ class Interpreter:
         return Bytes.arriving(self.t, value) if is_bytes(val) else value
 
     def expect_tensor(self, node: Node, type: Type) -> None:
-        """Raise Unsupported unless the target has inputs of ``type``, the type that
-        ``node`` would have as an input.
-        """
+        """Raise Unsupported unless the target has inputs of ``type``, for ``node``."""
         if type.is_dynamic and not self.t.spec.takes_dynamic:
             raise refused(dynamic(node.meta["val"], f"the input {node.name}", node))
         why = self.t.spec.why_not_tensor(type)
@@ -248,18 +238,16 @@ class Interpreter:
             )
 
     def is_kept(self, node: Node) -> bool:
-        """Whether ``node`` casts, to int64 or from there, a value that stays what it
-        crossed as (``CARRIED``).
-        """
+        """Return whether ``node`` casts a value that keeps its border type."""
         operand = node.args[0] if node.target in _TYPE_CASTS and node.args else None
         carried = operand.meta.get(CARRIED) if isinstance(operand, Node) else None
         return carried in AS_ITSELF and node.meta.get(CARRIED) == carried
 
     def run(self, node: Node) -> Result | float:
-        """Lower one call and return its result; raises Unsupported if it cannot be
-        lowered.
+        """Lower one call and return its result.
 
-        None stands for a result without elements, and for a getitem.
+        Raises Unsupported if it cannot be lowered. None stands for a result without
+        elements, and for a getitem.
         """
         if is_unpacking(node):
             # ``value_of`` picks the result when it is used: unused results may not be
@@ -287,7 +275,7 @@ class Interpreter:
         return result
 
     def arguments(self, rule: Rule, node: Node) -> list[Any]:
-        """The arguments for the rule of ``node``, in the schema's order."""
+        """Return the arguments for the rule of ``node``, in the schema's order."""
         arguments = bind(rule, node, self.value_of, self.type_of_operand)
         # a cast of floats to int64 whose operand may be clamped first (``saturation``)
         if node in self.casts:
@@ -295,10 +283,10 @@ class Interpreter:
         return arguments
 
     def lower(self, node: Node) -> None:
-        """Lower one call. If it is refused, Unsupported has the node and the user's
-        line.
+        """Lower one call.
 
-        For a branch or loop, these are the node and line of the refused call inside.
+        If it is refused, Unsupported has the node and the user's line. For a branch or
+        loop, these are the node and line of the refused call inside.
         """
         self.t.source = origin = Origin(node)
         try:
@@ -313,7 +301,7 @@ class Interpreter:
     def enter(
         self, nodes: Collection[Node], operand_of: Callable[[Node], Value | int]
     ) -> Interpreter:
-        """An interpreter for the ``nodes`` of a subgraph, on the same builder.
+        """Return an interpreter for the ``nodes`` of a subgraph, on the same builder.
 
         ``operand_of`` returns the value, or the size, for a placeholder of the
         subgraph.
@@ -330,8 +318,7 @@ class Interpreter:
         return inner
 
     def read_variable(self, buffer: Node, name: str, initial: torch.Tensor) -> None:
-        """Declare and read the variable ``name`` for ``buffer``, the placeholder of a
-        buffer that the program writes.
+        """Declare and read the variable ``name`` for the mutated buffer ``buffer``.
 
         The value of ``buffer`` is then what the variable holds when a call begins:
         ``initial`` before the first call.
@@ -349,11 +336,11 @@ class Interpreter:
         self.t.variable_write(name, self.value_of(value))
 
     def size(self, node: Node) -> float:
-        """The number that a call on sizes computes; raises Unsupported if it depends on
-        data.
+        """Return the number that a call on sizes computes.
 
-        No operator is emitted: torch recorded the number as an expression of symbols,
-        which the graph reads off the shapes of its inputs.
+        Raises Unsupported if it depends on data. No operator is emitted: torch recorded
+        the number as an expression of symbols, which the graph reads off the shapes of
+        its inputs.
         """
         if depends_on_data([node.meta["val"]]):
             raise refused(no_rule(node.target))
@@ -366,8 +353,7 @@ class Interpreter:
         return number
 
     def _expect_inside(self, node: Node) -> None:
-        """Raise Unsupported if the delegate cannot read ``node``, an operand of a call
-        on sizes.
+        """Raise Unsupported if the delegate cannot read ``node``, an operand on sizes.
 
         Of a tensor the delegate reads only the shape, but the tensor has to be an
         input, or be computed, all the same.
@@ -383,20 +369,21 @@ class Interpreter:
             self.type_of_operand(node)
 
     def returned(self, nodes: Sequence[Node], inputs: Iterable[Value]) -> list[Value]:
-        """The results of a graph with ``inputs`` that returns ``nodes``; see
-        ``kept_apart``.
+        """Return the results of a graph with ``inputs`` that returns ``nodes``.
+
+        See ``kept_apart``.
         """
         return self.kept_apart([(node, self.value_of(node)) for node in nodes], inputs)
 
     def kept_apart(
         self, returned: Iterable[tuple[Node, Value]], inputs: Iterable[Value]
     ) -> list[Value]:
-        """The results of a graph with ``inputs`` that returns the values of
-        ``returned``, pairs of node and value.
+        """Return the results of a graph that returns ``returned``, as separate tensors.
 
-        Lazy values are computed. If a value is an input, a constant or an earlier
-        result, an IDENTITY copies it, because each result has to be a tensor of its
-        own. Raises Unsupported if the target has no tensors of a result's type.
+        ``returned`` has pairs of a node and its value. Lazy values are computed. If a
+        value is an input, a constant or an earlier result, an IDENTITY copies it,
+        because each result has to be a tensor of its own. Raises Unsupported if the
+        target has no tensors of a result's type.
         """
         taken = set(inputs)
         results = []
@@ -418,14 +405,13 @@ class Interpreter:
 
 
 def lower_program(program: ExportedProgram, t: Tosa) -> Graph:
-    """The TOSA graph of a functional program, before the passes; ``t`` is a new builder
-    for the target.
+    """Return the TOSA graph of a functional program, before the passes.
 
-    Its inputs are the user inputs, in order, with the names of their placeholders;
-    results have the names of the returned nodes. Parameters, buffers and constants are
-    kept by reference and read when the graph is written. Buffers that the program
-    writes are variables: the graph reads them first and writes them last. Raises
-    Unsupported with the node and the user's line.
+    ``t`` is a new builder for the target. Its inputs are the user inputs, in order,
+    with the names of their placeholders; results have the names of the returned nodes.
+    Parameters, buffers and constants are kept by reference and read when the graph is
+    written. Buffers that the program writes are variables: the graph reads them first
+    and writes them last. Raises Unsupported with the node and the user's line.
     """
     nodes = list(program.graph.nodes)
     interpreter = Interpreter(t, _constants(program), nodes)
@@ -451,17 +437,14 @@ def lower_program(program: ExportedProgram, t: Tosa) -> Graph:
 
 
 def _graph_input(value: Value) -> Value:
-    """The graph's input for the value of a user input: the int8 tensor of a uint8
-    value, else ``value`` itself.
-    """
+    """Return the graph's input for a user input: int8 for a uint8 value."""
     return value.held if isinstance(value, Bytes) and value.held is not None else value
 
 
 def _name_results(
     results: Iterable[Value], nodes: Iterable[Node], taken: set[str]
 ) -> None:
-    """Name results after their nodes, so that the file of a delegate says which values
-    it returns.
+    """Name results after their nodes, so that users find them in the file.
 
     A ``_`` is appended to names that are ``taken``.
     """
@@ -473,8 +456,7 @@ def _name_results(
 
 
 def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
-    """A function that returns the value of a constant placeholder, and None for other
-    nodes.
+    """Return a function from a constant placeholder to its value, else None.
 
     The value refers to its tensor; tied weights share one value. The function raises
     Unsupported for a tensor whose elements cannot be read.
@@ -485,8 +467,9 @@ def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
     known: dict[Node, Value] = {}
 
     def value(node: Node) -> Value | None:
-        """The value of ``node`` if it is a constant placeholder, else None; equal
-        tensors share one value.
+        """Return the value of ``node`` if it is a constant placeholder, else None.
+
+        Equal tensors share one value.
         """
         if node not in constant or node in known:
             return known.get(node)
@@ -504,15 +487,17 @@ def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
 
 
 def _tensor_of(node: Node) -> Value | None:
-    """The constant tensor of a get_attr node of a subgraph; None for other nodes."""
+    """Return the constant tensor of a get_attr node of a subgraph.
+
+    None for other nodes.
+    """
     if node.op != "get_attr":
         return None
     return constant_of(node.name, getattr(node.graph.owning_module, str(node.target)))
 
 
 def _returned_nodes(program: ExportedProgram) -> list[Node]:
-    """The nodes that the program returns to its caller, without outputs that only
-    update buffers.
+    """Return the nodes that the program returns, without updates of buffers.
 
     Raises Unsupported if the program returns a Python value.
     """

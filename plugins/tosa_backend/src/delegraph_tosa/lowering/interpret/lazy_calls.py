@@ -1,6 +1,4 @@
-"""Calls with lazy operands: complex numbers and uint8 have rules of their own, all
-other lazy values are quantized.
-"""
+"""Lowers calls with lazy operands: complex, uint8 or quantized values."""
 
 from __future__ import annotations
 
@@ -18,18 +16,18 @@ from ..torch_values.hints import no_operand
 from ..torch_values.tensor_types import refused
 
 LACKING: dict[type[Lazy], torch.dtype] = {Complex: torch.complex64, Bytes: torch.uint8}
-"""Lazy values whose element type TOSA lacks -> this type. Only rules on these kinds
-take them.
+"""Lazy values whose element type TOSA lacks -> this type.
+
+Only rules on these kinds take them.
 """
 
 
 def apply_lazy(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-    """The result of a call of which at least one operand is lazy. ``rule`` is the
-    operator's rule on ``Value``.
+    """Return the result of a call of which at least one operand is lazy.
 
-    Among complex, uint8 and quantized operands, the first kind that occurs decides.
-    Raises Unsupported if the operator has no rule on complex or uint8 values, or if its
-    rule refuses the call.
+    ``rule`` is the operator's rule on ``Value``. Among complex, uint8 and quantized
+    operands, the first kind that occurs decides. Raises Unsupported if the operator has
+    no rule on complex or uint8 values, or if its rule refuses the call.
     """
     if any_lazy(arguments, Complex):
         return _by_rule_on(Complex, t, node, arguments)
@@ -43,7 +41,7 @@ def apply_lazy(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
 
 
 def _by_rule_on(kind: type[Lazy], t: Tosa, node: Node, arguments: list[Any]) -> Result:
-    """The result of the operator's rule on operands of the class ``kind``."""
+    """Return the result of the operator's rule on operands of the class ``kind``."""
     rule_on_kind = RULES.get((node.target, kind))  # type: ignore[arg-type]
     if rule_on_kind is None:
         raise refused(no_operand(LACKING[kind]))

@@ -1,6 +1,4 @@
-"""Calls on quantized values: by an integer rule, else by a lookup table, else in
-floats.
-"""
+"""Lowers quantized calls by an integer rule, a lookup table, or in floats."""
 
 from __future__ import annotations
 
@@ -30,17 +28,15 @@ POINTWISE = frozenset(
         "trigonometry",
     }
 )
-"""Families of rules that compute each element of the result from the operands' elements
-at the same position.
-"""
+"""Families of rules that compute each element from operands at the same position."""
 
 
 def apply_quantized(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-    """The result of a call with quantized operands; ``rule`` is the operator's rule on
-    ``Value``.
+    """Return the result of a call with quantized operands.
 
-    If the call cannot be computed in integers, it is computed in floats. If that is
-    refused too, raises Unsupported with both reasons.
+    ``rule`` is the operator's rule on ``Value``. If the call cannot be computed in
+    integers, it is computed in floats. If that is refused too, raises Unsupported with
+    both reasons.
     """
     start = len(t.operators)
     try:
@@ -55,8 +51,7 @@ def apply_quantized(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Re
 
 
 def _in_integers(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Any:
-    """The result by the operator's integer rule, else as a lookup table if it is a
-    function of one quantized value.
+    """Lower a call by its integer rule, or as a table of one quantized value.
 
     Raises Unsupported if it is neither.
     """
@@ -71,8 +66,9 @@ def _in_integers(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Any:
 
 
 def computes_in_integers(target: Any) -> bool:
-    """Whether an operator has an integer rule or can be a table, so that a quantizer
-    may quantize its operands.
+    """Return whether an operator has an integer rule or can be a table.
+
+    If so, a quantizer may quantize its operands.
     """
     return has_rule(target, Lazy) or (
         has_rule(target) and is_pointwise(target, RULES[target, Value])
@@ -80,8 +76,7 @@ def computes_in_integers(target: Any) -> bool:
 
 
 def is_pointwise(target: Any, rule: Rule) -> bool:
-    """Whether each element of the result of ``target`` depends only on the operands'
-    elements at the same position.
+    """Return whether the operator computes each element from the same position.
 
     torch tags most operators of this kind. For the others, the file of ``rule`` is one
     of the families in POINTWISE.
@@ -93,12 +88,11 @@ def is_pointwise(target: Any, rule: Rule) -> bool:
 
 
 def tabulated(t: Tosa, rule: Rule, arguments: list[Any]) -> Value:
-    """A call on one quantized operand as a lookup table; all other operands are single
-    numbers.
+    """Return a call on one quantized operand as a lookup table.
 
-    The entries are the results of ``rule``, the rule for floats, for all integers.
-    Several operands may be functions of the same quantized value, as in ``x *
-    sigmoid(x)``. Raises Unsupported for other operands.
+    All other operands are single numbers. The entries are the results of ``rule``, the
+    rule for floats, for all integers. Several operands may be functions of the same
+    quantized value, as in ``x * sigmoid(x)``. Raises Unsupported for other operands.
     """
     lazy = [a for a in arguments if isinstance(a, Lazy)]
     # each lazy operand as a function of one quantized value, its source
@@ -113,7 +107,7 @@ def tabulated(t: Tosa, rule: Rule, arguments: list[Any]) -> Value:
     ]
 
     def function(t: Tosa, x: Value) -> Value:
-        """The whole call as a function of x, the real numbers of the source."""
+        """Return the whole call as a function of x, the real numbers of the source."""
         result: Value = rule.function(
             t, *[a(t, x) if callable(a) else a for a in template]
         )
@@ -123,8 +117,9 @@ def tabulated(t: Tosa, rule: Rule, arguments: list[Any]) -> Value:
 
 
 def _as_scalar(t: Tosa, argument: Any) -> Any:
-    """A Python argument as it is, or a constant of one element as []; raises
-    Unsupported for other tensors.
+    """Return a Python argument as it is, or a constant of one element as [].
+
+    Raises Unsupported for other tensors.
     """
     if not isinstance(argument, Value):
         return argument
@@ -136,11 +131,10 @@ def _as_scalar(t: Tosa, argument: Any) -> Any:
 
 
 def _computed_if_truth(t: Tosa, curve: Pointwise) -> Value:
-    """``curve`` itself if its results are floats: the next quantize operator looks them
-    up.
+    """Return ``curve`` itself if its results are floats, to be looked up later.
 
-    No quantize follows results that are bools, so these are looked up here. Raises
-    Unsupported for other results.
+    The next quantize operator looks them up. No quantize follows results that are
+    bools, so these are looked up here. Raises Unsupported for other results.
     """
     # the type of the results is the same for all integers: try those of 8 bits
     dtype = curve.entries(t, BYTES).dtype
@@ -149,8 +143,9 @@ def _computed_if_truth(t: Tosa, curve: Pointwise) -> Value:
 
 
 def _computed(t: Tosa, arguments: list[Any]) -> list[Any]:
-    """The arguments of a rule, where each lazy value, also in a list, is computed in
-    floats.
+    """Return the arguments of a rule with each lazy value computed in floats.
+
+    This includes values in lists.
     """
     computed: list[Any] = []
     for argument in arguments:

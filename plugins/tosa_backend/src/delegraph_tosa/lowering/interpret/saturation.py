@@ -1,5 +1,4 @@
-"""Casts of floats to int64 whose operand may be clamped, so that the result fits into
-int32.
+"""Finds casts of floats to int64 that may be clamped to fit int32.
 
 torch casts infinity to the smallest int64, which int32 cannot hold. Often no result
 depends on it: the program takes the minimum with a number, or uses the integer as an
@@ -32,9 +31,7 @@ EXACT = (-(1 << 24), 1 << 24)
 _CASTS = {aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other}
 _CASTS |= {aten._to_copy.default, aten.type_as.default}
 _CAST_IDS = frozenset(map(id, _CASTS))
-"""By which casts are found among thousands of calls: the hash of an operator is
-computed in Python.
-"""
+"""Ids of the casts. Hashing an operator, computed in Python, would be slow."""
 _CHOICES = {
     aten.where.self: (1, 2),
     aten.where.ScalarOther: (1,),
@@ -50,18 +47,16 @@ _MONOTONOUS = {
     ),
 }
 _PASSED = {**_CHOICES, **_MONOTONOUS}
-"""Operator that returns one of its operands or clamps them -> the positions of these
-operands.
-"""
+"""Maps operators that return or clamp operands to the positions of these operands."""
 
 
 def saturating_casts(
     nodes: Collection[Node], bounds: Mapping[Node, Range]
 ) -> dict[Node, Range]:
-    """Cast of floats to int64 -> the range to which its operand may be clamped; other
-    casts are left out.
+    """Cast of floats to int64 -> the range to which its operand may be clamped.
 
-    ``bounds`` are the ranges that uses of ``nodes`` prove (``bounds_of``).
+    Other casts are left out. ``bounds`` are the ranges that uses of ``nodes`` prove
+    (``bounds_of``).
     """
     casts = [n for n in nodes if id(n.target) in _CAST_IDS and _is_from_float(n)]
     if not casts:
@@ -77,7 +72,7 @@ def saturating_casts(
 
 
 def _is_from_float(cast: Node) -> bool:
-    """Whether the call is a cast from a float type to int64."""
+    """Return whether the call is a cast from a float type to int64."""
     before: Any = getattr(cast.args[0], "meta", {}).get("val")
     after: Any = cast.meta.get("val")
     both = isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor)
@@ -85,8 +80,9 @@ def _is_from_float(cast: Node) -> bool:
 
 
 def saturated(t: Tosa, x: Value, range: Range) -> Value:
-    """x [*S] clamped to ``range`` if it has computed floats, else x itself; NaN becomes
-    the lower end of the range.
+    """Return x [*S] clamped to ``range`` if it has computed floats, else x itself.
+
+    NaN becomes the lower end of the range.
     """
     if x.dtype not in FLOATS or type(x) is not Value:
         return x
@@ -97,22 +93,19 @@ def saturated(t: Tosa, x: Value, range: Range) -> Value:
 
 
 class _Uses:
-    """Finds ranges to which an integer tensor can be clamped without changing a result
-    of its uses among ``nodes``.
+    """Finds ranges to which an integer tensor can be clamped without changing results.
+
+    Only uses among ``nodes`` count.
     """
 
     def __init__(self, nodes: Iterable[Node], bounds: Mapping[Node, Range]) -> None:
-        """``nodes`` are the calls of the delegate, ``bounds`` the ranges that uses of
-        nodes prove (``bounds_of``).
-        """
+        """``nodes`` are the delegate's calls, ``bounds`` the ranges that uses prove."""
         self._nodes = set(nodes)
         self._bounds = bounds
         self._known: dict[Node, Range | None] = {}
 
     def range_of(self, node: Node) -> Range | None:
-        """A range to which ``node`` can be clamped without changing a result of any
-        use; None if none is known.
-        """
+        """Return a range to which ``node`` can be clamped for all its uses, or None."""
         if node in self._bounds:
             return self._bounds[node]
         if node not in self._known:
@@ -129,9 +122,7 @@ class _Uses:
         return self._known[node]
 
     def _of_use(self, user: Node, node: Node) -> Range | None:
-        """A range to which ``node`` can be clamped without changing a result of the
-        call ``user``; None if unknown.
-        """
+        """Return a range to which ``user`` lets ``node`` be clamped, or None."""
         # a use outside of the delegate may do anything
         if user not in self._nodes:
             return None
@@ -156,9 +147,7 @@ class _Uses:
 
 
 def _reads_type(user: Node, node: Node) -> bool:
-    """Whether the call ``user`` reads only the type and shape of ``node``, not its
-    elements, as full_like does.
-    """
+    """Return whether the call reads only type and shape of ``node``, like full_like."""
     rule = RULES.get((user.target, Value))  # type: ignore[arg-type]
     return rule is not None and all(
         k in rule.types for k, a in enumerate(user.args) if a is node
@@ -166,7 +155,7 @@ def _reads_type(user: Node, node: Node) -> bool:
 
 
 def _union(ranges: Iterable[Range]) -> Range:
-    """The union of all ranges."""
+    """Return the union of all ranges."""
     first, *others = ranges
     for other in others:
         first = union(first, other)
@@ -176,11 +165,10 @@ def _union(ranges: Iterable[Range]) -> Range:
 def _range_proven_by(
     node: Node, argument_ranges: Iterable[tuple[Any, Range]], user: Node
 ) -> Range | None:
-    """The union of the ranges of ``node`` in ``argument_ranges``, pairs of an argument
-    of ``user`` and its range.
+    """Return the union of the ranges of ``node`` in ``argument_ranges``.
 
-    None unless there is a range for each time that ``user`` has ``node`` as an
-    argument.
+    ``argument_ranges`` has pairs of an argument of ``user`` and its range. None unless
+    there is a range for each time that ``user`` has ``node`` as an argument.
     """
     ranges = [range for argument, range in argument_ranges if argument is node]
     places = sum(a is node for a in tree_leaves((user.args, user.kwargs)))

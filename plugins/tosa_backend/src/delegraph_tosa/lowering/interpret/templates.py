@@ -1,5 +1,4 @@
-"""Templates: equal calls are lowered once, and the operators of this template are
-copied for each of them.
+"""Templates: equal calls are lowered once, and their operators copied.
 
 A rule depends on the types of its operands, on which of them are constant, and on its
 other arguments; of floats and bools it reads nothing more. So for equal arguments it
@@ -25,8 +24,9 @@ from ..registry import Result, Rule, apply
 from ..torch_values.tensor_types import refused
 
 COPIED = FLOATS | {DType.BOOL}
-"""Types of operands that have templates. Rules read more than the type of integers
-(ranges) and shapes (entries).
+"""Types of operands that have templates.
+
+Rules read more than the type of integers (ranges) and shapes (entries).
 """
 MOST = 4096
 """The most templates of a target; then all are dropped."""
@@ -48,8 +48,7 @@ class Template:
     """
 
     def __init__(self, operands: Iterable[Value], t: Tosa, result: Result) -> None:
-        """Collect the operators that depend on ``operands``, those that a copy has to
-        repeat.
+        """Collect the operators that depend on ``operands``, which a copy must repeat.
 
         ``t`` is the builder on which the rule ran, ``result`` is what the rule
         returned.
@@ -61,9 +60,7 @@ class Template:
         self._operators: list[tuple[Operator, str]] = []
         """(operator, its attributes as text), in the order of computation."""
         self.is_usable = True
-        """Whether copies are right: all results have ``COPIED`` types, and none is
-        lazy, a branch or a loop.
-        """
+        """Whether copies are right: results have ``COPIED`` types and are not lazy."""
         for operator in t.operators:
             for value in operator.inputs:
                 self._depends_on_operands(value)
@@ -78,7 +75,7 @@ class Template:
         self._literals = {key: v for key, v in t.literals() if v in self._depends}
 
     def _depends_on_operands(self, value: Value) -> bool:
-        """Whether ``value`` depends on the operands.
+        """Return whether ``value`` depends on the operands.
 
         Two side effects for a value that is asked for the first time: if it was folded
         by an operator that depends on the operands, this operator is added, because it
@@ -104,8 +101,7 @@ class Template:
         return self._depends[value]
 
     def _add(self, operator: Operator) -> None:
-        """Add ``operator``, whose results depend on the operands, to those that copies
-        repeat.
+        """Add ``operator``, with results that depend on operands, for copies to repeat.
 
         Sets ``is_usable`` to False for a branch or a loop, and for results of a type
         that is not in COPIED.
@@ -119,8 +115,9 @@ class Template:
             self.is_usable = False
 
     def copy(self, t: Tosa, operands: Iterable[Value]) -> Result:
-        """The result of the same call on other ``operands`` of equal types; its
-        operators are emitted by ``t``.
+        """Return the result of the same call on other ``operands`` of equal types.
+
+        Its operators are emitted by ``t``.
         """
         # value of the template -> value of the copy; a value that is missing is shared
         # by both
@@ -136,14 +133,13 @@ class Template:
         return self._result(new)
 
     def outline(self, operands: Iterable[Value]) -> Result:
-        """The template's own result, with ``operands`` in place of those that are
-        returned as they came.
-        """
+        """Return the template's own result, with passed operands replaced."""
         return self._result(dict(zip(self._operands, operands, strict=True)))
 
     def _result(self, new: Mapping[Value, Value]) -> Result:
-        """The result, with ``new`` values in place of the template's; one that is not
-        lowered is None.
+        """Return the result, with ``new`` values in place of the template's.
+
+        One that is not lowered is None.
         """
         if isinstance(self.result, tuple):
             return tuple([None if v is None else new.get(v, v) for v in self.result])
@@ -159,9 +155,7 @@ class Templates:
         self._known: dict[Hashable, Template] = {}
 
     def apply(self, t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Result:
-        """The result of a call: a copy of its template, or made by the rule if the call
-        has no template.
-        """
+        """Return the result of a call, copied from its template or made by its rule."""
         operands: dict[Value, int] = {}
         template = self._find(rule, node, arguments, operands)
         return (
@@ -183,10 +177,10 @@ class Templates:
     def _find(
         self, rule: Rule, node: Node, arguments: list[Any], operands: dict[Value, int]
     ) -> Template | None:
-        """The template for a call, made if it is new; None if the call cannot have one.
+        """Return the template for a call, made if it is new.
 
-        ``operands`` is filled with the values among the arguments, each mapped to its
-        number: 0, 1, .. in their order.
+        None if the call cannot have one. ``operands`` is filled with the values among
+        the arguments, each mapped to its number: 0, 1, .. in their order.
         """
         # ``_key`` adds to ``operands``
         key = (rule.function, *[_key(a, operands) for a in arguments])
@@ -207,8 +201,9 @@ class Templates:
     def _make(
         self, rule: Rule, node: Node, arguments: list[Any], operands: Sequence[Value]
     ) -> Template:
-        """The template from running the rule on new values of the operands' types;
-        constants are ABSENT.
+        """Make a template by running the rule on new values of the operands' types.
+
+        Constants are ABSENT.
         """
         stand_ins = {
             v: Value(v.type, None if v.constant is None else ABSENT) for v in operands
@@ -220,18 +215,19 @@ class Templates:
 
 @lru_cache(maxsize=8)
 def templates_for(spec: TosaSpec) -> Templates:
-    """The templates that all lowerings for ``spec`` share. If two threads make the same
-    template, no harm is done.
+    """Return the templates that all lowerings for ``spec`` share.
+
+    If two threads make the same template, no harm is done.
     """
     return Templates(spec)
 
 
 def _key(argument: Any, operands: dict[Value, int]) -> Hashable:
-    """An argument as part of a template's key. Operands are numbered, so that ``x * x``
-    and ``x * y`` differ.
+    """Return an argument as part of a template's key.
 
-    A number has its type and text in the key: in Python 1, 1.0 and True are equal, and
-    0.0 and -0.0, but not for rules.
+    Operands are numbered, so that ``x * x`` and ``x * y`` differ. A number has its type
+    and text in the key: in Python 1, 1.0 and True are equal, and 0.0 and -0.0, but not
+    for rules.
     """
     if isinstance(argument, Value):
         return (
@@ -245,7 +241,7 @@ def _key(argument: Any, operands: dict[Value, int]) -> Hashable:
 
 
 def _replaced(argument: Any, stand_ins: dict[Value, Value]) -> Any:
-    """An argument, or a list of them, with each value replaced by its stand-in."""
+    """Replace each value in an argument, or in a list, by its stand-in."""
     if isinstance(argument, Value):
         return stand_ins[argument]
     if isinstance(argument, (list, tuple)) and not hasattr(argument, "_fields"):

@@ -1,3 +1,1 @@
-"""Values that stand for a tensor but are not computed yet: quantized, uint8 and complex
-ones.
-"""
+"""Lazy values: quantized, uint8 and complex values that are not computed yet."""

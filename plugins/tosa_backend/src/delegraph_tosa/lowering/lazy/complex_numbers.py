@@ -1,5 +1,4 @@
-"""Complex numbers, which TOSA lacks: inside of a delegate they are pairs of real
-numbers.
+"""Complex numbers, which TOSA lacks: a delegate computes pairs of real numbers.
 
 A Fourier transform returns a ``Complex`` value. Rules on such values (``lowers(...,
 on=Complex)``) return complex values or real numbers (``abs``, ``view_as_real``). All
@@ -20,9 +19,7 @@ from .quantization import Quantization
 
 
 class Complex(Lazy):
-    """complex64 [*S], held as ``parts``, fp32 [*S,2]: real and imaginary part, as
-    ``torch.view_as_real`` has them.
-    """
+    """complex64 [*S], held as ``parts``, fp32 [*S,2], as in ``torch.view_as_real``."""
 
     __slots__ = ("parts",)
 

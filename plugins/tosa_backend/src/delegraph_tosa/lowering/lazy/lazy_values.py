@@ -1,12 +1,11 @@
-"""Lazy values: real numbers that no operator has computed, between a dequantize and the
-next quantize.
+"""Lazy values: real numbers between a dequantize and the next quantize.
 
-The rule for dequantize emits no operator. It returns a ``Lazy`` value, which is fp32 to
-torch and knows the integers it stands for. Integer rules take and return lazy values.
-The rule for quantize calls ``integer`` with the quantization of the program, and only
-then the last operators of a chain are emitted: RESCALE, CLAMP, TABLE. For an operator
-without an integer rule, ``real`` computes the real numbers in floats, which a target
-without PRO-FP refuses.
+No operator has computed them. The rule for dequantize emits no operator. It returns a
+``Lazy`` value, which is fp32 to torch and knows the integers it stands for. Integer
+rules take and return lazy values. The rule for quantize calls ``integer`` with the
+quantization of the program, and only then the last operators of a chain are emitted:
+RESCALE, CLAMP, TABLE. For an operator without an integer rule, ``real`` computes the
+real numbers in floats, which a target without PRO-FP refuses.
 """
 
 from __future__ import annotations
@@ -33,12 +32,14 @@ from .quantization import Quantization, Scale, multipliers
 Function = Callable[[Tosa, Value], Value]
 """A function of one tensor, as operators that the builder makes."""
 SMALL = (DType.INT8, DType.INT16)
-"""Types that activations are quantized to. Wider integers are sums and products before
-they are quantized.
+"""Types that activations are quantized to.
+
+Wider integers are sums and products before they are quantized.
 """
 BITS = 29
-"""The most bits, beside the sign, of a wider integer: RESCALE takes values below
-2**(shift - 1) only.
+"""The most bits, without sign, of a wider integer.
+
+RESCALE takes values below 2**(shift - 1) only.
 """
 
 
@@ -52,31 +53,36 @@ class Lazy(Value):
         super().__init__(Type(shape, DType.FP32))
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The elements as integers in the quantization ``to``, computed; Unsupported if
-        that takes floats.
+        """Return the elements as integers in the quantization ``to``, computed.
+
+        Unsupported if that takes floats.
         """
         raise NotImplementedError
 
     def real(self, t: Tosa) -> Value:
-        """The elements as floats, computed; Unsupported if the target has no floats."""
+        """Return the elements as floats, computed.
+
+        Unsupported if the target has no floats.
+        """
         raise NotImplementedError
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest absolute value that an element can have; inf if it is not known.
+        """Return the largest absolute value that an element can have.
 
-        Elements below ``least`` do not count: they are numbers of a mask that hide
-        scores.
+        Inf if it is not known. Elements below ``least`` do not count: they are numbers
+        of a mask that hide scores.
         """
         return math.inf
 
     def pointwise(self) -> Pointwise | None:
-        """The value as a function of single elements of one quantized value; None if it
-        is no such function.
+        """Return the value as a function of single elements of one quantized value.
+
+        None if it is no such function.
         """
         return None
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
-        """``move`` of this value, with the result's ``shape``.
+        """Return ``move`` of this value, with the result's ``shape``.
 
         ``move`` reorders, reshapes or selects elements; it takes integers and floats
         alike.
@@ -96,8 +102,9 @@ class Scaled(Lazy):
     def __init__(
         self, q: Value, scale: Scale, zero_point: int = 0, axis: int | None = None
     ) -> None:
-        """``q`` are the integers; ``axis`` has no meaning for a scale of one number,
-        and is None then.
+        """``q`` are the integers.
+
+        ``axis`` has no meaning for a scale of one number, and is None then.
         """
         super().__init__(q.shape)
         self.q = q
@@ -109,9 +116,7 @@ class Scaled(Lazy):
         self.constant = q.constant
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The integers, rescaled unless they have the scale and zero point of ``to``,
-        and clamped to its limits.
-        """
+        """Return the integers in the quantization ``to``, clamped to its limits."""
         same = (self.scale, self.zero_point, self.q.dtype) == (
             Scale(to.scale),
             to.zero_point,
@@ -136,7 +141,7 @@ class Scaled(Lazy):
         )
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest distance from the zero point (``size``), times the scale.
+        """Return the largest distance from the zero point (``size``), times the scale.
 
         It is inf for scales of channels, and for int32 whose range is not known.
         """
@@ -147,15 +152,14 @@ class Scaled(Lazy):
         )
 
     def pointwise(self) -> Pointwise | None:
-        """The identity function of this value if it ``is_small``, else None."""
+        """Return the identity function of this value if it ``is_small``, else None."""
         return Pointwise(self, _identity) if self.is_small else None
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
-        """``move`` of the integers, in the same quantization; see the base class for
-        the arguments.
+        """Return ``move`` of the integers, in the same quantization.
 
-        Integers wider than 16 bits, such as sums, are moved later, when they are
-        quantized.
+        See the base class for the arguments. Integers wider than 16 bits, such as sums,
+        are moved later, when they are quantized.
         """
         return (
             Scaled(move(t, self.q), self.scale, self.zero_point)
@@ -164,7 +168,7 @@ class Scaled(Lazy):
         )
 
     def is_like(self, other: Scaled) -> bool:
-        """Whether both are the same integers in the same quantization."""
+        """Return whether both are the same integers in the same quantization."""
         return self.q is other.q and (self.scale, self.zero_point) == (
             other.scale,
             other.zero_point,
@@ -178,14 +182,15 @@ class Scaled(Lazy):
 
     @property
     def is_small(self) -> bool:
-        """Whether the value is quantized as activations are: to int8 or int16, with one
-        scale for all elements.
+        """Whether the value is quantized like an activation.
+
+        It is int8 or int16 with one scale for all elements.
         """
         return self.q.dtype in SMALL and not self.scale.tensors
 
 
 def _identity(t: Tosa, x: Value) -> Value:
-    """``x`` itself: the function of a value that no operator has changed yet."""
+    """Return ``x`` itself: the function of a value that no operator has changed yet."""
     return x
 
 
@@ -199,8 +204,9 @@ class Clamped(Lazy):
     __slots__ = ("high", "low", "of")
 
     def __init__(self, of: Lazy, low: float, high: float) -> None:
-        """``of`` is clamped to the real numbers ``low`` .. ``high``, which may be
-        infinite.
+        """``of`` is clamped to the real numbers ``low`` ..
+
+        ``high``, which may be infinite.
         """
         super().__init__(of.shape)
         self.of = of
@@ -208,8 +214,9 @@ class Clamped(Lazy):
         self.high = high
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The integers of ``of`` in the quantization ``to``, clamped to the integers of
-        ``low`` and ``high``.
+        """Return the integers of ``of`` in the quantization ``to``, clamped.
+
+        The limits are the integers of ``low`` and ``high``.
         """
         low, high = range_of_type(to.dtype)
         # int8 and int16 saturate; in int32 the scale of ``to`` may be too fine for
@@ -226,12 +233,13 @@ class Clamped(Lazy):
         return limit(t, q, to.nearest(self.low), to.nearest(self.high))
 
     def real(self, t: Tosa) -> Value:
-        """The real numbers of ``of``, clamped in floats."""
+        """Return the real numbers of ``of``, clamped in floats."""
         return t.clamp(self.of.real(t), self.low, self.high)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The reach of ``of`` or of the limits, whichever is smaller; inf if the reach
-        of ``of`` is not known.
+        """Return the reach of ``of`` or of the limits, whichever is smaller.
+
+        Inf if the reach of ``of`` is not known.
         """
         most = self.of.reach(t, least)
         return (
@@ -239,7 +247,7 @@ class Clamped(Lazy):
         )
 
     def on_grid(self, t: Tosa, of: Scaled) -> Scaled:
-        """The integers of ``of``, clamped, in the quantization of ``of``.
+        """Return the integers of ``of``, clamped, in the quantization of ``of``.
 
         Raises Unsupported if a limit lies between two integers of this quantization, so
         that it would be rounded.
@@ -257,8 +265,9 @@ class Clamped(Lazy):
         return Scaled(limit(t, of.q, *limits), of.scale, of.zero_point)
 
     def pointwise(self) -> Pointwise | None:
-        """The function of ``of``, clamped; None if ``of`` is no function of one
-        quantized value.
+        """Return the function of ``of``, clamped.
+
+        None if ``of`` is no function of one quantized value.
         """
         inner = self.of.pointwise()
         return inner and inner.then(lambda t, x: t.clamp(x, self.low, self.high))
@@ -268,19 +277,19 @@ BYTES = range(-128, 128)
 SHORTS = range(-32768, 32768)
 """All integers of 8 and of 16 bits."""
 KNOTS = range(-32768, 32769, 128)
-"""The integers for which a TABLE of int16 has entries; the last one is beyond int16
-(specification: TABLE).
+"""The integers for which a TABLE of int16 has entries.
+
+The last one is beyond int16 (specification: TABLE).
 """
 MIDDLES = range(-32704, 32768, 128)
 """The integers halfway between two KNOTS."""
 
 
 class Pointwise(Lazy):
-    """A function of single elements of ``source``, which has 8 or 16 bits: looked up in
-    a TABLE.
+    """A function of single elements of ``source``, which has 8 or 16 bits.
 
-    ``function`` builds it with the rules for floats. The entries of the TABLE are its
-    results for all integers, folded to a constant.
+    It is looked up in a TABLE. ``function`` builds it with the rules for floats. The
+    entries of the TABLE are its results for all integers, folded to a constant.
     """
 
     __slots__ = ("function", "source")
@@ -293,17 +302,15 @@ class Pointwise(Lazy):
         self.constant = source.constant
 
     def of(self, function: Function) -> Pointwise:
-        """``function`` of the same source, in place of this value's function."""
+        """Return ``function`` of the same source, in place of this value's function."""
         return type(self)(self.source, function)
 
     def then(self, function: Function) -> Pointwise:
-        """``function`` applied to this value."""
+        """Return ``function`` applied to this value."""
         return self.of(lambda t, x: function(t, self.function(t, x)))
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """The function's results, quantized when the program is lowered and looked up
-        by the integers of the source.
-        """
+        """Look up the function's quantized results by the integers of the source."""
         q = self.source.q
         if q.dtype is DType.INT16:
             return self._of_int16(t, to)
@@ -315,8 +322,9 @@ class Pointwise(Lazy):
         return limit(t, t.table(q, entries), *to.range)
 
     def _of_int16(self, t: Tosa, to: Quantization) -> Value:
-        """The integers for a source of int16: by TABLEs if interpolation is near
-        enough, else by a GATHER.
+        """Return the results for an int16 source, by TABLEs or by a GATHER.
+
+        Uses TABLEs if interpolation is near enough.
         """
         q = self.source.q
         # the exact results for all integers, and the function, in steps of the result,
@@ -333,8 +341,9 @@ class Pointwise(Lazy):
         return Scaled(sums, Scale(to.scale * step)).integer(t, to)
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest absolute value among the results for all integers; those below
-        ``least`` do not count.
+        """Return the largest absolute value among the results for all integers.
+
+        Those below ``least`` do not count.
         """
         domain = BYTES if self.source.q.dtype is DType.INT8 else SHORTS
         results = materialize(self.entries(t, domain))
@@ -343,8 +352,9 @@ class Pointwise(Lazy):
         )
 
     def truth(self, t: Tosa) -> Value:
-        """The elements as bools, for a function that returns bools: 0 or 1 is looked up
-        for each, and cast to bool.
+        """Return the elements as bools, for a function that returns bools.
+
+        A table returns 0 or 1, which is cast.
         """
         q = self.source.q
         if q.dtype is DType.INT8:
@@ -356,7 +366,7 @@ class Pointwise(Lazy):
         )
 
     def entries(self, t: Tosa, domain: range) -> Value:
-        """A constant [N], fp32 or bool: the function at the integers ``domain``.
+        """Return a constant [N], fp32 or bool: the function at the integers ``domain``.
 
         Raises Unsupported if the result of ``function`` does not fold to one constant
         element for each integer.
@@ -378,17 +388,15 @@ class Pointwise(Lazy):
         return results
 
     def real(self, t: Tosa) -> Value:
-        """``function`` of the real numbers of ``source``, computed in floats."""
+        """Return ``function`` of the real numbers of ``source``, computed in floats."""
         return self.function(t, self.source.real(t))
 
     def pointwise(self) -> Pointwise | None:
-        """The value itself, which is such a function."""
+        """Return the value itself, which is such a function."""
         return self
 
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
-        """The same function of the moved source: functions of single elements commute
-        with moves.
-        """
+        """Return the same function of the moved source; the order is free."""
         return type(self)(
             Scaled(move(t, self.source.q), self.source.scale, self.source.zero_point),
             self.function,
@@ -401,29 +409,32 @@ class Moved(Lazy):
     __slots__ = ("move", "of")
 
     def __init__(self, of: Lazy, move: Function, shape: Shape) -> None:
-        """``move`` reorders or selects elements of ``of``; ``shape`` is the result's."""
+        """``move`` reorders or selects elements of ``of``.
+
+        ``shape`` is the result's.
+        """
         super().__init__(shape)
         self.of = of
         self.move = move
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """``move`` of the integers of ``of``."""
+        """Return ``move`` of the integers of ``of``."""
         return self.move(t, self.of.integer(t, to))
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest absolute value in ``of``: moving elements makes no larger ones."""
+        """Return the largest absolute value in ``of``; moving keeps it."""
         return self.of.reach(t, least)
 
     def real(self, t: Tosa) -> Value:
-        """``move`` of the real numbers of ``of``."""
+        """Return ``move`` of the real numbers of ``of``."""
         return self.move(t, self.of.real(t))
 
 
 class Joined(Lazy):
-    """``join`` of several values, such as CONCAT or SELECT, applied when its result is
-    quantized: to quantized parts.
+    """``join`` of several values, such as CONCAT or SELECT, on quantized parts.
 
-    Each part is quantized as the result is, so that ``join`` only has to move integers.
+    It is applied when its result is quantized. Each part is quantized as the result is,
+    so that ``join`` only has to move integers.
     """
 
     __slots__ = ("join", "parts")
@@ -434,32 +445,35 @@ class Joined(Lazy):
         join: Callable[[Tosa, list[Value]], Value],
         shape: Shape,
     ) -> None:
-        """``join`` makes one tensor of ``shape`` of the parts; it is called with their
-        integers, or their floats.
+        """``join`` makes one tensor of ``shape`` of the parts.
+
+        It is called with their integers, or their floats.
         """
         super().__init__(shape)
         self.parts = parts
         self.join = join
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
-        """``join`` of the integers of the parts, all in the quantization ``to``."""
+        """Return ``join`` of the parts' integers in the quantization ``to``."""
         return self.join(t, [integer(t, part, to) for part in self.parts])
 
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
-        """The largest ``reach`` among the parts; elements below ``least`` do not count."""
+        """Return the largest ``reach`` among the parts.
+
+        Elements below ``least`` do not count.
+        """
         return max([reach(t, part, least) for part in self.parts])
 
     def real(self, t: Tosa) -> Value:
-        """``join`` of the real numbers of the parts."""
+        """Return ``join`` of the real numbers of the parts."""
         return self.join(t, [real(t, part) for part in self.parts])
 
 
 def trial() -> Tosa:
-    """A builder whose operators are discarded: rules are run on it to learn the shapes
-    of their results.
+    """Return a builder on which rules run to learn the shapes of their results.
 
-    Its target supports nearly everything. Nothing that it folds goes into a file, so it
-    folds constants of any size.
+    Its operators are discarded. Its target supports nearly everything. Nothing that it
+    folds goes into a file, so it folds constants of any size.
     """
     builder = Tosa(_any_target())
     builder.folded_bytes = sys.maxsize
@@ -468,16 +482,15 @@ def trial() -> Tosa:
 
 @cache
 def _any_target() -> TosaSpec:
-    """The target of ``trial``. It is parsed when it is first needed, because parsing
-    reads a table.
+    """Return the target of ``trial``.
+
+    It is parsed when it is first needed, because parsing reads a table.
     """
     return TosaSpec.parse("TOSA-1.1+FP+INT+shape")
 
 
 def any_lazy(arguments: list[Any], kind: type[Lazy] = Lazy) -> bool:
-    """Whether one of a rule's arguments is a lazy value of the class ``kind``, or a
-    list with such a value.
-    """
+    """Return whether an argument is, or contains, a lazy value of ``kind``."""
     for argument in arguments:
         if isinstance(argument, kind) or (
             isinstance(argument, list) and any_lazy(argument, kind)
@@ -487,13 +500,12 @@ def any_lazy(arguments: list[Any], kind: type[Lazy] = Lazy) -> bool:
 
 
 def real(t: Tosa, value: Value) -> Value:
-    """The computed floats of a lazy value; any other value as it is."""
+    """Return the computed floats of a lazy value; any other value as it is."""
     return value.real(t) if isinstance(value, Lazy) else value
 
 
 def integer(t: Tosa, value: Value, to: Quantization) -> Value:
-    """The integers of ``value`` in the quantization ``to``: of a lazy value or a
-    constant.
+    """Return the integers of a lazy value or a constant in the quantization ``to``.
 
     Raises Unsupported for floats that are computed at run time, except for int32 on a
     target with floats.
@@ -511,10 +523,9 @@ def integer(t: Tosa, value: Value, to: Quantization) -> Value:
 
 
 def reach(t: Tosa, value: Value, least: float) -> float:
-    """The largest absolute value of an element that is not below ``least``; inf for
-    floats computed at run time.
+    """Return the largest absolute value of an element that is not below ``least``.
 
-    The elements of a constant are read.
+    Inf for floats computed at run time. The elements of a constant are read.
     """
     if isinstance(value, Lazy):
         return value.reach(t, least)
@@ -527,8 +538,9 @@ def reach(t: Tosa, value: Value, least: float) -> float:
 
 
 def quantized(t: Tosa, x: Value, to: Quantization) -> Value:
-    """fp32 [*S] -> integers [*S] as ``quantize_per_tensor``: clamp(round(x / scale) +
-    zero_point), ties to even.
+    """fp32 [*S] -> integers [*S] as ``quantize_per_tensor``, ties to even
+
+    This is clamp(round(x / scale) + zero_point).
     """
     # the clamp comes before the CAST, which rounds to even: beyond the type, a cast is
     # not defined
@@ -547,8 +559,9 @@ def quantized(t: Tosa, x: Value, to: Quantization) -> Value:
 
 
 def limit(t: Tosa, q: Value, low: int, high: int) -> Value:
-    """``q`` clamped to ``low`` .. ``high``, or ``q`` itself if its range lies within
-    them.
+    """Return ``q`` clamped to ``low`` ..
+
+    ``high``, or ``q`` itself if its range lies within them.
     """
     if inside(range_of(q), (low, high)):
         return q
@@ -564,11 +577,10 @@ def limit(t: Tosa, q: Value, low: int, high: int) -> Value:
 
 
 def rescale(t: Tosa, x: Scaled, scale: float, zero_point: int, dtype: DType) -> Value:
-    """The integers of ``x`` in another scale and zero point, by one RESCALE; raises
-    Unsupported for int4.
+    """Return the integers of ``x`` in another scale and zero point, by one RESCALE.
 
-    RESCALE has its multipliers along the last axis. So if ``x`` has a scale for each
-    channel, it is transposed.
+    Raises Unsupported for int4. RESCALE has its multipliers along the last axis. So if
+    ``x`` has a scale for each channel, it is transposed.
     """
     ratio = x.scale.over(scale)
     t.require(x.q.dtype is not DType.INT4, "RESCALE does not take int4")
@@ -591,10 +603,10 @@ def rescale(t: Tosa, x: Scaled, scale: float, zero_point: int, dtype: DType) -> 
 def _rescaled(
     range: Range, before: int, ratio: float, after: int, dtype: DType
 ) -> Range:
-    """The range of the results (i - before) * ratio + after of a RESCALE to ``dtype``,
-    for integers i in ``range``.
+    """Return the range of (i - before) * ratio + after for i in ``range``.
 
-    ``before`` and ``after`` are the zero points; ``ratio`` is positive.
+    These are the results of a RESCALE to ``dtype``. ``before`` and ``after`` are the
+    zero points; ``ratio`` is positive.
     """
     low, high = range_of_type(dtype)
     ends = [(end - before) * ratio + after for end in range]
@@ -602,11 +614,11 @@ def _rescaled(
 
 
 def operand(t: Tosa, value: Value, what: str) -> Scaled:
-    """``value`` as quantized integers of 8 or 16 bits; a clamped value as its clamped
-    integers.
+    """Return ``value`` as quantized integers of 8 or 16 bits.
 
-    Raises Unsupported if ``value`` is not quantized, or is the result of operators that
-    no quantize follows. The reason begins with ``what``, the name of ``value``.
+    A clamped value as its clamped integers. Raises Unsupported if ``value`` is not
+    quantized, or is the result of operators that no quantize follows. The reason begins
+    with ``what``, the name of ``value``.
     """
     if isinstance(value, Scaled) and value.q.dtype in SMALL:
         return value

@@ -22,12 +22,14 @@ from ...ir.types import ARRAY_DTYPES, DType
 from ..builder import Tosa
 
 REST = 14
-"""Fraction bits of the second table: the rounding error of an entry in units of 2**-14
-of a step.
+"""Fraction bits of the second table, in units of 2**-14 of a step.
+
+It holds the rounding errors of entries.
 """
 EQUAL = 0.99
-"""The share of integers for which the interpolated result has to be exact; all others
-may be one step off.
+"""The share of integers for which the interpolated result has to be exact.
+
+All others may be one step off.
 """
 INT16_VALUES = 1 << 16
 PIECE = 128
@@ -36,12 +38,12 @@ Entries = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class Interpolation(NamedTuple):
-    """Tables [513] whose sum approximates a function of int16, in units of ``unit``
-    steps of the result.
+    """Tables [513] with a sum that approximates a function of int16.
 
-    ``first`` has the rounded entries, ``rest`` their rounding errors in units of
-    2**-REST, ``bend`` the function's distance from the straight line in the middle
-    between two entries, in units of 2**-``bits``. None: without this table.
+    The sum is in units of ``unit`` steps of the result. ``first`` has the rounded
+    entries, ``rest`` their rounding errors in units of 2**-REST, ``bend`` the
+    function's distance from the straight line in the middle between two entries, in
+    units of 2**-``bits``. None: without this table.
     """
 
     unit: int
@@ -51,7 +53,7 @@ class Interpolation(NamedTuple):
     bits: int = 0
 
     def at_integers(self) -> Array:
-        """The approximated result for each int16 [65536], in steps of the result."""
+        """Return the approximated result for each int16 [65536], in steps."""
         # the results of TABLE are 128 times the interpolated entries
         results = _table_results(self.first) / PIECE
         if self.rest is not None:
@@ -69,12 +71,11 @@ class Interpolation(NamedTuple):
 def interpolated(
     steps: Array, middles: Array, wanted: Array, zero_point: int
 ) -> Interpolation | None:
-    """The fewest tables that approximate a function well enough (EQUAL); None if three
-    tables do not.
+    """Return the fewest tables that approximate a function well enough (EQUAL).
 
-    ``steps``: the function at every 128th integer [513], ``middles``: halfway between
-    them [512], both float64 in steps of the result. ``wanted``: the exact integer
-    result for each int16 [65536].
+    None if three tables do not. ``steps``: the function at every 128th integer [513],
+    ``middles``: halfway between them [512], both float64 in steps of the result.
+    ``wanted``: the exact integer result for each int16 [65536].
     """
     if not np.isfinite(steps).all():
         return None
@@ -115,8 +116,9 @@ def _candidates(steps: Array, middles: Array, unit: int) -> Iterator[Interpolati
 
 
 def _table_results(table: Array) -> Array:
-    """``table`` [513] -> the result of TABLE for each int16 [65536]: interpolated
-    entries times 128 (specification).
+    """``table`` [513] -> TABLE's result for each int16 [65536]
+
+    These are interpolated entries times 128.
     """
     # rows of 128 results: the entry at the row's start, and the distance from there
     base = table[:-1, None]
@@ -126,10 +128,10 @@ def _table_results(table: Array) -> Array:
 
 
 def _is_near_enough(results: Array, wanted: Array, zero_point: int) -> bool:
-    """Whether ``results``, rounded, are near enough to the integers ``wanted``, which
-    include ``zero_point``.
+    """Return whether rounded ``results`` are near enough to ``wanted``.
 
-    A share of EQUAL has to be the same, and no result more than one step off.
+    The integers ``wanted`` include ``zero_point``. A share of EQUAL has to be the same,
+    and no result more than one step off.
     """
     limits = np.iinfo(wanted.dtype)
     integers = np.clip(np.floor(results + 0.5) + zero_point, limits.min, limits.max)
@@ -138,14 +140,10 @@ def _is_near_enough(results: Array, wanted: Array, zero_point: int) -> bool:
 
 
 def table_sums(t: Tosa, q: Value, tables: Interpolation) -> tuple[Value, float]:
-    """q int16 [*S] -> the sum of the tables' results, int32 [*S], and the step of the
-    result that 1 stands for.
-    """
+    """q int16 [*S] -> the sum of the tables' results, int32 [*S], and its step"""
 
     def looked_up(table: Array) -> Value:
-        """The results of TABLE for ``q``, int32 with 7 fraction bits more than the
-        entries.
-        """
+        """Return TABLE's results for ``q``: int32 with 7 more fraction bits."""
         return t.table(q, literal(table, DType.INT16, np.int16))
 
     first = looked_up(tables.first)
@@ -168,8 +166,9 @@ def table_sums(t: Tosa, q: Value, tables: Interpolation) -> tuple[Value, float]:
 
 
 def gathered(t: Tosa, q: Value, values: Array, dtype: DType) -> Value:
-    """q int16 [*S], numpy ``values`` [65536] -> the value of each integer, [*S] of
-    ``dtype``, by GATHER.
+    """q int16 [*S], numpy ``values`` [65536] -> each integer's value [*S], by GATHER
+
+    The result has the type ``dtype``.
     """
     # the integer -32768 reads entry 0
     index = t.add(t.cast(q, DType.INT32), INT16_VALUES // 2)
@@ -179,11 +178,10 @@ def gathered(t: Tosa, q: Value, values: Array, dtype: DType) -> Value:
 
 
 def looked_up(t: Tosa, index: Value, entries: Entries) -> Value:
-    """index int8 [*S], numpy ``entries`` [256] -> int32 [*S]; entry 0 belongs to the
-    index -128.
+    """index int8 [*S], numpy ``entries`` [256] -> int32 [*S].
 
-    A TABLE of int8 returns 8 bits. So there is one TABLE for each 8 bits of the
-    entries, and their results are shifted and added.
+    Entry 0 belongs to the index -128. A TABLE of int8 returns 8 bits. So there is one
+    TABLE for each 8 bits of the entries, and their results are shifted and added.
     """
     # the parts of an entry are signed bytes, the lowest first: entry = sum of parts[k]
     # * 256**k

@@ -1,5 +1,4 @@
-"""Quantization as numbers: scales, the quantized types that a program asks for, and the
-fixed-point form of a ratio.
+"""Quantization as numbers: scales, quantized types, and ratios in fixed point.
 
 As in PyTorch, real = scale * (integer - zero point). Scales of channels are tensors of
 the model. They are read when the file is written, and the multipliers of RESCALE are
@@ -33,11 +32,11 @@ class Scale(NamedTuple):
     tensors: tuple[Value, ...] = ()
 
     def times(self, other: Scale) -> Scale:
-        """The scale of a product of numbers in this scale and in ``other``."""
+        """Return the scale of a product of numbers in this scale and in ``other``."""
         return Scale(self.factor * other.factor, self.tensors + other.tensors)
 
     def over(self, number: float) -> Scale:
-        """The same scale divided by ``number``."""
+        """Return the same scale divided by ``number``."""
         return Scale(self.factor / number, self.tensors)
 
     @property
@@ -46,7 +45,7 @@ class Scale(NamedTuple):
         return max([tensor.shape[0] for tensor in self.tensors], default=1)
 
     def elements(self) -> Array:
-        """The numbers as float64 [1] or [C]; this reads the tensors."""
+        """Return the numbers as float64 [1] or [C]; this reads the tensors."""
         product: Array = np.full(self.channels, self.factor)
         for tensor in self.tensors:
             product = product * materialize(tensor).astype(np.float64)
@@ -54,9 +53,7 @@ class Scale(NamedTuple):
 
 
 class Quantization(NamedTuple):
-    """The arguments of a quantize operator: scale, zero point, smallest and largest
-    integer, element type.
-    """
+    """Arguments of a quantize operator: scale, zero point, limits and element type."""
 
     scale: float
     zero_point: int
@@ -65,9 +62,7 @@ class Quantization(NamedTuple):
     dtype: DType
 
     def nearest(self, number: float) -> int:
-        """The integer for a real number, rounded and limited as ``quantize_per_tensor``
-        does.
-        """
+        """Round and limit a real number as ``quantize_per_tensor`` does."""
         if math.isinf(number):
             return self.low if number < 0 else self.high
         return min(
@@ -81,21 +76,21 @@ class Quantization(NamedTuple):
 
 
 def expect_scale(scale: float) -> None:
-    """Raise Unsupported unless ``scale`` is a positive, finite, normal number in fp32,
-    in which PyTorch computes.
+    """Raise Unsupported unless ``scale`` is positive, finite and normal in fp32.
+
+    PyTorch computes in fp32.
     """
     if not (FP32.smallest_normal <= scale <= FP32.max):
         raise refused(f"a scale of {scale} is not a positive number of fp32")
 
 
 def fixed_point(ratios: Array, bits: int) -> tuple[Array, Array]:
-    """(multiplier, shift) with ratio = multiplier / 2**shift for each of ``ratios``, as
-    RESCALE takes them.
+    """Return RESCALE's multiplier and shift for each of ``ratios``.
 
-    Multipliers have ``bits`` bits, 31 or 15, and 2 <= shift <= 62 (specification:
-    RESCALE, apply_scale). If a ratio is too small for this, its multiplier loses low
-    bits. If a ratio is too large, it gets the largest multiplier, with which all
-    results but 0 saturate.
+    A ratio is multiplier / 2**shift. Multipliers have ``bits`` bits, 31 or 15, and 2 <=
+    shift <= 62 (specification: RESCALE, apply_scale). If a ratio is too small for this,
+    its multiplier loses low bits. If a ratio is too large, it gets the largest
+    multiplier, with which all results but 0 saturate.
     """
     # ratio = fraction * 2**exponent with a fraction in [1/2, 1)
     fraction, exponent = np.frexp(ratios)
@@ -116,10 +111,10 @@ def fixed_point(ratios: Array, bits: int) -> tuple[Array, Array]:
 
 
 def multipliers(t: Tosa, ratio: Scale, bits: int) -> tuple[Value, Value]:
-    """The operands multiplier and shift, [C] or [1], of a RESCALE by ``ratio``; equal
-    ratios share them.
+    """Return the operands multiplier and shift, [C] or [1], of a RESCALE by ``ratio``.
 
-    ``bits`` is the size of the multipliers: 31, or 15 for a RESCALE of int48.
+    Equal ratios share them. ``bits`` is the size of the multipliers: 31, or 15 for a
+    RESCALE of int48.
     """
     constants: tuple[Value, Value] = t.once(
         ("multipliers", ratio, bits), lambda: _make_multipliers(ratio, bits)
@@ -141,8 +136,9 @@ def _make_multipliers(ratio: Scale, bits: int) -> tuple[Value, Value]:
         )
 
     def loader(position: int, numpy_type: str) -> Any:
-        """A function that computes the multipliers (``position`` 0) or the shifts (1)
-        as an array of ``numpy_type``.
+        """Return a function for the multipliers (``position`` 0) or the shifts (1).
+
+        It returns an array of ``numpy_type``.
         """
         return lambda: fixed_point(_positive(ratio.elements()), bits)[position].astype(
             numpy_type
@@ -156,7 +152,10 @@ def _make_multipliers(ratio: Scale, bits: int) -> tuple[Value, Value]:
 
 
 def _positive(scales: Array) -> Array:
-    """``scales`` as they are; raises Unsupported unless all are positive and finite."""
+    """Return ``scales`` as they are.
+
+    Raises Unsupported unless all are positive and finite.
+    """
     wrong = scales[~((scales > 0) & np.isfinite(scales))]
     if wrong.size:
         raise refused(f"a scale of {wrong[0]} is not a positive number")

@@ -1,5 +1,4 @@
-"""uint8, of which TOSA has no tensors: inside of a delegate it is int8, and each
-element is 128 less.
+"""uint8, which TOSA lacks: a delegate computes int8, with elements 128 less.
 
 Only RESCALE reads and writes unsigned numbers, so each uint8 input and output of a
 delegate takes a RESCALE. Dequantizing takes no operator: a zero point that is 128 less
@@ -45,13 +44,14 @@ class Bytes(Lazy):
 
     @staticmethod
     def arriving(t: Tosa, held: Value) -> Bytes:
-        """The value of a uint8 input of the graph; ``held`` is the input, an int8
-        tensor with the bits of the uint8.
+        """Return the value of a uint8 input of the graph.
+
+        ``held`` is the input, an int8 tensor with the bits of the uint8.
         """
         return Bytes(_shifted_by_half(t, held, arrives=True), held)
 
     def leaving(self, t: Tosa) -> Value:
-        """The value as a result of the graph: a tensor int8 with the bits of the uint8."""
+        """Return the value as a result: int8 with the bits of the uint8."""
         return _shifted_by_half(t, self.q, arrives=False)
 
     def integer(self, t: Tosa, to: Quantization) -> Value:
@@ -64,10 +64,10 @@ class Bytes(Lazy):
 
 
 def _shifted_by_half(t: Tosa, x: Value, arrives: bool) -> Value:
-    """Unsigned x - 128 as int8 if x ``arrives`` as an input, else int8 x + 128 as
-    unsigned; by a RESCALE with ratio 1.
+    """Convert between x and x + 128 by a RESCALE with ratio 1.
 
-    Unsigned numbers are in tensors of int8 with the same bits.
+    Unsigned x that ``arrives`` as an input becomes int8 x - 128; int8 x becomes
+    unsigned. Unsigned numbers are in tensors of int8 with the same bits.
     """
     # the zero point 128 of an unsigned number, in int8: -128 has the same bits
     zero = t.constant(0, DType.INT8)
@@ -87,21 +87,20 @@ def _shifted_by_half(t: Tosa, x: Value, arrives: bool) -> Value:
 
 
 def is_bytes(val: Any) -> TypeGuard[torch.Tensor]:
-    """Whether ``val``, the fake tensor (or other value) that torch recorded for a node,
-    is a tensor of uint8.
-    """
+    """Return whether ``val``, as recorded by torch for a node, is a uint8 tensor."""
     return isinstance(val, torch.Tensor) and val.dtype is torch.uint8
 
 
 def type_of_bytes(val: torch.Tensor, what: str) -> Type:
-    """The type of the int8 tensor that stands for the uint8 tensor ``val``; ``what``
-    names it in a refusal.
+    """Return the type of the int8 tensor that stands for the uint8 tensor ``val``.
+
+    ``what`` names it in a refusal.
     """
     return type_of(val, what, dtype=torch.int8)
 
 
 def constant_bytes(name: str, tensor: torch.Tensor) -> Bytes:
-    """A constant of uint8; its elements are read when the file is written."""
+    """Return a constant of uint8; its elements are read when the file is written."""
     # flipping the highest bit subtracts 128 and makes the byte signed
     type = type_of_bytes(tensor, f"the constant {name}")
     return Bytes(

@@ -1,3 +1,1 @@
-"""Which integers a value may hold: what operators prove, what torch recorded, and what
-a branch or a loop assumes.
-"""
+"""Finds ranges of integers, from operators, torch's records and conditions."""

@@ -1,10 +1,10 @@
-"""Inputs of int64 that nothing bounds, and of which all uses need less: whether they
-are 0, a float, their low bits.
+"""Finds unbounded int64 inputs that can enter a delegate in another type.
 
-A mask is given as int64 and used as ``mask[:, None].to(torch.bool)``, a timestep as
-``t[:, None].float()``. Such an input crosses the border of its delegate in the type
-that its uses read, so that views and conversions are inside. The cast at the border is
-the one that the program makes anyhow: nothing has to fit into 32 bits.
+All their uses read less: a truth value, a float, or low bits. A mask is given as int64
+and used as ``mask[:, None].to(torch.bool)``, a timestep as ``t[:, None].float()``. Such
+an input crosses the border of its delegate in the type that its uses read, so that
+views and conversions are inside. The cast at the border is the one that the program
+makes anyhow: nothing has to fit into 32 bits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from .bounds import KEEPING_ALL, dtype_of_node, overloads
 
 aten = torch.ops.aten
 CARRIED = "tosa_carried"
-"""Metadata key of such an input and of views of it: the name of the type in which it
-crosses, as torch has it.
-"""
+"""Metadata key of such an input and its views: the name of its border type."""
 AS_ITSELF = ("bool", "float32")
-"""Types that it also has inside of the delegate. As ``int32`` it stands for an int64,
-as other inputs do.
+"""Types that it also has inside of the delegate.
+
+As ``int32`` it stands for an int64, as other inputs do.
 """
 
 _CASTS = frozenset(o for name in ("to", "_to_copy", "type_as") for o in overloads(name))
@@ -51,8 +50,7 @@ _LOW_BITS = (torch.int32, torch.int16, torch.int8, torch.uint8)
 def mark_carried(
     nodes: Iterable[Node], candidates: Collection[Node], floats: bool
 ) -> None:
-    """Write ``CARRIED`` into the metadata of the ``candidates`` for which it holds, and
-    of their views.
+    """Write ``CARRIED`` into the metadata of suitable candidates and their views.
 
     ``nodes``: all of the graph; marks that they have already are taken away.
     ``candidates``: int64 inputs that nothing bounds. ``floats``: whether an input may
@@ -83,8 +81,9 @@ def _mark(node: Node, kind: str) -> None:
 
 
 def _narrowest(reads: set[torch.dtype] | None) -> torch.dtype | None:
-    """The type in which a value can cross for uses that need ``reads``; None if there
-    is none, or no use.
+    """Return the type in which a value can cross for uses that need ``reads``.
+
+    None if there is none, or no use.
     """
     if reads == {torch.bool, torch.float32}:
         return torch.float32  # which is 0 where the integer is
@@ -107,8 +106,9 @@ def _read_by_all(
 def _read_by(
     user: Node, node: Node, reads: dict[Node, set[torch.dtype] | None]
 ) -> set[torch.dtype] | None:
-    """What the call ``user`` needs of ``node``; None if that is the integer itself, or
-    not known.
+    """What the call ``user`` needs of ``node``.
+
+    None if that is the integer itself, or not known.
     """
     target: Any = user.target
     if target is aten.sym_size.int:

@@ -29,8 +29,7 @@ ArgumentRanges = Iterable[tuple[Any, Range]]
 def bounds_of(
     nodes: Iterable[Node], indexes_of: Callable[[Node], ArgumentRanges]
 ) -> dict[Node, Range]:
-    """Node -> the range in which its elements must lie if none of ``nodes`` raises an
-    error.
+    """Map nodes to the range of their elements, if no call raises an error.
 
     ``nodes`` are in graph order, which is walked backwards. ``indexes_of`` gives the
     arguments of a call that are indices, each with the range outside of which the call
@@ -52,9 +51,7 @@ def bounds_of(
 
 
 def _narrow_each(bounds: dict[Node, Range], argument_ranges: ArgumentRanges) -> None:
-    """Narrow ``bounds`` of each argument that is an integer tensor to its range in
-    ``argument_ranges``.
-    """
+    """Narrow the ``bounds`` of integer arguments to their ranges."""
     for argument, range in argument_ranges:
         if isinstance(argument, Node) and dtype_of_node(argument) in (
             torch.int32,
@@ -66,19 +63,23 @@ def _narrow_each(bounds: dict[Node, Range], argument_ranges: ArgumentRanges) -> 
 
 
 def dtype_of_node(node: Node) -> torch.dtype | None:
-    """The element type that torch recorded for ``node``; None if it is no tensor."""
+    """Return the element type that torch recorded for ``node``.
+
+    None if it is no tensor.
+    """
     val = node.meta.get("val")
     return val.dtype if isinstance(val, torch.Tensor) else None
 
 
 def _shape(node: Node) -> list[Any]:
-    """The sizes of the tensor ``node``; some may be known at run time only."""
+    """Return the sizes of the tensor ``node``; some may be known at run time only."""
     return list(shape_of_tensor(node.meta["val"].shape))
 
 
 def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
-    """The argument of a call by position or name; ``default`` if the call does not pass
-    it.
+    """Return the argument of a call by position or name.
+
+    ``default`` if the call does not pass it.
     """
     return (
         node.args[position]
@@ -88,22 +89,17 @@ def _argument(node: Node, position: int, name: str, default: Any = None) -> Any:
 
 
 def _first_argument(node: Node, range: Range) -> ArgumentRanges:
-    """The first argument, for a call whose result has all its elements: they lie in the
-    result's ``range``.
-    """
+    """Return the first argument with ``range``, for a call that keeps all elements."""
     return [(node.args[0], range)]
 
 
 def _each_listed(node: Node, range: Range) -> ArgumentRanges:
-    """Each tensor of the list that is the first argument, as in ``cat``: its elements
-    lie in the result's ``range``.
-    """
+    """Return each tensor of the list, as in ``cat``, with the result's ``range``."""
     return [(part, range) for part in node.args[0]]  # type: ignore[union-attr]
 
 
 def _operand_of_cast(node: Node, range: Range) -> ArgumentRanges:
-    """The operand of a cast: it lies in the result's ``range`` if the new type holds
-    every number of the old type.
+    """Return the operand of a cast with ``range``, if the new type is not narrower.
 
     [] for any other cast, which may change elements.
     """
@@ -117,9 +113,7 @@ def _operand_of_cast(node: Node, range: Range) -> ArgumentRanges:
 
 
 def _source_of_copy(node: Node, range: Range) -> ArgumentRanges:
-    """The second argument of ``copy(self, src)``: it lies in the result's ``range`` if
-    no cast changes its elements.
-    """
+    """Return ``src`` of ``copy(self, src)`` with ``range``, if the cast is exact."""
     return (
         [(node.args[1], range)]
         if dtype_of_node(node) is dtype_of_node(node.args[1])  # type: ignore[arg-type]
@@ -128,16 +122,17 @@ def _source_of_copy(node: Node, range: Range) -> ArgumentRanges:
 
 
 def _operands_of_sum(sign: int) -> Callable[[Node, Range], ArgumentRanges]:
-    """The rule for ``x + c`` (sign 1) or ``x - c`` (sign -1), where c does not depend
-    on the program's inputs.
+    """Return the rule for ``x + c`` (sign 1) or ``x - c`` (sign -1).
 
-    If the result is in ``range``, x is in ``range`` shifted by -c or c. This holds also
-    where int64 wraps around: a wrapped sum is outside of ``range``.
+    c does not depend on the program's inputs. If the result is in ``range``, x is in
+    ``range`` shifted by -c or c. This holds also where int64 wraps around: a wrapped
+    sum is outside of ``range``.
     """
 
     def rule(node: Node, range: Range) -> ArgumentRanges:
-        """The operands' ranges for a sum ``node`` that lies in ``range``; [] unless it
-        is int64 without alpha.
+        """Return the operands' ranges for a sum ``node`` that lies in ``range``.
+
+        [] unless it is int64 without alpha.
         """
         if (
             dtype_of_node(node) is not torch.int64
@@ -160,11 +155,10 @@ def _operands_of_sum(sign: int) -> Callable[[Node, Range], ArgumentRanges]:
 def _operand_of_sum(
     x: Any, numbers: Range | None, sign: int, range: Range
 ) -> ArgumentRanges:
-    """[(x, range of x)], such that ``x + sign * c`` is in ``range`` for every c in
-    ``numbers``.
+    """Return x with its range, for which ``x + sign * c`` is in ``range``.
 
-    [] if ``numbers`` is None (c is not known), or if no range of int64 has this
-    property.
+    This holds for every c in ``numbers``. [] if ``numbers`` is None (c is not known),
+    or if no range of int64 has this property.
     """
     if numbers is None:
         return []
@@ -178,10 +172,10 @@ def _operand_of_sum(
 
 
 def _range_known_beforehand(argument: Any) -> Range | None:
-    """The range of an int, of a bool tensor, or of an int64 tensor that does not depend
-    on the program's inputs.
+    """Return the range of a number or tensor, or None.
 
-    An arange is an int64 tensor of this kind. None for anything else.
+    Tensors are bool, or int64 that does not depend on inputs. An arange is an int64
+    tensor of this kind. None for anything else.
     """
     if type(argument) is int:
         return argument, argument
@@ -205,11 +199,10 @@ def _range_known_beforehand(argument: Any) -> Range | None:
 
 
 def _range_of_arange(node: Node) -> Range | None:
-    """The range of arange(end) or arange(start, end), which have no step; None if a
-    bound is neither int nor size.
+    """Return the range of arange(end) or arange(start, end), which have no step.
 
-    For an arange that may be empty, the range still contains ``start``, because a Range
-    cannot be empty.
+    None if a bound is neither int nor size. For an arange that may be empty, the range
+    still contains ``start``, because a Range cannot be empty.
     """
     # the last two of (0, end) or of (0, start, end)
     start, end = [_range_of_number(argument) for argument in [0, *node.args[:2]][-2:]]
@@ -217,7 +210,7 @@ def _range_of_arange(node: Node) -> Range | None:
 
 
 def _range_of_number(argument: Any) -> Range | None:
-    """The range of an int or of a symbolic size; None for anything else."""
+    """Return the range of an int or of a symbolic size; None for anything else."""
     number = argument.meta.get("val") if isinstance(argument, Node) else argument
     return (
         range_of(size_of(number))
@@ -227,8 +220,9 @@ def _range_of_number(argument: Any) -> Range | None:
 
 
 def _range_of_product(node: Node) -> Range | None:
-    """The range of a product; None if an operand depends on the program's inputs, or if
-    int64 may overflow.
+    """Return the range of a product.
+
+    None if an operand depends on the program's inputs, or if int64 may overflow.
     """
     left, right = map(_range_known_beforehand, node.args)
     if left is None or right is None:
@@ -243,14 +237,16 @@ KEEPING_ALL = (
     " unsqueeze squeeze flatten unflatten permute transpose swapaxes swapdims movedim t"
     " mT numpy_T expand expand_as broadcast_to repeat tile flip roll"
 ).split()
-"""Operators whose result has all elements of the first argument and no others, in
-whatever shape and order.
+"""Operators that return exactly the elements of the first argument.
+
+Shape and order may change.
 """
 
 
 def overloads(name: str) -> list[Any]:
-    """The overloads of the operator ``name``, without view.dtype, which reinterprets
-    the bits as another type.
+    """Return the overloads of the operator ``name``, without view.dtype.
+
+    view.dtype reinterprets the bits.
     """
     packet = getattr(aten, name)
     return [
@@ -280,9 +276,7 @@ PASSING: dict[Any, Callable[[Node, Range], ArgumentRanges]] = {
     **{overload: _operands_of_sum(-1) for overload in overloads("sub")},
     aten.copy.default: _source_of_copy,
 }
-"""Operator -> function of a call and the range of its result, which returns the ranges
-of its operands.
-"""
+"""Maps an operator to a function from its result's range to its operands' ranges."""
 
 _KNOWN_BEFOREHAND: dict[Any, Callable[[Node], Range | None]] = {
     **dict.fromkeys((aten.arange.default, aten.arange.start), _range_of_arange),
@@ -300,8 +294,9 @@ _KNOWN_BEFOREHAND: dict[Any, Callable[[Node], Range | None]] = {
 
 
 class Part(NamedTuple):
-    """A part of a tensor that a call returns: its ``positions`` along ``axis``, and the
-    range of the elements there.
+    """A part of a tensor that a call returns: ``positions`` along ``axis``.
+
+    ``range`` holds for the elements there.
     """
 
     axis: int
@@ -312,11 +307,11 @@ class Part(NamedTuple):
 def _whole_from_parts(
     node: Node, bound: Range, parts: dict[Node, list[Part]]
 ) -> ArgumentRanges:
-    """[(base, range)] once the ranges of all parts of ``base`` are known; until then
-    [].
+    """[(base, range)] once the ranges of all parts of ``base`` are known.
 
-    ``base`` is the tensor of which the call ``node`` returns a part, ``bound`` the
-    range of this part. The part is added to ``parts``, the known parts of each tensor.
+    Until then []. ``base`` is the tensor of which the call ``node`` returns a part,
+    ``bound`` the range of this part. The part is added to ``parts``, the known parts of
+    each tensor.
     """
     base, dim, positions = _TAKING[node.target](node)
     # which part it is depends on sizes known at run time only
@@ -338,20 +333,21 @@ def _whole_from_parts(
 
 
 Taken = tuple[Any, int, range]
-"""(tensor, axis, positions along this axis that a call returns); the positions are
-empty if they are not known.
+"""(tensor, axis, positions along this axis that a call returns).
+
+The positions are empty if they are not known.
 """
 
 
 def _taken_by_select(node: Node) -> Taken:
-    """The one position that select(base, dim, index) returns."""
+    """Return the one position that select(base, dim, index) returns."""
     arguments: Any = node.args
     base, dim, index = arguments
     return base, dim, _positions_from(base, dim, index, 1)
 
 
 def _taken_by_slice(node: Node) -> Taken:
-    """The positions that slice(base, dim, start, end, step) returns."""
+    """Return the positions that slice(base, dim, start, end, step) returns."""
     base = node.args[0]
     dim = _argument(node, 1, "dim", 0)
     ends = (
@@ -363,15 +359,16 @@ def _taken_by_slice(node: Node) -> Taken:
 
 
 def _taken_by_narrow(node: Node) -> Taken:
-    """The positions that narrow(base, dim, start, length) returns."""
+    """Return the positions that narrow(base, dim, start, length) returns."""
     arguments: Any = node.args
     base, dim, start, length = arguments
     return base, dim, _positions_from(base, dim, start, length)
 
 
 def _taken_by_getitem(node: Node) -> Taken:
-    """The positions of one result of split, chunk or unbind (``_CUTTING``), which the
-    getitem ``node`` picks.
+    """Return the positions of a result of split, chunk or unbind (``_CUTTING``).
+
+    The getitem ``node`` selects the result.
     """
     call: Any = node.args[0]
     index: Any = node.args[1]
@@ -390,10 +387,10 @@ def _taken_by_getitem(node: Node) -> Taken:
 
 
 def _positions_from(base: Any, dim: int, start: Any, length: Any) -> range:
-    """``length`` positions along ``dim`` of ``base`` from ``start`` on, which may be
-    negative.
+    """Return ``length`` positions along ``dim``, starting at ``start``.
 
-    Empty unless ``start`` and ``length`` are ints.
+    A negative ``start`` counts from the end. Empty unless ``start`` and ``length`` are
+    ints.
     """
     known = type(start) is int and type(length) is int
     # if a negative ``start`` plus length is 0, the slice's end is None: 0 would be the
@@ -406,7 +403,7 @@ def _positions_from(base: Any, dim: int, start: Any, length: Any) -> range:
 
 
 def _positions(base: Any, dim: int, start: Any, stop: Any, step: Any = None) -> range:
-    """The positions of the slice start:stop:step along ``dim`` of ``base``.
+    """Return the positions of the slice start:stop:step along ``dim`` of ``base``.
 
     Empty if one of the numbers, or the size of the axis, is known at run time only.
     """
@@ -423,15 +420,11 @@ _CUTTING: dict[Any, int] = {
         for overload in overloads(name)
     },
 }
-"""Operators that return all parts of a tensor as a list -> the position of their
-argument ``dim``.
-"""
+"""Maps operators that return all parts of a tensor to the position of ``dim``."""
 _TAKING: dict[Any, Callable[[Node], Taken]] = {
     aten.select.int: _taken_by_select,
     aten.slice.Tensor: _taken_by_slice,
     aten.narrow.default: _taken_by_narrow,
     operator.getitem: _taken_by_getitem,
 }
-"""Operator whose result is a part of a tensor -> function that returns this part as
-``Taken``.
-"""
+"""Maps operators that return a part of a tensor to a function that finds it."""

@@ -1,5 +1,6 @@
-"""Ranges of integers in a loop's body that follow from the loop's condition: after ``i
-< n``, i is at most n - 1.
+"""Finds ranges of integers in a loop's body from the loop's condition.
+
+After ``i < n``, i is at most n - 1.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ ValueOf = Callable[[Node], Value | int]
 
 
 def assumed(nodes: Sequence[Node], value_of: ValueOf) -> dict[Node, Range]:
-    """Placeholder -> the range in which its elements lie whenever the condition returns
-    true.
+    """Map placeholders to their ranges if the condition returns true.
 
     ``nodes`` are the nodes of the condition's graph, which returns one bool.
     ``value_of`` returns the lowered value, or the size, of a node.
@@ -37,8 +37,7 @@ def assumed(nodes: Sequence[Node], value_of: ValueOf) -> dict[Node, Range]:
 
 
 def _conjuncts(truth: Any, value_of: ValueOf) -> Iterator[tuple[Node, Range]]:
-    """(placeholder, range) for each comparison that has to hold for ``truth`` to be
-    true.
+    """Return placeholders and ranges for the comparisons that ``truth`` implies.
 
     ``truth`` is the condition's result: a comparison, or several joined by ``and``;
     nothing follows from other calls.
@@ -61,8 +60,9 @@ def _conjuncts(truth: Any, value_of: ValueOf) -> Iterator[tuple[Node, Range]]:
 
 
 def _negated(distance: int | None) -> int | None:
-    """-distance; None, no bound, stays None. left <= right + d is the same as right >=
-    left - d.
+    """-distance.
+
+    None, no bound, stays None. left <= right + d is the same as right >= left - d.
     """
     return None if distance is None else -distance
 
@@ -70,12 +70,11 @@ def _negated(distance: int | None) -> int | None:
 def _bounds_of_left(
     left: Any, right: Any, below: int | None, above: int | None, value_of: ValueOf
 ) -> Iterator[tuple[Node, Range]]:
-    """Yields (left, its range), given left <= right + below and left >= right + above,
-    where None is no bound.
+    """Yield ranges for left <= right + below and left >= right + above.
 
-    With right in 0 .. 9, below -1 and above None, as in left < right, left is at most
-    8. Yields nothing unless ``left`` is a placeholder of one integer and the range of
-    ``right`` is known.
+    None means no bound. With right in 0 .. 9, below -1 and above None, as in left <
+    right, left is at most 8. Yields nothing unless ``left`` is a placeholder of one
+    integer and the range of ``right`` is known.
     """
     if not (
         isinstance(left, Node) and left.op == "placeholder" and _is_one_integer(left)
@@ -93,7 +92,10 @@ def _bounds_of_left(
 
 
 def _range_of_operand(argument: Any, value_of: ValueOf) -> Range | None:
-    """The range of an int, a size or a tensor of one integer; None for anything else."""
+    """Return the range of an int, a size or a tensor of one integer.
+
+    None for anything else.
+    """
     if type(argument) is int:
         return argument, argument
     if not isinstance(argument, Node) or not (
@@ -107,7 +109,7 @@ def _range_of_operand(argument: Any, value_of: ValueOf) -> Range | None:
 
 
 def _is_one_integer(node: Node) -> bool:
-    """Whether ``node`` is an integer tensor of one element."""
+    """Return whether ``node`` is an integer tensor of one element."""
     val = node.meta.get("val")
     if (
         not isinstance(val, torch.Tensor)
@@ -119,10 +121,9 @@ def _is_one_integer(node: Node) -> bool:
 
 
 def _same_element(argument: Any) -> Any:
-    """The node that computed the element of ``argument``, a tensor of one element:
-    views and copies are skipped.
+    """Return the node that computed the element of a one-element tensor.
 
-    An argument that is no node is returned as it is.
+    Skips views and copies. An argument that is no node is returned as it is.
     """
     while isinstance(argument, Node) and argument.target in _COPIES:
         argument = argument.args[0]
@@ -135,8 +136,9 @@ _COPIES = frozenset(
     for overload in getattr(aten, name).overloads()
     if (name, overload) != ("view", "dtype")
 )
-"""Operators that return the same element if their operand has one element; for ``all``
-and ``any`` it is a bool.
+"""Operators that return the same element if their operand has one element.
+
+For ``all`` and ``any`` it is a bool.
 """
 _BOTH = frozenset(
     {aten.logical_and.default, aten.bitwise_and.Tensor, aten.__and__.Tensor}
@@ -148,6 +150,7 @@ _COMPARISONS: dict[Any, tuple[int | None, int | None]] = {
     **dict.fromkeys((aten.ge.Scalar, aten.ge.Tensor), (None, 0)),
     **dict.fromkeys((aten.eq.Scalar, aten.eq.Tensor), (0, 0)),
 }
-"""Comparison -> (below, above): left <= right + below and left >= right + above if it
-is true. None: no such bound.
+"""Maps a comparison to the bounds (below, above) that it implies if true.
+
+They mean left <= right + below and left >= right + above.
 """

@@ -22,30 +22,29 @@ Arguments = Callable[[str], Any]
 """Returns the argument of a call by its name in the schema."""
 
 Bound = Callable[[Arguments], Range | list[Range] | None]
-"""The range of the indices that eager accepts in a call; a list of ranges if the
-argument is a list of tensors.
+"""The range of the indices that eager accepts in a call.
 
-None if no range is known.
+A list of ranges if the argument is a list of tensors. None if no range is known.
 """
 
 
 def rows(table: str) -> Bound:
-    """The bound for indices into the first axis of the argument ``table``; negative
-    ones are not accepted.
+    """Return the bound for indices into the first axis of the argument ``table``.
+
+    Negative ones are not accepted.
     """
     return lambda argument: _range_below(_shape(argument(table))[0])
 
 
 def positions(tensor: str, dim: str, from_end: bool = False) -> Bound:
-    """The bound for indices into the axis that the argument ``dim`` names, of the
-    argument ``tensor``.
+    """Return the bound of indices into the axis ``dim`` of the argument ``tensor``.
 
     If the call's ``dim`` is None, they are indices into all elements. ``from_end``:
     whether negative indices count from the end.
     """
 
     def bound(argument: Arguments) -> Range:
-        """The indices for one call, which ``argument`` describes."""
+        """Return the indices for one call, which ``argument`` describes."""
         axis = argument(dim)
         shape = _shape(argument(tensor)) or [1]  # a tensor [] has one element
         return _range_below(math.prod(shape) if axis is None else shape[axis], from_end)
@@ -54,7 +53,7 @@ def positions(tensor: str, dim: str, from_end: bool = False) -> Bound:
 
 
 def each_axis(tensor: str) -> Bound:
-    """The bounds for a list of index tensors, as a list of ranges, one for each tensor.
+    """Return the bounds of a list of index tensors: one range for each tensor.
 
     The k-th tensor has indices into axis k of the argument ``tensor``. Negative indices
     count from the end.
@@ -65,26 +64,26 @@ def each_axis(tensor: str) -> Bound:
 
 
 def elements(tensor: str) -> Bound:
-    """The bound for indices into the flattened argument ``tensor``; negative ones count
-    from the end.
+    """Return the bound for indices into the flattened argument ``tensor``.
+
+    Negative ones count from the end.
     """
     return lambda argument: _range_below(math.prod(_shape(argument(tensor))), True)
 
 
 def beginnings(row: str) -> Bound:
-    """The bound for positions at which parts of the argument ``row`` begin: 0 .. its
-    size, where an empty part may.
+    """Return the bound of positions at which parts of the argument ``row`` begin.
+
+    Empty parts may begin at its end.
     """
     return lambda argument: (0, range_of(math.prod(_shape(argument(row))))[1])
 
 
 def places(size: str) -> Bound:
-    """The bound for flat indices into a plane or volume, of which the argument ``size``
-    has the sizes.
-    """
+    """Return the bound of flat indices into a plane or volume of size ``size``."""
 
     def bound(argument: Arguments) -> Range | None:
-        """The indices for one call; None if a size is known at run time only."""
+        """Return the indices for one call; None if a size is known at run time only."""
         sizes = argument(size)
         return (
             _range_below(math.prod(sizes))
@@ -96,11 +95,12 @@ def places(size: str) -> Bound:
 
 
 def classes(count: str) -> Bound:
-    """The bound for classes, 0 .. n - 1, where the argument ``count`` is n."""
+    """Return the bound for classes, 0 .. n - 1, where the argument ``count`` is n."""
 
     def bound(argument: Arguments) -> Range | None:
-        """The classes for one call; None for a count of -1, with which torch takes as
-        many as there are.
+        """Return the classes for one call.
+
+        None for a count of -1, with which torch takes as many as there are.
         """
         number = argument(count)
         return _range_below(number) if isinstance(number, int) and number > 0 else None
@@ -109,14 +109,14 @@ def classes(count: str) -> Bound:
 
 
 def labels(scores: str, ignored: str) -> Bound:
-    """The bound for labels: a class, 0 .. C - 1, or the number that the call's argument
-    ``ignored`` says to ignore.
+    """Return the bound for labels: a class, 0 ..
 
-    C is the number of classes of the argument ``scores`` [N,C,*S] or [C].
+    C - 1, or the number that the call's argument ``ignored`` says to ignore. C is the
+    number of classes of the argument ``scores`` [N,C,*S] or [C].
     """
 
     def bound(argument: Arguments) -> Range:
-        """The labels for one call."""
+        """Return the labels for one call."""
         shape = _shape(argument(scores))
         ignored_label = argument(ignored)
         low, high = _range_below(shape[1] if len(shape) > 1 else shape[0])
@@ -126,10 +126,10 @@ def labels(scores: str, ignored: str) -> Bound:
 
 
 def _range_below(size: Any, from_end: bool = False) -> Range:
-    """The indices of an axis of ``size``, with those from the end (-size ..) if
-    ``from_end``.
+    """Return the valid indices of an axis of ``size``.
 
-    An empty axis gets the index 0, since a Range cannot be empty.
+    With ``from_end``, they begin at -size. An empty axis gets the index 0, since a
+    Range cannot be empty.
     """
     # of a size known at run time only, the largest that it can be
     _, most = range_of(size)
@@ -137,5 +137,5 @@ def _range_below(size: Any, from_end: bool = False) -> Range:
 
 
 def _shape(node: Node) -> list[Any]:
-    """The sizes of the tensor ``node``; some may be known at run time only."""
+    """Return the sizes of the tensor ``node``; some may be known at run time only."""
     return list(shape_of_tensor(node.meta["val"].shape))

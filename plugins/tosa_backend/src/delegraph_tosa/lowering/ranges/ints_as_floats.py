@@ -1,5 +1,4 @@
-"""Integers on a target without PRO-INT: fp32 holds integers of 24 bits exactly, so
-operators on them can run in fp32.
+"""Runs integers in fp32 on targets without PRO-INT; fp32 holds 24 bits exactly.
 
 PRO-FP can add and multiply int32, use it as an index, and return it from ARGMAX; it
 cannot move, compare or select int32. An integer that is proven to fit into 24 bits
@@ -48,8 +47,7 @@ COMPUTED_AS_FLOATS: frozenset[type[Operator]] = frozenset(
         ),
     }
 )
-"""Operators that compute the same integers in fp32, as long as operands and results are
-in EXACT.
+"""Operators that compute the same integers in fp32, if all are in EXACT.
 
 This holds for REDUCE_SUM too: its partial sums lie between 0 and the bounds of the
 result.
@@ -59,9 +57,7 @@ INDICES = {tosa.GATHER: 1, tosa.SCATTER: 1}
 
 
 def runs_as_floats(operator: Operator) -> bool:
-    """Whether ``operator`` computes the same numbers with fp32 in place of int32 in its
-    operands and results.
-    """
+    """Return whether ``operator`` computes the same numbers in fp32 as in int32."""
     cls = type(operator)
     if cls not in COMPUTED_AS_FLOATS:
         return False

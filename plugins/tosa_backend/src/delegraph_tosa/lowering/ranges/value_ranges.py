@@ -27,7 +27,10 @@ COUNTED = INTEGERS | {DType.BOOL}
 
 @cache
 def range_of_type(dtype: DType) -> Range:
-    """The smallest and the largest number of an integer type; (0, 1) for BOOL."""
+    """Return the smallest and the largest number of an integer type.
+
+    (0, 1) for BOOL.
+    """
     if dtype is DType.BOOL:
         return 0, 1
     limits = np.iinfo(ARRAY_DTYPES[dtype])
@@ -37,19 +40,18 @@ def range_of_type(dtype: DType) -> Range:
 INT32 = range_of_type(DType.INT32)
 
 READ = (DType.INT32, DType.INT64)
-"""Types of constants whose elements are read for their range: indices, positions, zero
-points.
-"""
+"""Types of constants with elements worth reading: indices, positions, zero points."""
 
 
 def inside(inner: Range, outer: Range) -> bool:
-    """Whether ``outer`` contains ``inner``."""
+    """Return whether ``outer`` contains ``inner``."""
     return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
 def meet(first: Range, second: Range) -> Range:
-    """The intersection of both ranges; ``second`` if it is empty, as in a program that
-    always raises.
+    """Return the intersection of both ranges.
+
+    ``second`` if it is empty, as in a program that always raises.
     """
     low = max(first[0], second[0])
     high = min(first[1], second[1])
@@ -57,12 +59,12 @@ def meet(first: Range, second: Range) -> Range:
 
 
 def union(first: Range, second: Range) -> Range:
-    """The smallest range that contains both."""
+    """Return the smallest range that contains both."""
     return min(first[0], second[0]), max(first[1], second[1])
 
 
 def range_of(value: Value) -> Range:
-    """The range of an integer value, cached in ``value.range``.
+    """Return the range of an integer value, cached in ``value.range``.
 
     The elements of int32 and int64 constants are read for it, even of weights: the
     range of their type is too wide.
@@ -73,10 +75,10 @@ def range_of(value: Value) -> Range:
 
 
 def _range_of_elements(value: Value) -> Range | None:
-    """The range of a constant's elements, which are read; None for a computed value.
+    """Return the range of a constant's elements, which are read.
 
-    Elements of weights are read only for types in ``READ``, those of other constants
-    for every type.
+    None for a computed value. Elements of weights are read only for types in ``READ``,
+    those of other constants for every type.
     """
     is_read_weight = isinstance(value.constant, Deferred) and value.dtype in READ
     if not is_read_weight and not isinstance(value.constant, Literal):
@@ -86,7 +88,7 @@ def _range_of_elements(value: Value) -> Range | None:
 
 
 def result_range(operator: Operator, dtype: DType) -> Range:
-    """The range of an operator's integer result of type ``dtype``.
+    """Return the range of an operator's integer result of type ``dtype``.
 
     It is the range of the type if the operator has no rule, or if its results do not
     fit and wrap around.
@@ -101,22 +103,23 @@ def result_range(operator: Operator, dtype: DType) -> Range:
 
 
 def _operands(operator: Operator) -> list[Range]:
-    """The ranges of the operands that are integers or bools."""
+    """Return the ranges of the operands that are integers or bools."""
     return [range_of(value) for value in operator.inputs if value.dtype in COUNTED]
 
 
 def _first_operand(operator: Operator) -> Range:
-    """The first operand's range, for operators that move or select its elements."""
+    """Return the first operand's range, for operators that move elements."""
     return range_of(operator.inputs[0])
 
 
 def _union_of(*positions: int) -> Callable[[Operator], Range]:
-    """The rule for operators whose result has elements of the operands at
-    ``positions``; no position means all.
+    """Return the rule for results with elements of the operands at ``positions``.
+
+    No position means all.
     """
 
     def joined(operator: Operator) -> Range:
-        """The union of the ranges of the operands at ``positions``."""
+        """Return the union of the ranges of the operands at ``positions``."""
         values = (
             [operator.inputs[p] for p in positions] if positions else operator.inputs
         )
@@ -126,14 +129,13 @@ def _union_of(*positions: int) -> Callable[[Operator], Range]:
 
 
 def _corners(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
-    """The rule for a function monotonic in each of two operands: its extremes are at
-    the ends of their ranges.
+    """Return the rule for a function that is monotonic in both operands.
+
+    Its extremes are at the ends of their ranges.
     """
 
     def spanned(operator: Operator) -> Range:
-        """The range of ``combine`` of the first two operands, from the ends of their
-        ranges.
-        """
+        """Return the range of ``combine`` from the ends of two ranges."""
         left, right = _operands(operator)[:2]
         results = [combine(x, y) for x in left for y in right]
         return min(results), max(results)
@@ -142,9 +144,7 @@ def _corners(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
 
 
 def _product(operator: Operator) -> Range:
-    """MUL, whose third operand is the number of bits by which the product is shifted
-    right, rounding half up.
-    """
+    """MUL. The third operand shifts the product right, and rounds half up."""
     shift = operator.inputs[2].constant
     bits = int(shift.array.item()) if isinstance(shift, Literal) else 0
     half = 1 << bits >> 1
@@ -166,16 +166,18 @@ def _negated(operator: Operator) -> Range:
 
 
 def _size_range(size: int) -> Range:
-    """The range of a size, from 1 if the size is dynamic: torch assumes at least 2, but
-    at run time it may be 1.
+    """Return the range of a size, at least 1 if it is dynamic.
+
+    torch assumes at least 2, but at run time it may be 1.
     """
     low, high = dynamic_sizes.range_of(size)
     return (min(low, 1), high) if dynamic_sizes.is_dynamic(size) else (low, high)
 
 
 def _sum(operator: Operator) -> Range:
-    """REDUCE_SUM: the smallest and the largest element, times the size of the axis,
-    which may lie in a range itself.
+    """REDUCE_SUM: the extreme elements times the size of the axis.
+
+    The size may lie in a range itself.
     """
     shortest, longest = _size_range(operator.inputs[0].shape[operator.axis])  # type: ignore[attr-defined]
     low, high = range_of(operator.inputs[0])
@@ -198,9 +200,7 @@ def _cast(operator: Operator) -> Range:
 
 
 def _quotient(operator: Operator) -> Range:
-    """INTDIV, which rounds towards zero: the magnitude of the result is at most that of
-    the dividend.
-    """
+    """INTDIV rounds towards zero, so a result is at most as large as the dividend."""
     low, high = range_of(operator.inputs[0])
     if range_of(operator.inputs[1])[0] > 0:
         return min(low, 0), max(high, 0)
@@ -208,8 +208,9 @@ def _quotient(operator: Operator) -> Range:
 
 
 def _bits(operator: Operator) -> Range:
-    """BITWISE_OR and BITWISE_XOR: no more bits than the longer operand, and negative
-    only if an operand may be.
+    """BITWISE_OR and BITWISE_XOR: as many bits as the longer operand.
+
+    The result is negative only if an operand may be.
     """
     ranges = _operands(operator)
     # ~low has the bits of a negative ``low`` beside the sign
@@ -218,8 +219,9 @@ def _bits(operator: Operator) -> Range:
 
 
 def _masked(operator: Operator) -> Range:
-    """BITWISE_AND: from 0 to the largest integer of an operand that is never negative;
-    without one as ``_bits``.
+    """BITWISE_AND: from 0 to the largest integer of an operand that is never negative.
+
+    Without one as ``_bits``.
     """
     masks = [high for low, high in _operands(operator) if low >= 0]
     return (0, min(masks)) if masks else _bits(operator)
@@ -232,8 +234,9 @@ def _inverted(operator: Operator) -> Range:
 
 
 def _bits_shifted(operator: Operator) -> Range:
-    """LOGICAL_RIGHT_SHIFT by at least one bit leaves no sign; the range of the type for
-    other amounts.
+    """LOGICAL_RIGHT_SHIFT by at least one bit leaves no sign.
+
+    The range of the type for other amounts.
     """
     x, (fewest, most) = operator.inputs[0], range_of(operator.inputs[1])
     low, high = range_of_type(x.dtype)
@@ -241,16 +244,16 @@ def _bits_shifted(operator: Operator) -> Range:
 
 
 def _shifted(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
-    """The rule for a shift, computed by ``combine`` if the amount is 0 to 31 bits; else
-    the range of the type.
+    """Return the rule for a shift by 0 to 31 bits, computed by ``combine``.
 
-    By up to 31 bits int32 and int64 give the same result. By more, only int64 is
-    defined.
+    Other shifts may give any number of the type. By up to 31 bits int32 and int64 give
+    the same result. By more, only int64 is defined.
     """
 
     def shifted(operator: Operator) -> Range:
-        """The range of the shifted operand, the first; the second operand is the
-        amount.
+        """Return the range of the shifted operand, the first.
+
+        The second operand is the amount.
         """
         amounts = range_of(operator.inputs[1])
         # by more than 31 bits, int32 does not give what int64 gives

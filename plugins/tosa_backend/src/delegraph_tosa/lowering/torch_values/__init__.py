@@ -1,3 +1,4 @@
-"""Types, sizes and numbers that torch recorded, in TOSA's terms; and reasons to refuse
-what TOSA does not have.
+"""Types, sizes and numbers that torch recorded, in TOSA's terms.
+
+And reasons to refuse what TOSA does not have.
 """

@@ -1,9 +1,9 @@
-"""Reasons of refusals with a hint that says what the user can do. All hints are worded
-in this module.
+"""Reasons of refusals with a hint that says what the user can do.
 
-Each function returns a ``Reason``: its text, the hint, and a ``cause``, a key by which
-the report groups refusals that one change would remove. ``of`` is the operand because
-of which the call is refused, ``unless`` is the change (another dtype, or static sizes).
+All hints are worded in this module. Each function returns a ``Reason``: its text, the
+hint, and a ``cause``, a key by which the report groups refusals that one change would
+remove. ``of`` is the operand because of which the call is refused, ``unless`` is the
+change (another dtype, or static sizes).
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from ...spec import TosaSpec
 from ...spec.target import ways_of
 
 _SMALL = (1 << 15) - 1
-"""The end of a range for which most of what is computed from an input fits into 32
-bits.
-"""
+"""End of a range of inputs for which most computed integers fit into 32 bits."""
 NO_RULE = "no TOSA lowering for this operator"
 _MEANT = "TOSA wants every shape beforehand"
 _QUANTIZE = (
@@ -30,9 +28,7 @@ _QUANTIZE = (
     " with integers alone"
 )
 _CHOOSES = "quantized_decomposed::choose_qparams"
-"""The beginning of the names of operators that compute a scale from the data at run
-time.
-"""
+"""Prefix of operators that compute a scale from data at run time."""
 _INSTEAD: dict[torch.dtype, tuple[str, torch.dtype]] = {
     torch.float64: (".float()", torch.float32),
     torch.uint8: (".int()", torch.int32),
@@ -42,8 +38,7 @@ _INSTEAD: dict[torch.dtype, tuple[str, torch.dtype]] = {
 
 
 def dynamic(val: torch.Tensor, what: str, of: Node | None = None) -> Reason:
-    """The reason to refuse the tensor ``val``, named ``what``: it has sizes that are
-    known at run time only.
+    """Return the reason to refuse ``val``, named ``what``, for its dynamic sizes.
 
     ``of`` is its node. Sizes that depend on data (as of nonzero) have another cause and
     hint, because exporting with static sizes does not help there.
@@ -60,8 +55,7 @@ def dynamic(val: torch.Tensor, what: str, of: Node | None = None) -> Reason:
 
 
 def needs_sizes(text: str, wider: str = "TOSA-1.1+FP+INT+shape") -> Reason:
-    """The reason ``text`` for a call that only a target that computes with sizes
-    (EXT-SHAPE) takes.
+    """Return the reason for a call that needs a target with EXT-SHAPE.
 
     ``wider`` is the name of a target with this extension: the hint advises to lower for
     it.
@@ -78,8 +72,9 @@ def data_dependent(
     text: str = f"the shape of its result depends on the data, and {_MEANT}",
     of: Any = None,
 ) -> Reason:
-    """The reason for a tensor whose number of elements depends on the data. ``of`` is
-    its node.
+    """Return the reason for a tensor whose number of elements depends on the data.
+
+    ``of`` is its node.
     """
     hint = (
         "keep the shape: torch.where(mask, x, 0) or the best by torch.topk instead of"
@@ -89,8 +84,7 @@ def data_dependent(
 
 
 def int64_value(node: Node, why: str) -> Reason:
-    """The reason to refuse ``node``, an int64 input of a delegate that may not fit into
-    int32.
+    """Return the reason to refuse an int64 input that may not fit into int32.
 
     ``why`` is the range of its integers, as a text.
     """
@@ -142,8 +136,7 @@ def int64_value(node: Node, why: str) -> Reason:
 
 
 def _give_other_dtype(input: str, other: torch.dtype, cast: str) -> str:
-    """A part of a hint: the input (or buffer) named ``input`` should have the dtype
-    ``other`` from the start.
+    """Return a hint part: give the input or buffer ``input`` another dtype.
 
     ``cast`` is a call such as ``.int()``. Written in the model, it would not help: no
     delegate takes the cast's operand, so the host computes the cast.
@@ -156,7 +149,7 @@ def _give_other_dtype(input: str, other: torch.dtype, cast: str) -> str:
 
 
 def cast_of_bytes(dtype: torch.dtype | None, input: str | None) -> Reason:
-    """The reason for a cast of uint8 to another type than float32.
+    """Return the reason for a cast of uint8 to another type than float32.
 
     ``input`` is the name of the input that is cast; None if the operand is no input.
     """
@@ -168,9 +161,7 @@ def cast_of_bytes(dtype: torch.dtype | None, input: str | None) -> Reason:
 
 
 def int64_result(text: str) -> Reason:
-    """The reason ``text`` for an int64 that a delegate computes and that may not fit
-    into int32.
-    """
+    """Return the reason for a computed int64 that may not fit into int32."""
     how = ".int() on its operands, or dtype=torch.int32 where it takes that"
     return Reason(
         text,
@@ -180,9 +171,7 @@ def int64_result(text: str) -> Reason:
 
 
 def int64_carried(text: str) -> Reason:
-    """The reason ``text`` for an int64 that a loop carries from one step to the next
-    and that no condition bounds.
-    """
+    """Return the reason for an int64 that a loop carries without a bound."""
     hint = (
         "if its values fit into 32 bits, start from int32 (dtype=torch.int32), or write"
         " while_loop with `i < n`"
@@ -191,7 +180,7 @@ def int64_carried(text: str) -> Reason:
 
 
 def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reason:
-    """The reason for a tensor whose dtype TOSA lacks.
+    """Return the reason for a tensor whose dtype TOSA lacks.
 
     ``what`` names the tensor ("" for no name). ``of`` is its node if it is an operand,
     None for a result or a constant.
@@ -226,9 +215,7 @@ def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reas
 
 
 def no_operand(dtype: torch.dtype) -> Reason:
-    """The reason for a uint8 or complex operand of an operator without a rule on such
-    values.
-    """
+    """Return the reason for a uint8 or complex operand without a rule."""
     reason = no_dtype(dtype, "its operand")
     if dtype is not torch.uint8:
         return reason
@@ -240,8 +227,7 @@ def no_operand(dtype: torch.dtype) -> Reason:
 
 
 def within(what: str, why: str) -> str:
-    """``why``, the reason to refuse a call inside of ``what`` (a branch, a composite),
-    with ``what`` before its text.
+    """Add ``what``, a branch or composite, to the reason of a call inside it.
 
     If ``why`` has a hint, the result has the same one.
     """
@@ -257,18 +243,14 @@ def within(what: str, why: str) -> str:
 
 
 def number_crosses(text: str) -> Reason:
-    """The reason ``text`` for a Python number or a size that a branch or loop takes or
-    returns instead of a tensor.
-    """
+    """Return the reason for a number that enters or leaves a branch or loop."""
     return Reason(
         text, hint="let it be a tensor: torch.full((), number) in place of the number"
     )
 
 
 def number_at_run_time(text: str) -> Reason:
-    """The reason ``text`` for a number that is computed from sizes at run time and has
-    to be a tensor for TOSA.
-    """
+    """Return the reason for a run-time number that TOSA needs as a tensor."""
     hint = (
         "compute it with tensors: torch.full((), x.shape[0]) in place of the size, and"
         " torch.log or the like of that"
@@ -282,9 +264,7 @@ def number_at_run_time(text: str) -> Reason:
 
 
 def undecided(text: str) -> Reason:
-    """The reason ``text`` for a call whose rule needs to know a size at compile time
-    that is known at run time only.
-    """
+    """Return the reason for a call that must know a size at compile time."""
     hint = (
         "export with static sizes (without these dynamic_shapes), once for each that"
         " you need (delegraph.lower_buckets)"
@@ -293,8 +273,7 @@ def undecided(text: str) -> Reason:
 
 
 def by_size(text: str, instead: str) -> Reason:
-    """The reason ``text`` for a call that becomes different operators for each size,
-    which is known at run time only.
+    """Return the reason for a call that needs other operators for each size.
 
     ``instead`` is the hint: a call that becomes the same operators for every size.
     """
@@ -307,9 +286,7 @@ def by_size(text: str, instead: str) -> Reason:
 
 
 def untold_size(text: str) -> Reason:
-    """The reason ``text`` for a partition that computes with a size that no shape of
-    its inputs has.
-    """
+    """Return the reason for a partition with a size that no input has."""
     hint = (
         "delegate what is before it as well, or use there an input of the model that"
         " has this size, such as a mask"
@@ -318,15 +295,16 @@ def untold_size(text: str) -> Reason:
 
 
 def too_large(text: str) -> Reason:
-    """The reason ``text`` for a call that would put a large constant into the file."""
+    """Return the reason for a call that would store a large constant."""
     return Reason(
         text, hint="make it once, in the module's __init__, and register it as a buffer"
     )
 
 
 def too_many_comparisons(text: str) -> Reason:
-    """The reason ``text`` for sorting or searching too many elements: TOSA has to
-    compare each with each other one.
+    """Return the reason for sorting or searching too many elements.
+
+    TOSA compares each element with each other.
     """
     hint = (
         "take the best alone, x.topk(k) of k up to 64, found one after the other; sort"
@@ -336,8 +314,7 @@ def too_many_comparisons(text: str) -> Reason:
 
 
 def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reason | str:
-    """The reason ``text`` for a call that the target ``spec`` refuses, with a hint to
-    another target that takes it.
+    """Return the reason of a refusal by the target, with a hint to another.
 
     ``ways`` are sets of names of profiles and extensions; a target that has all names
     of one set takes the call. The hint recommends the target that adds the fewest names
@@ -361,7 +338,7 @@ def other_target(spec: TosaSpec, text: str, ways: list[frozenset[str]]) -> Reaso
 
 
 def scale_at_run_time() -> Reason:
-    """The reason for dynamic quantization, whose scales are computed from the data."""
+    """Return the reason to refuse dynamic quantization."""
     hint = (
         "quantize with scales that calibration finds (delegraph.quantize), or leave"
         " these activations in floats; weights alone may be quantized"
@@ -374,21 +351,20 @@ def scale_at_run_time() -> Reason:
 
 
 def _is_chosen_scale(node: Node) -> bool:
-    """Whether ``node`` is a result of an operator that computes a scale from the data."""
+    """Return whether ``node`` is a result of an operator that computes a scale."""
     source = node.args[0] if node.target is operator.getitem else None
     return isinstance(source, Node) and _chooses_scale(source.target)
 
 
 def _chooses_scale(target: Any) -> bool:
-    """Whether the operator ``target`` computes a scale from the data."""
+    """Return whether the operator ``target`` computes a scale from the data."""
     return isinstance(target, torch._ops.OpOverload) and target._schema.name.startswith(
         _CHOOSES
     )
 
 
 def neither(in_integers: str, in_floats: str) -> str:
-    """The reason for a call on quantized values that is refused both in integers and in
-    floats.
+    """Return the reason for a quantized call refused in integers and floats.
 
     The arguments are the reasons of both refusals; the result has the hint of the
     first.
@@ -400,8 +376,7 @@ def neither(in_integers: str, in_floats: str) -> str:
 
 
 def at_border(spec: TosaSpec, node: Node, why: str) -> str:
-    """``why`` with a hint, if ``node`` quantizes an input or dequantizes a result of
-    the program; else ``why``.
+    """Add a hint if ``node`` quantizes an input or dequantizes a result.
 
     On a target without floats the host quantizes inputs and dequantizes results. The
     hint is a transform that makes the program take and return integers instead.
@@ -435,8 +410,9 @@ def at_border(spec: TosaSpec, node: Node, why: str) -> str:
 
 
 def no_rule(target: Any) -> Reason:
-    """The reason for an operator without a rule; its tags tell why TOSA cannot have
-    one.
+    """Return the reason for an operator without a rule.
+
+    Its tags tell why TOSA cannot have one.
     """
     if _chooses_scale(target):
         return scale_at_run_time()
@@ -462,8 +438,7 @@ def no_rule(target: Any) -> Reason:
 
 
 def no_rule_for_integers(spec: TosaSpec, why: str) -> str:
-    """``why``, or the hint to quantize if it is an operator of floats without a rule,
-    and ``spec`` has integers alone.
+    """Add a hint to quantize if ``spec`` has integers only and the call has floats.
 
     Such an operator is decomposed, and its parts are refused because they compute with
     floats.

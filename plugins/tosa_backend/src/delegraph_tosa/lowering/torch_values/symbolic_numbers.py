@@ -1,6 +1,4 @@
-"""Numbers that torch computes from symbolic sizes and that are no sizes: floats and
-bools.
-"""
+"""Floats and bools that torch computes from symbolic sizes."""
 
 from __future__ import annotations
 
@@ -28,14 +26,13 @@ _RELATIONS: dict[str, tuple[str, bool, bool]] = {
     "Equality": ("==", False, False),
     "Unequality": ("==", False, True),
 }
-"""Name of a sympy class -> a ``Relation``: its function, whether its sides are swapped,
-whether it is negated.
-"""
+"""Maps a sympy class to a ``Relation``: function, swapped sides, negation."""
 
 
 def number_of(val: torch.SymFloat | torch.SymBool) -> Any:
-    """A symbolic float as a ``Formula``, a symbolic bool as a ``Relation``; ``UNKNOWN``
-    if TOSA cannot compute it.
+    """Return a symbolic float as a ``Formula``, a symbolic bool as a ``Relation``.
+
+    ``UNKNOWN`` if TOSA cannot compute it.
     """
     expression = val.node.expr
     ranges = val.node.shape_env.var_to_range
@@ -57,11 +54,10 @@ def number_of(val: torch.SymFloat | torch.SymBool) -> Any:
 
 
 def _float_of(expression: Any, ranges: Any) -> Any:
-    """A sympy expression as a number, a size or a ``Formula``; ``UNKNOWN`` if TOSA
-    cannot compute a part of it.
+    """Return a sympy expression as a number, a size or a ``Formula``.
 
-    ``ranges`` has the range of each symbol. Classes of sympy are recognized by name,
-    because importing sympy is slow.
+    ``UNKNOWN`` if TOSA cannot compute a part of it. ``ranges`` has the range of each
+    symbol. Classes of sympy are recognized by name, because importing sympy is slow.
     """
     name = type(expression).__name__
     if expression.is_Symbol or expression.is_integer:

@@ -1,5 +1,4 @@
-"""torch's symbolic sizes as sizes of the TOSA graph: the same expressions, with the
-ranges that torch has for symbols.
+"""Translates torch's symbolic sizes to sizes of the graph, with their ranges.
 
 When torch traces a comparison of a dynamic size, it assumes that the size is at least
 2, and rules here follow what was traced. Their operators are right for a size of 1 as
@@ -30,9 +29,7 @@ from ...ir.dynamic_sizes import (
 from ...ir.illegal import Undecided
 
 _TRIED = 1 << 12
-"""For all sizes up to this one, ``scaled`` checks that its result is rounded as in
-torch.
-"""
+"""Largest size for which ``scaled`` checks that it rounds as torch does."""
 _FOLDED: dict[str, Callable[[int, int], int]] = {
     "Add": lambda x, y: x + y,
     "Mul": lambda x, y: x * y,
@@ -47,13 +44,14 @@ _CALLED: dict[str, Callable[[int, int], int]] = {
     "Mod": lambda x, y: x % y,
     "PythonMod": lambda x, y: x % y,
 }
-"""Name of a function of torch.utils._sympy -> the function of its two operands;
+"""Name of a function of torch.utils._sympy -> the function of its two operands.
+
 IntTrueDiv is in FloorToInt only.
 """
 
 
 def size_of(size: int | torch.SymInt) -> int:
-    """A size of a fake tensor as an int or a ``Size``.
+    """Return a size of a fake tensor as an int or a ``Size``.
 
     An expression that TOSA's shape operators cannot compute becomes a symbol of its
     own, which is in no input's shape.
@@ -65,8 +63,9 @@ def size_of(size: int | torch.SymInt) -> int:
 
 
 def size_of_expression(expression: Any, ranges: Any) -> int:
-    """A sympy expression as an int or a ``Size``, as in ``size_of``. ``ranges`` has the
-    range of each symbol.
+    """Return a sympy expression as an int or a ``Size``, as in ``size_of``.
+
+    ``ranges`` has the range of each symbol.
     """
     try:
         return _of_expression(expression, ranges)
@@ -76,14 +75,14 @@ def size_of_expression(expression: Any, ranges: Any) -> int:
 
 
 def is_size(node: Node) -> bool:
-    """Whether ``node`` is a number that is computed from sizes."""
+    """Return whether ``node`` is a number that is computed from sizes."""
     return isinstance(
         node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)
     )
 
 
 def sizes_in(number: Any) -> list[int]:
-    """The symbols in a symbolic number of torch; [] for anything else."""
+    """Return the symbols in a symbolic number of torch; [] for anything else."""
     if not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return []
     return [
@@ -93,32 +92,30 @@ def sizes_in(number: Any) -> list[int]:
 
 
 def is_dynamic_shape(shape: Sequence[int | torch.SymInt]) -> bool:
-    """Whether the shape of a fake tensor has a size that is known at run time only."""
+    """Return whether a fake tensor has a size that is known only at run time."""
     return not all([type(n) is int for n in shape])
 
 
 def is_dynamic_tensor(val: torch.Tensor) -> bool:
-    """Whether a fake tensor has a size that is known at run time only."""
+    """Return whether a fake tensor has a size that is known at run time only."""
     # for most tensors torch answers this without looking at each size
     return val._has_symbolic_sizes_strides and is_dynamic_shape(val.shape)
 
 
 def is_empty_tensor(val: torch.Tensor) -> bool:
-    """Whether a fake tensor surely has no elements."""
+    """Return whether a fake tensor surely has no elements."""
     if is_dynamic_tensor(val):
         return any([type(size) is int and size == 0 for size in val.shape])
     return 0 in val.shape
 
 
 def depends_on_data(shape: Sequence[int | torch.SymInt]) -> bool:
-    """Whether a size in ``shape`` depends on data, as in nonzero's result, not only on
-    shapes of inputs.
-    """
+    """Return whether a size depends on data, as in nonzero's result."""
     return is_dynamic_shape(shape) and any(free_unbacked_symbols(n) for n in shape)
 
 
 def shape_of_tensor(shape: Sequence[int | torch.SymInt]) -> tuple[int, ...]:
-    """The shape of a fake tensor, with symbolic sizes as sizes of the TOSA graph."""
+    """Return the shape of a fake tensor as sizes of the TOSA graph."""
     return (
         tuple(shape)  # type: ignore[arg-type]
         if all([type(n) is int for n in shape])
@@ -127,8 +124,7 @@ def shape_of_tensor(shape: Sequence[int | torch.SymInt]) -> tuple[int, ...]:
 
 
 def _of_expression(expression: Any, ranges: Any) -> int:
-    """As ``size_of_expression``, but raises Undecided for an expression with too many
-    terms.
+    """As ``size_of_expression``, but an expression with too many terms is Undecided.
 
     Classes of sympy are recognized by name, because importing sympy is slow.
     """
@@ -156,8 +152,7 @@ def _of_expression(expression: Any, ranges: Any) -> int:
 
 
 def _scaled_size(product: Any, ranges: Any) -> int | None:
-    """The sympy expression ``product``, as torch.nn.functional.interpolate records it,
-    rounded down to a size.
+    """Return ``product``, recorded by torch's interpolate, rounded down to a size.
 
     It has to be ``scale * ToFloat(size)``, a float times one size; the result is None
     for any other expression. ``ranges`` has the range of each symbol.
@@ -172,7 +167,7 @@ def _scaled_size(product: Any, ranges: Any) -> int | None:
 
 
 def scaled(size: int, scale: float) -> int:
-    """``int(size * scale)``, computed in float64 as in torch.
+    """Return ``int(size * scale)``, computed in float64 as in torch.
 
     For a size known at run time only, the scale becomes a fraction that gives the same
     results for all sizes up to _TRIED. Raises Undecided if there is no such fraction.
@@ -187,11 +182,11 @@ def scaled(size: int, scale: float) -> int:
 
 @cache
 def _ratio(scale: float, most: int) -> Fraction | None:
-    """A fraction with floor(size * fraction) == int(size * scale) for sizes up to
-    ``most``; None if there is none.
+    """Return a fraction that rounds like ``scale`` for sizes up to ``most``, or None.
 
-    The exact value of ``scale`` may give other results: in float64, 10 * 1.7 is rounded
-    to 17, although the float 1.7 is a little less than 1.7.
+    This means floor(size * fraction) == int(size * scale). The exact value of ``scale``
+    may give other results: in float64, 10 * 1.7 is rounded to 17, although the float
+    1.7 is a little less than 1.7.
     """
     sizes = np.arange(most + 1)
     expected = (sizes * scale).astype(np.int64)
@@ -204,8 +199,9 @@ def _ratio(scale: float, most: int) -> Fraction | None:
 
 
 def _symbol(one: Any, ranges: Any) -> int:
-    """The size for the sympy symbol ``one``, with torch's range for it, clamped to 0 ..
-    LARGEST_SIZE.
+    """Return the size for the symbol ``one``, with its range in torch, clamped.
+
+    The limits are 0 and LARGEST_SIZE.
     """
     range = ranges.get(one)
     if range is None:

@@ -53,14 +53,15 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
 
 
 def refused(why: str) -> Unsupported:
-    """The Unsupported error with the reason ``why``, a text in the user's terms or a
-    ``Reason`` with a hint.
-    """
+    """Return Unsupported with the reason ``why``: a text, or one with a hint."""
     return Unsupported("unsupported", why)
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
-    """The TOSA element type of a torch dtype; raises Unsupported if there is none."""
+    """Return the TOSA element type of a torch dtype.
+
+    Raises Unsupported if there is none.
+    """
     element = DTYPES.get(dtype)
     if element is not None:
         return element
@@ -73,7 +74,7 @@ def type_of(
     of: Node | None = None,
     dtype: torch.dtype | None = None,
 ) -> Type:
-    """The type of a fake (or real) tensor.
+    """Return the type of a fake (or real) tensor.
 
     Raises Unsupported if it is no dense tensor, is empty, has an element type that TOSA
     lacks, or a shape that depends on data. ``what`` names the tensor in the reason;
@@ -113,16 +114,18 @@ def type_of(
 
 @lru_cache(maxsize=4096)
 def _known_type(shape: torch.Size, dtype: torch.dtype) -> Type | None:
-    """The type of a dense tensor with static sizes, cached; None if it is empty or TOSA
-    lacks its element type.
+    """Return the type of a dense tensor with static sizes, cached.
+
+    None if it is empty or TOSA lacks its element type.
     """
     element = DTYPES.get(dtype)
     return None if element is None or 0 in shape else Type(tuple(shape), element)
 
 
 def dtype_of_number(number: float) -> torch.dtype:
-    """torch's default dtype for a tensor of ``number``; at run time, a size is int64
-    and any other number a float.
+    """torch's default dtype for a tensor of ``number``.
+
+    At run time, a size is int64 and any other number a float.
     """
     if waits(number):
         return torch.int64 if is_dynamic(number) else torch.get_default_dtype()
@@ -130,9 +133,7 @@ def dtype_of_number(number: float) -> torch.dtype:
 
 
 def no_tensor(val: Any, what: str) -> str:
-    """The reason to refuse ``val``, a Python number or another object, as ``what``,
-    which has to be a tensor.
-    """
+    """Return the reason to refuse ``val``, named ``what``, which must be a tensor."""
     if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return number_at_run_time(
             f"{what} is {val}, a number that is known at run time only"
@@ -141,8 +142,7 @@ def no_tensor(val: Any, what: str) -> str:
 
 
 def constant_of(name: str, tensor: torch.Tensor) -> Value:
-    """A parameter, buffer or constant as a constant that refers to ``tensor``, which is
-    read when a file is written.
+    """Return ``tensor`` as a constant that is read when a file is written.
 
     Reading raises ContractViolation if the tensor was changed in place after this call.
     Raises Unsupported if the program was exported without weights.
@@ -159,8 +159,9 @@ def constant_of(name: str, tensor: torch.Tensor) -> Value:
 
 
 def _read(name: str, tensor: torch.Tensor, version: int | None) -> Array:
-    """The elements of ``tensor``; raises ContractViolation unless it still has the
-    ``version`` that was lowered.
+    """Return the elements of ``tensor``.
+
+    Raises ContractViolation unless it still has the ``version`` that was lowered.
     """
     if _version(tensor) != version:
         raise ContractViolation(
@@ -171,16 +172,15 @@ def _read(name: str, tensor: torch.Tensor, version: int | None) -> Array:
 
 
 def finfo(dtype: DType) -> torch.finfo:
-    """The limits of a float type: largest and smallest normal number, epsilon."""
+    """Return the limits of a float type: max, min normal, epsilon."""
     return torch.finfo(TORCH_DTYPES[dtype])
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The elements as a numpy array of the type in ``ARRAY_DTYPES``; no copy if the
-    tensor is on the host.
+    """Return the elements as a numpy array of the type in ``ARRAY_DTYPES``.
 
-    numpy has neither bf16 nor fp8: the array then has the bits of each element as
-    uint16 or uint8.
+    No copy if the tensor is on the host. numpy has neither bf16 nor fp8: the array then
+    has the bits of each element as uint16 or uint8.
     """
     # ``resolve_neg`` computes the elements of a tensor that torch only marked as
     # negated
@@ -191,14 +191,16 @@ def array_of(tensor: torch.Tensor) -> Array:
 
 
 def memory_of(tensor: torch.Tensor) -> Hashable:
-    """A key that is equal for tensors with the same memory, type, shape and strides,
-    such as tied weights.
+    """Return a key of a tensor's memory, type, shape and strides.
+
+    Tied weights have equal keys.
     """
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """torch's count of in-place writes to the tensor; None for inference tensors, which
-    have no count.
+    """torch's count of in-place writes to the tensor.
+
+    None for inference tensors, which have no count.
     """
     return None if tensor.is_inference() else tensor._version

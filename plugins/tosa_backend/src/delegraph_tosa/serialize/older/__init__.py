@@ -1,6 +1,4 @@
-"""Files of TOSA 0.80: the same graph in the schema before 1.0. Imported when a target
-or a file names that version.
-"""
+"""Files of TOSA 0.80. Imported only if a target or a file has that version."""
 
 from .reader import OlderBlock
 from .writer import OlderStructure

@@ -1,9 +1,8 @@
-"""The step between the two languages: an operator of the IR as TOSA 0.80 has it, and
-back.
+"""Translates operators between the IR and TOSA 0.80.
 
-Zero points, shapes, multipliers, shifts, tables and the like are constant operands
-since 1.0, and fields of attribute tables before. ``folded`` makes fields of them,
-``unfolded`` constants.
+Since 1.0, zero points, shapes, multipliers, shifts and tables are constant operands. In
+0.80 they are fields of attribute tables. ``folded`` turns operands into fields,
+``unfolded`` turns fields into constants.
 """
 
 from __future__ import annotations
@@ -22,19 +21,20 @@ from ..elements import pack_number, unpack_number
 from .schema import TABLE_OF, TABLES, Field
 
 _SHAPES = frozenset("padding shape start size multiples scale offset border".split())
-"""Operands that are a SHAPE."""
+"""Operands of type SHAPE."""
 _BITS = {DType.INT8: 8, DType.INT16: 16}
 _UNSIGNED = {"input_zp": "input_unsigned", "output_zp": "output_unsigned"}
-"""Zero points of RESCALE, which fields have as the number and operands as its bits ->
-what says it is unsigned.
+"""Maps zero points of RESCALE to the attribute that makes them unsigned.
+
+Fields hold the unsigned number, operands its bits.
 """
 
 Literals = Callable[[DType, Sequence[int | float]], Value]
-"""Makes a constant of rank 1 of the elements."""
+"""Makes a constant of rank 1 from its elements."""
 
 
 def folded_operands(kind: type[Operator]) -> frozenset[str]:
-    """The operands that are fields of the attribute table in 0.80."""
+    """Return the operands that are fields of the attribute table in 0.80."""
     names = {field.name for field in TABLES.get(TABLE_OF.get(kind.__name__, ""), ())}
     return frozenset(names & {*kind.operands} | ({"pad_const"} & {*kind.operands}))
 
@@ -43,7 +43,7 @@ def folded_operands(kind: type[Operator]) -> frozenset[str]:
 
 
 def operands_of(operator: Operator) -> tuple[Value, ...]:
-    """The operands that an operator keeps in 0.80."""
+    """Return the operands that stay operands in 0.80."""
     folded = folded_operands(type(operator))
     if not folded:
         return operator.inputs
@@ -55,14 +55,14 @@ def operands_of(operator: Operator) -> tuple[Value, ...]:
 
 
 def folded(operator: Operator) -> Iterator[tuple[Field, Any]]:
-    """Each field of the operator's attribute table, and what it holds."""
+    """Return each field of the operator's attribute table with its value."""
     return (
-        (field, _held(operator, field))
+        (field, _field_value(operator, field))
         for field in TABLES.get(TABLE_OF.get(operator.name, ""), ())
     )
 
 
-def _held(operator: Operator, field: Field) -> Any:
+def _field_value(operator: Operator, field: Field) -> Any:
     name = field.name
     if name == "out_shape":
         return operator.outputs[0].shape
@@ -73,14 +73,12 @@ def _held(operator: Operator, field: Field) -> Any:
     if name in operator.operands:
         entries = _entries(operator, name)
         return entries if field.kind in ("Ints", "Shorts") else entries[0]
-    # MAX_POOL2D has no zero points and no accumulator
+    # MAX_POOL2D has no zero points and no accumulator; its table does.
     return getattr(operator, name, 0)
 
 
 def _entries(operator: Operator, name: str) -> tuple[int, ...]:
-    """The elements of a constant operand; zero points as the unsigned numbers that
-    RESCALE may take them for.
-    """
+    """Return the elements of a constant operand, unsigned if RESCALE reads them so."""
     value: Value = getattr(operator, name)
     if value.constant is None:
         raise Illegal(f"{name} must be a compile-time constant", "constant-operand")
@@ -90,26 +88,25 @@ def _entries(operator: Operator, name: str) -> tuple[int, ...]:
     return tuple(entries)
 
 
-def _number(operator: Operator, name: str, form: str) -> int | float:
-    """A number that 0.80 has in two forms, of which the element type says which one
-    counts; 0 in the other one.
+def _number(operator: Operator, name: str, suffix: str) -> int | float:
+    """Return a number that 0.80 stores as an integer and as a float.
+
+    The field that does not fit the element type is 0.
     """
     dtype = operator.inputs[0].dtype
-    if (form == "fp") is not (dtype in FLOATS):
+    if (suffix == "fp") is not (dtype in FLOATS):
         return 0
     if name in operator.operands:
         constant: Value = getattr(operator, name)
         number = stored_elements(constant)[0].reshape(-1)
-        return (
-            unpack_number(number.tobytes(), dtype)
-            if dtype is not DType.BOOL
-            else int(number[0])
-        )
+        if dtype is DType.BOOL:
+            return int(number[0])
+        return unpack_number(number.tobytes(), dtype)
     return unpack_number(pack_number(getattr(operator, name), dtype), dtype)
 
 
 def float_bytes(number: float) -> bytes:
-    """A number of the element types of floats as attribute tables hold it: an fp32."""
+    """Return the fp32 bytes that attribute tables hold for floats of any type."""
     return struct.pack("<f", number)
 
 
@@ -119,52 +116,49 @@ def float_bytes(number: float) -> bytes:
 def unfolded(
     kind: type[Operator],
     operands: Sequence[Value],
-    held: Mapping[str, Any],
+    fields: Mapping[str, Any],
     results: Sequence[Type],
     make: Literals,
 ) -> tuple[list[Value], dict[str, Any]]:
-    """Operands and attributes in the IR of an operator with these ``operands`` and
-    fields.
+    """Return the operands and attributes of an operator of 0.80 in the IR.
 
-    ``results`` are the declared types. Raises Illegal for numbers that their element
-    type cannot hold.
+    ``fields`` are its attribute table and ``results`` the declared types. Raises
+    Illegal for numbers that do not fit their element type.
     """
     folded = folded_operands(kind)
     given = iter(operands)
     if not folded:
-        return [*operands], dict(_attributes(kind, operands, held, results))
+        return [*operands], dict(_attributes(kind, operands, fields, results))
     by_name = {name: next(given) for name in kind.operands if name not in folded}
     inputs = [
-        by_name.get(name) or _constant(kind, name, by_name, held, results, make)
+        by_name.get(name) or _constant(kind, name, by_name, fields, results, make)
         for name in kind.operands
     ]
-    return inputs, dict(_attributes(kind, inputs, held, results))
+    return inputs, dict(_attributes(kind, inputs, fields, results))
 
 
 def _constant(
     kind: type[Operator],
     name: str,
     given: Mapping[str, Value],
-    held: Mapping[str, Any],
+    fields: Mapping[str, Any],
     results: Sequence[Type],
     make: Literals,
 ) -> Value:
     first = next(iter(given.values())).dtype
     if name == "pad_const":
-        return make(first, [_number_held(held, name, first)])
-    entries = held[name] if isinstance(held[name], tuple) else (held[name],)
+        return make(first, [_number_field(fields, name, first)])
+    entries = fields[name] if isinstance(fields[name], tuple) else (fields[name],)
     if name in _SHAPES:
         return make(DType.SHAPE, entries)
     if name == "shift":
         return make(DType.INT8, entries)
     if name == "multiplier":
-        return make(DType.INT32 if held["scale32"] else DType.INT16, entries)
-    dtype = {"weight_zp": given.get("weight"), "B_zp": given.get("B")}.get(
-        name, next(iter(given.values()))
-    )
-    assert dtype is not None
-    wanted = results[0].dtype if (name == "output_zp" and results) else dtype.dtype
-    if held.get(_UNSIGNED.get(name, "")) and wanted in _BITS:
+        return make(DType.INT32 if fields["scale32"] else DType.INT16, entries)
+    typed_like = {"weight_zp": "weight", "B_zp": "B"}.get(name, "")
+    dtype = given[typed_like].dtype if typed_like in given else first
+    wanted = results[0].dtype if (name == "output_zp" and results) else dtype
+    if fields.get(_UNSIGNED.get(name, "")) and wanted in _BITS:
         bits = _BITS[wanted]
         entries = [
             entry - (1 << bits) if entry >> (bits - 1) == 1 else entry
@@ -173,41 +167,36 @@ def _constant(
     return make(wanted, entries)
 
 
-def _number_held(held: Mapping[str, Any], name: str, dtype: DType) -> int | float:
-    number: int | float = held[f"{name}_fp" if dtype in FLOATS else f"{name}_int"]
+def _number_field(fields: Mapping[str, Any], name: str, dtype: DType) -> int | float:
+    number: int | float = fields[f"{name}_fp" if dtype in FLOATS else f"{name}_int"]
     return number
 
 
 def _attributes(
     kind: type[Operator],
     inputs: Sequence[Value],
-    held: Mapping[str, Any],
+    fields: Mapping[str, Any],
     results: Sequence[Type],
 ) -> Iterator[tuple[str, Any]]:
-    for name, form in kind.attributes.items():
-        if form == "NanMode":
+    for name, kind_of_value in kind.attributes.items():
+        if kind_of_value == "NanMode":
             yield name, NanMode.PROPAGATE
-        elif form == "RoundingMode":
-            yield (
-                name,
-                (
-                    RoundingMode.DOUBLE_ROUND
-                    if held["double_round"]
-                    else RoundingMode.SINGLE_ROUND
-                ),
-            )
-        elif form == "Number":
-            yield name, _number_held(held, name, inputs[0].dtype)
-        elif name in held:
-            if held[name] is None:
-                raise Illegal(f"{name} is not known")
-            yield name, held[name]
+        elif kind_of_value == "RoundingMode":
+            is_double = fields["double_round"]
+            mode = RoundingMode.DOUBLE_ROUND if is_double else RoundingMode.SINGLE_ROUND
+            yield name, mode
+        elif kind_of_value == "Number":
+            yield name, _number_field(fields, name, inputs[0].dtype)
+        elif name in fields:
+            if fields[name] is None:
+                raise Illegal(f"{name} has an unknown value")
+            yield name, fields[name]
         elif name == "acc_type" and results:
             yield name, results[0].dtype
 
 
 def elements(dtype: DType, numbers: Sequence[int | float] | Array) -> Literal:
-    """A constant's elements; Illegal for integers that the element type cannot hold."""
+    """Make a constant's elements. Raises Illegal for integers that do not fit."""
     if dtype in FLOATS or dtype is DType.BOOL:
         return Literal(stored_numbers(np.asarray(numbers), dtype))
     try:

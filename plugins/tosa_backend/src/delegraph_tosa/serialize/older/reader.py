@@ -1,4 +1,4 @@
-"""One basic block of a file of TOSA 0.80, from an untrusted source, as the IR has it."""
+"""Reads a basic block of TOSA 0.80, from an untrusted source, into the IR."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ from .schema import DTYPES, NAMES, TABLE_OF, TABLES, TAGS, UNSIGNED, Field
 
 _READ = DTYPES | UNSIGNED
 LITERAL_COST = 16
-"""What a constant that an attribute becomes counts, in elements: some 500 bytes in
-memory for 4 of the file.
+"""Cost, in elements, of a constant made from an attribute.
+
+It takes some 500 bytes of memory for 4 bytes of the file.
 """
 
 
 class Written(NamedTuple):
-    """An operator as the file has it: ``held`` are its attribute table's fields,
-    ``declared`` its results' types.
+    """An operator as the file has it.
+
+    ``fields`` are its attribute table, ``declared`` the types of its results.
     """
 
     table: Table
     operands: list[Value]
-    held: dict[str, Any]
+    fields: dict[str, Any]
     declared: list[Type]
     results: list[str]
 
 
 class OlderBlock(Block):
-    """One basic block: what is a field of an attribute table becomes a constant."""
+    """A basic block of 0.80. Fields of attribute tables become constants."""
 
     def declare(self) -> None:
         for tensor in self.table.each_table(2, "tensor"):
@@ -45,7 +47,7 @@ class OlderBlock(Block):
 
     def type_of(self, name: str) -> Type:
         if name not in self.tensors:
-            raise self.table.damaged(f"nothing of the name {name!r} is declared")
+            raise self.table.damaged(f"{name!r} is not declared")
         tensor = self.tensors[name]
         number = tensor.scalar(TensorField.TYPE, "I")
         if number not in _READ:
@@ -55,7 +57,10 @@ class OlderBlock(Block):
         return Type(shape_of_tensor(tensor, name), _READ[number]).named(name)
 
     def elements(self, declared: Table, name: str, type: Type) -> Constant:
-        """The elements of a constant; of bfloat16 the file has floats of 32 bits."""
+        """Return the elements of a constant.
+
+        The file stores bfloat16 as 32-bit floats.
+        """
         if type.dtype is not DType.BF16:
             return constant_of(declared, name, type)
         wide = constant_of(declared, name, Type(type.shape, DType.FP32))
@@ -69,7 +74,9 @@ class OlderBlock(Block):
         tag = table.scalar(OperatorField.ATTRIBUTE_TYPE, "B")
         name = NAMES.get(code, "")
         if name not in OPERATORS and name not in ("CONST", "FULLY_CONNECTED"):
-            raise table.damaged(f"operator number {code} is not read of TOSA 0.80")
+            raise table.damaged(
+                f"operator number {code} is not supported in TOSA 0.80 files"
+            )
         wanted = TAGS.get(TABLE_OF.get(name, ""), 0)
         if tag != wanted and not (name == "RFFT2D" and tag == TAGS["RFFT"]):
             raise table.damaged(f"{name} has attributes of kind {tag}, not {wanted}")
@@ -79,13 +86,8 @@ class OlderBlock(Block):
             return self.constant_operator(name, table, inputs, results)
         operands = [self.used(n, table) for n in inputs]
         declared = [self.type_of(n) for n in results]
-        written = Written(
-            table,
-            operands,
-            self.fields(name, table) if wanted else {},
-            declared,
-            results,
-        )
+        fields = self.fields(name, table) if wanted else {}
+        written = Written(table, operands, fields, declared, results)
         try:
             if name == "FULLY_CONNECTED":
                 return self.fully_connected(written)
@@ -94,50 +96,43 @@ class OlderBlock(Block):
             raise table.damaged(f"{name}: {problem}") from None
 
     def computing(self, name: str, written: Written) -> None:
-        table, operands, held, declared, results = written
+        table, operands, fields, declared, results = written
         kind = OPERATORS[name]
-        held |= self.unsigned(name, table)
-        given = len(kind.operands) - len(
-            [o for o in kind.operands if o in held or o == "pad_const"]
-        )
+        fields |= self.unsigned(name, table)
+        folded = [o for o in kind.operands if o in fields or o == "pad_const"]
+        given = len(kind.operands) - len(folded)
         if len(operands) < given - 1 if kind.variadic else len(operands) != given:
-            raise table.damaged(f"{name} has {len(operands)} operands, needs {given}")
-        inputs, attributes = unfolded(kind, operands, held, declared, self.literal)
+            raise table.damaged(
+                f"{name} has {len(operands)} operands instead of {given}"
+            )
+        inputs, attributes = unfolded(kind, operands, fields, declared, self.literal)
         operator = kind(inputs, None, **attributes, **implied(kind, declared, table))
         self.finish(operator, table)
         self.declare_results(operator, results, declared, table)
 
     def unsigned(self, name: str, table: Table) -> dict[str, bool]:
-        """What RESCALE's operand or result says by its type, where a writer declares it
-        unsigned.
-        """
+        """Return the unsigned attributes of RESCALE, from unsigned tensor types."""
         if name != "RESCALE":
             return {}
         sides = {
             "input_unsigned": OperatorField.INPUTS,
             "output_unsigned": OperatorField.OUTPUTS,
         }
-        tensors = {
-            side: table.strings(field, side)[:1] for side, field in sides.items()
-        }
-        return {
-            side: True
-            for side, names in tensors.items()
-            if any(
-                self.tensors[n].scalar(TensorField.TYPE, "I") in UNSIGNED for n in names
-            )
-        }
+        found = {}
+        for side, field in sides.items():
+            for name in table.strings(field, side)[:1]:
+                if self.tensors[name].scalar(TensorField.TYPE, "I") in UNSIGNED:
+                    found[side] = True
+        return found
 
     def fully_connected(self, written: Written) -> None:
-        """input [N,IC], weight [OC,IC], bias: in 1.0 a convolution of images of one
-        pixel.
+        """Read FULLY_CONNECTED as a convolution of one-pixel images.
+
+        Its operands are input [N,IC], weight [OC,IC] and bias.
         """
-        table, operands, held, declared, results = written
-        if (
-            len(operands) != 3
-            or any(v.rank != 2 for v in operands[:2])
-            or len(declared) != 1
-        ):
+        table, operands, fields, declared, results = written
+        is_matrix = [value.rank == 2 for value in operands[:2]]
+        if len(operands) != 3 or not all(is_matrix) or len(declared) != 1:
             raise table.damaged(
                 "FULLY_CONNECTED needs an input and a weight of rank 2, a bias and a"
                 " result"
@@ -152,7 +147,11 @@ class OlderBlock(Block):
         )
         window = {"pad": (0, 0, 0, 0), "stride": (1, 1), "dilation": (1, 1)}
         inputs, attributes = unfolded(
-            CONV2D, [image, weight, operands[2]], held | window, declared, self.literal
+            CONV2D,
+            [image, weight, operands[2]],
+            fields | window,
+            declared,
+            self.literal,
         )
         pixels = self.appended(CONV2D, inputs, table, **attributes)
         flat = RESHAPE(
@@ -164,7 +163,7 @@ class OlderBlock(Block):
     def appended(
         self, kind: Any, inputs: Sequence[Value], table: Table, **attributes: Any
     ) -> Value:
-        """The result of an operator that the file does not have."""
+        """Add an operator that the file does not have, and return its result."""
         table.spend(OPERATOR_COST)
         operator = kind(inputs, None, **attributes)
         self.finish(operator, table)
@@ -172,7 +171,7 @@ class OlderBlock(Block):
         return result
 
     def literal(self, dtype: DType, numbers: Sequence[int | float]) -> Value:
-        """A constant of rank 1, the same one for equal numbers."""
+        """Return a constant of rank 1, shared by equal numbers."""
         made = elements(dtype, numbers)
         known = self.regions.literals
         key = dtype, made.array.tobytes()
@@ -182,23 +181,23 @@ class OlderBlock(Block):
         return known[key]
 
     def fields(self, name: str, table: Table) -> dict[str, Any]:
-        held = table.table(OperatorField.ATTRIBUTE, "attributes")
-        if held is None:
+        stored = table.table(OperatorField.ATTRIBUTE, "attributes")
+        if stored is None:
             raise table.damaged(f"{name} has no attributes")
         return {
-            field.name: self.field(held, i, field)
+            field.name: self.field(stored, i, field)
             for i, field in enumerate(TABLES[TABLE_OF[name]])
         }
 
-    def field(self, held: Table, number: int, field: Field) -> Any:
+    def field(self, stored: Table, number: int, field: Field) -> Any:
         kind = field.kind
         if kind == "Shorts":
-            return tuple(held.numbers(number, "i2", field.name))
+            return tuple(stored.numbers(number, "i2", field.name))
         if kind == "float":
-            raw = bytes(held.raw(number, field.name)[:4])
+            raw = bytes(stored.raw(number, field.name)[:4])
             return struct.unpack("<f", raw)[0] if len(raw) == 4 else 0.0
         if kind == "DType":
-            return DTYPES.get(held.scalar(number, "I"))
+            return DTYPES.get(stored.scalar(number, "I"))
         if kind == "ResizeMode":
-            return member(ResizeMode, held.scalar(number, "I"), held)
-        return self.attribute(held, number, kind, [])
+            return member(ResizeMode, stored.scalar(number, "I"), stored)
+        return self.attribute(stored, number, kind, [])

@@ -1,8 +1,7 @@
-"""Numbers of the flatbuffer schema of TOSA 0.80: operator codes, element types, and
-attribute tables field by field.
+"""Numbers of the TOSA 0.80 flatbuffer schema: operators, element types, attributes.
 
-The fields of GraphField, RegionField and OperatorField (``..schema``) are the same; a
-block has no shapes, a tensor only the first four fields, and an operator no location.
+Fields of GraphField, RegionField and OperatorField are as in ``..schema``. A block has
+no shapes, a tensor only the first four fields, an operator no location.
 """
 
 from __future__ import annotations
@@ -12,7 +11,10 @@ from typing import NamedTuple
 from ...ir.types import DType
 
 VERSION = (0, 80, 1)
-"""What is written: 0.80.0 with clarifications. Readers of the one read the other."""
+"""The version that we write. 0.80.1 only clarifies 0.80.0.
+
+Their readers accept both.
+"""
 _ORDER = """
 ARGMAX AVG_POOL2D CONV2D CONV3D DEPTHWISE_CONV2D FULLY_CONNECTED MATMUL MAX_POOL2D TRANSPOSE_CONV2D CLAMP RESERVED
 SIGMOID TANH ADD ARITHMETIC_RIGHT_SHIFT BITWISE_AND BITWISE_OR BITWISE_XOR INTDIV LOGICAL_AND LOGICAL_LEFT_SHIFT
@@ -24,8 +26,10 @@ IDENTITY CUSTOM COND_IF WHILE_LOOP FFT2D RFFT2D ERF
 CODES: dict[str, int] = {
     name: code for code, name in enumerate(_ORDER.split(), start=1)
 }
-"""Operator -> its ``Op`` number. RESERVED is none, and DIM, the last one, computes
-sizes at run time.
+"""Maps an operator to its ``Op`` number.
+
+RESERVED is no operator. DIM, the last number, is left out: it computes sizes at run
+time.
 """
 NAMES: dict[int, str] = {code: name for name, code in CODES.items()}
 
@@ -37,8 +41,9 @@ DTYPES: dict[int, DType] = {
     if name != "-"
 }
 UNSIGNED = {2: DType.INT8, 9: DType.INT16}
-"""UINT8 and UINT16. The specification has them as integers that RESCALE says to be
-unsigned, and so does the IR; some writers declare such tensors of these types instead.
+"""UINT8 and UINT16, which some writers declare for the tensors of RESCALE.
+
+The specification and the IR use signed types and mark RESCALE as unsigned.
 """
 NUMBERS: dict[DType, int] = {dtype: number for number, dtype in DTYPES.items()}
 
@@ -46,9 +51,9 @@ NUMBERS: dict[DType, int] = {dtype: number for number, dtype in DTYPES.items()}
 class Field(NamedTuple):
     """A field of an attribute table.
 
-    ``name`` is the attribute or operand that the operator has in 1.0 for it, or one
-    that ``step`` computes. ``kind``: int, bool, Ints, Shorts (int16), float (the bytes
-    of an fp32), str, bytes, Graph, DType, ResizeMode.
+    ``name`` is the attribute or operand of 1.0, or one that ``attribute_fields``
+    computes. ``kind``: int, bool, Ints, Shorts (int16), float (the bytes of an fp32),
+    str, bytes, Graph, DType, ResizeMode.
     """
 
     name: str
@@ -125,6 +130,7 @@ TABLE_OF: dict[str, str] = {
     for table, names in _OF_OPERATORS.items()
     for operator in names.split()
 }
-"""Operator -> its attribute table; the others have none. That of RFFT2D says nothing
-but False, and is left out.
+"""Maps an operator to its attribute table, if it has one.
+
+RFFT2D has one that is always False, and is left out.
 """

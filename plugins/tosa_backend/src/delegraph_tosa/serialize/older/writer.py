@@ -1,4 +1,4 @@
-"""The structure of a file of TOSA 0.80."""
+"""Builds the structure of a TOSA 0.80 file."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from ...ir.operators import CAST
 from ...ir.types import DType, Type
 from ..schema import TensorField
 from ..structure import DATA_FIELD_ALIGNMENT, TO_BE_FILLED_IN, Block, Slot, Structure
-from ..table_layouts import OPERATOR, Form, form
+from ..table_layouts import OPERATOR, TableLayout, layout
 from .attribute_fields import float_bytes, folded, operands_of
 from .schema import CODES, NUMBERS, TABLE_OF, TABLES, TAGS, VERSION
 
 _KINDS = {"int": "int32", "bool": "bool", "DType": "uint32", "ResizeMode": "uint32"}
-"""Kinds of fields that are not an offset."""
-_FORMS: dict[str, Form] = {
-    name: form(
+"""Maps kinds of fields that are stored inline to their type; others are offsets."""
+_LAYOUTS: dict[str, TableLayout] = {
+    name: layout(
         len(fields),
         *[(i, _KINDS.get(field.kind, "offset")) for i, field in enumerate(fields)],
     )
     for name, fields in TABLES.items()
 }
-_TENSOR = form(
+_TENSOR = layout(
     4,
     (TensorField.NAME, "offset"),
     (TensorField.SHAPE, "offset"),
     (TensorField.TYPE, "uint32"),
 )
-_CONSTANT = form(4, (TensorField.DATA, "uint32"), *_TENSOR.fields)
+_CONSTANT = layout(4, (TensorField.DATA, "uint32"), *_TENSOR.fields)
 
 
 class OlderBlock(Block):
-    """The block of a region, without shapes and without what attribute tables hold."""
+    """Builds the block of a region, which has no shapes and no folded operands."""
 
     def shapes_field(self) -> list[Field]:
         return []
@@ -86,7 +86,7 @@ class OlderBlock(Block):
         outputs: Any,
         source: object = None,
     ) -> None:
-        """``source`` has no place in these files."""
+        """Add an operator. These files cannot hold ``source``."""
         tag = TAGS[TABLE_OF[name]] if name in TABLE_OF else 0
         if not tag:
             attributes = 0
@@ -104,7 +104,7 @@ class OlderBlock(Block):
 
 
 class OlderStructure(Structure):
-    """One pass over a graph and the graphs of its control flow."""
+    """Builds the structure of a 0.80 file."""
 
     block = OlderBlock
 
@@ -112,7 +112,7 @@ class OlderStructure(Structure):
         if external:
             raise Unsupported(
                 "unsupported",
-                "files of TOSA 0.80 end at 2 GB; TOSA 1.0 has larger ones",
+                "files of TOSA 0.80 are limited to 2 GB; use TOSA 1.0",
             )
         super().__init__(graph, locations, external)
 
@@ -120,14 +120,15 @@ class OlderStructure(Structure):
         numbers = [Field(i, "int32", number) for i, number in enumerate(VERSION)]
         return self.build.table(4, [*numbers, Field(3, "bool", False)])
 
-    def elements_of(self, dtype: DType) -> tuple[int, ...]:
+    def element_type_fields(self, dtype: DType) -> tuple[int, ...]:
         if dtype not in NUMBERS:
             raise Unsupported("unsupported", f"TOSA 0.80 has no tensors of {dtype}")
         return (NUMBERS[dtype],)
 
     def attributes(self, operator: Operator) -> int:
-        """The operator's attribute table, shared by operators with equal attributes; 0
-        if it has none.
+        """Return the operator's attribute table, or 0.
+
+        Equal attributes share a table.
         """
         name = TABLE_OF.get(operator.name)
         if name is None:
@@ -136,7 +137,7 @@ class OlderStructure(Structure):
             self.attribute(field.kind, value, operator)
             for field, value in folded(operator)
         ]
-        found = _FORMS[name]
+        found = _LAYOUTS[name]
         return self.build.table(found.field_count, found.with_values(values))
 
     def attribute(self, kind: str, value: Any, operator: Operator) -> int:
@@ -150,7 +151,7 @@ class OlderStructure(Structure):
 
 
 def _as_stored(value: Value) -> Value:
-    """What the file holds of a constant: of bfloat16, floats of 32 bits."""
+    """Return the constant as the file stores it: bfloat16 as 32-bit floats."""
     if value.dtype is not DType.BF16:
         return value
     cast = CAST((value,), dtype=DType.FP32)
