@@ -32,6 +32,9 @@ GUIDES = {
 WHOLE = {
     "docs/README.md": "index.md",
     "docs/tutorial.md": "tutorial.md",
+    "docs/extending.md": "backends/extending.md",
+    "docs/from-executorch.md": "backends/from-executorch.md",
+    "docs/backend-reference.md": "reference/declarations.md",
     "docs/architecture.md": "explanation/architecture.md",
     "docs/compatibility.md": "project/compatibility.md",
     "docs/promise.md": "project/promise.md",
@@ -194,11 +197,18 @@ def made() -> Site:
             ]
         },
         {"Recipes": guides["Recipes"]},
-        {"Writing a backend": guides["Writing a backend"]},
+        {
+            "Writing a backend": [
+                *guides["Writing a backend"],
+                {"Extensions": "backends/extending.md"},
+                {"Coming from ExecuTorch": "backends/from-executorch.md"},
+            ]
+        },
         {
             "Reference": [
                 {"Commands": "reference/commands.md"},
                 {"Errors": "reference/errors.md"},
+                {"Declarations and checks": "reference/declarations.md"},
                 {"JSON": "reference/json.md"},
                 {"Operators": "reference/operators.md"},
                 {"Types of TOSA operators": "reference/tosa-types.md"},

@@ -44,6 +44,8 @@ GUIDES = [
     "docs/recipes.md",
     "docs/language-models.md",
     "docs/backend-authors.md",
+    "docs/extending.md",
+    "docs/from-executorch.md",
     "docs/compatibility.md",
 ]
 GUIDES += [f"{distribution}/README.md" for distribution in DISTRIBUTIONS]
