@@ -275,7 +275,7 @@ def test_install_commands_name_the_version_of_torch():
         for line in lines
         if re.search(r"pip install\b.*( delegraph| [^ ]*/core)\b(?!-)", line)
     ]
-    assert len(bringing) > 5
+    assert bringing
     assert [
         line
         for line in bringing

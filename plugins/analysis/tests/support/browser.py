@@ -33,7 +33,7 @@ NAMES = (
 )
 MISSING = (
     f"needs Chromium: set {VARIABLE} to its path, or put one of {', '.join(NAMES)} on"
-    " the PATH (CONTRIBUTING.md)"
+    " the PATH (docs/testing.md)"
 )
 _ARGUMENTS = (
     "--headless",
