@@ -128,8 +128,9 @@ class _Words:
 
 
 def apply_annotations(graph: Graph, told: Any, derive: Callable[[int], Derive]) -> None:
-    """Annotate a graph as ``write_annotations`` says. ``derive`` makes a function of
-    the number of one that is kept.
+    """Annotate a graph as ``write_annotations`` says.
+
+    ``derive`` makes a function of the number of one that is kept.
 
     Raises FormatError for what no quantizer says.
     """

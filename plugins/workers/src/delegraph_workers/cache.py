@@ -119,8 +119,9 @@ class Cache:
             )
 
     def read(self, key: str) -> bytes | None:
-        """The bytes of an entry, unchecked; None if the folder has none. Raises OSError
-        if it cannot be read.
+        """The bytes of an entry, unchecked; None if the folder has none.
+
+        Raises OSError if it cannot be read.
         """
         path = self._path(key)
         try:
@@ -134,8 +135,9 @@ class Cache:
         return data
 
     def write(self, key: str, data: bytes) -> None:
-        """Store an entry, completely or not at all. Raises WriteError, also if its name
-        is that of no file.
+        """Store an entry, completely or not at all.
+
+        Raises WriteError, also if its name is that of no file.
         """
         path = self._path(key)
         # ``write_whole`` would write to where it leads
@@ -160,8 +162,9 @@ class Cache:
             self._path(key).unlink(missing_ok=True)
 
     def make_room(self) -> None:
-        """Remove the least recently used entries until the limit is kept. Other
-        processes may do so meanwhile.
+        """Remove the least recently used entries until the limit is kept.
+
+        Other processes may do so meanwhile.
         """
         known = sorted(self.entries(), key=lambda entry: entry.used)
         size = sum(entry.bytes for entry in known)
@@ -219,8 +222,10 @@ def user_folder() -> Path:
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of an entry. Raises OSError, also for what is no file: a pipe could
-    have no writer, a device no end.
+    """The bytes of an entry.
+
+    Raises OSError, also for what is no file: a pipe could have no writer, a device no
+    end.
     """
     if not stat.S_ISREG(path.lstat().st_mode):
         raise OSError(errno.EINVAL, _NO_FILE)

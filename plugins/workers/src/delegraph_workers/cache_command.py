@@ -83,8 +83,9 @@ class CacheCommand:
 
 
 def _remove(cache: Cache, keys: Sequence[str]) -> set[str]:
-    """Remove entries; returns their keys. Raises WriteError if some are left, such as
-    those of others in a folder.
+    """Remove entries; returns their keys.
+
+    Raises WriteError if some are left, such as those of others in a folder.
     """
     errors: list[OSError] = []
     for key in keys:
@@ -102,8 +103,9 @@ def _remove(cache: Cache, keys: Sequence[str]) -> set[str]:
 
 
 def _row(entry: Any) -> dict[str, Any]:
-    """What there is to tell of an entry; of one that is damaged, that it is. Looking at
-    it does not count as use.
+    """What there is to tell of an entry; of one that is damaged, that it is.
+
+    Looking at it does not count as use.
     """
     told = dict[str, str]()
     damaged = False

@@ -1,9 +1,7 @@
-"""The user's settings: which backends are in environments of their own, and what these
-environments say of them.
+"""Read the user's settings: backends in other environments, and their descriptions.
 
-The settings name executables, so they are read from the user's own folder or from a
-file that is named, and never from the working directory. Imports neither torch nor
-numpy.
+The settings name executables. So they are read from the user's own folder or from a
+named file, never from the working directory. Imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -28,9 +26,9 @@ from delegraph.errors import DelegraphWarning
 CONFIG = "DELEGRAPH_CONFIG"
 """The variable that names another file of settings; ``--config FILE`` sets it."""
 LARGEST = 1_000_000
-"""Bytes of a file of settings."""
+"""The most bytes of a file of settings."""
 SECONDS = 60.0
-"""How long an environment may take to say which backend it has."""
+"""Seconds in which an environment must describe its backend."""
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
@@ -39,17 +37,14 @@ KINDS = {"str": str, "int": int, "float": float, "bool": bool, "list": list}
 
 
 class BadSettings(Exception):
-    """Settings that cannot be used, or an environment that does not answer; the text
-    says why.
-    """
+    """Settings that cannot be used, or an environment that does not answer."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A backend in an environment of its own: what it is called here and there, and the
-    interpreter.
+    """A backend in another environment: its names here and there, and the interpreter.
 
-    ``wrong``: what is wrong with its table, which costs this backend and no other.
+    ``wrong``: the fault of its table, which disables only this backend.
     """
 
     name: str
@@ -59,7 +54,7 @@ class Setting:
 
 
 def path_of_settings() -> Path:
-    """The file of settings, which need not exist."""
+    """Return the file of settings, which need not exist."""
     if os.environ.get(CONFIG):
         return Path(os.environ[CONFIG])
     if sys.platform == "win32":
@@ -73,17 +68,17 @@ def path_of_settings() -> Path:
 
 
 def _folder(variable: str, usual: str) -> Path:
-    """A folder of the user's. A variable that is no absolute path is ignored, as its
-    specification says.
+    """Return a folder of the user's.
 
-    Otherwise it would name the working directory, from which nothing is read.
+    A variable with a relative path is ignored, as its specification requires. Otherwise
+    it would name a folder in the working directory.
     """
     given = os.environ.get(variable, "")
     return Path(given) if os.path.isabs(given) else Path.home() / usual
 
 
 def settings() -> list[Setting]:
-    """The backends of the file of settings. Raises BadSettings."""
+    """Return the backends of the file of settings. Raises BadSettings."""
     path = path_of_settings()
     try:
         text = _content(path)
@@ -97,8 +92,10 @@ def settings() -> list[Setting]:
 
 
 def _content(path: Path) -> str:
-    """The text of the file of settings. Raises BadSettings for a file that is not read,
-    and OSError.
+    """Return the text of the file of settings.
+
+    Raises OSError, and BadSettings for a file that is not regular, too large, not
+    UTF-8, or writable by others.
     """
     # without O_NONBLOCK, opening a pipe waits for a writer
     descriptor = os.open(
@@ -135,10 +132,10 @@ def _content(path: Path) -> str:
 
 
 def read_settings(text: str, path: Path) -> list[Setting]:
-    """The backends in the text of a file of settings.
+    """Return the backends in the text of a file of settings.
 
-    A table that is wrong disables its backend alone. A table or key that is none of a
-    backend is a warning. Raises BadSettings for a text that is no TOML.
+    A wrong table disables its backend alone. Unknown tables and keys are warnings.
+    Raises BadSettings for a text that is no TOML.
     """
     try:
         whole = tomllib.loads(text)
@@ -192,15 +189,16 @@ def read_settings(text: str, path: Path) -> list[Setting]:
 
 
 def _ignore(text: str) -> None:
-    """Warn of a part of the file of settings that is not used."""
+    """Warn about an ignored part of the file of settings."""
     warnings.warn(text, DelegraphWarning, stacklevel=2)
 
 
 def description_of(setting: Setting) -> dict[str, Any]:
-    """What an environment says of a backend that it has (``describe``).
+    """Return an environment's description of a backend (``describe``).
 
-    It is kept in the user's cache folder until what is installed there changes. Raises
-    BadSettings.
+    Raises BadSettings.
+
+    It is kept in the user's cache folder until the installed distributions change.
     """
     if setting.wrong:
         raise BadSettings(setting.wrong)
@@ -235,8 +233,9 @@ def description_of(setting: Setting) -> dict[str, Any]:
 
 
 def _is_description(told: dict[str, Any]) -> bool:
-    """Whether an answer names a protocol and the path; the rest is as ``describe`` of
-    that protocol writes it.
+    """Return whether an answer has a protocol and the path.
+
+    The rest has the form of ``describe`` of that protocol.
     """
     path = told.get("path")
     return (
@@ -247,9 +246,7 @@ def _is_description(told: dict[str, Any]) -> bool:
 
 
 def _stamps(path: list[str]) -> list[Any]:
-    """When each folder was changed last, in nanoseconds; None for one that is not
-    there.
-    """
+    """Return when each folder last changed, in nanoseconds; None for a missing one."""
     return [
         os.stat(folder).st_mtime_ns if os.path.exists(folder) else None
         for folder in path
@@ -257,11 +254,10 @@ def _stamps(path: list[str]) -> list[Any]:
 
 
 def variables_there(folder: Path) -> dict[str, str]:
-    """The environment variables for a process of another environment, without those
-    that are about this one.
+    """Return the environment variables for a process of another environment.
 
-    A plugin that is disabled here, such as the one that is installed in both, is used
-    there.
+    Those about this environment are left out. A plugin that is disabled here may be
+    used there.
     """
     about_this = {
         "PYTHONPATH",
@@ -277,11 +273,10 @@ def variables_there(folder: Path) -> dict[str, str]:
 
 
 def no_settings(folder: Path) -> Path:
-    """An empty file of settings in a private folder, for the processes of another
-    environment.
+    """Return an empty file of settings for the processes of another environment.
 
-    With the user's settings, an environment that has this distribution would ask itself
-    what it has, without end.
+    With the user's settings, an environment with this distribution would ask itself
+    without end.
     """
     path = folder / "delegraph.toml"
     path.touch(mode=0o600)

@@ -91,8 +91,9 @@ _OPTIONAL = "method", "max_memory", "max_iterations"
 
 
 def _format(suffix: str) -> dict[str, Any] | None:
-    """The format of a suffix; None for one that holds whole programs. One that cannot
-    be used says why.
+    """The format of a suffix; None for one that holds whole programs.
+
+    One that cannot be used says why.
     """
     try:
         kind: Any = default_registry().get_format(f"a{suffix}")

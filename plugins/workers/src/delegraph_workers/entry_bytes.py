@@ -52,8 +52,9 @@ def key_of(kind: type, parts: Sequence[Any]) -> str:
 
 
 def packed(key: str, header: Any, raw: Sequence[bytes]) -> bytes:
-    """The bytes of an entry for ``key``. ``header``: a JSON value; ``raw``: the bytes
-    that follow it, in pieces.
+    """The bytes of an entry for ``key``.
+
+    ``header``: a JSON value; ``raw``: the bytes that follow it, in pieces.
     """
     encoded = json.dumps(header).encode()
     rest = b"".join((len(encoded).to_bytes(8, "little"), encoded, *raw))
@@ -61,8 +62,9 @@ def packed(key: str, header: Any, raw: Sequence[bytes]) -> bytes:
 
 
 def unpacked(key: str, data: bytes) -> tuple[Any, memoryview]:
-    """(header, bytes after it) of an entry. Raises FormatError if it is damaged, or
-    belongs to another key.
+    """(header, bytes after it) of an entry.
+
+    Raises FormatError if it is damaged, or belongs to another key.
     """
     # bytes 0 to 15 are MAGIC, 16 to 47 the digest of the key and of all that follows
     # (see ``packed``)
@@ -302,8 +304,9 @@ class _Stored:
         )
 
     def write_to(self, file: BinaryIO) -> None:
-        """Append all bytes to ``file``. Raises ContractViolation if a constant was
-        written since the entry was read.
+        """Append all bytes to ``file``.
+
+        Raises ContractViolation if a constant was written since the entry was read.
         """
         for tensor, state in self._states:
             if is_written(tensor, state):

@@ -1,9 +1,8 @@
-"""Backends in environments of their own, as this process sees them: classes that ask a
-worker there.
+"""Represent backends of other environments by classes that ask a worker there.
 
-``Backend_NAME``, ``Partitioner_NAME`` and ``Runtime_NAME`` are made when they are asked
-for. Nothing of the backend is imported here. Two environments may have a backend of one
-id, and even the same one: only names tell them apart.
+``Backend_NAME``, ``Partitioner_NAME`` and ``Runtime_NAME`` are made on first use.
+Nothing of the backend is imported here. Two environments may have the same backend, or
+backends of one id: their names distinguish them.
 """
 
 from __future__ import annotations
@@ -54,8 +53,9 @@ _LOCK = threading.Lock()
 
 
 class Environment:
-    """A backend's environment: its processes, one of which runs delegates and is lost
-    to no compiler.
+    """A backend's environment with its processes.
+
+    One process runs delegates only, so that a crashing compiler cannot end it.
     """
 
     def __init__(self, name: str) -> None:
@@ -86,8 +86,8 @@ class Environment:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the processes of the environment, unless this process is a fork of the
-        one that they belong to.
+        """End the environment's processes, unless this process is a fork of their
+        owner.
         """
         if os.getpid() != self._owner:
             return
@@ -99,7 +99,7 @@ class Environment:
     def ask(
         self, header: Mapping[str, Any], program: ExportedProgram
     ) -> dict[str, Any]:
-        """What a worker answers about a program; a lowering begins with it."""
+        """Return a worker's answer about a program. A lowering begins with it."""
         self.workers.forget()
         self._about.clear()
         answer, _ = self.workers.send(
@@ -108,8 +108,8 @@ class Environment:
         return self._told(answer)[0]
 
     def about(self, specs: Sequence[CompileSpec] | None = None) -> dict[str, Any]:
-        """What a cache has to know of the backend: keeps_names, installed, and its
-        fingerprint for compile specs.
+        """Return facts for a cache: keeps_names, installed, and the fingerprint for
+        specs.
         """
         rows = None if specs is None else rows_of(specs)
         if (key := repr(rows)) not in self._about:
@@ -122,8 +122,9 @@ class Environment:
     def run(
         self, header: Mapping[str, Any], parts: Sequence[bytes]
     ) -> tuple[dict[str, Any], list[memoryview], int]:
-        """What the process that runs delegates answers, and its process id; it is
-        started if there is none.
+        """Return the answer of the process that runs delegates, and its process id.
+
+        The process is started if there is none.
         """
         with self._running:
             if self._runner is None or not self._runner.alive:
@@ -135,17 +136,16 @@ class Environment:
             return *self._told(answer), self._runner.pid
 
     def keep_for(self, owner: Any, process: int, number: int) -> None:
-        """Let what ``process`` keeps under a number be forgotten when ``owner`` is,
-        with the next job.
+        """Release an object of ``process`` with the next job after ``owner`` is gone.
 
-        Not at once: an object may end in the middle of another job.
+        Not at once: an object may be collected in the middle of another job.
         """
         weakref.finalize(owner, self._gone.append, (process, number)).atexit = False
 
     def show(
         self, header: Mapping[str, Any], form: Form
     ) -> tuple[dict[str, Any], list[memoryview], int]:
-        """As ``run``, about a program, whose large constants that process maps."""
+        """Do ``run`` for a program. The process maps its large constants."""
         packed, _ = self.workers.lay_out([form])
         return self.run({**header, "folder": str(self.workers.path)}, packed)
 
@@ -157,19 +157,19 @@ class Environment:
 
 
 def environment(name: str) -> Environment:
-    """The environment of a backend of the settings; all threads use the same one."""
+    """Return the environment of a backend of the settings. All threads share it."""
     with _LOCK:
         return _environment(name, os.getpid())
 
 
 @cache
 def _environment(name: str, process: int) -> Environment:
-    """That of this process, for a fork cannot share the pipes of the one that it is of."""
+    """Return this process's environment: a fork cannot share its parent's pipes."""
     return Environment(name)
 
 
 def __getattr__(attribute: str) -> Any:
-    """The classes that ``plugin`` declares."""
+    """Return the classes that ``plugin`` declares."""
     kind, _, named = attribute.partition("_")
     for name, (_, told) in described().items():
         if named != identifier(name):
@@ -182,7 +182,7 @@ def __getattr__(attribute: str) -> Any:
 
 
 def rows_of(specs: Sequence[CompileSpec]) -> list[list[str]]:
-    """Compile specs in words of JSON."""
+    """Return compile specs as JSON values."""
     return [[spec.key, spec.value.hex()] for spec in specs]
 
 
@@ -191,7 +191,7 @@ def rows_of(specs: Sequence[CompileSpec]) -> list[list[str]]:
 
 @cache
 def _backend(name: str, backend_id: str, limits: Limits) -> type[Remote]:
-    """The class that compiles in a backend's environment, with limits for a partition."""
+    """Return the class that compiles in a backend's environment, with limits."""
 
     def preprocess(
         edge_program: ExportedProgram, compile_specs: list[CompileSpec]
@@ -226,8 +226,9 @@ def _backend(name: str, backend_id: str, limits: Limits) -> type[Remote]:
 
 
 class _KeepsNames:
-    """The attribute of that name of a class in another environment, which is asked when
-    it is read.
+    """The attribute of a class in another environment.
+
+    Reading it asks that environment.
     """
 
     def __init__(self, name: str) -> None:
@@ -242,7 +243,7 @@ class _KeepsNames:
 
 @cache
 def _partitioner(name: str) -> type[Partitioner]:
-    """The class that asks the backend's own partitioner."""
+    """Return the class that asks the backend's own partitioner."""
     return type(
         f"Partitioner_{identifier(name)}",
         (RemotePartitioner,),
@@ -251,10 +252,10 @@ def _partitioner(name: str) -> type[Partitioner]:
 
 
 class RemotePartitioner(Partitioner):
-    """Tags what the partitioner of another environment tags, for its reasons.
+    """Tags the nodes that a partitioner in another environment tags, with its reasons.
 
-    It is asked about whole programs. Operators that the other one keeps are kept;
-    others are decomposed to core ATen before it is asked for its partitions.
+    It gets whole programs. The operators that it keeps are kept; others are decomposed
+    to core ATen before it is asked for its partitions.
     """
 
     name: str
@@ -312,7 +313,7 @@ class RemotePartitioner(Partitioner):
         nodes: Mapping[str, Node],
         told: Mapping[str, Any],
     ) -> PartitionResult:
-        """The other partitioner's answer about the nodes of this program."""
+        """Apply the other partitioner's answer to the nodes of this program."""
         for name, tag in told["tags"].items():
             nodes[name].meta["delegation_tag"] = (
                 tuple(tag) if isinstance(tag, list) else tag
@@ -350,8 +351,10 @@ class RemotePartitioner(Partitioner):
 
 
 def _refusal(nodes: Mapping[str, Node], row: Sequence[Any]) -> Refusal:
-    """A refusal of a row; it cannot be asked again, so it does not say what would have
-    to change.
+    """Return the refusal of a row.
+
+    The other partitioner cannot repeat the check, so the refusal names no change that
+    would help.
     """
     name, text, final, hint, cause, of = row
     reason = Reason(str(text), hint=str(hint), cause=str(cause), of=nodes.get(str(of)))
@@ -359,7 +362,7 @@ def _refusal(nodes: Mapping[str, Node], row: Sequence[Any]) -> Refusal:
 
 
 def _operator(name: Any) -> OpOverload | None:
-    """The operator ``aten.relu.default``; None if this torch does not have it."""
+    """Return an operator such as ``aten.relu.default``; None if this torch lacks it."""
     found: Any = torch.ops
     for part in str(name).split("."):
         found = getattr(found, part, None)
@@ -369,8 +372,9 @@ def _operator(name: Any) -> OpOverload | None:
 def _without_delegates(
     program: ExportedProgram,
 ) -> tuple[ExportedProgram, dict[str, Node]]:
-    """A copy of a program in which HIDDEN stands for what delegates return; and nodes
-    of ``program`` by name there.
+    """Return a copy of a program with HIDDEN in place of results of delegates.
+
+    Also returns the nodes of ``program`` by their names in the copy.
     """
     graph = Graph(owning_module=program.graph_module)
     copies = dict[Node, Node]()
@@ -423,7 +427,7 @@ def _without_delegates(
 
 @cache
 def _runtime(name: str) -> type[BackendRuntime]:
-    """The class that runs blobs in the backend's environment."""
+    """Return the class that runs blobs in the backend's environment."""
 
     def load(
         processed_bytes: bytes,
@@ -464,7 +468,7 @@ def _runtime(name: str) -> type[BackendRuntime]:
 
 
 class _Loaded:
-    """A delegate that lives in the process of an environment."""
+    """A delegate in the process of an environment."""
 
     def __init__(
         self,
@@ -486,7 +490,7 @@ class _Loaded:
 
 
 def call_there(name: str, number: int, process: int, *args: Any) -> Any:
-    """Call what ``process`` of an environment has loaded under a number."""
+    """Call the object that a process of an environment has under a number."""
     rows, parts = write_values(args)
     header = {"do": "call", "number": number, "process": process, "values": rows}
     told, data, _ = environment(name).run(header, parts)

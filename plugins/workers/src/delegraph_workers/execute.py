@@ -1,5 +1,6 @@
-"""What a worker does with a job: it compiles the partitions in it. Jobs and answers are
-bytes (``message``).
+"""Do a worker's job: compile the partitions in it.
+
+Jobs and answers are bytes (``message``).
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from .serve import ANSWERS
 from .supervise import data_size
 
 Begun = Callable[[], None]
-"""Called when the backend begins: until then, modules and the partition were read."""
+"""A function that is called when the backend begins.
+
+Until then, modules and the partition were read.
+"""
 
 
 def run(job: bytes) -> bytes:
-    """Do a job in this process; the one function that executors of other processes are
-    given.
-    """
+    """Do a job in this process; executors of other processes get this function."""
     header, _ = unpack(job)
     if header.get("isolated"):
         from .supervise import run_isolated
@@ -46,8 +48,9 @@ def run(job: bytes) -> bytes:
 
 
 def warm(backends: Sequence[str]) -> int:
-    """Import what jobs for these backends need, and make a first program; returns the
-    process id.
+    """Import the modules for jobs of these backends, and make a first program.
+
+    Returns the process id.
     """
     module = torch.nn.ReLU()
     with TRACING:  # the executor may have threads of a process that lowers
@@ -63,9 +66,7 @@ def warm(backends: Sequence[str]) -> int:
 def execute(
     job: bytes, begun: Begun = lambda: None, memory_limit: int | None = None
 ) -> bytes:
-    """Compile the partitions of a job. The answer has the results, or says which error
-    there was.
-    """
+    """Compile the partitions of a job; return the results or the error."""
     start = time.perf_counter()
     where = {"pid": os.getpid(), "host": platform.node()}
     try:
@@ -101,7 +102,7 @@ def _compile(
     begun: Begun,
     memory_limit: int | None,
 ) -> Iterable[bytes]:
-    """The packed results of a job's partitions."""
+    """Return the packed results of a job's partitions."""
     backend: type[BackendDetails] = delegraph.get_backend(header["backend"])
     if backend.__name__ != header["class"]:
         text = (
@@ -161,7 +162,7 @@ def _compile(
 
 
 def versions_of(distribution: str) -> dict[str, str]:
-    """What has to be the same where a partition is from and where it is compiled."""
+    """Return the versions that must be the same where a partition is made and compiled."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"delegraph": delegraph.__version__, "torch": torch.__version__}
@@ -171,9 +172,7 @@ def versions_of(distribution: str) -> dict[str, str]:
 
 
 def _expect_versions(wanted: Mapping[str, str], backend: type[BackendDetails]) -> None:
-    """Raise DelegraphError if this environment would not compile what the other one
-    would.
-    """
+    """Raise DelegraphError if this environment would compile differently."""
     distribution = next(
         (name for name in wanted if name not in ("delegraph", "torch")), "delegraph"
     )
@@ -194,7 +193,7 @@ def _expect_versions(wanted: Mapping[str, str], backend: type[BackendDetails]) -
 
 
 def _border(program: ExportedProgram) -> tuple[list[str], int]:
-    """How a program is called: the names of its inputs, and the number of its outputs."""
+    """Return the names of a program's inputs, and the number of its outputs."""
     return [node.name for node in user_inputs(program)], len(
         program.graph_signature.output_specs
     )
@@ -203,9 +202,7 @@ def _border(program: ExportedProgram) -> tuple[list[str], int]:
 def _expect_counts(
     backend: type[BackendDetails], by_method: Mapping[str, Sequence[int]], returned: Any
 ) -> None:
-    """Raise ContractViolation unless there is a list of as many results for each method
-    as there are programs.
-    """
+    """Raise ContractViolation unless each method has as many results as programs."""
     wanted = {method: len(listed) for method, listed in by_method.items()}
     listed = (
         {m: r for m, r in returned.items() if isinstance(r, (list, tuple))}
@@ -227,8 +224,10 @@ def _packed(
     border: tuple[list[str], int],
     program: ExportedProgram,
 ) -> bytes:
-    """A result as bytes. ContractViolation if it is something else, or if the program
-    is now called otherwise.
+    """A result as bytes.
+
+    ContractViolation if it is something else, or if the program is now called
+    otherwise.
     """
     if not isinstance(result, PreprocessResult):
         text = (

@@ -1,5 +1,6 @@
-"""Errors of workers in words of JSON, and errors of those words. No class is looked up
-by what a message says it is.
+"""Errors of workers in words of JSON, and errors of those words.
+
+No class is looked up by what a message says it is.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def describe(error: BaseException) -> dict[str, Any]:
 
 def error_of(told: Any, nodes: Mapping[str, Any]) -> BaseException:
     """The error that ``describe`` put into words, of a class that this process knows.
+
     ``nodes`` has nodes by name.
     """
     kinds = [str(kind) for kind in told["kinds"]]

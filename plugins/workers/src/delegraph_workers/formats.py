@@ -1,10 +1,9 @@
-"""File formats of backends in environments of their own: what a format there overrides
-is done there.
+"""Represent file formats of backends in other environments.
 
-``Format_SUFFIX`` is made when it is asked for. A file is read and written by the worker
-itself, which has the rights of this process; blobs, and values of calls, are sent.
-Formats of whole programs hold delegates of any backend and are wanted here: only those
-whose file is the blob of one delegate are taken from an environment.
+``Format_SUFFIX`` is made on first use. The worker itself reads and writes files, with
+the rights of this process; blobs and values of calls are sent. Only formats with the
+blob of one delegate are taken from an environment. Formats of whole programs have
+delegates of any backend, so they are needed here.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from .environments import call_there, environment, rows_of
 from .plugin import described, identifier, suffixes
 
 _Words = Callable[[dict[str, Any], list[memoryview]], Any]
-"""What makes a value of the header and the parts of an answer."""
+"""A function that makes a value of the header and the parts of an answer."""
 
 
 def __getattr__(attribute: str) -> Any:
-    """The classes that ``plugin`` declares."""
+    """Return the classes that ``plugin`` declares."""
     for suffix, name in suffixes().items():
         if attribute == f"Format_{identifier(suffix)}":
             return _format(name, suffix)
@@ -53,7 +52,7 @@ def __getattr__(attribute: str) -> Any:
 
 @cache
 def _format(name: str, suffix: str) -> type[DelegateFormat]:
-    """The format of a suffix, which the environment of backend ``name`` has."""
+    """Return the format of a suffix in the environment of backend ``name``."""
     told = next(
         row
         for row in described()[name][1]["formats"]
@@ -93,8 +92,9 @@ def _format(name: str, suffix: str) -> type[DelegateFormat]:
 def _with_parameters(
     method: Callable[..., Any], optional: Sequence[str]
 ) -> Callable[..., Any]:
-    """A function that shows the optional parameters that the method there has: who
-    calls formats looks at them.
+    """Return a function with the optional parameters of the method in the environment.
+
+    Callers of formats inspect these parameters.
     """
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -111,9 +111,7 @@ def _with_parameters(
 
 
 class _There:
-    """The methods of a format in another environment, with the names and arguments of
-    ``ProgramFormat``.
-    """
+    """The methods of a format in another environment, like those of ``ProgramFormat``."""
 
     def __init__(self, name: str, suffix: str) -> None:
         self._name = name
@@ -138,8 +136,9 @@ class _There:
         *args: Any,
         **fields: Any,
     ) -> Any:
-        """What ``words`` makes of an answer. Raises FormatError for one that no format
-        gives.
+        """Return the value that ``words`` makes of an answer.
+
+        Raises FormatError if it is invalid.
         """
         told, parts, _ = self._ask(ability, *args, **fields)
         try:
@@ -178,7 +177,7 @@ class _There:
         options: Mapping[str, Any],
         path: Path | None = None,
     ) -> dict[str, bytes]:
-        """The files that a format makes of a program of one delegate."""
+        """Return the files that a format makes of a program of one delegate."""
         delegate = program.whole_delegate()
         data = delegate.named_data
         entries = (
@@ -323,7 +322,7 @@ class _There:
 
 
 class _Inspection:
-    """What a format there says of a file."""
+    """A format's description of a file, from another environment."""
 
     def __init__(self, text: str, json: dict[str, Any]) -> None:
         self._text = str(text)
@@ -337,8 +336,8 @@ class _Inspection:
 
 
 def _border(value: Any) -> list[Any]:
-    """An input or output of a delegate: name, type, and sizes, which are text where
-    they are not known.
+    """Return name, type and sizes of a delegate's input or output; unknown sizes are
+    text.
     """
     sizes = (
         None
@@ -349,7 +348,7 @@ def _border(value: Any) -> list[Any]:
 
 
 def _summary(told: Mapping[str, Any]) -> Summary:
-    """A Summary of the dictionary that ``Summary.to_json`` gives, after JSON."""
+    """Return the Summary of a dictionary from ``Summary.to_json`` after JSON."""
 
     def tensors(rows: Any) -> tuple[TensorSummary, ...]:
         return tuple(

@@ -101,8 +101,9 @@ def _hash(places: Iterable[Path]) -> str:
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
-    """The Python files in a folder. Hidden folders are not entered: virtual
-    environments are large.
+    """The Python files in a folder.
+
+    Hidden folders are not entered: virtual environments are large.
     """
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

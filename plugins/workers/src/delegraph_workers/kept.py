@@ -25,8 +25,9 @@ def keep(thing: Any) -> int:
 
 
 def kept(number: int, process: int) -> Any:
-    """The thing of a number that ``process`` gave. Raises DelegraphError if that was
-    not this one.
+    """The thing of a number that ``process`` gave.
+
+    Raises DelegraphError if that was not this one.
     """
     if process != os.getpid():
         raise DelegraphError(

@@ -1,4 +1,5 @@
 """Messages between processes: a header of JSON and parts of bytes, with a digest.
+
 Nothing is pickled.
 """
 
@@ -35,8 +36,9 @@ def pack(header: dict[str, Any], parts: Iterable[bytes] = ()) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], list[memoryview]]:
-    """Header and parts of a message. Raises FormatError if it is damaged, or of another
-    protocol.
+    """Header and parts of a message.
+
+    Raises FormatError if it is damaged, or of another protocol.
     """
     view = memoryview(data)
     if len(view) < _HEAD.size or bytes(view[:17]) != _MAGIC:

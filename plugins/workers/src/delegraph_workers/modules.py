@@ -24,8 +24,9 @@ SENT = "sent_"
 
 
 def program_of(module: GraphModule) -> ExportedProgram:
-    """The program of a module. It has the names, the metadata and the tensors of the
-    module.
+    """The program of a module.
+
+    It has the names, the metadata and the tensors of the module.
     """
     root = torch.nn.Module()
     graph = Graph()

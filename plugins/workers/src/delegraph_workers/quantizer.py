@@ -90,8 +90,9 @@ class RemoteQuantizer(Quantizer):  # type: ignore[misc]
 
 
 class _Derived:
-    """A function of the other quantizer, from observers to scale and zero point. It is
-    called there.
+    """A function of the other quantizer, from observers to scale and zero point.
+
+    It is called there.
     """
 
     def __init__(self, name: str, number: int, process: int) -> None:

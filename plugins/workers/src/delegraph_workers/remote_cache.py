@@ -99,8 +99,9 @@ class RemoteFolder:
         return found
 
     def _within(self, call: Callable[[], Any]) -> Any:
-        """The result of ``call``, made in a thread. Raises Away if it fails or takes
-        longer than ``_PATIENCE``.
+        """The result of ``call``, made in a thread.
+
+        Raises Away if it fails or takes longer than ``_PATIENCE``.
 
         In the second case the thread goes on by itself, and its result is dropped.
         """

@@ -95,8 +95,10 @@ def _refusal(node: Node, reason: str, final: bool) -> list[Any]:
 
 
 def _marks(node: Node, before: set[str]) -> dict[str, Any]:
-    """``marks_of``. Raises Unsupported for one that cannot be sent: without it another
-    blob might be compiled.
+    """``marks_of``.
+
+    Raises Unsupported for one that cannot be sent: without it another blob might be
+    compiled.
     """
     try:
         return marks_of(node, before)

@@ -10,8 +10,9 @@ __all__ = ["StoreError", "kind_and_status"]
 
 
 class StoreError(Exception):
-    """A store does not answer, or answers with an error. Reports show its text, which
-    must hold no secret.
+    """A store does not answer, or answers with an error.
+
+    Reports show its text, which must hold no secret.
     """
 
 

@@ -1,6 +1,4 @@
-"""Processes that compile, seen from outside: how they are started, waited for, stopped,
-and how they ended.
-"""
+"""Start, watch and stop processes that compile."""
 
 from __future__ import annotations
 
@@ -27,39 +25,37 @@ from .failures import describe
 from .message import PROTOCOL, pack
 
 START_LIMIT = 300.0
-"""Seconds for what comes before a compile: starting Python, importing torch and the
-backend, reading the partition.
+"""Seconds until a compile begins: Python starts, torch and the backend are imported,
+and the partition is read.
 """
 _SHOWN_LINES = 5
 _SHOWN_BYTES = 65536
 _LONGEST_LINE = 65536
 _LOOK = 1.0
-"""Seconds after which it is looked whether a silent worker lives. What it started may
-have its end of the pipe, which then stays open when the worker is gone.
+"""Seconds after which the supervisor checks that a silent worker lives.
+
+Its child processes may hold its end of the pipe, which then stays open.
 """
 _DYING = 5.0
-"""Seconds that a process gets to end, after it was told to or has closed its
-descriptors.
+"""Seconds that a process gets to end after a request, or after closing its descriptors.
 """
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one partition may take: ``seconds`` and ``memory`` in bytes; None is as much
-    as there is.
-    """
+    """Limits of one partition: ``seconds``, and ``memory`` in bytes; None for no limit."""
 
     seconds: float | None = None
     memory: int | None = None
 
 
 class WorkerProcess:
-    """One process that compiles, one partition at a time.
+    """A process that compiles one partition at a time.
 
-    ``python`` is another interpreter whose environment has ``delegraph-workers``;
-    without it, the worker finds modules where this process does. ``folder`` is where
-    jobs, answers and output lie.
+    ``python`` is the interpreter of another environment that has ``delegraph-workers``.
+    Without it, the worker finds the same modules as this process. ``folder`` holds
+    jobs, answers and output.
     """
 
     def __init__(self, folder: Path, python: str | None = None) -> None:
@@ -132,15 +128,15 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def prepare(self, backends: Sequence[str]) -> None:
-        """Let the worker import backends while it has nothing else to do."""
+        """Let the worker import backends while it is idle."""
         # it died: the next job meets another one
         with contextlib.suppress(BrokenPipeError):
             self._asks.write(json.dumps({"prepare": list(backends)}) + "\n")
 
     def run(self, job: bytes, limits: Limits) -> tuple[bytes, str]:
-        """Do a job. Returns the answer, and what was printed meanwhile.
+        """Do a job; return the answer and the printed text.
 
-        Raises Unsupported, with how it ended, if the process does not survive the job,
+        Raises Unsupported, with how the process ended, if it does not survive the job
         or a limit stops it.
         """
         number = time.monotonic_ns()
@@ -216,15 +212,15 @@ class WorkerProcess:
 
     @property
     def grown(self) -> int:
-        """By how many bytes its memory has grown since it was ready."""
+        """Return the growth of its memory since it was ready, in bytes."""
         return data_size(self.pid) - self._at_first
 
     def _await(self, what: str, limit: float | None, place: int) -> bool:
-        """Wait for a line that says ``what``; False if the job is done before, with an
+        """Wait for a line with ``what``; return False if the job ends before with an
         error.
 
-        Raises Unsupported if the process ends before, takes too long, or says something
-        else.
+        Raises Unsupported if the process ends before, takes too long, or sends another
+        line.
         """
         start = time.monotonic()
         try:
@@ -260,10 +256,10 @@ class WorkerProcess:
         return Unsupported("unsupported", text, hint=hint)
 
     def _line(self, until: float | None) -> dict[str, Any]:
-        """The next line that the worker tells.
+        """Return the worker's next line.
 
-        Raises _Ended at its end, _TooLong if none comes in time, _Nonsense for what is
-        no line of a worker.
+        Raises _Ended at its end, _TooLong after the time, _Nonsense for an invalid
+        line.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(self._tells, selectors.EVENT_READ)
@@ -294,9 +290,7 @@ class WorkerProcess:
         return told
 
     def _printed(self, place: int) -> str:
-        """What the process printed since its output had ``place`` bytes: the last part
-        of it.
-        """
+        """Return the end of the process's output from byte ``place`` on."""
         end = os.fstat(self._output.fileno()).st_size
         place = max(place, end - _SHOWN_BYTES)
         return os.pread(self._output.fileno(), end - place, place).decode(
@@ -304,8 +298,8 @@ class WorkerProcess:
         )
 
     def _exit_code(self) -> int:
-        """How a process ended that has closed its descriptors, as subprocess says it;
-        one that goes on is stopped.
+        """Return the exit code of a process that closed its descriptors; stop it if it
+        runs on.
         """
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(_DYING)
@@ -313,20 +307,20 @@ class WorkerProcess:
         return self._process.wait()
 
     def _abort(self) -> None:
-        """Stop the process so that it says where it was."""
+        """Stop the process so that it prints its location."""
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             self._process.send_signal(signal.SIGABRT)
             self._process.wait(_DYING)
         self.stop()
 
     def stop(self) -> None:
-        """End the process, and what it has started."""
+        """End the process and its child processes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
     def close(self) -> None:
-        """End the process and give back what belongs to it."""
+        """End the process and release its resources."""
         self.stop()
         with contextlib.suppress(OSError):
             self._asks.close()
@@ -336,27 +330,28 @@ class WorkerProcess:
 
 
 class _Ended(Exception):
-    """The process closed its end."""
+    """The process closed its end of the pipe."""
 
 
 class _TooLong(Exception):
-    """Nothing was said in time."""
+    """No line came in time."""
 
 
 class _Nonsense(Exception):
-    """Something was said that no worker says; the text quotes it."""
+    """The line is not one of a worker; the text quotes it."""
 
 
 def _signal_name(number: int) -> str:
-    """A signal by name and meaning: ``SIGSEGV (Segmentation fault)``."""
+    """Return name and meaning of a signal: ``SIGSEGV (Segmentation fault)``."""
     with contextlib.suppress(ValueError):
         return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
     return f"signal {number}"
 
 
 def _last_lines(printed: str) -> str:
-    """The last lines of what a process printed, in one; of a stack that faulthandler
-    wrote, the backend's call.
+    """Return the last lines of the output in one line.
+
+    Of a stack that faulthandler wrote, the backend's call is kept.
     """
     said, _, stack = printed.partition("Fatal Python error: ")
     lines = [line.strip() for line in said.splitlines() if line.strip()][-_SHOWN_LINES:]
@@ -373,17 +368,15 @@ def _last_lines(printed: str) -> str:
 
 
 def _directory() -> str | None:
-    """The working directory, for which paths in compile specs are meant; None if it is
-    gone.
-    """
+    """Return the working directory for paths in compile specs; None if it is gone."""
     with contextlib.suppress(OSError):
         return os.getcwd()
     return None
 
 
 def data_size(process: int | str = "self") -> int:
-    """The bytes of a process that a limit of its memory counts (VmData, RLIMIT_DATA); 0
-    if it has ended.
+    """Return the bytes of a process that memory limits count (VmData); 0 if it has
+    ended.
     """
     with contextlib.suppress(OSError), open(f"/proc/{process}/status") as status:
         return next(
@@ -398,14 +391,12 @@ def data_size(process: int | str = "self") -> int:
 
 
 def private_folder() -> Path:
-    """A new folder that only this user can read."""
+    """Return a new folder that only this user can read."""
     return Path(tempfile.mkdtemp(prefix="delegraph-workers-"))
 
 
 def run_isolated(job: bytes, header: Mapping[str, Any]) -> bytes:
-    """Do a job in a process that this one starts for it, as an executor of a remote
-    machine is asked to.
-    """
+    """Do a job in a new process, at the request of an executor of a remote machine."""
     folder = private_folder()
     try:
         worker = WorkerProcess(folder)

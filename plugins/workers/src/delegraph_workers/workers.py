@@ -1,9 +1,8 @@
-"""The seam that the core knows: stand-ins for backends, which compile in other
-processes.
+"""Compile in other processes, by stand-ins for backends.
 
 A stand-in is a class like the backend's own. Its ``preprocess`` writes the partition as
-bytes, lets a worker compile it, and returns the result that the worker made. Workers
-are processes of this machine, or what an executor has.
+bytes, lets a worker compile it, and returns the worker's result. Workers are processes
+of this machine, or those of an executor.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from .supervise import Limits, WorkerProcess, private_folder
 
 LOG = logging.getLogger("delegraph.progress")
 _WAITING = 64
-"""How many partitions may wait for an executor at a time. Each has a thread here, which
-does nothing else.
-"""
+"""The most partitions that wait for an executor at a time, each in a thread here."""
 _WARMED = 8
 LEAST_MEMORY = 32_000_000
-"""Bytes. A smaller limit would not be kept: a worker that has imported torch has about
-as much to use again.
+"""The least memory limit in bytes.
+
+A worker that has imported torch uses about as much again, so a smaller limit would not
+hold.
 """
 Programs = Mapping[str, Sequence[ExportedProgram]]
 Specs = Mapping[str, Sequence[Sequence[CompileSpec]]]
@@ -51,7 +50,7 @@ class Remote(BackendDetails, abstract=True):
 
     @classmethod
     def limited(cls, limits: Limits) -> type[BackendDetails]:
-        """The same backend with limits for a partition."""
+        """Return the same backend with limits for a partition."""
         raise NotImplementedError
 
 
@@ -61,7 +60,7 @@ class Workers:
     ``executor``: None, threads, or an executor of other processes. ``isolated``: each
     partition is compiled in a process that it may end. ``time_limit`` (seconds) and
     ``memory_limit`` (bytes) are for one partition. ``python``: the interpreter of
-    another environment, whose processes they are.
+    another environment for the processes.
     """
 
     def __init__(
@@ -93,8 +92,8 @@ class Workers:
         self._refused: dict[Any, tuple[str, str | None]] = {}
 
     def prepare(self, backends: Sequence[str]) -> None:
-        """Start workers, which import what these backends need while the caller does
-        something else.
+        """Start workers, which import these backends while the caller does something
+        else.
 
         Backends of this distribution have processes of their own.
         """
@@ -112,7 +111,7 @@ class Workers:
             self._idle[-1].prepare(backends)
 
     def close(self) -> None:
-        """End all processes that were started here; executors are their owners'."""
+        """End all processes that were started here; executors belong to their owners."""
         if self._foreign is not None and self.executor is not None:
             self.executor.shutdown(wait=True, cancel_futures=True)
         with self._lock:
@@ -124,18 +123,18 @@ class Workers:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def forget(self) -> None:
-        """Forget which partitions were refused, such as by a process that ended: it may
-        not end another time.
+        """Forget refused partitions, such as those that ended a process: they may work
+        later.
         """
         self._refused.clear()
 
     def stand_in(
         self, backend: type[BackendDetails], name: str, producer: tuple[str, str]
     ) -> type[BackendDetails]:
-        """A class that compiles as ``backend`` does, elsewhere. ``name`` is
-        ``distribution/name``.
+        """Return a class that compiles like ``backend``, but in a worker.
 
-        Raises OptionError for a backend that only this process knows.
+        ``name`` is ``distribution/name``. Raises OptionError for a backend that only
+        this process has.
         """
         if issubclass(backend, Remote):
             limited = (
@@ -191,8 +190,9 @@ class Workers:
         return type(backend.__name__, (BackendDetails,), body)
 
     def _a_few_at_a_time(self, backend: type[BackendDetails]) -> type[BackendDetails]:
-        """A backend that compiles in processes of its own: not in one for each thread
-        that waits for the executor.
+        """Limit the processes of a backend that compiles in its own processes.
+
+        Otherwise each thread that waits for the executor would start one.
         """
 
         def preprocess(
@@ -217,11 +217,11 @@ class Workers:
         specs: Specs,
         limits: Limits | None = None,
     ) -> dict[str, list[PreprocessResult]]:
-        """What a worker makes of partitions: by method, in their order.
+        """Return a worker's results for partitions, by method, in their order.
 
         ``backend`` is the name of the backend's class, ``name`` is
-        ``distribution/name``. ``versions``: those of distributions that the worker has
-        to have.
+        ``distribution/name``. ``versions``: those of distributions that the worker must
+        have.
         """
         limits = limits or self._limits
         try:
@@ -285,7 +285,7 @@ class Workers:
         place: str,
         limits: Limits | None = None,
     ) -> tuple[bytes, str]:
-        """The answer to a job about programs, and what was printed meanwhile."""
+        """Return the answer to a job about programs, and the printed text."""
         limits = limits or self._limits
         packed, memories = self.lay_out(forms)
         job = pack({**header, "inline": [], "folder": str(self.path)}, packed)
@@ -302,8 +302,8 @@ class Workers:
         return self._in_executor(job, inlined, place, limits)
 
     def lay_out(self, forms: Sequence[Form]) -> tuple[list[bytes], dict[bytes, Memory]]:
-        """The bytes of programs, and their large constants by digest, which lie in the
-        folder then.
+        """Return the bytes of programs, and their large constants by digest, in the
+        folder.
         """
         memories = {
             m.digest: m for form in forms for m in form.memories if m.size >= INLINE
@@ -313,8 +313,8 @@ class Workers:
         return [b"".join(form.pieces()) for form in forms], memories
 
     def _in_process(self, job: bytes, place: str, limits: Limits) -> tuple[bytes, str]:
-        """Let a process of this machine do a job; one that does not survive it is
-        replaced when it is needed.
+        """Let a process of this machine do a job; replace it later if it does not
+        survive.
         """
         worker = self._take()
         LOG.info("%s, in process %d", place, worker.pid)
@@ -326,7 +326,7 @@ class Workers:
     def _in_executor(
         self, job: bytes, inlined: Callable[[], bytes], place: str, limits: Limits
     ) -> tuple[bytes, str]:
-        """Let the executor do a job. If it breaks, a worker of ours does it."""
+        """Let the executor do a job. If it breaks, a worker of this machine does it."""
         try:
             answer = self._asked(job, place)
             header, parts = _unpacked(answer)
@@ -352,10 +352,11 @@ class Workers:
         return bytes(answer), ""
 
     def _asked(self, job: bytes, place: str) -> Any:
-        """What the executor answers to a job. If a worker of it dies, the job is done
-        once more.
+        """Return the executor's answer to a job.
 
-        Raises BrokenExecutor if it takes no jobs any more, Unsupported if it loses the
+        If its worker dies, the job is repeated once.
+
+        Raises BrokenExecutor if it accepts no more jobs, Unsupported if it loses the
         job twice.
         """
         try:
@@ -373,8 +374,9 @@ class Workers:
             raise Unsupported("unsupported", text) from again
 
     def _submit(self, function: Callable[[Any], Any], given: Any) -> Any:
-        """The executor's future of a call. Raises OptionError if it takes none, such as
-        one that was shut down.
+        """Return the executor's future of a call.
+
+        Raises OptionError if it was shut down.
         """
         foreign: Any = self._foreign
         try:
@@ -396,9 +398,7 @@ class Workers:
         nodes: Mapping[str, Any],
         limits: Limits,
     ) -> list[Any]:
-        """The results in an answer, checked as bytes from outside are; raises the error
-        that it tells of.
-        """
+        """Return the checked results of an answer, or raise its error."""
         data, printed = answer
         header, parts = unpack(data)
         if "error" in header:
@@ -423,8 +423,9 @@ class Workers:
     def error(
         self, told: Any, nodes: Mapping[str, Any], limits: Limits
     ) -> BaseException:
-        """The error that a worker met. One that a limit or an exit made is a refusal of
-        the partition.
+        """Return a worker's error.
+
+        A limit or an exit becomes a refusal of the partition.
         """
         try:
             error = error_of(told, nodes)
@@ -446,7 +447,7 @@ class Workers:
         return error
 
     def _take(self) -> WorkerProcess:
-        """A worker that does nothing."""
+        """Return an idle worker."""
         with self._lock:
             while self._idle:
                 worker = self._idle.pop()
@@ -461,9 +462,7 @@ class Workers:
         return worker
 
     def _give(self, worker: WorkerProcess, limit: int | None) -> None:
-        """Keep a worker for the next job, unless it has ended or keeps too much of the
-        memory that it took.
-        """
+        """Keep a worker for the next job, unless it ended or keeps too much memory."""
         if worker.alive and (limit is None or worker.grown <= limit / 2):
             with self._lock:
                 self._idle.append(worker)
@@ -474,15 +473,13 @@ class Workers:
 
 
 def _size_of(executor: Any) -> int:
-    """How many workers an executor says that it has, at most _WARMED; 0 if it does not
-    say that.
-    """
+    """Return the number of an executor's workers, at most _WARMED; 0 if unknown."""
     size = getattr(executor, "_max_workers", 0)
     return min(size, _WARMED) if isinstance(size, int) else 0
 
 
 def _unpacked(answer: Any) -> tuple[dict[str, Any], list[memoryview]]:
-    """The parts of an answer of an executor, which may have returned anything."""
+    """Return the parts of an executor's answer, which may be any object."""
     if not isinstance(answer, bytes):
         text = (
             f"the executor returned {type(answer).__name__} for a job, and bytes are"
@@ -493,7 +490,7 @@ def _unpacked(answer: Any) -> tuple[dict[str, Any], list[memoryview]]:
 
 
 def _place(backend: str, programs: Programs) -> str:
-    """Which partitions these are, for who waits."""
+    """Describe the partitions for the log."""
     metas = [
         program.graph_module.meta for listed in programs.values() for program in listed
     ]
@@ -505,8 +502,8 @@ def _place(backend: str, programs: Programs) -> str:
 
 
 def expect_no_fork(executor: Any) -> None:
-    """Raise OptionError for processes that are forked: torch does not work in them once
-    it has used threads.
+    """Raise OptionError for forked processes: torch fails in them once it has used
+    threads.
     """
     context = getattr(executor, "_mp_context", None)
     method = getattr(context, "get_start_method", lambda: None)()

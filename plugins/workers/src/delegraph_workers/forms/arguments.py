@@ -211,8 +211,9 @@ class TypesRead:
         return read(row, (), self._symbols)
 
     def _tensor(self, dtype: str, shape: Any, strides: Any = None) -> torch.Tensor:
-        """A fake tensor; ``strides`` None makes it contiguous. Raises FormatError for
-        impossible numbers.
+        """A fake tensor; ``strides`` None makes it contiguous.
+
+        Raises FormatError for impossible numbers.
         """
         shape = [self._symbols.number(size, "int") for size in shape]
         steps = (

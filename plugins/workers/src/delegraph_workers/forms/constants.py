@@ -157,8 +157,9 @@ class ConstantsRead:
     """
 
     def __init__(self, rows: Sequence[Any], buffers: Sequence[memoryview]) -> None:
-        """``rows``: those of ``written_constants``. ``buffers``: the bytes of each
-        memory, by its number.
+        """``rows``: those of ``written_constants``.
+
+        ``buffers``: the bytes of each memory, by its number.
         """
         self._rows = rows
         self._buffers = buffers
@@ -166,8 +167,9 @@ class ConstantsRead:
         self._used_addresses: set[int] = set()
 
     def tensor(self, index: Any) -> torch.Tensor:
-        """The tensor of row number ``index``. Raises FormatError if the row does not
-        fit its memory.
+        """The tensor of row number ``index``.
+
+        Raises FormatError if the row does not fit its memory.
 
         A row without a place (None): the memory has just the elements of the tensor, in
         C order. Else the elements lie in the memory by their strides, from byte

@@ -66,8 +66,9 @@ class Form:
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of the structure and of all constants. Programs that backends cannot
-        tell apart have equal keys.
+        """SHA-256 of the structure and of all constants.
+
+        Programs that backends cannot tell apart have equal keys.
         """
         return hashlib.sha256(self.structure + self._table).hexdigest()
 
@@ -77,8 +78,9 @@ class Form:
         return b"".join(_MEMORY.pack(m.digest, m.size) for m in self.memories)
 
     def pieces(self) -> Iterator[bytes | memoryview]:
-        """The bytes of the form, piece by piece. Of a memory of 1 MB and more they have
-        only digest and size.
+        """The bytes of the form, piece by piece.
+
+        Of a memory of 1 MB and more they have only digest and size.
         """
         sizes = struct.pack(
             "<4Q", VERSION, len(self.structure), len(self.beside), len(self.memories)

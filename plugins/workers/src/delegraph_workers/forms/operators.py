@@ -44,6 +44,7 @@ _SCHEMA = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)(?:\.(\w+))?\(")
 @cache
 def name_of(target: Any) -> str:
     """The form's name for an operator or function; an ATen operator's is its schema.
+
     Raises NoForm if it has none.
     """
     if isinstance(target, OpOverload):
@@ -57,8 +58,9 @@ def name_of(target: Any) -> str:
 
 @cache
 def target_of(name: str) -> Any:
-    """The inverse of ``name_of``. Raises FormatError if this torch lacks the operator,
-    or has another schema.
+    """The inverse of ``name_of``.
+
+    Raises FormatError if this torch lacks the operator, or has another schema.
     """
     match = _SCHEMA.match(name)
     target = _FUNCTIONS.get(name)

@@ -1,5 +1,6 @@
-"""``read`` makes a program from the bytes of a form. It evaluates no text, imports
-nothing and checks everything.
+"""``read`` makes a program from the bytes of a form.
+
+It evaluates no text, imports nothing and checks everything.
 """
 
 from __future__ import annotations
@@ -96,8 +97,9 @@ class _Reader:
         beside: list[Any] | None,
         tensor: Callable[[Any], torch.Tensor],
     ) -> None:
-        """Read the tables that the graphs refer to. Raises FormatError if torch has
-        another default dtype here.
+        """Read the tables that the graphs refer to.
+
+        Raises FormatError if torch has another default dtype here.
         """
         # version, default dtype, symbols, targets of calls, types of values, constants,
         # signature, graphs
@@ -192,8 +194,9 @@ class _Reader:
         return inputs, outputs
 
     def _graph(self, number: int, root: Any) -> Graph:
-        """Graph number ``number``. Its subgraphs and constants become attributes of
-        ``root``.
+        """Graph number ``number``.
+
+        Its subgraphs and constants become attributes of ``root``.
         """
         graph = Graph(owning_module=root)
         nodes = list[Node]()

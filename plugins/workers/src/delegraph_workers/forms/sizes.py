@@ -62,8 +62,9 @@ SYMBOLIC = {torch.SymInt: "int", torch.SymFloat: "float", torch.SymBool: "bool"}
 
 
 class NoForm(Exception):
-    """The form cannot express a value; the message says which. ``write`` turns it into
-    Unsupported, with the node.
+    """The form cannot express a value; the message says which.
+
+    ``write`` turns it into Unsupported, with the node.
     """
 
 
@@ -108,8 +109,9 @@ class SymbolsWritten:
         )
 
     def _expression(self, expression: Any) -> Any:
-        """The form of a sympy expression; its new symbols get the next numbers. Raises
-        NoForm.
+        """The form of a sympy expression; its new symbols get the next numbers.
+
+        Raises NoForm.
         """
         for symbol in sorted(expression.free_symbols - self.numbers.keys(), key=str):
             self.numbers[symbol] = len(self.numbers)
@@ -227,8 +229,9 @@ def _is_bound(relation: Any) -> bool:
 
 
 class SymbolsRead:
-    """Creates the symbols of a form in ``environment``, and reads sizes. ``table`` is
-    that of ``SymbolsWritten.table``.
+    """Creates the symbols of a form in ``environment``, and reads sizes.
+
+    ``table`` is that of ``SymbolsWritten.table``.
 
     ``names``: the writer's names for the symbols; None names them by number.
     ``constraints``: symbol -> the program's range.

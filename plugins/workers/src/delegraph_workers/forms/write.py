@@ -57,8 +57,9 @@ def write(program: ExportedProgram) -> Form:
 
 
 class _Writer:
-    """Fills the tables of a form in one walk over all graphs. ``node``: the node at
-    which the walk is.
+    """Fills the tables of a form in one walk over all graphs.
+
+    ``node``: the node at which the walk is.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
