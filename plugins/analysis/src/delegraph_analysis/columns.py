@@ -1,9 +1,8 @@
-"""Figures of operators for Model Explorer, which shows a file of them as one column
-beside a graph.
+"""Write figures of operators for Model Explorer, which shows a file as a column.
 
 The form is that of ``model_explorer.node_data_builder``: graph -> node -> value. The
-viewer takes columns of numbers and columns of texts; its schema in Python names numbers
-alone.
+viewer accepts columns of numbers and of texts, although its schema in Python has only
+numbers.
 """
 
 from __future__ import annotations
@@ -49,30 +48,27 @@ from .page.heat import degree
 from .profiling import ProgramProfile
 
 PROGRAM = "graph"
-"""What Model Explorer calls the graph of a ``.pt2`` file; its nodes have the names that
-they have in the program.
+"""Model Explorer's name for the graph of a ``.pt2`` file, which keeps the nodes' names.
 """
 _HEATS = ("#d5efd5", "#fee08b", "#f5a524", "#d73027")
-"""By `degree`, against the tolerance: from the least error to the largest, rounding
-alone would look like a fault.
+"""Colors by `degree`, relative to the tolerance.
+
+A gradient from the least to the largest error would show rounding as a fault.
 """
 _REFUSED = "#f4a6a0"
 _TONES = ("#9fb8ff", "#8fdcb9", "#f3a6e2", "#d6d190", "#c4a68a")
-"""Of backends, which Model Explorer shows on light paper."""
+"""Colors of backends, which Model Explorer shows on light paper."""
 
 NodeOf = Callable[[Any], tuple[str, str]]
-"""Debug identifier of an operator in a delegate's file -> the graph and the node that
-stand for it there.
-"""
+"""Debug identifier of an operator in a delegate's file -> its graph and node there."""
 
 
 @dataclass(frozen=True)
 class NodeData:
-    """One column, of numbers or of texts. ``values``: graph -> node -> value;
-    ``colors``: value -> colour.
+    """A column of numbers or of texts.
 
-    ``gradient``: colours from the least number to the greatest, for numbers without a
-    colour of their own.
+    ``values``: graph -> node -> value; ``colors``: value -> color. ``gradient``: colors
+    from the least number to the greatest, for numbers without a color of their own.
     """
 
     name: str
@@ -81,11 +77,11 @@ class NodeData:
     colors: Mapping[float | str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of the file. Infinity and NaN, which JSON lacks, are written as
-        the largest float there is.
+        """Return the content of the file.
 
-        A text among numbers would make texts of all of them, which the viewer cannot
-        order and sum.
+        JSON lacks infinity and NaN, so the largest float replaces them. A text among
+        numbers would turn all of them into texts, which the viewer can neither sort nor
+        sum.
         """
         return {graph: self._graph(values) for graph, values in self.values.items()}
 
@@ -111,11 +107,10 @@ class NodeData:
 
 
 class NodeDataReport(ReportFormat):
-    """``.nodes.json``: a file for each column, ``NAME.delegate.json``; of several
-    methods with the method before it.
+    """``.nodes.json``: a file for each column, ``NAME.delegate.json``.
 
-    Where the program was saved as one delegate's own file, its nodes have the figures
-    too.
+    With several methods, the method's name is in front of the column's. If the program
+    was saved as one delegate's own file, its nodes have the figures, too.
     """
 
     @classmethod
@@ -144,7 +139,7 @@ class NodeDataReport(ReportFormat):
 
 
 def _node_of(output: Path | None) -> NodeOf | None:
-    """What the format of a saved program calls its nodes, if it says so."""
+    """Return the format's names for the nodes of a saved program, if it has them."""
     if output is None:
         return None
     chosen = delegraph.default_registry().get_format(output)
@@ -158,14 +153,13 @@ def node_data(
     file: str | os.PathLike[str] | None = None,
     profile: ProgramProfile | None = None,
 ) -> list[NodeData]:
-    """Columns for Model Explorer, beside the exported program of a method: delegate,
-    source, refusal, error, time.
+    """Return columns for Model Explorer: delegate, source, refusal, error, time.
 
-    ``verification`` is what ``verify_operators`` found, ``profile`` what
-    ``profile_program`` did. ``file``: where the program is saved; its nodes have the
-    figures too. Write each column's ``to_json()`` to a file of its own. Raises
-    InputError if the report was released, OptionError if the file's format does not say
-    what Model Explorer calls its nodes.
+    They belong to the exported program of a method. ``verification`` is the result of
+    ``verify_operators``, ``profile`` that of ``profile_program``. If ``file`` is the
+    saved program, its nodes have the figures, too. Write each column's ``to_json()`` to
+    a file of its own. Raises InputError if the report was released, OptionError if the
+    file's format has no names for Model Explorer's nodes.
     """
     found = None if verification is None else operators_of(verification)
     node_of = None if file is None else lowered.node_of(file)
@@ -181,16 +175,13 @@ def node_data_of(
     node_of: NodeOf | None = None,
     profile: ProgramProfile | None = None,
 ) -> list[NodeData]:
-    """The columns of one method: where each operator runs, its line, why it was
-    refused, its error if that is known.
+    """Return the columns of one method: place, line, reason of refusal, and error.
 
-    The milliseconds of a call, if there is a ``profile``, are a column. What several
-    operators were fused into is at each of them, as a whole: which share is whose is
-    not known. Each figure that a backend tells, such as cycles, is a column too.
-
-    The nodes are those of the exported program. ``node_of``: of a method that is one
-    delegate, those of its file too. Raises InputError for a report whose programs were
-    released.
+    With a ``profile``, the milliseconds of a call are a column. Figures that a backend
+    reports, such as cycles, are columns, too. The figures of fused operators are at
+    each of them as a whole, since shares are unknown. The nodes are those of the
+    exported program. ``node_of`` adds those of the file of a method that is one
+    delegate. Raises InputError for a report whose programs were released.
     """
     if method not in report.origin.programs:
         text = f"the report has no program of the method {method!r} any more"
@@ -209,14 +200,14 @@ def node_data_of(
 
 
 class _Place(NamedTuple):
-    """An operator of the lowered program: the delegate that computes it, if one does."""
+    """An operator of the lowered program, and the delegate that computes it, if any."""
 
     row: DelegateRow | None
     node: Node
 
 
 class _MethodColumns:
-    """Its operators, and under which nodes each of them is shown."""
+    """The operators of a method, and the nodes that show each of them."""
 
     def __init__(
         self,
@@ -296,7 +287,7 @@ class _MethodColumns:
         ]
 
     def times(self, profile: ProgramProfile) -> Mapping[str, Mapping[str, float | str]]:
-        """Graph -> node -> milliseconds of the parts that it was made into."""
+        """Return the milliseconds of parts: graph -> node -> milliseconds."""
         shown_at: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for row, node in self.places:
             key = ("host" if row is None else row.name, node.name)
@@ -324,8 +315,9 @@ class _MethodColumns:
         return found
 
     def _amounts(self, name: str) -> Mapping[str, Mapping[str, float | str]]:
-        """Graph -> node -> what its backend expects it to spend; a fusion's on each
-        node that it stands for.
+        """Return the backend's estimates: graph -> node -> amount.
+
+        The estimate of a fusion is on each of its nodes.
         """
         found: dict[str, dict[str, float | str]] = {PROGRAM: {}}
         nodes: dict[tuple[str, int], dict[str, None]] = {}
@@ -348,7 +340,7 @@ class _MethodColumns:
     def _texts(
         self, say: Callable[[_Place], str]
     ) -> Mapping[str, Mapping[str, float | str]]:
-        """Of what several operators have become, each text once."""
+        """Return texts, each once for the operators that became one."""
         return self._values(
             lambda place: say(place) or None,
             lambda texts: "; ".join(dict.fromkeys(texts)),
@@ -357,7 +349,7 @@ class _MethodColumns:
     def _values(
         self, say: Callable[[_Place], Any], together: Callable[[list[Any]], float | str]
     ) -> Mapping[str, Mapping[str, float | str]]:
-        """Graph -> node -> what is said of the operators that it stands for, put
+        """Return graph -> node -> the values of its operators, combined by
         ``together``.
         """
         said: dict[str, dict[str, list[Any]]] = {PROGRAM: {}}
@@ -370,7 +362,7 @@ class _MethodColumns:
         }
 
     def _shown(self, node: Node) -> Iterable[tuple[str, str]]:
-        """(Graph, node) of all that stand for an operator."""
+        """Return the graph and node of all that show an operator."""
         exported = node.meta.get(EXPORTED)
         return [
             *([(PROGRAM, exported)] if exported else []),
@@ -390,7 +382,7 @@ class _MethodColumns:
         )
 
     def _error(self, place: _Place) -> float | None:
-        """By the largest value; None if it was not compared."""
+        """Return the error relative to the largest value; None if it was not compared."""
         row = self.errors.get(
             ("host" if place.row is None else place.row.name, place.node.name)
         )

@@ -1,6 +1,4 @@
-"""``delegraph.compare``: one export of a model, lowered for each of several backends
-alone, and for all together.
-"""
+"""Compare backends: one export of a model, lowered for each alone and for all together."""
 
 from __future__ import annotations
 
@@ -27,8 +25,9 @@ from .profiling import load_of_machine
 from .turns import Caller, call_in_turns
 
 RUNS = 5
-"""Calls of which the time of a run is the median; those of all lowerings and of eager
-take turns.
+"""The calls of which a run's time is the median.
+
+Calls of all lowerings and of eager PyTorch alternate.
 """
 _FILE = "as .pte"
 _HEADS_OF_RUNS = ("first call", "a run", "from ... to", "memory", "largest error")
@@ -46,16 +45,16 @@ _HEADS = (
 
 @dataclass(frozen=True)
 class Candidate:
-    """One lowering: for which backends, its report, and what was measured on this host.
+    """One lowering: its backends, its report, and measurements on this host.
 
-    ``lower_seconds`` is without the export. ``file_bytes``: of a ``.pte`` file of it;
-    None where that format is not installed or cannot hold it. ``first_seconds``: the
-    first call of each method, which loads the delegates, and ``peak_bytes``: by how
-    much it raised this process's peak of resident memory; None where the system does
-    not tell. ``run_seconds``: the median of later calls, and ``spread`` the fastest and
-    the slowest. These and ``verifications``, by method, are None where a backend has no
-    runtime here. ``error`` is what ended the lowering or the run. ``missing``: head of
-    a column of the table -> why this row has no figure there.
+    ``lower_seconds`` is without the export. ``file_bytes``: the size of its ``.pte``
+    file; None if that format is missing or cannot hold it. ``first_seconds``: the first
+    call of each method, which loads the delegates. ``peak_bytes``: the growth of the
+    process's peak memory in that call; None if the system does not report it.
+    ``run_seconds``: the median of later calls; ``spread``: the fastest and the slowest.
+    These and ``verifications``, by method, are None if a backend has no runtime here.
+    ``error`` ended the lowering or the run. ``missing`` maps columns of the table to
+    the reason why this row has no figure.
     """
 
     backends: tuple[str, ...]
@@ -72,7 +71,7 @@ class Candidate:
 
     @property
     def relative_error(self) -> float | None:
-        """The largest of all methods."""
+        """Return the largest error of all methods."""
         found = self.verifications
         return (
             None
@@ -82,14 +81,14 @@ class Candidate:
 
     @property
     def has_only_non_finite(self) -> bool:
-        """Whether some output has no finite element, so that no number of it was
+        """Return whether some output has no finite element, so that no number was
         compared.
         """
         return any(v.has_only_non_finite for v in (self.verifications or {}).values())
 
     @property
     def bytes(self) -> int | None:
-        """Of all its blobs."""
+        """Return the size of all its blobs."""
         return (
             None
             if self.report is None
@@ -97,7 +96,7 @@ class Candidate:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary of plain values."""
+        """Return a dictionary of plain values."""
         report = self.report
         error = self.error
         return {
@@ -123,7 +122,7 @@ class Candidate:
         }
 
     def cells(self) -> list[str]:
-        """As a row of a table."""
+        """Return a row of a table."""
         r = self.report
         error = self.relative_error
         taken = (
@@ -160,12 +159,12 @@ class Candidate:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """All lowerings of one export. ``alone``: backend -> operator -> how many of it no
-    other backend takes by itself.
+    """All lowerings of one export.
 
-    ``eager_seconds`` and ``eager_spread``: a call of each method in eager PyTorch, by
-    the same measure. ``load``: how many processes wanted a processor on average in the
-    last minute of it, for each processor; None if not known.
+    ``alone``: backend -> operator -> the number of its calls that only this backend
+    takes. ``eager_seconds`` and ``eager_spread``: a call of each method in eager
+    PyTorch. ``load``: the average number of ready processes per processor in the last
+    minute; None if unknown.
     """
 
     candidates: tuple[Candidate, ...]
@@ -182,7 +181,7 @@ class Comparison:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary of plain values."""
+        """Return a dictionary of plain values."""
         rows = [candidate.to_json() for candidate in self.candidates]
         only = {
             backend: dict(sorted(counts.items()))
@@ -218,7 +217,7 @@ class Comparison:
         return [*(c.cells() for c in self.candidates), eager]
 
     def _how(self) -> str:
-        """How the times were taken, and how busy the machine was."""
+        """Describe how the times were taken, and how busy the machine was."""
         busy = (
             ""
             if self.load is None
@@ -230,8 +229,9 @@ class Comparison:
         return self.text()
 
     def text(self, width: int | None = None) -> str:
-        """A row for each lowering, as a table; one below the other if that is wider
-        than ``width`` columns.
+        """Return a table with a row for each lowering.
+
+        If it is wider than ``width`` columns, the rows are listed one below the other.
         """
         shown = table([list(map(str.upper, _HEADS)), *self._rows()])
         if width is not None and max(map(len, shown.split("\n"))) > width:
@@ -341,8 +341,9 @@ def compare(
 
 
 def _names_of(backends: Sequence[str] | None, registry: Registry) -> tuple[str, ...]:
-    """The backends to compare, each once. Loads their plugins, so that none is measured
-    with its imports.
+    """The backends to compare, each once.
+
+    Loads their plugins, so that none is measured with its imports.
     """
     if backends is None:
         backends = [b.name for b in registry.usable_backends()]

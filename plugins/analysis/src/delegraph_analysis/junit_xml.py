@@ -10,8 +10,9 @@ from delegraph.io.escape import printable
 
 
 class Case(NamedTuple):
-    """A test of a suite. ``failure``: the text of what failed, of the kind ``kind``;
-    None if nothing did.
+    """A test of a suite.
+
+    ``failure``: the text of what failed, of the kind ``kind``; None if nothing did.
     """
 
     suite: str

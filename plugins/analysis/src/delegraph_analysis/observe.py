@@ -181,8 +181,9 @@ class TimedDelegate:
         return call
 
     def copy(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Copy the results. Copying belongs to the call; the time of each copy goes to
-        its ``Border``.
+        """Copy the results.
+
+        Copying belongs to the call; the time of each copy goes to its ``Border``.
         """
         copies = []
         borders: dict[Any, dict[str, float]] = {}

@@ -1,5 +1,6 @@
-"""The light module: report formats and commands of this distribution. Imports neither
-torch nor numpy.
+"""The light module: report formats and commands of this distribution.
+
+Imports neither torch nor numpy.
 """
 
 from __future__ import annotations

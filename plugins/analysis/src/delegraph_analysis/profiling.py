@@ -1,8 +1,7 @@
-"""Where the time of a call goes: by line of the user's program, by module and by
-delegate, host operators included.
+"""Measure where the time of a call goes: by line, module, operator and delegate.
 
-Nothing is spread: what several lines were fused into is counted under all of them
-together, and what belongs to no line is shown as such.
+Times are never split. A part that was fused from several lines counts under all of them
+together. A part without a line is listed as such.
 """
 
 from __future__ import annotations
@@ -28,25 +27,23 @@ from delegraph_programs.exported_program import CALL_DELEGATE
 from torch.fx import Node
 
 _LISTED = 20
-"""Rows of a table that the text has."""
+"""The rows of a table that the text has."""
 _NAME = 1000
-"""Characters of a name in it."""
+"""The most characters of a name in it."""
 OVERLAPS = 1.05
-"""How many times a call its parts may take before that is said to be because they ran
-at the same time.
-"""
+"""If the parts take this many times as long as the call, they ran at the same time."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a call: what it is, where it runs, and its seconds.
+    """A part of a call, with the place that it ran in, and its seconds.
 
-    ``what``: its operators, or what it is instead, such as the rest of a delegate.
-    ``where``: ``host``, ``host, in PATH`` for the branch or loop body at that path, or
-    the name of a delegate. ``lines`` (text, of a program in a file), ``modules`` and
-    ``nodes`` (names in the graph of ``where``) are those that it was made from; none of
-    them if that is not known. ``identifier``: the debug identifier by which a
-    delegate's runtime told it, or the tuple of those that it fused; None for others.
+    ``what``: its operators, or another description, such as the rest of a delegate.
+    ``where``: ``host``, ``host, in PATH`` for a branch or loop body, or the name of a
+    delegate. ``lines`` (text, for a program in a file), ``modules`` and ``nodes``
+    (names in the graph of ``where``) are those that it was made from, if they are
+    known. ``identifier``: the debug identifier from a delegate's runtime, or a tuple of
+    fused ones; None for other parts.
     """
 
     what: str
@@ -65,7 +62,7 @@ class Part:
         nodes: Sequence[Node],
         identifier: Any = None,
     ) -> Part:
-        """The part that was made from ``nodes``."""
+        """Return the part that was made from ``nodes``."""
         return Part(
             what,
             where,
@@ -78,20 +75,20 @@ class Part:
 
     @property
     def place(self) -> str:
-        """``host``, or the name of a delegate."""
+        """Return ``host``, or the name of a delegate."""
         return self.where.partition(", in ")[0]
 
 
 @dataclass(frozen=True)
 class ProgramProfile:
-    """The call of median length among ``repeats``, after one that is not counted
-    (``first_seconds``), in its parts.
+    """The parts of the call of median length among ``repeats``.
 
-    ``seconds`` is the whole call as its caller sees it, ``fastest`` and ``slowest`` the
-    ends of all. ``plain_seconds`` is the median of calls that are not watched, which
-    are made in turns with the others, and ``watching`` the median of what a watched
-    call took over the one that followed it: what watching adds. ``load`` is how many
-    processes wanted a processor on average in the last minute, for each processor.
+    The first call (``first_seconds``) does not count. ``seconds`` is the call as its
+    caller sees it, ``fastest`` and ``slowest`` are the extremes. ``plain_seconds`` is
+    the median of calls without a clock; both kinds alternate. ``watching`` is the time
+    that the clock adds: the median of the differences between a call and the plain one
+    after it. ``load`` is the number of processes per processor that were ready to run,
+    averaged over the last minute.
     """
 
     method: str
@@ -108,34 +105,36 @@ class ProgramProfile:
 
     @property
     def total(self) -> float:
-        """The seconds of all parts: those of the call, and more if a runtime's
-        operators ran at the same time.
+        """Return the seconds of all parts.
+
+        They exceed those of the call if a runtime's operators ran at the same time.
         """
         return sum(part.seconds for part in self.parts)
 
     @property
     def attributed(self) -> float:
-        """The share of the parts' seconds that is on lines of the user's program."""
+        """Return the share of the parts' seconds that is on lines of the model."""
         return sum(part.seconds for part in self.parts if part.lines) / self.total
 
     def by_line(self) -> list[tuple[str, float]]:
-        """Seconds by line, the slowest first; several lines in one row were fused."""
+        """Return seconds by line, the slowest first. Lines in one row were fused."""
         return self._summed(
             lambda part: " and ".join(str(line) for line in part.lines) or "on no line"
         )
 
     def by_module(self) -> list[tuple[str, float]]:
-        """Seconds by module (``layers.0.norm``), the slowest first."""
+        """Return seconds by module (``layers.0.norm``), the slowest first."""
         return self._summed(lambda part: " and ".join(part.modules) or "in no module")
 
     def by_operator(self) -> list[tuple[str, float]]:
-        """Seconds by operator, all calls of one together; several in one row were
-        fused.
+        """Return seconds by operator, with all its calls.
+
+        Operators in one row were fused.
         """
         return self._summed(lambda part: part.what)
 
     def by_place(self) -> list[tuple[str, float]]:
-        """Seconds by delegate, and of the host."""
+        """Return the seconds of each delegate and of the host."""
         return self._summed(lambda part: part.place)
 
     def _summed(self, key: Callable[[Part], str]) -> list[tuple[str, float]]:
@@ -145,7 +144,7 @@ class ProgramProfile:
         return sorted(total.items(), key=lambda row: -row[1])
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary of plain values."""
+        """Return a dictionary of plain values."""
         figures = {
             "method": self.method,
             "repeats": self.repeats,
@@ -194,8 +193,9 @@ class ProgramProfile:
         }
 
     def tables(self) -> list[tuple[str, list[tuple[str, float]]]]:
-        """What each table is by, and its rows: without lines and modules where a file
-        says of none.
+        """Return each table with its heading.
+
+        Lines and modules are left out if a file has none.
         """
         lined = (
             [("line", self.by_line())] if any(part.lines for part in self.parts) else []
@@ -208,7 +208,7 @@ class ProgramProfile:
         return [*lined, ("operator", self.by_operator()), ("place", self.by_place())]
 
     def facts(self) -> list[str]:
-        """What is known of the whole call, a sentence each."""
+        """Return the facts about the whole call, a sentence each."""
         busy = (
             ""
             if self.load is None
@@ -253,7 +253,7 @@ class ProgramProfile:
 
 
 def _short(name: str) -> str:
-    """A name of a table: those of a file may have any length."""
+    """Shorten a name: names in a file may have any length."""
     return name if len(name) <= _NAME else f"{name[:_NAME]}… ({len(name)} characters)"
 
 
@@ -262,8 +262,9 @@ def _ms(seconds: float) -> str:
 
 
 class _Clock:
-    """A ``Timer``: the time between two values is that of the later one; what the clock
-    itself takes is left out.
+    """A ``Timer``: the time between two values belongs to the later one.
+
+    The time of the clock itself is left out.
     """
 
     def __init__(self) -> None:
@@ -305,7 +306,7 @@ class _Clock:
     def end(self) -> None: ...
 
     def finish(self) -> list[Part]:
-        """The parts of the call that has ended."""
+        """Return the parts of the call that has ended."""
         for add in self._unread.values():
             add()
         self._unread = {}
@@ -372,13 +373,13 @@ class _Clock:
 
 
 class _FileClock:
-    """A ``FileTimer``: as ``_Clock``, for the instructions of a program in a file."""
+    """A ``FileTimer`` that times the instructions of a program in a file."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """A call begins."""
+        """Begin a call."""
         self.own = 0.0
         self._inside = 0.0
         self._parts = list[Part]()
@@ -407,8 +408,8 @@ class _FileClock:
         self.own += self._since - now
 
     def _place(self, name: str, inside: Mapping[str, Origin]) -> None:
-        """Make parts of what delegates told; ``name``: what they are called, "" if that
-        is not known.
+        """Make parts of the delegates' times; ``name`` is the delegates' name, if
+        known.
         """
         every = tuple(
             dict.fromkeys(line for origin in inside.values() for line in origin.lines)
@@ -447,13 +448,15 @@ class _FileClock:
         self._told = []
 
     def finish(self) -> list[Part]:
-        """The parts of the call that has ended."""
+        """Return the parts of the call that has ended."""
         self._place("", {})
         return self._parts
 
 
 def _at_border(delegate: DelegateInfo, border: Border) -> list[Node]:
-    """The node of a delegate that computes an output, or that alone reads an input."""
+    """Return the node of a delegate that computes an output, or the only reader of an
+    input.
+    """
     arguments = delegate.outputs if border.side == "output" else delegate.inputs
     if not 0 <= border.place < len(arguments):
         return []
@@ -471,8 +474,9 @@ def _at_border(delegate: DelegateInfo, border: Border) -> list[Node]:
 
 
 def _unnamed(identifier: Any) -> str:
-    """What an operator of a delegate is called whose node is not known; without an
-    ``identifier`` it is no operator.
+    """Describe a delegate's operator without a known node.
+
+    Without an ``identifier``, it is no operator.
     """
     if isinstance(identifier, Border):
         return f"handing over {identifier}"
@@ -486,7 +490,7 @@ def _lines(nodes: Iterable[Node]) -> tuple[Source, ...]:
 
 
 def _modules(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """The innermost module of each node, by its path in the model."""
+    """Return the innermost module of each node, by its path in the model."""
     stacks = (list(node.meta.get("nn_module_stack", {}).values()) for node in nodes)
     paths = (
         stack[-1][0].removeprefix("L['self'].") or "the model itself"
@@ -503,13 +507,11 @@ def profile_program(
     method: str | None = None,
     **kwargs: Any,
 ) -> ProgramProfile:
-    """Call a method of ``lowered`` ``repeats`` times on these inputs, and say where the
-    time of the median call goes.
+    """Call a method ``repeats`` times, and measure where the median call's time goes.
 
-    Calls that are watched and calls that are not are made in turns, of instances of the
-    program that begin with its initial state; neither ``lowered`` nor the inputs are
-    written. Raises InputError if ``repeats`` is not positive, and if the model fails on
-    these inputs.
+    Watched and plain calls alternate. Each kind has an instance of the program with its
+    initial state; neither ``lowered`` nor the inputs are written. Raises InputError if
+    ``repeats`` is not positive, and if the model fails on these inputs.
     """
     _expect_positive(repeats)
     clock = _Clock()
@@ -519,7 +521,10 @@ def profile_program(
     writes = bool(lowered.exported_program(name).graph_signature.user_inputs_to_mutate)
 
     def timed(run: Callable[..., Any]) -> float:
-        """The seconds of a call. What it writes are inputs of its own."""
+        """Return the seconds of a call.
+
+        If the program writes its inputs, they are copied.
+        """
         with call_of_model(name):
             return (
                 _timed(run, *copy.deepcopy((args, kwargs)))
@@ -544,13 +549,11 @@ def profile_file(
     method: str | None = None,
     **kwargs: Any,
 ) -> ProgramProfile:
-    """Call a method of the program in a file, as ``profile_program`` does one that was
-    lowered here.
+    """Profile a method of the program in a file, like ``profile_program``.
 
-    Files of a format that has ``profile`` tell the time of each instruction, and the
-    lines that they were made from where the file says them; of other files only
-    delegates are timed. Raises InputError if ``repeats`` is not positive, and what
-    loading and calling the file raises.
+    Formats with ``profile`` time each instruction, and name its lines if the file has
+    them. For other formats, only delegates are timed. Raises InputError if ``repeats``
+    is not positive, and the errors of loading and calling the file.
     """
     _expect_positive(repeats)
     clock = _FileClock()
@@ -559,8 +562,9 @@ def profile_file(
     name = method or plain.only_method
 
     def timed(run: Callable[..., Any]) -> float:
-        """The seconds of a call. A file may write its inputs and does not say so, so
-        that each call has its own.
+        """Return the seconds of a call.
+
+        A file may write its inputs without declaring it, so each call has a copy.
         """
         given = copy.deepcopy((args, kwargs))
         clock.begin()
@@ -585,8 +589,10 @@ def _profile_calls(
     plain: Callable[[], float],
     expected: Mapping[str, Mapping[str, float]],
 ) -> ProgramProfile:
-    """The profile of ``repeats`` calls that ``clock`` watches, in turns with others;
-    each returns its seconds.
+    """Return the profile of ``repeats`` calls with ``clock``, which alternate with
+    others.
+
+    Both functions return their seconds.
     """
     first = plain()
     watched()
@@ -627,8 +633,8 @@ def _timed(call: Callable[..., Any], args: Any, kwargs: Any) -> float:
 
 
 def load_of_machine() -> float | None:
-    """How many processes wanted a processor on average in the last minute, for each
-    processor; None if unknown.
+    """Return the average number of ready processes per processor in the last minute, if
+    known.
     """
     try:
         return os.getloadavg()[0] / (os.cpu_count() or 1)

@@ -1,4 +1,5 @@
 """What is in a file, on one screen: the text of a ``delegraph.formats.Summary``.
+
 Imports neither torch nor numpy.
 """
 

@@ -126,8 +126,9 @@ class _FixedSizes:
 
 
 def _fixed_number(number: Any) -> Any:
-    """The number with which torch traced a symbolic one; others as they are. Raises
-    Unsupported if it has none.
+    """The number with which torch traced a symbolic one; others as they are.
+
+    Raises Unsupported if it has none.
     """
     if not isinstance(number, _SYMBOLIC):
         return number
@@ -168,8 +169,9 @@ def _with_cast(
 
 
 def _value_of_call(node: Node) -> Any:
-    """The value that ``node`` returns, computed under fake tensors. Raises Unsupported
-    if its operator refuses.
+    """The value that ``node`` returns, computed under fake tensors.
+
+    Raises Unsupported if its operator refuses.
     """
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     mode: Any = detect_fake_mode([n.meta.get("val") for n in node.all_input_nodes])
@@ -184,8 +186,9 @@ def _value_of_call(node: Node) -> Any:
 def _program_of_copies(
     program: ExportedProgram, graph: Graph, copies: dict[Node, Any]
 ) -> ExportedProgram:
-    """``program`` with ``graph`` in place of its own. ``copies``: node -> its copy in
-    ``graph``.
+    """``program`` with ``graph`` in place of its own.
+
+    ``copies``: node -> its copy in ``graph``.
     """
     values: Any = torch.fx.map_arg(output_values(program), copies.__getitem__)
     graph.output(tuple(values)).meta["val"] = None

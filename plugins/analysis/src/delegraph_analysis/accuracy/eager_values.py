@@ -60,8 +60,10 @@ class EagerValues:
                 self._dying.setdefault(user, []).append(used)
 
     def pair(self, node: Node) -> Pair:
-        """The value of a node. Constants are widened anew for each use: weights in
-        float64 are twice their size.
+        """The value of a node.
+
+        Constants are widened anew for each use: weights in float64 are twice their
+        size.
         """
         if node in self.known:
             return self.known[node]

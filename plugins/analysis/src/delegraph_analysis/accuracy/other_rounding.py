@@ -1,8 +1,7 @@
-"""Eager PyTorch with its results rounded otherwise, or with equal elements in another
-order.
+"""Run eager PyTorch with other rounding, or with equal elements in another order.
 
-What it then returns is as right as what it returned at first. Rounding at random is the
-method called CESTAC (https://doi.org/10.1016/0378-4754(93)90003-D).
+The results are as right as those of a plain run. Random rounding is known as CESTAC
+(https://doi.org/10.1016/0378-4754(93)90003-D).
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ _PICKS = {
     aten.argmax.default,
     aten.argmin.default,
 }
+"""Operators that return positions of elements."""
 _PICKS |= {
     aten.max.dim,
     aten.min.dim,
@@ -41,8 +41,7 @@ _MOVES = frozenset(
     round scalar_tensor scatter select_scatter slice_scatter stack trunc where zero zeros zeros_like
     """.split()
 )
-"""Operators whose results are elements of their operands, or exact: they round nothing.
-"""
+"""Operators that round nothing: their results are elements of operands, or exact."""
 _LAST_BITS = {
     torch.float64: (torch.int64, 0xFFFFF),
     torch.float32: (torch.int32, 0xFF),
@@ -51,17 +50,16 @@ _LAST_BITS = {
 }
 """Type -> an integer type of the same width, and a mask of the last bits.
 
-A number whose last bits are 0 has few digits, as a count or a half has.
+A number with last bits of 0 has few digits, such as a count or a half.
 """
 
 
 class OtherRounding(TorchDispatchMode):
-    """A mode in which eager PyTorch's results are off by up to ``share`` of the
-    tolerance of their type.
+    """A mode in which eager PyTorch's results are off by a part of their tolerance.
 
-    ``what`` "rounding" changes the last digits of each result at random. ``what``
-    "order" leaves all values as they are, but lets later elements count as larger than
-    earlier ones that are about equal. ``sign`` -1 does the opposite.
+    ``share`` is that part. ``what`` "rounding" changes the last digits of each result
+    at random. ``what`` "order" keeps all values, but ranks later elements above earlier
+    ones that are about equal; with ``sign`` -1, below them.
     """
 
     # results of branches, loops and delegates are not changed
@@ -111,9 +109,9 @@ class OtherRounding(TorchDispatchMode):
     def _round(self, result: torch.Tensor) -> torch.Tensor:
         """Change the last digits of each element of ``result`` in place, and return it.
 
-        A number whose last bits are 0, such as a count or a half, is mostly exact and
-        stays as it is. So do the largest ones, which would become infinite: they are
-        masks, and softmax of infinities alone is NaN.
+        Numbers with last bits of 0, such as counts and halves, are mostly exact and
+        stay. The largest numbers stay as well, since they would become infinite: they
+        are masks, and softmax of infinities alone is NaN.
         """
         if result.dtype in _LAST_BITS and result.layout is torch.strided:
             integers, mask = _LAST_BITS[result.dtype]
@@ -128,12 +126,11 @@ class OtherRounding(TorchDispatchMode):
     def _pick(
         self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """The result of ``func``, one of ``_PICKS``, with elements that are about equal
-        in another order.
+        """Return the result of a ``func`` in ``_PICKS``, with about equal elements
+        reordered.
 
-        ``func`` gets a copy of its operand in which these elements differ by a little.
-        Values that it returns beside the positions are read from the operand itself,
-        which has the exact ones.
+        ``func`` gets a copy of its operand in which these elements differ a little.
+        Returned values are read from the operand itself, which has the exact ones.
         """
         schema = func._schema.arguments
         positional = zip((a.name for a in schema), args, strict=False)
@@ -157,11 +154,11 @@ class OtherRounding(TorchDispatchMode):
         return values if keeps_dim else values.squeeze(dim), positions
 
     def _reordered(self, source: torch.Tensor, dim: int | None) -> torch.Tensor:
-        """``source`` in float64, changed by so little that only elements that are about
-        equal change their order.
+        """Return ``source`` in float64, changed so that only about equal elements
+        reorder.
 
-        ``dim``: the dimension along which elements are compared; None: all elements are
-        compared. Integers that float64 cannot hold are returned as they are.
+        ``dim``: the dimension along which elements are compared; None for all elements.
+        Integers that float64 cannot represent stay as they are.
         """
         wide = source.double()
         finite = wide.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs()
@@ -179,9 +176,9 @@ class OtherRounding(TorchDispatchMode):
         ) * self._noise(wide, dim)
 
     def _noise(self, like: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-        """Factors between -1 and 1 for the elements of ``like``.
+        """Return factors between -1 and 1 for the elements of ``like``.
 
-        For rounding they are random, with absolute values of at least 0.5. For order
+        For rounding, they are random, with absolute values of at least 0.5. For order,
         they rise along ``dim`` (None: along all elements), or fall if ``sign`` is -1.
         """
         if self._random is not None:
@@ -202,18 +199,19 @@ class OtherRounding(TorchDispatchMode):
         )
 
     def _size(self, dtype: torch.dtype) -> float:
-        """By which share of itself a result of this type may change: that of its
-        tolerance, at least one last digit.
+        """Return the share of itself that a result of this type may change by.
+
+        It is that of the type's tolerance, at least one last digit.
         """
         tolerance = TOLERANCES.get(str(dtype).removeprefix("torch."), 0.0)
         return max(self._share * tolerance, torch.finfo(dtype).eps)
 
 
 def _scales(magnitudes: torch.Tensor) -> torch.Tensor:
-    """For each magnitude, what counts as large beside it: the largest one that steps of
-    at most a thousandfold lead to.
+    """Return for each magnitude the largest one that steps of at most 1,000 times
+    reach.
 
-    So a mask of -3e38 or -1e9 does not make all scores beside it about equal.
+    So a mask of -3e38 or -1e9 does not make all other scores about equal.
     """
     known = magnitudes[magnitudes > 0].sort().values
     if not known.numel():

@@ -1,10 +1,8 @@
-"""Eager PyTorch and float64 beside a lowered program, call by call: every value of the
-program is compared as it comes.
+"""Compare each value of a lowered program with eager PyTorch and float64.
 
-Both follow the lowered program's own graph, and inside of delegates the programs that
-those were compiled from. Where eager decides and could as well decide otherwise, a tie
-in a top-k for instance, both go on with the decision of the lowered program, so that
-what follows stays comparable.
+Both follow the lowered program's graph, and the original programs of delegates. If
+eager PyTorch could decide differently, such as for a tie in a top-k, both take the
+decision of the lowered program. So later values stay comparable.
 """
 
 from __future__ import annotations
@@ -45,21 +43,17 @@ RANDOM = (
 DECIDED = "eager gives the same where it decides as the program did: see the operators"
 UNDECIDED = "eager disagrees with itself: in float64 it decides otherwise there too"
 ITERATIONS = 1000
-"""How often a branch or loop body is looked into; in all, also if the loop itself is
-run several times.
-"""
+"""The most iterations of a branch or loop body that are compared, in all."""
 LATER = f"in a branch or loop body that was run before {ITERATIONS} times"
 WHOLE = "in a branch or loop that is a part of a delegate"
 VECTORIZED = "in a body that torch runs on many elements at a time"
 
 
 class _Place(NamedTuple):
-    """Where values are computed: the name of a delegate or ``"host"``, and eager's
-    values there.
+    """A place that computes values, with the values of eager PyTorch there.
 
-    ``path``: the attributes that lead to the branch or loop body that it is in.
-    ``iteration``: how often that has been run, this time counted; None outside of
-    loops.
+    ``path``: the attributes that lead to the branch or loop body. ``iteration``: the
+    number of the current run of the body; None outside of loops.
     """
 
     where: str
@@ -75,11 +69,11 @@ def verify_operators(
     ties: bool = False,
     **kwargs: Any,
 ) -> VerificationByOperator:
-    """What ``lowered.verify`` returns for these arguments, with the figures of every
-    operator (``operators``).
+    """Verify like ``lowered.verify``, with the figures of every operator
+    (``operators``).
 
-    ``ties``: also accept outputs that another run of eager returns, as ``verify_ties``
-    does.
+    ``ties``: also accept outputs that another run of eager PyTorch returns, as
+    ``verify_ties`` does.
     """
     reference = _reference_of(lowered, method)
     if ties:
@@ -97,33 +91,32 @@ def _reference_of(lowered: LoweredProgram, method: str | None) -> Reference:
 
 
 class Reference:
-    """The observer of one run; ``verification`` is what it found."""
+    """The observer of one run; ``verification`` is its result."""
 
     def __init__(self, method: str, program: ExportedProgram) -> None:
         self._method = method
         self._host = _Place("host", EagerValues(program))
         self._places: list[_Place | None] = [self._host]
-        """The host's graph, and branches and bodies in it that are being run; None for
-        runs beyond ``ITERATIONS``.
-        """
+        """The host's graph and its running subgraphs; None beyond ``ITERATIONS``."""
         self._runs: Counter[str] = Counter()
         self._rows: list[OperatorStatistics] = []
         self._missing: Counter[str] = Counter()
         self._inside: dict[LoweredBackendModule, Inside] = {}
         self._results = self._host.values.returned(MUTATIONS)
         self._returned: dict[Node, Any] = {}
-        """What the program made of them: its outputs, before a call writes its buffers.
-        """
+        """The program's outputs, before a call writes its buffers."""
         self._outputs = Verification(())
 
     @property
     def verification(self) -> OperatorVerification:
-        """All values that were compared."""
+        """Return all compared values."""
         return OperatorVerification(tuple(merged(self._rows)), dict(self._missing))
 
     def added_to(self, found: Verification) -> VerificationByOperator:
-        """``found`` with all this. Outputs that agree with eager once it decides as the
-        program did are remarked.
+        """Return ``found`` with all this.
+
+        Outputs that agree after eager PyTorch took the program's decisions get a
+        remark.
         """
         decided = any(row.figures.remark for row in self._rows)
         pairs = zip(found.outputs, self._outputs.outputs, strict=True)
@@ -146,9 +139,7 @@ class Reference:
             self._host.values.known[node] = Pair(value, widened(value))
 
     def end(self) -> None:
-        """The run is over: its results are compared before the caller's tensors are
-        written.
-        """
+        """Compare the results before the caller's tensors are written."""
         wanted = [
             self._host.values.pair(v).eager if isinstance(v, Node) else v
             for v in self._results
@@ -163,10 +154,10 @@ class Reference:
         self._inside[delegate.module] = values
 
     def enter(self, owner: Node, module: GraphModule, inputs: Sequence[Any]) -> None:
-        """Each run of a branch or loop body is compared by itself: eager begins with
-        the lowered program's inputs.
+        """Begin a run of a branch or loop body, which is compared by itself.
 
-        What was lost in one iteration is then not told of all that come after it.
+        Eager PyTorch begins with the lowered program's inputs. So an error in one
+        iteration is not reported for all later ones.
         """
         around = self._places[-1]
         path = f"{around.path}{owner.target}." if around is not None else ""
@@ -209,9 +200,7 @@ class Reference:
         place.values.keep(node, pair, value)
 
     def _note_unseen(self, call: Node, place: _Place, in_delegate: bool) -> None:
-        """Count the values in subgraphs of a call that cannot be compared, because no
-        observer is told them.
-        """
+        """Count the values in subgraphs of a call that no observer receives."""
         if isinstance(call.target, OpOverload):
             return  # it has none
         for owner in (n for n in place.values.operands[call] if n.op == "get_attr"):
@@ -223,8 +212,8 @@ class Reference:
                 self._missing[WHOLE if in_delegate else VECTORIZED] += calls
 
     def _follow(self, call: Node, outputs: tuple[Any, ...], around: _Place) -> Pair:
-        """The operators inside of a delegate, each compared with what its runtime told,
-        and the results of the call.
+        """Compare the operators of a delegate with the values from its runtime, and its
+        results.
         """
         owner: Any = call.args[0]
         module: LoweredBackendModule = getattr(around.values.module, owner.target)
@@ -284,12 +273,10 @@ class Reference:
         return found
 
     def _drop_fused(self, first: int, place: _Place, shown: Mapping[Any, Any]) -> None:
-        """What differs inside of a delegate while all that uses it agrees is no value
-        of the program.
+        """Drop values in a delegate that differ although all their uses agree.
 
-        A backend fuses and moves operators: what it computed under that debug handle
-        was something else. Of a use that could not be compared, the uses of its result
-        tell.
+        Backends fuse and move operators: under this debug handle, the backend computed
+        another value. If a use could not be compared, the uses of its result decide.
         """
         agreed: dict[str, bool] = {row.node: row.agrees() for row in self._rows[first:]}
         for node in reversed(place.values.operands):
@@ -316,9 +303,10 @@ class Reference:
         place: _Place,
         known: OutputStatistics | None = None,
     ) -> Pair:
-        """Look at each tensor that ``node`` makes; what eager and float64 go on with.
+        """Compare each tensor of ``node``; return the values for eager PyTorch and
+        float64.
 
-        ``known``: how a single tensor compares with float64, if that was found out
+        ``known``: the comparison of a single tensor with float64, if it was made
         already.
         """
         if isinstance(pair.eager, torch.Tensor) and isinstance(got, torch.Tensor):
@@ -384,12 +372,12 @@ class Reference:
 
 @cache
 def _text(target: Any) -> str:
-    """torch writes the name of an operator anew each time."""
+    """Cache operator names: torch formats them at each use."""
     return str(target)
 
 
 def _why_undecided(node: Node, got: Any, eager: Any, exact: Any, place: _Place) -> str:
-    """Why integers or truth values may differ, if they may."""
+    """Return why integers or bools may differ, if they may."""
     if got.shape != eager.shape:
         return ""
     maker = picked_from(node)

@@ -171,8 +171,9 @@ class _Items:
         gots: Sequence[torch.Tensor],
         eagers: Sequence[torch.Tensor],
     ) -> None:
-        """See the class. Nothing is known of other runs yet: ``_nearest`` is eager's
-        first run.
+        """See the class.
+
+        Nothing is known of other runs yet: ``_nearest`` is eager's first run.
         """
         self._places, self._listed = grouped
         self._found = [found[k] for k in self._listed]

@@ -28,8 +28,9 @@ class Accuracy(NamedTuple):
 
 
 def measure(value: Measured, known: OutputStatistics | None = None) -> Accuracy:
-    """Of one value; against eager where only eager is not finite. ``known``: how it
-    compares with float64.
+    """Of one value; against eager where only eager is not finite.
+
+    ``known``: how it compares with float64.
     """
     name, got, eager, exact = value
     ours = known or compare(name, got, exact)

@@ -1,6 +1,4 @@
-"""``delegraph diff``: what moved between two reports. Times, which differ from run to
-run, are left out.
-"""
+"""Compare two reports: ``delegraph diff``. Times vary between runs and are left out."""
 
 from __future__ import annotations
 
@@ -70,14 +68,16 @@ _BY_WEIGHT = (
     "bytes of",
     "in ",
 )
-"""How changes begin, those that matter most first: what is in a delegate mirrors what
-left the host.
+"""Beginnings of changes, the most important first.
+
+Changes in delegates come late, since they mirror changes of the host.
 """
 
 
 class Change(NamedTuple):
-    """``what``, such as "host", of ``name``, such as an operator, in the two reports;
-    None where it is not there.
+    """A change of ``what``, such as "host", of ``name``, such as an operator.
+
+    A value is None if its report lacks it.
     """
 
     method: str
@@ -87,8 +87,8 @@ class Change(NamedTuple):
     after: Any
 
     def weight(self) -> tuple[int, float]:
-        """What matters more is larger: totals, what moved to or from the host and why,
-        delegates; then by how much.
+        """Return the importance: totals, host operators and reasons, delegates; then
+        the amount.
         """
         kind = next(
             k for k, begins in enumerate(_BY_WEIGHT) if self.what.startswith(begins)
@@ -109,7 +109,9 @@ class Change(NamedTuple):
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
-    """What is other in the second of two reports, as ``Report.to_json`` gives them."""
+    """Yield the changes in the second of two reports, as ``Report.to_json`` returns
+    them.
+    """
     for total in ("delegated_operators", "host_operators"):
         if before[total] != after[total]:
             yield Change(
@@ -124,8 +126,9 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Cha
 
 
 def _facts(report: Mapping[str, Any], method: str) -> dict[tuple[str, str], Any]:
-    """(What, name) -> value. Delegates are compared by what they compute, since their
-    names only count them.
+    """Return the values of a method.
+
+    Delegates are compared by operators, not by number.
     """
     facts: dict[tuple[str, str], Any] = {}
     delegates = [row for row in report["delegates"] if row["method"] == method]
@@ -154,8 +157,9 @@ def _by_backend(delegates: list[Any]) -> dict[str, list[Any]]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """A report, alone or in what ``delegraph lower --json`` printed. Raises UsageError
-    or FormatError.
+    """Read a report, alone or in the output of ``delegraph lower --json``.
+
+    Raises UsageError or FormatError.
     """
     expect_file(path)
     try:

@@ -83,8 +83,9 @@ class Inspect:
 def _inspect(
     file_format: FileFormat, args: argparse.Namespace
 ) -> tuple[dict[str, Any], str]:
-    """What is in a file, as data and as text. Of formats that have a summary, that is
-    always among the data.
+    """What is in a file, as data and as text.
+
+    Of formats that have a summary, that is always among the data.
     """
     content: dict[str, Any] = {"file": str(args.file)}
     text = ""

@@ -229,8 +229,9 @@ def _add_diff(add: Callable[..., Any]) -> None:
 
 
 def _run(args: argparse.Namespace) -> Outcome:
-    """Do the cells that have no row. All that can be wrong with the arguments is looked
-    at before that.
+    """Do the cells that have no row.
+
+    All that can be wrong with the arguments is looked at before that.
     """
     from ..matrix import cells, executors, schedule
     from ..matrix.store import Store

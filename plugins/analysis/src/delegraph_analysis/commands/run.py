@@ -149,8 +149,9 @@ class Run:
 def _bounds(
     file_format: FileFormat, args: argparse.Namespace, runs_itself: bool
 ) -> dict[str, int]:
-    """The limits that are given. Raises UsageError for one that what executes the file
-    does not know.
+    """The limits that are given.
+
+    Raises UsageError for one that what executes the file does not know.
     """
     bounds = {
         name: value for name in _BOUNDS if (value := getattr(args, name)) is not None

@@ -1,5 +1,6 @@
-"""Drawing graphs: boxes and wires, laid out in layers, as SVG for a page. It imports
-neither torch nor a plugin.
+"""Drawing graphs: boxes and wires, laid out in layers, as SVG for a page.
+
+It imports neither torch nor a plugin.
 """
 
 from delegraph.io.escape import printable, text

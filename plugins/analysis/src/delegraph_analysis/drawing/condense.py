@@ -127,8 +127,9 @@ def _fits(picture: Picture, largest: int) -> bool:
 
 
 def _stretches(boxes: Sequence[Box], size: int) -> list[int]:
-    """The group of each box: ``size`` boxes in order are one. Inputs and outputs do not
-    mix with calls.
+    """The group of each box: ``size`` boxes in order are one.
+
+    Inputs and outputs do not mix with calls.
     """
     groups: list[int] = []
     start = 0

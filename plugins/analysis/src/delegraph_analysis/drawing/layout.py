@@ -17,8 +17,9 @@ from .picture import Picture, Wire, layers_of
 WIDTH = 220
 LINE = 15
 PADDING = 4
-"""Width of a box; height of a line in it; what is free above and below the lines. All
-in pixels.
+"""Width of a box; height of a line in it; what is free above and below the lines.
+
+All in pixels.
 """
 BESIDE = 18
 BELOW = 24

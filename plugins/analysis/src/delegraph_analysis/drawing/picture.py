@@ -1,4 +1,4 @@
-"""What a picture shows: boxes, and values that lead from one box to others."""
+"""Describe a picture: boxes, and values that lead from one box to others."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ Kind = Literal["border", "host", "backend", "several", "mixed"]
 
 @dataclass(slots=True)  # frozen ones take four times as long to make
 class Box:
-    """One rectangle: its lines, of which the first is its title, the lines of its
-    tooltip, and how it looks.
+    """One rectangle, with its text, tooltip and look.
 
-    ``more`` makes the lines after those in ``lines``, and ``tooltip`` may be a function
-    too: most boxes of a large graph are joined to others, and only of those that are
-    drawn the words are needed. ``border`` is an input or output of the graph;
-    ``several`` holds boxes of different owners, and ``mixed`` has delegates among them.
-    ``tone`` numbers the backend, for its colour. A ``marked`` box is one to look at:
-    its operator was refused. ``link`` is the id of the element of the page that tells
-    more; without one it is the first of ``about``, the ids of the elements that tell
-    about the box and can lead back to it. ``owner`` (a noun) and ``count`` say what the
-    box stands for when several are drawn as one: ``3 host operators``. ``heat``, from 1
-    to ``HEATS``, colours it by how wrong its value is; 0 is not known.
+    The first line of ``lines`` is the title. ``more`` returns the lines after them, and
+    ``tooltip`` may be a function, too: in large graphs, most boxes are joined, and only
+    drawn ones need their texts. ``border``: an input or output of the graph.
+    ``several``: the box has boxes of different owners, ``mixed``: with delegates among
+    them. ``tone`` is the number of the backend, for its color. ``marked``: its operator
+    was refused. ``link`` is the id of the page's element with details, by default the
+    first of ``about``: the ids of elements that describe the box and lead back to it.
+    ``owner`` (a noun) and ``count`` label joined boxes: ``3 host operators``. ``heat``,
+    from 1 to ``HEATS``, is the degree of the value's error; 0 if unknown.
     """
 
     lines: tuple[str, ...]
@@ -41,19 +39,20 @@ class Box:
     more: Callable[[], Iterable[str]] | None = None
 
     def shown(self) -> tuple[str, ...]:
-        """The lines in it."""
+        """Return the lines of the box."""
         return (*self.lines, *self.more()) if self.more else self.lines
 
     def tell(self) -> tuple[str, ...]:
-        """The lines of its tooltip; those in it if it has no others."""
+        """Return the lines of its tooltip, by default the lines of the box."""
         return (
             tuple(self.tooltip()) if callable(self.tooltip) else self.tooltip
         ) or self.shown()
 
 
 class Wire(NamedTuple):
-    """A value: the box that makes it, the boxes that use it, and what is said of it, or
-    what says it if it is drawn.
+    """A value: the box that makes it, the boxes that use it, and its label.
+
+    The label may be a function, which is called if the wire is drawn.
     """
 
     source: int
@@ -61,7 +60,7 @@ class Wire(NamedTuple):
     label: str | Callable[[], str] = ""
 
     def tell(self) -> str:
-        """What is said of it."""
+        """Return the label."""
         return self.label() if callable(self.label) else self.label
 
 
@@ -74,8 +73,9 @@ class Picture:
 
 
 def layers_of(boxes: int, wires: Sequence[Wire]) -> list[int]:
-    """The layer of each of so many boxes: below all it uses. What uses nothing stands
-    right above what uses it.
+    """Return the layer of each box: below all boxes that it uses.
+
+    A box that uses nothing is right above its first user.
     """
     layers = [0] * boxes
     first = [boxes] * boxes

@@ -12,8 +12,9 @@ from delegraph.io.escape import text
 from .viewer import SCRIPT
 
 TONES = 5
-"""Colours for backends. More backends than that share colours; every box has its
-backend's name as well.
+"""Colours for backends.
+
+More backends than that share colours; every box has its backend's name as well.
 """
 
 # The colours of backends and host are as far apart as a search could put them: by the
@@ -105,8 +106,9 @@ svg a:focus-visible rect, svg :target > rect { stroke: var(--link); stroke-width
 
 
 def head(title: str, script: str = SCRIPT, style: str = "") -> str:
-    """Everything before a page's body. Its policy lets the browser load this style
-    sheet, this script, nothing else.
+    """Everything before a page's body.
+
+    Its policy lets the browser load this style sheet, this script, nothing else.
 
     ``script``: in place of the one that moves and scales pictures; "" for none.
     ``style``: added to the style sheet.

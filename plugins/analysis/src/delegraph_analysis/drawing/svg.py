@@ -1,4 +1,4 @@
-"""A picture as SVG inside a page, whose style sheet gives it its colours."""
+"""Draw a picture as SVG for a page with a style sheet."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _CHARACTERS = 31
 
 
 def figure(picture: Picture, title: str, id: str = "") -> str:
-    """The drawing in a frame. A large picture is condensed, and a note says so. ``id``:
-    as of ``frame``.
+    """Return the drawing in a frame. A large picture is condensed, with a note.
+
+    ``id`` is that of ``frame``.
     """
     return frame(*condense(picture), title, id)
 
 
 def frame(picture: Picture, note: str, title: str, id: str = "") -> str:
-    """The drawing of a picture that is small, in a frame that scrolls, also by
-    keyboard; ``note`` stands before it.
+    """Return the drawing of a small picture in a frame that scrolls, also by keyboard.
 
-    ``id`` begins the ids of boxes: see ``box_id``.
+    ``note`` comes before it. ``id`` begins the ids of boxes: see ``box_id``.
     """
     before = f"<p>{text(note)}</p>\n" if note else ""
     around = (
@@ -37,7 +37,7 @@ def frame(picture: Picture, note: str, title: str, id: str = "") -> str:
 
 
 def svg(picture: Picture, label: str, id: str = "") -> str:
-    """The drawing; ``label`` describes it to screen readers."""
+    """Return the drawing; ``label`` describes it to screen readers."""
     layout = lay_out(picture)
     size = (
         f'width="{layout.width}" height="{layout.height}" viewBox="0 0 {layout.width}'
@@ -63,14 +63,12 @@ def svg(picture: Picture, label: str, id: str = "") -> str:
 
 
 def box_id(id: str, box: int) -> str:
-    """The id of a box that is ``about`` something, in the picture ``id``."""
+    """Return the id of a box about ``box`` in the picture ``id``."""
     return f"{id}b{box}"
 
 
 def share(parts: Sequence[tuple[str, int, str]]) -> str:
-    """A bar of parts side by side: of each its classes, its size, and what is said of
-    it.
-    """
+    """Return a bar of parts side by side. A part has classes, a size and a text."""
     total = sum(size for _, size, _ in parts) or 1
     left = 0.0
     drawn = []
@@ -90,7 +88,7 @@ def share(parts: Sequence[tuple[str, int, str]]) -> str:
 
 
 def swatch(classes: str) -> str:
-    """A small box of the look that ``classes`` have, for a legend."""
+    """Return a small box with the look of ``classes``, for a legend."""
     box = '<rect x="2" y="2" width="22" height="12" rx="3"/>'
     return (
         '<svg width="26" height="16" aria-hidden="true"><g'
@@ -99,7 +97,7 @@ def swatch(classes: str) -> str:
 
 
 def _wire(wire: Wire, legs: list[Leg]) -> str:
-    """The line, and a broader invisible one that is easier to point at."""
+    """Return the line, and a broad invisible one that is easier to point at."""
     path = "".join(map(_path, legs))
     return (
         f'<g><title>{text(wire.tell())}</title><path class="wire" d="{path}"/><path'
@@ -108,7 +106,7 @@ def _wire(wire: Wire, legs: list[Leg]) -> str:
 
 
 def _path(leg: Leg) -> str:
-    """Straight down beside the boxes of the row, then in a curve to the next row."""
+    """Return a path straight down through the row, then in a curve to the next row."""
     bend = BELOW // 2
     below = leg.y1 + leg.drop
     down = f"V{below}" if leg.drop else ""
@@ -154,8 +152,9 @@ def _line(k: int, line: str, place: Place) -> str:
 
 
 def _short(line: str, room: int) -> str:
-    """As much as fits, counting what takes two columns as two; escapes of what does not
-    print count in full.
+    """Return the part of a line that fits, with wide characters counted as two.
+
+    Escapes of characters that do not print count in full.
     """
     if len(line) <= room and line.isascii() and line.isprintable():
         return line

@@ -1,5 +1,6 @@
-"""The script of a page: it moves and scales its pictures. Without it they scroll, and
-links lead to their boxes.
+"""The script of a page: it moves and scales its pictures.
+
+Without it they scroll, and links lead to their boxes.
 """
 
 from __future__ import annotations

@@ -79,8 +79,10 @@ class Cell:
 
 
 def cells_of(matrix: Matrix) -> list[Cell]:
-    """All cells, model by model. Raises UsageError or InputError for files that are not
-    there, BackendNotFound for backends and quantizers, FormatNotFound, OptionError.
+    """All cells, model by model.
+
+    Raises UsageError or InputError for files that are not there, BackendNotFound for
+    backends and quantizers, FormatNotFound, OptionError.
     """
     registry = default_registry()
     for target in matrix.targets:

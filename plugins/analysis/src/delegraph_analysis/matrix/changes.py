@@ -1,6 +1,4 @@
-"""``delegraph matrix diff``: what became better or worse between two runs of a matrix,
-beyond noise.
-"""
+"""Compare two runs of a matrix for ``delegraph matrix diff``, beyond noise."""
 
 from __future__ import annotations
 
@@ -20,27 +18,24 @@ BETTER = "better"
 WORSE = "worse"
 OTHER = "other"
 ALWAYS = ("missing", "failed", "agreement", "delegated")
-"""Kinds of which one that became worse fails ``matrix diff``, unless ``--gate`` names
+"""Kinds of changes for the worse that fail ``matrix diff``, unless ``--gate`` names
 others.
 """
 
 
 NOISE = 0.1
-"""How far a latency may move, as a factor of the old one, if no other limit is given.
-"""
+"""The share by which a latency may change, if no other limit is given."""
 _ONCE = 0.5
-"""The same of lowering and memory, which are measured once."""
+"""The same for lowering time and memory, which are measured once."""
 _SIZE = 0.01
-"""The same of files."""
+"""The same for files."""
 _ERROR = 3.0
-"""The same of errors of values, which rounding moves."""
+"""The same for errors of values, which rounding changes."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One kind of thing in one cell. ``way``: better, worse, or other, where that is
-    nobody's to say.
-    """
+    """A change of one kind in one cell. ``way``: better, worse, or other if neither."""
 
     model: str
     target: str
@@ -60,8 +55,9 @@ class Change:
 def changes(
     before: Sequence[Row], after: Sequence[Row], noise: float = NOISE
 ) -> list[Change]:
-    """All changes, those that became worse first. Cells are matched by model, target
-    and quantization.
+    """Return all changes, those for the worse first.
+
+    Cells are matched by model, target and quantization.
     """
     old, new = ({key_of(row): row for row in rows} for rows in (before, after))
     found = []
@@ -83,13 +79,11 @@ def changes(
 
 
 Told = tuple[str, str, str, str, str]
-"""Kind, way, before, after, why."""
+"""Kind, way, before, after, and reason."""
 
 
 def _of_cell(old: Row, new: Row, noise: float) -> Iterator[Told]:
-    """What is other in one cell. Of one that failed, only that it did and does is
-    compared.
-    """
+    """Yield the changes of one cell. If it failed before or now, only that is compared."""
     was = old["error"] is not None
     now = new["error"] is not None
     if was or now:
@@ -154,8 +148,9 @@ def _values(old: Row, new: Row) -> Iterator[Told]:
 
 
 def _delegation(old: Row, new: Row) -> Iterator[Told]:
-    """The share of the operators, since another torch may give a model others; then the
-    number of delegates.
+    """Compare the share of delegated operators, then the number of delegates.
+
+    Shares are compared since another torch may give a model other operators.
     """
     sides = [(row["delegated"], row["operators"]) for row in (old, new)]
     texts = [f"{done} of {count}" for done, count in sides]
@@ -187,10 +182,10 @@ def _size(old: Row, new: Row) -> Iterator[Told]:
 
 
 def _latency(old: Row, new: Row, noise: float) -> Iterator[Told]:
-    """A call takes longer or shorter if no call of one run is among those of the other,
-    and not because all of the machine is slower: what eager PyTorch, called in turns
-    with it, became slower by is taken off. One call or two of a run say nothing about
-    noise.
+    """Compare latencies, unless calls of the two runs overlap.
+
+    The slowdown of eager PyTorch, called alternately, is subtracted, since it comes
+    from the machine. Runs with few calls are not compared.
     """
     times = [milliseconds(row, "latency") for row in (old, new)]
     eager = [milliseconds(row, "eager") for row in (old, new)]
@@ -215,16 +210,15 @@ def _latency(old: Row, new: Row, noise: float) -> Iterator[Told]:
 
 
 _CALLS = 3
-"""Calls that each of two runs has to have, so that their latencies are compared."""
+"""Calls that both runs need for their latencies to be compared."""
 
 
 def _is_busy(row: Row) -> bool:
-    """Whether the machine had so much to do that all calls of a run may be slow by
+    """Return whether the machine was so busy that all calls of a run may be slow by
     chance.
 
-    Two runs of twelve cells, at twelve processes for each processor, had a cell of
-    which the five calls took 15 ms and 73 ms. Processes that compile with several
-    threads beside each other stay below this.
+    At twelve processes a processor, five calls of one cell took 15 ms in one run and 73
+    ms in another. Compilers with several threads stay below this limit.
     """
     load: float | None = row["measured"]["load"]
     return load is not None and load > _BUSY
@@ -246,9 +240,7 @@ def _once(
     least: float,
     shown: Callable[[Any], str],
 ) -> Iterator[Told]:
-    """A figure without repetitions: it has to move by a factor, and by what matters at
-    all.
-    """
+    """Compare a figure without repetitions by a factor and a least difference."""
     if (
         old is not None
         and new is not None
@@ -258,7 +250,7 @@ def _once(
 
 
 def _machine(row: Row) -> Any:
-    """What times can be compared between; the name of a machine is not part of it."""
+    """Return the properties that times depend on, without the machine's name."""
     machine = row["measured"]["machine"] or {}
     return [machine.get(name) for name in ("cpu", "cpus")] + [
         row["settings"]["threads"]
@@ -282,13 +274,13 @@ GATES = KINDS[:-1]
 
 
 def gate(found: Sequence[Change], kinds: Sequence[str]) -> list[Change]:
-    """The changes that fail: of these kinds, and for the worse."""
+    """Return the changes for the worse of these kinds."""
     return [change for change in found if change.way == WORSE and change.kind in kinds]
 
 
 def other_machines(before: Sequence[Row], after: Sequence[Row]) -> int:
-    """The number of cells whose times are not compared, since they were taken on
-    different machines.
+    """Return the number of cells with times from different machines, which are not
+    compared.
     """
     old = {key_of(row): row for row in before}
     return sum(
@@ -299,9 +291,7 @@ def other_machines(before: Sequence[Row], after: Sequence[Row]) -> int:
 
 
 def busy(before: Sequence[Row], after: Sequence[Row]) -> int:
-    """The number of cells whose latencies are not compared, since one of the machines
-    had too much to do.
-    """
+    """Return the number of cells with a busy machine, whose latencies are not compared."""
     old = {key_of(row): row for row in before}
     return sum(
         _is_busy(row) or _is_busy(old[key_of(row)])
@@ -311,9 +301,7 @@ def busy(before: Sequence[Row], after: Sequence[Row]) -> int:
 
 
 def overall(before: Sequence[Row], after: Sequence[Row]) -> str:
-    """By how much latencies moved in the median of all cells, which shows what each
-    alone cannot.
-    """
+    """Describe the median change of all latencies, which single cells cannot show."""
     old = {key_of(row): milliseconds(row, "latency") for row in before}
     pairs = [(old.get(key_of(row)), milliseconds(row, "latency")) for row in after]
     factors = [now / was for was, now in pairs if was and now]
@@ -329,8 +317,8 @@ _FEW = 5
 
 
 def junit(rows: Sequence[Row], found: Sequence[Change], kinds: Sequence[str]) -> bytes:
-    """Return a test suite for each model, with a test for each cell: it fails if its
-    gates became worse.
+    """Return a test suite for each model; a cell's test fails if its gates became
+    worse.
     """
     failing: dict[tuple[str, str, str], list[str]] = {}
     for change in gate(found, kinds):
@@ -343,7 +331,7 @@ def junit(rows: Sequence[Row], found: Sequence[Change], kinds: Sequence[str]) ->
 
 
 def junit_of_rows(rows: Sequence[Row]) -> bytes:
-    """Return the same for one run: which cells failed."""
+    """Return the same for one run: failed cells are failed tests."""
     return _cells_as_junit(
         rows, {key_of(row): why(row) for row in rows if row["error"] is not None}
     )

@@ -17,8 +17,9 @@ from delegraph.errors import InputError, UsageError
 
 @dataclass(frozen=True)
 class Model:
-    """A MODEL as ``delegraph lower`` takes it. ``calibration``: an .npz file; without,
-    its example inputs are taken.
+    """A MODEL as ``delegraph lower`` takes it.
+
+    ``calibration``: an .npz file; without, its example inputs are taken.
     """
 
     text: str
@@ -96,8 +97,9 @@ LIMITS = ("time_limit", "memory_limit")
 
 @dataclass(frozen=True)
 class Matrix:
-    """``folder``: where relative paths begin. ``depends``: files that models import, on
-    which rows depend as well.
+    """``folder``: where relative paths begin.
+
+    ``depends``: files that models import, on which rows depend as well.
     """
 
     models: tuple[Model, ...]
@@ -110,6 +112,7 @@ class Matrix:
 
 def read_matrix(path: Path) -> Matrix:
     """The matrix in a TOML file; globs and paths in it are relative to its folder.
+
     Raises InputError.
     """
     try:

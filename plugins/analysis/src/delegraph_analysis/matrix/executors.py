@@ -107,8 +107,9 @@ def _submitit_named(
 def _submitit(
     cluster: str, parameters: Mapping[str, Any], store: Path, time_limit: float
 ) -> Engine:
-    """Jobs of submitit; its own files lie in the store. ``jobs=N`` of the parameters is
-    how many are in the queue.
+    """Jobs of submitit; its own files lie in the store.
+
+    ``jobs=N`` of the parameters is how many are in the queue.
     """
     submitit = _package("submitit", "submitit")
     given = {"timeout_min": math.ceil(time_limit / 60) + 10, **parameters}

@@ -39,8 +39,9 @@ class ForkingProcess:
     """
 
     def __init__(self, threads: int) -> None:
-        """Start it; ``threads`` of PyTorch. It is asked for cells when it is ready,
-        which ``run`` waits for.
+        """Start it; ``threads`` of PyTorch.
+
+        It is asked for cells when it is ready, which ``run`` waits for.
         """
         # nothing is imported from the working directory
         path = [p for p in sys.path if isinstance(p, str) and p]
@@ -66,8 +67,9 @@ class ForkingProcess:
         self.pid = self._process.pid
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Do a cell: see ``process``. Raises Lost if the process ends, DelegraphError
-        if it cannot be started.
+        """Do a cell: see ``process``.
+
+        Raises Lost if the process ends, DelegraphError if it cannot be started.
         """
         self.await_ready()
         pid = None
@@ -84,8 +86,9 @@ class ForkingProcess:
             raise Lost from None
 
     def await_ready(self) -> None:
-        """Wait until it has imported what cells need. Raises DelegraphError if it ends
-        before that.
+        """Wait until it has imported what cells need.
+
+        Raises DelegraphError if it ends before that.
         """
         if self._ready:
             return
@@ -101,8 +104,9 @@ class ForkingProcess:
         self._ready = True
 
     def _line(self, seconds: float) -> dict[str, Any]:
-        """The next line that it tells. Raises Lost at its end, or if none comes in
-        time.
+        """The next line that it tells.
+
+        Raises Lost at its end, or if none comes in time.
         """
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
@@ -193,8 +197,9 @@ atexit.register(_PROCESSES.close)
 
 
 def run_in_fork(request: Mapping[str, Any], threads: int) -> dict[str, Any]:
-    """Do a cell in a process that is waiting, or in a new one. Raises Lost if that
-    ends, also by an exception here.
+    """Do a cell in a process that is waiting, or in a new one.
+
+    Raises Lost if that ends, also by an exception here.
     """
     process = _PROCESSES.take(threads)
     try:

@@ -1,5 +1,5 @@
-"""What is done for one cell, in its own process: load, quantize, lower, write, call and
-verify a model.
+"""Do one cell in its own process: load, quantize, lower, write, call and verify a
+model.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 
 def prepare(torch: Any) -> None:
-    """Import what each cell needs, in the process that forks for them; none of it
-    starts a thread.
+    """Import the modules that each cell needs, before the forks.
+
+    None of them starts a thread.
     """
     import delegraph
     import delegraph.reports
@@ -46,11 +47,9 @@ def cell(
 ) -> dict[str, Any]:
     """Do a cell, and call ``begin`` with each stage.
 
-    Returns ``found``, the fields that only doing it can tell, and ``parcel``, files for
-    another machine.
-
-    ``job``: see ``Cell.job``. ``store``: see ``Store.address``. What is no fault of the
-    cell, such as a full disk, is ``stop``, an error that ends the whole matrix.
+    Returns ``found``, the fields of the row, and ``parcel``, files for another machine.
+    ``job``: see ``Cell.job``. ``store``: see ``Store.address``. An error that is not
+    the cell's fault, such as a full disk, is ``stop``, which ends the whole matrix.
     """
     import torch
 
@@ -76,7 +75,7 @@ def cell(
 
 
 def _seed(torch: Any) -> None:
-    """Random weights and inputs are the same in each process."""
+    """Make random weights and inputs the same in each process."""
     import numpy
 
     random.seed(0)
@@ -85,8 +84,8 @@ def _seed(torch: Any) -> None:
 
 
 class _Foreign(Exception):
-    """The versions here are not those of the process that asked, so that figures would
-    be of something else.
+    """The versions here differ from those of the asking process, so figures would be
+    wrong.
     """
 
 
@@ -111,7 +110,7 @@ def _expect_versions(job: Mapping[str, Any]) -> None:
 
 
 class _Cell:
-    """The work on a cell, and what is found meanwhile, which stays if an error ends it."""
+    """The work on a cell, and its results, which remain if an error ends it."""
 
     def __init__(
         self,
@@ -135,8 +134,9 @@ class _Cell:
         self.found["measured"] = self.measured
 
     def everything(self) -> None:
-        """All stages, or those before the one that fails. Raises WriteError, which is
-        not the cell's fault.
+        """Do all stages until one fails.
+
+        Raises WriteError, which is not the cell's fault.
         """
         try:
             with self._stage("load"):
@@ -155,7 +155,7 @@ class _Cell:
 
     @contextmanager
     def _stage(self, name: str) -> Iterator[None]:
-        """A block whose times are kept; an error in it is of that stage."""
+        """Time a block; an error in it belongs to that stage."""
         start = time.perf_counter()
         cpu = time.process_time()
         self.found["stage"] = name
@@ -171,9 +171,7 @@ class _Cell:
         return read_model(self.job["model"])
 
     def _quantize(self, given: Any) -> str:
-        """Put quantized programs in the place of the model's; returns whose quantizer
-        it was.
-        """
+        """Replace the model's programs by quantized ones; return the quantizer."""
         from delegraph.command import provided
 
         name = self.job["quantizer"] or _with_quantizer(self.job["backends"])
@@ -204,7 +202,7 @@ class _Cell:
         return name
 
     def _batches(self, given: Any, method: str) -> list[Any]:
-        """The batches of the calibration file, else the example inputs alone."""
+        """Return the batches of the calibration file, else the example inputs alone."""
         from delegraph.command import provided
         from delegraph.errors import InputError
 
@@ -282,9 +280,7 @@ class _Cell:
             self.found["causes"].append({**told, "hint": cause["hint"]})
 
     def _write(self, lowered: LoweredProgram) -> None:
-        """Write the program in each format; one that cannot hold it, or is not
-        installed, says why.
-        """
+        """Write the program in each format; if that fails, keep the reason."""
         from delegraph import default_registry
         from delegraph.host import FileFormat
         from delegraph_programs import TRACING
@@ -320,7 +316,7 @@ class _Cell:
     def _call(
         self, given: Any, exported: Mapping[str, Any], lowered: LoweredProgram
     ) -> None:
-        """Verify and time; a backend without a runtime here is no error."""
+        """Verify and time. A backend without a runtime here is no error."""
         from ..comparison import caller_of, caller_of_eager, example_call, writes_inputs
         from ..turns import call_in_turns
 
@@ -375,9 +371,7 @@ class _Cell:
     verifications: Mapping[str, Any] = {}
 
     def _gates(self, lowered: LoweredProgram) -> None:
-        """Check what was demanded; the first that fails is the error of the cell, after
-        all are checked.
-        """
+        """Check all gates; the first that fails is the error of the cell."""
         gates = {
             name: error
             for name, error in _checked_gates(lowered.report, self.found, self.settings)
@@ -387,8 +381,9 @@ class _Cell:
             raise error
 
     def _keep_reports(self, lowered: LoweredProgram) -> None:
-        """Put the report into the store, as a page and as JSON. It has times, so it is
-        another one each time.
+        """Store the report as a page and as JSON.
+
+        It has times, so it differs each time.
         """
         from delegraph.reports import LoweringResult, verification_content
 
@@ -410,11 +405,11 @@ class _Cell:
 
 
 def _lower_something(backends: list[str], options: Mapping[str, Any]) -> None:
-    """Lower one operator, so that what a backend imports when it is first used is no
-    time of the model's lowering.
+    """Lower one operator, so that first imports of a backend do not count as the
+    model's time.
 
-    That took XNNPACK ten times as long as lowering a small model. Whether the operator
-    can be lowered with these options does not matter here.
+    They took XNNPACK ten times as long as lowering a small model. A failure does not
+    matter.
     """
     import delegraph
     import torch
@@ -431,7 +426,7 @@ def _lower_something(backends: list[str], options: Mapping[str, Any]) -> None:
 def _checked_gates(
     report: Any, found: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> Iterator[tuple[str, DelegraphError | None]]:
-    """(gate, its error or None) for each that the settings have."""
+    """Yield each gate of the settings with its error, or None."""
     if settings["require_agreement"]:
         wrong = [
             method
@@ -474,7 +469,7 @@ def _checked_gates(
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """An error as a JSON value, as ``delegraph.error/1`` has it."""
+    """Return an error as a JSON value of ``delegraph.error/1``."""
     if not isinstance(error, DelegraphError):
         text = f"{type(error).__name__}: {error}"
         return {
@@ -495,13 +490,11 @@ def described(error: BaseException) -> dict[str, Any]:
 
 
 _LONGEST = 4000
-"""Characters of a message in a row."""
+"""The most characters of a message in a row."""
 
 
 def _with_quantizer(backends: list[str]) -> str:
-    """The first of the backends that has a quantizer, else the default one of those
-    that have.
-    """
+    """Return the first of the backends with a quantizer, else the default one."""
     from delegraph import default_registry
 
     registry = default_registry()
@@ -515,7 +508,7 @@ def _is_function(name: str) -> bool:
 
 
 def _made_by(name: str) -> Any:
-    """What the function ``path.py:function`` returns, a quantizer of torchao's."""
+    """Return the quantizer that the function ``path.py:function`` makes."""
     import runpy
 
     from delegraph.errors import UsageError
@@ -533,7 +526,7 @@ def _made_by(name: str) -> Any:
 
 
 def _names_of(program: Any) -> list[str]:
-    """What a model calls its inputs."""
+    """Return a model's names of its inputs."""
     import inspect
 
     from delegraph_programs import user_inputs
@@ -549,7 +542,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _plain(value: Any) -> Any:
-    """A JSON value without NaN and infinity."""
+    """Return a JSON value without NaN and infinity."""
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,10 +1,9 @@
-"""A process that has imported torch and forks for each cell, which thereby has a
-process of its own in no time.
+"""Import torch once and fork for each cell, which so starts quickly.
 
-It imports no compiler before it forks, since compilers start threads when they are
-imported. It waits for the cell: it ends it after its time, ends all that it started,
-and says how it ended. When whoever asked is gone, it ends the cell and itself. Nothing
-of this is a file, so that a full disk is nobody's problem but that of who writes to it.
+Compilers start threads when they are imported, so none is imported before the fork.
+This process waits for the cell, ends it and all its processes after its time, and
+reports how it ended. If the asking process is gone, it ends the cell and itself. It
+uses no files, so a full disk affects only cells that write.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from typing import Any, NoReturn
 _SET_PDEATHSIG = 1
 _SET_CHILD_SUBREAPER = 36
 _KEPT = 65536
-"""Bytes of what a cell prints last that are kept."""
+"""Bytes of a cell's last output that are kept."""
 _LONGEST_ANSWER = 1 << 30
 _DYING = 2.0
-"""Seconds in which a cell that is stopped may say where it was."""
+"""Seconds in which a stopped cell may print its location."""
 
 
 def main() -> None:
-    """Do one cell after another: requests come from stdin and answers go to stdout, as
-    lines of JSON.
+    """Do one cell after another; requests and answers are lines of JSON on stdin and
+    stdout.
     """
     requests = os.dup(0)
     answers = os.dup(1)
@@ -61,8 +60,8 @@ def main() -> None:
 
 
 class _Lines:
-    """Lines of a pipe, read without a buffer of Python's, so that ``select`` sees what
-    has not been read.
+    """Lines of a pipe, read without Python's buffer, so that ``select`` sees unread
+    data.
     """
 
     def __init__(self, number: int) -> None:
@@ -70,7 +69,7 @@ class _Lines:
         self._rest = b""
 
     def next(self) -> dict[str, Any] | None:
-        """The next line as JSON; None at the end."""
+        """Return the next line as JSON; None at the end."""
         while b"\n" not in self._rest:
             data = os.read(self._number, 1 << 16)
             if not data:
@@ -90,9 +89,7 @@ def _say(answers: int, told: Mapping[str, Any]) -> None:
 def _supervised(
     request: Mapping[str, Any], requests: int, answers: int
 ) -> dict[str, Any]:
-    """Do a cell in a fork of this process. Returns its answer, if it gave one, how it
-    ended, and what it printed.
-    """
+    """Do a cell in a fork. Return its answer, if any, its end, and its output."""
     (output, prints), (answer, gives) = os.pipe(), os.pipe()
     start = time.monotonic()
     child = os.fork()
@@ -121,7 +118,7 @@ def _supervised(
 
 
 def _parse(lines: bytes) -> dict[str, Any]:
-    """The answer, None if it gave none, and the last stage that it began."""
+    """Return the answer, or None, and the last stage that the cell began."""
     told: dict[str, Any] = {"stage": None, "answer": None}
     for line in lines.splitlines(keepends=True):
         if line.endswith(b"\n"):  # and was not killed while it wrote
@@ -131,7 +128,7 @@ def _parse(lines: bytes) -> dict[str, Any]:
 
 
 class _Pipes:
-    """What comes from a cell: what it prints, of which the end is kept, and its answer."""
+    """The pipes from a cell: its output, of which the end is kept, and its answer."""
 
     def __init__(self, output: int, answer: int, requests: int) -> None:
         self._output = output
@@ -142,9 +139,7 @@ class _Pipes:
         self.asker_is_gone = False
 
     def read_until_end(self, child: int, until: float) -> bool:
-        """Read until the cell has ended; False. True if it was to be stopped, since its
-        time is over.
-        """
+        """Read until the cell ends; return whether its time was over first."""
         with (
             selectors.DefaultSelector() as selector,
             _closing(os.pidfd_open(child)) as ended,
@@ -172,9 +167,7 @@ class _Pipes:
                     return True
 
     def _let_it_say_where(self, child: int, ended: int) -> None:
-        """Stop the cell by SIGABRT, for which faulthandler prints the lines where it
-        is.
-        """
+        """Stop the cell by SIGABRT, for which faulthandler prints its location."""
         os.kill(child, signal.SIGABRT)
         with selectors.DefaultSelector() as selector:
             selector.register(ended, selectors.EVENT_READ)
@@ -189,7 +182,7 @@ class _Pipes:
         return bool(data)
 
     def read_rest(self) -> None:
-        """Read what is left after the end, and close."""
+        """Read the rest after the end, and close."""
         for number in (self._output, self._answer):
             os.set_blocking(number, False)
             # a process that nobody can end has it open
@@ -208,9 +201,7 @@ def _closing(number: int) -> Any:
 
 
 def _end(child: int) -> tuple[int, Any]:
-    """End the cell and all that it started, whatever group they went to. Returns its
-    status, and what it used.
-    """
+    """End the cell and all its processes, in any group. Return its status and usage."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):  # it had no group of its own yet
@@ -242,9 +233,7 @@ def _children() -> list[int]:
 def _be_the_cell(
     request: Mapping[str, Any], prints: int, gives: int, others: tuple[int, ...]
 ) -> NoReturn:
-    """In the fork: do the cell, give the answer and end. Whatever the model does,
-    nothing runs after that.
-    """
+    """Do the cell in the fork, write the answer and end, without running exit handlers."""
     own = os.getpid()
     try:
         os.setsid()
@@ -283,9 +272,7 @@ def _be_the_cell(
 
 
 def _limit(memory: int | None) -> None:
-    """Let allocations fail that would take more than ``memory`` bytes above what there
-    is; None: see ``Settings``.
-    """
+    """Let allocations fail beyond ``memory`` bytes of growth; None: see ``Settings``."""
     # if the machine has no memory left, this process is what it can do without
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -302,6 +289,6 @@ def _limit(memory: int | None) -> None:
 
 
 def data_bytes() -> int:
-    """The memory that RLIMIT_DATA counts."""
+    """Return the memory that RLIMIT_DATA counts."""
     pages = int(Path("/proc/self/statm").read_text().split()[5])
     return pages * os.sysconf("SC_PAGE_SIZE")

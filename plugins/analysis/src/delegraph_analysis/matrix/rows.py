@@ -38,8 +38,9 @@ _LINES = 8
 
 
 def row_of(cell: Cell, told: Mapping[str, Any], attempts: int) -> Row:
-    """The row of a cell. ``told``: what ``execute.run`` returned; ``attempts``: how
-    often it was tried.
+    """The row of a cell.
+
+    ``told``: what ``execute.run`` returned; ``attempts``: how often it was tried.
     """
     job = cell.job()
     answer = told.get("answer") or {}

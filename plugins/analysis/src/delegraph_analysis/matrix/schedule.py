@@ -1,5 +1,6 @@
-"""Has the cells done that have no row yet. Which one is done when, and where, is the
-executor's.
+"""Has the cells done that have no row yet.
+
+Which one is done when, and where, is the executor's.
 """
 
 from __future__ import annotations

@@ -128,8 +128,9 @@ class Store:
         return added
 
     def content(self, name: str) -> bytes:
-        """A file of the store. Raises InputError if it is not there, or is not what its
-        name says.
+        """A file of the store.
+
+        Raises InputError if it is not there, or is not what its name says.
         """
         try:
             content = (self.folder / name).read_bytes()
@@ -238,8 +239,9 @@ _ENTRIES = frozenset(
     error settings versions measured
     """.split()
 )
-"""Entries that tables, pages and comparisons read. docs/schema.json has all that a row
-has.
+"""Entries that tables, pages and comparisons read.
+
+docs/schema.json has all that a row has.
 """
 
 

@@ -1,4 +1,4 @@
-"""Rows as tables: in a terminal of any width, in Markdown, as CSV."""
+"""Write rows as tables: for a terminal, in Markdown, and as CSV."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Value = str | float | int | None
 
 @dataclass(frozen=True)
 class Column:
-    """``value`` of a row, a number or a text; ``shown`` is how it reads. What has the
-    highest ``rank`` goes first.
+    """A column: its ``value`` in a row, and the text that ``shown`` makes of it.
 
-    ``what``: a sentence for those who read a page.
+    In narrow terminals, columns with the highest ``rank`` go first. ``what`` explains
+    it on a page.
     """
 
     head: str
@@ -37,9 +37,7 @@ def _digits(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share; what is less than all never reads as 100%, nor what is more than nothing
-    as 0%.
-    """
+    """Format a share. Only 1 is 100%, and only 0 is 0%."""
     shown = f"{value:.0%}"
     if shown == "100%" and value < 1:
         return f"{min(value, 0.999):.1%}"
@@ -47,7 +45,7 @@ def percent(value: float) -> str:
 
 
 def milliseconds(row: Mapping[str, Any], name: str) -> float | None:
-    """The median of the calls of ``latency`` or ``eager``."""
+    """Return the median of the calls of ``latency`` or ``eager``."""
     timed = row["measured"].get(name)
     return (
         1000 * statistics.median(timed["seconds"])
@@ -57,14 +55,14 @@ def milliseconds(row: Mapping[str, Any], name: str) -> float | None:
 
 
 def file_bytes(row: Mapping[str, Any]) -> int | None:
-    """The size in the first format that can hold the program."""
+    """Return the size in the first format that can hold the program."""
     return next(
         (entry["bytes"] for entry in row["files"] if entry["bytes"] is not None), None
     )
 
 
 def peak_bytes(row: Mapping[str, Any]) -> int | None:
-    """The peak of the resident memory of the cell's process."""
+    """Return the peak of the resident memory of the cell's process."""
     found: int | None = row["measured"].get("peak_bytes")
     return found
 
@@ -74,8 +72,8 @@ def _megabytes(value: int | None) -> float | None:
 
 
 def why(row: Mapping[str, Any]) -> str:
-    """Return the error of a row, or why it did not run, or that its outputs are not
-    finite; "" for any other row.
+    """Return the reason why a row failed, did not run, or has no finite outputs; else
+    "".
     """
     error = row["error"]
     if error is None and row["not_run"] is None and has_only_non_finite(row):
@@ -147,7 +145,7 @@ _MEASURED = ("ms", "eager ms", "lower s", "peak MB")
 
 
 def cells(row: Mapping[str, Any], columns: Sequence[Column] = COLUMNS) -> list[str]:
-    """A row as texts."""
+    """Return a row as texts."""
     return [text_of(column, row) for column in columns]
 
 
@@ -157,10 +155,10 @@ def text_of(column: Column, row: Mapping[str, Any]) -> str:
 
 
 def terminal_table(rows: Sequence[Mapping[str, Any]], width: int | None = None) -> str:
-    """Rows as text. If it is wider than ``width``, columns are left out, and in the end
-    texts are cut.
+    """Return rows as text.
 
-    Where there is no room for the column that says why, the reasons stand below.
+    If it is wider than ``width``, columns are left out, then texts are cut. If the
+    reasons have no room in their column, they are listed below.
     """
     columns = [
         column for column in COLUMNS if column.head != "why" or any(map(why, rows))
@@ -198,7 +196,7 @@ def terminal_table(rows: Sequence[Mapping[str, Any]], width: int | None = None) 
 
 
 _READABLE = 16
-"""Characters that a text of the last column needs at least."""
+"""The fewest characters of a text in the last column."""
 
 
 def _cut(text: str, length: int) -> str:
@@ -206,7 +204,7 @@ def _cut(text: str, length: int) -> str:
 
 
 def summary(rows: Sequence[Mapping[str, Any]], total: int) -> str:
-    """How the cells ended, in a line."""
+    """Return how many cells ended in each way, in a line."""
     listed = [status(row) for row in rows]
     counts = [
         f"{listed.count(name)} {name}"
@@ -223,8 +221,8 @@ def summary(rows: Sequence[Mapping[str, Any]], total: int) -> str:
 def by_model(
     rows: Sequence[Mapping[str, Any]], times: bool = True
 ) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of a table with a row for each model and quantization, and a
-    column for each target.
+    """Return a table with a row for each model and quantization, and a column for each
+    target.
     """
     found = {key_of(row): row for row in rows}
     targets = list(dict.fromkeys(row["target"] for row in rows))
@@ -237,7 +235,7 @@ def by_model(
 
 
 def in_short(row: Mapping[str, Any] | None, times: bool = True) -> str:
-    """A row in one cell: ``100 %, 2e-06, 3.1 ms``."""
+    """Return a row in one cell: ``100 %, 2e-06, 3.1 ms``."""
     if row is None:
         return ""
     if row["error"] is not None and row["operators"] is None:
@@ -258,8 +256,9 @@ def in_short(row: Mapping[str, Any] | None, times: bool = True) -> str:
 def markdown(
     rows: Sequence[Mapping[str, Any]], title: str = "Matrix", times: bool = True
 ) -> str:
-    """Three tables: by model, all rows, and what was refused. ``times``: whether what
-    was measured is in them.
+    """Return three tables: by model, all rows, and refused operators.
+
+    ``times``: whether measured figures are included.
     """
     heads, body = by_model(rows, times)
     columns = [column for column in COLUMNS if times or column.head not in _MEASURED]
@@ -287,7 +286,7 @@ REFUSED = ("count", "backend", "operator", "reason", "models")
 
 
 def markdown_table(heads: Sequence[str], rows: Any) -> str:
-    """A table of Markdown; no text of a cell is markup."""
+    """Return a table of Markdown; no text of a cell is markup."""
     lines = ["| " + " | ".join(map(_escaped, row)) + " |" for row in (heads, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
 
@@ -296,13 +295,14 @@ _MARKS = {ord(mark): f"&#{ord(mark)};" for mark in "\\`*[]<>|&"}
 
 
 def _escaped(text: str) -> str:
-    """Text of which no character is markup."""
+    """Escape text so that no character is markup."""
     return printable(text).translate(_MARKS)
 
 
 def comma_separated(rows: Sequence[Mapping[str, Any]]) -> str:
-    """All columns of all rows as CSV, numbers in full; what spreadsheets would take for
-    a formula is quoted as text.
+    """Return all columns of all rows as CSV, with full numbers.
+
+    Texts that spreadsheets would read as formulas are quoted.
     """
     into = io.StringIO()
     writer = csv.writer(into, lineterminator="\n")

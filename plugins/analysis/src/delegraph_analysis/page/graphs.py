@@ -209,6 +209,7 @@ class _MethodDrawing:
         path: str = "",
     ) -> Picture:
         """Draw a graph, and after it those of its control flow; returns all of it.
+
         ``path`` leads to a subgraph.
         """
         place = len(self.graphs)
@@ -276,8 +277,9 @@ class _Graph:
 
 
 class _Host(_Graph):
-    """A graph that the host runs. ``specs``: signature of the method's own graph; None
-    for a subgraph.
+    """A graph that the host runs.
+
+    ``specs``: signature of the method's own graph; None for a subgraph.
     """
 
     def __init__(

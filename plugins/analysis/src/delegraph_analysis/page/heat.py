@@ -1,6 +1,4 @@
-"""What the pictures of a program show by colours: how wrong its values are, or how much
-of a call's time is theirs.
-"""
+"""Color pictures of a program by the errors of values, or by the time of operators."""
 
 from __future__ import annotations
 
@@ -12,17 +10,15 @@ from ..drawing import HEATS
 from ..profiling import Part, ProgramProfile
 
 _SHARES = (0.01, 0.05, 0.2)
-"""Shares of a call from which on an operator has the second colour, the third and the
-last.
-"""
+"""Shares of a call from which an operator has the second, third and last color."""
 SHARES = ("less than 1 % of the call", "1 % or more", "5 % or more", "20 % or more")
-"""What the colours of times mean."""
+"""The meaning of the colors of times."""
 _LISTED = 4
-"""Parts of a call that the tooltip of an operator lists."""
+"""The most parts of a call in an operator's tooltip."""
 
 
 def degree(row: OperatorStatistics) -> int:
-    """How wrong a value is, from 1 for one that agrees to ``HEATS``."""
+    """Return the degree of a value's error, from 1 if it agrees to ``HEATS``."""
     differs, odd, ratio = severity(row)
     if differs:
         return HEATS if odd or ratio > 10 else HEATS - 1
@@ -33,19 +29,19 @@ class Heat(Protocol):
     """Figures of operators by ``where`` they run and the names of their nodes."""
 
     def heat(self, where: str, node: str = "") -> int:
-        """The colour of an operator, or of a whole delegate: 0 where nothing is known,
-        else from 1 to ``HEATS``.
+        """Return the color of an operator or delegate: 0 if unknown, else 1 to
+        ``HEATS``.
         """
 
     def shown(self, where: str, node: str) -> Iterator[str]:
-        """What its box says of it."""
+        """Return the text in the operator's box."""
 
     def lines(self, where: str, node: str) -> Iterator[str]:
-        """What a tooltip says of it."""
+        """Return the text in the operator's tooltip."""
 
 
 class Errors:
-    """How wrong values are; the worst of a delegate's is the delegate's."""
+    """The errors of values. A delegate has the worst of its values' errors."""
 
     def __init__(self, found: OperatorVerification | None) -> None:
         self._rows: dict[tuple[str, str], OperatorStatistics] = {}
@@ -74,8 +70,9 @@ class Errors:
 
 
 class Times:
-    """How long operators take. What several were fused into colours each of them, and
-    each says so.
+    """The times of operators.
+
+    Fused operators share the time and the color of the fusion.
     """
 
     def __init__(self, profile: ProgramProfile) -> None:

@@ -84,8 +84,9 @@ def _name_of_dtype(dtype: torch.dtype) -> str:
 
 
 def stem(operator: str) -> str:
-    """A short name of an operator: ``add`` for ``aten.add.Tensor``. Names of other
-    libraries are not shortened.
+    """A short name of an operator: ``add`` for ``aten.add.Tensor``.
+
+    Names of other libraries are not shortened.
     """
     return (
         operator.split(".")[1]

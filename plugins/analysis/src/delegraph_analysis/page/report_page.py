@@ -1,6 +1,4 @@
-"""A report as one HTML page that opens without network: pictures of the methods, and
-tables of all its rows.
-"""
+"""Render a report as one HTML page without network: pictures and tables."""
 
 from __future__ import annotations
 
@@ -36,13 +34,14 @@ from .heat import SHARES
 from .tables import cell, code, fact_cell, fact_class, lines, link, places, table
 
 BOXES = 3000
-"""Boxes that are drawn inside delegates, over the whole page; the delegates after these
-are in the table only.
+"""The most boxes that are drawn inside delegates of a page.
+
+Later delegates are in the table only.
 """
 _WORST = 20
-"""Operators with the largest errors that the page lists."""
+"""The most operators with large errors that the page lists."""
 _SLOWEST = 100
-"""Rows of a table of times."""
+"""The most rows of a table of times."""
 _DEGREES = (
     "agrees with float64",
     "near its tolerance",
@@ -70,14 +69,12 @@ def render_page(
     verifications: Mapping[str, Verification] | None = None,
     profiles: Mapping[str, ProgramProfile] | None = None,
 ) -> str:
-    """One page with a picture of each method; it refers to nothing outside, and runs
-    its own script alone.
+    """Return one page with a picture of each method, which loads nothing from outside.
 
-    ``verifications``: by method what ``verify`` returned, which the page shows too;
-    that of ``verify_operators`` colours the pictures. ``profiles``: by method what
-    ``profile`` returned; the page has its tables, and the pictures of such a method are
-    coloured by times, whatever was verified. Two runs of one lowering differ in the
-    times only. Raises InputError for other objects.
+    ``verifications``: by method the result of ``verify``, which the page shows; that of
+    ``verify_operators`` colors the pictures. ``profiles``: by method the result of
+    ``profile``; its pictures are colored by time instead. Two runs of one lowering
+    differ in the times only. Raises InputError for other objects.
     """
     for method, found in (verifications or {}).items():
         if not isinstance(found, Verification):
@@ -102,7 +99,7 @@ def render_page(
 
 
 class _Page:
-    """One page while it is written."""
+    """A page that is being written."""
 
     def __init__(
         self,
@@ -135,8 +132,8 @@ class _Page:
         yield f'<p class="faint">{SCHEMA}</p>\n</body></html>\n'
 
     def _shares(self) -> Iterator[str]:
-        """Who computes how many operators, as a bar, and its colours with the others of
-        the page.
+        """Return a bar with the share of operators of each backend, in the page's
+        colors.
         """
         parts = []
         for backend, tone in self.tones.items():
@@ -176,7 +173,7 @@ class _Page:
         yield f'<ul class="legend" aria-label="Colours of the pictures">{items}</ul>\n'
 
     def _contents(self) -> Iterator[str]:
-        """The methods with their totals, and a link to each."""
+        """Return the methods with their totals, and a link to each."""
         facts = MethodRow.readable()
         rows = [
             [link(self.ids[m], m), *(fact_cell(f, row) for f in facts)]
@@ -192,7 +189,7 @@ class _Page:
         yield f'<nav aria-label="Methods">\n{listed}</nav>\n'
 
     def affordable(self, insides: Mapping[str, Drawn]) -> dict[str, Drawn]:
-        """The pictures that are drawn: as many as there is room for, from the first on."""
+        """Return the pictures that are drawn: the first ones, while there is room."""
         chosen: dict[str, Drawn] = {}
         for name, drawn in insides.items():
             self.room -= len(drawn.picture.boxes)
@@ -207,7 +204,7 @@ class _Page:
             yield f"<h2>Notes</h2>\n<ul>\n{items}</ul>\n"
 
     def _facts(self) -> Iterator[str]:
-        """What is known of the whole lowering, each under a heading of its own."""
+        """Yield facts about the whole lowering, each with a heading."""
         for fact in self.report.readable():
             entries = fact.entries(fact.of(self.report)) if fact.entries else ()
             if entries:
@@ -216,9 +213,7 @@ class _Page:
 
 
 class _MethodSection:
-    """The part of a page that is about one method: what is left to the host, its graph,
-    its values, its delegates.
-    """
+    """The section of one method: host operators, graph, values and delegates."""
 
     def __init__(self, page: _Page, row: MethodRow) -> None:
         method = row.name
@@ -252,9 +247,7 @@ class _MethodSection:
         self.boxes = self._boxes()
 
     def _boxes(self) -> dict[str, list[str]]:
-        """Row -> boxes; of a delegate those of the overview, in which it is seen beside
-        others.
-        """
+        """Return the boxes of each row; for a delegate, those of the overview."""
         if self.pictures is None:
             return {}
         drawn = boxes_about([*self.pictures.graphs, *self.insides.values()])
@@ -309,7 +302,7 @@ class _MethodSection:
             )
 
     def _times(self) -> Iterator[str]:
-        """Where the time of a call goes: by line, module and place, the slowest first."""
+        """Yield the times of a call by line, module and place, the slowest first."""
         profile = self.profile
         if profile is None:
             return
@@ -335,9 +328,7 @@ class _MethodSection:
             )
 
     def _figures(self) -> Iterator[str]:
-        """What backends expect each line of the program to spend, the most expensive
-        first.
-        """
+        """Yield the backends' estimates for each line, the most expensive first."""
         if self.figures:
             names = list(
                 dict.fromkeys(name for row in self.figures for name in row.figures)
@@ -360,8 +351,8 @@ class _MethodSection:
             )
 
     def _given_back(self) -> Iterator[str]:
-        """The partitions that a compiler refused; what became of their operators, the
-        other tables say.
+        """Yield the partitions that a compiler refused; other tables show their
+        operators.
         """
         if self.given_back:
             rows = [
@@ -401,8 +392,8 @@ class _MethodSection:
         yield f"<p>{lines(every)}</p></details>\n"
 
     def _cause(self, row: str, cause: Cause) -> list[str]:
-        """One row for a cause: its operators, the reason and what to do, the first line
-        concerned, its boxes.
+        """Return a row for a cause: operators, reason and advice, first line, and
+        boxes.
         """
         listed = list_counts(cause.operators)
         remarks = "".join(f"<li>{text(remark)}</li>" for remark in cause.remarks)
@@ -435,9 +426,7 @@ class _MethodSection:
         yield f'<p class="faint">{_HINT}</p>\n'
 
     def _accuracy(self) -> Iterator[str]:
-        """How the outputs compare with eager, and the operators that differ from
-        float64: the first, then the worst.
-        """
+        """Yield the errors of outputs, and the first and worst operators that differ."""
         if self.verified is None:
             return
         yield "<h3>Outputs beside eager</h3>\n"
@@ -498,8 +487,9 @@ class _MethodSection:
         return [name, text(o.where), *errors, _where(o.source), places(boxes)]
 
     def _delegates(self) -> str:
-        """One row for each delegate. Where its inside is not drawn, its box in the
-        graph links to this row.
+        """Yield a row for each delegate.
+
+        If its inside is not drawn, its box links here.
         """
         facts = [
             f
@@ -535,8 +525,8 @@ class _MethodSection:
 
 
 def _listed(found: OperatorVerification) -> list[OperatorStatistics]:
-    """The first operator that differs, the worst of the others, and those whose
-    difference is nobody's error.
+    """Return the first operator that differs, the worst others, and excused
+    differences.
     """
     differing = found.differing()
     shown = [
