@@ -31,8 +31,10 @@ class Check:
     function: Callable[[BackendUnderTest], Figures]
 
     def run(self, backend: BackendUnderTest) -> Figures:
-        """The check's figures. Raises CheckFailed with all that it takes to see the
-        failure again, or CheckSkipped.
+        """The check's figures.
+
+        Raises CheckFailed with all that it takes to see the failure again, or
+        CheckSkipped.
         """
         try:
             return self.function(backend)

@@ -1,6 +1,4 @@
-"""A backend with its options: how to get it, here and in another process, and to lower
-a program for it.
-"""
+"""Represent a backend with its options, in this process and others."""
 
 from __future__ import annotations
 
@@ -32,14 +30,12 @@ if TYPE_CHECKING:
     from delegraph.runtime import BackendRuntime
 
 TOLERANCE = 1e-4
-"""Largest accepted difference from eager, relative to the largest value of an output.
-"""
+"""Largest accepted error, relative to the largest value of an output."""
 DEVICE = "executorch"
 """The runtime in which device halves run."""
 GATE = 600
 QUICK_GATE = 100
-"""How many operators and random programs are tried besides the small ones that every
-backend is tried on.
+"""The number of operators and random programs that are tried with the small programs.
 """
 Register = Callable[[Registry], Any]
 _FIELDS = (
@@ -53,25 +49,24 @@ _FIELDS = (
     "device",
     "may_refuse",
 )
-"""The fields that another process gets unchanged."""
+"""The fields that other processes get unchanged."""
 
 
 @dataclass
 class ConfiguredBackend:
-    """A backend with its options, and how strictly and how long to check it.
+    """A backend with its options, and the settings of its checks.
 
     ``gate`` operators and random programs are tried, always the same; then others for
-    ``seconds``. ``operators`` names those that are tried instead, with all their
-    samples and on special values. ``tolerance`` is relative to the largest value of an
+    ``seconds``. ``operators`` names operators that are tried instead, with all their
+    samples and special values. ``tolerance`` is relative to the largest value of an
     output. ``example`` returns (module, inputs) that the backend takes at least in
-    part; a backend that takes none of the usual small programs needs one. ``register``
-    adds a backend that is not installed to a registry; as a function of a module it
-    serves other processes too. With ``device``, programs run in the backend's device
-    half, not in its host runtime. Its compiler ``may_refuse`` partitions that its
-    support check took; otherwise that is a failure, since users see it only after they
-    waited for the compiler, and lose the whole partition. ``budget``: seconds for all
-    checks, which then try as many programs as there is time for, in the same order; 0
-    for no limit.
+    part. A backend that takes none of the small programs needs one. ``register`` adds a
+    backend that is not installed to a registry; a function of a module serves other
+    processes, too. With ``device``, programs run in the backend's device half instead
+    of its host runtime. ``may_refuse``: its compiler may refuse partitions that its
+    support check took. Otherwise that is a failure: users see it only after compiling,
+    and lose the whole partition. ``budget``: seconds for all checks, which then try as
+    many programs as fit, in the same order; 0 for no limit.
     """
 
     name: str
@@ -83,26 +78,22 @@ class ConfiguredBackend:
     seconds: float = 0.0
     operators: tuple[str, ...] = ()
     randoms: int = RANDOM_PROGRAMS
-    """How many random programs are among the samples."""
+    """The number of random programs among the samples."""
     device: bool = False
     may_refuse: bool = False
     budget: float = 0.0
     environment: Mapping[str, str] = field(
         default_factory=lambda: dict(os.environ), repr=False
     )
-    """The environment variables that other processes get, as they were before the
-    backend did anything.
-    """
+    """The environment variables of other processes, from before the backend ran."""
     warnings: list[str] = field(default_factory=list, repr=False)
-    """What checks noticed and do not fail for."""
+    """Problems that checks noticed but do not fail for."""
     tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
-    """Is called with how far a long check has come."""
+    """A function that gets the progress of long checks."""
     started: float = field(default_factory=time.monotonic, repr=False)
 
     def share(self, part: float) -> float | None:
-        """Seconds that a check may take on its programs: a part of what is left of
-        ``budget``; None without one.
-        """
+        """Return the seconds for a check: a part of the rest of ``budget``, or None."""
         return (
             part * max(0.0, self.started + self.budget - time.monotonic())
             if self.budget
@@ -111,7 +102,7 @@ class ConfiguredBackend:
 
     @cached_property
     def registry(self) -> Registry:
-        """Where the backend is found: what is installed, or a registry with it alone."""
+        """Return the registry with the backend: the installed plugins, or it alone."""
         if self.register is None:
             return default_registry()
         registry = Registry(discover=False)
@@ -119,19 +110,19 @@ class ConfiguredBackend:
         return registry
 
     def partitioner(self) -> Partitioner:
-        """A new partitioner with the options."""
+        """Return a new partitioner with the options."""
         return self.registry.get_partitioner(self.name, **self.options)
 
     @cached_property
     def runtime(self) -> type[BackendRuntime] | None:
-        """What runs its blobs on this host; None if there is no such runtime."""
+        """Return the runtime of its blobs on this host; None if there is none."""
         try:
             return self.registry.runtime_for(self.name)
         except NoRuntime:
             return None
 
     def needs_runtime(self) -> type[BackendRuntime]:
-        """The runtime; skips the check, with the reason, if there is none."""
+        """Return the runtime; skip the check, with the reason, if there is none."""
         if self.runtime is None:
             raise CheckSkipped(
                 f"backend {self.name!r} has no runtime on this host, so nothing can"
@@ -141,14 +132,15 @@ class ConfiguredBackend:
 
     @property
     def where(self) -> str | None:
-        """What runs whole programs: the runtime of device halves, or None for the host,
-        where delegates run alone.
+        """Return the runtime of whole programs: that of device halves, or None for the
+        host.
         """
         return DEVICE if self.device else None
 
     def needs_device(self) -> None:
-        """Skip the check, with the reason, where no device half can be built or run;
-        fail it if the build does.
+        """Skip the check, with the reason, if no device half can be built or run.
+
+        A failing build fails the check.
         """
         if self.device:
             skipped, failed = self._device
@@ -165,8 +157,9 @@ class ConfiguredBackend:
 
     @contextmanager
     def saved(self, lowered: LoweredProgram) -> Iterator[Path]:
-        """A file of the program for the device's runtime, which exists within the
-        context. Raises Unsupported.
+        """Yield a temporary file of the program for the device's runtime.
+
+        Raises Unsupported.
         """
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, f"program{self.registry.suffix_for(DEVICE)}")
@@ -177,14 +170,14 @@ class ConfiguredBackend:
 
     @cached_property
     def programs(self) -> tuple[Program, ...]:
-        """The backend's example, the common small programs and some random ones."""
+        """Return the backend's example, the common small programs and some random ones."""
         own = (given(self.example),) if self.example is not None else ()
         return (*own, *PROGRAMS, *map(random_program, range(self.randoms)))
 
     def attempt(
         self, program: Program, dynamic: bool = False
     ) -> LoweringAttempt | None:
-        """Lower a program for this backend; None if torch cannot export it."""
+        """Lower a program for this backend; return None if torch cannot export it."""
         exported = program.exported_dynamic if dynamic else program.exported
         if exported is None:
             return None
@@ -203,10 +196,10 @@ class ConfiguredBackend:
         seconds: float = 120.0,
         prepare: str | None = None,
     ) -> Answer:
-        """Call ``function(backend, *args, report)``, a function of a module, with this
-        backend in a fresh process.
+        """Call ``function(backend, *args, report)`` in a fresh process; see
+        ``ForkServer.run``.
 
-        Skips the check where that cannot be. See ``ForkServer.run``.
+        ``function`` is one of a module. Skips the check if that is impossible.
         """
         if not hasattr(os, "fork"):
             raise CheckSkipped("this platform cannot fork processes")
@@ -215,8 +208,8 @@ class ConfiguredBackend:
         return fork_server(hash_seed).run(*job, seconds=seconds, prepare=prepare)
 
     def run_apart(self, function: Callable[..., Any], *args: Any) -> Answer:
-        """The same, but in this process, without protection, if the backend exists
-        nowhere else.
+        """Do the same in this process, without protection, if the backend exists only
+        here.
         """
         try:
             return self.run_elsewhere(function, *args)
@@ -237,13 +230,14 @@ class ConfiguredBackend:
 
 
 def _call(recipe: Recipe, function: str, *args: Any) -> Any:
-    """Run in another process: make the backend anew, and call ``function`` with it."""
+    """Make the backend again and call ``function`` with it. Runs in another process."""
     return find_by_name(function)(ConfiguredBackend(**recipe.arguments()), *args)
 
 
 def find_device(backend: ConfiguredBackend, report: Report) -> tuple[str, str]:
-    """Run in another process: why no device can run here, and what is wrong with its
-    half; empty if nothing is.
+    """Return why no device can run here, and the fault of the device half.
+
+    Both are "" if there is none. Runs in another process.
     """
     runtime = backend.needs_runtime()
     for program in backend.programs:

@@ -1,5 +1,6 @@
-"""Programs with branches and loops. torch traces them through the module that they
-stand in, so they are real code.
+"""Programs with branches and loops.
+
+torch traces them through the module that they stand in, so they are real code.
 """
 
 from __future__ import annotations

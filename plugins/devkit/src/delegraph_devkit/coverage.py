@@ -1,8 +1,7 @@
-"""Which operators a backend takes: OpInfo's programs, one operator each, asked of its
-support check alone.
+"""List the operators that a backend takes, from OpInfo's programs of one operator.
 
-Nothing is compiled: a stand-in that compiles to nothing has the backend's name, so a
-slow compiler does not matter.
+Only the support check runs. A stand-in with the backend's name compiles to nothing, so
+a slow compiler does not matter.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .sweep import Series, run
 from .trial import Outcome, partitioning_fault
 
 _FEW = 3
-"""Reasons that the table shows of one operator and element type."""
+"""The reasons that the table shows for one operator and element type."""
 
 
 def _programs(backend: ConfiguredBackend) -> Iterator[Program]:
@@ -31,8 +30,8 @@ def _programs(backend: ConfiguredBackend) -> Iterator[Program]:
 
 
 def try_support(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
-    """What the support check says of the calls of a program, after what it refuses was
-    decomposed for it.
+    """Return the support check's answers for a program, after decomposing refused
+    calls.
     """
     if program.exported is None:
         return []
@@ -68,29 +67,27 @@ SUPPORT = Series(f"{__name__}:SUPPORT", _programs, try_support, lanes=2)
 
 @dataclass(frozen=True)
 class Row:
-    """One operator: element type of the programs -> how many calls were taken, and why
-    others were not.
-    """
+    """One operator: taken calls and reasons of refusals, by element type."""
 
     operator: str
     taken: dict[str, int]
     refused: dict[str, list[str]]
 
     def cell(self, dtype: str) -> str:
-        """``yes``, ``some``, ``no``, or ``-`` where no call was tried."""
+        """Return ``yes``, ``some``, ``no``, or ``-`` if no call was tried."""
         taken = self.taken.get(dtype, 0)
         refused = self.refused.get(dtype, [])
         return ("some" if refused else "yes") if taken else ("no" if refused else "-")
 
     @property
     def reasons(self) -> list[str]:
-        """Why calls were refused, the most frequent first."""
+        """Return the reasons of refusals, the most frequent first."""
         every = [reason for reasons in self.refused.values() for reason in reasons]
         return sorted(dict.fromkeys(every), key=lambda reason: -every.count(reason))
 
 
 def collect(outcomes: Iterable[Outcome]) -> list[Row]:
-    """A row for each operator that was met, by name."""
+    """Return a row for each operator, by name."""
     rows: dict[str, Row] = {}
     for one in outcomes:
         dtype = one.program.split(", ")[1]
@@ -105,7 +102,7 @@ def collect(outcomes: Iterable[Outcome]) -> list[Row]:
 
 
 def support_of(backend: ConfiguredBackend) -> list[Row]:
-    """What the backend says of each operator of OpInfo's programs."""
+    """Return the backend's answers for the operators of OpInfo's programs."""
     return collect(run(backend, SUPPORT))
 
 
@@ -113,9 +110,7 @@ DTYPES = tuple(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype, _ in R
 
 
 def as_markdown(title: str, rows: Sequence[Row]) -> str:
-    """The page: a table with a column for each element type, and the reasons as
-    footnotes.
-    """
+    """Return a table with a column for each element type, and reasons as footnotes."""
     columns = [d for d in DTYPES if any(row.cell(d) != "-" for row in rows)]
     notes: dict[str, int] = {}
     taken = sum(bool(row.taken) for row in rows)

@@ -65,6 +65,7 @@ class CheckFailed(AssertionError):
 
 
 class CheckSkipped(unittest.SkipTest):
-    """The check does not apply to this backend; the message says why. pytest shows it
-    as a skipped test.
+    """The check does not apply to this backend; the message says why.
+
+    pytest shows it as a skipped test.
     """

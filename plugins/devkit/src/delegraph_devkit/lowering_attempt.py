@@ -1,4 +1,4 @@
-"""Lowering one program and keeping what a check wants to know about it."""
+"""Lower one program and keep the facts that checks need."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HandedOver = tuple[bytes, list[CompileSpec], dict[str, Any]]
 
 
 class Phase(StrEnum):
-    """Where a lowering stopped."""
+    """The step at which a lowering stopped."""
 
     DONE = "done"
     PARTITION = "partition"
@@ -41,7 +41,7 @@ class Phase(StrEnum):
 
 @dataclass
 class LoweringAttempt:
-    """One program, what its partitioner said, and the lowered program or the error."""
+    """One program, its partitioner's answer, and the lowered program or the error."""
 
     program: Program
     exported: ExportedProgram
@@ -52,20 +52,22 @@ class LoweringAttempt:
     lowered: LoweredProgram | None = None
     error: BaseException | None = None
     changed: Sequence[str] = ()
-    """What the lowering changed in the exported program."""
+    """Parts of the exported program that the lowering changed."""
     handed_over: Sequence[HandedOver] = ()
-    """What the backend made, as it was right after the lowering."""
+    """The backend's results right after the lowering."""
     seconds: float = 0.0
 
     @property
     def partitioned(self) -> PartitionResult | None:
-        """What the partitioner returned."""
+        """Return the partitioner's result."""
         return self.recording.result if self.recording else None
 
     @property
     def refusals(self) -> dict[Node, str]:
-        """Node -> reason, as the partitioner gave it, or the compiler of a backend that
-        may refuse partitions.
+        """Return the reason for each refused node.
+
+        Reasons come from the partitioner, or from a compiler that may refuse
+        partitions.
         """
         late = (
             {row.partition: row.reason for row in self.lowered.report.given_back}
@@ -86,7 +88,7 @@ class LoweringAttempt:
 
     @property
     def calls(self) -> list[Node]:
-        """The calls of the last program that the partitioner was asked about."""
+        """Return the calls of the last program that the partitioner got."""
         program = self.recording.program if self.recording else None
         return (
             [n for n in program.graph.nodes if n.op == "call_function"]
@@ -96,32 +98,32 @@ class LoweringAttempt:
 
     @property
     def host_calls(self) -> list[Node]:
-        """The calls that the host computes, without casts at the borders of delegates."""
+        """Return the calls that the host computes, without casts at borders of
+        delegates.
+        """
         assert self.lowered is not None
         return host_calls(self.lowered.exported_program().graph.nodes)
 
     @property
     def failed(self) -> str:
-        """The error in words."""
+        """Return the error in words."""
         return f"{type(self.error).__name__}: {self.error}"
 
 
 class Recording(Partitioner):
-    """The partitioner in question, with what it was given, what it gave, and what it
-    did to the nodes' metadata.
-    """
+    """A partitioner that records its input, its result, and its changes of metadata."""
 
     inner: Partitioner
     support: Any
     program: ExportedProgram | None = None
     result: PartitionResult | None = None
     failure: PluginFailed | None = None
-    """The first exception of ``inner``, which a lowering makes a refusal."""
+    """The first exception of ``inner``, which a lowering turns into a refusal."""
     changed: tuple[str, ...] = ()
 
     @staticmethod
     def of(inner: Partitioner) -> Recording:
-        """A recording with the name of ``inner``, which error messages show."""
+        """Return a recording with the name of ``inner``, which error messages show."""
         # by which an error finds the plugin
         named = {"__module__": type(inner).__module__}
         recording: Recording = type(type(inner).__name__, (Recording,), named)(
@@ -163,8 +165,9 @@ _ALLOWED = {"delegation_tag", "no_copy", INDEXED, WITHIN}
 def _changes(
     before: Mapping[Node, Mapping[str, Any]], packages: tuple[str, ...]
 ) -> Iterator[str]:
-    """Metadata that is another object than before, apart from what a partitioner of
-    these ``packages`` may set.
+    """Yield metadata that was replaced, except keys that a partitioner may set.
+
+    A partitioner of these ``packages`` may set keys with their names.
     """
     for node, meta in before.items():
         for key in dict.fromkeys([*meta, *node.meta]):
@@ -187,10 +190,10 @@ def attempt_lowering(
     eager: bool,
     may_refuse: bool = False,
 ) -> LoweringAttempt:
-    """Lower ``program``, which was exported before; ``eager`` is for backends without a
+    """Lower ``program``, which was exported before; ``eager`` is for backends without
     runtime.
 
-    A partition that the compiler refuses is an error here, unless ``may_refuse``.
+    A partition that the compiler refuses is an error, unless ``may_refuse``.
     """
     attempt = LoweringAttempt(program, *exported)
     start = time.monotonic()
@@ -235,7 +238,10 @@ def _phase(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """One thread, no gradients, torch's random state kept, no warnings and no log."""
+    """Run with one thread, and without gradients, warnings or logs.
+
+    torch's random state is kept.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -246,7 +252,7 @@ def quiet() -> Iterator[None]:
 
 
 def handed_over(lowered: LoweredProgram) -> list[HandedOver]:
-    """Return what the runtime gets for each delegate now, with the bytes of its blob."""
+    """Return the current blob, compile specs and named data of each delegate."""
     modules = [d.module for d in lowered.delegates]
     return [
         (m.processed_bytes, list(m.compile_specs), dict(m.named_data()))
@@ -255,7 +261,7 @@ def handed_over(lowered: LoweredProgram) -> list[HandedOver]:
 
 
 def is_random(program: ExportedProgram) -> bool:
-    """Whether what the program returns is not determined by its inputs."""
+    """Return whether the inputs do not determine the results of a program."""
 
     def draws(target: Any) -> bool:
         name = getattr(target, "__name__", "")

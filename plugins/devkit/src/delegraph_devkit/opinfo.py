@@ -101,8 +101,9 @@ def unknown(operators: Collection[str]) -> list[str]:
 
 @cache
 def _table() -> list[Any]:
-    """OpInfo's rows, without what only a GPU runs. Importing them changes settings of
-    torch, which are put back.
+    """OpInfo's rows, without what only a GPU runs.
+
+    Importing them changes settings of torch, which are put back.
     """
     # the module proper, behind its properties
     settings = vars(getattr(torch.backends, "m", torch.backends))

@@ -1,5 +1,6 @@
-"""The light module: the commands that this distribution adds to ``delegraph``. Imports
-neither torch nor numpy.
+"""The light module: the commands that this distribution adds to ``delegraph``.
+
+Imports neither torch nor numpy.
 """
 
 from __future__ import annotations

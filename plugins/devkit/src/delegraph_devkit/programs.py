@@ -1,6 +1,4 @@
-"""The programs that backends are tried on, as text that a failure can print and that
-anyone can run.
-"""
+"""Hold the programs that backends are tried on, as text for failure messages."""
 
 from __future__ import annotations
 
@@ -30,8 +28,9 @@ Exported = tuple[ExportedProgram, tuple[Any, ...]]
 LEAST = 1
 MOST = 8
 BATCH = Dim("n", min=LEAST, max=MOST)
-"""The dynamic size of a batch. A batch of one is where engines that broadcast at run
-time differ.
+"""The dynamic size of a batch.
+
+Engines that broadcast at run time differ for a batch of one.
 """
 AUTO_SIZES = (3, 2, 5)
 """The sizes of calls if torch.export chooses the range, which may begin at 2."""
@@ -39,11 +38,11 @@ AUTO_SIZES = (3, 2, 5)
 
 @dataclass(frozen=True)
 class Program:
-    """A module with inputs: ``make(n)`` builds it for batches of ``n``.
+    """A module with inputs; ``make(n)`` builds it for batches of ``n``.
 
-    ``source`` is Python that sets ``model`` and ``inputs``, as a failure shows it;
-    without one it is written from the exported program. ``members`` are the programs
-    that this one is made of, to be tried one by one if it fails.
+    ``source`` is Python that sets ``model`` and ``inputs``, for failure messages.
+    Without it, the source is written from the exported program. ``members`` are
+    programs that this one consists of; they are tried one by one if it fails.
     """
 
     name: str
@@ -52,37 +51,34 @@ class Program:
     batched: bool = False
     """Whether ``n`` matters: the first dimension of every input may then be dynamic."""
     special: bool = False
-    """Whether inputs hold values that a backend may declare to treat otherwise
-    (``known_differences``).
+    """Whether inputs have values for which a backend may declare ``known_differences``.
     """
     members: tuple[Program, ...] = ()
     own: bool = False
-    """Whether it is the backend's own example. That torch cannot export it is then an
-    error.
-    """
+    """Whether it is the backend's own example, so that a failing export is an error."""
 
     @cached_property
     def exported(self) -> Exported | None:
-        """The exported program and its inputs; None if torch cannot export it, which
-        says nothing of a backend.
+        """Return the exported program and its inputs; None if torch cannot export it.
 
-        Exported once: nobody may change it, and a check looks whether somebody did.
-        Raises the DelegraphError of what makes the program, and InputError for an
-        example that torch cannot export.
+        A failing export is not the backend's fault. It is exported once: checks verify
+        that nothing changes it. Raises the DelegraphError of the example, and
+        InputError for an example that torch cannot export.
         """
         return self._export(dynamic=False)
 
     @cached_property
     def exported_dynamic(self) -> Exported | None:
-        """The same with the first dimension of every input dynamic, from LEAST to MOST
-        if torch can export that.
+        """Return the same with a dynamic first dimension of every input.
+
+        It is from LEAST to MOST, if torch can export that.
         """
         return self._export(dynamic=True, size=BATCH) or self._export(dynamic=True)
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """The sizes with which to call ``exported_dynamic``: the least, the next, one
-        between, the largest.
+        """Return sizes for ``exported_dynamic``: the least, the next, a middle, the
+        largest.
         """
         ranges = (
             self.exported_dynamic[0].range_constraints.values()
@@ -129,9 +125,7 @@ def _dynamic(value: Any, size: Any) -> Any:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Keep torch's random state as it is, and drop what it warns of and logs about odd
-    programs.
-    """
+    """Keep torch's random state, and drop its warnings and logs."""
     logged = logging.root.manager.disable
     logging.disable()
     try:
@@ -143,8 +137,9 @@ def undisturbed() -> Iterator[None]:
 
 
 def written(name: str, source: str, batched: bool = False, **fields: Any) -> Program:
-    """A program from text that sets ``model`` and ``inputs``; ``N`` is the size of a
-    batch in it.
+    """Return a program from text that sets ``model`` and ``inputs``.
+
+    ``N`` is the size of a batch in the text.
     """
     text = textwrap.dedent(source).strip() + "\n"
     file = f"<delegraph_devkit {name}>"
@@ -160,9 +155,7 @@ def written(name: str, source: str, batched: bool = False, **fields: Any) -> Pro
 
 
 def given(example: Callable[[], Example]) -> Program:
-    """The backend's own example, made with torch's random numbers in the same state
-    every time.
-    """
+    """Return the backend's own example, made with the same random numbers every time."""
 
     def make(n: int) -> Example:
         with undisturbed():
@@ -173,7 +166,10 @@ def given(example: Callable[[], Example]) -> Program:
 
 
 def _place(example: Callable[[], Example]) -> str:
-    """The lines that make the example again; empty if it is of no file."""
+    """Return lines that make the example; "" if no file can be imported.
+
+    Functions inside of other functions cannot be imported.
+    """
     if inspect.isfunction(example) and "<" not in example.__qualname__:
         return f"import runpy\n\nmodel, inputs = {place_text(example)}()\n"
     source: str = getattr(example, "source", "")
@@ -181,8 +177,9 @@ def _place(example: Callable[[], Example]) -> str:
 
 
 def place_text(function: Callable[..., Any]) -> str:
-    """An expression that reads a function from its file, whose folder need not be on
-    the path.
+    """Return an expression that loads a function from its file.
+
+    The file's folder need not be on the path.
     """
     file, (name, *attributes) = (
         inspect.getfile(function),
@@ -193,9 +190,7 @@ def place_text(function: Callable[..., Any]) -> str:
 
 
 def relaid(program: Program) -> Program:
-    """The same program with its inputs in another layout: the first dimension fastest
-    in memory.
-    """
+    """Return the same program with inputs whose first dimension is contiguous."""
 
     def make(n: int) -> Example:
         module, inputs = program.make(n)
@@ -390,4 +385,4 @@ RELAID = tuple(
     for p in PROGRAMS
     if p.name in ("mlp", "convolution", "arithmetic", "integers", "product")
 )
-"""Some of them with their inputs in another layout."""
+"""Some of them with inputs in another layout."""

@@ -1,9 +1,8 @@
-"""Fresh processes for checks: a server per hash seed imports torch once, and forks for
-every job.
+"""Run jobs of checks in fresh processes.
 
-A forked job cannot disturb the tests, has a limit of time and memory, and reports how
-far it came before it crashed. Jobs and answers are pickled, between processes that we
-start ourselves.
+A server per hash seed imports torch once and forks for every job. A job cannot disturb
+the tests, has limits of time and memory, and reports its progress in case it crashes.
+Jobs and answers are pickled, since delegraph starts both processes.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from typing import IO, Any, ClassVar
 from delegraph.errors import DelegraphError, InternalError
 
 MEMORY = 3 << 30
-"""Bytes that a job may use beyond what its process has when it starts."""
+"""Bytes that a job may use in addition to those of its process at the start."""
 _HEADER = struct.Struct("<Q")
 Report = Callable[[str], None]
-"""A job calls this to say what it is about to do."""
+"""A function to which a job reports its next step."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How a job ended: with its ``result``, with an exception that it ``raised``, or by
-    force: how it ``died``.
+    """The end of a job: its ``result``, the exception it ``raised``, or how it
+    ``died``.
 
-    ``items`` is what a generator gave until then, ``progress`` the last thing that a
-    job reported, ``output`` the end of what it printed. ``hung`` says that it died
-    because it did not come to an end.
+    ``items`` are those of a generator until then, ``progress`` is the last report,
+    ``output`` the end of the printed text. ``hung``: the job was ended because it took
+    too long.
     """
 
     result: Any = None
@@ -56,17 +55,15 @@ class Answer:
 
     @property
     def failure(self) -> str:
-        """What happened instead of a result, as the rest of a sentence; empty if there
-        is one.
-        """
+        """Return the failure as the rest of a sentence; "" if there is a result."""
         return self.died or (self.raised and f"raised {self.raised}")
 
 
 class ForkServer:
-    """A process that imports torch once and forks for every job, as seen from this one."""
+    """A process that imports torch once and forks for every job."""
 
     python: ClassVar[str] = sys.executable
-    """What a server runs."""
+    """The Python interpreter of the server."""
 
     def __init__(self, hash_seed: int) -> None:
         if not hasattr(os, "fork"):
@@ -93,11 +90,11 @@ class ForkServer:
     def run(
         self, function: str, *args: Any, seconds: float, prepare: str | None = None
     ) -> Answer:
-        """Run ``"module:name"`` as ``name(*args, report)`` in a fork, which may be
-        silent for ``seconds`` at most.
+        """Run ``"module:name"`` as ``name(*args, report)`` in a fork.
 
-        ``prepare`` names a function that the server runs before, once, for this fork
-        and all others. Raises InternalError if the server is gone.
+        The fork may be silent for at most ``seconds``. ``prepare`` names a function
+        that the server runs once, for this and all later forks. Raises InternalError if
+        the server is gone.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -126,8 +123,9 @@ _starting = threading.Lock()
 
 
 def fork_server(hash_seed: int) -> ForkServer:
-    """The server with that hash seed, started when it is first asked for and ended with
-    this process.
+    """Return the server with a hash seed.
+
+    It starts at first use and ends with this process.
     """
     with _starting:
         if hash_seed not in _servers:
@@ -158,9 +156,7 @@ def _exactly(stream: IO[bytes], size: int) -> bytes:
 
 
 def serve() -> None:
-    """Import torch and export the samples, then fork for every job until the parent
-    closes the pipe.
-    """
+    """Import torch, export the samples, and fork for every job until the pipe closes."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what jobs print must not get between the answers
     import torch
@@ -219,8 +215,8 @@ def _fork(function: str, args: tuple[Any, ...], seconds: float) -> Answer:
 
 
 def _frames(stream: Any, seconds: float) -> tuple[dict[str, Any], list[Any], bool]:
-    """The last frame of each kind, all items, and whether it was silent for
-    ``seconds``.
+    """Return the last frame of each kind, all items, and whether it was silent for too
+    long.
     """
     found: dict[str, Any] = {}
     items: list[Any] = []
@@ -243,7 +239,7 @@ def _frames(stream: Any, seconds: float) -> tuple[dict[str, Any], list[Any], boo
 
 
 def _job(function: str, args: tuple[Any, ...], writing: int, output: int) -> None:
-    """In the fork: never returns."""
+    """Run a job in the fork; never return."""
     os.dup2(output, 1)
     os.dup2(output, 2)
     with os.fdopen(writing, "wb") as stream:
@@ -262,7 +258,7 @@ def _job(function: str, args: tuple[Any, ...], writing: int, output: int) -> Non
 
 
 def find_by_name(name: str) -> Any:
-    """What ``"module:name"`` or ``"module:object.attribute"`` stands for."""
+    """Return the object that ``"module:name"`` or ``"module:object.attribute"`` names."""
     module, _, attributes = name.partition(":")
     return operator.attrgetter(attributes)(importlib.import_module(module))
 

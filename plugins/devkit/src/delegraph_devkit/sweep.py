@@ -1,5 +1,6 @@
-"""Many programs on one backend, in other processes: a crash costs one program, and is
-reported with it.
+"""Try many programs on one backend, in other processes.
+
+A crash costs one program, and is reported with it.
 """
 
 from __future__ import annotations
@@ -25,18 +26,14 @@ from .subprocesses import Answer, Report, find_by_name
 from .trial import UNCOMPILED, Fault, Kind, Outcome, try_program
 
 SILENT_SECONDS = 600.0
-"""How long a program may take, on however busy a machine; a hang that uses the
-processor ends sooner.
+"""Seconds that a program may take on a busy machine. ``CPU_SECONDS`` ends hangs sooner.
 """
 CPU_SECONDS = 60.0
-"""CPU time that one program may take in another process: a hang, whatever else the
-machine does.
-"""
+"""CPU time that one program may take in another process; more is a hang."""
 TOLD_SECONDS = 20.0
-"""How long the first process tries programs before it says how far it came; each later
-one twice as long.
+"""Seconds until the first process reports its progress; later ones take twice as long.
 
-A process makes all programs before its first one again, which takes ever longer.
+A process makes all programs before its first one again, so progress gets slower.
 """
 _MOST_CRASHES = 20
 _FIXED = (*SPECIAL, *RELAID, WITHOUT_CONTROL_FLOW)
@@ -44,12 +41,11 @@ _FIXED = (*SPECIAL, *RELAID, WITHOUT_CONTROL_FLOW)
 
 @dataclass(frozen=True)
 class Series:
-    """Programs, always the same ones in the same order, and what is done with each of
-    them.
+    """The same programs in the same order, and the function that tries each of them.
 
-    ``name`` is ``"module:NAME"``, where another process finds the series. ``groups``
-    are those of its programs that have members. ``export`` exports what is worth
-    exporting once for all processes. ``lanes`` processes share the programs.
+    Another process finds the series by ``name``, ``"module:NAME"``. ``groups`` are the
+    programs that have members. ``export`` exports programs once for all processes.
+    ``lanes`` processes share the programs.
     """
 
     name: str
@@ -60,7 +56,7 @@ class Series:
     lanes: int = 1
 
     def find(self, backend: ConfiguredBackend, name: str) -> Program | None:
-        """The program of that name."""
+        """Return the program of a name."""
         tried = (one for p in self.programs(backend) for one in (p, *p.members))
         return next((p for p in tried if p.name == name), None)
 
@@ -82,7 +78,7 @@ def _more(backend: ConfiguredBackend) -> Iterator[Program]:
 
 
 def _mixed() -> Iterator[Program]:
-    """Five operators, then a random program, and so on; the order never changes."""
+    """Yield five operators, a random program, and so on, always in the same order."""
     seeds = itertools.count(1000)
     operators = operator_programs()
     while batch := list(itertools.islice(operators, 5)):
@@ -100,7 +96,7 @@ def export_fixed() -> None:
 SAMPLES = Series(f"{__name__}:SAMPLES", lambda backend: iter(backend.programs))
 GATE = Series(f"{__name__}:GATE", _gate, groups=SPECIAL, export=export_fixed, lanes=2)
 MORE = Series(f"{__name__}:MORE", _more, export=export_fixed, lanes=2)
-"""The programs after those of GATE, for as long as there is time."""
+"""The programs after those of GATE, tried while there is time."""
 
 
 # --- trying them
@@ -112,12 +108,11 @@ def run(
     seconds: float | None = None,
     within: float | None = None,
 ) -> list[Outcome]:
-    """The outcomes of all programs of a series, or of those that ``seconds`` are enough
-    for, in its order.
+    """Return the outcomes of a series, in its order.
 
-    ``within``: the same, where a budget is the reason; a fifth of what is left of it
-    unless another is given. Raises CheckSkipped if they have to run on a device and
-    this host has none.
+    ``seconds`` and ``within`` limit the time. ``within`` is the part of a budget, by
+    default a fifth of the rest. Raises CheckSkipped if programs run on a device that
+    this host lacks.
     """
     backend.needs_device()
     limits = [
@@ -153,7 +148,7 @@ def _run_lane(
     lane: int,
     lanes: int,
 ) -> Iterator[list[Outcome]]:
-    """The outcomes of every ``lanes``-th program from number ``lane`` on."""
+    """Return the outcomes of every ``lanes``-th program from number ``lane`` on."""
     start = lane
     crashes = 0
     deadline = None if seconds is None else time.monotonic() + seconds
@@ -220,7 +215,7 @@ def _last(items: list[list[Outcome]]) -> str:
 
 
 def _ended(answer: Answer) -> list[Outcome]:
-    """The outcome of the program at which a process ended."""
+    """Return the outcome of the program at which a process ended."""
     said = f"; it printed: {answer.output[-300:]}" if answer.output else ""
     kind = Kind.HANG if answer.hung else Kind.CRASH if answer.died else Kind.ESCAPED
     text = f"the process in which it was lowered and run {answer.failure}{said}"
@@ -236,10 +231,10 @@ def try_series(
     seconds: float | None,
     report: Report,
 ) -> Iterator[list[Outcome] | None]:
-    """Run in another process: the outcomes of each ``step``-th program from ``start``
-    on, or of the members of one.
+    """Return the outcomes of each ``step``-th program, or of one program's members.
 
-    One program at least; None follows if there was no time for the others.
+    Runs in another process. It tries at least one program from ``start`` on. None
+    follows if time did not suffice for the others.
     """
     series: Series = find_by_name(name)
     programs = itertools.islice(series.programs(backend), start, None, step)
@@ -262,23 +257,23 @@ def try_series(
 
 @dataclass
 class Sweep:
-    """What was tried and what came of it."""
+    """The outcomes of programs that were tried."""
 
     outcomes: list[Outcome] = field(default_factory=list)
 
     @property
     def reached(self) -> list[Outcome]:
-        """Programs about whose calls the partitioner was asked."""
+        """Return the outcomes of programs that reached the partitioner."""
         return [o for o in self.outcomes if o.reached]
 
     @property
     def accepted(self) -> Counter[str]:
-        """Operator -> how often it was delegated."""
+        """Return how often each operator was delegated."""
         return Counter(name for o in self.outcomes for name in o.accepted)
 
     @property
     def refused(self) -> Counter[str]:
-        """Operator -> how often it was refused."""
+        """Return how often each operator was refused."""
         return Counter(name for o in self.outcomes for name, _ in o.refused)
 
     def __str__(self) -> str:
@@ -300,10 +295,9 @@ def raise_first(
     *series: Series,
     shown: Callable[[Program], Program] = lambda program: program,
 ) -> None:
-    """Raise CheckFailed for the first of the faults, if any, with its program, which is
-    found in ``series``.
+    """Raise CheckFailed for the first fault, if any, with its program from ``series``.
 
-    ``shown`` makes of the program what the message shows.
+    ``shown`` returns the program that the message shows.
     """
     if not faults:
         return

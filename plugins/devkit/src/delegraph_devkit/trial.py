@@ -1,5 +1,6 @@
-"""One program on one backend: does what is accepted compile, does it compute what eager
-computes, who is to blame?
+"""Try one program on one backend, and find out who is to blame for a fault.
+
+Accepted calls must compile and compute the same as eager PyTorch.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .tolerance import element_types, is_rounding_error, tolerance_of
 
 
 class Kind(StrEnum):
-    """How a program goes wrong; the value is the advice."""
+    """A kind of fault; the value is the advice."""
 
     PARTITIONER = (
         "a partitioner meets every operator, with any arguments: refuse what it does"
@@ -113,7 +114,7 @@ UNCOMPILED = (Kind.PARTITIONER, Kind.PREPROCESS, Kind.NO_REASON, *FATAL)
 
 @dataclass(frozen=True)
 class Fault:
-    """How a program goes wrong, in words."""
+    """A fault of a program, in words."""
 
     kind: Kind
     text: str
@@ -124,11 +125,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a program. ``reached`` means that the partitioner was asked about
-    its calls.
+    """The result of trying a program.
 
-    ``excuse`` says why a difference from eager is not the backend's fault, or that it
-    is declared.
+    ``reached``: the partitioner was asked about its calls. ``excuse``: the reason why a
+    difference from eager PyTorch is declared, or not the backend's fault.
     """
 
     program: str
@@ -142,14 +142,12 @@ class Outcome:
 
     @property
     def fatal(self) -> bool:
-        """Whether it ended the process that tried it."""
+        """Return whether the program ended the process that tried it."""
         return any(f.kind in FATAL for f in self.faults)
 
 
 def try_program(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
-    """The outcome of a program; if it has members and something is wrong, those of its
-    members.
-    """
+    """Return the outcome of a program, or of its members if one of them has the fault."""
     whole = _try(program, backend)
     if whole.faults or whole.excuse:
         members = [_try(m, backend) for m in program.members]
@@ -202,8 +200,8 @@ def _try(program: Program, backend: ConfiguredBackend) -> Outcome:
 
 
 def partitioning_fault(one: LoweringAttempt) -> Fault | None:
-    """How the attempt breaks the rule that what is accepted compiles and what is
-    refused has a reason.
+    """Return the fault if an accepted call does not compile, or a refused one has no
+    reason.
     """
     if one.phase is Phase.PARTITION:
         return Fault(Kind.PARTITIONER, f"the partitioner raised {one.failed}")
@@ -231,11 +229,10 @@ def partitioning_fault(one: LoweringAttempt) -> Fault | None:
 def compare_with_eager(
     one: LoweringAttempt, backend: ConfiguredBackend
 ) -> tuple[float, Fault | None]:
-    """The largest relative error, and what is wrong if it is beyond the tolerance or
-    the runtime fails.
+    """Return the largest relative error, and the fault if it is too large.
 
-    An output of eager's that is a rounding error itself is not held to less than its
-    own size.
+    A failing runtime is a fault, too. If an output of eager PyTorch is a rounding error
+    itself, an error of its size is accepted.
     """
     assert one.lowered is not None
     try:
@@ -262,8 +259,8 @@ def compare_with_eager(
 def _accept_ties(
     found: Verification, one: LoweringAttempt, backend: ConfiguredBackend
 ) -> Verification:
-    """Compare again, and accept what eager returns with other rounding or with equal
-    elements in another order.
+    """Compare again, and accept results with other rounding, or equal elements
+    reordered.
 
     Without delegraph-analysis, which does this, the result is ``found``.
     """
@@ -297,9 +294,7 @@ def _kind(found: Verification, program: ExportedProgram) -> Kind:
 
 
 def with_cause(fault: Fault, one: LoweringAttempt, backend: ConfiguredBackend) -> Fault:
-    """The fault; as one of layout if the results are right once all inputs of delegates
-    lie in C order.
-    """
+    """Return the fault, as one of layout if results are right for inputs in C order."""
     # delegates are loaded once
     again = backend.attempt(one.program) if fault.kind is Kind.DIFFERENT else None
     if again is None or again.lowered is None:
@@ -310,8 +305,9 @@ def with_cause(fault: Fault, one: LoweringAttempt, backend: ConfiguredBackend) -
 
 
 def aliasing_fault(one: LoweringAttempt) -> Fault | None:
-    """The fault if the results of one call change with the next: a caller who keeps
-    them would see that.
+    """Return a fault if the next call changes the results of the previous one.
+
+    A caller that keeps results would see that.
     """
     assert one.lowered is not None
     if written_targets(one.exported):
@@ -339,10 +335,9 @@ def aliasing_fault(one: LoweringAttempt) -> Fault | None:
 
 
 def blame_others(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
-    """Whose fault it is if not the backend's: torch's export, delegraph's own work, or
-    kernels of the device's runtime.
+    """Return whose fault it is, if it is not the backend's; else None.
 
-    None if none of them is wrong.
+    It may be torch's export, delegraph, or kernels of the device's runtime.
     """
 
     def without_backend() -> Any:
@@ -397,8 +392,9 @@ def blame_others(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None
 def _declared_difference(
     one: LoweringAttempt, backend: ConfiguredBackend
 ) -> str | None:
-    """What the backend declares of an operator that it took, if the program has special
-    values.
+    """Return a declared difference of an operator that was taken.
+
+    Only for programs with special values.
     """
     declared = (
         backend.registry.spec(backend.name).known_differences
@@ -417,9 +413,7 @@ def _declared_difference(
 
 
 def is_comparable(one: LoweringAttempt, backend: ConfiguredBackend) -> bool:
-    """Whether there is a runtime, and the inputs determine the results, which are real
-    numbers.
-    """
+    """Return whether a runtime exists, and the inputs determine real results."""
     random = is_random(one.exported) or any(
         d.is_complex for d in element_types(one.exported)
     )
@@ -431,8 +425,9 @@ def is_comparable(one: LoweringAttempt, backend: ConfiguredBackend) -> bool:
 
 
 def _fits_file(one: LoweringAttempt, backend: ConfiguredBackend) -> bool:
-    """Whether a program file can hold what is left to the host; if not, that is not the
-    backend's fault.
+    """Return whether a program file can hold the host's calls.
+
+    If it cannot, the backend is not at fault.
     """
     assert one.lowered is not None
     try:

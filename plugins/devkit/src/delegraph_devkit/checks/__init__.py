@@ -1,6 +1,4 @@
-"""All checks. The order of these imports is the order in which they are run: what is
-quick and basic comes first.
-"""
+"""Import all checks. They run in the order of these imports: quick, basic ones first."""
 
 # isort: off
 from . import (

@@ -1,6 +1,4 @@
-"""What a runtime says of itself where it can: what its operators took, and whether a
-stored blob runs.
-"""
+"""Check the answers of a runtime: times of its operators, and compatibility of blobs."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from delegraph.delegates import DelegateInfo
 
 _FLIPS = 40
-"""Headers with other bytes in their beginnings that are tried of a program."""
+"""The number of headers with changed first bytes that are tried for a program."""
 
 
 @check
@@ -64,9 +62,7 @@ def _defines(backend: BackendUnderTest, name: str) -> bool:
 
 
 class _Times:
-    """A ``Timer`` that keeps the identifiers that delegates told, and those that their
-    debug handle maps have.
-    """
+    """A ``Timer`` that keeps the identifiers of times, and those of debug handle maps."""
 
     def __init__(self) -> None:
         self.identifiers: list[Any] = []
@@ -94,7 +90,7 @@ class _Times:
         ]
 
     def unknown(self) -> str | None:
-        """What is wrong if the debug handle maps have none of the identifiers."""
+        """Return an error if the debug handle maps contain none of the identifiers."""
         if not self.identifiers or self._known & {*self.identifiers}:
             return None
         return (
@@ -106,8 +102,10 @@ class _Times:
 def _wrong_outputs(
     one: LoweringAttempt, backend: BackendUnderTest, times: _Times
 ) -> str | None:
-    """What is wrong with a run whose delegates are profiled, twice, as the second may
-    differ; fills ``times``.
+    """Run profiled delegates twice, as the second run may differ; return an error or
+    None.
+
+    Fills ``times``.
     """
     assert one.lowered is not None
     try:
@@ -172,8 +170,9 @@ def _header(info: DelegateInfo) -> BlobHeader:
 def _ask(
     backend: BackendUnderTest, header: BlobHeader, info: DelegateInfo
 ) -> tuple[Any, str | None]:
-    """The answer to ``header``, and what is wrong with the answers: here, and for a
-    device that there is not.
+    """Return the answer to ``header``, and the error of the answers.
+
+    The questions are about this host, and about a device that does not exist.
     """
     runtime = backend.needs_runtime()
     answers = []
@@ -211,7 +210,7 @@ def _ask(
 
 
 def _damaged(header: BlobHeader) -> Iterator[BlobHeader]:
-    """Headers that files which are damaged, of others or hostile may have."""
+    """Yield headers of damaged, foreign or hostile files."""
     rng = random.Random(0)
     for size in (0, 1, 4, len(header.beginning) // 2):
         yield replace(header, size=size, beginning=header.beginning[:size])

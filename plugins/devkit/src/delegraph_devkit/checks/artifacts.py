@@ -1,6 +1,4 @@
-"""What a backend gives to its runtime: compile specs, named data, and the map back to
-the program.
-"""
+"""Check the data from a backend to its runtime: compile specs, named data, handle maps."""
 
 from __future__ import annotations
 
@@ -149,9 +147,7 @@ def observed_values(backend: BackendUnderTest) -> Figures:
 def _wrong_outputs(
     one: LoweringAttempt, backend: BackendUnderTest, identifiers: list[Any]
 ) -> str | None:
-    """What is wrong with a run whose delegates are observed; adds their identifiers to
-    ``identifiers``.
-    """
+    """Run observed delegates; return an error or None. Adds to ``identifiers``."""
 
     def call(delegate: Any, inputs: tuple[Any, ...]) -> Any:
         returned = delegate(*inputs)
@@ -176,10 +172,9 @@ def _wrong_outputs(
 
 
 def _unknown(one: LoweringAttempt, identifiers: list[Any]) -> str | None:
-    """What is wrong if the debug handle map has none of the identifiers.
+    """Return an error if the debug handle map contains none of the identifiers.
 
-    It need not have all: operators of the backend's own, such as casts, stand for no
-    node.
+    It need not contain all: the backend's own operators, such as casts, have no node.
     """
     assert one.lowered is not None
     known = {

@@ -1,6 +1,4 @@
-"""The delegation contract: what a backend may change, and that what it tagged is
-delegated, and nothing else.
-"""
+"""Check the delegation contract: exactly the tagged calls are delegated."""
 
 from __future__ import annotations
 
@@ -81,19 +79,20 @@ def _difference(one: LoweringAttempt) -> str | None:
 
 
 def _stays(node: Node) -> bool:
-    """Whether the host computes ``node``: it is not tagged, or is a constant of which
-    the host has a copy.
+    """Return whether the host computes ``node``.
+
+    It is untagged, or a constant of which the host has a copy.
     """
     tag = node.meta.get("delegation_tag")
     return not tag or (isinstance(tag, tuple) and tag[0] is None)
 
 
 def _host_change(left: list[Node], there: list[Node]) -> str | None:
-    """A call that the host computes although it was not left to it, or with other
-    arguments than it was left with.
+    """Return a call that the host computes although it should not, or with other
+    arguments.
 
-    The host may decompose a call that was left to it; the calls that come of it have
-    its debug handle.
+    The host may decompose its calls. The new calls have the debug handle of the old
+    one.
     """
     handles = {n.meta["debug_handle"] for n in left}
     calls = {_call(n) for n in left}
@@ -113,9 +112,7 @@ def _host_change(left: list[Node], there: list[Node]) -> str | None:
 
 
 def _call(node: Node) -> tuple[Any, str, str]:
-    """A call without the names of its operands, which change once their producers are
-    delegated.
-    """
+    """Describe a call without names of operands, which delegation may change."""
     literals = pytree.tree_map(
         lambda a: "node" if isinstance(a, Node) else repr(a), (node.args, node.kwargs)
     )

@@ -1,4 +1,4 @@
-"""What a plugin says of itself: lightly, and with options that mean what they say."""
+"""Check that a plugin's declarations are light, and that its options are validated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..sweep import SAMPLES, raise_first
 from ..trial import Fault, Kind
 
 SLOW = 0.5
-"""Seconds beyond which reading declarations is worth a warning."""
+"""Seconds after which reading declarations is worth a warning."""
 
 
 @check
@@ -71,7 +71,7 @@ def light_declaration(backend: BackendUnderTest) -> Figures:
 
 
 def _read(backend: str, distribution: str) -> tuple[dict[str, Any], str]:
-    """What import_watch saw, and what the declarations printed."""
+    """Return the imports that import_watch saw, and the output of the declarations."""
     command = [sys.executable, import_watch.__file__, backend, json.dumps(sys.path)]
     environment = {**os.environ, "DELEGRAPH_PLUGINS": distribution}
     done = subprocess.run(
@@ -119,7 +119,7 @@ def options_validated(backend: BackendUnderTest) -> Figures:
 
 
 def _wrong(option: OptionSpec) -> Iterator[tuple[Any, str]]:
-    """Values that the declaration excludes."""
+    """Yield values that the declaration excludes."""
     for value in ("text", 7, 2.5, True, [1], object()):
         if not accepts(option, value):
             in_type = isinstance(value, option.type) and (
@@ -132,7 +132,7 @@ def _wrong(option: OptionSpec) -> Iterator[tuple[Any, str]]:
 
 
 def _odd(option: OptionSpec) -> tuple[Any, ...]:
-    """Values of the declared type that make no sense for most options."""
+    """Return values of the declared type that are senseless for most options."""
     values = {
         str: ("", "no such value", "\0", "é" * 300),
         int: (-1, 0, 2**70),
@@ -232,8 +232,6 @@ def options_run(backend: BackendUnderTest) -> Figures:
 
 
 def _others(option: OptionSpec, backend: BackendUnderTest) -> list[Any]:
-    """The values that the declaration lists, without the one with which all other
-    checks run.
-    """
+    """Return the declared values other than the one that all other checks use."""
     values = (True, False) if option.type is bool else option.choices
     return [v for v in values if v != backend.options.get(option.name, option.default)]

@@ -1,6 +1,4 @@
-"""Checks that need processes of their own: each makes the same bytes, and nothing is
-left behind in one.
-"""
+"""Check in separate processes that blobs are reproducible and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -36,9 +34,9 @@ from ..subprocesses import Report, fork_server
 from ..warm_up import run_on_host
 
 _APART = 24
-"""Bytes between two places at which blobs differ."""
+"""The bytes between two reported differences of blobs."""
 _MARKS = 3
-"""Between how many points in time a count has to grow, each time, to be a leak."""
+"""A count is a leak if it grows between this many points in time."""
 Made = tuple[bytes, dict[str, bytes], str, str]
 """Blob, named data, compile specs and debug handle map of a delegate."""
 
@@ -89,9 +87,7 @@ def _built(
 def build_twice(
     backend: ConfiguredBackend, skipped: set[str], report: Report
 ) -> tuple[dict[str, list[Made]], dict[str, list[Made]]]:
-    """Run in another process: lower each sample twice, and return the delegates of both
-    lowerings.
-    """
+    """Lower each sample twice and return the delegates. Runs in another process."""
 
     def build() -> dict[str, list[Made]]:
         delegates = {}
@@ -118,7 +114,7 @@ def _made(module: LoweredBackendModule) -> Made:
 
 
 def _difference(a: list[Made] | None, b: list[Made] | None) -> str | None:
-    """Where two lowerings of a program differ."""
+    """Describe the difference between two lowerings of a program."""
     if a == b:
         return None
     if a is None or b is None or len(a) != len(b):
@@ -146,8 +142,9 @@ def _where(a: Any, b: Any) -> str:
 
 
 def _places(a: bytes, b: bytes) -> list[int]:
-    """The first byte that differs, and the next one far from it: the first may be in a
-    checksum of the rest.
+    """Return the first byte that differs, and the next one far from it.
+
+    The first may be in a checksum of the rest.
     """
     differing = [k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y] or [
         min(len(a), len(b))
@@ -192,14 +189,15 @@ def unregistering_leaves_no_trace(backend: BackendUnderTest) -> Figures:
 
 
 _PUT_BACK = ", changed torch's "
-"""In warnings of delegraph, of settings that a plugin left changed."""
+"""Text in delegraph's warnings about settings that a plugin left changed."""
 
 
 def find_traces(
     backend: ConfiguredBackend, skipped: set[str], report: Report
 ) -> tuple[list[str], int, str]:
-    """Run in another process: what is different afterwards, how many programs were
-    lowered, what was printed where.
+    """Return differences of the process after unregistering. Runs in another process.
+
+    Also returns how many programs were lowered, and the output by its source.
     """
     programs = [
         p for p in backend.programs if p.name not in skipped and p.exported is not None
@@ -253,10 +251,9 @@ def find_traces(
 def _lowered_once(
     program: Program, registry: Registry, name: str, backend: ConfiguredBackend
 ) -> list[tuple[str, Any]]:
-    """Lower and run as a user does; returns weak references to the partitions that the
-    backend was given.
+    """Lower and run as a user does; return weak references to the backend's partitions.
 
-    Nothing here restores what the backend changes.
+    Nothing here restores the settings that the backend changes.
     """
     assert program.exported is not None
     exported, inputs = program.exported
@@ -276,9 +273,7 @@ def _lowered_once(
 
 
 class Printed(io.StringIO):
-    """Takes the place of stdout; ``first`` is the first text that was written, and the
-    line that wrote it.
-    """
+    """Replaces stdout. ``first`` is the first text, and the line that wrote it."""
 
     first = ""
 
@@ -290,7 +285,7 @@ class Printed(io.StringIO):
 
 
 def _held() -> dict[str, int]:
-    """How many threads and open files there are, which stay until somebody ends them."""
+    """Return the number of threads and open files."""
     held = {"threads": threading.active_count()}
     with suppress(OSError):  # Linux has the folder
         held["open files"] = len(os.listdir("/proc/self/fd"))
@@ -298,8 +293,9 @@ def _held() -> dict[str, int]:
 
 
 def _growing(held: list[dict[str, int]]) -> list[str]:
-    """What was still growing with the last programs. What a backend makes once, such as
-    a pool, does not.
+    """Return the counts that still grew with the last programs.
+
+    Objects that a backend creates once, such as a pool, stop growing before.
     """
     marks = (
         [held[k * (len(held) - 1) // _MARKS] for k in range(_MARKS + 1)] if held else []
@@ -325,7 +321,7 @@ def _still_there(registry: Registry, name: str) -> list[str]:
 
 
 def _settings() -> dict[str, Any]:
-    """The settings of the process that a backend could change and must not."""
+    """Return the settings of the process that a backend must not change."""
     return {
         "backends in the default registry": frozenset(
             b.full_name for b in delegraph.backends()

@@ -1,6 +1,4 @@
-"""Programs of unusual form: nothing to delegate, branches and loops, shapes that are
-known at run time only.
-"""
+"""Check unusual programs: without operators, with branches, loops and dynamic shapes."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def _outcome(
 
 
 def _wrong(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
-    """What goes wrong whatever the form of the program."""
+    """Return a fault that does not depend on the form of the program."""
     if one.lowered is None:
         return f"lowering failed: {one.failed}"
     if not is_comparable(one, backend):
@@ -83,9 +81,7 @@ def empty_programs(backend: BackendUnderTest) -> Figures:
 
 
 def try_empty(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
-    """The outcome of the program as it is; none if it cannot be lowered for any
-    backend.
-    """
+    """Return the outcome of a program; none if no backend can lower it."""
     one = backend.attempt(program)
     if one is None or one.phase is Phase.ENGINE:
         return []
@@ -96,7 +92,7 @@ EMPTY = Series(f"{__name__}:EMPTY", lambda backend: iter(NOTHING), try_empty)
 
 
 def _compile_specs(backend: BackendUnderTest) -> tuple[CompileSpec, ...]:
-    """The compile specs that the partitioner gives a partition of the samples."""
+    """Return the compile specs that the partitioner gives to the samples."""
     results = (one.partitioned for one in backend.samples)
     return next(
         (
@@ -112,8 +108,9 @@ def _compile_specs(backend: BackendUnderTest) -> tuple[CompileSpec, ...]:
 def preprocess_empty(
     backend: ConfiguredBackend, specs: tuple[CompileSpec, ...], report: Report
 ) -> str | None:
-    """Run in another process: give preprocess a program without calls; what is wrong
-    with the error that it raises.
+    """Call preprocess with an empty program; return an error if it raises a wrong one.
+
+    Runs in another process.
     """
     exported = NOTHING[0].exported
     if exported is None:
@@ -153,8 +150,9 @@ def control_flow(backend: BackendUnderTest) -> Figures:
 
 
 def try_control_flow(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
-    """The outcome with the inputs, and with their signs changed; of the same operators
-    alone if those fail too.
+    """Return the outcome with the inputs, and with their signs changed.
+
+    If both fail, the same operators are tried without control flow.
     """
     one = backend.attempt(program)
     if one is None or one.phase is Phase.ENGINE:
@@ -205,7 +203,7 @@ def dynamic_shapes(backend: BackendUnderTest) -> Figures:
 
 
 def try_dynamic(program: Program, backend: ConfiguredBackend) -> list[Outcome]:
-    """The outcome of the program with its first dimensions dynamic."""
+    """Return the outcome of a program with dynamic first dimensions."""
     sizes = _varying_sizes(program)
     one = backend.attempt(program, dynamic=True) if sizes else None
     if one is None or one.phase is Phase.ENGINE:
@@ -238,9 +236,7 @@ DYNAMIC = Series(
 
 
 def _varying_sizes(program: Program) -> list[Any]:
-    """The symbolic sizes of the inputs, without those that torch.export itself found to
-    be one number.
-    """
+    """Return the symbolic sizes of inputs, without those that export made constant."""
     values = (
         [n.meta.get("val") for n in user_inputs(program.exported_dynamic[0])]
         if program.exported_dynamic
@@ -254,9 +250,7 @@ def _varying_sizes(program: Program) -> list[Any]:
 
 
 def _fixed(sizes: list[Any]) -> str | None:
-    """What is wrong if a size became a number: whoever reads a symbolic size as one
-    fixes it for the caller too.
-    """
+    """Return an error if lowering made a dynamic size of the caller's program constant."""
     fixed = [d for d in sizes if d.node.maybe_as_int() is not None]
     return (
         f"lowering fixed a dynamic size of the caller's program to {fixed[0]}"
@@ -266,7 +260,7 @@ def _fixed(sizes: list[Any]) -> str | None:
 
 
 def _wrong_at_sizes(one: LoweringAttempt, backend: ConfiguredBackend) -> str | None:
-    """How a delegate fails at the size of the example or at others."""
+    """Describe how a delegate fails at the size of the example or at others."""
     if not is_comparable(one, backend):
         return None
     for size in one.program.borders if one.program.batched else (3,):
@@ -279,7 +273,7 @@ def _wrong_at_sizes(one: LoweringAttempt, backend: ConfiguredBackend) -> str | N
 
 
 def _as_dynamic(program: Program) -> Program:
-    """The program with the lines that export it as it was tried."""
+    """Return the program with the lines that export it dynamically."""
     has_range = program.borders != AUTO_SIZES
     size = (
         f"torch.export.Dim('n', min={LEAST}, max={MOST})"

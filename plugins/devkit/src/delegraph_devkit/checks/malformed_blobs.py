@@ -1,6 +1,4 @@
-"""A damaged blob gives an error of delegraph.errors, or works; it never crashes, hangs
-or eats the memory.
-"""
+"""Check that damaged blobs raise errors of delegraph, and never crash or hang."""
 
 from __future__ import annotations
 
@@ -25,15 +23,15 @@ from ..lowering_attempt import LoweringAttempt, quiet
 from ..subprocesses import Report
 
 COPIES = 800
-"""Damaged copies of a blob that are tried however long that takes; others follow for
-the backend's seconds.
+"""Damaged copies of a blob that are tried in any case; others follow while time
+remains.
 """
 FLIPS = 4000
-"""Damaged copies with other bytes, per blob."""
+"""Damaged copies with changed bytes, per blob."""
 STEP_SECONDS = 3.0
-"""CPU time within which one damaged copy has to be loaded and run."""
+"""CPU time within which one damaged copy must be loaded and run."""
 _LARGEST = 4096
-"""Bytes up to which a blob is cut at every place."""
+"""Blobs up to this many bytes are cut at every place."""
 _SHORTEST = 64
 _BLOBS = 3
 _ENOUGH = 20
@@ -74,7 +72,7 @@ def damaged_blob(backend: BackendUnderTest) -> Figures:
 
 
 def _smallest(lowered: list[LoweringAttempt]) -> list[tuple[LoweringAttempt, int]]:
-    """The programs with the smallest blobs: damage in them hits structure rather than
+    """Return the programs with the smallest blobs, which are more structure than
     weights.
     """
     sizes = [
@@ -87,7 +85,7 @@ def _smallest(lowered: list[LoweringAttempt]) -> list[tuple[LoweringAttempt, int
 
 @dataclass(frozen=True)
 class Wrong:
-    """A damaged copy that did not end as it should."""
+    """A damaged copy with a wrong outcome."""
 
     program: str
     text: str
@@ -100,8 +98,9 @@ def try_malformed_blobs(
     within: float | None,
     report: Report,
 ) -> tuple[dict[str, int], list[Wrong]]:
-    """Run in another process: try damaged copies of the programs' smallest blobs; what
-    happened, and what was wrong.
+    """Try damaged copies of the programs' smallest blobs. Runs in another process.
+
+    Returns counts of outcomes, and the wrong ones.
     """
     counts = dict.fromkeys(("blobs", "truncations", "changed", "refused", "worked"), 0)
     wrong: list[Wrong] = []
@@ -192,10 +191,10 @@ def _outcome(
 def _copies(
     module: LoweredBackendModule, checksum: bool
 ) -> Iterator[tuple[str, str, bytes, dict[str, bytes]]]:
-    """Kind, description, blob and named data of every damaged copy, cuts and changes in
-    turn.
+    """Yield kind, description, blob and named data of damaged copies, cuts and changes
+    in turn.
 
-    Without a ``checksum`` nobody can tell whether a byte was changed.
+    Without a ``checksum``, a backend cannot detect changed bytes.
     """
     blob = module.processed_bytes
     data = dict(module.named_data())
@@ -210,7 +209,7 @@ def _copies(
 
 
 def _cut(blob: bytes) -> Iterator[tuple[str, bytes]]:
-    """The blob cut at many places: the shortest pieces first, then others in random
+    """Yield the blob cut at many places: the shortest first, then others in random
     order.
     """
     places = list(

@@ -1,4 +1,4 @@
-"""Rules that are tried on many operators and random programs."""
+"""Check rules on many operators and random programs."""
 
 from __future__ import annotations
 

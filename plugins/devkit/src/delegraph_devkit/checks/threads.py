@@ -1,6 +1,4 @@
-"""Backends that declare ``thread_safe``: partitions compiled at once, and delegates
-called at once.
-"""
+"""Check backends that declare ``thread_safe``: compile and call in several threads."""
 
 from __future__ import annotations
 
@@ -39,17 +37,19 @@ from ..trial import Kind, is_comparable
 _THREADS = 4
 _ROUNDS = 3
 _VARIANTS = 5
-"""How many different inputs the threads call a delegate with. No multiple of _THREADS,
-so that all pairs meet.
+"""The number of inputs that threads call a delegate with.
+
+It is no multiple of _THREADS, so that all pairs of inputs meet.
 """
 _CALLS = 30
 _PAUSED_CALLS = 15
-"""Calls of a delegate in each thread, as fast as it can be, and with pauses."""
+"""Calls of a delegate in each thread: without pauses, and with pauses."""
 _SECONDS = 2.0
-"""How long the threads call one delegate, if it is too slow for all calls."""
+"""Seconds that threads call one delegate, if it is too slow for all calls."""
 _PAUSE_SECONDS = 1e-4
-"""A pause at a line of the runtime. Without pauses, a busy machine runs most calls from
-begin to end.
+"""A pause at a line of the runtime.
+
+Without pauses, a busy machine runs most calls from begin to end.
 """
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
@@ -87,8 +87,9 @@ def thread_safety(backend: BackendUnderTest) -> Figures:
 def compile_at_once(
     backend: ConfiguredBackend, names: list[str], report: Report
 ) -> tuple[int, str | None]:
-    """Run in another process: compile the samples one by one and by threads; how many
-    delegates, and what differs.
+    """Compile the samples one by one and in threads. Runs in another process.
+
+    Returns the number of delegates, and the differences.
     """
     programs = {
         p.name: p.exported[0]
@@ -140,7 +141,7 @@ def compile_at_once(
 
 
 class _InThreads:
-    """A compiler, and its session, that compiles each partition in a thread of
+    """A compiler and its session that compile each partition in a thread of
     ``executor``.
     """
 
@@ -208,9 +209,7 @@ def runtime_thread_safety(backend: BackendUnderTest) -> Figures:
 
 
 class Hammered(NamedTuple):
-    """The delegates that threads called, how often, and what was wrong with which
-    program; "" if nothing was.
-    """
+    """The delegates that threads called, the number of calls, and the fault by program."""
 
     delegates: int = 0
     calls: int = 0
@@ -220,9 +219,7 @@ class Hammered(NamedTuple):
 
 @dataclass
 class _Loaded:
-    """A delegate as its runtime loaded it, with its calls in one thread: their inputs
-    and results.
-    """
+    """A loaded delegate with the inputs and results of its calls in one thread."""
 
     parts: tuple[bytes, list[CompileSpec], dict[str, bytes]]
     delegate: Delegate
@@ -232,8 +229,9 @@ class _Loaded:
 def call_at_once(
     backend: ConfiguredBackend, names: list[str], report: Report
 ) -> Hammered:
-    """Run in another process: call each delegate of the samples in one thread, and then
-    in several.
+    """Call each delegate of the samples in one thread, then in several.
+
+    Runs in another process.
     """
     delegates = 0
     calls = 0
@@ -265,8 +263,9 @@ def _called_in_one_thread(
     lowered: delegraph.LoweredProgram,
     inputs: Sequence[Any],
 ) -> list[_Loaded]:
-    """The delegates of a program, each called with several inputs. Inputs for which a
-    call fails are left out.
+    """Return the delegates of a program, each called with several inputs.
+
+    Inputs for which a call fails are left out.
     """
     made: list[_Loaded] = []
     load = runtime.load
@@ -298,16 +297,14 @@ def _called_in_one_thread(
 
 
 def _variants(inputs: Sequence[Any]) -> Iterator[list[Any]]:
-    """Inputs of the same types with other values, which are in the domain of most
-    operators.
-    """
+    """Yield inputs of the same types with other values in the domain of most operators."""
     for k in range(_VARIANTS):
         yield [_variant(value, k) for value in copy.deepcopy(tuple(inputs))]
 
 
 def _variant(value: Any, k: int) -> Any:
-    """A tensor with its elements moved by ``k`` places; those of floats are also a
-    little smaller.
+    """Return a tensor with its elements rotated by ``k``; floats also get a little
+    smaller.
     """
     if not isinstance(value, torch.Tensor):
         return value
@@ -319,9 +316,7 @@ def _variant(value: Any, k: int) -> Any:
 
 
 def _is_told_apart(loaded: _Loaded, limit: float) -> bool:
-    """Whether different inputs give different results, and the same inputs the same
-    ones.
-    """
+    """Return whether results differ for different inputs and agree for the same ones."""
     first, *others = loaded.calls or [((), ())]
     if not any(_differ(results, first[1], limit) for _, results in others):
         return False

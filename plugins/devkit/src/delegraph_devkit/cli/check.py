@@ -1,5 +1,6 @@
-"""``delegraph check``: the conformance kit on the command line. Wrong names and options
-are found first.
+"""``delegraph check``: the conformance kit on the command line.
+
+Wrong names and options are found first.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ QUICK_SECONDS = 45.0
 machine.
 """
 _ABOUT_RESULTS = ["accepted_compiles", "numerics", "control_flow"]
-"""The checks that run what was compiled. The first two take operators, the last one has
-programs of its own.
+"""The checks that run what was compiled.
+
+The first two take operators, the last one has programs of its own.
 """
 
 

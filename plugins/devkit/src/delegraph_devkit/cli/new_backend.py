@@ -1,5 +1,6 @@
-"""``delegraph new-backend``: a package for a backend of one's own. Importing this
-module imports no torch.
+"""``delegraph new-backend``: a package for a backend of one's own.
+
+Importing this module imports no torch.
 """
 
 from __future__ import annotations

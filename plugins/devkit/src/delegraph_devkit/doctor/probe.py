@@ -37,12 +37,14 @@ from importlib_metadata import EntryPoint
 from ..import_watch import Watch
 
 SLOW = 0.5
-"""Seconds after which an import counts as slow. Every command imports all light
-modules, so each slow one matters.
+"""Seconds after which an import counts as slow.
+
+Every command imports all light modules, so each slow one matters.
 """
 SECONDS = 60.0
-"""Seconds that one plugin may take. The import of torch alone takes several from a cold
-disk.
+"""Seconds that one plugin may take.
+
+The import of torch alone takes several from a cold disk.
 """
 _LIGHT = "importing its light module"
 _DONE = "done"
@@ -109,8 +111,9 @@ def probe(
 def _probe_in_child(
     entry: EntryPoint, record: PluginRecord, seconds: float
 ) -> ProbeResult:
-    """Examine one plugin in a child process. If that hangs or crashes, the result names
-    the line of code it was at.
+    """Examine one plugin in a child process.
+
+    If that hangs or crashes, the result names the line of code it was at.
     """
     with tempfile.TemporaryDirectory(prefix="delegraph-doctor-") as folder:
         job = {

@@ -77,8 +77,9 @@ def _lines(kind: str, fault: Fault) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """The result of ``delegraph doctor``. ``versions``: name of a dependency -> its
-    version, or "not installed".
+    """The result of ``delegraph doctor``.
+
+    ``versions``: name of a dependency -> its version, or "not installed".
     """
 
     versions: dict[str, str]
