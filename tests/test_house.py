@@ -98,9 +98,9 @@ def _contract(name):
     ("file", "line", "said"),
     [
         (
-            "delegraph/discovery/record.py",
+            "delegraph/discovery/records.py",
             "from ..engine import pipeline",
-            "delegraph.discovery.record -> delegraph.engine",
+            "delegraph.discovery.records -> delegraph.engine",
         ),
         (
             "delegraph_analysis/drawing/svg.py",

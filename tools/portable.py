@@ -4,7 +4,7 @@ other systems and other Pythons.
     python tools/portable.py --torch torch==2.13.0                 # makes the environment, with a network
     python tools/portable.py --python .venv/bin/python             # in an environment that is there
     python tools/portable.py --without-torch                       # compiles and reads all modules that need no torch;
-                                # pip install pluggy importlib-metadata packaging argcomplete
+                                # pip install pluggy packaging argcomplete
 
 The whole suite also needs the reference tools of TOSA, ExecuTorch and the engines,
 which have wheels for few systems: it is run by .ci/run, on Linux.

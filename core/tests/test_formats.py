@@ -19,8 +19,9 @@ from delegraph.plugin import FormatSpec, hookimpl
 from delegraph_executorch.edge import to_edge, to_edge_transform_and_lower
 
 from .conftest import EchoBackend, EchoRuntime
+from .support.registries import registry_of
 from .support.warm import warm_python
-from .support.zip_plugin import ZIP, entry_points
+from .support.zip_plugin import ZIP
 
 FRESH = """
 import delegraph, numpy, sys, torch
@@ -244,11 +245,9 @@ def test_installed_broken_plugins_are_reported_as_broken(site, monkeypatch):
     ]:  # the real one, if it is there
         monkeypatch.delitem(sys.modules, name)
     site.plugin("delegraph-executorch", "raise ValueError('no luck')")
-    registry = Registry(
-        entry_points=[e for e in entry_points() if e.value == "delegraph_executorch"]
-    )
+    with pytest.warns(errors.DelegraphWarning):
+        registry = registry_of("delegraph-executorch")
     with (
-        pytest.warns(errors.DelegraphWarning),
         pytest.raises(errors.PluginBroken, match="no luck"),
     ):
         registry.get_format("net.pte")
@@ -257,9 +256,7 @@ def test_installed_broken_plugins_are_reported_as_broken(site, monkeypatch):
 def test_two_plugins_with_one_suffix_are_a_conflict(site):
     for name in ("one", "two"):
         site.backend(f"vendor-{name}", f"npu{name}", formats=[".Npu"])
-    registry = Registry(
-        entry_points=[e for e in entry_points() if e.name.startswith("npu")]
-    )
+    registry = registry_of("vendor-one", "vendor-two")
     with pytest.raises(
         errors.PluginConflict,
         match=(

@@ -580,7 +580,7 @@ def _commands() -> str:
         str(ROOT / "core/src"),
         *map(str, sorted(ROOT.glob("plugins/*/src"))),
     ]
-    from delegraph.discovery.own import COMMANDS
+    from delegraph.discovery.first_party import COMMANDS
 
     specs = list(COMMANDS)
     for light in sorted(ROOT.glob("plugins/*/src/*/plugin.py")):

@@ -7,10 +7,10 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import delegraph
-import delegraph.discovery.own as own
+import delegraph.discovery.first_party as own
 import pytest
 import torch
-from delegraph.discovery.record import nearest
+from delegraph.discovery.explanations import nearest
 from delegraph.discovery.registry import Registry
 from delegraph.errors import BackendNotFound, DelegraphError, NoRuntime
 from delegraph.host import FileFormat

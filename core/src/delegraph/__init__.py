@@ -125,7 +125,7 @@ if not TYPE_CHECKING:
         AttributeError for any other name.
         """
         if name in _ELSEWHERE:
-            from .discovery.own import provided
+            from .discovery.first_party import provided
 
             return provided(_ELSEWHERE[name], f"delegraph.{name}")
         if name not in _HOME:

@@ -14,7 +14,7 @@ from delegraph_programs import TRACING
 from delegraph_programs.type_aliases import ExampleInputs, Program, Transform
 from torch.export import ExportedProgram
 
-from .discovery.record import suggestion
+from .discovery.explanations import suggestion
 from .discovery.registry import Registry, default_registry
 from .engine.export import export_method, sources_by_method
 from .engine.pipeline import Lowering, Round, run

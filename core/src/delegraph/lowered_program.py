@@ -23,7 +23,7 @@ from torch.export import ExportedProgram
 from .backend import NamedDataStoreOutput
 from .delegates.delegates import DelegateInfo, MethodPrograms, merged_named_data
 from .delegates.lowered_module import LoweredBackendModule
-from .discovery.own import provided
+from .discovery.first_party import provided
 from .discovery.registry import Registry
 from .engine.decompose import in_core_aten
 from .engine.whole import whole_delegate

@@ -9,7 +9,7 @@ hook implementations return the declarations below. The ``target`` of a declarat
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, get_args, get_type_hints
 
@@ -17,15 +17,10 @@ import pluggy
 
 __all__ = [
     "API_VERSION",
-    "DECLARATION_OF",
     "IN_PROCESS",
-    "OPTION_TYPES",
-    "PROJECT",
     "BackendSpec",
     "CommandSpec",
     "CompilerSpec",
-    "Declaration",
-    "Declarations",
     "FlagSpec",
     "FormatSpec",
     "Hooks",
@@ -35,10 +30,7 @@ __all__ = [
     "QuantizerSpec",
     "ReportSpec",
     "RuntimeSpec",
-    "accepts",
-    "expected",
     "hookimpl",
-    "hookspec",
 ]
 
 PROJECT = "delegraph"
@@ -51,8 +43,6 @@ API_VERSION = 1
 """The version of this contract. ``BackendSpec.api`` is the version for which a plugin
 was written.
 """
-
-OPTION_TYPES = (str, int, float, bool, list)
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
@@ -77,17 +67,40 @@ class OptionSpec:
 
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError for wrong fields; ``choices`` becomes a tuple."""
-        if self.type not in OPTION_TYPES:
+        if self.type not in (str, int, float, bool, list):
             raise TypeError(
                 f"option {self.name!r}: type is str, int, float, bool or list, not"
                 f" {self.type!r}"
             )
         _as_tuple(self, "choices")
-        if self.default is not None and not accepts(self, self.default):
+        if self.default is not None and not self.accepts(self.default):
             raise ValueError(
                 f"option {self.name!r}: its own default {self.default!r} is not"
-                f" {expected(self)}"
+                f" {self.values}"
             )
+
+    def accepts(self, value: Any) -> bool:
+        """Whether ``value`` has the option's type and is one of its choices, if it has
+        any.
+
+        An int counts as a float. A bool counts as a bool only, although it is an int
+        for Python. A list is one of texts; a tuple is taken as well.
+        """
+        if self.type is list:
+            return isinstance(value, (list, tuple)) and all(
+                isinstance(entry, str) for entry in value
+            )
+        if isinstance(value, bool) and self.type is not bool:
+            return False
+        types = (int, float) if self.type is float else (self.type,)
+        return isinstance(value, types) and (not self.choices or value in self.choices)
+
+    @property
+    def values(self) -> str:
+        """The values that the option accepts, in words."""
+        if self.choices:
+            return "one of " + ", ".join(map(repr, self.choices))
+        return "a list of texts" if self.type is list else self.type.__name__
 
 
 @dataclass(frozen=True)
@@ -527,33 +540,8 @@ def _as_tuple(spec: Any, field: str) -> None:
     object.__setattr__(spec, field, tuple(value))
 
 
-def accepts(option: OptionSpec, value: Any) -> bool:
-    """Whether ``value`` has the option's type and is one of its choices, if it has any.
-
-    An int counts as a float. A bool counts as a bool only, although it is an int for
-    Python. A list is one of texts; a tuple is taken as well.
-    """
-    if option.type is list:
-        return isinstance(value, (list, tuple)) and all(
-            isinstance(entry, str) for entry in value
-        )
-    types = (int, float) if option.type is float else (option.type,)
-    has_type = isinstance(value, types) and (option.type is bool) == isinstance(
-        value, bool
-    )
-    return has_type and (not option.choices or value in option.choices)
-
-
-def expected(option: OptionSpec) -> str:
-    """The values that ``option`` accepts, in words."""
-    name = "a list of texts" if option.type is list else option.type.__name__
-    return "one of " + ", ".join(map(repr, option.choices)) if option.choices else name
-
-
 class Hooks(Protocol):
-    """The hooks of a plugin. Those without arguments return declarations; the last two
-    are events.
-    """
+    """The hooks of a plugin. Each returns a list of declarations."""
 
     @hookspec
     def delegraph_backends(self) -> Iterable[BackendSpec]:
@@ -600,4 +588,3 @@ DECLARATION_OF: dict[str, type[Declaration]] = {
     if name.startswith("delegraph_")
 }
 """Name of a hook -> the class of the declarations that it returns."""
-Declarations = Sequence[Declaration]

@@ -10,8 +10,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from delegraph.discovery.entry_points import Status, discover
+from delegraph.discovery.installed import discover
 from delegraph.discovery.loading import ProcessExit, exits_raise
+from delegraph.discovery.records import Status
 from delegraph.plugin import BackendSpec, OptionSpec, PartitionerSpec
 
 

@@ -10,7 +10,7 @@ import delegraph
 import pytest
 import torch
 from delegraph.backend import BackendDetails, PreprocessResult
-from delegraph.discovery.entry_points import Status
+from delegraph.discovery.records import Status
 from delegraph.discovery.registry import Registry
 from delegraph.errors import (
     BackendNotFound,
@@ -72,8 +72,8 @@ def test_a_backend_is_found_by_all_of_its_names(site):
         "some.vendor/NpuBackend",
     ):
         assert registry.get_backend(name) is found
-    assert registry.producer("npu") == ("Some_Vendor", "1.0")
-    assert registry.full_name("NpuBackend") == "Some_Vendor/npu"
+    assert registry.producer("npu") == ("some-vendor", "1.0")
+    assert registry.full_name("NpuBackend") == "some-vendor/npu"
 
 
 def test_backends_are_sorted_and_described(site):

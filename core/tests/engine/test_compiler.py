@@ -12,7 +12,7 @@ import torch
 from delegraph.backend import BackendDetails, PreprocessResult
 from delegraph.command import add_compiler_flags, chosen_compiler, compilers
 from delegraph.compiler import Compiled, Refused, compile_here
-from delegraph.discovery.record import PluginRecord
+from delegraph.discovery.records import PluginRecord
 from delegraph.discovery.registry import Registry
 from delegraph.errors import (
     ContractViolation,

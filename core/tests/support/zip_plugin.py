@@ -4,7 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from delegraph.discovery.registry import Registry
+
+from .registries import registry_of
 
 ZIP = Path(__file__).with_name("zip_format.py")
 PLUGIN = """
@@ -33,10 +34,4 @@ def zipped(site):
     """A registry of an installed plugin with a backend and a program format of its own."""
     shutil.copy(ZIP, site.folder)
     site.plugin("zip-vendor", PLUGIN, version="2.5")
-    return Registry(entry_points=[e for e in entry_points() if e.name == "zip-vendor"])
-
-
-def entry_points():
-    from importlib_metadata import entry_points as all_entry_points
-
-    return all_entry_points(group="delegraph")
+    return registry_of("zip-vendor")

@@ -56,10 +56,11 @@ from delegraph_workers import (
     workers,
 )
 from delegraph_workers.forms import write
-from importlib_metadata import entry_points
 from torch import nn
 from torchao.quantization.pt2e import MinMaxObserver
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec
+
+from core.tests.support.registries import registry_of
 
 SOURCE = """
 import json
@@ -573,11 +574,7 @@ def far(monkeypatch):
         environments._runtime,
     )
     caches += quantizer._quantizer, formats._format
-    yield Registry(
-        entry_points=[
-            e for e in entry_points() if e.value == "delegraph_workers.plugin"
-        ]
-    )
+    yield registry_of("delegraph-workers")
     for each in caches:
         each.cache_clear()
 
@@ -706,11 +703,7 @@ def test_another_protocol_is_one_line_with_both_versions(
         plugin, "settings", lambda: [config.Setting("far", str(python), "far")]
     )
     plugin.described.cache_clear()
-    made = Registry(
-        entry_points=[
-            e for e in entry_points() if e.value == "delegraph_workers.plugin"
-        ]
-    )
+    made = registry_of("delegraph-workers")
     (row,) = made.backends()
     plugin.described.cache_clear()
     version = importlib.metadata.version("delegraph-workers")
@@ -1057,11 +1050,7 @@ def test_environments_of_one_backend_are_distinguished_by_name(far, monkeypatch)
 
     for module in (workers, environments):
         monkeypatch.setattr(module, "WorkerProcess", There)
-    both = Registry(
-        entry_points=[
-            e for e in entry_points() if e.value == "delegraph_workers.plugin"
-        ]
-    )
+    both = registry_of("delegraph-workers")
     for name in names:
         asked.clear()
         chosen = [f"delegraph-workers/{name}"]

@@ -13,15 +13,15 @@ from pathlib import Path
 import delegraph
 import pytest
 import torch
-from delegraph.discovery.registry import Registry
 from delegraph.formats import join
 from delegraph_tosa.backend import TOSABackend
 from delegraph_workers import environments, plugin
-from importlib_metadata import entry_points
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 import mobilenet_v2
 import transformer
+
+from core.tests.support.registries import registry_of
 
 VARIABLE = "DELEGRAPH_TORCH_2_15"
 
@@ -49,12 +49,8 @@ def other(tmp_path_factory):
         patch.setenv("DELEGRAPH_CONFIG", str(folder / "delegraph.toml"))
         patch.setenv("XDG_CACHE_HOME", str(folder))
         plugin.described.cache_clear()
-        yield registry_of("delegraph_workers.plugin")
+        yield registry_of("delegraph-workers")
     plugin.described.cache_clear()
-
-
-def registry_of(plugin):
-    return Registry(entry_points=[e for e in entry_points() if e.value == plugin])
 
 
 def quantized():
@@ -70,7 +66,7 @@ def quantized():
     ).eval()
     x = torch.randn(1, 3, 16, 16)
     return delegraph.quantize(
-        model, [(x,)], backend="tosa", registry=registry_of("delegraph_tosa.plugin")
+        model, [(x,)], backend="tosa", registry=registry_of("delegraph-tosa")
     ), (x,)
 
 
@@ -98,6 +94,6 @@ def test_another_torch_version_compiles_equal_blobs(make, other, monkeypatch):
 
     monkeypatch.setattr(TOSABackend, "preprocess", staticmethod(compile_in_both))
     delegraph.lower(
-        model, inputs, backends=["tosa"], registry=registry_of("delegraph_tosa.plugin")
+        model, inputs, backends=["tosa"], registry=registry_of("delegraph-tosa")
     )
     assert equal and all(equal)

@@ -225,7 +225,9 @@ def _use_settings(flags: Sequence[str]) -> None:
     To be called before ``parser``, which loads plugins. Raises PluginUnavailable if
     delegraph-workers, which reads settings files, is not installed.
     """
-    from ..discovery.own import provided  # imported late because it needs pluggy
+    from ..discovery.first_party import (
+        provided,  # imported late because it needs pluggy
+    )
 
     for k, word in enumerate(flags):
         name, equals, value = word.partition("=")

@@ -8,8 +8,7 @@ from typing import Any
 
 from ..command.outcome import Outcome
 from ..discovery.attribution import AtWork
-from ..discovery.index import BackendInfo
-from ..discovery.record import PluginRecord, Status
+from ..discovery.records import BackendInfo, PluginRecord, Status
 from ..discovery.registry import default_registry
 from ..errors import DelegraphError, DelegraphWarning
 from ..io.escape import printable, table

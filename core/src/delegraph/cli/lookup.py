@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from ..command.outcome import Outcome
 from ..discovery.attribution import AtWork
-from ..discovery.distributions import canonical
-from ..discovery.own import COMMANDS
+from ..discovery.first_party import COMMANDS
+from ..discovery.records import canonical
 from ..discovery.registry import default_registry
 from ..errors import ContractViolation, DelegraphError, PluginFailed
 from ..plugin import CommandSpec

@@ -24,11 +24,10 @@ from ..command.outcome import (
     output_path,
     progress,
 )
-from ..discovery.defaults import DefaultBackends
-from ..discovery.index import BackendInfo
+from ..discovery.first_party import provided
 from ..discovery.options import assigned_backends
-from ..discovery.own import provided
-from ..discovery.registry import Registry, default_registry
+from ..discovery.records import BackendInfo
+from ..discovery.registry import DefaultBackends, Registry, default_registry
 from ..errors import DelegraphError, InputError, NotFullyDelegated, UsageError
 from ..host.files import FileFormat
 from ..report.saving import expect_report_formats, write_report

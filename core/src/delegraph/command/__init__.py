@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..discovery.own import provided
+    from ..discovery.first_party import provided
     from .arrays import read_array
     from .compilers import add_compiler_flags, chosen_compiler
     from .contract import (
@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 _NAMES = {
-    "..discovery.own": "provided",
+    "..discovery.first_party": "provided",
     ".arrays": "read_array",
     ".compilers": "add_compiler_flags chosen_compiler",
     ".contract": "Command Outcome check_model load_model parse_options progress table",

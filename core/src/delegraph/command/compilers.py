@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from ..discovery.own import provider_of
+from ..discovery.first_party import provider_of
 from ..discovery.registry import default_registry
 from ..errors import PluginConflict, UsageError
 from ..plugin import CompilerSpec, FlagSpec

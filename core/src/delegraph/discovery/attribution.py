@@ -31,7 +31,8 @@ from delegraph_programs import source_of
 
 from ..errors import DelegraphError, PluginFailed
 from ..plugin import IN_PROCESS
-from .record import PluginRecord, describe
+from .explanations import describe
+from .records import PluginRecord
 from .torch_settings import put_back, remember
 
 P = ParamSpec("P")

@@ -43,22 +43,15 @@ def installed_path() -> list[str]:
     come from the installation (the ``.pth`` file of an editable install).
     """
     here = _working_directory()
-    standard = (
-        sys.path.index(_STANDARD_LIBRARY)
-        if _STANDARD_LIBRARY in sys.path
-        else len(sys.path)
-    )
-    wanted = {
-        os.path.abspath(p)
-        for p in os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        if p
-    }
-    kept = [
-        p
-        for p in sys.path[:standard]
-        if os.path.abspath(p or os.curdir) != here or here in wanted
-    ]
-    return [p for p in kept + sys.path[standard:] if p not in ("", os.curdir)]
+    standard = len(sys.path)
+    if _STANDARD_LIBRARY in sys.path:
+        standard = sys.path.index(_STANDARD_LIBRARY)
+    wanted = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    is_wanted = here in (os.path.abspath(p) for p in wanted if p)
+    first = sys.path[:standard]
+    if not is_wanted:
+        first = [p for p in first if os.path.abspath(p or os.curdir) != here]
+    return [p for p in first + sys.path[standard:] if p not in ("", os.curdir)]
 
 
 def _working_directory() -> str:
@@ -95,12 +88,7 @@ def _top_level(name: str, path: list[str]) -> ModuleSpec | None:
     installs) have tables of their own.
     """
     for finder in sys.meta_path:
-        find_spec = getattr(finder, "find_spec", None)
-        spec = (
-            find_spec(name, path if finder is PathFinder else None)
-            if find_spec
-            else None
-        )
+        spec = finder.find_spec(name, path if finder is PathFinder else None)
         if isinstance(spec, ModuleSpec):
             return spec
     return None
@@ -108,13 +96,16 @@ def _top_level(name: str, path: list[str]) -> ModuleSpec | None:
 
 def missing(modules: Iterable[str]) -> list[str]:
     """Those of ``modules`` that are not installed. Imports nothing."""
-    # ``sys.modules`` has None for a module whose import is forbidden: it counts as not
-    # installed
-    return [
-        m
-        for m in modules
-        if not (sys.modules.get(m) or (m not in sys.modules and find(m)))
-    ]
+    return [module for module in modules if not _is_there(module)]
+
+
+def _is_there(module: str) -> bool:
+    """Whether ``module`` can be imported. ``sys.modules`` has None for a module whose
+    import is forbidden.
+    """
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    return find(module) is not None
 
 
 def import_installed(module: str) -> Any:
@@ -178,13 +169,6 @@ def hangs_shown() -> Iterator[None]:
 
 # --- code that ends the process -------------------------------------------------------
 
-_guarded: dict[int, int] = {}
-"""Thread in which ``os._exit`` raises -> id of the process in which it does (a fork has
-the same threads' ids).
-"""
-_guarding = threading.Lock()
-_real_exit = os._exit
-
 
 @contextlib.contextmanager
 def exits_raise() -> Iterator[None]:
@@ -193,37 +177,24 @@ def exits_raise() -> Iterator[None]:
     In other threads, and in processes that are forked inside the block, it ends the
     process as usual.
     """
-    global _real_exit
-    thread = threading.get_ident()
-    with _guarding:
-        # the first thread in such a block replaces ``os._exit``, the last one restores
-        # it
-        if not _guarded:
-            _real_exit = os._exit
-            os._exit = _raise_or_exit
-        # set if this thread is in an outer block, which must stay guarded
-        outer = _guarded.get(thread)
-        # a forked process has another id, so it is not guarded
-        _guarded[thread] = os.getpid()
+    outer_exit = os._exit
+    inside = (os.getpid(), threading.get_ident())
+    is_active = True
+
+    def raise_or_exit(status: int) -> NoReturn:
+        if not is_active or inside != (os.getpid(), threading.get_ident()):
+            outer_exit(status)
+        caller = sys._getframe(1)
+        place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        raise ProcessExit(f"os._exit({status!r}) was called ({place})")
+
+    os._exit = raise_or_exit
     try:
         yield
     finally:
-        with _guarding:
-            if outer is None:
-                del _guarded[thread]
-            if not _guarded:
-                os._exit = _real_exit
-
-
-def _raise_or_exit(status: int) -> NoReturn:
-    """Replaces ``os._exit`` while any thread is in ``exits_raise``."""
-    if _guarded.get(threading.get_ident()) == os.getpid():
-        caller = sys._getframe(1)
-        raise ProcessExit(
-            f"os._exit({status!r}) was called"
-            f" ({caller.f_code.co_filename}:{caller.f_lineno})"
-        )
-    _real_exit(status)
+        # if another thread is in such a block, its end may put this function back
+        is_active = False
+        os._exit = outer_exit
 
 
 # --- objects --------------------------------------------------------------------------
@@ -244,12 +215,10 @@ def load(target: str, installed: bool = True) -> Any:
             from difflib import get_close_matches
 
             file = getattr(sys.modules[module], "__file__", None) or "built in"
-            close = get_close_matches(
-                part, [n for n in dir(value) if not n.startswith("_")], n=1
-            )
-            alike = f"; it has {close[0]!r}" if close else ""
-            raise TargetMissing(
-                f"module {module!r} ({file}) has no {qualified!r}{alike}"
-            )
+            text = f"module {module!r} ({file}) has no {qualified!r}"
+            names = [name for name in dir(value) if not name.startswith("_")]
+            for near in get_close_matches(part, names, n=1):
+                text += f"; it has {near!r}"
+            raise TargetMissing(text)
         value = getattr(value, part)
     return value

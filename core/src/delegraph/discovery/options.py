@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import OptionError
-from ..plugin import OptionSpec, accepts, expected
-from .record import suggestion
+from ..plugin import OptionSpec
+from .explanations import suggestion
 
 
 def complete_options(
@@ -108,10 +108,10 @@ def _value(spec: OptionSpec, value: Any, owner: str) -> Any:
         return None
     if spec.type is str and isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if not accepts(spec, value):
+    if not spec.accepts(value):
         raise OptionError(
             "option-invalid",
-            f"option {spec.name!r} of {owner} is {expected(spec)}, not {value!r}",
+            f"option {spec.name!r} of {owner} is {spec.values}, not {value!r}",
         )
     return spec.type(value)
 

@@ -4,15 +4,15 @@ formats. Imports no torch.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from importlib_metadata import EntryPoint
 
 from ..errors import (
     DelegraphError,
@@ -30,19 +30,42 @@ from ..plugin import (
     Declaration,
     FormatSpec,
     OptionSpec,
+    PartitionerSpec,
     QuantizerSpec,
     RuntimeSpec,
 )
 from .attribution import AtWork
-from .defaults import DefaultBackends, choose_default, none_usable
-from .entry_points import Discovery, Key, discover, loadable
-from .index import BackendInfo, D, Declared, Index
+from .declarations import (
+    plugin_manager,
+    read_declarations,
+    registered_backend,
+    resolve,
+)
+from .first_party import OWN, provider_of
+from .installed import discover, find_plugins
 from .loading import missing
+from .lookup_errors import (
+    backend_conflict,
+    backend_not_found,
+    conflict,
+    needs_modules,
+    none_usable,
+    not_declared,
+    not_installed,
+    unusable,
+)
 from .options import complete_options
-from .own import provider_of
-from .record import DENY, Fault, PluginRecord, Status
-from .resolve import in_process, resolve
-from .validate import read_declarations
+from .records import (
+    DENY,
+    BackendEntry,
+    BackendInfo,
+    D,
+    Declared,
+    Fault,
+    PluginRecord,
+    Status,
+    key_of,
+)
 
 if TYPE_CHECKING:
     from ..backend import BackendDetails
@@ -50,8 +73,10 @@ if TYPE_CHECKING:
     from ..partitioner import Partitioner
     from ..runtime import BackendRuntime
 
+_DELEGRAPH = PluginRecord("delegraph", "delegraph", "", "itself")
+"""The owner of the declarations of delegraph itself."""
 _reading = threading.local()
-_warned: set[tuple[str, str]] = set()
+_warned: set[str] = set()
 
 
 class InstalledBackend(NamedTuple):
@@ -79,103 +104,333 @@ class InstalledBackend(NamedTuple):
         return self.record
 
 
+class DefaultBackends(NamedTuple):
+    """The backends chosen for a call that names none. ``why``: the sentence for its
+    report.
+    """
+
+    names: list[str]
+    why: str
+
+
 class Registry:
     """Finds what plugins declare, by name. A backend's name is its short name, its id,
     or ``distribution/name``.
 
-    ``discover=False``: start without plugins. ``entry_points``: read these plugins and
-    not the installed ones. Plugins are read at the first use. All methods may be called
-    from any thread.
+    ``discover=False``: start without plugins. Otherwise the installed plugins are read
+    at the first use. All methods may be called from any thread.
     """
 
-    def __init__(
-        self, discover: bool = True, entry_points: Iterable[EntryPoint] | None = None
-    ) -> None:
-        """Read no plugin yet; the class says what the parameters are."""
-        self._entry_points = list(entry_points) if entry_points is not None else None
-        self._discovers = discover or entry_points is not None
-        # None until plugins are read
-        self._found: Discovery | None = None if self._discovers else Discovery()
-        self._registered: list[PluginRecord] = []
-        # the index of all plugins; None if it is to be built (again)
-        self._current: Index | None = None
+    def __init__(self, discover: bool = True) -> None:
+        """Read no plugin yet."""
+        self._discovers = discover
+        self._is_read = not discover
+        self._manager = plugin_manager()
+        self._records: list[PluginRecord] = []
+        self._notes: tuple[str, ...] = ()
         # (kind, distribution, target) -> the imported object
-        self._resolved: dict[tuple[str, str, str], Any] = {}
+        self._targets: dict[tuple[str, str, str], Any] = {}
+        # name or id -> the backend that it means, see ``preferring``
+        self._preferred: dict[str, BackendEntry] = {}
         self._lock = threading.Lock()
 
-    # --- what there is
+    # --- reading the plugins
+
+    def read(self, refused: Mapping[str, Fault] | None = None) -> None:
+        """Read the installed plugins, unless that is done already, and warn of broken
+        ones. Plugins in ``refused`` (``distribution/name``) are not loaded, and their
+        records get these faults.
+
+        Raises PluginBroken if a light module that is being imported calls this.
+        """
+        if self._is_read:
+            return
+        # ``_reading`` has a value of its own in each thread
+        if getattr(_reading, "busy", False):
+            raise PluginBroken(
+                "plugin-broken",
+                "a light module used the registry while plugins are being read",
+            )
+        _reading.busy = True
+        try:
+            # without the lock: importing a plugin may wait for a thread that waits for
+            # the lock
+            found = discover(refused)
+        finally:
+            _reading.busy = False
+        with self._lock:
+            # another thread may have read the plugins meanwhile: its result stays
+            if self._is_read:
+                return
+            self._manager = found.manager
+            self._records += found.records
+            self._notes = found.notes
+            self._is_read = True
+        _warn(found.records)
+
+    def loadable(self) -> list[tuple[EntryPoint, PluginRecord]]:
+        """The installed plugins that this registry loads. Imports nothing."""
+        found = find_plugins() if self._discovers else ()
+        return [(entry, record) for entry, record in found if entry is not None]
+
+    def _plugins(self) -> list[PluginRecord]:
+        """All records, without conflicts between plugins."""
+        self.read()
+        return list(self._records)
+
+    # --- lists
 
     def backends(self) -> list[BackendInfo]:
         """All declared backends, usable or not, sorted by name."""
-        index = self._index()
-        return [index.info(entry) for entry in index.entries]
+        entries = self._entries()
+        infos = [self._info(entry, entries) for entry in entries]
+        return sorted(infos, key=lambda info: (info.name, info.distribution))
 
     def plugins(self) -> list[PluginRecord]:
-        """One record for each installed or registered plugin, usable or not."""
-        return list(self._index().records)
+        """One record for each installed or registered plugin, usable or not. A plugin
+        with a backend whose name another one has, too, has that fault.
+        """
+        entries = self._entries()
+        records = []
+        for record in self._plugins():
+            for spec in record.backends:
+                fault = _conflict_fault(BackendEntry(spec, record), entries)
+                if fault is not None and record.fault is None:
+                    record = record.failed(fault)
+            records.append(record)
+        return records
 
     def notes(self) -> list[str]:
-        """Remarks that concern no single plugin, such as unknown names in the
-        environment variables.
+        """Remarks that concern no single plugin: unknown names in the environment
+        variables, and declarations for backends that are not installed.
         """
-        return list(self._index().notes)
+        known = {key for entry in self._entries() for key in entry.keys}
+        notes = list(self._notes)
+        for record in self._plugins():
+            for spec in record.declarations:
+                if isinstance(spec, BackendSpec) or spec.alone:
+                    continue
+                if key_of(spec.key) not in known:
+                    notes.append(
+                        f"{record.owner} declares a {spec.title}, which is not"
+                        " installed"
+                    )
+        return notes
+
+    def declared(self, kind: type[D]) -> list[Declared[D]]:
+        """All declarations of a kind by plugins, each with the plugin's record, sorted
+        by name.
+        """
+        return sorted(
+            self._of_kind(kind), key=lambda pair: (pair[0].key, pair[1].distribution)
+        )
+
+    def _of_kind(self, kind: type[D]) -> Iterator[Declared[D]]:
+        """All declarations of a kind by plugins."""
+        for record in self._plugins():
+            for spec in record.declarations:
+                if isinstance(spec, kind):
+                    yield spec, record
+
+    def _entries(self) -> list[BackendEntry]:
+        """All declared backends."""
+        return [BackendEntry(*declared) for declared in self._of_kind(BackendSpec)]
+
+    def _info(
+        self, entry: BackendEntry, entries: Sequence[BackendEntry]
+    ) -> BackendInfo:
+        """The row of ``backends()`` for a backend; ``entries``: all of them."""
+        spec = entry.spec
+        record = entry.record
+        fault = _conflict_fault(entry, entries) or entry.fault or Fault(Status.OK, "")
+        return BackendInfo(
+            name=spec.name,
+            backend_id=spec.backend_id,
+            distribution=record.distribution,
+            version=record.version,
+            location=spec.location or record.location,
+            status=fault.status,
+            error=fault.error,
+            hint=fault.hint,
+            summary=spec.summary,
+            api=spec.api,
+            target=spec.target,
+            options=spec.options,
+            formats=tuple(
+                form.suffix
+                for form, owner in self.declared(FormatSpec)
+                if owner.distribution == record.distribution
+            ),
+            partitioners=tuple(
+                partitioner.name
+                for partitioner, _ in self._of_backend(PartitionerSpec, entry)
+            ),
+            has_runtime=bool(self._of_backend(RuntimeSpec, entry)),
+            has_quantizer=bool(self._of_backend(QuantizerSpec, entry)),
+            is_default=spec.default,
+        )
+
+    # --- backends by name
 
     def spec(self, name: str) -> BackendSpec:
         """The declaration of the backend ``name``. Raises BackendNotFound or
         PluginConflict.
         """
-        return self._index().find(name).spec
+        return self._find(name).spec
+
+    def installed(self, name: str) -> InstalledBackend:
+        """The backend ``name``: its imported class with its declaration. Raises what
+        ``get_backend`` does.
+        """
+        entry = self._usable(name)
+        kind: type[BackendDetails] = self._resolve(entry.spec, entry.record)
+        return InstalledBackend(kind, entry.spec, entry.record)
+
+    def get_backend(self, name: str) -> type[BackendDetails]:
+        """The class of the backend ``name``, imported. Another backend is never chosen
+        in its place.
+
+        Raises BackendNotFound, PluginConflict, PluginIncompatible, PluginUnavailable or
+        PluginBroken.
+        """
+        return self.installed(name).kind
 
     def full_name(self, name: str) -> str:
         """``distribution/name`` of the backend ``name``. Raises what ``spec`` does."""
-        return self._index().find(name).full_name
+        return self._find(name).full_name
 
     def producer(self, name: str) -> tuple[str, str]:
         """(distribution, version) that have the backend ``name``. Raises what ``spec``
         does.
         """
-        entry = self._index().find(name)
-        return entry.spec.origin or (entry.record.distribution, entry.record.version)
+        spec, record = self._find(name)
+        return spec.origin or (record.distribution, record.version)
 
-    def owner(self, kind: type) -> PluginRecord | None:
-        """The plugin that declares the class ``kind``, else the only one with a target
-        in its top-level package.
+    def get_partitioner(self, name: str, /, **options: Any) -> Partitioner:
+        """Construct the default partitioner of the backend ``name``, or the partitioner
+        of that name, with ``options``.
 
-        None if there is neither.
+        Options that are not passed get their declared defaults. A partitioner that was
+        registered as an instance is returned as it is. Raises OptionError for wrong
+        options, and what ``get_backend`` raises.
         """
-        return self._index().owner(kind)
+        entry, spec, record = self._find_partitioner(name)
+        values = complete_options(
+            entry.spec.options, options, f"backend {entry.spec.name!r}"
+        )
+        target = self._resolve(spec, record)
+        if not isinstance(target, type):  # an instance was registered
+            instance: Partitioner = target
+            return instance
+        try:
+            inspect.signature(target).bind(**values)
+        except TypeError as e:
+            raise PluginBroken(
+                "plugin-broken",
+                f"partitioner {target.__name__} of {record.owner} does not take the"
+                f" options that are declared: {e}",
+            ) from e
+        with AtWork(target, "constructor", registry=self):
+            partitioner: Partitioner = target(**values)
+        return partitioner
 
-    def preferring(self, names: Iterable[str]) -> Registry:
-        """A view in which the backends that ``names`` has as ``distribution/name`` win
-        over others of the same name.
+    def _find_partitioner(
+        self, name: str
+    ) -> tuple[BackendEntry, PartitionerSpec, PluginRecord]:
+        """Find the default partitioner of the backend ``name`` or, if no backend has
+        that name, the partitioner ``name``; with its backend and its plugin.
 
-        Programs store bare backend ids, and two distributions may have backends of the
-        same id: in the result, that id means the backend in ``names``. Bare names in
-        ``names`` have no effect. Raises PluginConflict if two backends in ``names``
-        have the same name or id.
+        Raises what ``_usable`` does, and PluginBroken if the backend has no
+        partitioner, or several without exactly one default.
         """
-        full_names = tuple(n for n in names if "/" in n)
-        return _View(self, full_names) if full_names else self
+        if all(key_of(name) not in entry.keys for entry in self._entries()):
+            for spec, record in self._of_kind(PartitionerSpec):
+                if spec.name == name:
+                    return self._usable(spec.backend), spec, record
+        entry = self._usable(name)
+        declared = self._of_backend(PartitionerSpec, entry)
+        candidates = [pair for pair in declared if pair[0].default] or declared
+        if not candidates:
+            raise PluginBroken(
+                "plugin-broken", f"backend {entry.full_name} declares no partitioner"
+            )
+        if len(candidates) > 1:
+            names = ", ".join(spec.name for spec, _ in candidates)
+            raise PluginBroken(
+                "plugin-broken",
+                f"backend {entry.full_name} has several partitioners and not one"
+                f" default: {names}",
+                hint="ask for one of them by its own name",
+            )
+        return entry, *candidates[0]
 
-    def loadable(self) -> list[tuple[EntryPoint, PluginRecord]]:
-        """The installed plugins that this registry loads when it is first used.
-        Imports nothing.
-        """
-        return loadable(self._entry_points) if self._discovers else []
+    def runtime_for(self, name: str) -> type[BackendRuntime]:
+        """The class that runs blobs of the backend ``name`` on this host.
 
-    def read(self, refused: Mapping[Key, Fault]) -> None:
-        """Read the installed plugins, unless that is done already. Plugins in
-        ``refused`` are not loaded, and their records get these faults.
+        Raises NoRuntime if none is declared or a module that it needs is missing, and
+        what ``get_backend`` raises.
         """
-        if self._found is None:
-            self._read(refused)
+        entry = self._usable(name)
+        declared = self._only(RuntimeSpec, entry)
+        title = f"backend {entry.spec.name!r} of {entry.record.owner}"
+        if declared is None:
+            raise NoRuntime(
+                "no-runtime",
+                f"{title} declares no runtime for this host",
+                hint="lowered.with_missing_runtime('eager') runs the original operators"
+                " instead",
+            )
+        absent = missing(declared[0].requires)
+        if absent:
+            raise NoRuntime(
+                "no-runtime",
+                f"the runtime of {title} needs {', '.join(absent)}, which is not"
+                " installed",
+                hint=entry.spec.install_hint or None,
+            )
+        runtime: type[BackendRuntime] = self._resolve(*declared)
+        return runtime
+
+    def native_code(self, name: str) -> str:
+        """Return the kind of native code that blobs of the backend ``name`` are, as its
+        RuntimeSpec declares it.
+
+        "" if they are none, or if no backend of this name is installed: then nothing
+        here runs them.
+        """
+        try:
+            declared = self._only(RuntimeSpec, self._find(name))
+        except DelegraphError:
+            return ""
+        return "" if declared is None else declared[0].native
+
+    def get_quantizer(self, name: str) -> Any:
+        """The quantizer class of the backend ``name``.
+
+        Raises OptionError if none is declared, PluginUnavailable if a module that it
+        needs is missing, and what ``get_backend`` raises.
+        """
+        entry = self._usable(name)
+        declared = self._only(QuantizerSpec, entry)
+        if declared is None:
+            raise OptionError(
+                "option-invalid",
+                f"backend {entry.full_name} declares no quantizer",
+                hint="quantizer=... takes any of torchao's",
+            )
+        spec = declared[0]
+        absent = missing(spec.requires)
+        if absent:
+            title = f"the quantizer of backend {entry.full_name}"
+            raise needs_modules(title, absent, spec.install_hint)
+        return self._resolve(*declared)
 
     def usable_backends(self) -> list[BackendInfo]:
         """The backends that can be used, by name. Raises BackendNotFound, with the
         reasons, if there are none.
         """
         declared = self.backends()
-        usable = [b for b in declared if b.usable]
+        usable = [info for info in declared if info.usable]
         if not usable:
             raise none_usable(self.plugins(), declared)
         return usable
@@ -188,160 +443,146 @@ class Registry:
         """Choose the backends of a call that names none.
 
         If the user gave options for backends (``optioned``), these are chosen.
-        Otherwise one backend is chosen: the only usable one for which ``suits`` is true
-        or, of several, the one that is declared as default; see ``choose_default``.
-        Raises BackendNotFound if no backend can be used, OptionError if several could
-        be chosen.
+        Otherwise one is chosen: the only usable backend for which ``suits`` is true or,
+        of several, the one that is declared as default. If no backend suits, all usable
+        ones are considered, so that the call fails later with the reason. Raises
+        BackendNotFound if no backend can be used, OptionError if several could be
+        chosen.
         """
-        if chosen := list(optioned):
+        names = list(optioned)
+        if names:
             return DefaultBackends(
-                chosen, f"no backend was named; the options are for {', '.join(chosen)}"
+                names, f"no backend was named; the options are for {', '.join(names)}"
             )
-        return choose_default(self.usable_backends(), suits)
+        usable = self.usable_backends()
+        suitable = [info for info in usable if suits(info)] or usable
+        candidates = suitable
+        if len(suitable) > 1:
+            candidates = [info for info in suitable if info.is_default]
+        if len(candidates) != 1:
+            several = ", ".join(info.name for info in candidates or suitable)
+            raise OptionError(
+                "option-invalid",
+                f"no backend is named, and there are several: {several}",
+                hint="backends=[NAME, ...] in order of preference; on the command line"
+                " --backend NAME",
+            )
+        (chosen,) = candidates
+        others = ", ".join(info.name for info in suitable if info is not chosen)
+        why = f"is the default (others: {others})" if others else "is the only one"
+        if not others and len(usable) > 1:
+            why += " that suits"
+        return DefaultBackends(
+            [chosen.name], f"no backend was named; {chosen.name} {why}"
+        )
 
-    # --- what it resolves to
+    def preferring(self, names: Iterable[str]) -> Registry:
+        """Return a registry of the same plugins in which the backends that ``names``
+        has as ``distribution/name`` win over others of the same name.
 
-    def get_backend(self, name: str) -> type[BackendDetails]:
-        """The class of the backend ``name``, imported. Another backend is never chosen
-        in its place.
-
-        Raises BackendNotFound, PluginConflict, PluginIncompatible, PluginUnavailable or
-        PluginBroken.
+        Programs store bare backend ids, and two distributions may have backends of the
+        same id: in the result, that id means the backend in ``names``. Bare names in
+        ``names`` have no effect. Raises PluginConflict if two backends in ``names``
+        have the same name or id.
         """
-        entry = self._index().usable(name)
-        backend: type[BackendDetails] = self.resolve(entry.spec, entry.record)
-        return backend
+        preferred: dict[str, BackendEntry] = {}
+        for entry in (self._find(name) for name in names if "/" in name):
+            for key in entry.names:
+                other = preferred.setdefault(key, entry)
+                if other is not entry:
+                    raise PluginConflict(
+                        "plugin-conflict",
+                        f"{other.full_name} and {entry.full_name} are both {key!r},"
+                        " which is the name that a program stores",
+                        hint="lower for one of them at a time",
+                    )
+        if not preferred:
+            return self
+        # it shares the list of records, and the imported objects
+        view = copy.copy(self)
+        view._preferred = preferred
+        return view
 
-    def installed(self, name: str) -> InstalledBackend:
-        """The backend ``name``: its imported class with its declaration. Raises what
-        ``get_backend`` does.
+    def _find(self, name: str) -> BackendEntry:
+        """The backend called ``name``, whether it can be used or not.
+
+        Raises PluginConflict if several have that name; if none has it,
+        BackendNotFound, or the error for a plugin of that name that cannot be used.
         """
-        entry = self._index().usable(name)
-        return InstalledBackend(self.get_backend(name), entry.spec, entry.record)
+        key = key_of(name)
+        if key in self._preferred:
+            return self._preferred[key]
+        entries = [entry for entry in self._entries() if key in entry.keys]
+        if len(entries) > 1:
+            raise backend_conflict(name, entries)
+        if not entries:
+            raise backend_not_found(name, self._plugins())
+        return entries[0]
 
-    def default_compiler(self, what: str) -> Any:
-        """A new compiler of the kind that a plugin declares as the default
-        (``CompilerSpec``), without options.
+    def _usable(self, name: str) -> BackendEntry:
+        """As ``_find``, but raises PluginIncompatible or PluginUnavailable if the
+        backend cannot be used.
+        """
+        entry = self._find(name)
+        if entry.fault is not None:
+            raise unusable(entry.record, entry.fault)
+        return entry
 
-        If no plugin of this registry does, one of ``default_registry()`` is taken.
-        ``what``: the feature that needs it, for errors. Raises PluginUnavailable if
-        none is installed, and PluginConflict if several are the default.
+    def _of_backend(self, kind: type[D], entry: BackendEntry) -> list[Declared[D]]:
+        """The declarations of a kind for a backend: those of its own distribution or,
+        if it has none, those of others.
+
+        If another distribution has a backend of that name, its declarations are for its
+        own one.
         """
         declared = [
             (spec, record)
-            for spec, record in self.declared(CompilerSpec)
-            if spec.default
+            for spec, record in self._of_kind(kind)
+            if key_of(spec.key) in entry.keys
         ]
-        if not declared and self is not default_registry():
-            return default_registry().default_compiler(what)
-        if not declared:
-            provider = provider_of(CompilerSpec, "workers")
-            assert provider is not None, "our_distributions.json has it"
-            text = f"{what} comes with {provider.distribution}, which is not installed"
-            raise PluginUnavailable("plugin-unavailable", text, hint=provider.hint)
+        own = [
+            (spec, record)
+            for spec, record in declared
+            if record.distribution == entry.record.distribution
+        ]
+        return own or [
+            (spec, record)
+            for spec, record in declared
+            if all(spec.key not in (b.name, b.backend_id) for b in record.backends)
+        ]
+
+    def _only(self, kind: type[D], entry: BackendEntry) -> Declared[D] | None:
+        """The declaration of a kind of which a backend has at most one (runtime,
+        quantizer); None if it has none. Raises PluginConflict for several.
+        """
+        declared = self._of_backend(kind, entry)
         if len(declared) > 1:
             owners = " and ".join(record.owner for _, record in declared)
             raise PluginConflict(
                 "plugin-conflict",
-                f"{owners} both declare a default compiler",
-                hint=f"set {DENY} to one of them",
+                f"backend {entry.full_name} has {len(declared)} {kind.noun}s: {owners}",
+                hint=f"set {DENY} to all of them but one",
             )
-        spec, record = declared[0]
-        return self.get(CompilerSpec, f"{record.distribution}/{spec.name}")()
+        return declared[0] if declared else None
 
-    def get_partitioner(self, name: str, /, **options: Any) -> Partitioner:
-        """Construct the default partitioner of the backend ``name``, or the partitioner
-        of that name, with ``options``.
+    # --- commands, formats, reports, models, compilers
 
-        Options that are not passed get their declared defaults. A partitioner that was
-        registered as an instance is returned as it is. Raises OptionError for wrong
-        options, and what ``get_backend`` raises.
+    def get(self, kind: type[Declaration], asked: str) -> Any:
+        """Import and return the target of a declaration that belongs to no backend: a
+        command, format, report, model or compiler.
+
+        ``kind``: the declaration's class. ``asked``: its name, ``distribution/name``,
+        or a file's name, of which the suffix counts. Raises PluginConflict,
+        PluginUnavailable or PluginBroken; if no plugin declares it, FormatNotFound or
+        UsageError, whose hint names a distribution to install.
         """
-        entry, spec, record = self._index().partitioner(name)
-        values = complete_options(
-            entry.spec.options, options, f"backend {entry.spec.name!r}"
-        )
-        target = self.resolve(spec, record)
-        if not isinstance(target, type):  # an instance was registered
-            instance: Partitioner = target
-            return instance
-        try:
-            inspect.signature(target).bind(**values)
-        except TypeError as e:
-            text = (
-                f"partitioner {target.__name__} of {record.owner} does not take the"
-                f" options that are declared: {e}"
-            )
-            raise PluginBroken("plugin-broken", text) from e
-        with AtWork(target, "constructor", registry=self):
-            partitioner: Partitioner = target(**values)
-        return partitioner
+        return self._resolve(*self._get(kind, asked))
 
-    def native_code(self, name: str) -> str:
-        """Return the kind of native code that blobs of the backend ``name`` are, as its
-        RuntimeSpec declares it.
-
-        "" if they are none, or if no backend of this name is installed: then nothing
-        here runs them.
+    def find(self, kind: type[D], asked: str) -> D:
+        """The declaration whose target ``get`` would import. Raises the same errors
+        except PluginBroken.
         """
-        try:
-            declared = self._index().only(RuntimeSpec, self._index().find(name))
-        except DelegraphError:
-            return ""
-        return "" if declared is None else declared[0].native
-
-    def runtime_for(self, name: str) -> type[BackendRuntime]:
-        """The class that runs blobs of the backend ``name`` on this host.
-
-        Raises NoRuntime if none is declared or a module that it needs is missing, and
-        what ``get_backend`` raises.
-        """
-        entry = self._index().usable(name)
-        declared = self._index().only(RuntimeSpec, entry)
-        who = f"backend {entry.spec.name!r} of {entry.record.owner}"
-        if declared is None:
-            hint = (
-                "lowered.with_missing_runtime('eager') runs the original operators"
-                " instead"
-            )
-            raise NoRuntime(
-                "no-runtime", f"{who} declares no runtime for this host", hint=hint
-            )
-        absent = missing(declared[0].requires)
-        if absent:
-            text = (
-                f"the runtime of {who} needs {', '.join(absent)}, which is not"
-                " installed"
-            )
-            raise NoRuntime("no-runtime", text, hint=entry.spec.install_hint or None)
-        runtime: type[BackendRuntime] = self.resolve(*declared)
-        return runtime
-
-    def get_quantizer(self, name: str) -> Any:
-        """The quantizer class of the backend ``name``.
-
-        Raises OptionError if none is declared, PluginUnavailable if a module that it
-        needs is missing, and what ``get_backend`` raises.
-        """
-        entry = self._index().usable(name)
-        declared = self._index().only(QuantizerSpec, entry)
-        if declared is None:
-            hint = "quantizer=... takes any of torchao's"
-            raise OptionError(
-                "option-invalid",
-                f"backend {entry.full_name} declares no quantizer",
-                hint=hint,
-            )
-        spec = declared[0]
-        if absent := missing(spec.requires):
-            text = (
-                f"the quantizer of backend {entry.full_name} needs {', '.join(absent)},"
-                " which is not installed"
-            )
-            raise PluginUnavailable(
-                "plugin-unavailable", text, hint=spec.install_hint or None
-            )
-        return self.resolve(*declared)
+        return self._get(kind, asked)[0]
 
     def get_format(self, path: str | os.PathLike[str]) -> type[ProgramFormat]:
         """The class of the file format that the suffix of ``path`` chooses.
@@ -351,38 +592,85 @@ class Registry:
         kind: type[ProgramFormat] = self.get(FormatSpec, os.fspath(path))
         return kind
 
-    def get(self, kind: type[Declaration], asked: str) -> Any:
-        """Import and return the target of a declaration that belongs to no backend: a
-        command, format, report or model.
-
-        ``kind``: the declaration's class. ``asked``: its name, ``distribution/name``,
-        or a file's name, of which the suffix counts. Raises PluginConflict,
-        PluginUnavailable or PluginBroken; if no plugin declares it, FormatNotFound or
-        UsageError, whose hint names what to install.
-        """
-        return self.resolve(*self._index().get(kind, asked))
-
-    def find(self, kind: type[D], asked: str) -> D:
-        """The declaration whose target ``get`` would import. Raises the same errors
-        except PluginBroken.
-        """
-        return self._index().get(kind, asked)[0]
-
-    def declared(self, kind: type[D]) -> list[Declared[D]]:
-        """All declarations of a kind by plugins, each with the plugin's record, sorted
-        by name.
-        """
-        return self._index().all(kind)
+    def _get(self, kind: type[D], asked: str) -> Declared[D]:
+        """The declaration that ``get`` imports, with its plugin."""
+        # a plugin's declaration of a name that delegraph has is found only as
+        # distribution/name
+        available = [(spec, _DELEGRAPH) for spec in OWN if isinstance(spec, kind)]
+        own_keys = [spec.key for spec, _ in available]
+        available += self._of_kind(kind)
+        for key in (asked, *kind.meant_by(asked)):
+            declared = [
+                (spec, record)
+                for spec, record in available
+                if key_of(key) == f"{record.distribution}/{spec.key}"
+                or (spec.key == key and (record is _DELEGRAPH or key not in own_keys))
+            ]
+            # if a distribution that is not installed has r.nodes.json, the file is not
+            # written as .json
+            if declared or provider_of(kind, key):
+                break
+        if not declared:
+            known = [spec.key for spec, _ in available]
+            raise not_declared(kind, asked, known, self._plugins())
+        if len(declared) > 1:
+            raise conflict(f"the {declared[0][0].title}", declared)
+        ((spec, record),) = declared
+        absent = missing(spec.requires)
+        if absent:
+            title = f"the {spec.title} of {record.owner}"
+            raise needs_modules(title, absent, spec.install_hint)
+        return spec, record
 
     def suffix_for(self, runtime: str) -> str:
-        """The suffix of the files that the runtime ``runtime`` executes. Raises
-        NoRuntime if no plugin declares it.
+        """The suffix of the files that the runtime ``runtime`` executes; of several
+        suffixes the first by name. Raises NoRuntime if no plugin declares it.
         """
-        return self._index().suffix_for(runtime)
+        specs = [spec for spec, _ in self.declared(FormatSpec)]
+        for spec in specs:
+            if runtime in spec.runtimes:
+                return spec.suffix
+        provider = provider_of("runtimes", runtime)
+        if provider is not None:
+            text = not_installed(f"the runtime {runtime!r}", provider)
+            raise NoRuntime("no-runtime", text, hint=provider.hint)
+        known = sorted({name for spec in specs for name in spec.runtimes})
+        raise NoRuntime(
+            "no-runtime",
+            f"no installed plugin executes files in the runtime {runtime!r}"
+            f" ({', '.join(known) or 'none'})",
+        )
 
-    def resolve(self, spec: Declaration, record: PluginRecord) -> Any:
+    def default_compiler(self, feature: str) -> Any:
+        """A new compiler of the kind that a plugin declares as the default
+        (``CompilerSpec``), without options.
+
+        If no plugin of this registry does, one of ``default_registry()`` is taken.
+        ``feature`` needs it, for errors. Raises PluginUnavailable if none is installed,
+        and PluginConflict if several are the default.
+        """
+        declared = [pair for pair in self.declared(CompilerSpec) if pair[0].default]
+        if not declared and self is not default_registry():
+            return default_registry().default_compiler(feature)
+        if not declared:
+            provider = provider_of(CompilerSpec, "workers")
+            assert provider is not None, "our_distributions.json has it"
+            text = not_installed(feature, provider)
+            raise PluginUnavailable("plugin-unavailable", text, hint=provider.hint)
+        if len(declared) > 1:
+            owners = " and ".join(record.owner for _, record in declared)
+            raise PluginConflict(
+                "plugin-conflict",
+                f"{owners} both declare a default compiler",
+                hint=f"set {DENY} to one of them",
+            )
+        return self._resolve(*declared[0])()
+
+    # --- objects and their owners
+
+    def _resolve(self, spec: Declaration, record: PluginRecord) -> Any:
         """The target of ``spec``, which the plugin ``record`` declares: imported at the
-        first call, checked and cached.
+        first call, checked and kept.
 
         Raises PluginBroken if it cannot be imported or is of the wrong kind.
         """
@@ -390,9 +678,30 @@ class Registry:
         if spec.target in record.objects:
             return record.objects[spec.target]
         key = (type(spec).__name__, record.distribution, spec.target)
-        if key not in self._resolved:
-            self._resolved[key] = resolve(spec, record)
-        return self._resolved[key]
+        if key not in self._targets:
+            self._targets[key] = resolve(spec, record)
+        return self._targets[key]
+
+    def owner(self, kind: type) -> PluginRecord | None:
+        """The plugin that declares the class ``kind``, else the only one with a target
+        in its top-level package; None if there is neither.
+        """
+        package = kind.__module__.partition(".")[0]
+        # targets are "package.module:Name": the class itself, then any module of the
+        # package, then the package
+        for start in (
+            f"{kind.__module__}:{kind.__qualname__}",
+            f"{package}.",
+            f"{package}:",
+        ):
+            owners = [
+                record
+                for record in self._plugins()
+                if any(d.target.startswith(start) for d in record.declarations)
+            ]
+            if len({record.distribution for record in owners}) == 1:
+                return owners[0]
+        return None
 
     def attributing(self, plugin: Any, doing: str) -> AtWork:
         """A block that adds the plugin's name to errors: ``with
@@ -400,7 +709,7 @@ class Registry:
         """
         return AtWork(plugin, doing, registry=self)
 
-    # --- what is registered in this process
+    # --- plugins that are registered in this process
 
     def register(
         self,
@@ -420,120 +729,45 @@ class Registry:
         of ``with register(...):`` or by ``.unregister()``. Raises PluginConflict if the
         name is taken, PluginBroken for an object of the wrong kind.
         """
+        self.read()
         if isinstance(spec_or_class, (type, BackendSpec)):
-            return self._add(
-                in_process(spec_or_class, partitioner, runtime, name, tuple(options))
+            record = registered_backend(
+                spec_or_class, partitioner, runtime, name, tuple(options)
             )
-        plugin = PluginRecord(name or "plugin", IN_PROCESS, "", repr(spec_or_class))
-        record = read_declarations(spec_or_class, plugin)
-        if record.manager is not None and not record.manager.get_hookcallers(
-            spec_or_class
-        ):
-            hint = (
-                "give the backend's class, its BackendSpec, or an object with hooks of"
-                " delegraph.plugin"
-            )
-            raise PluginBroken(
-                "plugin-broken", f"{spec_or_class!r} declares nothing", hint=hint
-            )
-        return self._add(record)
-
-    def _add(self, record: PluginRecord) -> Registration:
-        """Add the record of a registered plugin. Raises PluginConflict if the name of a
-        backend is taken.
-        """
-        # reads the plugins, which must not be done while the lock is held
-        self._index()
+        else:
+            record = self._read_object(spec_or_class, name or "plugin")
         with self._lock:
             for spec in record.backends:
-                if taken := self._current_index().taken(spec):
-                    text = (
-                        f"backend {spec.name!r} ({spec.backend_id}) exists already in"
-                        f" {taken.record.owner}"
-                    )
-                    raise PluginConflict(
-                        "plugin-conflict", text, hint="register it under another name"
-                    )
-            self._registered.append(record)
-            self._current = None
+                for entry in self._entries():
+                    if {spec.name, spec.backend_id} & {*entry.names}:
+                        raise PluginConflict(
+                            "plugin-conflict",
+                            f"backend {spec.name!r} ({spec.backend_id}) exists already"
+                            f" in {entry.record.owner}",
+                            hint="register it under another name",
+                        )
+            self._records.append(record)
         return Registration(self, record)
 
-    def _remove(self, record: PluginRecord) -> None:
-        """Remove the record of a registered plugin; does nothing if it was removed
-        before.
-        """
-        with self._lock:
-            self._registered = [r for r in self._registered if r is not record]
-            self._current = None
-
-    # --- reading the plugins
-
-    def _index(self) -> Index:
-        """The current index. The first call reads the plugins."""
-        if self._found is None:
-            self._read()
-        with self._lock:
-            return self._current_index()
-
-    def _current_index(self) -> Index:
-        """The index, rebuilt if a plugin was registered or removed since. The caller
-        must hold the lock.
-        """
-        if self._current is None:
-            discovery = self._found or Discovery()
-            self._current = Index(
-                discovery._replace(records=(*discovery.records, *self._registered))
-            )
-        return self._current
-
-    def _read(self, refused: Mapping[Key, Fault] | None = None) -> None:
-        """Read the installed plugins, and warn of broken ones; those in ``refused`` are
-        not loaded and get that fault.
-
-        The caller must not hold the lock: importing a plugin may wait for a thread that
-        waits for the lock. Raises PluginBroken if a plugin that is being imported by
-        this thread uses the registry.
-        """
-        # ``_reading`` has a value of its own in each thread
-        if getattr(_reading, "busy", False):
+    def _read_object(self, plugin: Any, name: str) -> PluginRecord:
+        """The record of an object with hooks. Raises PluginBroken if it has none."""
+        record = PluginRecord(name, IN_PROCESS, "", repr(plugin))
+        # a manager of its own: several objects may be registered without a name
+        record = read_declarations(plugin_manager(), plugin, record)
+        if not record.declarations:
             raise PluginBroken(
                 "plugin-broken",
-                "a light module used the registry while plugins are being read",
+                f"{plugin!r} declares nothing",
+                hint="give the backend's class, its BackendSpec, or an object with"
+                " hooks of delegraph.plugin",
             )
-        _reading.busy = True
-        try:
-            discovery = discover(self._entry_points, refused=refused)
-        finally:
-            _reading.busy = False
+        return record
+
+    def _remove(self, record: PluginRecord) -> None:
+        """Remove a registered plugin; does nothing if it was removed before."""
         with self._lock:
-            # another thread may have read the plugins meanwhile: its result stays
-            is_first = self._found is None
-            self._found = self._found or discovery
-            self._current = None
-        if is_first:
-            _warn(discovery.records)
-
-
-class _View(Registry):
-    """The view that ``Registry.preferring`` returns: the registry ``base``, but
-    ``preferred`` decides bare names.
-    """
-
-    def __init__(self, base: Registry, preferred: tuple[str, ...]) -> None:
-        """``preferred``: full names of backends. Raises PluginConflict if two of these
-        have the same name or id.
-        """
-        super().__init__(discover=False)
-        self._base = base
-        self._preferred = preferred
-        self._resolved = base._resolved  # both share what is imported already
-        self._index()  # raises PluginConflict now, and not at the first use
-
-    def _index(self) -> Index:
-        return self._base._index().preferring(self._preferred)
-
-    def _add(self, record: PluginRecord) -> Registration:
-        return self._base._add(record)
+            # views share the list
+            self._records[:] = [r for r in self._records if r is not record]
 
 
 class Registration:
@@ -561,16 +795,34 @@ class Registration:
         self.unregister()
 
 
+def _conflict_fault(
+    entry: BackendEntry, entries: Sequence[BackendEntry]
+) -> Fault | None:
+    """The fault of a backend whose name or id another of ``entries`` has, whether that
+    one can be used or not; None if both are free.
+    """
+    for name in entry.names:
+        same = [other for other in entries if name in other.names]
+        if len(same) > 1:
+            error = backend_conflict(name, same)
+            return Fault(Status.CONFLICT, error.message, error.hint or "")
+    return None
+
+
 def _warn(records: Iterable[PluginRecord]) -> None:
     """Warn about installed plugins that are broken or incompatible, about each only
     once in this process.
     """
-    bad = [r for r in records if r.status in (Status.BROKEN, Status.INCOMPATIBLE)]
-    new = [r for r in bad if (r.distribution, r.name) not in _warned]
-    _warned.update((r.distribution, r.name) for r in new)
+    new = [
+        record
+        for record in records
+        if record.status in (Status.BROKEN, Status.INCOMPATIBLE)
+        and record.full_name not in _warned
+    ]
+    _warned.update(record.full_name for record in new)
     if new:
         rows = "; ".join(f"{r.name} of {r.owner} is {r.status}: {r.error}" for r in new)
-        # the fifth frame from here is the line that called the registry
+        # the frame that called the registry, at the usual depth
         warnings.warn(
             f"{rows}. Run `delegraph doctor` for details.",
             DelegraphWarning,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ..discovery.attribution import AtWork
-from ..discovery.own import provided
+from ..discovery.first_party import provided
 from ..discovery.registry import Registry
 from ..errors import ContractViolation, InputError, NoRuntime, OptionError
 from ..formats import (

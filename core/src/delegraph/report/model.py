@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..discovery.own import provided
+from ..discovery.first_party import provided
 from ..errors import NotFullyDelegated
 from ..io.escape import printable
 from .facts import (

@@ -8,12 +8,12 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
-import importlib_metadata
 import torch
 
 __all__ = ["code_of"]
@@ -64,8 +64,8 @@ def _version(distribution: str) -> tuple[str, str]:
     Two empty texts if the distribution is not installed.
     """
     try:
-        installed = importlib_metadata.distribution(distribution)
-    except importlib_metadata.PackageNotFoundError:
+        installed = metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
         return "", ""
     url = json.loads(installed.read_text("direct_url.json") or "{}")
     if not url.get("dir_info", {}).get("editable"):

@@ -18,7 +18,7 @@ from urllib.request import url2pathname
 from delegraph import default_registry
 from delegraph.command import check_model
 from delegraph.errors import DelegraphError, OptionError, UsageError
-from delegraph.plugin import BackendSpec, FormatSpec, ModelSpec, accepts, expected
+from delegraph.plugin import BackendSpec, FormatSpec, ModelSpec
 
 from .description import LIMITS, Matrix, Model, Quantization, Settings, Target, place_of
 
@@ -136,10 +136,10 @@ def _check_options(target: Target, backends: Mapping[str, BackendSpec]) -> None:
                     "option-invalid",
                     f"backend {backend!r} has no option {name!r} ({accepted})",
                 )
-            if not accepts(known[name], value):
+            if not known[name].accepts(value):
                 text = (
                     f"option {name!r} of backend {backend!r} is"
-                    f" {expected(known[name])}, not {value!r}"
+                    f" {known[name].values}, not {value!r}"
                 )
                 raise OptionError("option-invalid", text)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from delegraph.errors import OptionError
-from delegraph.plugin import IN_PROCESS, OptionSpec, accepts, expected
+from delegraph.plugin import IN_PROCESS, OptionSpec
 
 from .. import import_watch
 from ..backend_under_test import BackendUnderTest
@@ -121,7 +121,7 @@ def options_validated(backend: BackendUnderTest) -> Figures:
 def _wrong(option: OptionSpec) -> Iterator[tuple[Any, str]]:
     """Yield values that the declaration excludes."""
     for value in ("text", 7, 2.5, True, [1], object()):
-        if not accepts(option, value):
+        if not option.accepts(value):
             in_type = isinstance(value, option.type) and (
                 option.type is bool
             ) == isinstance(value, bool)
@@ -140,7 +140,7 @@ def _odd(option: OptionSpec) -> tuple[Any, ...]:
         bool: (True, False),
         list: ([], [""], ["no such value"], ["\0", "é" * 300]),
     }
-    return tuple(v for v in values[option.type] if accepts(option, v))
+    return tuple(v for v in values[option.type] if option.accepts(v))
 
 
 def _made(backend: BackendUnderTest, values: dict[str, Any]) -> BaseException | None:
@@ -168,7 +168,7 @@ def _taken(backend: BackendUnderTest, option: OptionSpec, choice: Any) -> None:
     error = _made(backend, {option.name: choice})
     if error is not None:
         text = (
-            f"option {option.name} is declared as {expected(option)}, but {choice!r}"
+            f"option {option.name} is declared as {option.values}, but {choice!r}"
             " raised"
         )
         raise CheckFailed(f"{text} {type(error).__name__}: {error}", advice=_ADVICE)

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from delegraph.discovery.distributions import canonical
-from delegraph.discovery.own import COMMANDS
-from delegraph.discovery.record import PluginRecord
+from delegraph.discovery.first_party import COMMANDS
+from delegraph.discovery.records import PluginRecord
 from delegraph.discovery.registry import Registry, default_registry
 from delegraph.plugin import CommandSpec
 
@@ -59,5 +58,5 @@ def _same_commands(plugins: Iterable[PluginRecord]) -> Iterator[str]:
             yield (
                 f"{record.address} has a command {name!r}, and so has"
                 f" {' and '.join(others)}; it is"
-                f" {canonical(record.distribution)}/{name}"
+                f" {record.distribution}/{name}"
             )

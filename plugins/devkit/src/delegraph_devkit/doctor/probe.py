@@ -21,18 +21,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import delegraph
 import delegraph_programs
-from delegraph.discovery.entry_points import Key, load
+from delegraph.discovery.declarations import plugin_manager, resolve
+from delegraph.discovery.explanations import without
+from delegraph.discovery.installed import load_plugin
 from delegraph.discovery.loading import missing
-from delegraph.discovery.record import Fault, PluginRecord, Status, without
-from delegraph.discovery.resolve import resolve
+from delegraph.discovery.records import Fault, PluginRecord, Status
 from delegraph.errors import DelegraphError, NoRuntime
 from delegraph.plugin import PROJECT, BackendSpec, Declaration, RuntimeSpec
-from importlib_metadata import EntryPoint
 
 from ..import_watch import Watch
 
@@ -83,7 +84,7 @@ class ProbeResult:
 
 def probe(
     plugins: Sequence[tuple[EntryPoint, PluginRecord]], seconds: float = SECONDS
-) -> dict[Key, ProbeResult]:
+) -> dict[str, ProbeResult]:
     """Examine plugins in child processes, as many at a time as there are processors;
     each may take ``seconds``.
     """
@@ -100,8 +101,7 @@ def probe(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return {
-        (r.distribution, r.name): result
-        for (_, r), result in zip(plugins, results, strict=True)
+        r.full_name: result for (_, r), result in zip(plugins, results, strict=True)
     }
 
 
@@ -247,7 +247,11 @@ def main(folder: str) -> None:
         watch = Watch()
         sys.meta_path.insert(0, watch)
         start = time.monotonic()
-        record = load(EntryPoint(name, value, PROJECT), PluginRecord(name, *origin))
+        record = load_plugin(
+            plugin_manager(),
+            EntryPoint(name, value, PROJECT),
+            PluginRecord(name, *origin),
+        )
         seconds = time.monotonic() - start
         sys.meta_path.remove(watch)
         if os.fstat(1).st_size > size_before:

@@ -8,20 +8,16 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Any
 
-from delegraph.discovery.distributions import Distribution, copies, version
-from delegraph.discovery.entry_points import Key
-from delegraph.discovery.record import Fault, PluginRecord, Status
+from delegraph.discovery.records import Fault, PluginRecord, Status
 from delegraph.io.escape import printable
 from delegraph.plugin import DECLARATION_OF, BackendSpec
 
 from .probe import ProbeResult, target_faults
 
-Installed = dict[str, list[Distribution]]
-_DEPENDENCIES = tuple(
-    "delegraph torch numpy pluggy importlib-metadata packaging argcomplete".split()
-)
+_DEPENDENCIES = tuple("delegraph torch numpy pluggy packaging argcomplete".split())
 
 
 @dataclass(frozen=True)
@@ -119,25 +115,19 @@ class DoctorReport:
 def build_report(
     records: Sequence[PluginRecord],
     notes: Sequence[str],
-    probed: Mapping[Key, ProbeResult],
+    probed: Mapping[str, ProbeResult],
 ) -> DoctorReport:
     """Build the report from the records of this process and the results of ``probe``.
 
     Plugins without a result were registered in this process; their targets are imported
     here.
     """
-    installed = copies()
-    rows = tuple(
-        _row(r, probed.get((r.distribution, r.name)), records, installed)
-        for r in records
-    )
+    rows = tuple(_row(r, probed.get(r.full_name), records) for r in records)
     versions = {
         "python": platform.python_version(),
         "platform": f"{sys.platform} {platform.machine()}",
     }
-    versions |= {
-        name: version(name, installed) or "not installed" for name in _DEPENDENCIES
-    }
+    versions |= {name: _version(name) or "not installed" for name in _DEPENDENCIES}
     return DoctorReport(versions, rows, tuple(notes))
 
 
@@ -145,21 +135,19 @@ def _row(
     record: PluginRecord,
     probed: ProbeResult | None,
     all_records: Sequence[PluginRecord],
-    installed: Installed,
 ) -> PluginRow:
     """The row of one plugin.
 
     ``probed``: what the child process found; None for a plugin that was registered in
     this process, whose targets are imported here. ``all_records``: those of all
-    plugins, to find others with the same name. ``installed``: the distributions by
-    name, to see whether the plugin's requirements are met.
+    plugins, to find others with the same name.
     """
     result = ProbeResult.of(list(target_faults(record))) if probed is None else probed
     faults = [result.fatal] if result.fatal else []
     if record.status is not Status.OK:
         faults.append(Fault(record.status, record.error, record.hint))
-    for requirement in record.requirements:
-        faults += _unmet(requirement, record, installed)
+    for requirement in _requirements(record.distribution):
+        faults += _unmet(requirement, record)
     # a backend of a usable plugin that only lacks an optional module is a warning;
     # other unusable backends are problems
     lacking: list[Fault] = []
@@ -175,7 +163,7 @@ def _row(
         *result.warnings,
     ]
     warnings += _same_name(record, all_records)
-    if not record.declarations and not record.hooks and not problems:
+    if not record.declarations and not problems:
         warnings.append(Fault(Status.OK, "it declares nothing", _NOTHING))
     return PluginRow(
         name=record.name,
@@ -200,12 +188,28 @@ def _row(
     )
 
 
-def _unmet(text: str, record: PluginRecord, installed: Installed) -> Iterator[Fault]:
+def _version(distribution: str) -> str | None:
+    """Return the version of an installed distribution; None if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _requirements(distribution: str) -> list[str]:
+    """Return the requirements of an installed distribution, as its metadata has them."""
+    try:
+        return metadata.requires(distribution) or []
+    except (metadata.PackageNotFoundError, OSError, ValueError):
+        return []  # it was registered in this process, or its metadata is damaged
+
+
+def _unmet(text: str, record: PluginRecord) -> Iterator[Fault]:
     """A fault if ``text``, one requirement of the plugin's distribution, is not met or
     cannot be read; else nothing.
 
     Requirements of extras, and those for other systems or Python versions, do not
-    count. ``installed``: the distributions by name.
+    count.
     """
     from packaging.requirements import Requirement
 
@@ -224,7 +228,7 @@ def _unmet(text: str, record: PluginRecord, installed: Installed) -> Iterator[Fa
         return
     if not applies:
         return
-    present = version(requirement.name, installed)
+    present = _version(requirement.name)
     hint = f"python -m pip install {str(requirement).partition(';')[0]!r}"
     if present is None:
         yield Fault(

@@ -1,0 +1,341 @@
+"""Reads what a plugin declares through its hooks, checks it, and imports the objects
+that declarations name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pluggy
+
+from ..errors import PluginBroken
+from ..plugin import (
+    API_VERSION,
+    DECLARATION_OF,
+    IN_PROCESS,
+    PROJECT,
+    BackendSpec,
+    Declaration,
+    Hooks,
+    OptionSpec,
+    PartitionerSpec,
+    RuntimeSpec,
+)
+from .attribution import working
+from .explanations import PluginDefect, advice, describe, suggestion, without
+from .loading import exits_raise, load, missing
+from .records import Fault, PluginRecord, Status
+
+_BACKENDS = "delegraph_backends"
+
+
+def plugin_manager() -> pluggy.PluginManager:
+    """Return a new pluggy manager that knows the hooks of ``delegraph.plugin``."""
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(Hooks)
+    return manager
+
+
+def read_declarations(
+    manager: pluggy.PluginManager, plugin: Any, record: PluginRecord
+) -> PluginRecord:
+    """Register ``plugin`` (a module or an object) in ``manager`` and call its hooks;
+    return ``record`` with its declarations.
+
+    Raises PluginDefect for hooks or declarations that violate ``delegraph.plugin``; the
+    plugin is then not registered. Backends that cannot be used here are recorded as
+    faults. The whole plugin gets the first of these faults if it has nothing else to
+    use, or if that backend was written for another plugin API.
+    """
+    try:
+        return _register_and_read(manager, plugin, record)
+    except BaseException:
+        if manager.has_plugin(record.full_name):
+            manager.unregister(name=record.full_name)
+        raise
+
+
+def _register_and_read(
+    manager: pluggy.PluginManager, plugin: Any, record: PluginRecord
+) -> PluginRecord:
+    """As ``read_declarations``; after an error the plugin may stay registered."""
+    try:
+        manager.register(plugin, record.full_name)
+    except pluggy.PluginValidationError as e:
+        raise PluginDefect(
+            " ".join(str(e).split()),
+            "give the hook the arguments that it has in delegraph.plugin.Hooks",
+        ) from e
+    backends = _call_hook(manager, plugin, _BACKENDS)
+    faults = {}
+    for spec in backends:
+        fault = fault_of(spec, record)
+        if fault is not None:
+            faults[spec.name] = fault
+    first = next(iter(faults.values()), None)
+    # its other hooks may be of another API version, too
+    if first is not None and first.status is Status.INCOMPATIBLE:
+        return replace(record, declarations=tuple(backends), faults=faults).failed(
+            first
+        )
+    _check_hooks(manager, plugin)
+    others: list[Declaration] = []
+    for hook in DECLARATION_OF:
+        if hook != _BACKENDS:
+            others += _call_hook(manager, plugin, hook)
+    _check_names([*backends, *others])
+    checked = replace(record, declarations=(*backends, *others), faults=faults)
+    # One backend may need more than the rest of the plugin: an extra that is not
+    # installed does not disable the rest.
+    has_backend = len(faults) < len(backends)
+    has_other = any(d.alone and not missing(d.requires) for d in others)
+    if first is None or has_backend or has_other:
+        return checked
+    return checked.failed(first)
+
+
+def _call_hook(manager: pluggy.PluginManager, plugin: Any, hook: str) -> Sequence[Any]:
+    """Call the hook of this one plugin; return its declarations, none if it lacks the
+    hook. (A joint call of all plugins would end at the first exception.)
+
+    Raises PluginDefect for anything but a list of the hook's kind of declaration.
+    """
+    wanted = DECLARATION_OF[hook].__name__
+    implementations = getattr(manager.hook, hook).get_hookimpls()
+    declared = next((i.function for i in implementations if i.plugin is plugin), None)
+    if declared is None:
+        return []
+    answer = declared()
+    if not isinstance(answer, (list, tuple)):
+        raise PluginDefect(
+            f"{hook} returned {_shown(answer)}; it returns a list of {wanted}",
+            f"return [{wanted}(...)], a list even for one",
+        )
+    for item in answer:
+        if not isinstance(item, DECLARATION_OF[hook]):
+            raise PluginDefect(
+                f"{hook} returned a list with {_shown(item)}; each item is a {wanted}",
+                f"declare it with delegraph.plugin.{wanted}, which names the object by"
+                " its target",
+            )
+    return answer
+
+
+def _shown(value: Any) -> str:
+    """The ``repr`` of a value, cut after 60 characters, and the name of its type."""
+    return f"{value!r:.60} ({type(value).__name__})"
+
+
+def _check_hooks(manager: pluggy.PluginManager, plugin: Any) -> None:
+    """Raise PluginDefect for an unknown hook name, and for a hook without its
+    decorator: pluggy ignores both.
+    """
+    implemented = manager.get_hookcallers(plugin) or []
+    for caller in implemented:
+        # an author who marks a hook as optional wants it to be ignored if it does not
+        # exist
+        is_optional = all(i.optionalhook for i in caller.get_hookimpls())
+        if not caller.has_spec() and not is_optional:
+            raise PluginDefect(
+                f"there is no hook {caller.name!r}"
+                f"{suggestion(caller.name, DECLARATION_OF)}",
+                f"rename it; the hooks are {', '.join(DECLARATION_OF)}",
+            )
+    names = {caller.name for caller in implemented}
+    for name in DECLARATION_OF:
+        if name not in names and callable(getattr(plugin, name, None)):
+            raise PluginDefect(
+                f"{name} lacks the decorator @hookimpl",
+                "put delegraph.plugin.hookimpl on it",
+            )
+
+
+def _check_names(declarations: Sequence[Declaration]) -> None:
+    """Raise PluginDefect if two declarations of one kind have the same key.
+
+    The key of a partitioner is its backend, which may have several.
+    """
+    seen: set[tuple[type, str]] = set()
+    for declared in declarations:
+        kind_and_key = (type(declared), declared.key)
+        if kind_and_key in seen and not isinstance(declared, PartitionerSpec):
+            raise PluginDefect(
+                f"it declares {declared.title} twice",
+                f"give each {declared.noun} a name of its own",
+            )
+        seen.add(kind_and_key)
+
+
+def fault_of(spec: BackendSpec, record: PluginRecord) -> Fault | None:
+    """Return why a backend that the plugin ``record`` declares cannot be used here;
+    None if it can. Imports nothing.
+    """
+    if spec.api != API_VERSION:
+        outdated = record.distribution if spec.api < API_VERSION else "delegraph"
+        return Fault(
+            Status.INCOMPATIBLE,
+            f"backend {spec.name!r} was written for plugin API {spec.api}; this"
+            f" delegraph has plugin API {API_VERSION}",
+            f"upgrade {outdated}",
+        )
+    if spec.unusable:
+        return Fault(Status.UNAVAILABLE, spec.unusable, spec.install_hint)
+    absent = missing(spec.requires)
+    if absent:
+        return Fault(
+            Status.UNAVAILABLE,
+            f"backend {spec.name!r} needs {' and '.join(map(repr, absent))}, which is"
+            " not installed",
+            spec.install_hint or f"install what provides {', '.join(absent)}",
+        )
+    return None
+
+
+# --- importing targets ----------------------------------------------------------------
+
+
+def resolve(spec: Declaration, record: PluginRecord) -> Any:
+    """Import and return the target of ``spec``, which the plugin ``record`` declares.
+
+    Raises PluginBroken if the import fails (its error is the cause) or the object is
+    not of the declared kind.
+    """
+    title = f"{spec.noun} {spec.target!r} of {record.owner}"
+    try:
+        with exits_raise(), working(f"importing {title}"):
+            target = load(spec.target, installed=record.distribution != IN_PROCESS)
+            reason = _wrong_kind(spec, target)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # also SystemExit
+        text = f"{title} cannot be loaded: {describe(e, record.modules)}"
+        raise PluginBroken("plugin-broken", text, hint=advice(e, record)) from e
+    if reason is not None:
+        rules = [spec.rule] if spec.rule else []
+        if spec.base:
+            base = spec.base.replace(":", ".")
+            rules.insert(0, f"a {spec.noun} is a subclass of {base}")
+        hint = (
+            f"for the authors of {record.distribution}: {', and '.join(rules)};"
+            f" {without(record)}"
+        )
+        raise PluginBroken("plugin-broken", f"{title} {reason}", hint=hint)
+    return target
+
+
+def _wrong_kind(spec: Declaration, target: Any) -> str | None:
+    """Return why the object ``target`` is not of the kind that ``spec`` declares; None
+    if it is.
+    """
+    if not spec.base:
+        return spec.why_not(target)
+    base = load(spec.base, installed=False)
+    if isinstance(target, type) and issubclass(target, base):
+        return spec.why_not(target)
+    text = (
+        f"is no subclass of {spec.base.replace(':', '.')} but {type(target).__name__}"
+        f" {target!r:.60}"
+    )
+    # ``__module__`` of an instance is that of its class
+    if isinstance(target, type) or inspect.isfunction(target):
+        file = getattr(sys.modules.get(target.__module__), "__file__", None)
+        text += f" of {file}" if file else ""
+    return text
+
+
+# --- registering objects --------------------------------------------------------------
+
+
+def registered_backend(
+    backend: Any,
+    partitioner: Any,
+    runtime: Any,
+    name: str | None,
+    options: tuple[OptionSpec, ...],
+) -> PluginRecord:
+    """Return the record of a backend that ``Registry.register`` adds; the arguments are
+    those of ``register``.
+
+    ``backend``: its class or BackendSpec. Raises PluginBroken for an object of the
+    wrong kind, and for options with a partitioner instance.
+    """
+    objects: dict[str, Any] = {}
+    if isinstance(backend, BackendSpec):
+        spec = replace(
+            backend, name=name or backend.name, options=options or backend.options
+        )
+    else:
+        backend_id = backend.__name__
+        spec = BackendSpec(
+            name or backend_id.lower(),
+            _target(backend, objects),
+            backend_id,
+            API_VERSION,
+            options=options,
+        )
+    declarations: list[Declaration] = [spec]
+    if partitioner is not None:
+        target = _target(partitioner, objects)
+        declarations.append(PartitionerSpec(spec.name, spec.name, target, default=True))
+    if runtime is not None:
+        declarations.append(RuntimeSpec(spec.name, _target(runtime, objects)))
+    for declaration in declarations:
+        if declaration.target in objects:
+            _check_kind(declaration, objects[declaration.target])
+    is_instance = partitioner is not None and not isinstance(partitioner, (type, str))
+    if spec.options and is_instance:
+        raise PluginBroken(
+            "plugin-broken",
+            f"the partitioner of {spec.name!r} is ready made and can take no options",
+        )
+    record = PluginRecord(
+        spec.name,
+        IN_PROCESS,
+        "",
+        spec.target,
+        declarations=tuple(declarations),
+        objects=objects,
+    )
+    fault = fault_of(spec, record)
+    if fault is None:
+        return record
+    return replace(record, faults={spec.name: fault}).failed(fault)
+
+
+def _check_kind(declaration: Declaration, value: Any) -> None:
+    """Raise PluginBroken unless ``value`` is of the declared kind. A partitioner may
+    also be an instance.
+    """
+    is_instance = isinstance(declaration, PartitionerSpec) and not isinstance(
+        value, type
+    )
+    reason = _wrong_kind(declaration, type(value) if is_instance else value)
+    if reason is None:
+        return
+    if is_instance and callable(value):
+        raise PluginBroken(
+            "plugin-broken",
+            "a partitioner is a class or an instance of one, and"
+            f" {declaration.target!r} is a function",
+            hint="call it and give what it returns, or derive a class from the"
+            " Partitioner, which options are given to",
+        )
+    raise PluginBroken(
+        "plugin-broken", f"{declaration.noun} {declaration.target!r} {reason}"
+    )
+
+
+def _target(value: Any, objects: dict[str, Any]) -> str:
+    """Return the target that stands for ``value``: itself if it is a str, else a new
+    key of ``objects``, which keeps it.
+    """
+    if isinstance(value, str):
+        return value
+    kind = value if isinstance(value, type) else type(value)
+    target = f"{kind.__module__}:{kind.__qualname__}"
+    objects[target] = value
+    return target

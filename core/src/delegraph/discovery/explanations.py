@@ -1,0 +1,166 @@
+"""Explains errors of plugins and wrong names: which line failed, what to do, and which
+name was probably meant.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Iterable
+from traceback import walk_tb
+
+from .loading import ProcessExit, ShadowedByWorkingDirectory, TargetMissing
+from .records import DENY, PluginRecord
+
+
+class PluginDefect(Exception):
+    """A plugin violates the rules of ``delegraph.plugin``; ``remedy`` says what its
+    authors must change.
+    """
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+
+_LONGEST = 1000
+_SELF_EXPLANATORY = (PluginDefect, TargetMissing, ProcessExit)
+"""Exceptions of delegraph itself, whose text needs no name of a class."""
+_NOT_SHOWN = {*sys.stdlib_module_names, "delegraph", "delegraph_programs"} - {
+    "__main__"
+}
+"""Packages whose lines are not shown for a plugin's error. The plugin's call of them is
+more useful.
+"""
+
+
+def describe(error: BaseException, own: Collection[str] = ()) -> str:
+    """Return an exception in one line of text, with the file and line of the plugin's
+    code that raised it.
+
+    The line is the innermost one of the traceback in the plugin's packages or, if there
+    is none, in a package that is neither Python's library nor delegraph. ``own``:
+    modules of the plugin, or their files; their top-level packages are the plugin's.
+    """
+    text = name_and_text(error)
+    if isinstance(error, _SELF_EXPLANATORY):
+        return text
+    place = _plugin_line(error, own)
+    return f"{text} ({place})" if place and place not in text else text
+
+
+def name_and_text(error: BaseException) -> str:
+    """Return the name of an exception's class and the first line of its text."""
+    try:  # ``__str__`` may be the plugin's code, and fail
+        text = str(error).strip().partition("\n")[0][:_LONGEST]
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        text = f"its message cannot be shown, as that raises {type(e).__name__}"
+    if isinstance(error, KeyError):
+        text = repr(error.args)  # its text may be the key alone
+    if isinstance(error, _SELF_EXPLANATORY):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _plugin_line(error: BaseException, own: Collection[str]) -> str | None:
+    """Return ``file:line`` of the plugin's code that ``describe`` shows; None if the
+    traceback has no such line.
+    """
+    # the traceback ends at the import; the error names the line with the mistake
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}" if error.filename else None
+    own_packages = {_package(name) for name in own}
+    own_line = None
+    other_line = None
+    for frame, number in walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        package = _package(str(frame.f_globals.get("__name__")))
+        line = f"{file}:{number}"
+        if file in own or package in own_packages:
+            own_line = line
+        # files such as "<frozen importlib._bootstrap>" cannot be opened
+        elif not file.startswith("<") and package not in _NOT_SHOWN:
+            other_line = line
+    return own_line or other_line
+
+
+def _package(module: str) -> str:
+    """Return the top-level package of a module."""
+    return module.partition(".")[0]
+
+
+def advice(error: BaseException, record: PluginRecord) -> str:
+    """Return a hint for the error with which a plugin failed: for users and, if it is a
+    defect, for the plugin's authors.
+    """
+    owner = record.distribution
+    if isinstance(error, ShadowedByWorkingDirectory):
+        return "run this in another folder, or install what lies in this one"
+    if isinstance(error, PluginDefect):
+        hint = f"for the authors of {owner}: {error.remedy}"
+    elif isinstance(error, TargetMissing):
+        hint = (
+            f"for the authors of {owner}: name what the module has; or reinstall"
+            f" {owner}"
+        )
+    elif isinstance(error, ModuleNotFoundError) and isinstance(error.name, str):
+        hint = _absent_module(error.name, record)
+    elif isinstance(error, SyntaxError):
+        python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+        hint = f"reinstall {owner}, in a version that is written for {python}"
+    elif isinstance(error, (SystemExit, ProcessExit)):
+        hint = f"for the authors of {owner}: a module that is imported must not exit"
+    else:
+        hint = f"reinstall or upgrade {owner}, or tell its authors"
+    return f"{hint}; {without(record)}"
+
+
+def without(record: PluginRecord) -> str:
+    """Return the hint how to disable the plugin."""
+    return f"to go on without it, set {DENY}={record.distribution}"
+
+
+def _absent_module(name: str, record: PluginRecord) -> str:
+    """Return the hint for the missing module ``name``.
+
+    If a target or the light module lies in the same package, or if the light module
+    itself is missing, the plugin is incomplete.
+    """
+    top = _package(name)
+    is_own = (
+        top in map(_package, record.modules[1:])
+        or f"{os.sep}{top}" in os.path.splitext(record.location)[0]
+        or not record.location.endswith(".py")
+    )
+    if is_own:
+        return (
+            f"reinstall {record.distribution}, whose files are incomplete unless it"
+            f" forgot to declare {name!r}"
+        )
+    return (
+        f"install what provides {name!r}; {record.distribution} should declare it in"
+        " BackendSpec.requires"
+    )
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"``, where x is the name in ``known`` that is
+    nearest to ``name``; "" if none is near.
+    """
+    near = nearest(name, known)
+    return "" if near is None else f"; did you mean {near!r}?"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the name in ``known`` that ``name`` was probably meant to be; None if none
+    is near. Case does not count.
+    """
+    from difflib import get_close_matches  # most commands do not need it
+
+    by_lower: dict[str, str] = {}
+    for candidate in known:
+        by_lower.setdefault(candidate.lower(), candidate)
+    near = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.75)
+    return by_lower[near[0]] if near else None

@@ -1,0 +1,225 @@
+"""Lists the installed plugins, and loads their light modules.
+
+A failure of one plugin or distribution does not affect the others: its record has the
+fault. Two environment variables decide which plugins are loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from importlib.metadata import Distribution, EntryPoint, distributions
+from typing import NamedTuple
+
+import pluggy
+
+from ..plugin import PROJECT
+from .declarations import plugin_manager, read_declarations
+from .explanations import advice, describe, name_and_text, without
+from .loading import exits_raise, find, hangs_shown, import_installed, installed_path
+from .records import ALLOW, DENY, Fault, PluginRecord, Status, canonical
+
+
+class Discovery(NamedTuple):
+    """The loaded plugins. ``notes``: remarks that concern no single plugin."""
+
+    manager: pluggy.PluginManager
+    records: tuple[PluginRecord, ...]
+    notes: tuple[str, ...]
+
+
+def discover(refused: Mapping[str, Fault] | None = None) -> Discovery:
+    """Load the light modules of all plugins that the environment allows. Faults of
+    plugins are recorded, not raised.
+
+    ``refused``: plugins (``distribution/name``) that are not loaded, because loading
+    them ended another process -> the fault that their records get.
+    """
+    refused = refused or {}
+    manager = plugin_manager()
+    records = []
+    for entry, record in find_plugins():
+        fault = refused.get(record.full_name)
+        if fault is not None:
+            record = record.failed(fault)
+        elif entry is not None:
+            record = load_plugin(manager, entry, record)
+        records.append(record)
+    return Discovery(manager, tuple(records), tuple(_unknown_names(records)))
+
+
+def find_plugins() -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
+    """Find each installed plugin, without importing it. The entry point is None if the
+    plugin must not or cannot be loaded; its record has the fault.
+    """
+    for entry, record in _read_distributions():
+        fault = record.fault or _disabled(record)
+        if fault is None:
+            yield entry, record
+        else:
+            yield None, record.failed(fault)
+
+
+def _read_distributions() -> Iterator[tuple[EntryPoint | None, PluginRecord]]:
+    """Read the entry points of each distribution. Of several copies of a distribution,
+    the first on the path counts, as for Python's imports.
+    """
+    copies: dict[str, list[tuple[str, Distribution]]] = {}
+    for distribution in distributions(path=installed_path()):
+        name, version = _name_and_version(distribution)
+        copies.setdefault(canonical(name), []).append((version, distribution))
+    for name, ((version, distribution), *others) in copies.items():
+        folder = str(distribution.locate_file(""))
+        record = PluginRecord(name, name, version, folder)
+        try:
+            entries = _entry_points(distribution)
+        except Exception as e:
+            yield None, record.failed(_damaged(e, record))
+            continue
+        warnings = tuple(
+            _second_copy(name, other_version, other) for other_version, other in others
+        )
+        for entry in entries:
+            location = _file_of(entry) or folder
+            found = replace(
+                record, name=entry.name, location=location, warnings=warnings
+            )
+            yield entry, found
+
+
+def _name_and_version(distribution: Distribution) -> tuple[str, str]:
+    """Return name and version, taken from the name of the metadata folder: this opens
+    no file. The metadata of an egg has no such name, and is read.
+    """
+    # such as ``acme_npu-1.0.dist-info``
+    folder = os.path.basename(str(getattr(distribution, "_path", "")))
+    name, _, version = folder.rpartition(".")[0].partition("-")
+    if name:
+        return name, version
+    try:
+        return distribution.metadata["Name"], distribution.version
+    except Exception:  # it is damaged; its folder stands for the name
+        return os.path.basename(str(distribution.locate_file(""))), ""
+
+
+def _entry_points(distribution: Distribution) -> list[EntryPoint]:
+    """Return the entry points of a distribution in the group ``delegraph``.
+
+    If the distribution has such a group and its file is damaged, this raises some
+    exception. Damaged files of other distributions are ignored.
+    """
+    group = f"[{PROJECT}"
+    try:
+        text = distribution.read_text("entry_points.txt")
+    except UnicodeDecodeError as e:
+        if group.encode() in e.object:
+            raise
+        return []
+    except OSError:
+        return []
+    if text is None or group not in text:
+        return []
+    entries = [entry for entry in distribution.entry_points if entry.group == PROJECT]
+    for entry in entries:
+        if not entry.pattern.match(entry.value):
+            raise ValueError(f"{entry.name} = {entry.value!r} names no module")
+    return entries
+
+
+def _damaged(error: Exception, record: PluginRecord) -> Fault:
+    """The fault of a distribution whose entry points cannot be read."""
+    return Fault(
+        Status.BROKEN,
+        "its installation is damaged: entry_points.txt cannot be read:"
+        f" {name_and_text(error)}",
+        f"reinstall {record.distribution}; {without(record)}",
+    )
+
+
+def _second_copy(name: str, version: str, distribution: Distribution) -> Fault:
+    """The warning for a second installed copy of a distribution, which is not used."""
+    return Fault(
+        Status.OK,
+        f"a second copy at {distribution.locate_file('')} ({version}) is not used: the"
+        " first on the path counts",
+        f"remove one of them, as with: python -m pip uninstall {name}",
+    )
+
+
+def _file_of(entry: EntryPoint) -> str | None:
+    """Return the file of a light module; None if it has none or is not found."""
+    try:
+        spec = find(entry.module)
+    except (AttributeError, ImportError, OSError, ValueError):
+        return None  # ``load_plugin`` records the error
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+# --- what may be loaded ---------------------------------------------------------------
+
+
+def _names_in(variable: str) -> list[str]:
+    """Return the names in an environment variable, in normalized form: of
+    distributions, of entry points, or ``distribution/entry point``.
+    """
+    names = os.environ.get(variable, "").split(",")
+    return [canonical(name.strip()) for name in names if name.strip()]
+
+
+def _is_named(record: PluginRecord, names: Sequence[str]) -> bool:
+    return not {
+        record.distribution,
+        canonical(record.name),
+        canonical(record.full_name),
+    }.isdisjoint(names)
+
+
+def _disabled(record: PluginRecord) -> Fault | None:
+    """Return the fault of a plugin that the environment variables disable; None if it
+    may be loaded. A plugin in both variables is disabled.
+    """
+    if _is_named(record, _names_in(DENY)):
+        return Fault(
+            Status.DISABLED, f"{DENY} names it", f"take it out of {DENY} to use it"
+        )
+    allowed = _names_in(ALLOW)
+    if allowed and not _is_named(record, allowed):
+        return Fault(
+            Status.DISABLED,
+            f"{ALLOW} is set and does not name it",
+            f"add it to {ALLOW} to use it",
+        )
+    return None
+
+
+def _unknown_names(records: Sequence[PluginRecord]) -> Iterator[str]:
+    """A remark for each name in the variables that no plugin has."""
+    for variable in (ALLOW, DENY):
+        for name in _names_in(variable):
+            if not any(_is_named(record, [name]) for record in records):
+                yield f"{variable} names {name!r}, which is not installed"
+
+
+# --- loading one ----------------------------------------------------------------------
+
+
+def load_plugin(
+    manager: pluggy.PluginManager, entry: EntryPoint, record: PluginRecord
+) -> PluginRecord:
+    """Import a light module and register it in ``manager``; return ``record`` with its
+    declarations, or with the fault if that fails.
+    """
+    with exits_raise(), hangs_shown():
+        try:
+            module = import_installed(entry.module)
+            attributes = entry.attr.split(".") if entry.attr else []
+            plugin = reduce(getattr, attributes, module)
+            return read_declarations(manager, plugin, record)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:
+            # also SystemExit: a plugin that fails must not end the process
+            text = describe(e, record.modules)
+            return record.failed(Fault(Status.BROKEN, text, advice(e, record)), e)

@@ -1,0 +1,258 @@
+"""The errors for names that are not declared, declared several times, or cannot be
+used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..errors import (
+    BackendNotFound,
+    DelegraphError,
+    FormatNotFound,
+    PluginBroken,
+    PluginConflict,
+    PluginIncompatible,
+    PluginUnavailable,
+    UsageError,
+)
+from ..plugin import BackendSpec, BySuffix, Declaration
+from .explanations import nearest, suggestion
+from .first_party import Provider, names_of_backends, provider_of
+from .records import (
+    DENY,
+    BackendEntry,
+    BackendInfo,
+    Declared,
+    Fault,
+    PluginRecord,
+    Status,
+    canonical,
+    key_of,
+)
+
+_ERRORS: dict[Status, tuple[type[DelegraphError], str]] = {
+    Status.INCOMPATIBLE: (PluginIncompatible, "plugin-incompatible"),
+    Status.UNAVAILABLE: (PluginUnavailable, "plugin-unavailable"),
+    Status.CONFLICT: (PluginConflict, "plugin-conflict"),
+    Status.DISABLED: (BackendNotFound, "backend-not-found"),
+    Status.BROKEN: (PluginBroken, "plugin-broken"),
+}
+"""Status of a plugin -> class and code of the error for an attempt to use it."""
+
+
+def unusable(record: PluginRecord, fault: Fault, subject: str = "") -> DelegraphError:
+    """Return the error for an attempt to use a plugin that has a fault.
+
+    ``subject``: the beginning of the message; "" for one that names the plugin.
+    """
+    kind, code = _ERRORS[fault.status]
+    subject = subject or f"plugin {record.name!r} of {record.owner}"
+    error = kind(code, f"{subject} is {fault.status}: {fault.error}", hint=fault.hint)
+    error.__cause__ = record.exception
+    return error
+
+
+def needs_modules(
+    title: str, absent: Sequence[str], install_hint: str
+) -> PluginUnavailable:
+    """Return the error for a declaration whose required modules are not installed."""
+    names = ", ".join(absent)
+    return PluginUnavailable(
+        "plugin-unavailable",
+        f"{title} needs {names}, which is not installed",
+        hint=install_hint or f"install what provides {names}",
+    )
+
+
+# --- several of one name --------------------------------------------------------------
+
+
+def conflict(title: str, declared: Sequence[Declared[Any]]) -> PluginConflict:
+    """Return the error for several plugins that declare one name; ``title`` has it."""
+    records = [record for _, record in declared]
+    full_names = [f"{record.distribution}/{spec.key}" for spec, record in declared]
+    addresses = [record.address for record in records]
+    return _conflict(title, records, full_names, addresses)
+
+
+def backend_conflict(name: str, entries: Sequence[BackendEntry]) -> PluginConflict:
+    """Return the error for a name that several backends have.
+
+    The hint offers the backends that can be used, or all if none can. The message has
+    the faults of the others.
+    """
+    usable = [entry for entry in entries if entry.fault is None]
+    records = [entry.record for entry in entries]
+    full_names = [repr(entry.full_name) for entry in usable or entries]
+    # a backend in another environment has a place of its own
+    addresses = [
+        f"{entry.record.owner} ({entry.spec.location or entry.record.location})"
+        for entry in entries
+    ]
+    error = _conflict(f"a backend {name!r}", records, full_names, addresses)
+    text = error.message
+    hint = error.hint or ""
+    for entry in entries:
+        if entry.fault is not None:
+            text += f"; {entry.full_name} cannot be used: {entry.fault.error}"
+        if entry.spec.location and entry.spec.install_hint:
+            hint += f"; or {entry.spec.install_hint}"
+    return PluginConflict(error.code, text, hint=hint)
+
+
+def _conflict(
+    title: str,
+    records: Sequence[PluginRecord],
+    full_names: Iterable[str],
+    addresses: Iterable[str],
+) -> PluginConflict:
+    """Return the error for several plugins that offer one thing. The hint suggests
+    ``full_names``.
+    """
+    names = " or ".join(sorted({*full_names}))
+    return PluginConflict(
+        "plugin-conflict",
+        f"{len(records)} plugins offer {title}: {' and '.join(sorted(addresses))}",
+        hint=f"ask for {names}, or set {DENY} to one of them, such as"
+        f" {records[0].distribution}",
+    )
+
+
+# --- names that are not declared ------------------------------------------------------
+
+
+def not_declared(
+    kind: type[Declaration],
+    asked: str,
+    known: Iterable[str],
+    records: Sequence[PluginRecord],
+) -> DelegraphError:
+    """Return the error for a command, format, report, model or compiler ``asked`` that
+    no usable plugin declares.
+
+    If a distribution of this project has it, the error says why that distribution
+    cannot be used, or how to install it. Otherwise the error suggests the closest name
+    in ``known``.
+    """
+    is_file = issubclass(kind, BySuffix)
+    title = f"{kind.noun}{' for' if is_file else ''} {asked!r}"
+    error: type[DelegraphError] = FormatNotFound if is_file else UsageError
+    code = "format-not-found" if is_file else "usage-invalid"
+    for key in kind.meant_by(asked):
+        provider = provider_of(kind, key)
+        if provider is not None:
+            return _unusable_provider(provider, title, records) or error(
+                code, not_installed(f"the {title}", provider), hint=provider.hint
+            )
+    names = sorted({*known})
+    return error(
+        code,
+        f"there is no {title}{suggestion(asked, names)} ({kind.noun}s:"
+        f" {', '.join(names) or 'none'})",
+        hint="`delegraph doctor` lists plugins that are broken",
+    )
+
+
+def not_installed(title: str, provider: Provider) -> str:
+    """Return the text for a thing of a distribution that is not installed."""
+    return f"{title} comes with {provider.distribution}, which is not installed"
+
+
+def backend_not_found(name: str, records: Sequence[PluginRecord]) -> DelegraphError:
+    """Return the error for a backend ``name`` that is not declared.
+
+    If it is the class of a backend that is declared with another id, that declaration
+    is the fault. If a plugin that cannot be used has that name, or its distribution
+    does, the error says why. If a distribution of this project has such a backend, the
+    error says how to install it. Otherwise the error suggests the closest name.
+    """
+    entries = [BackendEntry(s, r) for r in records for s in r.backends]
+    for spec, record in entries:
+        if spec.target.rpartition(":")[2] == name:
+            return PluginBroken(
+                "plugin-broken",
+                f"backend {spec.target!r} of {record.owner} {spec.wrong_id(name)}",
+                hint=f"for the authors of {record.distribution}",
+            )
+    for record in records:
+        names = (record.name, record.full_name, record.distribution)
+        if record.fault is not None and {key_of(name), canonical(name)} & {*names}:
+            return unusable(record, record.fault)
+    owner, _, short_name = key_of(name).rpartition("/")
+    provider = provider_of(BackendSpec, short_name)
+    if provider is not None and owner in ("", provider.distribution):
+        error = _unusable_provider(provider, f"backend {name!r}", records)
+        if error is not None:
+            return error
+        if all(r.distribution != provider.distribution for r in records):
+            return BackendNotFound(
+                "backend-not-found",
+                not_installed(f"the backend {name!r}", provider),
+                hint=provider.hint,
+            )
+    return _unknown_backend(name, entries, records)
+
+
+def _unknown_backend(
+    name: str, entries: Sequence[BackendEntry], records: Sequence[PluginRecord]
+) -> BackendNotFound:
+    """Return the error for a name that nothing is known about: it suggests the closest
+    one.
+    """
+    usable = [entry for entry in entries if entry.fault is None]
+    words = [word for e in usable for word in (*e.names, e.full_name)]
+    guess = suggestion(name, words)
+    installed = sorted({entry.spec.name for entry in entries})
+    broken = [record.name for record in records if record.status is Status.BROKEN]
+    text = (
+        f"Backend {name} was not found{guess} (installed:"
+        f" {', '.join(installed) or 'none'}"
+    )
+    if broken:
+        text += f"; {', '.join(broken)} could not be loaded, see `delegraph doctor`"
+    ours = names_of_backends()
+    near = None if guess else nearest(name, ours)
+    hint = None
+    if near is not None and near not in installed:
+        hint = f"if you mean {near!r}: {ours[near].hint}"
+    return BackendNotFound("backend-not-found", f"{text})", hint=hint)
+
+
+def _unusable_provider(
+    provider: Provider, title: str, records: Sequence[PluginRecord]
+) -> DelegraphError | None:
+    """Return the error for a thing of a distribution that is installed and cannot be
+    used; None otherwise.
+    """
+    for record in records:
+        if record.fault is not None and record.distribution == provider.distribution:
+            subject = f"the {title} comes with {record.owner}, which"
+            return unusable(record, record.fault, subject)
+    return None
+
+
+def none_usable(
+    records: Sequence[PluginRecord], backends: Sequence[BackendInfo]
+) -> BackendNotFound:
+    """Return the error for an installation without a usable backend, with the faults of
+    those that are installed.
+    """
+    reasons = [
+        f"{r.name} ({r.owner}) is {r.status}: {r.error}" for r in records if r.fault
+    ]
+    # the fault of a plugin is also that of its backends
+    named = {record.distribution for record in records if record.fault}
+    reasons += [
+        f"{b.name} is {b.status}: {b.error}"
+        for b in backends
+        if b.distribution not in named
+    ]
+    ours = sorted({provider.install for provider in names_of_backends().values()})
+    return BackendNotFound(
+        "backend-not-found",
+        "; ".join(["no backend is installed that can be used", *reasons]),
+        hint=f"pip install one of {', '.join(ours)}; backends=[] (--host-only) leaves"
+        " everything to the host",
+    )

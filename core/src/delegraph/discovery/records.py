@@ -1,0 +1,193 @@
+"""The records of discovery: a plugin with its status and faults, and its backends."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeVar
+
+from ..plugin import BackendSpec, Declaration, OptionSpec
+
+ALLOW = "DELEGRAPH_PLUGINS"
+DENY = "DELEGRAPH_DISABLE_PLUGINS"
+
+
+class Status(StrEnum):
+    """The result of loading a plugin, or the state of one of its backends."""
+
+    OK = "ok"
+    DISABLED = "disabled"
+    BROKEN = "broken"
+    INCOMPATIBLE = "incompatible"
+    CONFLICT = "conflict"
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An ``error`` of a backend or a whole plugin, and a ``hint`` how to mend it.
+
+    ``status``: the status of a plugin with this fault; ``ok`` for a warning, after
+    which the plugin can be used.
+    """
+
+    status: Status
+    error: str
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class PluginRecord:
+    """One plugin, which is one entry point of a distribution, and the result of loading
+    it.
+
+    ``name``: name of the entry point. ``distribution``: its normalized name.
+    ``location``: file of the light module, or the distribution's folder if the file is
+    not known. ``fault``: why the whole plugin cannot be used; None if it can.
+    ``exception``: the error that the fault describes. ``faults``: short name of a
+    backend that cannot be used -> why.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    location: str
+    fault: Fault | None = None
+    exception: BaseException | None = field(default=None, repr=False, compare=False)
+    declarations: tuple[Declaration, ...] = ()
+    faults: Mapping[str, Fault] = field(default_factory=dict)
+    warnings: tuple[Fault, ...] = ()
+    objects: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """Target -> object, for objects that were registered in this process and need no
+    import.
+    """
+
+    @property
+    def status(self) -> Status:
+        return Status.OK if self.fault is None else self.fault.status
+
+    @property
+    def error(self) -> str:
+        """The error of the plugin's fault; "" if it can be used."""
+        return "" if self.fault is None else self.fault.error
+
+    @property
+    def hint(self) -> str:
+        """The hint of the plugin's fault; "" if it can be used."""
+        return "" if self.fault is None else self.fault.hint
+
+    @property
+    def full_name(self) -> str:
+        """``distribution/name``, the plugin's name for pluggy."""
+        return f"{self.distribution}/{self.name}"
+
+    @property
+    def owner(self) -> str:
+        """Distribution and version, for messages."""
+        return f"{self.distribution} {self.version}".strip()
+
+    @property
+    def address(self) -> str:
+        """Distribution, version and file, for messages about several plugins."""
+        return f"{self.owner} ({self.location})"
+
+    @property
+    def modules(self) -> list[str]:
+        """The file of the plugin's light module, and the modules of its targets."""
+        return [self.location, *(d.target.partition(":")[0] for d in self.declarations)]
+
+    @property
+    def backends(self) -> list[BackendSpec]:
+        """The backends that the plugin declares."""
+        return [d for d in self.declarations if isinstance(d, BackendSpec)]
+
+    def failed(
+        self, fault: Fault, exception: BaseException | None = None
+    ) -> PluginRecord:
+        """Return a copy of the record with ``fault`` as the fault of the whole plugin."""
+        return replace(self, fault=fault, exception=exception)
+
+
+D = TypeVar("D", bound=Declaration)
+Declared = tuple[D, PluginRecord]
+"""A declaration, and the record of its plugin."""
+
+
+class BackendEntry(NamedTuple):
+    """A declared backend and the record of its plugin."""
+
+    spec: BackendSpec
+    record: PluginRecord
+
+    @property
+    def fault(self) -> Fault | None:
+        """Why the backend cannot be used; None if it can. A name that another backend
+        has, too, is no fault here.
+        """
+        return self.record.faults.get(self.spec.name)
+
+    @property
+    def full_name(self) -> str:
+        """``distribution/name``, which is never ambiguous between distributions."""
+        return f"{self.record.distribution}/{self.spec.name}"
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Short name and backend id."""
+        return self.spec.name, self.spec.backend_id
+
+    @property
+    def keys(self) -> set[str]:
+        """All names by which the backend is found: short name and backend id, each with
+        and without distribution.
+        """
+        return {*self.names, *(f"{self.record.distribution}/{n}" for n in self.names)}
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """One row of ``delegraph.backends()``. ``error`` and ``hint`` are "" if the backend
+    can be used.
+    """
+
+    name: str
+    backend_id: str
+    distribution: str
+    version: str
+    location: str
+    status: Status
+    error: str
+    hint: str
+    summary: str
+    api: int
+    target: str
+    options: tuple[OptionSpec, ...]
+    formats: tuple[str, ...]
+    partitioners: tuple[str, ...]
+    has_runtime: bool
+    has_quantizer: bool
+    is_default: bool
+
+    @property
+    def usable(self) -> bool:
+        return self.status is Status.OK
+
+    @property
+    def full_name(self) -> str:
+        """``distribution/name``, which is never ambiguous between distributions."""
+        return f"{self.distribution}/{self.name}"
+
+
+def canonical(distribution: str) -> str:
+    """Return the normalized name of a distribution: ``delegraph-tosa`` for
+    ``Delegraph_TOSA``.
+    """
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def key_of(name: str) -> str:
+    """Return ``name`` with its distribution, if it has one, in normalized form."""
+    distribution, slash, rest = name.partition("/")
+    return f"{canonical(distribution)}/{rest}" if slash else name
