@@ -249,7 +249,7 @@ def test_values_at_borders_must_fit_the_element_type():
     assert {n.name: why for n, why in late.items()} == {
         "slice_2": (
             "the result leaves the delegate: an int64 that may be from 0 to"
-            " 2199023255552, which 32 bits do not hold"
+            " 2199023255552, which does not fit into 32 bits"
         )
     }
 
@@ -265,9 +265,7 @@ def test_a_value_from_another_partition_is_an_input_there():
         support, _ = asked(program)
         (to,) = [n for n in program.graph.nodes if n.target is aten.to.dtype]
         late = support.partition_why_not([to])
-        where = (
-            "the input slice_1: an int64 that may be from {}, which 32 bits do not hold"
-        )
+        where = "the input slice_1: an int64 that may be from {}, which does not fit into 32 bits"
         assert list(late.values()) == [where.format(text) for text in why]
         whole = [n for n in program.graph.nodes if n.op == "call_function"]
         assert support.partition_why_not(whole) == {}

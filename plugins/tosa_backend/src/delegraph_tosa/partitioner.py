@@ -39,7 +39,7 @@ from .lowering.builder import Tosa
 from .lowering.interpret.dry_run import Constants, DryRun, Fact, facts_of_constants
 from .lowering.lazy.complex_numbers import Complex
 from .lowering.lazy.unsigned import Bytes
-from .lowering.ranges.border_dtypes import CARRIED, mark_carried
+from .lowering.ranges.border_dtypes import BORDER_DTYPE, mark_border_dtypes
 from .lowering.ranges.bounds import bounds_of
 from .lowering.ranges.value_ranges import INT32, Range, inside
 from .lowering.registry import Result, indexes_of, is_empty, is_unpacking
@@ -49,7 +49,7 @@ from .lowering.torch_values.hints import (
     int64_result,
     no_dtype,
     no_rule_for_integers,
-    untold_size,
+    unknown_size,
 )
 from .lowering.torch_values.symbolic_sizes import (
     is_dynamic_tensor,
@@ -145,7 +145,9 @@ class TOSASupport:
                 is_promised = WITHIN in node.meta
                 if node not in bounds and not is_promised and node not in written:
                     unknown.append(node)
-            mark_carried(program.graph.nodes, unknown, "FP" in self._t.spec.profiles)
+            mark_border_dtypes(
+                program.graph.nodes, unknown, "FP" in self._t.spec.profiles
+            )
 
     def why_not(self, node: Node) -> str | None:
         """Return why the target does not lower ``node``, or None.
@@ -194,7 +196,7 @@ class TOSASupport:
             why = why or self._why_not_result(run, node, inside, taken)
             if why is None and self._has_sizes:
                 unknown = why_unknown_sizes(inputs, _sizes(node))
-                why = unknown and untold_size(unknown)
+                why = unknown and unknown_size(unknown)
             if why is not None:
                 found[node] = at_border(self._t.spec, node, why)
                 if alone:
@@ -288,7 +290,7 @@ class TOSASupport:
                 f"the size {value} leaves the delegate, but TOSA returns tensors only"
             )
         fact = Fact.of(value)
-        if node.meta.get(CARRIED) == "float32":
+        if node.meta.get(BORDER_DTYPE) == "float32":
             return "the int64 result leaves the delegate, which computes it as a float"
         same = [*run.same(value)]
         is_copied = _call(node) in self._of_constants or any(
@@ -479,7 +481,7 @@ class TOSAPartitioner(CapabilityPartitioner):
             n for n in exported_program.graph.nodes if _is_int64(n.meta.get("val"))
         ]
         result.boundary_types = {
-            n.name: getattr(torch, n.meta.get(CARRIED, "int32")) for n in crossing
+            n.name: getattr(torch, n.meta.get(BORDER_DTYPE, "int32")) for n in crossing
         }
         return result
 

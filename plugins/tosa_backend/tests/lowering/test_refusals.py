@@ -79,7 +79,7 @@ REFUSALS = [
         (torch.ones(3, dtype=torch.int32),),
         (
             "aten.sum.default: TOSA REDUCE_SUM: its int64 result may be from"
-            " -6442450944 to 6442450941, more than 32 bits hold"
+            " -6442450944 to 6442450941, which does not fit into 32 bits"
         ),
     ),
     (
@@ -175,7 +175,7 @@ def test_dynamic_shapes():
     rows = torch.export.Dim("rows")
     said = message(lambda x: x + 1, torch.ones(3, 4), dynamic_shapes=(({0: rows},),))
     assert said.startswith("the input args_0 has the dynamic shape [")
-    assert said.endswith("TOSA 1.0 wants every size at compile time")
+    assert said.endswith("TOSA 1.0 needs every size at compile time")
 
 
 def test_python_values_as_inputs_and_outputs():

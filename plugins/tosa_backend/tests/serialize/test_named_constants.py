@@ -196,7 +196,7 @@ def test_damaged_blobs(shared):
         ),
         (blob[:MAGIC] + number(3) + _ascending(blob, 3), data),
     ):
-        with pytest.raises(FormatError, match="constants are named data is damaged"):
+        with pytest.raises(FormatError, match="with named constants is damaged"):
             join_constants(broken, there)
 
 
@@ -223,7 +223,7 @@ def test_damaged_graphs(shared):
         (size, bytes(len(packed))),
         (size, packed[:30] + b"\xff" * 30 + packed[60:]),
     ):
-        with pytest.raises(FormatError, match="constants are named data is damaged"):
+        with pytest.raises(FormatError, match="with named constants is damaged"):
             join_constants(blob[:end] + number(stated, 8) + rest, data)
 
 
@@ -290,7 +290,7 @@ def test_repeated_elements_are_stored_once():
         struct.pack("<QQ4s", 2**40, size, unit),
         struct.pack("<QQ4s", 0, 2**63, unit),
     ):
-        with pytest.raises(FormatError, match="constants are named data is damaged"):
+        with pytest.raises(FormatError, match="with named constants is damaged"):
             join_constants(blob[:begin] + row + blob[begin + 20 :], data)
     large = (
         blob[: ROWS + 8]
@@ -298,7 +298,7 @@ def test_repeated_elements_are_stored_once():
         + blob[ROWS + 16 : begin]
         + struct.pack("<QQ4s", place, 2**61, unit)
     )
-    with pytest.raises(FormatError, match="constants are named data is damaged"):
+    with pytest.raises(FormatError, match="with named constants is damaged"):
         join_constants(large + blob[begin + 20 :], data)
 
 

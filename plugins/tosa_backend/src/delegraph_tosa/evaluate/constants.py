@@ -19,7 +19,7 @@ def materialize(value: Value) -> Array:
     """Return a constant's elements as an array of the value's shape and type.
 
     The array may be a view of the model's memory and need not be contiguous: do not
-    write to it. A folded constant is computed anew at each call unless it is small.
+    write to it. A folded constant is computed again at each call unless it is small.
     Raises Unsupported if it contains an operator without kernel.
     """
     constant = value.constant
@@ -41,7 +41,7 @@ def _leaf(value: Value) -> Array:
 def _folded(constant: Folded) -> Array:
     """Operands before users, each operator once.
 
-    What has no further user is dropped.
+    Values without further users are dropped.
     """
     if constant.elements is not None:
         return constant.elements

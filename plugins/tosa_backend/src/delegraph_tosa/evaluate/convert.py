@@ -17,7 +17,7 @@ from .kernels import Result, computes
 def cast(op: ops.CAST, x: Array) -> Result:
     """Floats round to the nearest even integer and saturate; integers wrap.
 
-    What is not zero is true. The specification says nothing of NaN as an integer: it is
+    Nonzero numbers are true. The specification does not define NaN as an integer: it is
     the smallest one of 32 or 64 bits, and 0 in fewer, as in the reference model and in
     PyTorch.
     """

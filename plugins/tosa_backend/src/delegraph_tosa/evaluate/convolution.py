@@ -73,7 +73,8 @@ def transpose_conv2d(
     dtype = accumulator(input, weight, math.prod(weight.shape[1:]))
     x = centred(input, input_zp, dtype)
     taps = centred(weight, weight_zp, dtype)
-    (n, ih, iw, _), (oc, kh, kw, _) = x.shape, taps.shape
+    n, ih, iw, _ = x.shape
+    oc, kh, kw, _ = taps.shape
     sy, sx = op.stride
     whole = np.zeros((n, (ih - 1) * sy + kh, (iw - 1) * sx + kw, oc), dtype)
     for ky, kx in np.ndindex(kh, kw):

@@ -51,7 +51,7 @@ def avg_pool2d_adaptive(
 
 
 def _lowest(dtype: np.dtype[Any], nan_mode: NanMode) -> float | int:
-    """What padding counts as: the smallest value, or NaN, which IGNORE drops."""
+    """Return the value of padding: the smallest, or NaN, which IGNORE drops."""
     if dtype.kind != "f":
         return int(np.iinfo(dtype).min)
     return np.nan if nan_mode is NanMode.IGNORE else -np.inf

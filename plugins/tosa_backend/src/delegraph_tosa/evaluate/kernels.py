@@ -51,7 +51,7 @@ AS_STORED: set[type[Operator]] = set()
 
 
 ELEMENTWISE = frozenset({ADD, MUL, SUB})
-"""What weights are scaled and shifted by; the others compute small constants."""
+"""Operators that scale and shift weights; the others compute small constants."""
 PIECE = 1 << 20
 """Elements that these compute at a time."""
 

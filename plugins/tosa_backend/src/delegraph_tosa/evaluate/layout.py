@@ -69,25 +69,27 @@ def transpose(op: ops.TRANSPOSE, x: Array) -> Array:
 @computes(ops.GATHER, as_stored=True)
 def gather(op: ops.GATHER, values: Array, indices: Array) -> Array:
     """[N,K,C], [N,W] -> [N,W,C]."""
-    return values[_rows(indices, values.shape[1], "GATHER")]
+    return values[_checked_index(indices, values.shape[1], "GATHER")]
 
 
 @computes(ops.ROW_GATHER, as_stored=True)
 def row_gather(op: Operator, values: Array, indices: Array, row_count: Array) -> Array:
     """[N,K,C], [N,W], [1] -> [N,W*row_count,C]."""
     rows = indices[:, :, None].astype(np.int64) + np.arange(int(row_count.item()))
-    return values[_rows(rows.reshape(len(indices), -1), values.shape[1], op.name)]
+    return values[
+        _checked_index(rows.reshape(len(indices), -1), values.shape[1], op.name)
+    ]
 
 
 @computes(ops.SCATTER, as_stored=True)
 def scatter(op: ops.SCATTER, values_in: Array, indices: Array, input: Array) -> Array:
     """[N,K,C], [N,W], [N,W,C] -> [N,K,C]."""
     result = values_in.copy()
-    result[_rows(indices, values_in.shape[1], "SCATTER")] = input
+    result[_checked_index(indices, values_in.shape[1], "SCATTER")] = input
     return result
 
 
-def _rows(indices: Array, rows: int, name: str) -> tuple[Array, Array]:
+def _checked_index(indices: Array, rows: int, name: str) -> tuple[Array, Array]:
     """Index of ``values[n, indices[n, w]]``.
 
     Checked, since numpy counts negative ones from the end.

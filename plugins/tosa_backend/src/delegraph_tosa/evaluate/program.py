@@ -25,7 +25,7 @@ KEPT_SIZES = 8
 
 
 See = Callable[[Operator, Sequence[Array]], None]
-"""Is told an operator's results."""
+"""Receives an operator and its results."""
 
 
 class Program:
@@ -73,7 +73,7 @@ class Program:
         They may be views of inputs, of constants, of variables and of each other.
         ``held`` are the variables, by name, before the call and after it; initial
         values of those that it lacks are added. Without it they start from their
-        initial values. ``see`` is told what each operator computes, but for those in
+        initial values. ``see`` receives the results of each operator, except those in
         graphs of control flow. Raises InputError.
         """
         check_inputs(self.graph.inputs, [(x.shape, x.dtype.name) for x in inputs])
@@ -105,7 +105,7 @@ class Program:
 
     @contextmanager
     def _within(self) -> Iterator[None]:
-        """Keep what ``inner_program`` makes for the next call, except in bodies."""
+        """Keep the programs of ``inner_program`` for the next call, except in bodies."""
         token = _INNER.set(self._inner) if _INNER.get() is None else None
         try:
             yield
@@ -119,7 +119,7 @@ _UNKNOWN = {
     DType.FP8E4M3: "float8_e4m3fn",
     DType.FP8E5M2: "float8_e5m2",
 }
-"""Element types that numpy lacks, whose arrays have their bits."""
+"""Element types that numpy lacks; arrays hold their bits."""
 _INNER: ContextVar[dict[Graph, Program] | None] = ContextVar("_INNER", default=None)
 
 

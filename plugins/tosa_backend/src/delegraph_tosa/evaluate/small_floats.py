@@ -92,7 +92,7 @@ def decoded(bits: Array, dtype: DType) -> Array:
 def encoded(array: Array, dtype: DType) -> Array:
     """Return the bit patterns of the nearest numbers, ties to even.
 
-    What is too large becomes NaN (E4M3), infinite (E5M2) or, where there is neither,
+    Numbers that are too large become NaN (E4M3), infinite (E5M2) or, without both,
     the largest number, and NaN becomes NaN or, where there is none, 0: the
     specification leaves that open.
     """
@@ -115,7 +115,7 @@ def encoded(array: Array, dtype: DType) -> Array:
 
 
 def _nearest(magnitude: Array, finite: Array) -> Array:
-    """Bit pattern of the nearest of the finite numbers, one more for what is beyond."""
+    """Return the bit pattern of the nearest finite number, one more if out of range."""
     beyond = 2 * finite[-1] - finite[-2]  # the number that would follow
     middles = (np.append(finite[1:], beyond) + finite) / 2
     below = np.searchsorted(middles, magnitude)

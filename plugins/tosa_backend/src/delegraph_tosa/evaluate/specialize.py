@@ -23,7 +23,7 @@ def is_dynamic(graph: Graph) -> bool:
 def specialized(graph: Graph, shapes: Sequence[Shape]) -> Graph:
     """Return the graph for these input shapes, with constant shape operators.
 
-    Raises InputError if an operator does not take what comes of them.
+    Raises InputError if an operator does not accept the resulting shapes.
     """
     inputs = [
         Value(Type(shape, v.dtype), name=v.name)

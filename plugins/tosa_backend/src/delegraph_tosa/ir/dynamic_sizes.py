@@ -1,6 +1,6 @@
 """Sizes that are known at run time only, and arithmetic on them.
 
-A ``Size`` is a polynomial with integer coefficients whose variables ("atoms") are
+A ``Size`` is a polynomial with integer coefficients. Its variables ("atoms") are
 symbols, quotients rounded down, maxima and minima. Code computes with a Size as with an
 int, and is typed for int; a result without atoms is an int again. ``==`` compares
 expressions, not values: it is False for two sizes that may be equal at run time. A
@@ -82,8 +82,8 @@ class Size:
         )
         if self.atoms > MOST_ATOMS:
             raise Undecided(
-                f"a size is made of more than {MOST_ATOMS} others, and is not followed"
-                " any further"
+                f"a size is made of more than {MOST_ATOMS} others, which is too many"
+                " to compute with"
             )
         self.terms = terms
         self._hash = hash(frozenset(terms.items()))
@@ -233,7 +233,9 @@ def _factor(size: int) -> str:
 
 def _signed(monomial: Monomial, coefficient: int, first: bool) -> str:
     """Return a term as text, with its sign unless it is a positive ``first`` term."""
-    sign = "-" if coefficient < 0 else "" if first else "+"
+    sign = "" if first else "+"
+    if coefficient < 0:
+        sign = "-"
     factors = [] if abs(coefficient) == 1 and monomial else [str(abs(coefficient))]
     return sign + "*".join(factors + [str(atom) for atom in monomial])
 
@@ -544,9 +546,12 @@ def _range_of_atom(one: Atom) -> Range:
     if isinstance(one, Symbol):
         return one.low, one.high
     if isinstance(one, Extreme):
-        (a, b), (c, d) = range_of(one.left), range_of(one.right)
-        return (max(a, c), max(b, d)) if one.larger else (min(a, c), min(b, d))
-    (low, high), (least, most) = range_of(one.dividend), range_of(one.divisor)
+        left = range_of(one.left)
+        right = range_of(one.right)
+        choose = max if one.larger else min
+        return choose(left[0], right[0]), choose(left[1], right[1])
+    low, high = range_of(one.dividend)
+    least, most = range_of(one.divisor)
     ends = [end // by for end in (low, high) for by in (max(least, 1), max(most, 1))]
     return min(ends), max(ends)
 

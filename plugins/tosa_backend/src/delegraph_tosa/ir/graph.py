@@ -261,7 +261,7 @@ class Operator:
     def infer(self) -> tuple[Type, ...]:
         """Return the types of the results.
 
-        Raises ``Illegal`` for what the specification calls ERROR_IF.
+        Raises ``Illegal`` for conditions that the specification marks ERROR_IF.
         """
         raise NotImplementedError
 

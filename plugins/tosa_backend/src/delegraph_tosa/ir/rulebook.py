@@ -64,7 +64,7 @@ RULES: dict[str, Rule] = {
     "size-positive": Rule("Tensors", "sizes are at least 1"),
     "size-known": Rule(
         "Tensors",
-        "sizes are known at compile time where the version or the operator asks for"
+        "sizes are known at compile time where the version or the operator requires"
         " them",
     ),
     "level-rank": Rule("Levels", "ranks do not exceed MAX_RANK"),
@@ -97,7 +97,7 @@ RULES: dict[str, Rule] = {
     "same-shape": Rule(FUNCTION, "operands have one shape"),
     "broadcast": Rule(FUNCTION, "sizes are equal or 1"),
     "zero-point": Rule(
-        FUNCTION, "zero points are 0 where the element type asks for it"
+        FUNCTION, "zero points are 0 where the element type requires it"
     ),
     "exact-division": Rule(FUNCTION, "windows end exactly at the edge (idiv_check)"),
     "batch": Rule(FUNCTION, "operands have one batch size"),
@@ -124,7 +124,7 @@ RULES: dict[str, Rule] = {
     "slice-inside": Rule(FUNCTION, "a slice lies inside its operand"),
     "perms": Rule(FUNCTION, "perms is a permutation of the axes"),
     "scatter-input": Rule(
-        ARGUMENTS, "input has the shape that indices and values_in ask for"
+        ARGUMENTS, "input has the shape that indices and values_in require"
     ),
     "row-count": Rule(FUNCTION, "row_count is at least 1"),
     "scale": Rule(FUNCTION, "factors of RESIZE are positive"),
@@ -136,7 +136,7 @@ RULES: dict[str, Rule] = {
     "per-channel": Rule(FUNCTION, "scales for each channel need a channel axis"),
     "channel-count": Rule(ARGUMENTS, "there is one scale, or one for each channel"),
     "scale-type": Rule(
-        ARGUMENTS, "multipliers have the element type that scale32 says"
+        ARGUMENTS, "multipliers have the element type that scale32 requires"
     ),
     "scale32": Rule(FUNCTION, "int48 goes with 16-bit scales"),
     "double-round": Rule(FUNCTION, "double rounding goes with 32-bit scales"),

@@ -82,4 +82,4 @@ def why_unknown_sizes(inputs: Iterable[Value], sizes: Iterable[int]) -> str | No
     None if they can.
     """
     missing = unknown_symbols(inputs, sizes)
-    return f"no input tells the size {min(map(str, missing))}" if missing else None
+    return f"no input has the size {min(map(str, missing))}" if missing else None

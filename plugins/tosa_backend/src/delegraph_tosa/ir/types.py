@@ -177,7 +177,7 @@ BYTES: dict[DType, int] = {
 """Bytes an element takes in a file.
 
 INT4 and FP4 pack two into one, FP6 four into three. Block-scaled types have none:
-``stored_types`` says what a file has of them.
+``stored_types`` returns how a file stores them.
 """
 
 
@@ -209,7 +209,7 @@ class Mode(enum.IntEnum):
 
 
 class NanMode(Mode):
-    """What CLAMP, MAXIMUM and the like do with NaN."""
+    """How CLAMP, MAXIMUM and similar operators treat NaN."""
 
     PROPAGATE = 1
     IGNORE = 2

@@ -67,8 +67,8 @@ def widened(t: Tosa, x: Value, dtype: DType = DType.FP32) -> Value:
 def rounded(t: Tosa, x: Value, dtype: DType) -> Value:
     """Floats [*S] as fp8 of the type ``dtype``, as torch rounds them.
 
-    What is beyond the largest E4M3 becomes that, also infinities: the specification
-    leaves open what CAST makes of it. E5M2 has infinities, which are what CAST and
+    Numbers beyond the largest E4M3 become that, also infinities: the specification
+    does not define CAST for them. E5M2 has infinities, which CAST and
     torch make of numbers beyond its largest.
     """
     if dtype is DType.FP8E4M3:
@@ -83,10 +83,10 @@ def apply_to_float8(
     arguments: list[Any],
     cast_back: Callable[..., Any],
 ) -> Any:
-    """Return the result of the rule ``function``, some of whose arguments are fp8.
+    """Return the result of the rule ``function`` for arguments with fp8 values.
 
     A rule that only moves elements gets them as they are. Others get fp32, and
-    ``cast_back`` makes of their results what torch recorded.
+    ``cast_back`` casts their results to the types that torch recorded.
     """
     if function in _TAKING or _only_moves(t, function, arguments):
         return function(t, *arguments)
@@ -100,7 +100,7 @@ def apply_to_float8(
 def _only_moves(t: Tosa, function: Callable[..., Any], arguments: list[Any]) -> bool:
     """Return whether a rule does nothing with fp32 in place of fp8 but move it.
 
-    Rules take fp8 for integers, so fp32 is asked. A builder of its own, as for a
+    Rules take fp8 for integers, so fp32 is used. A builder of its own, as for a
     template: values that another one remembers would not be in the graph.
     """
     trial = Tosa(t.spec)
@@ -131,13 +131,9 @@ def _stand_in(x: Value) -> Value:
 
 def _in_fp32(t: Tosa, x: Value) -> Value:
     """fp8 and short floats as fp32; any other value as it is."""
-    return (
-        widened(t, x)
-        if x.dtype in FLOAT8
-        else t.cast(x, DType.FP32)
-        if x.dtype in SHORT_FLOATS
-        else x
-    )
+    if x.dtype in FLOAT8:
+        return widened(t, x)
+    return t.cast(x, DType.FP32) if x.dtype in SHORT_FLOATS else x
 
 
 def _each(argument: Any, function: Callable[[Value], Value]) -> Any:

@@ -139,7 +139,11 @@ def _beside_number(t: Tosa, value: Value, number: float) -> Value:
         return value
     # a number that is known at run time only has no Python type: a size counts as int,
     # others as float
-    kind: Any = int if is_dynamic(number) else float if waits(number) else type(number)
+    kind: Any = type(number)
+    if is_dynamic(number):
+        kind = int
+    elif waits(number):
+        kind = float
     return converted(t, value, _with_number(value.dtype, kind))
 
 

@@ -28,7 +28,7 @@ from torch.fx import Node
 from ..ir.graph import Undecided, Value
 from ..ir.types import DType, Type
 from .builder import Tosa
-from .ranges.border_dtypes import AS_ITSELF, CARRIED
+from .ranges.border_dtypes import AS_ITSELF, BORDER_DTYPE
 from .ranges.index_bounds import Bound
 from .ranges.value_ranges import Range
 from .short_floats import apply_rounding_once
@@ -124,7 +124,7 @@ def _rule_from(function: Callable[..., Any], overload: OpOverload) -> Rule:
     """Return ``function`` as a Rule.
 
     Raises TypeError for parameters that do not match the schema. A function with
-    ``*args`` takes the arguments in the schema's order, whatever its other parameters
+    ``*args`` takes the arguments in the schema's order, independently of its other parameters
     are called.
     """
     given = list(inspect.signature(function).parameters.values())[1:]
@@ -385,7 +385,7 @@ def checked(rule: Rule, node: Node, call: Callable[[], Any]) -> Result:
     # TOSA cannot express
     several = isinstance(val, (tuple, list))
     expected = None if several or val is None else _result_type(rule, val)
-    carried = node.meta.get(CARRIED)
+    carried = node.meta.get(BORDER_DTYPE)
     if expected is not None and carried in AS_ITSELF:
         expected = Type(expected.shape, DTYPES[getattr(torch, carried)])
     try:
@@ -436,7 +436,7 @@ def _check(rule: Rule, node: Node, value: Any, expected: Any) -> None:
 
 
 def _wrong_result(rule: Rule, node: Node, actual: str, expected: str) -> InternalError:
-    """Return the error for a rule whose result differs from what torch recorded."""
+    """Return the error for a rule's result that differs from torch's record."""
     name = f"{rule.function.__module__}.{rule.function.__name__}"
     return InternalError(
         "internal",

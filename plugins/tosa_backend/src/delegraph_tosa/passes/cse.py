@@ -11,7 +11,7 @@ from ..ir.operators import RESCALE
 from ..ir.types import DType
 from ..spec import TosaSpec
 from .dce import STATEFUL
-from .rewriter import both, replaced
+from .rewriter import merge_sources, replaced
 
 
 def merge_equal(graph: Graph, spec: TosaSpec) -> Graph:
@@ -67,7 +67,7 @@ class _Duplicates:
         )
         if first is not operator:
             self._same.update(zip(operator.outputs, first.outputs, strict=True))
-            self.sources[first] = both(
+            self.sources[first] = merge_sources(
                 self.sources.get(first, first.source), operator.source
             )
 

@@ -1,4 +1,4 @@
-"""Dead code: operators whose results nothing uses."""
+"""Removes dead code: operators with unused results."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ EFFECTS = frozenset({COND_IF, CUSTOM, VARIABLE, VARIABLE_WRITE, WHILE_LOOP})
 """Operators that may do more than compute their results."""
 
 STATEFUL = EFFECTS | {VARIABLE_READ}
-"""Operators with effects, and those whose results depend on such effects."""
+"""Operators with effects, and those that depend on such effects."""
 
 
 def drop_dead(graph: Graph, spec: TosaSpec) -> Graph:
-    """Remove operators whose results are not used, except operators with an effect.
+    """Remove operators with unused results, except operators with an effect.
 
     before: a = EXP x, b = TANH x; result b
-    after:  b = TANH x; result b
+    after:  b = TANH x; result b.
     """
     live = set(graph.outputs)
     kept = []

@@ -14,15 +14,15 @@ from .row_regions import Readers
 from .view_axes import Shape
 
 
-def resized(shape: Shape, axis: int, size: int) -> Shape:
+def with_size(shape: Shape, axis: int, size: int) -> Shape:
     """Return ``shape`` with another ``size`` of ``axis``."""
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-class Cuts:
-    """Cuts parts of values of the old graph.
+class EarlySlices:
+    """Slices values of the old graph.
 
-    What that takes is appended to ``rewrite``.
+    The required operators are appended to ``rewrite``.
     """
 
     def __init__(
@@ -33,21 +33,21 @@ class Cuts:
         self._readers = readers
         self._replaced = replaced
 
-    def cut(self, value: Value, axis: int, places: range) -> Value:
+    def slice(self, value: Value, axis: int, places: range) -> Value:
         """SLICE of ``value`` at ``places`` along ``axis``.
 
         Itself if it has nothing else.
         """
         if len(places) == value.shape[axis]:
             return self.rewrite.value(value)
-        start = self.rewrite.shape(resized((0,) * value.rank, axis, places.start))
-        type = Type(resized(value.shape, axis, len(places)), value.dtype)
+        start = self.rewrite.shape(with_size((0,) * value.rank, axis, places.start))
+        type = Type(with_size(value.shape, axis, len(places)), value.dtype)
         operands = self.rewrite.value(value), start, self.rewrite.shape(type.shape)
         return self.rewrite.make(
             SLICE, operands, type, value.producer and value.producer.source
         )
 
-    def cut_early(
+    def slice_early(
         self, value: Value, axis: int, places: range, users: Collection[Operator | None]
     ) -> Value:
         """Slice before operators that move or rescale ``value``, or use fewer channels.
@@ -62,10 +62,10 @@ class Cuts:
             or operator in self._replaced
             or not set(self._readers[value]).issubset(users)
         ):
-            return self.cut(value, axis, places)
-        shape = resized(value.shape, axis, len(places))
+            return self.slice(value, axis, places)
+        shape = with_size(value.shape, axis, len(places))
         if isinstance(operator, TRANSPOSE):
-            part = self.cut_early(
+            part = self.slice_early(
                 operator.inputs[0], operator.perms[axis], places, [operator]
             )
             if ax.ascends(ax.order(part.shape, operator.perms)):
@@ -76,27 +76,28 @@ class Cuts:
                 if len(old) == 1 and new and new[0] == axis:
                     step = math.prod([value.shape[a] for a in new[1:]])
                     before = range(places.start * step, places.stop * step)
-                    part = self.cut_early(
+                    part = self.slice_early(
                         operator.inputs[0], old[0], before, [operator]
                     )
                     return self.rewrite.reshape(part, shape, operator.source)
         if isinstance(operator, RESCALE):
             x, *constants = operator.inputs
             if is_last and operator.per_channel:
-                constants[:2] = [self.cut(v, 0, places) for v in constants[:2]]
+                constants[:2] = [self.slice(v, 0, places) for v in constants[:2]]
             return self._made(
                 operator,
-                (self.cut_early(x, axis, places, [operator]), *constants),
+                (self.slice_early(x, axis, places, [operator]), *constants),
                 shape,
             )
         if isinstance(operator, CONV2D) and is_last:
             x, *constants = operator.inputs
             # a bias may have one number for all channels
             constants[:2] = [
-                self.cut(v, 0, places) if v.shape[0] != 1 else v for v in constants[:2]
+                self.slice(v, 0, places) if v.shape[0] != 1 else v
+                for v in constants[:2]
             ]
             return self._made(operator, (self.rewrite.value(x), *constants), shape)
-        return self.cut(value, axis, places)
+        return self.slice(value, axis, places)
 
     def _made(
         self, operator: Operator, inputs: tuple[Value, ...], shape: Shape

@@ -22,7 +22,7 @@ from ..ir.operators import (
 )
 from ..ir.types import FLOATS, DType, Type
 from ..spec import TosaSpec
-from .rewriter import Rewrite, both, origin, replaced
+from .rewriter import Rewrite, merge_sources, origin, replaced
 from .view_axes import Shape
 
 CONVOLUTIONS = frozenset({CONV2D, CONV3D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D})
@@ -114,7 +114,7 @@ class _Fold(Rewrite):
             # fp16: a weight times a small factor may be subnormal and lose digits
             return convolution
         if _stored(weight) in self._kept:
-            # a weight tied to an embedding: the product would be stored beside it
+            # a weight tied to an embedding: the product would be stored in addition
             return convolution
         if isinstance(origin(weight), CONCAT):
             # joined weights are written part by part from the model's memory; a product
@@ -127,11 +127,11 @@ class _Fold(Rewrite):
         return replaced(
             convolution,
             (operand, weight, *others),
-            both(factor.source, convolution.source),
+            merge_sources(factor.source, convolution.source),
         )
 
     def _folded(self, operator: Operator) -> bool:
-        """Fold ``operator`` into the convolution whose result it takes.
+        """Fold ``operator`` into the convolution before it.
 
         Returns whether that was possible.
         """
@@ -167,7 +167,7 @@ class _Fold(Rewrite):
         bias = self._apply(
             operator, bias, self.reshape(constant, constant.shape[-1:], operator.source)
         )
-        source = both(convolution.source, operator.source)
+        source = merge_sources(convolution.source, operator.source)
         new = replaced(convolution, (x, weight, bias, *zero_points), source)
         new.outputs[0].name = operator.outputs[0].name
         place = self._places.pop(convolution)
@@ -189,7 +189,7 @@ class _Fold(Rewrite):
 
 
 def _stored(constant: Value) -> Value:
-    """Return the constant whose elements ``constant`` has in another layout.
+    """Return the constant that ``constant`` is another layout of.
 
     Itself if it has elements of its own.
     """

@@ -6,7 +6,7 @@ from ..ir.graph import Graph, Literal, Operator, Value, shape_of
 from ..ir.operators import CONV2D, CONV3D, DEPTHWISE_CONV2D, PAD
 from ..ir.types import Type
 from ..spec import TosaSpec
-from .rewriter import both, rebuilt, sweep
+from .rewriter import merge_sources, rebuilt, sweep
 
 WINDOWED = frozenset({CONV2D, CONV3D, DEPTHWISE_CONV2D})
 
@@ -58,7 +58,7 @@ def _padded(convolution: Operator, spec: TosaSpec) -> Operator:
         inputs,
         types,
         pad=sums,
-        source=both(pad.source, convolution.source),
+        source=merge_sources(pad.source, convolution.source),
     )
     new.outputs[0].name = convolution.outputs[0].name
     return new if spec.why_not(new) is None else convolution

@@ -11,7 +11,7 @@ from ..ir.graph import Array, Deferred, Graph, Operator, Value
 from ..ir.operators import RESCALE
 from ..ir.types import DType, Type
 from ..spec import TosaSpec
-from .rewriter import Rewrite, both, rebuilt
+from .rewriter import Rewrite, merge_sources, rebuilt
 
 BITS = 15
 """Bits of a multiplier of a RESCALE of int48."""
@@ -100,7 +100,7 @@ def _joined(operator: Operator) -> Operator:
         operator,
         (first.inputs[0], multiplier, shift, first.inputs[3], operator.inputs[4]),
         [operator.outputs[0].type],
-        source=both(first.source, operator.source),
+        source=merge_sources(first.source, operator.source),
         scale32=False,
         per_channel=count > 1,
     )

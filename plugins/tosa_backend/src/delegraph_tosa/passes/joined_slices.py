@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from ..ir.graph import Graph, Operator, Value, shape_of
 from ..ir.operators import CONCAT, SLICE
 from ..spec import TosaSpec
-from .rewriter import Rewrite, both, origin, replaced
+from .rewriter import Rewrite, merge_sources, origin, replaced
 from .view_axes import Shape
 
 
@@ -19,7 +19,7 @@ def join_slices(graph: Graph, spec: TosaSpec) -> Graph:
 
     Vela reads a slice of a tensor where the tensor is, but copies a slice that is
     sliced again: of a GRU that is each step's part of the first product, all of them
-    before the first step. Of a recurrent network whose last state is asked for, only
+    before the first step. If only the last state of a recurrent network is used, only
     this is kept.
     """
     rewrite = Rewrite()
@@ -58,7 +58,7 @@ def _from_origin(operator: Operator, rewrite: Rewrite) -> Operator:
         operator = replaced(
             operator,
             (whole, rewrite.shape(begin), size),
-            both(before.source, operator.source),
+            merge_sources(before.source, operator.source),
         )
 
 

@@ -11,7 +11,7 @@ from ..ir.graph import Operator
 from ..ir.operators import IDENTITY, RESHAPE, TRANSPOSE
 from . import view_axes as ax
 from .pending_views import View, Views
-from .rewriter import both
+from .rewriter import merge_sources
 from .view_axes import Axes, Shape
 
 MAX_RANK = 6
@@ -31,7 +31,9 @@ def _transpose(views: Views, operator: Operator) -> None:
     assert isinstance(operator, TRANSPOSE)
     base, axes, source = views.view(operator.inputs[0])
     axes = tuple([axes[p] for p in operator.perms])
-    views.see(operator.outputs[0], View(base, axes, both(source, operator.source)))
+    views.see(
+        operator.outputs[0], View(base, axes, merge_sources(source, operator.source))
+    )
 
 
 def _reshape(views: Views, operator: Operator) -> None:
@@ -40,7 +42,7 @@ def _reshape(views: Views, operator: Operator) -> None:
     Else the base is reshaped.
     """
     result, (base, axes, source) = operator.outputs[0], views.view(operator.inputs[0])
-    source = both(source, operator.source)
+    source = merge_sources(source, operator.source)
     pieces = ax.pieces(operator.inputs[0].shape, result.shape)
     new_axes = ax.renamed(pieces, axes, result.rank)
     # TRANSPOSE, SLICE and others have no form of rank 0

@@ -1,4 +1,4 @@
-"""What an NPU has in memory at each operator of a graph."""
+"""Finds which values an NPU has in memory at each operator."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ BYTES = {DType.INT16: 2, DType.INT32: 4, DType.INT48: 8}
 """Bytes of an element; 1 of other types."""
 WIDE = DType.INT32, DType.INT48
 FUSED = RESCALE, TABLE
-"""Operators that an NPU computes together with what makes their operand."""
+"""Operators that an NPU computes together with the operand's producer."""
 VIEWS = RESHAPE, SLICE
-"""Operators whose result is in the memory of the operand."""
+"""Operators with a result in the memory of the operand."""
 
 
 def bytes_of(value: Value) -> int:

@@ -59,7 +59,7 @@ def _narrowed(
 
 
 def _small(spec: TosaSpec) -> Collection[type[Operator]]:
-    """Return the operators whose constants become int8 however small the result is."""
+    """Return the operators that get int8 constants even for small results."""
     if not spec.devices:
         return ()
     return (ADD, SUB) if spec.devices & COPIES else MEETING

@@ -19,7 +19,7 @@ def separate_outputs(graph: Graph, spec: TosaSpec, sources: Iterable[Any]) -> Gr
     that the target lacks is left out.
 
     before: results x, y, y, where x is an input
-    after:  results IDENTITY x, y, IDENTITY y
+    after:  results IDENTITY x, y, IDENTITY y.
     """
     taken = set(graph.inputs)
     outputs = []

@@ -16,11 +16,11 @@ from ..ir.operators import CONCAT, CONV2D, RESHAPE, SLICE, TILE, TRANSPOSE
 from ..ir.types import FLOATS, Type
 from . import view_axes as ax
 from .pending_views import View, Views
-from .rewriter import both, rebuilt
+from .rewriter import merge_sources, rebuilt
 
 
 class Heads(NamedTuple):
-    """A linear layer whose channels are split into heads, which are transposed: CONV2D
+    """A linear layer with channels split into heads, which are transposed: CONV2D
     - RESHAPE ... - TRANSPOSE.
 
     ``operators`` are all of these. The axes of the operand of ``transpose`` are rows,
@@ -236,4 +236,4 @@ def _reshapes(group: list[Heads]) -> list[Operator]:
 
 def _source(operators: Iterable[Operator]) -> Any:
     """Return the source of an operator that replaces ``operators``."""
-    return reduce(both, [operator.source for operator in operators], None)
+    return reduce(merge_sources, [operator.source for operator in operators], None)

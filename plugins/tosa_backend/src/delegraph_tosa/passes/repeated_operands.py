@@ -15,14 +15,14 @@ from ..ir.types import Type
 from . import view_axes as ax
 from .layout_rules import LAYOUT
 from .pending_views import Views
-from .rewriter import both, rebuilt
+from .rewriter import merge_sources, rebuilt
 
 
 def multiply_once(views: Views, product: Operator) -> None:
     """Stack left matrices that are multiplied by the same right matrix.
 
     This is the rule of ``sink_transposes`` for MATMUL. before: MATMUL (q [B*G,L,E],
-    TILE k [B*G,E,S]) after: MATMUL (RESHAPE q [B,G*L,E], k [B,E,S]) - RESHAPE [B*G,L,S]
+    TILE k [B*G,E,S]) after: MATMUL (RESHAPE q [B,G*L,E], k [B,E,S]) - RESHAPE [B*G,L,S].
     """
     repeated = _repetition(product.inputs[1], views.uses)
     result = product.outputs[0]
@@ -34,7 +34,7 @@ def multiply_once(views: Views, product: Operator) -> None:
         LAYOUT[type(operator)](views, operator)
     left = views.value(product.inputs[0])
     right = views.value(repeated.once)
-    source = both(repeated.source, product.source)
+    source = merge_sources(repeated.source, product.source)
     joined = views.reshape(
         left, (right.shape[0], repeated.times * left.shape[1], left.shape[2]), source
     )
@@ -63,7 +63,7 @@ def _repetition(value: Value, uses: Counter[Value]) -> _Repeated | None:
 
     None if there is no TILE, or one with another use. before: k [N,H,1,S,E] - TILE
     (1,1,G,1,1) - RESHAPE [N*H*G,S,E] - TRANSPOSE (0,2,1) after: k - RESHAPE [N*H,S,E] -
-    TRANSPOSE (0,2,1)
+    TRANSPOSE (0,2,1).
     """
     chain: list[Operator] = []
     operator = value.producer

@@ -50,7 +50,7 @@ def replaced(
 
 
 def origin(value: Value) -> Operator | None:
-    """Return the operator, of the graph or folded, whose result ``value`` is.
+    """Return the operator, in the graph or folded, that computes ``value``.
 
     None for inputs and other constants.
     """
@@ -70,7 +70,7 @@ class Sources(tuple[Any, ...]):
         return " and ".join(map(str, self))
 
 
-def both(first: Any, second: Any) -> Any:
+def merge_sources(first: Any, second: Any) -> Any:
     """Return the source of an operator that replaces two: each source once.
 
     None if there is none.
@@ -152,7 +152,7 @@ class Rewrite:
                 cls(inputs, source, **attributes), type
             )
         elif result.producer is not None:
-            result.producer.source = both(result.producer.source, source)
+            result.producer.source = merge_sources(result.producer.source, source)
         return result
 
     def _new(self, operator: Operator, type: Type) -> Value:
@@ -181,7 +181,7 @@ class Rewrite:
         before = origin(value)
         if type(before) is RESHAPE and value.type.shape != shape:
             value = before.inputs[0]
-            source = both(before.source, source)
+            source = merge_sources(before.source, source)
         if value.type.shape == shape:
             return value
         return self.make(
@@ -197,7 +197,7 @@ class Rewrite:
         if isinstance(before, TRANSPOSE):
             value = before.inputs[0]
             perms = tuple([before.perms[p] for p in perms])
-            source = both(before.source, source)
+            source = merge_sources(before.source, source)
         if perms == plain(len(perms)):
             return value
         shape, dtype = value.type
@@ -214,7 +214,7 @@ def sweep(graph: Graph, change: Callable[[Operator, Rewrite], Operator]) -> Grap
     """Replace each operator by ``change(operator, rewrite)``, in order.
 
     ``operator`` has its new operands already. ``change`` returns it, or an operator
-    whose results have the same types; it adds operators that this one needs to
+    with results of the same types; it adds operators that this one needs to
     ``rewrite``.
     """
     rewrite = Rewrite()

@@ -186,7 +186,7 @@ def _is_wide(value: Value) -> bool:
 def _is_together(region: Region, readers: Readers, places: dict[Operator, int]) -> bool:
     """Return whether the region's rows are independent and readers can wait.
 
-    For that its last operator has to stand before these readers.
+    For that its last operator must come before these readers.
     """
     inside = set(region.operators)
     if any(

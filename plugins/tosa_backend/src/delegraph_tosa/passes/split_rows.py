@@ -9,7 +9,7 @@ from ..ir.operators import CONCAT, MATMUL, SLICE
 from ..ir.types import Type
 from ..spec import TosaSpec
 from .dce import drop_dead
-from .early_slices import Cuts, resized
+from .early_slices import EarlySlices, with_size
 from .memory import Memory, bytes_of
 from .rewriter import Rewrite, rebuilt
 from .row_regions import Readers, Region, readers_of, regions_of
@@ -53,7 +53,7 @@ def split_rows(graph: Graph, spec: TosaSpec) -> Graph:
 
     A sum over a row is known when all of it was read, and until then each element has
     32 bits. These take the most memory of a network: of an attention of 3 heads and 197
-    positions, scores and their differences are 932 kB, beside 38 kB of queries. Blocks
+    positions, scores and their differences are 932 kB, and queries 38 kB. Blocks
     take more cycles, so there are as many as bring a region below the rest of the
     network.
     """
@@ -70,17 +70,17 @@ def _in_blocks(
     inside = {operator for region, _ in regions for operator in region.operators}
     rewrite = Rewrite()
     readers = readers_of(graph)
-    cuts = Cuts(rewrite, readers, inside)
+    slices = EarlySlices(rewrite, readers, inside)
     for operator in graph.operators:
         if operator not in inside:
             rewrite.put(operator, rewrite.renewed(operator))
         elif operator in ends:
-            _compute_in_blocks(*ends[operator], readers, cuts)
+            _compute_in_blocks(*ends[operator], readers, slices)
     return drop_dead(rewrite.graph(graph), spec)
 
 
 def _compute_in_blocks(
-    region: Region, number: int, readers: Readers, cuts: Cuts
+    region: Region, number: int, readers: Readers, slices: EarlySlices
 ) -> None:
     """Repeat the operators of ``region`` for each block, and CONCAT the results."""
     parts: dict[Value, list[Value]] = {value: [] for value in region.outputs(readers)}
@@ -91,32 +91,32 @@ def _compute_in_blocks(
                 for end in (number_of_block, number_of_block + 1)
             )
         )
-        block = Block(region, places, cuts)
+        block = Block(region, places, slices)
         for operator in region.operators:
             block.compute(operator)
         for value, made in parts.items():
             made.append(block.part(value))
     for value, made in parts.items():
         source = value.producer and value.producer.source
-        whole = cuts.rewrite.make(
+        whole = slices.rewrite.make(
             CONCAT, tuple(made), value.type, source, axis=region.axis
         )
         whole.name = value.name
-        cuts.rewrite.forward(value, whole)
+        slices.rewrite.forward(value, whole)
 
 
 class Block:
     """The values of a region at some ``places`` along its axis."""
 
-    def __init__(self, region: Region, places: range, cuts: Cuts) -> None:
+    def __init__(self, region: Region, places: range, slices: EarlySlices) -> None:
         self._region = region
         self._places = places
-        self._cuts = cuts
+        self._slices = slices
         self._parts: dict[Value, Value] = {}
 
     def compute(self, operator: Operator) -> None:
         """Put ``operator`` at these places."""
-        rewrite = self._cuts.rewrite
+        rewrite = self._slices.rewrite
         alone, whole = self._region.operands(operator)
         inputs = [
             self.part(v) if self._region.has_rows(v) else rewrite.value(v)
@@ -124,7 +124,7 @@ class Block:
         ]
         inputs += [rewrite.value(v) for v in whole]
         types = [
-            Type(resized(v.shape, self._region.axis, len(self._places)), v.dtype)
+            Type(with_size(v.shape, self._region.axis, len(self._places)), v.dtype)
             for v in operator.outputs
         ]
         if isinstance(operator, SLICE):
@@ -141,9 +141,9 @@ class Block:
             is_head = self._region.axis == 0 and len(self._places) == 1
             users = self._region.operators
             self._parts[value] = (
-                self._cuts.cut_early(*place, users)
+                self._slices.slice_early(*place, users)
                 if is_head
-                else self._cuts.cut(*place)
+                else self._slices.slice(*place)
             )
         return self._parts[value]
 

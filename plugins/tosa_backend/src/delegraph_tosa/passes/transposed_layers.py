@@ -12,7 +12,7 @@ from ..ir.operators import RESHAPE, TRANSPOSE
 from ..ir.types import Type
 from . import view_axes as ax
 from .pending_views import Views
-from .rewriter import both, rebuilt
+from .rewriter import merge_sources, rebuilt
 from .view_axes import Shape
 
 
@@ -37,14 +37,16 @@ def read_as_it_lies(views: Views, layer: Operator) -> None:
     Heads of an attention become the height of the kernel:
         before: x [N,H,L,E] - TRANSPOSE (0,2,1,3) - RESHAPE [N,1,L,H*E] - CONV2D (weight
         [O,1,1,H*E]) after:  x - CONV2D (weight [O,H,1,E])
-    For a feature map that is flattened channels first, or whose channels are shuffled,
+    For a feature map that is flattened channels first, or with shuffled channels,
     the weight is permuted:
         before: x [N,H,W,C] - TRANSPOSE (0,3,1,2) - RESHAPE [1,1,N,C*H*W] - CONV2D
         (weight [O,1,1,C*H*W]) after:  x - RESHAPE [1,1,N,H*W*C] - CONV2D (weight
         [O,1,1,H*W*C])
     This is done only if neither the transposed operand nor the weight has another use.
     """
-    (x, weight, *_), result, new = layer.inputs, layer.outputs[0], None
+    x, weight, *_ = layer.inputs
+    result = layer.outputs[0]
+    new = None
     if (
         weight.constant is not None
         and views.uses[x] == views.uses[weight] == 1
@@ -70,7 +72,7 @@ def _windowed(views: Views, layer: Operator) -> Operator | None:
     if window is None:
         return None
     base, image, summed, source = window
-    source = both(source, layer.source)
+    source = merge_sources(source, layer.source)
     outputs = weight.shape[0]
     inputs = weight.shape[3]
     kernel = views.reshape(
@@ -120,7 +122,9 @@ def _window(x: Value) -> _Window | None:
     return (
         None
         if image is None
-        else _Window(base, image, summed, both(transpose.source, reshape.source))
+        else _Window(
+            base, image, summed, merge_sources(transpose.source, reshape.source)
+        )
     )
 
 

@@ -6,7 +6,7 @@ from ..ir.graph import Graph, Operator, Value
 from ..ir.operators import MATMUL, MATMUL_T, RESHAPE, TRANSPOSE
 from ..ir.types import Type
 from ..spec import TosaSpec
-from .rewriter import Rewrite, both, sweep
+from .rewriter import Rewrite, merge_sources, sweep
 
 
 def transpose_products(graph: Graph, spec: TosaSpec) -> Graph:
@@ -37,7 +37,7 @@ def _transposed(product: Operator, rewrite: Rewrite, spec: TosaSpec) -> Operator
     batch, depth, width = right.shape
     if before.outputs[0].shape[-2:] != (depth, width):
         return product
-    source = both(before.source, product.source)
+    source = merge_sources(before.source, product.source)
     matrix = Value(Type((batch, width, depth), right.dtype))
     new = MATMUL_T((left, matrix, *zeros), source, **product.attribute_values())
     new.outputs = (

@@ -57,7 +57,7 @@ def _without_unit_axis(operator: Operator, rewrite: Rewrite) -> Operator:
     ):
         return operator
     result = operator.outputs[0]
-    # one number for each row, such as the sums of a layer norm, is as fast as it stands
+    # one number for each row, such as the sums of a layer norm, is fast already
     if range_of(math.prod(result.shape))[0] < LEAST_ELEMENTS or set(
         result.shape[:-2]
     ) == {1}:

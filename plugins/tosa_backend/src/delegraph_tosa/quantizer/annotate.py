@@ -1,8 +1,8 @@
 """``TOSAQuantizer`` annotates each call of an exported graph for integer rules.
 
-What can be computed in integers, what shares its input's quantization, and which limits
-become part of the operator before them, all that is asked of the registry that lowers
-(``computes_in_integers``, its rules on ``Lazy``, ``MOVES``).
+The registry of rules decides which calls run in integers, which share their input's
+quantization, and which limits are fused into the operator before them
+(``computes_in_integers``, the rules on ``Lazy``, ``MOVES``).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ JOINS = (
 
 
 class TOSAQuantizer(Quantizer):  # type: ignore[misc]
-    """Quantizes what the TOSA backend computes in integers, and nothing else.
+    """Quantizes calls that the TOSA backend computes in integers, and no others.
 
     ``qat=True`` is for ``prepare_qat_pt2e``. The setting of a module's name goes before
     that of its type, that before the operator's, that before the one for all; None
@@ -139,10 +139,10 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """Nothing: what is annotated is what the rules take."""
+        """Do nothing: annotations match the rules by construction."""
 
     def _precision(self, node: Node) -> Setting:
-        """Return the setting of a call that is quantized; None for what is not."""
+        """Return the setting of a quantized call, or None."""
         if node.op != "call_function":
             return None
         if node.target is operator.getitem:
@@ -165,7 +165,7 @@ class TOSAQuantizer(Quantizer):  # type: ignore[misc]
 
 
 class _Call:
-    """One call, with what is quantized around it."""
+    """A call, with its quantized operands and result."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class _Call:
     def _as_made(self, operand: Node) -> QuantizationSpecBase:
         """Return the fixed limits of ``operand``'s operator, if it has any.
 
-        Otherwise it would be quantized twice. What joins several operands has the
+        Otherwise it would be quantized twice. A call that joins several operands has the
         limits of none of them.
         """
         plain = specs.activation(self.precision, self.qat)
@@ -238,7 +238,7 @@ class _Call:
     def _joins(self) -> bool:
         """Return whether results are elements of several operands.
 
-        What is added to what is there makes sums instead.
+        Adding to existing elements makes sums instead.
         """
         return packet(self.target) in JOINS and not arguments(self.node).get(
             "accumulate"
@@ -251,7 +251,8 @@ class _Call:
         operand's quantization. That is too coarse for the average of values on both
         sides of 0, unless a convolution makes a gate of it.
         """
-        (x, *_), name = self.node.all_input_nodes, packet(self.target)
+        x = self.node.all_input_nodes[0]
+        name = packet(self.target)
         if x.meta["val"].dim() != 4 or name not in AVERAGES:
             return False
         if name == "mean" and sorted(
@@ -324,7 +325,7 @@ class _Call:
             return SharedQuantizationSpec((first, source))
         if is_move(self.node) or self._joins() or self._averages():
             first = next(n for n in self.node.all_input_nodes if is_float(n))
-            # a clone of what is in the same table has no operand whose quantization it
+            # a clone inside the same table has no operand with a quantization that it
             # could share
             if self._joins() or not self._continues(first, self.node):
                 return SharedQuantizationSpec((first, self.node))
@@ -363,7 +364,7 @@ class _Call:
 
 
 def is_limit(target: Any) -> bool:
-    """relu, clamp and the like, whose integer rule limits what is before them."""
+    """relu, clamp and the like: their integer rule limits the call before them."""
     rule = RULES.get((target, Lazy))
     return (
         rule is not None

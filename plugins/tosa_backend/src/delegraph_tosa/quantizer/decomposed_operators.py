@@ -57,7 +57,7 @@ def _table() -> Mapping[Any, Callable[..., Any]]:
 def _lerp(self: Tensor, end: Tensor, weight: float) -> Tensor:
     """self + weight * (end - self).
 
-    Torch makes tensors of the number, in order to be exact at both ends.
+    torch makes tensors of the number, in order to be exact at both ends.
     """
     return torch.add(self, end - self, alpha=weight)
 
@@ -67,7 +67,7 @@ def _cosine_similarity(
 ) -> Tensor:
     """Return the sum of products of unit vectors.
 
-    Torch writes their lengths in place.
+    torch writes their lengths in place.
     """
     both = aten.broadcast_tensors.default([x1, x2])
     first, second = (
@@ -142,7 +142,7 @@ def write_out(model: GraphModule, chosen: Callable[[Node], bool]) -> None:
 
 
 def _parts(call: Node) -> Graph | None:
-    """Return a graph of what ``call`` computes, whose placeholders are its operands.
+    """Trace ``call`` to a graph with its operands as placeholders.
 
     None if a part of it stays in floats.
     """
@@ -165,7 +165,7 @@ def _parts(call: Node) -> Graph | None:
         with torch.no_grad():
             graph = make_fx(compute, dict(_table()))(*values).graph
     except Exception:
-        # what torch's decompositions raise; lowering tries the same, and its report has
+        # errors of torch's decompositions; lowering tries the same, and its report has
         # the reason
         return None
     return graph if all(map(_is_taken, graph.nodes)) else None

@@ -1,6 +1,6 @@
 """Masks: floats that hide something by being added to it, or by standing in its place.
 
-No scale fits them. What hides is at most ``HIDES``. A value that has such elements is
+No scale fits them. Hiding elements are at most ``HIDES``. A value with such elements is
 not quantized: a softmax takes it as it is.
 """
 
@@ -31,11 +31,11 @@ CARRIERS = frozenset(
         "stack",
     }
 )
-"""Operators whose result hides if an operand does."""
+"""Operators with a hiding result if an operand hides."""
 CREATORS = frozenset(
     {"full", "full_like", "new_full", "masked_fill", "where", "mul", "scalar_tensor"}
 )
-"""Operators that make what hides of a number."""
+"""Operators that make a mask from a number."""
 
 
 def hiding(nodes: Iterable[Node]) -> set[Node]:

@@ -40,7 +40,7 @@ class SquaredErrorObserver(MinMaxObserver):  # type: ignore[misc]
         self.exponent: int | None = None
 
     def get_extra_state(self) -> int | None:
-        """What the bins mean, which a state dictionary has beside their counts."""
+        """Scale of the bins, stored with their counts in a state dictionary."""
         return self.exponent
 
     def set_extra_state(self, state: int | None) -> None:
@@ -91,7 +91,7 @@ class SquaredErrorObserver(MinMaxObserver):  # type: ignore[misc]
         tops, above = self._clipped(positive, max(high, 0.0))
         bottoms, below = self._clipped(negative, max(-low, 0.0))
         steps = (tops[:, None] + bottoms) / (self.quant_max - self.quant_min)
-        # what is clipped is counted as rounded as well: it is little
+        # clipped values count as rounded, too: they are few
         errors = above[:, None] + below + self.counts.sum() * steps.square() / 12
         top, bottom = divmod(int(errors.argmin()), len(bottoms))
         limits = (
@@ -115,7 +115,7 @@ class SquaredErrorObserver(MinMaxObserver):  # type: ignore[misc]
             most * torch.arange(1, CANDIDATES + 1, dtype=torch.float64) / CANDIDATES
         )
         centres = (torch.arange(len(counts)) + 0.5) * width
-        # sums over the bins whose centre is beyond a limit: of 1, of the centre and of
+        # sums over the bins with a centre beyond a limit: of 1, of the centre and of
         # its square
         first = (limits / width).round().long().clamp_max(len(counts))
         moments = torch.stack([counts, counts * centres, counts * centres.square()])

@@ -25,7 +25,7 @@ class Precision:
     scale for each output channel if ``per_channel``. ``observer`` chooses the limits of
     activations: ``"histogram"`` takes those with the smallest squared error (int8
     only), ``"minmax"`` all that calibration showed. None is ``"histogram"`` for int8,
-    whose steps are wide, and ``"minmax"`` for int16.
+    which has wide steps, and ``"minmax"`` for int16.
     """
 
     activations: torch.dtype = torch.int8
@@ -63,7 +63,7 @@ Setting = Precision | None
 
 @dataclass
 class Settings:
-    """Settings by what they are for.
+    """Settings by scope.
 
     The most specific one holds: name of a module, its type, operator, all.
     """
@@ -139,7 +139,7 @@ def _dotted(path: str) -> str:
 
 
 def expect_setting(setting: Any) -> None:
-    """Raise OptionError for what is no setting."""
+    """Raise OptionError unless the argument is a setting."""
     if setting is not None and not isinstance(setting, Precision):
         raise _wrong(f"a setting is a Precision, or None for floats, not {setting!r}")
 
@@ -152,7 +152,7 @@ def expect_operator(target: Any, known: Callable[[Any], bool]) -> None:
         )
     if not known(target):
         raise _wrong(
-            f"{target} is not computed in integers: it stays in floats, whatever is set"
+            f"{target} is not computed in integers: it stays in floats with any setting"
         )
 
 

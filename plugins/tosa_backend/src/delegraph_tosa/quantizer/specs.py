@@ -1,4 +1,4 @@
-"""What torchao is told of a tensor: type, limits, and what observes it.
+"""Specs of tensors for torchao: type, limits and observer.
 
 One object for each kind of tensor. torchao shares an observer between two uses of a
 tensor if both have the same spec, so each is made once.
@@ -38,7 +38,7 @@ FIXED = {
     aten.hardsigmoid.default: (0, 1),
     aten.tanh.default: (-1, 1),
 }
-"""The limits of results that have them whatever calibration shows."""
+"""Limits of results that do not depend on calibration."""
 
 
 @cache
@@ -72,7 +72,7 @@ def _limits(precision: Precision) -> tuple[int, int, torch.qscheme]:
 
 @cache
 def weight(precision: Precision, axis: int, qat: bool) -> QuantizationSpec:
-    """Of a weight whose output channels lie on ``axis``.
+    """Return the spec of a weight with output channels on ``axis``.
 
     Symmetric, and without the lowest integer.
     """
@@ -104,7 +104,7 @@ def bias(
 
     With int16, sums have 48 bits; the lowering rounds that bias itself. ``groups``: how
     often the scales of the weight's channels are repeated, for transposed convolutions,
-    whose weight has the channels of one group.
+    with the channels of one group in its weight.
     """
     if precision.activations is torch.int16:
         return None
@@ -126,7 +126,7 @@ def bias(
 
 
 def fixed(precision: Precision, target: Any) -> QuantizationSpecBase | None:
-    """Of the result of an operator whose limits are known; None if they are not."""
+    """Return the spec of a result with known limits, or None."""
     if target not in FIXED:
         return None
     low, high, _ = _limits(precision)

@@ -216,7 +216,7 @@ def _unpacked(kept: bytes) -> bytes:
 def _damaged(why: str) -> FormatError:
     return FormatError(
         "format-invalid",
-        f"a TOSA file whose constants are named data is damaged: {why}",
+        f"a TOSA file with named constants is damaged: {why}",
     )
 
 

@@ -101,7 +101,7 @@ class Level:
         return limits
 
     def type_breaches(self, type: Type) -> list[Breach]:
-        """What is wrong with a tensor or shape of this type."""
+        """Return the rules that a tensor or shape of this type breaks."""
         found = list(
             self._shape_length(type)
             if type.dtype is DType.SHAPE
@@ -226,7 +226,7 @@ def _entries(argument: dict[str, Any]) -> tuple[str, ...]:
 def _at(entries: Sequence[int], position: int) -> int:
     """Return an entry.
 
-    0, which exceeds nothing, where there is none: ``infer`` says what is wrong with
+    0, which exceeds nothing, where there is none: ``infer`` reports
     those operators. 0 as well for one that is known at run time only.
     """
     return (

@@ -1,13 +1,12 @@
-"""The specification's own table: rows of its machine-readable form, a file a version.
+"""Reads the specification's table of operators, one file for each version.
 
-``operators.json`` has TOSA 1.0; ``operators_1_1.json`` has the 1.1 draft and
-``operators_0_80.json`` the version before
-1.0, which are read when a target or a file wants them. All three name operands and
-attributes as ``ir.operators`` does.
+``operators.json`` has TOSA 1.0. ``operators_1_1.json`` (the 1.1 draft) and
+``operators_0_80.json`` are read only if a target or a file has that version. All three
+name operands and attributes as ``ir.operators`` does.
 
-For each operator: its arguments (element type variable, rank, level limits, what must
-be a compile-time constant) and its modes, each a binding of the type variables and
-alternatives of profiles and extensions that allow it.
+A row has the arguments of an operator: type variable, rank, level limits, and whether
+it must be constant. It also has the operator's modes. A mode binds the type variables,
+and lists alternatives of profiles and extensions that allow it.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ OLDER: dict[Version, str] = {(0, 80): "operators_0_80.json"}
 class Mode(NamedTuple):
     """One legal combination of element types.
 
-    ``allowed_by`` are alternatives, each a set of names needed together. None stands
+    ``allowed_by`` are alternatives, each a set of names needed together. None is used
     for an operand of a list that is not there.
     """
 
@@ -51,7 +50,7 @@ class Mode(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What the table says of one operator.
+    """The entry of one operator in the table.
 
     ``inputs`` and ``outputs`` hold an element type or type variable each.
     """
@@ -83,7 +82,7 @@ class Row(NamedTuple):
     ) -> dict[str, DType | None] | str:
         """Type variable -> element type.
 
-        Or the text that says which operand does not fit.
+        Or the text that names the operand that does not fit.
         """
         bound: dict[str, DType | None] = {}
         elements = (*self.operands(len(inputs)), *self.results(len(outputs)))

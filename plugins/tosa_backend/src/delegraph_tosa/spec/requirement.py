@@ -1,4 +1,4 @@
-"""What a finished graph needs of its target."""
+"""Finds the target that a finished graph needs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def required_version(graph: Graph) -> Version:
 
 
 def required_target(graph: Graph) -> tuple[Version, Requirement]:
-    """Return ``required_version``, and what is ``required`` of it."""
+    """Return ``required_version`` and the graph's requirement of it."""
     kinds = _Kinds(graph)
     version = _first_version(kinds)
     return version, _required(kinds, version)
@@ -106,7 +106,7 @@ def _with_profiles(
     needs: list[list[frozenset[str]]],
     known: dict[str, frozenset[str]],
 ) -> Requirement | None:
-    """Return the extensions needed beside these profiles.
+    """Return the extensions needed with these profiles.
 
     None if the profiles do not do.
     """
@@ -118,7 +118,7 @@ def _with_profiles(
             return None
         chosen |= min(usable, key=lambda way: (len(way - chosen), sorted(way)))
     if any(extension.startswith("mx") for extension in chosen):
-        # the table leaves it out where it only asks for the element type
+        # the table leaves it out where only the element type requires it
         chosen.add(MX_COMMON)
     return Requirement(profiles, frozenset(chosen))
 

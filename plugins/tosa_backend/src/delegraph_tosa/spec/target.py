@@ -22,13 +22,13 @@ _ALIASES = {"var": "variable", "cf": "controlflow"}
 _LEVELS = {"8k": "8K", "nolevel": "NONE"}
 PROFILES = ("FP", "INT")
 OLDER_PROFILES = {"BI": frozenset({"INT"}), "MI": frozenset({"FP", "INT"})}
-"""Profiles of TOSA 0.80 -> what 1.0 calls the same; MI has all that BI has."""
+"""Maps profiles of TOSA 0.80 to those of 1.0; MI includes BI."""
 _ROUNDINGS = {2: "EXT-INEXACTROUND", 3: "EXT-DOUBLEROUND"}
 """Rounding mode -> extension that RESCALE needs for it (specification: RESCALE)."""
 
 
 MX_COMMON = "mx-common"
-"""The extension that every other one of block-scaled types needs beside it."""
+"""The extension that all others of block-scaled types need."""
 
 
 @lru_cache(maxsize=len(FILES) + len(OLDER))
@@ -52,30 +52,32 @@ def narrow(name: str, why_not: WhyNot) -> None:
     """Register a device, a word of targets such as ``TOSA-1.0+INT+<name>``.
 
     ``why_not`` returns why the device does not take an operator, or None; the user
-    reads the reason. It is asked about operators that the target takes otherwise, with
+    reads the reason. It is called for operators that the target otherwise takes, with
     operands, attributes and ``outputs``. It may look at types, at attributes, at which
     operands are constant, and at the entries of constant SHAPEs (the scale of a
     RESIZE). It may not look at the elements of other constants: operators that are
-    alike are asked about once. Support check, lowering and validation ask it, so each
+    equal operators are checked once. Support check, lowering and validation use it, so each
     process that lowers calls this. Raises ValueError unless ``name`` is new and
     consists of lower-case letters and digits.
     """
     taken = {*_ALIASES, *_LEVELS, *(p.lower() for p in (*PROFILES, *OLDER_PROFILES))}
     taken |= {extension for version in FILES for extension in extensions(version)}
     if name in taken or not re.fullmatch("[a-z][a-z0-9]*", name):
-        raise ValueError(f"{name!r} is no name for a narrower target")
+        raise ValueError(
+            f"{name!r} cannot name a device: it is taken, or not lower-case letters and digits"
+        )
     if _DEVICES.setdefault(name, why_not) is not why_not:
-        raise ValueError(f"{name!r} is another narrower target already")
+        raise ValueError(f"{name!r} already names another device")
 
 
 @dataclass(frozen=True)
 class TosaSpec:
     """A version, profiles (FP, INT), extensions (``bf16``, ...) and a level.
 
-    The level is 8K or NONE. ``devices``: what narrows it further (``narrow``).
+    The level is 8K or NONE. ``devices``: words that narrow it further (``narrow``).
 
-    Level 8K holds unless ``+nolevel`` asks for none: it is the only one the
-    specification defines, and what it refuses no product promises to run. ``str`` is
+    Level 8K holds unless ``+nolevel`` removes it: it is the only one the
+    specification defines, and no product promises to run more. ``str`` is
     canonical and does not name it.
     """
 
@@ -90,7 +92,7 @@ class TosaSpec:
         """Read ``TOSA-1.0+FP[+INT][+<extension>...][+8k|+nolevel]``.
 
         ``TOSA-1.1``, a draft; ``TOSA-0.80+BI``, ``+MI``. Order and case do not matter;
-        OptionError says what is wrong and what would be valid.
+        Raises OptionError with the mistake and the valid words.
         """
         form = _FORM.fullmatch(text.strip())
         if form is None:
@@ -267,7 +269,7 @@ def alternatives(
 ) -> list[frozenset[str]] | str:
     """Sets of profiles and extensions, any of which allows the operator's types.
 
-    Or the text that says none can.
+    Or the text if none can.
     """
     key = version, kind_of(operator)
     if key not in _ALTERNATIVES:
@@ -322,7 +324,7 @@ def _find_alternatives(
 def value_alternatives(dtype: DType, version: Version) -> list[frozenset[str]]:
     """Sets of profiles and extensions that allow a type at the border.
 
-    The table has rows for CONST only, and CONST on FP8 asks for FP8 arithmetic;
+    The table has rows for CONST only, and CONST on FP8 requires FP8 arithmetic;
     block-scaled operators take it as well.
     """
     row = rows(version)["CONST"]

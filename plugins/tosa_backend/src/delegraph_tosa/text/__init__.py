@@ -8,7 +8,7 @@
     }
 
 Values without a name, or with one that another value has, are numbered. Graphs of
-control flow follow the one that refers to them. What an operator's result types say
+control flow follow the one that refers to them. Attributes that result types determine
 (``dtype`` of CAST) is not repeated among its attributes. Floats of at most 8 bits are
 their bit patterns; a block-scaled constant has its values, then its scales:
 

@@ -49,7 +49,7 @@ def _bits(array: Array, dtype: DType) -> bytes:
 def _numeral(element: Array, dtype: DType) -> str | None:
     """Return the text of one element.
 
-    None if only its bits say it (a NaN with a payload).
+    None if only its bits define it (a NaN with a payload).
     """
     for text in _candidates(element, dtype):
         if _bits(_array([_number(text)], dtype), dtype) == _bits(element, dtype):
@@ -118,7 +118,7 @@ def _number(text: str) -> Number:
 
 
 def number_of(text: str) -> Number:
-    """Return the number that a numeral says: an int, a float, ``inf`` or ``nan``."""
+    """Return the number of a numeral: an int, a float, ``inf`` or ``nan``."""
     try:
         return _number(text)
     except ValueError:
@@ -138,7 +138,7 @@ def from_numbers(numbers: list[Number], type: Type) -> Array:
 
 
 def from_splat(number: Number, type: Type) -> Array:
-    """Return a constant whose elements are all equal.
+    """Return a constant with equal elements.
 
     They share their memory, so that a short text cannot take much.
     """

@@ -110,7 +110,7 @@ class _Parser:
         return self.tokens[self.position]
 
     def wrong(self, why: str) -> FormatError:
-        """Return an error in what was taken last."""
+        """Return an error at the last token."""
         return _wrong(self.tokens[max(self.position - 1, 0)].line, why)
 
     def take(self, kind: str, text: str | None = None) -> str:
@@ -342,7 +342,7 @@ class _Parser:
         operator.outputs = tuple(map(self.define, named))
 
     def implied(self, kind: type[Operator], types: list[Type]) -> dict[str, Any]:
-        """Attributes that the types of the results say."""
+        """Return attributes that follow from the result types."""
         wanted = {
             name: form
             for name, form in kind.attributes.items()

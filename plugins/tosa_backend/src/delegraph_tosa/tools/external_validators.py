@@ -39,7 +39,7 @@ import sys, numpy, tosa_reference_model as model
 file, arrays, level = sys.argv[1:]
 held = numpy.load(arrays)
 outputs, status = model.run(open(file, "rb").read(), [held[f"x{k}"] for k in range(len(held))], tosa_level=level)
-sys.exit(0 if status == model.GraphStatus.TOSA_VALID else f"the reference model says {status.name}")
+sys.exit(0 if status == model.GraphStatus.TOSA_VALID else f"the reference model returned {status.name}")
 """
 
 
@@ -49,7 +49,7 @@ def verdicts(
     """Return the verdicts of tosa-opt and of the reference model.
 
     tosa-opt checks legality for ``spec``; the model runs on ``inputs``. ``graph`` is
-    what the file says, which tells who need not be asked.
+    the needs of the file, which decide which tools run.
     """
     if spec.version < (1, 0):
         return _verdicts_on_1_0(graph, inputs)
@@ -171,7 +171,7 @@ def _why_not_run(graph: Graph, size: int) -> str | None:
     """
     if size > WHOLE_UP_TO:
         return (
-            f"it would take about {4 * size / 1e9:.1f} GB of memory; it is asked about"
+            f"it would take about {4 * size / 1e9:.1f} GB of memory; it is used for"
             " files up to 1 GiB"
         )
     if strange := [
@@ -213,8 +213,8 @@ def _program(name: str) -> Path | None:
 def _call(command: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str]:
     """Run a tool.
 
-    It asks gdb for a backtrace of every refusal, so folders with gdb are not on its
-    path. What it prints of the program is not kept: a small file whose operators share
+    It makes gdb print a backtrace of every refusal, so folders with gdb are not on its
+    path. Its print of the program is not kept: a small file with operators that share
     a long text prints gigabytes.
     """
     path = os.pathsep.join(p for p in os.get_exec_path() if not Path(p, "gdb").exists())

@@ -118,7 +118,7 @@ TRANSPOSE_CONV2D counts by input.
 def _largest(graphs: list[Graph]) -> int:
     """Return the largest live set of the first graph.
 
-    What a body needs comes on top where it is called.
+    The memory of a body is added where it is called.
     """
     needed: dict[Graph, int] = {}
     for graph in reversed(graphs):

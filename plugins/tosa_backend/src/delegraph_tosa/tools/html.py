@@ -38,7 +38,7 @@ def page(graph: Graph, title: str, facts: Iterable[tuple[str, str]]) -> str:
 def _picture(graph: Graph) -> Picture:
     """Boxes of inputs, operators and outputs.
 
-    Constants are in the tooltips of what uses them.
+    Constants are in the tooltips of their users.
     """
     boxes: list[Box] = []
     source: dict[Value, int] = {}

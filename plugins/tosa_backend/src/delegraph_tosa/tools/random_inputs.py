@@ -116,7 +116,7 @@ def _chosen(operator: Operator, rows: dict[Value, int]) -> list[tuple[Value, int
 
 
 def _rows_at_once(operator: Operator) -> int:
-    """What an index names the first of."""
+    """Return the tensor that an index selects from."""
     count = getattr(operator, "row_count", None)
     return (
         int(count.constant.materialize()[0])

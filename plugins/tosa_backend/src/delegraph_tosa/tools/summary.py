@@ -20,7 +20,7 @@ from ..serialize.elements import size_in_file
 from ..spec import TosaSpec
 
 _TORCH_NAMES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
-"""Element types whose name in torch is not TOSA's in small letters."""
+"""Element types with a torch name other than TOSA's in small letters."""
 
 
 def summarize(

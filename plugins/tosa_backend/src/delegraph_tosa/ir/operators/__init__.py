@@ -1,7 +1,7 @@
 """The operators of TOSA 1.0 and the 1.1 draft, one family in each file.
 
 CONST and CONST_SHAPE are missing: constants are values here. ``infer`` raises
-``Illegal`` for what the specification's pseudocode calls ERROR_IF.
+``Illegal`` for ERROR_IF in the specification's pseudocode.
 ``delegraph_tosa.spec`` checks which element types an operator takes.
 """
 

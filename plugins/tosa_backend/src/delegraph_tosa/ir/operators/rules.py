@@ -37,7 +37,7 @@ def _pair(left: Shape, right: Shape, operands: tuple[Value, ...]) -> Shape:
 
 
 def expect_rank(value: Value, rank: int, name: str) -> Shape:
-    """Shape of ``value``, whose rank must be ``rank``."""
+    """Return the shape of ``value``, which must have rank ``rank``."""
     if len(value.type.shape) != rank:
         raise Illegal(f"{name} must have rank {rank}, is {value.type}", "rank")
     return value.type.shape

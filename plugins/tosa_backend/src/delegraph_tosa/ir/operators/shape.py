@@ -19,7 +19,7 @@ LARGEST = (1 << 63) - 1
 
 
 class ShapeOperator(Operator):
-    """An operator whose result is a SHAPE.
+    """An operator that computes a SHAPE.
 
     ``infer`` sets ``entries`` to its entries.
     """
@@ -27,7 +27,7 @@ class ShapeOperator(Operator):
     def compute(self) -> Shape:
         """Return the entries of the result.
 
-        Raises ``Illegal`` for what the pseudocode calls ERROR_IF or REQUIRE.
+        Raises ``Illegal`` for ERROR_IF and REQUIRE in the pseudocode.
         """
         raise NotImplementedError
 

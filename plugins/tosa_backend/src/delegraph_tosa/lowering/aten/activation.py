@@ -1,4 +1,4 @@
-"""Activation functions. Infinities and NaN give what they give in torch."""
+"""Activation functions. Infinities and NaN give the same as in torch."""
 
 from __future__ import annotations
 
@@ -42,10 +42,8 @@ def limited(t: Tosa, x: Value, low: float | None, high: float | None) -> Value:
 
 @lowers(aten.relu.default)
 def relu(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S].
-
-    Relu(inf) is inf: the upper limit of the CLAMP is infinity, not the largest finite
-    number
+    """[*S] -> [*S]; relu(inf) is inf: the upper limit of the CLAMP is infinity, not the
+    largest finite number
     """
     return limited(t, self, 0, None)
 
@@ -95,10 +93,8 @@ def sigmoid(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.tanh.default)
 def tanh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S].
-
-    The absolute error is up to 6e-8: TOSA does not bound the relative error of TANH
-    near 0
+    """[*S] -> [*S]; the absolute error is up to 6e-8: TOSA does not bound the relative
+    error of TANH near 0
     """
     return t.tanh(floating_value(t, self))
 
@@ -111,9 +107,8 @@ def silu(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.mish.default)
 def mish(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S].
-
-    X * tanh(log(1 + exp(x))), which is x * n / (n + 2) with n = exp(x) * (exp(x) + 2)
+    """[*S] -> [*S]; x * tanh(log(1 + exp(x))), which is x * n / (n + 2) with n = exp(x)
+    * (exp(x) + 2)
     """
     # n / (n + 2) rounds to 1 above this limit, and exp(x)^2 would overflow further up
     e = t.exp(t.minimum(self, 5.0 if self.dtype is DType.FP16 else 20.0))
@@ -146,9 +141,9 @@ def leaky_relu(t: Tosa, self: Value, negative_slope: float) -> Value:
 
 @lowers(aten.rrelu.default)
 def rrelu(t: Tosa, self: Value, lower: float, upper: float, training: bool) -> Value:
-    """[*S] -> [*S]; a leaky ReLU whose slope is the mean of ``lower`` and ``upper``.
+    """[*S] -> [*S]; a leaky ReLU with the mean of ``lower`` and ``upper`` as slope.
 
-    Refused for training
+    Refused for training.
     """
     t.require(not training, "it draws random numbers, which TOSA cannot")
     return leaky_relu(t, self, (lower + upper) / 2)
@@ -174,10 +169,8 @@ def slopes_shape(x: Value, weight: Value) -> Shape:
 
 @lowers(aten.elu.default)
 def elu(t: Tosa, self: Value, alpha: float, scale: float, input_scale: float) -> Value:
-    """[*S] -> [*S].
-
-    Scale * x above 0, scale * alpha * (exp(input_scale * x) - 1) below; a zero keeps
-    its sign
+    """[*S] -> [*S]; scale * x above 0, scale * alpha * (exp(input_scale * x) - 1)
+    below; a zero keeps its sign
     """
     negative = expm1_of(t, _times_factor(t, self, input_scale))
     return t.select(
@@ -208,9 +201,8 @@ def _times_factor(t: Tosa, x: Value, factor: float) -> Value:
 
 @lowers(aten.gelu.default)
 def gelu(t: Tosa, self: Value, approximate: str) -> Value:
-    """[*S] -> [*S]; x / 2 * (1 + erf(x / sqrt(2))), or torch's formula with tanh.
-
-    The error is up to 1e-7 of x
+    """[*S] -> [*S]; x / 2 * (1 + erf(x / sqrt(2))), or torch's formula with tanh; the
+    error is up to 1e-7 of x
     """
     if approximate == "tanh":
         cube = t.mul(t.mul(t.mul(self, self), self), 0.044715)
@@ -222,9 +214,8 @@ def gelu(t: Tosa, self: Value, approximate: str) -> Value:
 
 @lowers(aten.softplus.default)
 def softplus(t: Tosa, self: Value, beta: float, threshold: float) -> Value:
-    """[*S] -> [*S].
-
-    Log(1 + exp(beta x)) / beta, and x where beta x is above the threshold
+    """[*S] -> [*S]; log(1 + exp(beta x)) / beta, and x where beta x is above the
+    threshold
     """
     exponent = _times_factor(t, self, beta)
     logarithm = log1p_of(t, t.exp(t.minimum(exponent, threshold)))

@@ -32,10 +32,10 @@ def scaled_dot_product_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Value:
-    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V].
+    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; the
+    softmax is computed in fp32
 
-    The softmax is computed in fp32 As in torch, the result is 0 for a query whose mask
-    hides every key.
+    As in torch, the result is 0 for a query if the mask hides every key.
     """
     t.require(
         dropout_p == 0,
@@ -87,7 +87,7 @@ def repeated(t: Tosa, x: Value, query: Value) -> Value:
 def _causal_mask(t: Tosa, rows: int, columns: int) -> Value:
     """Return a causal mask fp32 [L,S]: -inf where the key follows the query, else 0.
 
-    The first key is never hidden, so no row is all -inf, whose softmax would be NaN.
+    The first key is never hidden, so no row is all -inf, which would give NaN.
     """
     return t.select(
         lower_triangle(t, (rows, columns)), 0.0, t.constant(-inf, DType.FP32, (1, 1))

@@ -50,7 +50,8 @@ def bagged(
     equal to ``padding_idx`` are left out; None is no padding. Raises Unsupported for
     more elements than MEMBERS.
     """
-    (count,), (rows, width) = indices.shape, weight.shape
+    (count,) = indices.shape
+    rows, width = weight.shape
     member = _members(t, offsets, count, include_last_offset)
     bags = member.shape[0]
     t.require(
@@ -112,9 +113,8 @@ def _combined_bags(t: Tosa, member: Value, rows: Value, mode: int) -> Value:
 def embedding_renorm(
     t: Tosa, self: Value, indices: Value, max_norm: float, norm_type: float
 ) -> Value:
-    """self [K,C], indices [*S] -> [K,C].
-
-    Scales the indexed rows with a norm above ``max_norm`` to this norm
+    """self [K,C], indices [*S] -> [K,C]; scales the indexed rows with a norm above
+    ``max_norm`` to this norm
     """
     count = math.prod(indices.shape)
     norm = norm_along(t, self, 1, norm_type)
@@ -176,9 +176,8 @@ def _embedding_bag(
     include_last_offset: bool,
     padding_idx: int,
 ) -> Results:
-    """weight [K,C], indices [W], offsets [B], weights [W] -> [B,C].
-
-    A negative ``padding_idx`` is no padding
+    """weight [K,C], indices [W], offsets [B], weights [W] -> [B,C]; a negative
+    ``padding_idx`` is no padding
     """
     padding = None if padding_idx < 0 else padding_idx
     return (

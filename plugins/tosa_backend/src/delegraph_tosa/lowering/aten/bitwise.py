@@ -115,10 +115,7 @@ def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value]:
 )
 @lowers(aten.__lshift__.Tensor, aten.__lshift__.Scalar)
 def bitwise_left_shift(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S].
-
-    0 where the amount is negative or at least the number of bits
-    """
+    """[*S], [*S] -> [*S]; 0 where the amount is negative or at least the number of bits"""
     x, amount, within = _limited_shift(t, self, other)
     shifted = t.left_shift(x, converted(t, amount, x.dtype))
     if within is None:
@@ -137,9 +134,8 @@ def bitwise_left_shift(t: Tosa, self: Operand, other: Operand) -> Value:
 )
 @lowers(aten.__rshift__.Tensor, aten.__rshift__.Scalar)
 def bitwise_right_shift(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S].
-
-    0 or -1, the sign, where the amount is negative or at least the number of bits
+    """[*S], [*S] -> [*S]; 0 or -1, the sign, where the amount is negative or at least
+    the number of bits
     """
     x, requested = _operands(t, self, other)
     if not has_comparisons(t) and x.dtype is DType.INT32:

@@ -124,7 +124,7 @@ def chosen(t: Tosa, condition: Value, on_true: Operand, on_false: Operand) -> Va
         """SELECT between both parts, after they were quantized."""
         return t.select(condition, *parts)
 
-    # the trial builder discards what it emits: only the shape of its result is used
+    # the trial builder discards its operators: only the shape of its result is used
     tried = join(trial(), [Value(v.type) for v in parts])
     return Joined(parts, join, tried.shape)
 

@@ -52,14 +52,16 @@ def convolve(
         y = t.depthwise_conv2d(x, depthwise_weight(t, weight, groups), bias, *settings)
     else:
         parts = in_groups(t, (x, -1), (t.transpose(weight, kernel), 0), bias, groups)
-        y = joined(t, [emit(part, w, b, *settings) for part, w, b in parts], x.rank - 1)
+        y = concatenated(
+            t, [emit(part, w, b, *settings) for part, w, b in parts], x.rank - 1
+        )
     return t.transpose(y, channels_first(y.rank))
 
 
 def depthwise_weight(t: Tosa, weight: Value, channels: int) -> Value:
     """weight [C*M,1,KH,KW] -> [KH,KW,C,M].
 
-    Torch and TOSA both number the output channels c * M + m
+    torch and TOSA both number the output channels c * M + m.
     """
     outputs, _, height, width = weight.shape
     return t.reshape(
@@ -97,7 +99,7 @@ def _split(t: Tosa, x: Value, axis: int, count: int) -> list[Value]:
     return [t.slice(x, start, size) for start in starts]
 
 
-def joined(t: Tosa, values: Sequence[Value], axis: int) -> Value:
+def concatenated(t: Tosa, values: Sequence[Value], axis: int) -> Value:
     """CONCAT of any number of values.
 
     Level 8K takes 64 tensors at once (MAX_TENSOR_LIST_SIZE), so more than 64 are

@@ -19,7 +19,7 @@ from ..builder import Tosa
 from ..geometry.layout import batched, channels_first, channels_last, numbers, unbatched
 from ..geometry.window import framed, spread
 from ..registry import lowers
-from .conv import conv, high, in_groups, joined, low
+from .conv import concatenated, conv, high, in_groups, low
 
 aten = torch.ops.aten
 Numbers = Sequence[int]
@@ -98,7 +98,7 @@ def _by_transpose_conv(
         t.transpose_conv2d(p, t.transpose(w, (1, 2, 3, 0)), b, out_pad, stride)
         for p, w, b in parts
     ]
-    return framed(t, joined(t, outputs, 3), [(0, 0), *rest, (0, 0)])
+    return framed(t, concatenated(t, outputs, 3), [(0, 0), *rest, (0, 0)])
 
 
 def _by_convolution(
@@ -132,7 +132,7 @@ def _by_convolution(
         t.conv3d(p, t.transpose(w, (1, 2, 3, 4, 0)), b, no_padding, ones, ones)
         for p, w, b in parts
     ]
-    return joined(t, outputs, 4)
+    return concatenated(t, outputs, 4)
 
 
 @lowers(

@@ -76,9 +76,8 @@ def full_like(
     dtype: torch.dtype | None,
     size: Shape | None = None,
 ) -> Value:
-    """[*S] -> [*size]; S where the operator has no ``size``.
-
-    A ``dtype`` of None is the type of ``self``
+    """[*S] -> [*size]; S where the operator has no ``size``; a ``dtype`` of None is the
+    type of ``self``
     """
     shape = self.shape if size is None else size
     return filled(
@@ -103,9 +102,8 @@ def ones_like(
 def zeros_like(
     t: Tosa, self: Type, dtype: torch.dtype | None, size: Shape | None = None
 ) -> Value:
-    """[*S] -> [*size]; S where the operator has no ``size``.
-
-    Torch leaves the elements of empty tensors undefined
+    """[*S] -> [*size]; S where the operator has no ``size``; torch leaves the elements
+    of empty tensors undefined
     """
     return full_like(t, self, 0, dtype, size)
 

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 def norm_along(t: Tosa, x: Value, axis: int, p: float) -> Value:
     """x [*A,N,*B] -> [*A,1,*B], the p-norm along ``axis``.
 
-    For p = 0 the number of elements that are not 0
+    For p = 0 the number of elements that are not 0.
     """
     magnitude = t.abs(x)
     if math.isinf(p):
@@ -38,9 +38,8 @@ def norm_along(t: Tosa, x: Value, axis: int, p: float) -> Value:
 
 @lowers(aten.cdist.default, aten._cdist_forward.default)
 def cdist(t: Tosa, x1: Value, x2: Value, p: float) -> Value:
-    """x1 [*B,P,M], x2 [*B,R,M] -> [*B,P,R].
-
-    Holds all P * R * M differences in memory, so it suits small inputs
+    """x1 [*B,P,M], x2 [*B,R,M] -> [*B,P,R]; holds all P * R * M differences in memory,
+    so it suits small inputs
     """
     rows = t.reshape(x1, (*x1.shape[:-1], 1, x1.shape[-1]))
     columns = t.reshape(x2, (*x2.shape[:-2], 1, *x2.shape[-2:]))

@@ -27,9 +27,8 @@ def abs(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.neg.default, aten.negative.default)
 def neg(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S].
-
-    Integers are computed as 0 - x, which wraps around as in torch: NEGATE saturates
+    """[*S] -> [*S]; integers are computed as 0 - x, which wraps around as in torch:
+    NEGATE saturates
     """
     return t.negate(self) if self.dtype in FLOATS else difference(t, 0, self, 1)
 
@@ -48,9 +47,8 @@ def log(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.sqrt.default)
 def sqrt(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S].
-
-    1 / RSQRT(x), also right for 0 and infinity: TOSA has no square root
+    """[*S] -> [*S]; 1 / RSQRT(x), also right for 0 and infinity: TOSA has no square
+    root
     """
     return t.reciprocal(t.rsqrt(floating_value(t, self)))
 
@@ -180,9 +178,8 @@ def mul(t: Tosa, self: Operand, other: Operand) -> Value:
 
 @lowers(aten.div.Tensor, aten.div.Scalar, aten.divide.Tensor, aten.true_divide.Tensor)
 def div(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S].
-
-    X * (1 / y), within 1.5 ulp of the quotient: TOSA has no division of floats
+    """[*S], [*S] -> [*S]; x * (1 / y), within 1.5 ulp of the quotient: TOSA has no
+    division of floats
     """
     left, right = (floating(t, operand) for operand in promoted(t, self, other))
     if isinstance(right, Value):

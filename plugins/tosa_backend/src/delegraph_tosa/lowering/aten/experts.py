@@ -34,7 +34,8 @@ def grouped_product(t: Tosa, x: Value, matrices: Value, ends: Value) -> Value:
     be empty. Rows behind the last group give 0.
     """
     t.expect_one_type("a matrix product", x, matrices)
-    (rows, depth), (groups, _, width) = x.shape, matrices.shape
+    rows, depth = x.shape
+    groups, _, width = matrices.shape
     position = converted(t, counted(t, rows, (rows, 1)), ends.dtype)
     is_behind = t.greater_equal(position, t.reshape(ends, (1, groups)))
     group = t.reduce_sum(t.cast(is_behind, DType.INT32), 1)
@@ -64,9 +65,8 @@ def _grouped_mm(
     bias: Value | None,
     out_dtype: torch.dtype | None,
 ) -> Value:
-    """[S,K], mat2 [E,K,N], offs [E] -> [S,N].
-
-    Without ``offs`` [E,S,K], mat2 [E,K,N] -> [E,S,N]
+    """[S,K], mat2 [E,K,N], offs [E] -> [S,N]; without ``offs`` [E,S,K], mat2 [E,K,N] ->
+    [E,S,N]
     """
     t.require(
         bias is None and out_dtype is None,
@@ -78,7 +78,7 @@ def _grouped_mm(
     t.require(
         offs is not None and self.rank == 2 and mat2.rank == 3,
         "a grouped product is lowered if its rows are in groups, not if its columns or"
-        " what it sums over are",
+        " its summed axis are",
     )
     assert offs is not None
     return grouped_product(t, self, mat2, offs)
@@ -86,15 +86,14 @@ def _grouped_mm(
 
 @lowers(aten.histc.default)
 def histc(t: Tosa, self: Value, bins: int, min: float, max: float) -> Value:
-    """[*S] -> [bins]; how many elements each bin from ``min`` to ``max`` has.
-
-    NaN and others outside are left out
+    """[*S] -> [bins]; how many elements each bin from ``min`` to ``max`` has; NaN and
+    others outside are left out
     """
     size = math.prod(self.shape)
     t.require(self.dtype is DType.FP32, f"a histogram of {self.dtype} is not lowered")
     t.require(
         min < max or bins == 1,
-        "a histogram whose ends the data chooses is not lowered: give it min and max",
+        "a histogram needs min and max to be lowered: here the data determines its ends",
     )
     t.require(
         not exceeds(size * bins, COMPARISONS),

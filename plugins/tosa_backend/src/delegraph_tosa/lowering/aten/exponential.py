@@ -54,11 +54,11 @@ def log1p_of(t: Tosa, x: Value) -> Value:
 
 @lowers(aten.exp2.default, aten.special_exp2.default)
 def exp2(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S].
+    """[*S] -> [*S]; 2^x = exp(w * LN2_HIGH) * exp(w * (LN2 - LN2_HIGH) + (x - w) *
+    LN2), where w = floor(x)
 
-    2^x = exp(w * LN2_HIGH) * exp(w * (LN2 - LN2_HIGH) + (x - w) * LN2), where w =
-    floor(x) The product w * LN2_HIGH is exact, so the large exponent has no rounding
-    error. POW would be off by 2e-6 at 2^80 (``power``).
+    The product w * LN2_HIGH is exact, so the large exponent has no rounding error. POW
+    would be off by 2e-6 at 2^80 (``power``).
     """
     # 2^-256 is 0 in fp32, and 2^256 is inf: beyond these limits nothing changes
     x = t.clamp(floating_value(t, self), -256, 256)

@@ -43,7 +43,7 @@ def _waves(size: int, count: int) -> tuple[Any, Any]:
 def _times_matrix(t: Tosa, x: Value, matrix: Any, scale: float) -> Value:
     """x [*S,K], numpy ``matrix`` [K,M] -> x @ (matrix * scale) [*S,M].
 
-    Unsupported above LARGEST elements
+    Unsupported above LARGEST elements.
     """
     t.require(
         matrix.size <= LARGEST,
@@ -141,9 +141,8 @@ def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
 def _fft_r2c(
     t: Tosa, self: Value, dim: Sequence[int], normalization: int, onesided: bool
 ) -> Complex:
-    """real [*S] -> complex [*S'].
-
-    If ``onesided``, the last of ``dim`` has only N / 2 + 1 elements
+    """real [*S] -> complex [*S']; if ``onesided``, the last of ``dim`` has only N / 2 +
+    1 elements
     """
     axes = [axis_of(d, self.rank) for d in dim]
     size = self.shape[axes[-1]]
@@ -299,9 +298,8 @@ def view_as_real(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.abs.default, on=Complex)
 def abs(t: Tosa, self: Complex) -> Value:
-    """[*S] -> [*S].
-
-    Overflows where the real or imaginary part is above 1e19, because both are squared
+    """[*S] -> [*S]; overflows where the real or imaginary part is above 1e19, because
+    both are squared
     """
     square = t.reduce_sum(t.mul(self.parts, self.parts), self.rank)
     return sqrt(t, t.reshape(square, self.shape))

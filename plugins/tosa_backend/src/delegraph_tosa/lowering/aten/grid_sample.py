@@ -63,9 +63,9 @@ class Grid:
         return t.mul(t.sub(t.mul(raised, size), 1), 0.5)
 
     def padded(self, place: Value, size: int) -> Value:
-        """Return ``place`` moved into the tensor, as border or reflection padding says.
+        """Return ``place`` moved into the tensor by border or reflection padding.
 
-        For zero padding, as it is.
+        With zero padding, it does not move.
         """
         if self.padding == ZEROS:
             return place
@@ -95,7 +95,8 @@ def sampled(
     t: Tosa, input: Value, grid: Value, mode: int, padding: int, corners: bool
 ) -> Value:
     """input [N,C,*S], grid [N,*S',axes] -> [N,C,*S']; computed in fp32"""
-    (_, channels, *sizes), (n, *out_sizes, axes) = input.shape, grid.shape
+    _, channels, *sizes = input.shape
+    n, *out_sizes, axes = grid.shape
     g = Grid(t, sizes, padding, corners)
     # grid [N,*S',axes] -> a place [N,P] along each axis, where P is the number of
     # outputs

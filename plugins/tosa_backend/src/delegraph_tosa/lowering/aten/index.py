@@ -26,7 +26,7 @@ from .shape import expanded
 
 aten = torch.ops.aten
 
-# ---- what reading and writing share
+# ---- shared by reading and writing
 
 
 def movable(t: Tosa, dtype: DType) -> DType:
@@ -71,7 +71,7 @@ def addresses(shape: Shape) -> Range:
     """Return the range of flat indices into a tensor of ``shape``.
 
     GATHER reads from an axis that has all elements, and TOSA has no axis longer than
-    LARGEST_SIZE. So sizes known at run time only, whose product could be larger, are
+    LARGEST_SIZE. So dynamic sizes with a product that could be larger are
     small enough whenever the file runs.
     """
     return 0, min(size_range(math.prod(shape))[1], LARGEST_SIZE) - 1
@@ -156,7 +156,7 @@ def _joint_index(t: Tosa, indices: Sequence[Value], sizes: Shape) -> Value:
     for index, size in zip(indices, sizes, strict=True):
         t.require(
             index.dtype is not DType.BOOL,
-            "the shape of what a mask selects depends on the data",
+            "the number of elements that a mask selects depends on the data",
         )
         position = from_start(t, index, size)
         with t.proven(addresses(sizes)):
@@ -193,9 +193,8 @@ def index_select(t: Tosa, self: Value, dim: int, index: Value) -> Value:
     aten.index.Tensor, aten._unsafe_index.Tensor, indexes={"indices": each_axis("self")}
 )
 def index_tensor(t: Tosa, self: Value, indices: Sequence[Value | None]) -> Value:
-    """self [*S], several indices [*I] that broadcast -> [*A,*I,*B].
-
-    A and B are the axes without an index
+    """self [*S], several indices [*I] that broadcast -> [*A,*I,*B]; A and B are the
+    axes without an index
     """
     rows = rows_of(t, self, indices)
     return t.reshape(taken(t, rows.values, rows.places), rows.result)
@@ -220,9 +219,8 @@ def take(t: Tosa, self: Value, index: Value) -> Value:
     indexes={"indices": positions("self", "dim", from_end=True)},
 )
 def take_along_dim(t: Tosa, self: Value, indices: Value, dim: int | None) -> Value:
-    """self [*A,K,*B], indices [*A,W,*B], which broadcast -> [*A,W,*B].
-
-    Without a ``dim`` both are flattened
+    """self [*A,K,*B], indices [*A,W,*B], which broadcast -> [*A,W,*B]; without a
+    ``dim`` both are flattened
     """
     if dim is None:
         axis = 0
@@ -244,10 +242,7 @@ def take_along_dim(t: Tosa, self: Value, indices: Value, dim: int | None) -> Val
 
 @lowers(aten.one_hot.default, indexes={"self": classes("num_classes")})
 def one_hot(t: Tosa, self: Value, num_classes: int) -> Value:
-    """[*S] -> [*S,num_classes].
-
-    Int64: 1 at the position that an element names, else 0
-    """
+    """[*S] -> [*S,num_classes]; int64: 1 at the position that an element names, else 0"""
     t.require(
         num_classes > 0, "the shape of one_hot without num_classes depends on the data"
     )

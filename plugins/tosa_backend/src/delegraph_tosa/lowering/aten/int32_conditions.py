@@ -24,7 +24,7 @@ def negative(t: Tosa, x: Value) -> Value:
 def positive(t: Tosa, x: Value) -> Value:
     """int32 [*S] -> [*S]; 1 where x is above 0, else 0.
 
-    X is not -2**31, whose negative is no int32
+    x is not -2**31, because 2**31 is no int32.
     """
     return negative(t, t.sub(0, x))
 

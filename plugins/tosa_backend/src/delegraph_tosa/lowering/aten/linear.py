@@ -108,9 +108,8 @@ def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Value:
 
 @lowers(aten.matmul.default)
 def matmul(t: Tosa, self: Value, other: Value) -> Value:
-    """[*B,L,K], [*B,K,M] -> [*B,L,M].
-
-    A vector is a row on the left and a column on the right
+    """[*B,L,K], [*B,K,M] -> [*B,L,M]; a vector is a row on the left and a column on the
+    right
     """
     t.expect_one_type("a matrix product", self, other)
     left = self if self.rank > 1 else t.reshape(self, (1, *self.shape))
@@ -154,9 +153,8 @@ def addmm(
 def baddbmm(
     t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float
 ) -> Value:
-    """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M].
-
-    Beta * self + alpha * batch1 @ batch2
+    """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M]; beta * self + alpha *
+    batch1 @ batch2
     """
     t.expect_one_type("a matrix product", self, batch1, batch2)
     return _added(t, self, t.matmul(batch1, batch2), beta, alpha)
@@ -166,9 +164,8 @@ def baddbmm(
 def addbmm(
     t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float
 ) -> Value:
-    """self [L,M], batch1 [B,L,K], batch2 [B,K,M] -> [L,M].
-
-    Beta * self + alpha * the sum of batch1 @ batch2
+    """self [L,M], batch1 [B,L,K], batch2 [B,K,M] -> [L,M]; beta * self + alpha * the
+    sum of batch1 @ batch2
     """
     t.expect_one_type("a matrix product", self, batch1, batch2)
     batch, rows, depth = batch1.shape
@@ -186,9 +183,8 @@ def addbmm(
 def bilinear(
     t: Tosa, input1: Value, input2: Value, weight: Value, bias: Value | None
 ) -> Value:
-    """input1 [*S,A], input2 [*S,B], weight [O,A,B], bias [O] -> [*S,O].
-
-    Input1 @ weight[o] @ input2 for each o
+    """input1 [*S,A], input2 [*S,B], weight [O,A,B], bias [O] -> [*S,O]; input1 @
+    weight[o] @ input2 for each o
     """
     t.expect_one_type("a matrix product", input1, input2, weight, bias)
     outputs, first, second = weight.shape

@@ -101,9 +101,8 @@ def _native_batch_norm_legit_no_training(
     running_var: Value,
     eps: float,
 ) -> tuple[Value, None, None]:
-    """input [N,C,*S] -> [N,C,*S].
-
-    Torch's other two results are for training and are not lowered
+    """input [N,C,*S] -> [N,C,*S]; torch's other two results are for training and are
+    not lowered
     """
     _expect_one_type(t, input, weight, bias, running_mean, running_var)
     return (
@@ -190,9 +189,8 @@ def layer_norm(
     bias: Value | None,
     eps: float,
 ) -> Value:
-    """input [*A,*S], weight [*S], bias [*S] -> [*A,*S].
-
-    Computed in fp32, the statistics too
+    """input [*A,*S], weight [*S], bias [*S] -> [*A,*S]; computed in fp32, the
+    statistics too
     """
     return _layer_norm(t, input, normalized_shape, weight, bias, eps)[0]
 
@@ -218,9 +216,8 @@ def rms_norm(
     weight: Value | None,
     eps: float | None,
 ) -> Value:
-    """input [*A,*S], weight [*S] -> [*A,*S]; x / sqrt(mean(x^2) + eps).
-
-    An ``eps`` of None is the machine epsilon
+    """input [*A,*S], weight [*S] -> [*A,*S]; x / sqrt(mean(x^2) + eps); an ``eps`` of
+    None is the machine epsilon
     """
     x = converted(t, input, DType.FP32)
     axes, shape = last_axes(input, normalized_shape)
@@ -296,9 +293,8 @@ def instance_norm(
     use_input_stats: bool,
     eps: float,
 ) -> Value:
-    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S].
-
-    Statistics over each channel of each sample
+    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; statistics over each channel of
+    each sample
     """
     if not use_input_stats and running_mean is not None and running_var is not None:
         _expect_one_type(t, input, weight, bias, running_mean, running_var)

@@ -65,7 +65,7 @@ def first_extreme(t: Tosa, x: Value, axis: int, largest: bool) -> Value:
 def position(t: Tosa, x: Value, dim: int | None, keepdim: bool, largest: bool) -> Value:
     """x [*A,N,*B] -> int64 [*A,*B], the index of the extreme along ``dim``.
 
-    Among all elements if ``dim`` is None
+    Among all elements if ``dim`` is None.
     """
     flat = t.reshape(x, (math.prod(x.shape),)) if dim is None or x.rank == 0 else x
     axis = 0 if dim is None else axis_of(dim, x.rank)
@@ -81,19 +81,13 @@ def position(t: Tosa, x: Value, dim: int | None, keepdim: bool, largest: bool) -
 
 @lowers(aten.argmax.default)
 def argmax(t: Tosa, self: Value, dim: int | None, keepdim: bool) -> Value:
-    """[*A,N,*B] -> [*A,*B]; int64.
-
-    If ``dim`` is None, the position among all elements
-    """
+    """[*A,N,*B] -> [*A,*B]; int64; if ``dim`` is None, the position among all elements"""
     return position(t, self, dim, keepdim, largest=True)
 
 
 @lowers(aten.argmin.default)
 def argmin(t: Tosa, self: Value, dim: int | None, keepdim: bool) -> Value:
-    """[*A,N,*B] -> [*A,*B]; int64.
-
-    If ``dim`` is None, the position among all elements
-    """
+    """[*A,N,*B] -> [*A,*B]; int64; if ``dim`` is None, the position among all elements"""
     return position(t, self, dim, keepdim, largest=False)
 
 
@@ -183,7 +177,8 @@ def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
     Unsupported if both are too large.
     """
     rows, size = x.shape
-    (fewest, _), (_, longest) = size_range(rows), size_range(size)
+    fewest = size_range(rows)[0]
+    longest = size_range(size)[1]
     few = not is_dynamic(count) and count <= ONE_BY_ONE
     if few and fewest * longest * longest > COMPARISONS:
         return _one_by_one(t, x, descending, count)
@@ -205,7 +200,7 @@ def places(t: Tosa, x: Value, descending: bool, count: int) -> Value:
         1,
     )
     index = converted(t, t.reshape(positions, (rows, count)), DType.INT64)
-    # MINIMUM changes no index: it only tells the range analysis that indices are below
+    # MINIMUM changes no index: it only bounds the range of indices, which are below
     # the size
     return t.minimum(index, size - 1)
 
@@ -318,18 +313,16 @@ def msort(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.topk.default)
 def topk(t: Tosa, self: Value, k: int, dim: int, largest: bool) -> Pair:
-    """[*A,N,*B] -> [*A,k,*B], [*A,k,*B].
-
-    Values and indices, sorted even if ``sorted`` is False
+    """[*A,N,*B] -> [*A,k,*B], [*A,k,*B]; values and indices, sorted even if ``sorted``
+    is False
     """
     return ordered(t, self, dim, largest, 0, k)
 
 
 @lowers(aten.kthvalue.default)
 def kthvalue(t: Tosa, self: Value, k: int, dim: int, keepdim: bool) -> Pair:
-    """[*A,N,*B] -> [*A,*B], [*A,*B].
-
-    The k-th smallest element, where k = 1 is the smallest, and its index
+    """[*A,N,*B] -> [*A,*B], [*A,*B]; the k-th smallest element, where k = 1 is the
+    smallest, and its index
     """
     return _element_at_place(t, self, k - 1, dim, keepdim)
 
@@ -345,9 +338,8 @@ def _element_at_place(t: Tosa, x: Value, place: int, dim: int, keepdim: bool) ->
 
 @lowers(aten.median.dim)
 def median_dim(t: Tosa, self: Value, dim: int, keepdim: bool) -> Pair:
-    """[*A,N,*B] -> [*A,*B], [*A,*B]; the median (the lower of two) and its index.
-
-    NaN if any element is NaN
+    """[*A,N,*B] -> [*A,*B], [*A,*B]; the median (the lower of two) and its index; NaN
+    if any element is NaN
     """
     size = self.shape[axis_of(dim, self.rank)] if self.rank else 1
     value, index = _element_at_place(t, self, (size - 1) // 2, dim, keepdim)
@@ -416,7 +408,7 @@ def searchsorted(
 ) -> Value:
     """sorted_sequence [*A,K] or [K], self [*A,N] or a number -> [*A,N]; int64 or int32
 
-    ``sorter`` [*A,K] holds the indices that sort the sequence; None says that it is
+    ``sorter`` [*A,K] holds the indices that sort the sequence; None means that it is
     sorted.
     """
     row = sorted_sequence

@@ -10,8 +10,8 @@ from ...ir.graph import Value
 from ..builder import Tosa
 from ..geometry.window import framed
 from ..registry import lowers
-from .conv import joined
-from .shape import cut
+from .conv import concatenated
+from .shape import slice_axis
 
 aten = torch.ops.aten
 
@@ -45,9 +45,9 @@ def _mirrored(
     """Return the border of "reflect": x mirrored, without repeating the edge."""
     size = x.shape[axis]
     return (
-        t.reverse(cut(t, x, axis, 1, max(before, 1)), axis) if before else x,
+        t.reverse(slice_axis(t, x, axis, 1, max(before, 1)), axis) if before else x,
         (
-            t.reverse(cut(t, x, axis, size - 1 - after, max(after, 1)), axis)
+            t.reverse(slice_axis(t, x, axis, size - 1 - after, max(after, 1)), axis)
             if after
             else x
         ),
@@ -60,9 +60,10 @@ def _repeated(
     """Return the ``Border`` of "replicate": the outermost elements, repeated."""
     times = [1] * axis, [1] * (x.rank - axis - 1)
     return (
-        t.tile(cut(t, x, axis, 0, 1), [*times[0], max(before, 1), *times[1]]),
+        t.tile(slice_axis(t, x, axis, 0, 1), [*times[0], max(before, 1), *times[1]]),
         t.tile(
-            cut(t, x, axis, x.shape[axis] - 1, 1), [*times[0], max(after, 1), *times[1]]
+            slice_axis(t, x, axis, x.shape[axis] - 1, 1),
+            [*times[0], max(after, 1), *times[1]],
         ),
     )
 
@@ -71,9 +72,9 @@ def _wrapped(
     t: Tosa, x: Value, axis: int, before: int, after: int
 ) -> tuple[Value, Value]:
     """Return the ``Border`` of "circular": elements from the other end of the axis."""
-    return cut(t, x, axis, x.shape[axis] - max(before, 1), max(before, 1)), cut(
-        t, x, axis, 0, max(after, 1)
-    )
+    return slice_axis(
+        t, x, axis, x.shape[axis] - max(before, 1), max(before, 1)
+    ), slice_axis(t, x, axis, 0, max(after, 1))
 
 
 BORDERS: dict[str, Border] = {
@@ -97,7 +98,7 @@ def bordered(t: Tosa, x: Value, pad: Sequence[int], mode: str) -> Value:
     for axis, (before, after) in enumerate(frame):
         if before > 0 or after > 0:
             first, last = BORDERS[mode](t, x, axis, max(before, 0), max(after, 0))
-            x = joined(
+            x = concatenated(
                 t,
                 [*([first] if before > 0 else []), x, *([last] if after > 0 else [])],
                 axis,

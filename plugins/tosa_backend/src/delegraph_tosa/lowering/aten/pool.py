@@ -20,8 +20,8 @@ from ..geometry.layout import batched, channels_first, channels_last, numbers, u
 from ..geometry.window import Pad, Window, exact, framed, windows
 from ..promotion import converted
 from ..registry import lowers
-from .conv import joined
-from .shape import cut, every
+from .conv import concatenated
+from .shape import every, slice_axis
 
 aten = torch.ops.aten
 Numbers = int | Sequence[int]
@@ -120,7 +120,7 @@ def _max_pooled_dilated(t: Tosa, x: Value, axis: int, window: Window) -> Value:
     in_line = list(x.shape)
     in_line[axis] = y.shape[1] * d
     # y has a window at each position: keep those at multiples of torch's stride
-    starts = cut(
+    starts = slice_axis(
         t,
         t.reshape(y, in_line),
         axis,
@@ -286,9 +286,11 @@ def by_parts(
     after = math.prod(x.shape[axis + 1 :])
     image = t.reshape(x, (before, x.shape[axis], after, 1))
     bounds = adaptive_bounds(x.shape[axis], count)
-    parts = [each(t, cut(t, image, 1, start, stop - start)) for start, stop in bounds]
+    parts = [
+        each(t, slice_axis(t, image, 1, start, stop - start)) for start, stop in bounds
+    ]
     return t.reshape(
-        joined(t, parts, 1), (*x.shape[:axis], count, *x.shape[axis + 1 :])
+        concatenated(t, parts, 1), (*x.shape[:axis], count, *x.shape[axis + 1 :])
     )
 
 

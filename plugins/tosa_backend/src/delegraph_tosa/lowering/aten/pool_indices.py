@@ -1,7 +1,7 @@
 """Max pooling that also returns positions, adaptive max pooling, and max unpooling.
 
 The elements of all windows are gathered, ARGMAX finds the largest of each, and a
-constant table says where in the tensor it lies.
+constant table has its position in the tensor.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ..geometry.window import Window
 from ..promotion import converted
 from ..ranges.index_bounds import places
 from ..registry import lowers
-from .conv import joined
+from .conv import concatenated
 from .index import gather
 from .pool import Numbers, adaptive_bounds, by_parts, max_pooled, windows_of
 from .scatter import combined
-from .shape import cut
+from .shape import slice_axis
 
 aten = torch.ops.aten
 
@@ -73,7 +73,8 @@ def _largest_of_windows(
     lead = x.shape[: x.rank - len(taps)]
     sizes = x.shape[x.rank - len(taps) :]
     table = _table(sizes, taps)
-    planes, (count, longest) = math.prod(lead), table.shape
+    planes = math.prod(lead)
+    count, longest = table.shape
     window = picked(t, t.reshape(x, (planes, math.prod(sizes))), 1, table)
     # index of the largest element in the flattened table: start of the window's row,
     # plus ARGMAX
@@ -135,9 +136,8 @@ def _register_max_pools() -> None:
             ceil_mode: bool,
             axes: int = axes,
         ) -> tuple[Value, Value | None]:
-            """[N,C,*S] -> [N,C,*S'], and flat positions in S.
-
-            Of several NaN that of the first (in torch: the last)
+            """[N,C,*S] -> [N,C,*S'], and flat positions in S; of several NaN that of
+            the first (in torch: the last)
             """
             return _with_indices(
                 t,
@@ -224,12 +224,12 @@ def _largest_of_parts(t: Tosa, x: Value, axis: int, count: int) -> tuple[Value, 
     values = []
     indices = []
     for start, stop in adaptive_bounds(x.shape[axis], count):
-        part = cut(t, image, 1, start, stop - start)
+        part = slice_axis(t, image, 1, start, stop - start)
         indices.append(t.add(t.reshape(t.argmax(part, 1), (before, 1, after)), start))
         values.append(t.reduce_max(part, 1))
     shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
-    return t.reshape(joined(t, values, 1), shape), t.reshape(
-        joined(t, indices, 1), shape
+    return t.reshape(concatenated(t, values, 1), shape), t.reshape(
+        concatenated(t, indices, 1), shape
     )
 
 

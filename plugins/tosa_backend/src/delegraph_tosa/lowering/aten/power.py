@@ -82,7 +82,7 @@ def _power_of_magnitude(t: Tosa, x: Value, exponent: float) -> Value:
         )
     if exponent == int(exponent):
         return y if exponent % 2 == 0 else t.select(is_negative(t, x), t.negate(y), y)
-    # -inf to any power is what inf is, as in C's pow
+    # as in C's pow, -inf to any power is inf to that power
     return t.select(t.logical_and(t.greater(0, x), t.greater(x, -inf)), nan, y)
 
 
@@ -140,9 +140,9 @@ def _with_sign_of_power(t: Tosa, x: Value, y: Value, magnitude: Value) -> Value:
 
 @lowers(aten.pow.Tensor_Scalar)
 def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
-    """[*S] -> [*S].
+    """[*S] -> [*S]; POW rounds the exponent to the type of x: 1e20 ** 1.7 is off by
+    2e-6 of its value
 
-    POW rounds the exponent to the type of x: 1e20 ** 1.7 is off by 2e-6 of its value
     ``exponent`` may be known at run time only (``waits``); then x must have floats.
     """
     base, _ = promoted(t, self, exponent)
@@ -165,9 +165,8 @@ def pow_tensor_scalar(t: Tosa, self: Value, exponent: float) -> Value:
 
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def pow(t: Tosa, self: Operand, exponent: Value) -> Value:
-    """[*S], [*S] -> [*S].
-
-    By POW, with an error up to 4e-6 of the value for bases and exponents up to 20
+    """[*S], [*S] -> [*S]; by POW, with an error up to 4e-6 of the value for bases and
+    exponents up to 20
     """
     left, right = promoted(t, self, exponent)
     assert isinstance(right, Value)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-# registers the operators; whoever exported them has imported it, too
+# registers the operators; the exporting program has imported it, too
 import torch.ao.quantization.fx._decomposed
 
 from ...evaluate import materialize
@@ -165,10 +165,10 @@ def dequantize_per_channel(
 def bytes_to_floats(
     t: Tosa, input: Bytes, dtype: torch.dtype | None, *settings: Any
 ) -> Value:
-    """uint8 [*S] -> the same numbers as fp32 [*S].
+    """uint8 [*S] -> the same numbers as fp32 [*S]; on a target without floats, a lazy
+    value with a scale of 1.
 
-    On a target without floats, a lazy value with a scale of 1. Raises Unsupported for a
-    cast to any other type.
+    Raises Unsupported for a cast to any other type.
     """
     if dtype is not torch.float32:
         raise refused(

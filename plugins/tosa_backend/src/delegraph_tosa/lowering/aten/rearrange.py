@@ -22,8 +22,8 @@ from ..geometry.positions import numbered, picked, rearranged
 from ..geometry.window import framed, spread
 from ..promotion import converted
 from ..registry import lowers
-from .conv import joined
-from .shape import bounds, cut, every, expanded
+from .conv import concatenated
+from .shape import bounds, every, expanded, slice_axis
 
 aten = torch.ops.aten
 Pairs = Sequence[int]
@@ -58,9 +58,8 @@ def flipud(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.rot90.default)
 def rot90(t: Tosa, self: Value, k: int, dims: Sequence[int]) -> Value:
-    """[..,A,..,B,..] -> [..,A,..,B,..] or [..,B,..,A,..].
-
-    Turned k times by 90 degrees from dims[0] to dims[1]
+    """[..,A,..,B,..] -> [..,A,..,B,..] or [..,B,..,A,..]; turned k times by 90 degrees
+    from dims[0] to dims[1]
     """
     first, second = (axis_of(d, self.rank) for d in dims)
     if k % 2 == 0:
@@ -72,9 +71,8 @@ def rot90(t: Tosa, self: Value, k: int, dims: Sequence[int]) -> Value:
 
 @lowers(aten.roll.default)
 def roll(t: Tosa, self: Value, shifts: Sequence[int], dims: Sequence[int]) -> Value:
-    """[*S] -> [*S]; rotated along ``dims``.
-
-    If ``dims`` is empty, the flattened tensor is rotated
+    """[*S] -> [*S]; rotated along ``dims``. If ``dims`` is empty, the flattened tensor
+    is rotated
     """
     if not dims:
         flat = t.reshape(self, (math.prod(self.shape),))
@@ -92,9 +90,12 @@ def _rolled(t: Tosa, x: Value, shift: int, axis: int) -> Value:
         return x
     if is_dynamic(size):
         # one of the two pieces may be empty at run time, and TOSA has no empty tensors
-        return cut(t, t.concat([x, x], axis), axis, size - offset, size)
+        return slice_axis(t, t.concat([x, x], axis), axis, size - offset, size)
     return t.concat(
-        [cut(t, x, axis, size - offset, offset), cut(t, x, axis, 0, size - offset)],
+        [
+            slice_axis(t, x, axis, size - offset, offset),
+            slice_axis(t, x, axis, 0, size - offset),
+        ],
         axis,
     )
 
@@ -104,7 +105,7 @@ def _rolled(t: Tosa, x: Value, shift: int, axis: int) -> Value:
 
 @lowers(aten.diagonal.default, aten.diagonal_copy.default)
 def diagonal(t: Tosa, self: Value, offset: int, dim1: int, dim2: int) -> Value:
-    """[..,N,..,M,..] -> [..,K]: elements (k, k + offset) of ``dim1`` and ``dim2``.
+    """[..,N,..,M,..] -> [..,K], elements (k, k + offset) of ``dim1`` and ``dim2``.
 
     With both axes flattened, these are every (M + 1)-th element.
     """
@@ -124,7 +125,7 @@ def diagonal(t: Tosa, self: Value, offset: int, dim1: int, dim2: int) -> Value:
     length = (largest(count, 1) - 1) * (columns + 1) + 1
     return every(
         t,
-        cut(t, flat, len(lead), start, length if count > 0 else 0),
+        slice_axis(t, flat, len(lead), start, length if count > 0 else 0),
         len(lead),
         columns + 1,
     )
@@ -148,7 +149,7 @@ def windows_along(
     if step == kernel and dilation == 1:
         # windows that follow one another without overlap are the rows of a reshaped
         # axis
-        covered = cut(t, x, axis, 0, count * kernel)
+        covered = slice_axis(t, x, axis, 0, count * kernel)
         return t.reshape(
             covered, (*x.shape[:axis], count, kernel, *x.shape[axis + 1 :])
         )
@@ -156,11 +157,14 @@ def windows_along(
         # no constant positions for a GATHER: join the k-th elements of all windows for
         # each k
         spans = [
-            cut(t, x, axis, k * dilation, (count - 1) * step + 1) for k in range(kernel)
+            slice_axis(t, x, axis, k * dilation, (count - 1) * step + 1)
+            for k in range(kernel)
         ]
         columns = [span if step == 1 else every(t, span, axis, step) for span in spans]
         shape = (*x.shape[:axis], count, 1, *x.shape[axis + 1 :])
-        return joined(t, [t.reshape(column, shape) for column in columns], axis + 1)
+        return concatenated(
+            t, [t.reshape(column, shape) for column in columns], axis + 1
+        )
     return picked(
         t, x, axis, np.arange(count)[:, None] * step + np.arange(kernel) * dilation
     )
@@ -208,7 +212,7 @@ def col2im(
     padding: Pairs,
     stride: Pairs,
 ) -> Value:
-    """[N,C*KH*KW,L] or [C*KH*KW,L] -> [N,C,H,W] or [C,H,W]: sums im2col back"""
+    """[N,C*KH*KW,L] or [C*KH*KW,L] -> [N,C,H,W] or [C,H,W]; inverse of im2col"""
     (kh, kw), (dh, dw), (ph, pw), (sh, sw) = map(
         pair, (kernel_size, dilation, padding, stride)
     )
@@ -247,7 +251,7 @@ def _overlapping_sum(
     """
     total: Value | None = None
     for tap in range(x.shape[1]):
-        strided = spread(t, cut(t, x, 1, tap, 1), axis, stride)
+        strided = spread(t, slice_axis(t, x, 1, tap, 1), axis, stride)
         frame = [(0, 0)] * 4
         frame[axis] = (tap * dilation, size - tap * dilation - strided.shape[axis])
         placed = framed(t, strided, frame)
@@ -258,9 +262,8 @@ def _overlapping_sum(
 
 @lowers(aten.pixel_unshuffle.default)
 def pixel_unshuffle(t: Tosa, self: Value, downscale_factor: int) -> Value:
-    """[*A,C,H,W] -> [*A,C*r*r,H/r,W/r].
-
-    The pixels of each square of r * r become channels
+    """[*A,C,H,W] -> [*A,C*r*r,H/r,W/r]; the pixels of each square of r * r become
+    channels
     """
     *lead, channels, height, width = self.shape
     r = downscale_factor
@@ -297,10 +300,8 @@ def as_strided(
     stride: Sequence[int],
     storage_offset: int | None,
 ) -> Value:
-    """[*S] -> [*size].
-
-    Element i, j, .. is at position storage_offset + i * stride[0] + j * stride[1] + ..
-    of self
+    """[*S] -> [*size]; element i, j, .. is at position storage_offset + i * stride[0] +
+    j * stride[1] + .. of self
     """
     return rearranged(
         t,
@@ -350,7 +351,7 @@ def resize(t: Tosa, self: Value, size: Sequence[int], memory_format: Any) -> Val
         f"resizing {list(self.shape)} to {list(size)} leaves elements undefined",
     )
     return t.reshape(
-        cut(t, t.reshape(self, (math.prod(self.shape),)), 0, 0, count), size
+        slice_axis(t, t.reshape(self, (math.prod(self.shape),)), 0, 0, count), size
     )
 
 
@@ -396,21 +397,22 @@ def slice_scatter(
     # the parts before and after may be empty, and TOSA has no empty tensors
     if is_dynamic(size):
         return _put_at_run_time(t, self, src, axis, first, size - last)
-    before = [cut(t, self, axis, 0, first)] if first else []
-    after = [cut(t, self, axis, last, size - last)] if last < size else []
-    return joined(t, [*before, src, *after], axis)
+    before = [slice_axis(t, self, axis, 0, first)] if first else []
+    after = [slice_axis(t, self, axis, last, size - last)] if last < size else []
+    return concatenated(t, [*before, src, *after], axis)
 
 
 def _put_at_run_time(
     t: Tosa, x: Value, src: Value, axis: int, before: int, after: int
 ) -> Value:
-    """Return x [*A,N,*B] with src [*A,M,*B] in place of the elements ``before`` ..
+    """Return x [*A,N,*B] with src [*A,M,*B] in place of its elements, by a SELECT.
 
-    N - ``after`` of ``axis``, by a SELECT
+    It replaces the elements from ``before`` to N - ``after`` of ``axis``.
     """
     padding = [0] * (2 * x.rank)
     ones = [1] * x.rank
-    padding[2 * axis : 2 * axis + 2], ones[axis] = (before, after), src.shape[axis]
+    padding[2 * axis : 2 * axis + 2] = (before, after)
+    ones[axis] = src.shape[axis]
     mask = t.pad(
         t.tile(t.constant(True, DType.BOOL, (1,) * x.rank), ones),
         padding,
@@ -441,8 +443,7 @@ def diagonal_scatter(
 
 @lowers(aten.copy.default)
 def copy(t: Tosa, self: Type, src: Value) -> Value:
-    """self [*S], src [*S'] -> [*S].
-
-    ``src``, cast and broadcast to the type and shape of self
+    """self [*S], src [*S'] -> [*S]; ``src``, cast and broadcast to the type and shape
+    of self
     """
     return expanded(t, converted(t, src, self.dtype), self.shape)

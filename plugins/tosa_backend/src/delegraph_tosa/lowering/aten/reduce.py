@@ -15,7 +15,7 @@ from ..promotion import converted
 from ..registry import lowers
 from .cast import to_torch
 from .elementwise import product
-from .shape import cut
+from .shape import slice_axis
 
 aten = torch.ops.aten
 Dims = Sequence[int] | int | None
@@ -135,9 +135,16 @@ def _integer_product(t: Tosa, x: Value, axis: int) -> Value:
     while (size := x.shape[axis]) > 1:
         half = size // 2
         # an odd number of elements leaves the last one for the next round
-        rest = [cut(t, x, axis, 2 * half, 1)] if size % 2 else []
+        rest = [slice_axis(t, x, axis, 2 * half, 1)] if size % 2 else []
         x = t.concat(
-            [product(t, cut(t, x, axis, 0, half), cut(t, x, axis, half, half)), *rest],
+            [
+                product(
+                    t,
+                    slice_axis(t, x, axis, 0, half),
+                    slice_axis(t, x, axis, half, half),
+                ),
+                *rest,
+            ],
             axis,
         )
     return x
@@ -176,9 +183,8 @@ def prod(
 
 @lowers(aten.any.default, aten.any.dim, aten.any.dims)
 def any(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    """[*S] -> [*S']; bool.
-
-    Unlike in other reductions, an empty ``dim`` means no axis, not all
+    """[*S] -> [*S']; bool; unlike in other reductions, an empty ``dim`` means no axis,
+    not all
     """
     x = converted(t, self, DType.BOOL)
     return x if dim == [] else reduced(t, x, t.reduce_any, dim, keepdim)
@@ -186,9 +192,8 @@ def any(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
 
 @lowers(aten.all.default, aten.all.dim, aten.all.dims)
 def all(t: Tosa, self: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-    """[*S] -> [*S']; bool.
-
-    Unlike in other reductions, an empty ``dim`` means no axis, not all
+    """[*S] -> [*S']; bool; unlike in other reductions, an empty ``dim`` means no axis,
+    not all
     """
     x = converted(t, self, DType.BOOL)
     return x if dim == [] else reduced(t, x, t.reduce_all, dim, keepdim)

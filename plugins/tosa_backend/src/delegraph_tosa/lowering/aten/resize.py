@@ -152,7 +152,7 @@ _UNCHANGED = Axis(1, 1, 0, 0)
 def resized(t: Tosa, x: Value, axes: Sequence[Axis], mode: ResizeMode) -> Value:
     """x [N,C,H,W] -> [N,C,H',W'] by RESIZE with ``axes`` for H and W.
 
-    X itself if both are unchanged
+    x itself if both are unchanged.
     """
     y, w = axes
     if y == w == _UNCHANGED:
@@ -229,9 +229,8 @@ def upsample2d(
     scales_w: float | None,
     align_corners: bool | None = None,
 ) -> Value:
-    """[N,C,H,W] -> [N,C,H',W'].
-
-    The nearest element, or bilinear where the operator has ``align_corners``
+    """[N,C,H,W] -> [N,C,H',W']; the nearest element, or bilinear where the operator has
+    ``align_corners``
     """
     return upsampled(t, self, pair(output_size), (scales_h, scales_w), align_corners)
 
@@ -244,9 +243,8 @@ def upsample2d_by_factors(
     scale_factors: Sequence[float] | None,
     align_corners: bool | None = None,
 ) -> Value:
-    """[N,C,H,W] -> [N,C,H',W'].
-
-    The nearest element, or bilinear where the operator has ``align_corners``
+    """[N,C,H,W] -> [N,C,H',W']; the nearest element, or bilinear where the operator has
+    ``align_corners``
     """
     if output_size is not None:
         return upsampled(t, input, pair(output_size), (None, None), align_corners)

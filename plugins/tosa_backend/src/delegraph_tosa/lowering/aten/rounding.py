@@ -1,6 +1,6 @@
 """Rounding to whole numbers, and the quotients and remainders that need it.
 
-A division of floats is RECIPROCAL and MUL, whose result can lie on the wrong side of a
+Floats are divided by RECIPROCAL and MUL. The result can lie on the wrong side of a
 whole number. So a quotient is first rounded to the nearest whole number; the error of
 the division matters only in ties. Then the quotient is corrected by its remainder, x -
 quotient * y.
@@ -69,9 +69,8 @@ def round(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.round.decimals)
 def round_decimals(t: Tosa, self: Value, decimals: int) -> Value:
-    """[*S] -> [*S].
-
-    Multiplied by 10^decimals, rounded, and divided again, as torch does
+    """[*S] -> [*S]; multiplied by 10^decimals, rounded, and divided again, as torch
+    does
     """
     if self.dtype not in FLOATS or decimals == 0:
         t.require(
@@ -96,13 +95,9 @@ def _operands(t: Tosa, left: Operand, right: Operand) -> tuple[Value, Value, DTy
         x.dtype is not DType.BOOL,
         "a remainder or a quotient of truth values is not lowered",
     )
-    wide = (
-        DType.FP32
-        if x.dtype in FLOATS
-        else x.dtype
-        if x.dtype is DType.INT64
-        else DType.INT32
-    )
+    wide = DType.FP32 if x.dtype in FLOATS else DType.INT32
+    if x.dtype is DType.INT64:
+        wide = DType.INT64
     return converted(t, x, wide), converted(t, y, wide), x.dtype
 
 
@@ -126,7 +121,7 @@ def _integer_quotient(
     """Return (quotient, remainder) of integers, rounded towards zero or down."""
     quotient = t.intdiv(x, y)
     if x.dtype is DType.INT64 and not t.has_int64:
-        # what is computed of a quotient of 32 bits has as many, though no range says
+        # results from a quotient of 32 bits have 32 bits, though no range proves
         # so: |quotient * y| <= |x|
         x, y, quotient = (t.narrowed(v) for v in (x, y, quotient))
         whole, rest = _corrected(t, x, y, quotient, towards_zero)
@@ -154,7 +149,7 @@ def _corrected(
         return t.sub(quotient, one), t.add(rest, t.mul(y, one))
     signs_differ = t.logical_xor(t.greater(0, rest), t.greater(0, y))
     one_less = t.logical_and(t.logical_not(t.equal(rest, 0)), signs_differ)
-    # what is added is selected, and not the sum: where it is not meant, the sum may be
+    # select the addend, not the sum: where it is not used, the sum may be
     # more than 32 bits
     one, added = (
         t.select(one_less, number, t.like(0, y)) for number in (t.like(1, y), y)
@@ -176,7 +171,8 @@ def _whole_quotient(
         return _integer_quotient(t, x, y, towards_zero)
     # y = upper + lower; x / y is about high + low, where ``high`` is a multiple of
     # 2**12
-    (upper, lower), inverse = halves(t, y), t.reciprocal(y)
+    upper, lower = halves(t, y)
+    inverse = t.reciprocal(y)
     high = _high_digit(t, x, y, inverse)
     # where the high digit is 0, nothing is subtracted from x or added to the low digit:
     # -0.0 keeps its sign
@@ -218,9 +214,8 @@ def _high_digit(t: Tosa, x: Value, y: Value, inverse: Value) -> Value:
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend.
-
-    Exact for quotients below 2^24, else wrong
+    """[*S], [*S] -> [*S]; the remainder with the sign of the dividend; exact for
+    quotients below 2^24, else wrong
     """
     x, y, dtype = _operands_of_one_type(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=True)[1], dtype)
@@ -228,10 +223,8 @@ def fmod(t: Tosa, self: Value, other: Operand) -> Value:
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
-    """[*S], [*S] -> [*S].
-
-    The remainder with the sign of the divisor (0 has the dividend's); exact for
-    quotients below 2^24, else wrong
+    """[*S], [*S] -> [*S]; the remainder with the sign of the divisor (0 has the
+    dividend's); exact for quotients below 2^24, else wrong
     """
     x, y, dtype = _operands_of_one_type(t, self, other)
     return converted(t, _whole_quotient(t, x, y, towards_zero=False)[1], dtype)
@@ -239,19 +232,15 @@ def remainder(t: Tosa, self: Operand, other: Operand) -> Value:
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S]; the quotient, rounded down.
-
-    Exact for floats while it is below 2^24, where torch's may be one off
+    """[*S], [*S] -> [*S]; the quotient, rounded down; exact for floats while it is
+    below 2^24, where torch's may be one off
     """
     return _rounded_division(t, self, other, "floor")
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.divide.Tensor_mode)
 def div_mode(t: Tosa, self: Value, other: Operand, rounding_mode: str | None) -> Value:
-    """[*S], [*S] -> [*S].
-
-    Rounded down ("floor"), towards zero ("trunc") or not at all
-    """
+    """[*S], [*S] -> [*S]; rounded down ("floor"), towards zero ("trunc") or not at all"""
     return (
         div(t, self, other)
         if rounding_mode is None

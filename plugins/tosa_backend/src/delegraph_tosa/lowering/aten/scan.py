@@ -61,7 +61,7 @@ def _longest(x: Value, axis: int) -> int:
 def _moved_back(t: Tosa, x: Value, axis: int, distance: int, neutral: float) -> Value:
     """x [*A,N,*B] -> [*A,N,*B] with element i at i + ``distance`` along ``axis``.
 
-    ``neutral`` fills the beginning
+    ``neutral`` fills the beginning.
     """
     size = list(x.shape)
     padding = [0] * (2 * x.rank)
@@ -88,16 +88,16 @@ def _running_sums(t: Tosa, x: Value, dim: int) -> Value:
     """
     if x.dtype in FLOATS or x.rank == 0:
         return scanned(t, x, dim, t.add, 0)
-    (low, high), longest = range_of(x), _longest(x, axis_of(dim, x.rank))
+    low, high = range_of(x)
+    longest = _longest(x, axis_of(dim, x.rank))
     with t.proven((min(low * longest, 0), max(high * longest, 0))):
         return scanned(t, x, dim, t.add, 0)
 
 
 @lowers(aten.cumprod.default)
 def cumprod(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
-    """[*A,N,*B] -> [*A,N,*B]; fp16 and bf16 are multiplied in fp32.
-
-    An overflow followed by a 0 is NaN: inf * 0
+    """[*A,N,*B] -> [*A,N,*B]; fp16 and bf16 are multiplied in fp32; an overflow
+    followed by a 0 is NaN: inf * 0
     """
     x = summand(t, self, dtype)
     wide = converted(t, x, DType.FP32) if x.dtype in SHORT_FLOATS else x
@@ -108,9 +108,8 @@ def cumprod(t: Tosa, self: Value, dim: int, dtype: torch.dtype | None) -> Value:
 
 @lowers(aten.masked_scatter.default)
 def masked_scatter(t: Tosa, self: Value, mask: Value, source: Value) -> Value:
-    """self [*S], mask bool [*S] -> [*S].
-
-    True elements of the mask take the elements of ``source``, in order
+    """self [*S], mask bool [*S] -> [*S]; true elements of the mask take the elements of
+    ``source``, in order
     """
     shape = broadcast(self.shape, mask.shape)
     mask = expanded(t, mask, shape)

@@ -130,7 +130,7 @@ def combined(
     source = converted(t, source, wide)
     hit = hits(t, x, axis, index)
     values = t.reshape(source, (*source.shape[:axis], 1, *source.shape[axis:]))
-    # for each place, combine the values whose index names it; all other values count as
+    # for each place, combine the values with its index; all other values count as
     # the neutral number
     result = combination.along(
         t, t.select(hit, values, _neutral(t, combination, x)), axis + 1
@@ -163,7 +163,7 @@ def _neutral(t: Tosa, combination: Combination, x: Value) -> Value:
     """Return the neutral number of ``combination`` as a constant [1, ..., 1].
 
     It has the type of x and one axis more. For integers, the smallest and the largest
-    int32 stand for -inf and inf.
+    int32 replace -inf and inf.
     """
     number = combination.neutral
     if x.dtype not in FLOATS and math.isinf(number):
@@ -202,9 +202,8 @@ def scatter_src(t: Tosa, self: Value, dim: int, index: Value, src: Value) -> Val
 
 @lowers(aten.scatter.value, indexes=ALONG)
 def scatter_value(t: Tosa, self: Value, dim: int, index: Value, value: float) -> Value:
-    """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; writes ``value`` at each index.
-
-    Indices may be equal
+    """self [*A,K,*B], index [*A',W,*B'] -> [*A,K,*B]; writes ``value`` at each index;
+    indices may be equal
     """
     x, places = ranked_pair(t, self, index)
     axis = axis_of(dim, x.rank)
@@ -249,9 +248,8 @@ def scatter_reduce(
     reduce: str = "add",
     include_self: bool = True,
 ) -> Value:
-    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B].
-
-    ``reduce``, or added without it
+    """self [*A,K,*B], index [*A',W,*B'], src [*A',W,*B'] -> [*A,K,*B]; ``reduce``, or
+    added without it
     """
     return _combined_elements(t, self, dim, index, src, reduce, include_self)
 
@@ -308,9 +306,8 @@ def index_reduce(
     reduce: str,
     include_self: bool,
 ) -> Value:
-    """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B].
-
-    Prod, mean, amax or amin
+    """self [*A,K,*B], index [W], source [*A,W,*B] -> [*A,K,*B]; prod, mean, amax or
+    amin
     """
     x, axis, places, values = _slices(t, self, dim, index, source)
     return t.reshape(
@@ -331,9 +328,8 @@ def index_copy(t: Tosa, self: Value, dim: int, index: Value, source: Value) -> V
 
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, indexes=ALONG_FROM_END)
 def index_fill(t: Tosa, self: Value, dim: int, index: Value, value: Operand) -> Value:
-    """self [*A,K,*B], index [W], value [] -> [*A,K,*B]; writes ``value`` at each index.
-
-    Indices may be equal
+    """self [*A,K,*B], index [W], value [] -> [*A,K,*B]; writes ``value`` at each index;
+    indices may be equal
     """
     number = value if isinstance(value, Value) else t.constant(value, self.dtype, ())
     x = t.ranked(self, max(self.rank, 1))
@@ -362,9 +358,8 @@ def index_put(
     values: Value,
     accumulate: bool,
 ) -> Value:
-    """self [*S], several indices [*I] that broadcast, values [*A,*I,*B] -> [*S].
-
-    Or one mask instead of the indices
+    """self [*S], several indices [*I] that broadcast, values [*A,*I,*B] -> [*S]; or one
+    mask instead of the indices
     """
     mask = next((index for index in indices if index is not None), None)
     if mask is not None and mask.dtype is DType.BOOL:
@@ -384,9 +379,8 @@ def index_put(
 
 @lowers(aten.put.default, indexes={"index": elements("self")})
 def put(t: Tosa, self: Value, index: Value, source: Value, accumulate: bool) -> Value:
-    """self [*S], index [*I], source [*I] -> [*S].
-
-    An index into self as if it had one axis
+    """self [*S], index [*I], source [*I] -> [*S]; an index into self as if it had one
+    axis
     """
     flat = t.reshape(self, (math.prod(self.shape),))
     values = t.reshape(source, index.shape)
@@ -412,7 +406,7 @@ def _put_masked(
     is_one_number = math.prod(values.shape) == 1
     t.require(
         is_one_slice or is_one_number,
-        "what a mask takes of several values depends on the data",
+        "the number of values that a mask writes depends on the data",
     )
     new = converted(
         t,

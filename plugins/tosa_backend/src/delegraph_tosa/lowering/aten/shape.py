@@ -18,7 +18,7 @@ from ..geometry.layout import axis_of
 from ..promotion import common_type, converted
 from ..registry import lowers
 from ..torch_values.hints import by_size
-from .conv import joined
+from .conv import concatenated
 
 aten = torch.ops.aten
 
@@ -99,10 +99,7 @@ def without(t: Tosa, x: Value, axes: Sequence[int]) -> Value:
 @lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 @lowers(aten.squeeze_copy.default, aten.squeeze_copy.dim, aten.squeeze_copy.dims)
 def squeeze(t: Tosa, self: Value, dim: Sequence[int] | int | None = None) -> Value:
-    """[*S] -> [*S'] without those axes of ``dim`` that have size 1.
-
-    None is every axis
-    """
+    """[*S] -> [*S'] without those axes of ``dim`` that have size 1; None is every axis"""
     if dim is None:
         return without(t, self, range(self.rank))
     return without(
@@ -147,9 +144,8 @@ def t_(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.mT.default, aten.mH.default, aten.matrix_H.default, aten.adjoint.default)
 def mT(t: Tosa, self: Value) -> Value:
-    """[*S,A,B] -> [*S,B,A].
-
-    MH and adjoint too, since real numbers are their own conjugates
+    """[*S,A,B] -> [*S,B,A]; mH and adjoint too, since real numbers are their own
+    conjugates
     """
     return _swapped(t, self, -2, -1)
 
@@ -170,9 +166,8 @@ def _swapped(t: Tosa, x: Value, first: int, second: int) -> Value:
 def movedim(
     t: Tosa, self: Value, source: Sequence[int] | int, destination: Sequence[int] | int
 ) -> Value:
-    """[*S] -> [*S'], the axes ``source`` moved to the positions ``destination``.
-
-    The others keep their order
+    """[*S] -> [*S'], the axes ``source`` moved to the positions ``destination``; the
+    others keep their order
     """
     sources, destinations = (
         [dims] if isinstance(dims, int) else dims for dims in (source, destination)
@@ -196,19 +191,18 @@ def movedim(
     aten.cat.default, aten.concat.default, aten.concatenate.default, skips_empty=True
 )
 def cat(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
-    """[*A,N,*B], [*A,M,*B], ... -> [*A,N+M+..,*B].
-
-    Tensors without elements are left out
+    """[*A,N,*B], [*A,M,*B], ... -> [*A,N+M+..,*B]; tensors without elements are left
+    out
     """
     values = _one_type(t, tensors)
-    return joined(t, values, axis_of(dim, values[0].rank))
+    return concatenated(t, values, axis_of(dim, values[0].rank))
 
 
 @lowers(aten.stack.default)
 def stack(t: Tosa, tensors: Sequence[Value], dim: int) -> Value:
     """k tensors [*A,*B] -> [*A,k,*B]"""
     axis = dim % (tensors[0].rank + 1)
-    return joined(t, [unsqueeze(t, v, axis) for v in _one_type(t, tensors)], axis)
+    return concatenated(t, [unsqueeze(t, v, axis) for v in _one_type(t, tensors)], axis)
 
 
 def _one_type(t: Tosa, values: Sequence[Value]) -> list[Value]:
@@ -220,11 +214,12 @@ def _one_type(t: Tosa, values: Sequence[Value]) -> list[Value]:
 # ---- cutting
 
 
-def cut(t: Tosa, x: Value, axis: int, start: int, length: int) -> Value:
+def slice_axis(t: Tosa, x: Value, axis: int, start: int, length: int) -> Value:
     """x [*A,N,*B] -> [*A,length,*B], the elements from ``start`` on along ``axis``"""
     begin = [0] * x.rank
     size = list(x.shape)
-    begin[axis], size[axis] = start, length
+    begin[axis] = start
+    size[axis] = length
     return t.slice(x, begin, size)
 
 
@@ -239,7 +234,7 @@ def every(t: Tosa, x: Value, axis: int, step: int) -> Value:
     after = math.prod(x.shape[axis + 1 :])
     flat = t.reshape(x, (before, x.shape[axis], after))
     filled = t.pad(flat, (0, 0, 0, count * step - x.shape[axis], 0, 0))
-    first = cut(t, t.reshape(filled, (before, count, step, after)), 2, 0, 1)
+    first = slice_axis(t, t.reshape(filled, (before, count, step, after)), 2, 0, 1)
     return t.reshape(first, (*x.shape[:axis], count, *x.shape[axis + 1 :]))
 
 
@@ -247,13 +242,12 @@ def every(t: Tosa, x: Value, axis: int, step: int) -> Value:
 def slice(
     t: Tosa, self: Value, dim: int, start: int | None, end: int | None, step: int
 ) -> Value:
-    """[*A,N,*B] -> [*A,N',*B].
-
-    Negative bounds count from the end, and bounds beyond the axis stop at its end
+    """[*A,N,*B] -> [*A,N',*B]; negative bounds count from the end, and bounds beyond
+    the axis stop at its end
     """
     axis = axis_of(dim, self.rank)
     first, last = bounds(start, end, self.shape[axis])
-    part = cut(t, self, axis, first, last - first)
+    part = slice_axis(t, self, axis, first, last - first)
     return part if step == 1 else every(t, part, axis, step)
 
 
@@ -261,7 +255,7 @@ def bounds(start: int | None, end: int | None, size: int) -> tuple[int, int]:
     """First and last position of ``[start:end]``: 0 <= first <= last <= size.
 
     The last position is exclusive. None is the start or the end of the axis. If only
-    run time tells whether a bound lies beyond the axis, it is taken as it is, as torch
+    run time shows whether a bound lies beyond the axis, it is taken as it is, as torch
     did when it recorded the sizes.
     """
     first = 0 if start is None else _bound_inside(start, size)
@@ -282,14 +276,16 @@ def _bound_inside(position: int, size: int) -> int:
 def narrow(t: Tosa, self: Value, dim: int, start: int, length: int) -> Value:
     """[*A,N,*B] -> [*A,length,*B]"""
     axis = axis_of(dim, self.rank)
-    return cut(t, self, axis, start % self.shape[axis] if start < 0 else start, length)
+    return slice_axis(
+        t, self, axis, start % self.shape[axis] if start < 0 else start, length
+    )
 
 
 @lowers(aten.select.int, aten.select_copy.int)
 def select(t: Tosa, self: Value, dim: int, index: int) -> Value:
     """[*A,N,*B] -> [*A,*B]"""
     axis = axis_of(dim, self.rank)
-    row = cut(t, self, axis, index % self.shape[axis], 1)
+    row = slice_axis(t, self, axis, index % self.shape[axis], 1)
     return t.reshape(row, (*self.shape[:axis], *self.shape[axis + 1 :]))
 
 
@@ -299,7 +295,7 @@ def pieces(t: Tosa, x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ..
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
     return tuple(
         [
-            cut(t, x, axis, start, size)
+            slice_axis(t, x, axis, start, size)
             for start, size in zip(starts, sizes, strict=True)
         ]
     )
@@ -320,9 +316,8 @@ def _equal_sizes(size: int, step: int) -> list[int]:
 def split(
     t: Tosa, self: Value, split_size: int | Sequence[int], dim: int
 ) -> tuple[Value, ...]:
-    """[*A,N,*B] -> [*A,split_size,*B], ..
-
-    The last one may be smaller, and each may have a size of its own
+    """[*A,N,*B] -> [*A,split_size,*B], ..; the last one may be smaller, and each may
+    have a size of its own
     """
     if isinstance(split_size, Sequence):
         return pieces(t, self, dim, split_size)
@@ -341,9 +336,8 @@ def split_with_sizes(
 
 @lowers(aten.chunk.default)
 def chunk(t: Tosa, self: Value, chunks: int, dim: int) -> tuple[Value, ...]:
-    """[*A,N,*B] -> [*A,ceil(N/chunks),*B], ..
-
-    At most ``chunks`` pieces, the last of which may be smaller
+    """[*A,N,*B] -> [*A,ceil(N/chunks),*B], ..; at most ``chunks`` pieces, the last of
+    which may be smaller
     """
     size = self.shape[axis_of(dim, self.rank)]
     return pieces(t, self, dim, _equal_sizes(size, -(-size // chunks)))
@@ -394,9 +388,8 @@ def repeat(t: Tosa, self: Value, repeats: Sequence[int]) -> Value:
 
 @lowers(aten.tile.default)
 def tile(t: Tosa, self: Value, dims: Sequence[int]) -> Value:
-    """[*S] -> [*S']; the whole tensor repeated along each axis.
-
-    Missing leading numbers count as 1
+    """[*S] -> [*S']; the whole tensor repeated along each axis; missing leading numbers
+    count as 1
     """
     rank = max(len(dims), self.rank)
     return t.tile(t.ranked(self, rank), [1] * (rank - len(dims)) + list(dims))

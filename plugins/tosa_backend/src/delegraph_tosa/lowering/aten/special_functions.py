@@ -71,10 +71,8 @@ def erfinv(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.erfc.default, aten.special_erfc.default)
 def erfc(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S].
-
-    1 - erf(x), with an error up to 4e-7 of the value: above 1/2 it is exp(-x^2)
-    erfcx(x)
+    """[*S] -> [*S]; 1 - erf(x), with an error up to 4e-7 of the value: above 1/2 it is
+    exp(-x^2) erfcx(x)
     """
     x = floating_value(t, self)
     clamped = t.clamp(x, ERFC_BORDER, 16)
@@ -114,13 +112,12 @@ def _exp_of_square(t: Tosa, x: Value, sign: int) -> Value:
 
 @lowers(aten.hypot.default)
 def hypot(t: Tosa, self: Value, other: Value) -> Value:
-    """[*S], [*S] -> [*S].
-
-    Sqrt(x^2 + y^2) as larger * sqrt(1 + (smaller / larger)^2), whose squares do not
-    overflow
+    """[*S], [*S] -> [*S]; sqrt(x^2 + y^2) as larger * sqrt(1 + (smaller / larger)^2),
+    these squares do not overflow
     """
     left, right = promoted(t, self, other)
-    x, y = t.abs(left), t.abs(right)  # type: ignore[arg-type]
+    x = t.abs(left)  # type: ignore[arg-type]
+    y = t.abs(right)  # type: ignore[arg-type]
     larger = t.maximum(x, y)
     smaller = t.minimum(x, y)
     ratio = quotient_of(t, smaller, larger)
@@ -142,8 +139,7 @@ def logaddexp2(t: Tosa, self: Value, other: Value) -> Value:
 
 @lowers(aten.angle.default)
 def angle(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; the angle of real numbers in the complex plane: pi below 0, else 0.
-
+    """[*S] -> [*S]; the angle of real numbers in the complex plane: pi below 0, else 0;
     NaN for NaN
     """
     x = floating_value(t, self)

@@ -42,15 +42,14 @@ def sign(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.signbit.default)
 def signbit(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; bool; false for NaN, whose sign no operator of TOSA shows"""
+    """[*S] -> [*S]; bool; false for NaN: no TOSA operator shows its sign"""
     return is_negative(t, self)
 
 
 @lowers(aten.copysign.Tensor, aten.copysign.Scalar)
 def copysign(t: Tosa, self: Value, other: Operand) -> Value:
-    """[*S], [*S] -> [*S].
-
-    The magnitude of self with the sign of ``other`` (see ``signbit``)
+    """[*S], [*S] -> [*S]; the magnitude of self with the sign of ``other`` (see
+    ``signbit``)
     """
     if isinstance(other, Value):
         left, right = promoted(t, self, other)
@@ -117,9 +116,8 @@ def isneginf(t: Tosa, self: Value) -> Value:
 def nan_to_num(
     t: Tosa, self: Value, nan: float | None, posinf: float | None, neginf: float | None
 ) -> Value:
-    """[*S] -> [*S]; NaN becomes ``nan``, inf ``posinf``, -inf ``neginf``.
-
-    For None 0 and the largest finite numbers
+    """[*S] -> [*S]; NaN becomes ``nan``, inf ``posinf``, -inf ``neginf``; for None 0
+    and the largest finite numbers
     """
     if self.dtype not in FLOATS:
         return self

@@ -2,7 +2,7 @@
 
 TOSA has SIN, COS, TANH and EXP. An inverse function is a polynomial on a small
 interval; identities map every argument to this interval. Degrees and coefficients are
-those of the single-precision functions of the Cephes library (S. Moshier), whose errors
+those of the single-precision functions of the Cephes library (S. Moshier). Their errors
 are below 2e-7 of the value.
 """
 
@@ -89,9 +89,8 @@ def atan(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.atan2.default, aten.arctan2.default)
 def atan2(t: Tosa, self: Value, other: Value) -> Value:
-    """y [*S], x [*S] -> [*S]; the angle of (x, y) in radians.
-
-    0.0 and -0.0 differ, as in torch
+    """y [*S], x [*S] -> [*S]; the angle of (x, y) in radians; 0.0 and -0.0 differ, as
+    in torch
     """
     left, right = promoted(t, self, other)
     assert isinstance(left, Value) and isinstance(right, Value)
@@ -139,10 +138,7 @@ def acos(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.sinh.default)
 def sinh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S]; (exp(|x|) - exp(-|x|)) / 2 with the sign of x.
-
-    A polynomial up to 1
-    """
+    """[*S] -> [*S]; (exp(|x|) - exp(-|x|)) / 2 with the sign of x; a polynomial up to 1"""
     x = floating_value(t, self)
     m = t.abs(x)
     # exp(m) / 2 as exp(m / 2) / 2 * exp(m / 2): exp(m) itself could overflow
@@ -170,10 +166,8 @@ Up to here, x * x is far from overflowing.
 
 @lowers(aten.asinh.default, aten.arcsinh.default)
 def asinh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S].
-
-    With m = |x|: log1p(m + m^2 / (1 + sqrt(1 + m^2))), or log(m) + log(2) for large m;
-    sign of x
+    """[*S] -> [*S]; with m = |x|: log1p(m + m^2 / (1 + sqrt(1 + m^2))), or log(m) +
+    log(2) for large m; sign of x
     """
     x = floating_value(t, self)
     m = t.abs(x)
@@ -188,10 +182,8 @@ def asinh(t: Tosa, self: Value) -> Value:
 
 @lowers(aten.acosh.default, aten.arccosh.default)
 def acosh(t: Tosa, self: Value) -> Value:
-    """[*S] -> [*S].
-
-    Log1p(y + sqrt(2 y + y^2)) where y = x - 1, or log(x) + log(2) for large x; NaN
-    below 1
+    """[*S] -> [*S]; log1p(y + sqrt(2 y + y^2)) where y = x - 1, or log(x) + log(2) for
+    large x; NaN below 1
     """
     x = floating_value(t, self)
     y = t.sub(t.minimum(x, LARGE), 1)

@@ -19,7 +19,7 @@ from ..registry import lowers
 
 NIBBLE = (-8, 7)
 _FLOAT32 = 6
-"""What the schema of torchao's operators has as default: the number of float32."""
+"""Default of torchao's operator schemas: the number of float32."""
 LEAST_PACKED = 512
 """The fewest weights that are packed two per byte: unpacking takes four operators."""
 

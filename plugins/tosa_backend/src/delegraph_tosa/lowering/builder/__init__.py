@@ -1,6 +1,6 @@
 """The builder: ``Tosa``, the ``t`` of every rule, and its base classes.
 
-It makes TOSA operators. From the ground up: ``emitter`` makes one operator and asks the
+From the ground up: ``emitter`` makes one operator and checks it against the
 target whether it takes it. ``integer_widths`` computes integers in a width that the
 target has. ``regions`` makes the graphs of branches and loops. ``operators`` has one
 method for each operator. ``builder`` adds numbers that take several operators to

@@ -62,7 +62,7 @@ def _rounded_down(t: Operators, shift: tosa.ARITHMETIC_RIGHT_SHIFT) -> Value | N
     ):
         return None
     half = 1 << bits >> 1
-    # what is below ``least`` would overflow; it is rounded down to the same number as
+    # numbers below ``least`` would overflow; they are rounded down to the same number as
     # ``least`` itself
     least = INT32[0] + half
     raised = x if range_of(x)[0] >= least else t.maximum(x, least)
@@ -109,7 +109,7 @@ def _by_halves(
 def _selected(
     t: Operators, selection: Operator, condition: Value, on_true: Value, on_false: Value
 ) -> Value | None:
-    """Return a selection of which is known what is selected, as by a causal mask.
+    """Return a SELECT with a constant condition, such as a causal mask.
 
     None for others.
     """
@@ -123,7 +123,7 @@ def _selected(
         return t.cast(wide, on_true.dtype)
     bound = _number(on_false)
     low, high = range_of(on_true)
-    # nothing of what is selected is beyond ``bound``: a MINIMUM or MAXIMUM with limits
+    # no selected element is beyond ``bound``: a MINIMUM or MAXIMUM with limits
     # that hold where it is not
     if bound is not None and bound <= low:
         return t.minimum(on_true, t.select(condition, INT32[1], on_false))

@@ -2,7 +2,7 @@
 
 RECIPROCAL and MUL give an estimate of the quotient. The remainder, dividend - estimate
 * divisor, is then computed exactly: both factors are split into halves of 12 bits
-(Dekker's splitting), whose products are exact in fp32.
+(Dekker's splitting). Their products are exact in fp32.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def halves(t: Operators, y: Value) -> tuple[Value, Value]:
-    """Return (upper 12 bits of y, the rest), whose sum is y.
+    """Split y into its upper 12 bits and the rest.
 
-    (y, 0) for |y| above 2^110, whose splitting would overflow. An infinite y becomes
+    Returns (y, 0) for |y| above 2^110, where splitting would overflow. Infinity becomes
     the largest finite number, because products of it with 0 have to be 0.
     """
     y = t.clamp(y, -LARGEST, LARGEST)
@@ -40,9 +40,10 @@ def rounded_quotient(t: Operators, x: Value, y: Value, estimate: Value) -> Value
     """
     # remainder = x - (high + low) * (upper + lower): each of the four products is
     # exact, the largest comes first
-    (high, low), (upper, lower) = halves(t, estimate), halves(t, y)
-    remainder = t.sub(
-        t.sub(t.sub(x, t.mul(high, upper)), t.mul(high, lower)), t.mul(low, upper)
-    )
+    high, low = halves(t, estimate)
+    upper, lower = halves(t, y)
+    remainder = t.sub(x, t.mul(high, upper))
+    remainder = t.sub(remainder, t.mul(high, lower))
+    remainder = t.sub(remainder, t.mul(low, upper))
     remainder = t.sub(remainder, t.mul(low, lower))
     return t.add(estimate, t.mul(remainder, t.reciprocal(y)))

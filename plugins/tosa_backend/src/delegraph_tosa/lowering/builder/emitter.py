@@ -1,7 +1,7 @@
 """``Emitter``: makes operators.
 
-It infers their types, asks the target, folds constants and shares equal constants. An
-operator whose operands are all constant is folded: its result is a constant that is
+It infers their types, checks the target, folds constants and shares equal constants. An
+operator with constant operands only is folded: its result is a constant that is
 computed when the file is written, and no operator is emitted.
 """
 
@@ -201,7 +201,8 @@ class Emitter:
         where they know more than the ranges of the operands prove. After the block, the
         guarantee of an outer block holds again.
         """
-        self._proven, before = range, self._proven
+        before = self._proven
+        self._proven = range
         try:
             yield
         finally:
@@ -303,7 +304,7 @@ def _to_kind(number: float, dtype: DType) -> float:
     type and ``number`` is infinite or NaN.
     """
     if dtype is DType.FP8E4M3 and not math.isnan(number):
-        # what torch makes of all beyond it
+        # torch makes all larger numbers this one
         largest = torch.finfo(TORCH_DTYPES[dtype]).max
         return max(-largest, min(float(number), largest))
     if dtype in FLOATS or dtype in FLOAT8:

@@ -61,7 +61,7 @@ class IntegerWidths(Emitter):
     def _appended_narrow(self, wide: Operator) -> Value:
         """Return the result of the operator ``wide`` on int64, computed on int32.
 
-        An int64 result is returned as an int64 value for rules, which stands for the
+        An int64 result is returned as an int64 value for rules, which represents the
         int32 tensor of the graph.
         """
         (result,) = wide.outputs
@@ -110,7 +110,7 @@ class IntegerWidths(Emitter):
         """Return the int64 that rules see for ``narrow``, an int32 of the graph.
 
         On a target with int64, a CAST makes it. Without int64 no operator is emitted:
-        the result only stands for ``narrow``, by which ``narrowed`` replaces it where
+        the result only represents ``narrow``; ``narrowed`` replaces it by that where
         an operator uses it. ``range`` is the range of the result; None is the range of
         ``narrow``.
         """
@@ -155,7 +155,7 @@ class IntegerWidths(Emitter):
         if not inside((low, high), INT32):
             raise refused(
                 int64_result(
-                    f"{what} may be from {low} to {high}, more than 32 bits hold"
+                    f"{what} may be from {low} to {high}, which does not fit into 32 bits"
                 )
             )
 

@@ -22,7 +22,7 @@ Products of the first three with integers up to 2**13 are exact.
 SIN = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
 """sin(x) = x + x z P(z), z = x * x, for |x| <= pi / 4.
 
-Coefficients of the Cephes library (S. Moshier)
+Coefficients of the Cephes library (S. Moshier).
 """
 COS = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 """cos(x) = 1 - z / 2 + z z P(z)"""

@@ -352,7 +352,7 @@ class Operators(IntegerWidths, Regions):
         """
         return self.emit(tosa.ARGMAX, (x,), axis=axis, nan_mode=NanMode.PROPAGATE)
 
-    # ---- data layout; what would change nothing emits nothing
+    # ---- data layout; calls that change nothing emit no operator
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
         return (

@@ -1,7 +1,7 @@
 """Computes sizes that are known only at run time as tensors of one element.
 
 TOSA has no operator that returns an element of a shape as a tensor. But TILE can repeat
-a 1 as often as a size says, and the sum of these ones is the size.
+a 1 as many times as a size, and the sum of these ones is the size.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _quotient(t: Operators, left: Number, right: Number) -> Value:
     """
     divisor = _as_fp32(t, right)
     inverse = t.reciprocal(divisor)
-    # 1 / right is what RECIPROCAL returns
+    # RECIPROCAL returns 1 / right
     if left == 1:
         return inverse
     dividend = _as_fp32(t, left)

@@ -34,12 +34,12 @@ from .subgraphs import (
     Wanted,
     argument_in,
     crossing,
-    expect_taken,
     held,
     is_alike,
     is_quantized,
     keys_of,
     operands_of,
+    require_control_flow,
     seen,
     value_in,
 )
@@ -86,7 +86,7 @@ def cond(outer: Interpreter, call: Node) -> tuple[Value, ...]:
     predicate, if_true, if_false, operands = call.args
     condition = _predicate(outer, predicate)
     operand_of = operands_of(outer, operands)
-    expect_taken(t, tosa.COND_IF, condition)
+    require_control_flow(t, tosa.COND_IF, condition)
     then = Subgraph(outer, if_true, operand_of)  # type: ignore[arg-type]
     other = Subgraph(outer, if_false, operand_of)  # type: ignore[arg-type]
     for k, (a, b) in enumerate(zip(then.results, other.results, strict=True)):
@@ -131,14 +131,13 @@ def _predicate(outer: Interpreter, argument: Any) -> Value:
 
 @lowers_control(torch.ops.higher_order.while_loop)
 def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """WHILE_LOOP, which needs the extension `controlflow`.
+    """WHILE_LOOP, which needs the extension `controlflow`; the condition bounds int64.
 
-    An int64 that it carries gets its range from the condition. WHILE_LOOP carries
-    everything that its two graphs use. So operands that are no constants, and sizes,
-    are carried too, and the body returns them unchanged.
+    WHILE_LOOP carries everything that its two graphs use. So operands that are no
+    constants, and sizes, are carried too, and the body returns them unchanged.
     """
     t = outer.t
-    expect_taken(t, tosa.WHILE_LOOP)
+    require_control_flow(t, tosa.WHILE_LOOP)
     loop = _Loop(outer, call)
     # decide which carried values are quantized, then find ranges of integers that hold
     # after any number of steps
@@ -150,14 +149,11 @@ def while_loop(outer: Interpreter, call: Node) -> tuple[Value, ...]:
             and limits is not None
             and not t.has_int64
         ):
-            what = (
-                f"the loop carries an int64, value {k}, that may be from {limits[0]} to"
-                f" {limits[1]}"
+            why = (
+                f"the loop carries an int64, value {k}, of {limits[0]} to {limits[1]},"
+                " which does not fit into 32 bits; bound it in the loop's condition"
             )
-            t.require(
-                inside(limits, INT32),
-                f"{what}, more than 32 bits hold; its condition should bound it",
-            )
+            t.require(inside(limits, INT32), why)
     condition, body = loop.subgraphs(ranges)
     # both graphs take the same inputs: the carried values, then the operands and sizes
     # that the body passes on unchanged
@@ -265,7 +261,7 @@ class _Loop:
         first those before the first step. If its results leave them, they are widened
         to the next of ``WIDTHS``. If its results stay inside, the ranges are proven;
         then the ranges of these results are tried, which may be narrower. If no
-        candidate is proven, the ranges are those of the types. None stands for a
+        candidate is proven, the ranges are those of the types. None means a
         carried value that is no integer.
         """
         start = [_range_if_integer(v) for v in self.start]

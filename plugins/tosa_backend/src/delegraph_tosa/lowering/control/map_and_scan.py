@@ -30,7 +30,6 @@ from ..torch_values.hints import int64_carried, other_target
 from ..torch_values.tensor_types import refused, type_of
 from .subgraphs import (
     Key,
-    expect_taken,
     held,
     is_alike,
     is_quantized,
@@ -38,6 +37,7 @@ from .subgraphs import (
     module_of,
     operands_of,
     own,
+    require_control_flow,
     results_of,
     value_in,
 )
@@ -51,10 +51,9 @@ MOST_STEPS = 1024
 
 @lowers_control(torch.ops.higher_order.map_impl)
 def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """Lower ``map``: unrolled, or as a WHILE_LOOP for many or unknown steps.
+    """`map`: unrolled up to 1024 steps, else a WHILE_LOOP (extension `controlflow`).
 
-    More than 1024 steps, or a number known only at run time, make a loop. The loop
-    needs the extension `controlflow`.
+    A number of steps that is known only at run time needs the loop, too.
     """
     body, xs, additional = call.args
     steps = _Steps(outer, body, xs)
@@ -65,11 +64,11 @@ def map_impl(outer: Interpreter, call: Node) -> tuple[Value, ...]:
 
 @lowers_control(torch.ops.higher_order.scan)
 def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
-    """Lower ``scan``: like ``map``, but steps pass values to the next step.
+    """As `map`, but each step also gets values that the step before it returns.
 
     In a loop, these cannot be int64 on a target without int64: they would have to fit
     into int32 after any number of steps, and no condition bounds them as in
-    `while_loop`. In steps that are written out, ranges are proven one after the other.
+    `while_loop`. In unrolled steps, ranges are proven one after the other.
     """
     body, start, xs, additional = call.args
     steps = _Steps(outer, body, xs)
@@ -79,8 +78,8 @@ def scan(outer: Interpreter, call: Node) -> tuple[Value, ...]:
         return _Loop(steps, carried, additional).results()
     for k in range(steps.count):
         results = steps.run(k, carried, additional)
-        carried, row = results[: len(carried)], results[len(carried) :]
-        rows.append(row)
+        rows.append(results[len(carried) :])
+        carried = results[: len(carried)]
     return (*carried, *steps.stacked(rows))
 
 
@@ -107,7 +106,7 @@ class _Steps:
         self.are_too_many = is_dynamic(self.count) or self.count > MOST_STEPS
 
     def run(self, step: int, carried: Sequence[Value], additional: Any) -> list[Value]:
-        """Return the results of step number ``step``, whose operators are emitted here.
+        """Emit the operators of step number ``step`` and return its results.
 
         ``carried`` are the carried values after the step before; ``additional`` are
         operands that are the same for all steps.
@@ -118,7 +117,7 @@ class _Steps:
             t.slice(held(x), (step, *[0] * (x.rank - 1)), (1, *x.shape[1:]))
             for x in self.xs
         ]
-        # a row of what is quantized has its quantization
+        # a row of a quantized tensor has the tensor's quantization
         slices = [
             _in_steps_of(x, t.reshape(row, row.shape[1:]))
             for x, row in zip(self.xs, rows, strict=True)
@@ -169,7 +168,7 @@ def _in_steps_of(like: Value, held: Value) -> Value:
 class _Loop:
     """The steps as a WHILE_LOOP.
 
-    The loop carries, in this order: the number of the step; what the scan carries; the
+    The loop carries, in this order: the number of the step; the carried values; the
     rows that the steps have computed so far; the tensors that are mapped over; the
     count of steps, if it is known at run time only; and other operands of the body. No
     step changes the last three.
@@ -203,7 +202,7 @@ class _Loop:
         # the body returns the carried values first, and then its rows
         rows: list[Any] = list(results_of(steps.nodes)[len(start) :])
         self.row_types = [
-            type_of(node.meta["val"], "what a step returns") for node in rows
+            type_of(node.meta["val"], "the result of a step") for node in rows
         ]
         self.xs = [real(self.t, x) for x in steps.xs]
         self.taken = list(map(self._as_rows, self.xs))
@@ -221,7 +220,7 @@ class _Loop:
     def _expect_loops(self) -> None:
         """Raise Unsupported if the target has no loops.
 
-        The reason says why the steps need one.
+        The reason states why the steps need one.
         """
         text = (
             f"its {self.steps.count} steps are more than the {MOST_STEPS} that are"
@@ -236,7 +235,7 @@ class _Loop:
             raise refused(
                 other_target(self.t.spec, text, [frozenset({"EXT-CONTROLFLOW"})])
             )
-        expect_taken(self.t, tosa.WHILE_LOOP)
+        require_control_flow(self.t, tosa.WHILE_LOOP)
 
     def _as_rows(self, x: Value) -> Value:
         """x [N,*S] -> [1,N,C], the form in which GATHER takes rows.
@@ -371,7 +370,7 @@ class _Loop:
     def _operand(self, node: Node, of_this_step: Sequence[Value]) -> Value | int:
         """Return the value of the body's placeholder ``node``.
 
-        The first placeholders are ``of_this_step``: what the scan carries, and the
+        The first placeholders are ``of_this_step``: the carried values, and the
         slices for this step. The others are additional operands, the same for all
         steps. One that is neither size nor constant becomes an input of the loop
         (``passed``), and the result is the value that rules see for this input.

@@ -5,7 +5,7 @@ is constant, such as a weight, becomes a constant of each graph that uses it, an
 other operand becomes an input. A quantized operand is passed as its integers.
 
 A graph reads sizes that are known at run time only off the shapes of its inputs. For a
-size that no input has, it gets one more input: a tensor whose shape is this size.
+size that no input has, it gets one more input: a tensor of this length.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Subgraph:
         return seen(self.t, self.input(self.position[node]), value, value.range)
 
     def input(self, key: Key) -> Value:
-        """Return the input of the graph for ``key``, made when it is first asked for.
+        """Return the input of the graph for ``key``, made on first use.
 
         Raises Unsupported if the target has no tensors of its type.
         """
@@ -189,7 +189,7 @@ def lower_calls(inner: Interpreter, nodes: Sequence[Node], name: str) -> None:
 
 
 def results_of(nodes: Sequence[Node]) -> Sequence[Any]:
-    """What a subgraph with these ``nodes`` returns, always as a sequence.
+    """Return the results of a subgraph with these ``nodes``, as a sequence.
 
     The last node is its output.
     """
@@ -206,7 +206,7 @@ def _nodes_that_compute(values: Iterable[Any]) -> list[Node]:
         if node not in needed:
             needed.add(node)
             waiting += node.all_input_nodes
-    # any needed node leads to the graph, whose nodes are in order
+    # the graph of any needed node has all nodes in order
     return [n for n in next(iter(needed)).graph.nodes if n in needed] if needed else []
 
 
@@ -336,10 +336,10 @@ def own(constant: Value) -> Value:
     )
 
 
-def expect_taken(t: Tosa, cls: type[Operator], *operands: Value) -> None:
+def require_control_flow(t: Tosa, cls: type[Operator], *operands: Value) -> None:
     """Raise Unsupported if the target lacks the control flow operator ``cls``.
 
-    This is asked with empty graphs, before the subgraphs are lowered: they are not
+    Checked with empty graphs, before the subgraphs are lowered: they are not
     needed to refuse the call.
     """
     empty = Graph((), (), ())

@@ -88,7 +88,7 @@ def exact(
     elements ``fill``. Raises Unsupported in that case if ``fill`` is None or x has
     integers, and for a window that has only padding.
     """
-    x, axes = _with_trailing_inside(t, x, axes, fill)
+    x, axes = _pad_dynamic_trailing(t, x, axes, fill)
     size = list(x.shape)
     pad = []
     for axis, window in enumerate(axes, start=1):
@@ -106,19 +106,19 @@ def exact(
         )
         trailing = window.trailing(x.shape[axis])
         if window.ceil and is_dynamic(trailing):
-            x = _with_ceil_inside(t, x, axis, trailing, fill)
+            x = _pad_ceil_windows(t, x, axis, trailing, fill)
         # a positive ``trailing`` is padding, a negative one cuts elements off the input
         pad += [window.before, 0 if is_dynamic(trailing) else max(trailing, 0)]
         size[axis] += trailing if is_dynamic(trailing) else min(trailing, 0)
     return t.slice(x, [0] * x.rank, size), tuple(pad)
 
 
-def _with_trailing_inside(
+def _pad_dynamic_trailing(
     t: Tosa, x: Value, axes: Sequence[Window], fill: float | None
 ) -> tuple[Value, Sequence[Window]]:
     """Return x padded with ``fill``, and ``axes`` with ``after`` 0 where x was padded.
 
-    Only axes are padded whose windows read a number of trailing padding elements that
+    Only axes are padded where windows read a number of trailing padding elements that
     is known at run time only. For such an axis, raises Unsupported if ``fill`` is None
     or x has integers.
     """
@@ -131,14 +131,12 @@ def _with_trailing_inside(
                 " elements is known at run time only"
             )
             t.require(fill is not None and x.dtype in FLOATS, why)
-            padding[2 * axis + 1], windows[axis - 1] = (
-                window.after,
-                window._replace(after=0),
-            )
+            padding[2 * axis + 1] = window.after
+            windows[axis - 1] = window._replace(after=0)
     return t.pad(x, padding, fill or 0), windows
 
 
-def _with_ceil_inside(
+def _pad_ceil_windows(
     t: Tosa, x: Value, axis: int, trailing: int, fill: float | None
 ) -> Value:
     """Append max(trailing, 0) elements ``fill`` to ``axis`` of x.

@@ -150,9 +150,8 @@ def abs(t: Tosa, self: Lazy) -> Any:
 
 @lowers(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor, on=Lazy)
 def mul(t: Tosa, self: Any, other: Any) -> Any:
-    """[*S], [*S] -> [*S].
-
-    One factor is quantized, the other may be too, or a number, a mask or a constant
+    """[*S], [*S] -> [*S]; one factor is quantized, the other may be too, or a number, a
+    mask or a constant
     """
     if _is_table(self, other):
         return NotImplemented
@@ -168,9 +167,8 @@ def mul(t: Tosa, self: Any, other: Any) -> Any:
 
 @lowers(aten.prelu.default, on=Lazy)
 def prelu(t: Tosa, self: Lazy, weight: Value) -> Lazy:
-    """[N,C,*S], [C] or [1] -> [N,C,*S].
-
-    A TABLE if slopes are equal and self is a function of one quantized value
+    """[N,C,*S], [C] or [1] -> [N,C,*S]; a TABLE if slopes are equal and self is a
+    function of one quantized value
     """
     t.require(weight.constant is not None, "its slopes are computed at run time")
     function = self.pointwise()
@@ -220,7 +218,7 @@ def _is_int16(x: Lazy) -> bool:
 def _gate(t: Tosa, self: Lazy) -> Scaled:
     """Return the gate clamp(x + 3, 0, 6) / 6 of hardsigmoid and hardswish, as int32.
 
-    X + 3 has 29 bits
+    x + 3 has 29 bits.
     """
     x = addend(t, self)
     # both terms, x and 3, have at most BITS - 1 bits
@@ -317,7 +315,7 @@ def _register_choice(*overloads: Any, larger: bool) -> None:
     def chosen(t: Tosa, self: Any, other: Any) -> Any:
         """[*S], [*S] -> [*S]; a constant is quantized with the result.
 
-        Quantized values are brought to one scale
+        Quantized values are brought to one scale.
         """
         if _is_table(self, other):
             return NotImplemented
@@ -346,7 +344,7 @@ def clamp_tensor(t: Tosa, self: Value, min: Value | None, max: Value | None) -> 
     x = self if min is None else lowering_of(aten.maximum.default, Lazy)(t, self, min)
     t.require(
         x is not NotImplemented,
-        "one of its limits is a function of what it limits, the other is not",
+        "one of its limits depends on the limited tensor, the other does not",
     )
     return x if max is None else lowering_of(aten.minimum.default, Lazy)(t, x, max)
 
@@ -377,7 +375,8 @@ def prod_dim(
 ) -> Lazy:
     """[*A,N,*B] -> [*A,*B]"""
     t.require(dtype in (None, torch.float32), f"a product in {dtype} is not lowered")
-    x, (axis,) = addend(t, self), axes_of(dim, self.rank)
+    x = addend(t, self)
+    (axis,) = axes_of(dim, self.rank)
     count = x.shape[axis]
     t.require(
         not is_dynamic(count) and count <= FACTORS,

@@ -28,7 +28,7 @@ from ..registry import lowers
 from .fixed_point import FRACTION, exp_of, reciprocal
 from .products import WIDE, Accumulating
 from .softmax import logits
-from .softmax_int16 import FINER, SHARE, STEP, has_short_rows, short_shares
+from .softmax_int16 import FINER, SHARE, STEP, int16_shares, takes_int16_softmax
 from .sums import Shifted
 
 aten = torch.ops.aten
@@ -89,9 +89,8 @@ def scaled_dot_product_attention(
     scale: float | None,
     enable_gqa: bool,
 ) -> Lazy:
-    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V].
-
-    0 if a mask hides every key
+    """query [*B,L,E], key [*B,S,E], value [*B,S,V], mask [*B,L,S] -> [*B,L,V]; 0 if a
+    mask hides every key
     """
     t.require(dropout_p == 0, "it has dropout")
     q = operand(t, query, "the query")
@@ -114,7 +113,7 @@ def scaled_dot_product_attention(
     count = greatest(scores.shape[-1])
     bits = widths.of_weights(t, count)
     mask = lower_triangle(t, scores.shape) if is_causal else attn_mask
-    if q.q.dtype is DType.INT8 and has_short_rows(t, scores, scores.rank - 1):
+    if q.q.dtype is DType.INT8 and takes_int16_softmax(t, scores, scores.rank - 1):
         # these passes leave hidden keys out themselves, and rescale scores by shifts
         # that -2**30 does not fit
         lowest = max(range_of(scores.q)[0], HIDDEN)
@@ -140,7 +139,7 @@ def _short(t: Tosa, scores: Scaled, seen: Value | None, values: Scaled) -> Lazy:
     fine = STEP / 2**FINER
     wide = Scaled(rescale(t, scores, fine, 0, DType.INT32), Scale(fine))
     shares = rescale(
-        t, short_shares(t, wide, scores.rank - 1, seen), 2.0**-SHARE, 0, DType.INT16
+        t, int16_shares(t, wide, scores.rank - 1, seen), 2.0**-SHARE, 0, DType.INT16
     )
     shares.range = (0, 2**SHARE - 1)
     v = rescale(t, Scaled(values.q, Scale(1.0), values.zero_point), 1.0, 0, DType.INT16)
@@ -154,7 +153,7 @@ def _masked(
 ) -> tuple[Scaled, Value | None]:
     """Return the masked scores, and bool [*B,L,S] that is false for hidden keys.
 
-    The second is None if no key is hidden. The mask is bool (False hides a key, whose
+    The second is None if no key is hidden. The mask is bool (False hides a key, and its
     score becomes ``hidden``), a float or lazy value that is added to scores, or None.
     """
     if mask is None:
@@ -218,7 +217,7 @@ def _weighted_values(
         )
         for part, lost_of_part in ((high, max(lost - LOWER, 0)), (low, lost))
     ]
-    # of the LOWER bits by which the high sums stand above the low ones, the high sums
+    # of the LOWER bits by which the high sums are shifted above the low ones, the high sums
     # have not lost LOWER - lost
     return t.add(t.left_shift(sums[0], max(LOWER - lost, 0)), sums[1])
 

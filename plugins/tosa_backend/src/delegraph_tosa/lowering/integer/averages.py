@@ -174,7 +174,7 @@ class Windows(Tosa):
     def __init__(self) -> None:
         """A builder for a target that has nearly every operator.
 
-        What it emits is discarded.
+        Its operators are discarded.
         """
         self.__dict__.update(trial().__dict__)
         self.kernels: list[Shape] = []
@@ -268,9 +268,8 @@ def mean(
     dim: Sequence[int] | None = None,
     keepdim: bool = False,
 ) -> Lazy:
-    """[*S] -> [*S']; a pool over height and width of images.
-
-    Over other axes a sum whose scale is divided by N
+    """[*S] -> [*S']; a pool over height and width of images; over other axes a sum
+    with a scale divided by N
     """
     t.require(dtype in (None, torch.float32), f"a mean in {dtype} is not lowered")
     if (

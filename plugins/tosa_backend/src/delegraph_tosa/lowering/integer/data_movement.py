@@ -1,6 +1,6 @@
 """Moves or selects quantized elements, by the float rules on integers.
 
-Quantization is monotonic, so the largest integer stands for the largest number.
+Quantization is monotonic, so the largest integer represents the largest number.
 """
 
 from __future__ import annotations
@@ -209,7 +209,8 @@ def _shape_of_elements(t: Tosa, x: Lazy, result: Value) -> tuple[int, ...]:
     compared before they are quantized.
     """
     t.require(
-        result.dtype is x.dtype, "it takes places of what nothing has quantized yet"
+        result.dtype is x.dtype,
+        "it returns positions of elements that are not quantized yet",
     )
     return result.shape
 
@@ -226,7 +227,7 @@ def _moved_bytes(overload: Any, t: Tosa, *arguments: Any) -> Any:
     def wrapped(result: Value | None) -> Value | None:
         """Return a result of int8 as uint8.
 
-        Positions and what is not lowered (None) as they are.
+        Positions, and results that are not lowered (None), stay as they are.
         """
         return (
             Bytes(result)
@@ -319,9 +320,8 @@ for overload in WRITES:
 
 @lowers(aten.constant_pad_nd.default, on=Lazy)
 def constant_pad_nd(t: Tosa, self: Lazy, pad: Sequence[int], value: float) -> Value:
-    """[*S] -> [*S'].
-
-    ``value`` is quantized with the result, unless it is a whole number of steps of self
+    """[*S] -> [*S']; ``value`` is quantized with the result, unless it is a whole
+    number of steps of self
     """
     function = lowering_of(aten.constant_pad_nd.default)
     if isinstance(self, Scaled) and self.is_small:
@@ -358,7 +358,7 @@ def where(t: Tosa, condition: Value, self: Operand, other: Operand) -> Value:
         v if isinstance(v, Value) else t.constant(v, DType.FP32, ())
         for v in (self, other)
     ]
-    # the float rule, on values of the same types, says which shape the result has
+    # the float rule, on values of the same types, computes the shape of the result
     result = lowering_of(aten.where.self)(
         trial(), Value(condition.type), *[Value(v.type) for v in parts]
     )

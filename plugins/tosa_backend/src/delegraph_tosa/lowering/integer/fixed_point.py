@@ -1,7 +1,7 @@
 """Functions of int32 values of unknown magnitude: 1 / x, 1 / sqrt(x), exp, ln.
 
 CLZ and a shift normalize a value to 30 or 31 bits, and Newton's iterations compute in
-fixed point. An integer i in the format Qn stands for the number i * 2**-n.
+fixed point. An integer i in the format Qn represents the number i * 2**-n.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def inverse_root(t: Tosa, x: Value) -> Normalized:
 
 
 def _in_q29(number: float) -> int:
-    """Return the integer that stands for a number in Q29."""
+    """Return a number as an integer in Q29."""
     return round(number * (1 << FRACTION))
 
 
@@ -138,7 +138,7 @@ def exp_of(t: Tosa, x: Scaled, bits: int) -> Value:
     # k = -255 is x <= -LEAST, where the result is 0
     entries[0] = 0
     y = t.mul(looked_up(t, index, entries), series, shift=FRACTION)
-    # one more for what is rounded
+    # one more for the rounding
     y.range = 0, exp_one(bits) + 1
     return y
 
@@ -158,7 +158,7 @@ def logarithm(t: Tosa, x: Value, one: int) -> Scaled:
     shift = t.sub(t.clz(x), 1)
     m = t.left_shift(x, shift)
     m.range = 1 << 30, (1 << 31) - 1
-    # the upper 8 bits beside the sign, 128 .. 255, as index -128 .. -1 into a table of
+    # the upper 8 bits without the sign, 128 .. 255, as index -128 .. -1 into a table of
     # 256 entries
     upper = t.right_shift(m, 23)
     index = t.cast(t.sub(upper, 256), DType.INT8)

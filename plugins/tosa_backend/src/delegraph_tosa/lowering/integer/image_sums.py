@@ -30,7 +30,7 @@ TALLEST = 64
 Sums of so many int8, less their zero point, have 15 bits.
 """
 SPARE = 15
-"""Bits of an int16 beside its sign."""
+"""Bits of an int16 without its sign."""
 
 
 def sums_of_images(t: Tosa, x: Scaled) -> Scaled | None:

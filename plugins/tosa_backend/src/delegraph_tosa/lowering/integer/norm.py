@@ -220,9 +220,8 @@ def group_norm(
     bias: Value | None,
     eps: float,
 ) -> Lazy:
-    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S].
-
-    Statistics over each group of channels of each sample
+    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; statistics over each group of
+    channels of each sample
     """
     x = operand(t, input, "its input")
     parts = t.reshape(
@@ -246,9 +245,8 @@ def instance_norm(
     use_input_stats: bool,
     eps: float,
 ) -> Lazy:
-    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S].
-
-    Statistics over each channel of each sample
+    """input [N,C,*S], weight [C], bias [C] -> [N,C,*S]; statistics over each channel of
+    each sample
     """
     if not use_input_stats:
         return batch_norm(t, input, weight, bias, running_mean, running_var, False, eps)
@@ -273,9 +271,8 @@ def batch_norm(
     training: bool,
     eps: float,
 ) -> Lazy:
-    """input [N,C,*S], the others [C] -> [N,C,*S].
-
-    X * k + s from constant running statistics
+    """input [N,C,*S], the others [C] -> [N,C,*S]; x * k + s from constant running
+    statistics
     """
     t.require(
         not training and running_mean is not None and running_var is not None,

@@ -160,7 +160,7 @@ class Accumulating(Tosa):
     def _bounded(self, sums: Value, terms: int, left: Value, right: Value) -> Value:
         """Return ``sums``.
 
-        Sets their range to what ``terms`` products of ``left`` and ``right`` can add up
+        Sets their range to that of sums of ``terms`` products of ``left`` and ``right``
         to, in ``unit``. The range is not known (None) if there is a bias, or if it
         exceeds 31 bits.
         """
@@ -475,7 +475,7 @@ def _register_products(*overloads: Any) -> None:
         def multiplied(t: Tosa, *matrices: Value, of: Any = overload) -> Lazy:
             """[*B,L,K], [*B,K,M] -> [*B,L,M].
 
-            The right matrix may have a scale for each column
+            The right matrix may have a scale for each column.
             """
             left, right = matrices
             return product(
@@ -567,9 +567,8 @@ _register_transposed(
 def baddbmm(
     t: Tosa, self: Value, batch1: Value, batch2: Value, beta: float, alpha: float
 ) -> Lazy:
-    """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M].
-
-    Beta * self + alpha * batch1 @ batch2
+    """self [B,L,M], batch1 [B,L,K], batch2 [B,K,M] -> [B,L,M]; beta * self + alpha *
+    batch1 @ batch2
     """
     left = operand(t, batch1, "the left matrix")
     right = operand(t, batch2, "the right matrix")
@@ -613,7 +612,7 @@ def linear(t: Tosa, input: Value, weight: Value, bias: Value | None) -> Lazy:
     # int32 sums
     in_sums = w.constant is not None or x.q.dtype is w.q.dtype is DType.INT8
     folded = bias if in_sums and (bias is None or bias.constant is not None) else None
-    if w.constant is None:  # the product is a MATMUL, whose operands need one type
+    if w.constant is None:  # a MATMUL needs operands of one type
         x, w = _widened(t, x, w), _widened(t, w, x)
     y, scale = _sums_and_scale(t, aten.linear.default, x, w, folded)
     return _with_bias(

@@ -106,7 +106,7 @@ def _by_resize(overload: Any, t: Tosa, self: Value, *settings: Any) -> Lazy:
     builder = Resizing(t)
     try:
         y: Value = lowering_of(overload)(builder, x.q, *settings)
-    # discard what was emitted before the refusal
+    # discard operators that were emitted before the refusal
     except Unsupported:
         del t.operators[start:]
         return _by_weighted_sums(overload, t, x, *settings)

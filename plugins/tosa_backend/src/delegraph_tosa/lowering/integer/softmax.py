@@ -31,7 +31,7 @@ from .fixed_point import (
     logarithm,
     reciprocal,
 )
-from .softmax_int16 import has_short_rows, short_shares
+from .softmax_int16 import int16_shares, takes_int16_softmax
 from .sums import HIDES, Shifted, addend, aligned
 
 aten = torch.ops.aten
@@ -61,8 +61,8 @@ class Softmax(Lazy):
         The exponentials have 15 bits for int8, else 23.
         """
         x = logits(t, self.of)
-        if to.dtype is DType.INT8 and has_short_rows(t, x, self.axis):
-            return short_shares(t, x, self.axis).integer(t, to)
+        if to.dtype is DType.INT8 and takes_int16_softmax(t, x, self.axis):
+            return int16_shares(t, x, self.axis).integer(t, to)
         e = exponentials(t, x, self.axis, 15 if to.dtype is DType.INT8 else 23)
         inverse = reciprocal(t, t.reduce_sum(e, self.axis))
         shares = t.mul(t.left_shift(e, inverse.shift), inverse.mantissa, shift=31)
@@ -114,7 +114,7 @@ def logits(t: Tosa, x: Lazy) -> Scaled:
 def exponentials(t: Tosa, x: Scaled, axis: int, bits: int) -> Value:
     """exp(x - the largest x along ``axis``), int32 of at most ``bits`` bits.
 
-    The sum along the axis is below 2**30
+    The sum along the axis is below 2**30.
     """
     bits = min(_bits_in_sum(t, x, axis), bits)
     distance = _distance_from_largest(t, x, axis)

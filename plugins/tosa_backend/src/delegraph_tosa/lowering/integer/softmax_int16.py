@@ -29,7 +29,7 @@ DEPTH = 12.0
 exp(-12) is 0.2 of the smallest share.
 """
 STEP = DEPTH / 2**16
-"""The distance that one step of the table's index stands for."""
+"""The distance between two steps of the table's index."""
 FINER = 4
 """Bits that distances have below a step of the index, before they are rounded to it."""
 FAR = 2.0**28
@@ -43,7 +43,7 @@ SHARE = 15
 """Fraction bits of a share."""
 
 
-def has_short_rows(t: Tosa, x: Scaled, axis: int) -> bool:
+def takes_int16_softmax(t: Tosa, x: Scaled, axis: int) -> bool:
     """Return whether the target is such an NPU and the rows are short enough.
 
     The elements of x must also be near enough to 0.
@@ -56,7 +56,7 @@ def has_short_rows(t: Tosa, x: Scaled, axis: int) -> bool:
     return fits and bool(DEVICES & t.spec.devices) and "int16" in t.spec.extensions
 
 
-def short_shares(t: Tosa, x: Scaled, axis: int, seen: Value | None = None) -> Scaled:
+def int16_shares(t: Tosa, x: Scaled, axis: int, seen: Value | None = None) -> Scaled:
     """Return the softmax of x [*S] along ``axis``, as int32.
 
     Elements where ``seen``, bool, is false have no share; a ``seen`` of None hides
@@ -103,7 +103,7 @@ def _exponentials() -> Entries:
 def _largest(t: Tosa, x: Scaled, axis: int) -> Scaled:
     """Return the largest element along ``axis``, which keeps size 1.
 
-    By halves of what is left: an NPU takes 9 cycles for each element of a REDUCE_MAX of
+    Halves the rest repeatedly: an NPU takes 9 cycles for each element of a REDUCE_MAX of
     int32, 5 of int8.
     """
     q = x.q

@@ -29,9 +29,8 @@ Dims = Sequence[int] | int | None
 
 @lowers(aten.cumsum.default, on=Lazy)
 def cumsum(t: Tosa, self: Lazy, dim: int, dtype: torch.dtype | None) -> Lazy:
-    """[*A,N,*B] -> [*A,N,*B].
-
-    Elements lose low bits if the sum of N elements would not fit into 32 bits
+    """[*A,N,*B] -> [*A,N,*B]; elements lose low bits if the sum of N elements would not
+    fit into 32 bits
     """
     t.require(dtype in (None, torch.float32), f"a sum in {dtype} is not lowered")
     x = addend(t, self)

@@ -34,7 +34,7 @@ def addend(t: Tosa, value: Value) -> Scaled:
 
     A lazy value that has no such integers yet is computed as int32 with a scale in
     which its largest absolute value has FINE bits. Raises Unsupported for floats, and
-    for a lazy value whose range is not known.
+    for a lazy value of unknown range.
     """
     if (
         isinstance(value, Scaled)

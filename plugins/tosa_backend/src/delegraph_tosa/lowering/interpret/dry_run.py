@@ -25,7 +25,7 @@ from ...spec import TosaSpec
 from ..builder import Tosa
 from ..lazy.lazy_values import Lazy, any_lazy
 from ..lazy.unsigned import Bytes, is_bytes, type_of_bytes
-from ..ranges.border_dtypes import AS_ITSELF, CARRIED
+from ..ranges.border_dtypes import AS_ITSELF, BORDER_DTYPE
 from ..ranges.value_ranges import INT32, READ, Range, inside, range_of
 from ..registry import (
     CONTROL,
@@ -64,13 +64,11 @@ class Fact(NamedTuple):
 
         Floats have a range only if ``saturation`` clamped them.
         """
-        range = (
-            None
-            if value.dtype is DType.BOOL
-            else range_of(value)
-            if value.dtype in INTEGERS
-            else value.range
-        )
+        range = value.range
+        if value.dtype is DType.BOOL:
+            range = None
+        elif value.dtype in INTEGERS:
+            range = range_of(value)
         return Fact(value.type, value.constant is not None, range)
 
     def value(self) -> Value:
@@ -105,9 +103,7 @@ def _why_not_32_bits(range: Range) -> str | None:
     """Return why an int64 with this range cannot be int32; None if it fits."""
     if inside(range, INT32):
         return None
-    return (
-        f"an int64 that may be from {range[0]} to {range[1]}, which 32 bits do not hold"
-    )
+    return f"an int64 that may be from {range[0]} to {range[1]}, which does not fit into 32 bits"
 
 
 class Passed(NamedTuple):
@@ -207,12 +203,12 @@ class DryRun(Interpreter):
         ):
             return super().input(node)
         type = type_of(val, f"the input {node.name}", node)
-        if CARRIED in node.meta:
-            return self._carried(node, type, node.meta[CARRIED])
+        if BORDER_DTYPE in node.meta:
+            return self._carried(node, type, node.meta[BORDER_DTYPE])
         within = node.meta.get(WITHIN)
         range = self.arriving(node) if within is None else (within[0], within[1])
         why = (
-            "an int64 that nothing proves to fit into 32 bits"
+            "an int64 that is not known to fit into 32 bits"
             if range is None
             else _why_not_32_bits(range)
         )
@@ -237,7 +233,7 @@ class DryRun(Interpreter):
     def run(self, node: Node) -> Result | float:
         """Apply the rule of ``node`` to facts, and return values of facts.
 
-        None stands for a result without elements, and for a getitem. Raises Unsupported
+        None means a result without elements, and for a getitem. Raises Unsupported
         if the call cannot be lowered.
         """
         # a getitem, or a number computed from sizes: neither has a rule
@@ -303,7 +299,7 @@ class DryRun(Interpreter):
         """Apply a rule that takes or returns lazy values, and discard the operators.
 
         The result is not cached in ``memo``: a lazy value knows the integers that it
-        stands for, which a fact does not.
+        represents, which a fact does not.
         """
         try:
             call = apply_lazy if any_lazy(arguments) else apply
@@ -373,7 +369,7 @@ def _facts_of(result: Result, operands: list[Value]) -> Any:
         return [_facts_of(value, operands) for value in result]
     if result is None or isinstance(result, Lazy):
         return result
-    # twice among the operands, it says nothing of a call on two values
+    # an operand that occurs twice proves nothing for a call on two values
     return (
         Passed(Fact.of(result), operands.index(result))
         if operands.count(result) == 1

@@ -31,7 +31,7 @@ from ..aten import import_late
 from ..builder import Tosa
 from ..lazy.lazy_values import any_lazy, real
 from ..lazy.unsigned import Bytes, constant_bytes, is_bytes, type_of_bytes
-from ..ranges.border_dtypes import AS_ITSELF, CARRIED
+from ..ranges.border_dtypes import AS_ITSELF, BORDER_DTYPE
 from ..ranges.bounds import bounds_of, overloads
 from ..ranges.value_ranges import Range, meet, range_of
 from ..registry import (
@@ -68,7 +68,7 @@ R = TypeVar("R", bound=Result | int)
 class Origin:
     """The origin of an operator: node, debug handle, module and the user's line.
 
-    Operator, module and line are looked up when somebody asks: a program has thousands
+    Operator, module and line are looked up on demand: a program has thousands
     of origins.
     """
 
@@ -88,7 +88,7 @@ class Origin:
     def module(self) -> str:
         """Path in the user's model, as in ``named_modules``; empty in the model itself.
 
-        It is that of the innermost module whose call the node is a part of.
+        It is the innermost module that contains the node's call.
         """
         modules = self.meta.get("nn_module_stack")
         path: str = next(reversed(modules.values()))[0] if modules else ""
@@ -133,7 +133,7 @@ class Interpreter:
         """An interpreter that lowers the calls among ``nodes`` on the builder ``t``.
 
         ``constant`` returns the value of a constant placeholder, or the size that a
-        placeholder of a subgraph stands for, and None for other nodes. ``bounds`` maps
+        placeholder of a subgraph represents, and None for other nodes. ``bounds`` maps
         nodes to the ranges of integers that their uses prove; None finds them from
         ``nodes``.
         """
@@ -240,13 +240,13 @@ class Interpreter:
     def is_kept(self, node: Node) -> bool:
         """Return whether ``node`` casts a value that keeps its border type."""
         operand = node.args[0] if node.target in _TYPE_CASTS and node.args else None
-        carried = operand.meta.get(CARRIED) if isinstance(operand, Node) else None
-        return carried in AS_ITSELF and node.meta.get(CARRIED) == carried
+        carried = operand.meta.get(BORDER_DTYPE) if isinstance(operand, Node) else None
+        return carried in AS_ITSELF and node.meta.get(BORDER_DTYPE) == carried
 
     def run(self, node: Node) -> Result | float:
         """Lower one call and return its result.
 
-        Raises Unsupported if it cannot be lowered. None stands for a result without
+        Raises Unsupported if it cannot be lowered. None means a result without
         elements, and for a getitem.
         """
         if is_unpacking(node):
@@ -277,7 +277,7 @@ class Interpreter:
     def arguments(self, rule: Rule, node: Node) -> list[Any]:
         """Return the arguments for the rule of ``node``, in the schema's order."""
         arguments = bind(rule, node, self.value_of, self.type_of_operand)
-        # a cast of floats to int64 whose operand may be clamped first (``saturation``)
+        # a cast of floats to int64; its operand may be clamped first (``saturation``)
         if node in self.casts:
             arguments[0] = saturated(self.t, arguments[0], self.casts[node])
         return arguments
@@ -320,7 +320,7 @@ class Interpreter:
     def read_variable(self, buffer: Node, name: str, initial: torch.Tensor) -> None:
         """Declare and read the variable ``name`` for the mutated buffer ``buffer``.
 
-        The value of ``buffer`` is then what the variable holds when a call begins:
+        The value of ``buffer`` is then the content of the variable when a call begins:
         ``initial`` before the first call.
         """
         # the operators belong to the first call that uses the buffer
@@ -459,7 +459,7 @@ def _constants(program: ExportedProgram) -> Callable[[Node], Value | None]:
     """Return a function from a constant placeholder to its value, else None.
 
     The value refers to its tensor; tied weights share one value. The function raises
-    Unsupported for a tensor whose elements cannot be read.
+    Unsupported for a tensor with unreadable elements.
     """
     constant = constant_placeholders(program)
     specs = dict(placeholders(program))

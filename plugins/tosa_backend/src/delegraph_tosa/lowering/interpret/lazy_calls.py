@@ -16,7 +16,7 @@ from ..torch_values.hints import no_operand
 from ..torch_values.tensor_types import refused
 
 LACKING: dict[type[Lazy], torch.dtype] = {Complex: torch.complex64, Bytes: torch.uint8}
-"""Lazy values whose element type TOSA lacks -> this type.
+"""Maps lazy values of types that TOSA lacks to that type.
 
 Only rules on these kinds take them.
 """

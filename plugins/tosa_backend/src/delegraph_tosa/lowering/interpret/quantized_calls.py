@@ -42,7 +42,7 @@ def apply_quantized(t: Tosa, rule: Rule, node: Node, arguments: list[Any]) -> Re
     try:
         return checked(rule, node, lambda: _in_integers(t, rule, node, arguments))
     except Unsupported as refusal:
-        # discard what the rule emitted before it refused the call
+        # discard operators that the rule emitted before it refused the call
         del t.operators[start:]
         try:
             return apply(t, rule, node, _computed(t, arguments))

@@ -44,13 +44,13 @@ ABSENT = Deferred(_refuse_reading)
 class Template:
     """The operators that a rule made for ``operands``, to be copied for other operands.
 
-    ``t`` is the builder on which the rule ran, ``result`` is what the rule returned.
+    ``t`` is the builder on which the rule ran, ``result`` is the rule's result.
     """
 
     def __init__(self, operands: Iterable[Value], t: Tosa, result: Result) -> None:
         """Collect the operators that depend on ``operands``, which a copy must repeat.
 
-        ``t`` is the builder on which the rule ran, ``result`` is what the rule
+        ``t`` is the builder on which the rule ran, ``result`` is the result that the rule
         returned.
         """
         self._operands = list(operands)
@@ -77,7 +77,7 @@ class Template:
     def _depends_on_operands(self, value: Value) -> bool:
         """Return whether ``value`` depends on the operands.
 
-        Two side effects for a value that is asked for the first time: if it was folded
+        Two side effects for a value that is seen for the first time: if it was folded
         by an operator that depends on the operands, this operator is added, because it
         is not in ``t.operators``; and ``is_usable`` becomes False if the value is a
         constant that a copy could not make again.
@@ -185,7 +185,7 @@ class Templates:
         # ``_key`` adds to ``operands``
         key = (rule.function, *[_key(a, operands) for a in arguments])
         for value in operands:
-            # a template knows types alone, but a rule may read what a lazy value is, or
+            # a template knows types alone, but a rule may read a lazy value's kind, or
             # the range of floats (``saturation``)
             has_range = value.dtype in FLOATS and value.range is not None
             if type(value) is not Value or has_range or value.dtype not in COPIED:
@@ -241,7 +241,7 @@ def _key(argument: Any, operands: dict[Value, int]) -> Hashable:
 
 
 def _replaced(argument: Any, stand_ins: dict[Value, Value]) -> Any:
-    """Replace each value in an argument, or in a list, by its stand-in."""
+    """Replace each value in an argument, or in a list, by its substitute."""
     if isinstance(argument, Value):
         return stand_ins[argument]
     if isinstance(argument, (list, tuple)) and not hasattr(argument, "_fields"):

@@ -1,7 +1,7 @@
 """Lazy values: real numbers between a dequantize and the next quantize.
 
 No operator has computed them. The rule for dequantize emits no operator. It returns a
-``Lazy`` value, which is fp32 to torch and knows the integers it stands for. Integer
+``Lazy`` value, which is fp32 to torch and knows the integers it represents. Integer
 rules take and return lazy values. The rule for quantize calls ``integer`` with the
 quantization of the program, and only then the last operators of a chain are emitted:
 RESCALE, CLAMP, TABLE. For an operator without an integer rule, ``real`` computes the
@@ -84,8 +84,7 @@ class Lazy(Value):
     def moved(self, t: Tosa, move: Function, shape: Shape) -> Lazy:
         """Return ``move`` of this value, with the result's ``shape``.
 
-        ``move`` reorders, reshapes or selects elements; it takes integers and floats
-        alike.
+        ``move`` reorders, reshapes or selects elements, of integers and of floats.
         """
         return Moved(self, move, shape)
 
@@ -111,7 +110,7 @@ class Scaled(Lazy):
         self.scale = scale
         self.zero_point = zero_point
         self.axis = axis if scale.tensors else None
-        # rules only ask whether this is None; the elements are those of ``real``, not
+        # rules only check whether this is None; the elements are those of ``real``, not
         # of ``q``
         self.constant = q.constant
 
@@ -133,7 +132,7 @@ class Scaled(Lazy):
         inner = () if self.axis is None else (1,) * (self.rank - 1 - self.axis)
         for tensor in self.scale.tensors:
             product = t.mul(product, t.reshape(tensor, (*tensor.shape, *inner)))
-        # the whole scale is factor * tensors: a factor of 1 beside tensors needs no MUL
+        # the whole scale is factor * tensors: a factor of 1 needs no MUL
         return (
             product
             if self.scale.factor == 1 and self.scale.tensors
@@ -143,7 +142,7 @@ class Scaled(Lazy):
     def reach(self, t: Tosa, least: float = -math.inf) -> float:
         """Return the largest distance from the zero point (``size``), times the scale.
 
-        It is inf for scales of channels, and for int32 whose range is not known.
+        It is inf for scales of channels, and for int32 of unknown range.
         """
         return (
             self.size * self.scale.factor
@@ -252,7 +251,8 @@ class Clamped(Lazy):
         Raises Unsupported if a limit lies between two integers of this quantization, so
         that it would be rounded.
         """
-        scale, (least, most) = of.scale.factor, range_of_type(of.q.dtype)
+        scale = of.scale.factor
+        least, most = range_of_type(of.q.dtype)
         limits = []
         for number, end in ((self.low, least), (self.high, most)):
             # the limit as an integer; beyond the range of the type it has no effect
@@ -552,7 +552,7 @@ def quantized(t: Tosa, x: Value, to: Quantization) -> Value:
     y = t.cast(scaled, to.dtype if to.zero_point == 0 else DType.INT32)
     q = y if to.zero_point == 0 else t.cast(t.add(y, to.zero_point), to.dtype)
     if x.constant is not None:
-        # of NaN, PyTorch makes the integer 0, whatever the zero point is
+        # PyTorch converts NaN to the integer 0 for any zero point
         q = t.select(t.equal(x, x), q, 0)
     q.range = to.range
     return q
@@ -629,7 +629,7 @@ def operand(t: Tosa, value: Value, what: str) -> Scaled:
     ):
         return value.on_grid(t, value.of)
     why = (
-        "comes from an operator whose result nothing quantizes"
+        "comes from an operator with a result that is not quantized"
         if isinstance(value, Lazy)
         else "is not quantized"
     )

@@ -92,7 +92,7 @@ def is_bytes(val: Any) -> TypeGuard[torch.Tensor]:
 
 
 def type_of_bytes(val: torch.Tensor, what: str) -> Type:
-    """Return the type of the int8 tensor that stands for the uint8 tensor ``val``.
+    """Return the type of the int8 tensor for the uint8 tensor ``val``.
 
     ``what`` names it in a refusal.
     """

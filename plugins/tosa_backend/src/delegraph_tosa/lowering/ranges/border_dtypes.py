@@ -18,12 +18,12 @@ from torch.fx import Node
 from .bounds import KEEPING_ALL, dtype_of_node, overloads
 
 aten = torch.ops.aten
-CARRIED = "tosa_carried"
+BORDER_DTYPE = "tosa_carried"
 """Metadata key of such an input and its views: the name of its border type."""
 AS_ITSELF = ("bool", "float32")
 """Types that it also has inside of the delegate.
 
-As ``int32`` it stands for an int64, as other inputs do.
+As ``int32`` it represents an int64, as other inputs do.
 """
 
 _CASTS = frozenset(o for name in ("to", "_to_copy", "type_as") for o in overloads(name))
@@ -47,10 +47,10 @@ _ARITHMETIC = frozenset(
 _LOW_BITS = (torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def mark_carried(
+def mark_border_dtypes(
     nodes: Iterable[Node], candidates: Collection[Node], floats: bool
 ) -> None:
-    """Write ``CARRIED`` into the metadata of suitable candidates and their views.
+    """Write ``BORDER_DTYPE`` into the metadata of suitable candidates and their views.
 
     ``nodes``: all of the graph; marks that they have already are taken away.
     ``candidates``: int64 inputs that nothing bounds. ``floats``: whether an input may
@@ -58,7 +58,7 @@ def mark_carried(
     """
     nodes = list(nodes)
     for node in nodes:
-        node.meta.pop(CARRIED, None)
+        node.meta.pop(BORDER_DTYPE, None)
     if not candidates:
         return
     # value -> the types that its uses need; None if one needs it whole
@@ -74,7 +74,7 @@ def mark_carried(
 
 def _mark(node: Node, kind: str) -> None:
     """Mark ``node`` and its views."""
-    node.meta[CARRIED] = kind
+    node.meta[BORDER_DTYPE] = kind
     for user in node.users:
         if _is_int64(user):
             _mark(user, kind)
@@ -93,7 +93,7 @@ def _narrowest(reads: set[torch.dtype] | None) -> torch.dtype | None:
 def _read_by_all(
     node: Node, reads: dict[Node, set[torch.dtype] | None]
 ) -> set[torch.dtype] | None:
-    """What the users of ``node`` need of it; ``reads`` has that of its views."""
+    """Return the type that users of ``node`` read; ``reads`` has those of its views."""
     found: set[torch.dtype] = set()
     for user in node.users:
         needed = _read_by(user, node, reads)
@@ -106,7 +106,7 @@ def _read_by_all(
 def _read_by(
     user: Node, node: Node, reads: dict[Node, set[torch.dtype] | None]
 ) -> set[torch.dtype] | None:
-    """What the call ``user`` needs of ``node``.
+    """Return the type that the call ``user`` reads of ``node``.
 
     None if that is the integer itself, or not known.
     """

@@ -28,7 +28,7 @@ def assumed(nodes: Sequence[Node], value_of: ValueOf) -> dict[Node, Range]:
     ``nodes`` are the nodes of the condition's graph, which returns one bool.
     ``value_of`` returns the lowered value, or the size, of a node.
     """
-    result: Any = nodes[-1].args[0]  # what the graph's last node, its output, returns
+    result: Any = nodes[-1].args[0]  # the last node is the output
     (truth,) = result if isinstance(result, (tuple, list)) else (result,)
     bounds: dict[Node, Range] = {}
     for node, bound in _conjuncts(truth, value_of):

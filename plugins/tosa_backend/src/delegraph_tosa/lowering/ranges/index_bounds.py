@@ -111,7 +111,7 @@ def classes(count: str) -> Bound:
 def labels(scores: str, ignored: str) -> Bound:
     """Return the bound for labels: a class, 0 ..
 
-    C - 1, or the number that the call's argument ``ignored`` says to ignore. C is the
+    C - 1, or the number in the call's argument ``ignored``, which is ignored. C is the
     number of classes of the argument ``scores`` [N,C,*S] or [C].
     """
 

@@ -22,7 +22,7 @@ Range = tuple[int, int]
 """(smallest, largest), both included."""
 
 COUNTED = INTEGERS | {DType.BOOL}
-"""Types whose values have a range."""
+"""Types of values that have a range."""
 
 
 @cache
@@ -213,7 +213,7 @@ def _bits(operator: Operator) -> Range:
     The result is negative only if an operand may be.
     """
     ranges = _operands(operator)
-    # ~low has the bits of a negative ``low`` beside the sign
+    # ~low has the bits of a negative ``low`` without the sign
     most = 1 << max(max(high, ~low).bit_length() for low, high in ranges)
     return (0 if min(low for low, _ in ranges) >= 0 else -most), most - 1
 
@@ -238,8 +238,8 @@ def _bits_shifted(operator: Operator) -> Range:
 
     The range of the type for other amounts.
     """
-    x, (fewest, most) = operator.inputs[0], range_of(operator.inputs[1])
-    low, high = range_of_type(x.dtype)
+    fewest, most = range_of(operator.inputs[1])
+    low, high = range_of_type(operator.inputs[0].dtype)
     return (0, (high - low) >> fewest) if fewest > 0 and most < 32 else (low, high)
 
 
@@ -256,7 +256,7 @@ def _shifted(combine: Callable[[int, int], int]) -> Callable[[Operator], Range]:
         The second operand is the amount.
         """
         amounts = range_of(operator.inputs[1])
-        # by more than 31 bits, int32 does not give what int64 gives
+        # by more than 31 bits, int32 and int64 differ
         return (
             _corners(combine)(operator)
             if inside(amounts, (0, 31))

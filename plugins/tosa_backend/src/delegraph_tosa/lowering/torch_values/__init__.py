@@ -1,4 +1,4 @@
 """Types, sizes and numbers that torch recorded, in TOSA's terms.
 
-And reasons to refuse what TOSA does not have.
+Also has the reasons to refuse types that TOSA lacks.
 """

@@ -1,4 +1,4 @@
-"""Reasons of refusals with a hint that says what the user can do.
+"""Reasons of refusals with a hint for the user.
 
 All hints are worded in this module. Each function returns a ``Reason``: its text, the
 hint, and a ``cause``, a key by which the report groups refusals that one change would
@@ -49,7 +49,7 @@ def dynamic(val: torch.Tensor, what: str, of: Node | None = None) -> Reason:
             of,
         )
     return needs_sizes(
-        f"{what} has the dynamic shape {list(val.shape)}; TOSA 1.0 wants every size at"
+        f"{what} has the dynamic shape {list(val.shape)}; TOSA 1.0 needs every size at"
         " compile time"
     )
 
@@ -72,7 +72,7 @@ def data_dependent(
     text: str = f"the shape of its result depends on the data, and {_MEANT}",
     of: Any = None,
 ) -> Reason:
-    """Return the reason for a tensor whose number of elements depends on the data.
+    """Return the reason for a tensor with a data-dependent number of elements.
 
     ``of`` is its node.
     """
@@ -88,10 +88,10 @@ def int64_value(node: Node, why: str) -> Reason:
 
     ``why`` is the range of its integers, as a text.
     """
-    cast = "write .int() behind what makes it"
+    cast = "write .int() after the call that makes it"
     if node.op == "placeholder":
         cast = (
-            f'say so, options={{"tosa": {{"int32_inputs": ["{node.name}"]}}}}'
+            f'declare that, options={{"tosa": {{"int32_inputs": ["{node.name}"]}}}}'
             f' ("{node.name}=0..1" for a mask that is'
         )
         cast += (
@@ -116,7 +116,7 @@ def int64_value(node: Node, why: str) -> Reason:
         promise = (
             f'options={{"tosa": {{"int32_inputs": ["{node.name}={low}..{high}"]}}}}'
         )
-        advice = f"{what}, say so: {promise}, with the range that it has"
+        advice = f"{what}, declare that: {promise}, with its range"
         reason = Reason(
             text,
             hint=advice,
@@ -180,7 +180,7 @@ def int64_carried(text: str) -> Reason:
 
 
 def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reason:
-    """Return the reason for a tensor whose dtype TOSA lacks.
+    """Return the reason for a tensor of a dtype that TOSA lacks.
 
     ``what`` names the tensor ("" for no name). ``of`` is its node if it is an operand,
     None for a result or a constant.
@@ -203,7 +203,7 @@ def no_dtype(dtype: torch.dtype, what: str = "", of: Node | None = None) -> Reas
         hint = (
             _give_other_dtype(of.name, other, cast)
             if is_input
-            else f"write {cast} behind what makes it"
+            else f"write {cast} after the call that makes it"
         )
     if dtype.is_complex:
         hint = (
@@ -285,10 +285,10 @@ def by_size(text: str, instead: str) -> Reason:
     )
 
 
-def untold_size(text: str) -> Reason:
+def unknown_size(text: str) -> Reason:
     """Return the reason for a partition with a size that no input has."""
     hint = (
-        "delegate what is before it as well, or use there an input of the model that"
+        "delegate the calls before it as well, or use there an input of the model that"
         " has this size, such as a mask"
     )
     return Reason(text, hint=hint, cause="dynamic", unless="static")
@@ -412,7 +412,7 @@ def at_border(spec: TosaSpec, node: Node, why: str) -> str:
 def no_rule(target: Any) -> Reason:
     """Return the reason for an operator without a rule.
 
-    Its tags tell why TOSA cannot have one.
+    Its tags show why TOSA cannot have one.
     """
     if _chooses_scale(target):
         return scale_at_run_time()

@@ -1,7 +1,7 @@
 """Translates torch's symbolic sizes to sizes of the graph, with their ranges.
 
 When torch traces a comparison of a dynamic size, it assumes that the size is at least
-2, and rules here follow what was traced. Their operators are right for a size of 1 as
+2, and rules here follow the trace. Their operators are right for a size of 1 as
 well.
 """
 

@@ -45,7 +45,7 @@ BITS = {
     torch.float8_e4m3fn: torch.uint8,
     torch.float8_e5m2: torch.uint8,
 }
-"""torch's dtype that numpy lacks -> the one whose arrays have its bits."""
+"""Maps torch's dtypes that numpy lacks to the dtype that holds their bits."""
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {
     tosa: torch_dtype for torch_dtype, tosa in DTYPES.items()
