@@ -44,6 +44,7 @@ WHOLE = {
     "docs/errors.md": "reference/errors.md",
     "docs/language-models.md": "guide/language-models.md",
     "docs/ethos-u.md": "guide/ethos-u.md",
+    "docs/snapdragon.md": "guide/snapdragon.md",
     "docs/op-support.md": "reference/operators.md",
     "docs/tosa-legality.md": "reference/tosa-types.md",
     "docs/tosa-rules.md": "reference/tosa-rules.md",
@@ -197,6 +198,7 @@ def made() -> Site:
                 *guide,
                 {"Language models": "guide/language-models.md"},
                 {"On a device with an Ethos-U": "guide/ethos-u.md"},
+                {"From a model to a Snapdragon": "guide/snapdragon.md"},
             ]
         },
         {"Recipes": guides["Recipes"]},

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import delegraph
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # the operators quantized_decomposed
 from delegraph.errors import FormatError, InputError, OptionError
 from delegraph_onnx.settings import check_settings
 from torch import nn
@@ -173,6 +174,13 @@ def test_weights_are_named_data_and_shared():
     assert all(len(d.blob) < 4096 for d in lowered.delegates)
 
 
+def test_a_weight_that_is_transposed_at_compile_time_is_named_data():
+    """ONNX Runtime refuses a weight whose elements are not in C order."""
+    weight = torch.randn(60, 50)
+    lowered = check_whole(lambda x: x @ weight.t(), torch.randn(2, 50))
+    assert len(lowered.delegates[0].blob) < 4096
+
+
 def test_threads_share_a_session():
     lowered = check_whole(Small(), torch.randn(2, 3, 16, 16))
     inputs = [torch.randn(2, 3, 16, 16) for _ in range(16)]
@@ -235,3 +243,54 @@ def test_a_damaged_blob_is_an_error():
     blob[100] ^= 1
     with pytest.raises(FormatError):
         OnnxRuntime.load(bytes(blob), [], {})
+
+
+# --- int8 ---------------------------------------------------------------------------
+
+
+def test_products_of_int8_do_not_saturate():
+    """Two products of the largest integers do not fit 16 bits."""
+    quantized = torch.ops.quantized_decomposed
+    ends = (-128, 127, torch.int8)
+    weight = torch.full((4, 8, 1, 1), 127, dtype=torch.int8)
+    weight[::2] = -127
+    scales = torch.full((4,), 0.01)
+    zeros = torch.zeros(4, dtype=torch.int64)
+
+    def convolution(x):
+        x = quantized.quantize_per_tensor(x, 0.02, -128, *ends)
+        x = quantized.dequantize_per_tensor(x, 0.02, -128, *ends)
+        w = quantized.dequantize_per_channel(
+            weight, scales, zeros, 0, -127, 127, torch.int8
+        )
+        y = quantized.quantize_per_tensor(nn.functional.conv2d(x, w), 0.5, 0, *ends)
+        return quantized.dequantize_per_tensor(y, 0.5, 0, *ends)
+
+    x = torch.full((1, 8, 4, 4), 5.1)
+    check_whole(convolution, x, error=0)
+
+
+def test_a_quantized_network_is_within_a_step_of_the_quantized_program():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.ReLU6(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+    ).eval()
+    batches = [(torch.randn(1, 3, 16, 16),) for _ in range(4)]
+    program = delegraph.quantize(model, batches, backend="onnx")
+    lowered = delegraph.lower(program, backends=["onnx"])
+    assert lowered.host_operators == 0
+    [last] = (
+        n
+        for n in program.graph.nodes
+        if n.name == program.graph_signature.user_outputs[0]
+    )
+    step = last.args[1]
+    for batch in batches:
+        difference = (lowered(*batch) - program.module()(*batch)).abs().max()
+        assert difference <= 1.001 * step

@@ -17,10 +17,10 @@ import torch.ao.quantization.fx._decomposed  # the operators quantized_decompose
 from delegraph.backend import CompileSpec
 from delegraph.errors import FormatError, InputError, NoRuntime, OptionError
 from delegraph.runtime import BlobHeader, Border, fused
-from delegraph_engines import seal, unseal
+from delegraph_engines import saturates, seal, unseal
 from delegraph_openvino import support
 from delegraph_openvino.frontend import Draft
-from delegraph_openvino.runtime import CACHE, MARK, OpenVINORuntime, saturates
+from delegraph_openvino.runtime import CACHE, MARK, OpenVINORuntime
 from torch import nn
 from torch.export import Dim
 from torch.nn import functional as F

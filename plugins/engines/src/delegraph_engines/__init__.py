@@ -6,6 +6,7 @@ tell calls, and names of fused kernels.
 
 from .kernels import Kernel, computed_by
 from .numbered_calls import NumberedCalls, calls_in
+from .processors import saturates
 from .properties import read_properties
 from .sealed import seal, unseal
 from .signature import Signature
@@ -20,6 +21,7 @@ __all__ = [
     "calls_in",
     "computed_by",
     "read_properties",
+    "saturates",
     "seal",
     "unseal",
     "why_subgraph",

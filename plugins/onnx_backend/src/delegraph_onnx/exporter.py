@@ -54,6 +54,7 @@ class Draft(NumberedCalls):
             _name_border(self.model)
             self.model = _simplify(self.model)
         _bound_clips(self.model)
+        _unshare_quantization(self.model)
         _separate_outputs(self.model.graph)
         _name_nodes(self.model)
         _drop_comments(self.model)
@@ -201,6 +202,30 @@ def _bound_clips(model: ir.Model) -> None:
             node.replace_input_with(place + 1, bound)
 
 
+def _unshare_quantization(model: ir.Model) -> None:
+    """Give each quantize and dequantize a scale and a zero point of its own.
+
+    With the session option x64quantprecision, ONNX Runtime replaces the constants of
+    each of these operators, and fails if two share one (onnxruntime 1.32).
+    """
+    initializers = model.graph.initializers
+    seen = set[ir.Value]()
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        for place, value in enumerate(node.inputs):
+            if value is None or value.const_value is None:
+                continue
+            if value in seen:
+                name = f"{value.name}_{len(initializers)}"
+                copy = ir.Value(name=name, const_value=value.const_value)
+                copy.type = value.type
+                copy.shape = value.shape
+                initializers[name] = copy
+                node.replace_input_with(place, copy)
+            seen.add(value)
+
+
 def _separate_outputs(graph: ir.Graph) -> None:
     """Give each output a value of its own, and the name of its place.
 
@@ -230,7 +255,7 @@ def _name_nodes(model: ir.Model) -> None:
         node.name = f"{prefix}{node.op_type}/{place}"
         for index, value in enumerate(node.outputs):
             if value.name and value.name not in kept:
-                value.name = f"v{place}_{index}"
+                value.name = f"{prefix}v{place}_{index}"
 
 
 def _drop_comments(model: ir.Model) -> None:

@@ -124,7 +124,7 @@ class OnnxFormat(DelegateFormat):
         """Return the model, and the bytes of weights that it does not hold by name."""
         from delegraph_engines import Signature  # imports torch
 
-        from .runtime import MARK
+        from .session import MARK
 
         if options:
             raise OptionError(
@@ -241,7 +241,7 @@ class OnnxFormat(DelegateFormat):
 def _judge_by_runtime(path: Path) -> Verdict:
     """Return whether ONNX Runtime loads a file by itself."""
     from .providers import make_options
-    from .runtime import reason_of
+    from .session import reason_of
     from .settings import check_settings
 
     try:
@@ -319,7 +319,8 @@ def _provider(model: onnx.ModelProto) -> str:
     """Return the execution provider that compiled a model; ``cpu`` if none did."""
     for node in model.graph.node:
         if node.op_type == "EPContext":
-            source = {a.name: a.s.decode() for a in node.attribute}.get("source", "")
+            sources = [a.s for a in node.attribute if a.name == "source"]
+            source = b"".join(sources).decode(errors="replace")
             name = source.removesuffix("ExecutionProvider").lower()
             return "".join(c for c in name if c.isalnum()) or "cpu"
     return "cpu"
@@ -329,7 +330,7 @@ def _sealed(model: onnx.ModelProto, path: Path) -> tuple[bytes, dict[str, bytes]
     """Return a model as a blob of the backend, and its external data as named data."""
     from delegraph_engines import Signature
 
-    from .runtime import MARK
+    from .session import MARK
 
     sides = []
     for values in (_inputs(model.graph), model.graph.output):

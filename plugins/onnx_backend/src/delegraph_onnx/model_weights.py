@@ -9,7 +9,7 @@ import torch
 from delegraph.backend import NamedDataStore
 from onnxruntime import OrtValue
 
-from .runtime import WEIGHT, ort_value
+from .session import WEIGHT, ort_value
 
 SMALLEST = 4096
 """The fewest bytes of a constant that becomes named data: weights, few biases."""
@@ -55,5 +55,5 @@ def tensor_of(constant: Any) -> torch.Tensor:
     """Return a constant of a model as a tensor. The program's own share its memory."""
     if isinstance(constant.raw, torch.Tensor):
         return constant.raw.detach().resolve_neg().contiguous()
-    array = constant.numpy()
-    return torch.from_numpy(array)
+    # ONNX Runtime takes no array that it would have to copy
+    return torch.from_numpy(constant.numpy()).contiguous()

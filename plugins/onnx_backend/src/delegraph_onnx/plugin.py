@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from delegraph.plugin import (
     BackendSpec,
     FormatSpec,
@@ -14,12 +16,24 @@ from delegraph.plugin import (
 
 ON_NAN = "aten.max_pool2d.default"
 """Operators of which ONNX Runtime's CPU computes something else for NaN."""
+WHEELS = ("qnn", "openvino", "webgpu", "nv-tensorrt-rtx", "mlx")
+"""Execution providers that are wheels; others are found by their names as well."""
 NEEDS = ("onnx", "onnxscript", "onnxruntime")
 INSTALL = "pip install 'delegraph-onnx[runtime]'"
 
 
+def package_of(ep: str) -> str:
+    """Return the name of the installed package of a provider; "" if there is none."""
+    stem = ep.replace("-", "_")
+    for name in (f"onnxruntime_{stem}", f"onnxruntime_ep_{stem}"):
+        if find_spec(name) is not None:
+            return name
+    return ""
+
+
 @hookimpl
 def delegraph_backends() -> list[BackendSpec]:
+    providers = ["cpu", *(ep for ep in WHEELS if package_of(ep))]
     options = (
         OptionSpec(
             "ep",
@@ -46,7 +60,7 @@ def delegraph_backends() -> list[BackendSpec]:
             backend_id="OnnxBackend",
             target="delegraph_onnx.backend:OnnxBackend",
             api=1,
-            summary="ONNX Runtime and its execution providers",
+            summary=f"ONNX Runtime; execution providers here: {', '.join(providers)}",
             requires=NEEDS,
             install_hint=INSTALL,
             options=options,

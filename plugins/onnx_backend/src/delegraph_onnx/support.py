@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from delegraph.backend import to_specs
+from delegraph.errors import OptionError
 from delegraph.partitioner import CapabilityPartitioner, Reason
 from delegraph_engines import TrialCompilation, why_subgraph
 from delegraph_programs import bound_arguments, is_random
@@ -13,7 +14,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from .exporter import Draft, has_rule
-from .runtime import why_not_loaded
+from .providers import why_absent
+from .session import why_not_loaded
 from .settings import PREFIX, check_settings
 
 TYPES = frozenset(
@@ -66,6 +68,9 @@ class OnnxPartitioner(CapabilityPartitioner):
             "session": session,
         }
         check_settings(settings)
+        if (why := why_absent(ep)) is not None:
+            hint = f"pip install onnxruntime-{ep}, or onnxruntime-ep-{ep}"
+            raise OptionError("option-invalid", why, hint=hint)
         super().__init__(
             TRIALS.after(why_not), "OnnxBackend", to_specs(PREFIX, settings)
         )

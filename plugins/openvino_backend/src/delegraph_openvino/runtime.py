@@ -22,7 +22,14 @@ from delegraph.runtime import (
     Compatibility,
     Delegate,
 )
-from delegraph_engines import Kernel, Signature, calls_in, computed_by, read_properties
+from delegraph_engines import (
+    Kernel,
+    Signature,
+    calls_in,
+    computed_by,
+    read_properties,
+    saturates,
+)
 
 from .engine_calls import Counting, Observing, Pool
 from .frontend import DTYPES, reason_of, type_of
@@ -96,16 +103,6 @@ def properties_of(settings: Mapping[str, str]) -> dict[str, str]:
         else {"INFERENCE_PRECISION_HINT": precision, **EXACT}
     )
     return {**chosen, **properties}
-
-
-def saturates(processor: Mapping[str, Any]) -> bool:
-    """Return whether int8 kernels of a processor saturate sums at 16 bits.
-
-    They do on x86 without VNNI, where the result of two layers was off by ten steps.
-    ``processor``: the result of ``torch.cpu.get_capabilities()``.
-    """
-    has_dot_product = processor.get("avx512_vnni") or processor.get("avx_vnni")
-    return processor.get("architecture") == "x86_64" and not has_dot_product
 
 
 @cache

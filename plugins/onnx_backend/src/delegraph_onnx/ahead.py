@@ -1,0 +1,91 @@
+"""Compile models ahead for an execution provider, such as Qualcomm's.
+
+The result is an ONNX model as well. Each part that the provider took is one node,
+``EPContext``, which holds the provider's own code; other nodes run on the CPU.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import onnx
+import onnxruntime as ort
+from delegraph.errors import FormatError
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
+
+from .exporter import Draft
+from .providers import CPU, count_by_operator, make_options
+from .session import make_session, reason_of
+from .settings import Settings
+
+CONTEXT = "EPContext"
+IR_VERSION = 10
+"""The version of the format in all models; ``torch.onnx.export`` has the same."""
+RECORD = "session.record_ep_graph_assignment_info"
+"""A session option: the session knows which provider took a node."""
+
+
+class Compiled(NamedTuple):
+    """A model for an execution provider."""
+
+    content: bytes
+    contexts: int
+    """The number of parts that were compiled ahead; 0: the provider compiles at load."""
+    on_cpu: dict[str, int]
+    """Operators that the provider did not take -> how many there are."""
+
+
+def compile_ahead(draft: Draft, settings: Settings) -> Compiled:
+    """Compile a model for the provider of ``settings``. Raises Unsupported.
+
+    The model is refused if the provider fails, and if it takes no operator.
+    """
+    content = draft.content()
+    options = make_options(settings)
+    try:
+        compiler = ort.ModelCompiler(
+            options, content, embed_compiled_data_into_model=True
+        )
+        compiled = compiler.compile_to_bytes()
+    except (Fail, InvalidArgument, RuntimeError) as error:
+        raise draft.refused(reason_of(error)) from error
+    model = onnx.ModelProto.FromString(compiled)
+    contexts = [node for node in model.graph.node if node.op_type == CONTEXT]
+    if contexts:
+        others = [node for node in model.graph.node if node.op_type != CONTEXT]
+        return Compiled(_tidy(model), len(contexts), count_by_operator(others))
+    return Compiled(content, 0, _left_at_load(draft, content, settings))
+
+
+def _tidy(model: onnx.ModelProto) -> bytes:
+    """Return a compiled model with the versions that it needs.
+
+    ONNX Runtime writes the newest version of the format, and all operator sets that it
+    knows. Older readers refuse both.
+    """
+    used = {node.domain for node in model.graph.node}
+    kept = [opset for opset in model.opset_import if opset.domain in {*used, ""}]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+    model.ir_version = IR_VERSION
+    content: bytes = model.SerializeToString(deterministic=True)
+    return content
+
+
+def _left_at_load(draft: Draft, content: bytes, settings: Settings) -> dict[str, int]:
+    """Load a model; return the operators that the provider did not take."""
+    recording = settings._replace(session={**settings.session, RECORD: "1"})
+    try:
+        session = make_session(content, recording, {})
+    except FormatError as error:
+        raise draft.refused(error.message) from error
+    left = list[str]()
+    is_taken = False
+    for part in session.get_provider_graph_assignment_info():
+        if part.ep_name == CPU:
+            left += [node.op_type for node in part.get_nodes()]
+        else:
+            is_taken = True
+    if not is_taken:
+        raise draft.refused(f"the execution provider {settings.ep} takes no operator")
+    return {name: left.count(name) for name in left}

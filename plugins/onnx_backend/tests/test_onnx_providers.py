@@ -1,0 +1,116 @@
+"""Execution providers: Qualcomm's, whose wheel has a compiler and a simulator."""
+
+import subprocess
+import sys
+
+import delegraph
+import pytest
+import torch
+from delegraph.errors import DelegraphError, OptionError
+from delegraph_onnx.plugin import package_of
+from torch import nn
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+ort = pytest.importorskip("onnxruntime")
+needs_qnn = pytest.mark.skipif(
+    not package_of("qnn") or sys.platform != "linux",
+    reason="pip install onnxruntime-qnn",
+)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, image):
+        features = torch.relu(self.conv(image)).mean((2, 3))
+        return torch.softmax(self.head(features), -1)
+
+
+def lower(model, *args, **options):
+    return delegraph.lower(
+        model.eval(),
+        args,
+        backends=["onnx"],
+        options={"onnx": {"ep": "qnn", **options}},
+    )
+
+
+@needs_qnn
+def test_a_network_is_compiled_ahead_for_a_snapdragon(tmp_path):
+    torch.manual_seed(0)
+    image = torch.randn(1, 3, 16, 16)
+    lowered = lower(Net(), image, soc="SM8750")
+    facts = lowered.delegates[0].facts
+    assert facts["compiled"] == "ahead" and facts["on ONNX Runtime's CPU"] == "nothing"
+    assert lowered.verify(image).relative_error < 1e-2
+    lowered.save(tmp_path / "net.onnx")
+    [node] = onnx.load(tmp_path / "net.onnx").graph.node
+    assert node.op_type == "EPContext"
+    onnx.checker.check_model(str(tmp_path / "net.onnx"))
+    loaded = delegraph.load(tmp_path / "net.onnx")
+    assert torch.equal(loaded(image)[0], lowered(image))
+
+
+@needs_qnn
+def test_an_int8_network_is_one_node_for_a_snapdragon():
+    torch.manual_seed(0)
+    batches = [(torch.randn(1, 3, 16, 16),) for _ in range(3)]
+    program = delegraph.quantize(Net().eval(), batches, backend="onnx")
+    options = {"onnx": {"ep": "qnn", "soc": "SM8750"}}
+    lowered = delegraph.lower(program, backends=["onnx"], options=options)
+    assert lowered.delegates[0].facts["on ONNX Runtime's CPU"] == "nothing"
+    assert lowered.verify(*batches[0]).relative_error < 0.05
+
+
+@needs_qnn
+def test_operators_that_a_provider_leaves_are_in_the_report():
+    class WithErf(nn.Module):
+        def forward(self, x):
+            return torch.erf(x) + torch.relu(x) @ x
+
+    lowered = lower(WithErf(), torch.randn(4, 4))
+    assert "on ONNX Runtime's CPU 1 Erf" in str(lowered.report)
+
+
+@needs_qnn
+def test_a_partition_of_which_a_provider_takes_nothing_is_refused():
+    class Erf(nn.Module):
+        def forward(self, x):
+            return torch.erf(x)
+
+    lowered = lower(Erf(), torch.randn(4, 4))
+    assert not lowered.delegates
+    assert "takes no operator" in str(lowered.report)
+
+
+def test_a_provider_that_is_not_installed_is_an_error():
+    with pytest.raises(OptionError, match="onnxruntime_ep_nonesuch"):
+        lower(Net(), torch.randn(1, 3, 16, 16), ep="nonesuch")
+
+
+@needs_qnn
+def test_an_unknown_chip_is_an_error():
+    with pytest.raises(DelegraphError, match="no chip 'SM1'"):
+        lower(Net(), torch.randn(1, 3, 16, 16), soc="SM1")
+
+
+@needs_qnn
+def test_backends_lists_the_providers():
+    command = [sys.executable, "-m", "delegraph", "backends"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "execution providers here: cpu, qnn" in listed
+
+
+def test_a_profile_has_the_calls_that_a_kernel_computes():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 1)
+    )
+    image = torch.randn(1, 3, 32, 32)
+    lowered = delegraph.lower(model.eval(), (image,), backends=["onnx"])
+    text = str(lowered.profile(image, repeats=3))
+    assert "module 0 (Conv2d) and module 1 (BatchNorm2d) and module 2 (ReLU)" in text
+    assert "module 3 (Conv2d)" in text
